@@ -5,10 +5,11 @@ Neighbors come from random numbers of their own; every neighbor of a node is equ
 run.
 """
 
+import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -16,11 +17,14 @@ from typing import Self
 import numpy as np
 
 from ..graph.npz import Array
-from ..graph.store import Store, open_store
+from ..graph.store import GraphSize, Store, open_store
 from .budget import BatchShape
 
 _EDGES = 2**19  # read at one hop, at most: 0.2 s
 _DRAWS = (2, 8)  # batches of a split: as many as have `_EDGES` edges together, within these bounds
+# With all neighbors of a hop one node of many decides the largest batch. So the edges of as many
+# batches are counted as need so many reads, 0.5 s, and the heaviest are drawn whole.
+_COUNTED_EDGES, _COUNTED_BATCHES, _HEAVIEST = 2**22, 2**12, 2
 # a graph that may not be in memory has 15,000 random reads a second
 _COLD_BYTES, _COLD_NODES = 2**31, 2**11
 
@@ -34,11 +38,14 @@ class Batches:
     # "drawn", "extrapolated" from the part of a batch that was drawn, or "degrees" of a graph not
     # seen
     source: str
+    # With the node of the highest degree in it, where not every batch was counted: of a graph not
+    # seen, any node.
+    bound: BatchShape
 
     @classmethod
     def of(cls, batch: BatchShape, source: str = "drawn") -> Self:
         """All of one shape."""
-        return cls(batch, batch, source)
+        return cls(batch, batch, source, batch)
 
 
 def draw_batches(
@@ -55,11 +62,14 @@ def draw_batches(
 
     A store whose offsets or ids are out of range is an `InputError`.
     """
-    shapes = _drawn(store.path, store.crc32, split, num_seeds, tuple(num_neighbors), training)
+    fan_out = tuple(num_neighbors)
+    where = store.path, store.crc32, split, num_seeds, fan_out, training
+    with _sound(store):
+        shapes = _drawn(*where)
     # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7
     # deviations for 10,000.
     above = max(1.0, statistics.NormalDist().inv_cdf(1 - 1 / (num_batches + 1)))
-    mean, largest = [], []
+    mean, large = [], []
     nodes, edges = (
         [shape.hop_nodes for shape, _ in shapes],
         [shape.hop_edges for shape, _ in shapes],
@@ -69,9 +79,95 @@ def draw_batches(
         spread = float(np.std(totals, ddof=1)) if len(totals) > 1 else 0.0
         total = max(1.0, float(np.mean(totals)))
         mean.append(_rounded(means * min(1.0, limit / total)))
-        largest.append(_rounded(means * min(1.0 + above * spread / total, limit / total)))
+        large.append(_rounded(means * min(1.0 + above * spread / total, limit / total)))
     source = "extrapolated" if any(cut for _, cut in shapes) else "drawn"
-    return Batches(BatchShape(*mean), BatchShape(*largest), source)
+    largest = bound = BatchShape(*large)
+    if -1 in fan_out:
+        with _sound(store):
+            heaviest, complete = _heaviest(*where, min(num_batches, _COUNTED_BATCHES))
+        largest = bound = max([heaviest] if complete else [heaviest, largest], key=_weight)
+        if not complete:
+            highest = _highest_degree(store.path, store.crc32)
+            bound = with_hub(largest, fan_out, store, highest)
+    return Batches(BatchShape(*mean), largest, source, bound)
+
+
+@contextlib.contextmanager
+def _sound(store: Store) -> Iterator[None]:
+    """Turn the errors of offsets and ids out of range into the store's own."""
+    try:
+        yield
+    except (IndexError, ValueError):
+        problem = "expected ids and offsets within the graph, found others"
+        raise store.damaged("row", problem) from None
+
+
+def _weight(shape: BatchShape) -> int:
+    return shape.num_nodes + shape.num_edges
+
+
+def with_hub(
+    shape: BatchShape, num_neighbors: Sequence[int], size: GraphSize, degree: int
+) -> BatchShape:
+    """A batch that has a node with `degree` neighbors more in its last hop of all neighbors."""
+    hop = max(hop for hop, k in enumerate(num_neighbors) if k < 0)
+    nodes, edges = [*shape.hop_nodes], [*shape.hop_edges]
+    edges[hop] += max(0, min(degree, size.num_edges - shape.num_edges))
+    nodes[hop + 1] += max(0, min(degree, size.num_nodes - shape.num_nodes))
+    return BatchShape(tuple(nodes), tuple(edges))
+
+
+@functools.lru_cache(maxsize=64)
+def _highest_degree(path: Path, crc32: int) -> int:
+    """The most in-neighbors of a node, by one pass over the offsets."""
+    store, highest, last = open_store(path), 0, 0
+    for _, offsets in store.chunks("colptr"):
+        highest = max(highest, int(np.diff(offsets, prepend=last).max(initial=0)))
+        last = int(offsets[-1])
+    return highest
+
+
+@functools.lru_cache(maxsize=512)
+def _heaviest(
+    path: Path,
+    crc32: int,
+    split: str,
+    num_seeds: int,
+    num_neighbors: tuple[int, ...],
+    training: bool,
+    num_batches: int,
+) -> tuple[BatchShape, bool]:
+    """The batch with the most edges among those that can be counted, and whether these are all that
+    a run has, with the neighbors that it draws."""
+    store, random = open_store(path), np.random.default_rng(1)
+    store.advise_random()
+    ids = store.splits[split]
+    batches = [ids[begin : begin + num_seeds] for begin in range(0, len(ids), num_seeds)]
+    if training:
+        orders = [random.permutation(ids) for _ in range(-(-num_batches // len(batches)))]
+        batches = [
+            order[begin : begin + num_seeds]
+            for order in orders
+            for begin in range(0, len(ids), num_seeds)
+        ]
+    hops = max(hop for hop, k in enumerate(num_neighbors) if k < 0)
+    if not _is_cold(store) and num_neighbors[0] < 0:  # those with the largest first hop first
+        first = [_degrees(store, seeds).sum() for seeds in batches]
+        batches = [batches[number] for number in np.argsort(first, kind="stable")[::-1]]
+    counted, read = list[tuple[int, int]](), 0
+    for number, seeds in enumerate(batches[:_COUNTED_BATCHES]):
+        if read > _COUNTED_EDGES or (_is_cold(store) and number >= _DRAWS[0]):
+            break
+        edges, own = _count(store, seeds, num_neighbors[: hops + 1], random)
+        counted.append((edges, number))
+        read += own
+    shapes = [
+        _draw(store, batches[number], num_neighbors, random, 8 * _EDGES)
+        for _, number in sorted(counted, reverse=True)[:_HEAVIEST]
+    ]
+    is_fixed = not training and all(k < 0 for k in num_neighbors)
+    complete = len(counted) == len(batches) and is_fixed and not any(cut for _, cut in shapes)
+    return max((shape for shape, _ in shapes), key=_weight), complete
 
 
 def _rounded(values: Sequence[float] | Array) -> tuple[int, ...]:
@@ -109,49 +205,80 @@ def _drawn(
             if training
             else ids[begin : begin + num_seeds]
         )
-        try:
-            shapes.append(_draw(store, seeds, num_neighbors, random))
-        except (IndexError, ValueError):
-            raise store.damaged(
-                "row", "expected ids and offsets within the graph, found others"
-            ) from None
+        shapes.append(_draw(store, seeds, num_neighbors, random, _EDGES))
         read = sum(min(edges, _EDGES) for edges in shapes[-1][0].hop_edges)
         num_draws = min(num_draws, max(_DRAWS[0], _EDGES // max(1, read)))
     return shapes
 
 
-def _draw(
+def _is_cold(store: Store) -> bool:
+    """Whether a graph may not be in memory."""
+    return store.files["colptr"].bytes + store.files["row"].bytes > _COLD_BYTES
+
+
+def _degrees(store: Store, nodes: Array) -> Array:
+    return np.asarray(store.colptr[nodes + 1] - store.colptr[nodes])
+
+
+def _hop(
+    store: Store, frontier: Array, k: int, random: np.random.Generator, most_edges: int
+) -> tuple[Array, float]:
+    """Sources of a hop's edges, or of `most_edges` of them, and how many of all edges these are."""
+    start = store.colptr[frontier]
+    degree = store.colptr[frontier + 1] - start
+    picks = degree if k < 0 else np.minimum(degree, k)
+    total = float(picks.sum())
+    if total > most_edges:  # as many are read, of some of the hop's nodes
+        order = random.permutation(len(picks))
+        order = order[: max(1, int(np.searchsorted(np.cumsum(picks[order]), most_edges)))]
+        start, degree, picks = start[order], degree[order], picks[order]
+    # Evenly spread positions from a random one on: each of d neighbors is among k of them with
+    # probability k / d.
+    first = np.repeat(np.cumsum(picks) - picks, picks)
+    steps = np.arange(len(first)) - first + np.repeat(random.random(len(picks)), picks)
+    spread = np.repeat(degree / np.maximum(picks, 1), picks)
+    places = np.repeat(start, picks) + (steps * spread).astype(np.int64)
+    return np.asarray(store.row[places]), total
+
+
+def _count(
     store: Store, seeds: Array, num_neighbors: tuple[int, ...], random: np.random.Generator
+) -> tuple[int, int]:
+    """Edges of a batch, of whose last hop only the degrees are read; and the edges that were
+    read."""
+    seen = np.zeros(store.num_nodes, bool)
+    seen[seeds] = True
+    frontier, counted, read = np.sort(seeds), 0.0, 0
+    for k in num_neighbors[:-1]:
+        ids, total = _hop(store, frontier, k, random, _EDGES)
+        frontier = _distinct(ids[~seen[ids]])
+        seen[frontier] = True
+        counted, read = counted + total, read + len(ids)
+    return int(counted + _degrees(store, frontier).sum()), read + len(frontier)
+
+
+def _draw(
+    store: Store,
+    seeds: Array,
+    num_neighbors: tuple[int, ...],
+    random: np.random.Generator,
+    most_edges: int,
 ) -> tuple[BatchShape, bool]:
-    """One batch, and whether it was too large to be drawn whole."""
-    cold = store.files["colptr"].bytes + store.files["row"].bytes > _COLD_BYTES
-    most, cut = _COLD_NODES if cold else _EDGES, False
+    """One batch, and whether it was too large to be drawn whole: `most_edges` are read in a hop."""
+    most, cut = _COLD_NODES if _is_cold(store) else most_edges, False
     seen = np.zeros(store.num_nodes, bool)
     seen[seeds] = True
     frontier, nodes, edges = np.sort(seeds), [float(len(seeds))], list[float]()
     for k in num_neighbors:
         if len(frontier) > most:
             frontier = random.choice(frontier, most, replace=False)
-        start = store.colptr[frontier]
-        degree = store.colptr[frontier + 1] - start
-        picks = degree if k < 0 else np.minimum(degree, k)
-        edges.append(nodes[-1] * float(picks.mean()) if len(picks) else 0.0)
-        if picks.sum() > _EDGES:  # as many are read, of some of the hop's nodes
-            order = random.permutation(len(picks))
-            order = order[: max(1, int(np.searchsorted(np.cumsum(picks[order]), _EDGES)))]
-            start, degree, picks = start[order], degree[order], picks[order]
-        # Evenly spread positions from a random one on: each of d neighbors is among k of them with
-        # probability k / d.
-        first = np.repeat(np.cumsum(picks) - picks, picks)
-        steps = np.arange(len(first)) - first + np.repeat(random.random(len(picks)), picks)
-        places = np.repeat(start, picks) + (
-            steps * np.repeat(degree / np.maximum(picks, 1), picks)
-        ).astype(np.int64)
-        ids = store.row[places]
+        ids, total = _hop(store, frontier, k, random, most_edges)
+        edges.append(nodes[-1] * total / max(1, len(frontier)))
+        whole = edges[-1] / max(1, len(ids))
         ids = ids[~seen[ids]]
         new = _distinct(ids)
         seen[new] = True
-        whole, distinct = edges[-1] / max(1, len(places)), float(len(new))
+        distinct = float(len(new))
         if whole > 1.001 and distinct:
             # Distinct nodes D among m edges grow to D * (M / m) ** b among all M, with the b that
             # holds between m / 4 and m: rather too many.

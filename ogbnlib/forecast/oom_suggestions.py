@@ -50,6 +50,7 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
     missing = 0
     if requested is not None and unallocated is not None and free is not None:
         missing = max(0, requested - unallocated - free)
+    helping = list[tuple[str, bool]]()  # and whether an option by itself would have been enough
     for changes, cost in options:
         name = " ".join(
             f"{key}={list(value) if key == 'num_neighbors' else value}"
@@ -61,15 +62,13 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, Any]) -> list[str]:
                 sum(predict(one).gpu.values()) for one in (config, config.replace(**changes))
             )
         except (InputError, OSError):  # the data set is gone
-            suggestions.append(text)
+            helping.append((text, False))
             continue
         if then < now:  # for some models autocast's copies take more than they save
             text += f": a step of about {format_bytes(then)} instead of {format_bytes(now)}"
+            is_enough = 0 < missing < now - then
             if missing:
-                text += (
-                    ", which would have been enough"
-                    if now - then > missing
-                    else ", not enough by itself"
-                )
-            suggestions.append(text)
-    return suggestions
+                text += ", which would have been enough" if is_enough else ", not enough by itself"
+            helping.append((text, is_enough))
+    enough = [text for text, is_enough in helping if is_enough]
+    return suggestions + (enough or [text for text, _ in helping])

@@ -10,7 +10,7 @@ from ..graph.npz import CHUNK_BYTES
 from ..graph.store import GraphSize, Store
 from . import budget, sizes
 from .budget import BatchShape, Spooling, Windows
-from .draws import Batches, draw_batches
+from .draws import Batches, draw_batches, with_hub
 from .step import activation_bytes, fuses, model_state_bytes
 
 MODEL = "model, gradients, Adam"
@@ -51,9 +51,11 @@ class Pass:
                 size, split, seeds, fan_out, training=training, num_batches=count
             )
         else:
-            batches = Batches.of(
-                sizes.expected_batch(size, config.undirected, seeds, fan_out), "degrees"
-            )
+            expected = sizes.expected_batch(size, config.undirected, seeds, fan_out)
+            batches = Batches.of(expected, "degrees")
+            if -1 in fan_out:
+                bound = with_hub(expected, fan_out, size, size.num_edges)
+                batches = replace(batches, bound=bound)
         return cls(config, size, split, batches, training)
 
     @property
@@ -131,9 +133,12 @@ class Pass:
         return {WORKERS[0]: int(ready * mean_bytes), WORKERS[1]: own + sampling}
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
-        """By how much more than forecast the batches among `parts` may take, see `UNSURE`."""
+        """By how much more than forecast the batches among `parts` may take: see `UNSURE`, and
+        `Batches.bound`."""
         share = UNSURE[self.batches.source] * (2 if -1 in self.config.fan_out(self.training) else 1)
-        return int(share * sum(parts.get(name, 0) for name in (BATCH, STEP, READY, *WORKERS)))
+        unsure = share * sum(parts.get(name, 0) for name in (BATCH, STEP, READY, *WORKERS))
+        bound = replace(self, batches=replace(self.batches, largest=self.batches.bound))
+        return int(unsure) + sum(bound.step().values()) - sum(self.step().values())
 
     def prefetched(self) -> dict[str, int]:
         """A step and the batches of a store that are ready for it (`sampling.loader.prefetch`),

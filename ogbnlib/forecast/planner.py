@@ -167,6 +167,8 @@ class Advice:
                 f"The times are those of {like}"
             )
         if reason := _UNCERTAIN.get(forecast.batches.source):
+            if -1 in (*config.num_neighbors, *(config.eval_num_neighbors or ())):
+                reason += ", and with all neighbors a batch may be the whole graph"
             lines.append(
                 f"uncertain: {reason}; the margin is {format_bytes(forecast.margin_bytes)}"
             )

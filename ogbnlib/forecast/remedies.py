@@ -5,6 +5,8 @@ Nothing is suggested that `plan` would refuse. Where the planner can't know, the
 
 from dataclasses import dataclass
 
+import psutil
+
 from ..config import TrainConfig
 from ..errors import GB, MB, InputError, format_bytes
 from ..graph.store import GraphSize
@@ -32,8 +34,9 @@ class KilledBy:
     @property
     def left_bytes(self) -> int:
         """Bytes for the run."""
-        limit = effective_limit()[0] if self.limit_bytes is None else self.limit_bytes
-        return max(0, limit - self.others_bytes)
+        if self.limit_bytes is None:
+            return min(effective_limit()[0], psutil.virtual_memory().available)
+        return max(0, self.limit_bytes - self.others_bytes)
 
     def raised(self, need_bytes: int) -> str:
         """Where to ask for the `need_bytes` of the run."""
@@ -76,45 +79,46 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
     if record.growth and record.growth.verdict == "climbs":
         text = f"find what each epoch keeps ({_KEEPS}): memory climbs from epoch to epoch"
         return f"{text}, so that smaller batches or a larger limit would only delay the kill"
-    no_data = (record.phase.name if record.phase else "") in _BEFORE_DATA
+    has_data = (record.phase.name if record.phase else "") not in _BEFORE_DATA
     runtime = f"Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
     try:
         size = graph_of_run(config, record.events.get("dataset"), record.phases)
-    except (InputError, OSError) as error:
-        if no_data:
+        if has_data and not is_measured(config, size):
+            text = "ask `python -m ogbnlib plan --config` with the run's config.json what fits"
+            return f"{text}: it tries {config.model} out, of which no step was measured here"
+        forecast = predict(config, size, memory_limit_bytes=killed.left_bytes)
+        unforeseen = unforeseen_bytes(forecast, record, killed.left_bytes)
+        raised = killed.raised(smallest_limit(config, size, unforeseen))
+        if not has_data:
+            return f"{raised}: {runtime}"
+        return _by_change(forecast, size, unforeseen, raised, killed.left_bytes)
+    except (InputError, OSError) as error:  # the data set is gone, or damaged
+        if not has_data:
             least = max(RUNTIME_BYTES, killed.left_bytes)
             return f"{killed.raised(least + margin_bytes(least))} or more: {runtime}"
         text = "name the data set again and ask `python -m ogbnlib plan` what fits"
         return f"{text}: the planner can't say it here ({error})"
-    if no_data:
-        forecast = predict(config, size, memory_limit_bytes=killed.left_bytes)
-        unforeseen = unforeseen_bytes(forecast, record, killed.left_bytes)
-        return f"{killed.raised(smallest_limit(config, size, unforeseen))}: {runtime}"
-    if not is_measured(config, size):
-        text = f"ask `python -m ogbnlib plan --config` with the run's config.json, which tries {config.model}"
-        return f"{text} out: only a measured step says what would fit"
-    return _planned(config, size, record, killed)
 
 
-def _planned(config: TrainConfig, size: GraphSize, record: Record, killed: KilledBy) -> str:
-    limit = killed.left_bytes
-    forecast = predict(config, size, memory_limit_bytes=limit)
-    unforeseen = unforeseen_bytes(forecast, record, limit)
-    if config.model not in MODELS and verdict(forecast, limit) == FITS:
+def _by_change(
+    forecast: Forecast, size: GraphSize, unforeseen: int, raised: str, limit_bytes: int
+) -> str:
+    """The smallest changes that fit a limit, or to raise it."""
+    config = forecast.config
+    if config.model not in MODELS and verdict(forecast, limit_bytes) == FITS:
         text = f"find what {config.model} keeps from batch to batch ({_KEEPS})"
         peak = format_bytes(forecast.peak_bytes)
         return f"{text}: by a measured step the run takes {peak}, and it took all of its limit"
     texts = []
-    for changes, changed in changes_that_fit(config, size, limit, unforeseen)[:2]:
+    for changes, changed in changes_that_fit(config, size, limit_bytes, unforeseen)[:2]:
         verb = "start again with"
         if TrainConfig.may_change(changes):
             verb = "go on with"
         peak = format_bytes(changed.peak_bytes + unforeseen)
         texts.append(f"{verb} {assignments(changes)} ({peak} by forecast)")
     if not texts:
-        texts.append(f"no change that the planner knows fits {format_bytes(limit)}")
-    need_bytes = smallest_limit(config, size, unforeseen)
-    return "; or ".join([*texts, killed.raised(need_bytes)])
+        texts.append(f"no change that the planner knows fits {format_bytes(limit_bytes)}")
+    return "; or ".join([*texts, raised])
 
 
 def unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> int:
@@ -127,7 +131,7 @@ def unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> in
     measured = {kind_of(name): peak for name, peak in record.phases.items() if name}
     last = kind_of(record.phase.name) if record.phase else ""
     measured[last] = max(measured.get(last, 0), limit_bytes)
-    # Of a phase without a forecast of its own, such as a checkpoint, the peak is known to be enough.
+    # A phase without a forecast of its own, such as a checkpoint, is compared with the whole run's.
     return max(
         0, *(peak - expected.get(kind, forecast.peak_bytes) for kind, peak in measured.items())
     )

@@ -2,23 +2,34 @@
 [--only 3 7]`.
 
 Runs random configurations, each under the limit that its forecast and margin give: none that FITS
-may be killed, and at most 3 of 60 may use less than 75 % of their forecast.
+may be killed, and at most 3 of 60 may use less than 75 % of their forecast. A third of them are on
+synthetic citation graphs, a third propagate wide features, a third have graphs with hubs: nodes
+with more in-neighbors than thousands of others together, which few batches meet.
 """
 
 import argparse
 import random
+import shutil
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB
 from ogbnlib.forecast.phases import predict
 from ogbnlib.forecast.planner import FITS, plan
+from ogbnlib.graph.checks import SPLITS
+from ogbnlib.graph.store import open_store
+from ogbnlib.propagation.plan import propagated_path
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.catalog import prepare_dataset
+from ogbnlib.sources.convert import convert
+from ogbnlib.sources.data import from_arrays
 
 OWN = ("Edge", "Gin", "Mlp")
 OWN_MODELS = """
@@ -55,6 +66,72 @@ class Mlp(nn.Sequential):
     def forward(self, x):
         return super().forward(x)
 """
+
+
+def wide_settings(draw: random.Random) -> dict[str, Any]:
+    """A configuration that propagates 100 to 768 features."""
+    nodes, features = draw.choice([20_000, 40_000, 80_000]), draw.choice([100, 256, 512, 768])
+    return {
+        "graph": f"wide-{nodes}-{features}-{draw.choice(['float16', 'float32'])}",
+        "loading": "propagated",
+        "model": draw.choice(["sgc", "sign", "sagn"]),
+        "hops": draw.choice([1, 1, 2, 3]),
+        "norm": draw.choice(["sym", "row", "none", "gcn"]),
+        "batch_size": draw.choice([64, 256, 1024]),
+        "hidden_channels": draw.choice([16, 64]),
+        "epochs": 1,
+        "train_eval": draw.choice(["never", "final"]),
+    }
+
+
+def hub_settings(draw: random.Random) -> dict[str, Any]:
+    """A configuration on a graph with hubs; mostly with all neighbors of some hop."""
+    degree, number = draw.choice([50_000, 150_000, 400_000]), draw.choice([1, 3])
+    fan_outs = ["3 2", "10 5", "-1", "5 -1", "-1 -1", "-1 5"]
+    return {
+        "graph": f"hubs-{number}-{degree}-{draw.choice([16, 64, 128])}",
+        "loading": draw.choice(["eager", "lazy", *["shared"] * 3, *["store"] * 2]),
+        "num_neighbors": draw.choice(fan_outs),
+        "eval_num_neighbors": draw.choice([None, -1, -1]),
+        "model": draw.choice(["sage", "sage", "gcn", "gat"]),
+        "batch_size": draw.choice([64, 128, 512]),
+        "eval_batch_size": draw.choice([None, None, 256]),
+        "hidden_channels": draw.choice([16, 64]),
+        "num_workers": draw.choice([0, 0, 0, 2]),
+        "epochs": 1,
+        "train_eval": draw.choice(["never", "final"]),
+    }
+
+
+def write_graph(name: str, path: Path) -> None:
+    """Write the store of a `graph` of these settings: `wide-NODES-FEATURES-DTYPE` or
+    `hubs-NUMBER-DEGREE-FEATURES`."""
+    kind, *words = name.split("-")
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    num_nodes, num_hubs, dtype = 150_000, 0, "float32"
+    if kind == "wide":
+        num_nodes, num_features, dtype = int(words[0]), int(words[1]), words[2]
+    else:
+        num_hubs, degree, num_features = map(int, words)
+    edges = generator.integers(num_nodes, size=(2, 4 * num_nodes))
+    order = generator.permutation(num_nodes)
+    sizes = 10_000, 5_000, 5_000
+    bounds = np.cumsum(sizes)
+    parts = np.split(order[: bounds[-1]], bounds[:-1])
+    splits = dict(zip(SPLITS, map(np.sort, parts), strict=True))
+    if num_hubs:
+        # A hub cites few nodes of each split, so that few batches have it.
+        hubs = order[bounds[-1] :][:num_hubs]
+        edges = edges[:, ~np.isin(edges[0], hubs)]
+        into = generator.integers(num_nodes, size=num_hubs * degree)
+        seeds = np.concatenate([generator.choice(part, 2 * num_hubs) for part in parts])
+        edges = np.concatenate(
+            [edges, [into, np.repeat(hubs, degree)], [np.resize(hubs, len(seeds)), seeds]], 1
+        )
+    features = generator.standard_normal((num_nodes, num_features), np.float32)
+    labels = generator.integers(8, size=num_nodes)
+    source = from_arrays(name, edges, features, labels, splits, 8)
+    convert(source, path, feature_dtype=dtype, progress=False)
 
 
 def random_settings(draw: random.Random) -> dict[str, Any]:
@@ -102,6 +179,7 @@ class Outcome:
     exit_code: int | None
     verdict: str | None
     text: str
+    kind: str
 
     @property
     def is_wrong(self) -> bool:
@@ -122,6 +200,7 @@ def configuration(settings: dict[str, Any], folder: Path, scale: float = 0.002) 
     """`settings` as a config on a generated data set in `folder`, which is kept between calls."""
     values = {name: value for name, value in settings.items() if value is not None}
     both, code = bool(values.pop("undirected", False)), folder / "own_models.py"
+    graph = values.pop("graph", None)
     if values.get("model") in OWN:
         values.pop("dropout", None)
         values["model"] = f"{code}:{values['model']}"
@@ -130,7 +209,11 @@ def configuration(settings: dict[str, Any], folder: Path, scale: float = 0.002) 
     values["dataset"] = str(
         folder / f"synthetic-{scale:g}-seed0{'-undirected' if both else ''}.store"
     )
-    if not Path(values["dataset"]).exists():
+    if graph is not None:
+        values["dataset"] = str(folder / f"{graph}.store")
+        if not Path(values["dataset"]).exists():
+            write_graph(graph, Path(values["dataset"]))
+    elif not Path(values["dataset"]).exists():
         prepare_dataset("", folder, scale, undirected=both)
     return TrainConfig.create({"device": "cpu", "progress": "none", **values})
 
@@ -138,6 +221,9 @@ def configuration(settings: dict[str, Any], folder: Path, scale: float = 0.002) 
 def outcome(settings: dict[str, Any], folder: Path, scale: float = 0.002) -> Outcome:
     """Run `settings` under forecast + margin."""
     config = configuration(settings, folder, scale)
+    if config.propagated:  # each propagates by itself
+        propagated = propagated_path(open_store(Path(config.dataset)), config)
+        shutil.rmtree(propagated, ignore_errors=True)
     least = plan(config).forecast
     limit = least.least_bytes + least.margin_bytes
     # a store's windows, and so its forecast, follow the limit
@@ -152,14 +238,16 @@ def outcome(settings: dict[str, Any], folder: Path, scale: float = 0.002) -> Out
         done.exit_code,
         advice.verdict,
         text,
+        settings.get("graph", "synthetic").partition("-")[0],
     )
 
 
 def random_outcomes(count: int, seed: int, folder: Path, only: list[int]) -> None:
     draw = random.Random(seed)
     chosen: list[tuple[int, dict[str, Any]]] = []
+    kinds = random_settings, wide_settings, hub_settings
     while len(chosen) < count:
-        settings = random_settings(draw)
+        settings = kinds[len(chosen) % len(kinds)](draw)
         # what a small machine runs
         if predict(configuration(settings, folder)).peak_bytes < 2 * GB:
             chosen.append((len(chosen), settings))
@@ -176,6 +264,9 @@ def random_outcomes(count: int, seed: int, folder: Path, only: list[int]) -> Non
     print(
         f"{len(outcomes)} configurations: {killed} killed that were said to fit, {generous} used less than 75 %"
     )
+    for kind in ("synthetic", "wide", "hubs"):
+        those = [one for one in outcomes if one.kind == kind]
+        print(f"{kind}: {len(those)} configurations, {sum(one.is_wrong for one in those)} killed")
     print(
         f"forecast off by {100 * errors[0]:+.0f} to {100 * errors[-1]:+.0f} %, median {100 * median(errors):+.0f} %"
     )

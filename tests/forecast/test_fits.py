@@ -25,6 +25,7 @@ WORST: list[dict[str, Any]] = [
         "hidden_channels": 64,
     },
     {"loading": "store", "num_neighbors": "15 10", "batch_size": 1024, "hidden_channels": 64},
+    {"loading": "shared", "graph": "hubs-1-400000-64", "eval_num_neighbors": -1},
 ]
 
 

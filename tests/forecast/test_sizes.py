@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.bench_planner import write_graph
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast import draws
 from ogbnlib.forecast.draws import draw_batches
+from ogbnlib.forecast.passes import Pass
 from ogbnlib.forecast.sizes import expected_batch, stock_csc_bytes, store_bytes
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sources.convert import convert
@@ -101,6 +103,49 @@ def test_drawn_batches_are_as_large_as_the_samplers(
     assert drawn.mean.num_nodes == pytest.approx(nodes, rel=0.15)
     assert drawn.mean.num_edges == pytest.approx(edges, rel=0.15)
     assert drawn.mean.num_nodes <= drawn.largest.num_nodes <= 2.5 * nodes
+
+
+@pytest.fixture(scope="module")
+def hub_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A graph with a node of 100,000 in-neighbors, itself the neighbor of two nodes in each
+    split."""
+    path = tmp_path_factory.mktemp("data") / "hubs.store"
+    write_graph("hubs-1-100000-8", path)
+    return open_store(path)
+
+
+@pytest.mark.parametrize("fan_out", [(-1, -1), (-1, 5), (-1,)], ids=str)
+def test_the_largest_evaluation_batch_is_counted_whatever_hub_it_has(
+    hub_store: Store, fan_out: tuple[int, ...]
+) -> None:
+    import torch
+    from torch_geometric.sampler import NodeSamplerInput
+
+    from ogbnlib.sampling.sampler import CSCSampler
+
+    sampler = CSCSampler(hub_store.colptr, hub_store.row, fan_out)
+    edges = []
+    for seeds in torch.from_numpy(hub_store.splits["test"]).split(128):
+        edges.append(len(sampler.sample_from_nodes(NodeSamplerInput(None, seeds)).row))
+    found = draw_batches(hub_store, "test", 128, fan_out, training=False, num_batches=len(edges))
+    assert found.largest.num_edges == pytest.approx(max(edges), rel=0.01)
+    if fan_out == (-1, -1):
+        assert max(edges) > 100_000
+        assert found.mean.num_edges < 30_000
+        assert found.bound == found.largest  # all were counted
+
+
+def test_where_batches_are_random_or_not_counted_the_highest_degree_bounds_them(
+    hub_store: Store,
+) -> None:
+    finite = draw_batches(hub_store, "test", 64, (5, 5), training=False, num_batches=10)
+    assert finite.bound == finite.largest
+    some = draw_batches(hub_store, "train", 64, (2, -1), training=True, num_batches=10)
+    assert some.bound.num_edges > 100_000
+    config = TrainConfig.create(dataset="x", eval_num_neighbors=-1)
+    unseen = Pass.over(config, hub_store.size, "test", training=False).batches
+    assert unseen.bound.num_edges == pytest.approx(hub_store.num_edges, rel=0.01)
+    assert unseen.bound.num_nodes == hub_store.num_nodes
 
 
 def test_a_batch_too_large_to_be_drawn_is_extrapolated_and_rather_too_large(

@@ -345,6 +345,8 @@ def test_a_kill_is_blamed_on_the_limit_that_was_met(
     code, evidence, peak, _, _ = inside(outer, own_mb * MB, tmp_path, HOG, **env)
     assert (code, evidence["killed_by"], evidence["kills_around"]) == (137, "kernel", 0)
     assert outer.cgroup is not None
+    others_bytes = evidence["outer_limit"].pop("others_bytes")
+    assert 5 * MB < others_bytes < 100 * MB  # of the watching process, when the run has ended
     assert evidence["outer_limit"] == {
         "limit_bytes": outer_mb * MB,
         "cgroup": str(outer.cgroup.path),
