@@ -28,8 +28,8 @@ from ogbnlib.runs.folder import Run, diagnose
         ),
         (
             {"exit_code": 1, "last_output": "torch.OutOfMemoryError: CUDA out of memory."},
-            "error",
-            "last words: torch",
+            "out of GPU memory",
+            "no sizes.* last words: torch",
         ),
         ({"exit_code": None}, "no result", "No result was written.* resume=True"),
     ],
