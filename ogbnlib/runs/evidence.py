@@ -81,10 +81,10 @@ _KERNEL = [
         ),
     ),
     Clue(
-        r"killed by the OOM killer|result 'oom-kill'|OOMKilled(?!\W+false)",
+        r"killed by the OOM killer|crashed after using all available RAM|result 'oom-kill'|OOMKilled(?!\W+false)",
         Meaning(
             OUT_OF_MEMORY,
-            "the kernel's out-of-memory killer ended it for the limit of its service or container",
+            "it was ended for passing the memory of its service, container or session",
             _LESS,
         ),
     ),
@@ -141,7 +141,7 @@ _PROGRAM = [
     Clue(
         r"(?:CUDA|HIP|MPS backend) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
         r"|(?<!you )\b[Tt]ried to allocate:? [\d.]+ (?:b|[KMG]iB)|(?:CUDA|HIP) error: out of memory"
-        r"|cudaErrorMemoryAllocation|STATUS_ALLOC_FAILED|out_of_memory: CUDA",
+        r"|cudaErrorMemoryAllocation|Cuda failure[^\n]*out of memory|STATUS_ALLOC_FAILED|out_of_memory: CUDA",
         Meaning(
             "out of GPU memory",
             "an allocation on the GPU failed, and the message has no sizes",
@@ -181,6 +181,15 @@ _PROGRAM = [
         ),
     ),
     Clue(
+        r"can't start new thread|fork: (?:retry: )?Resource temporarily|hread creation failed"
+        r"|pthread_create",
+        Meaning(
+            "error",
+            "ran out of threads or processes: a limit of `ulimit -u` or of its cgroup (pids.max)",
+            "set num_workers lower and OMP_NUM_THREADS=1, or ask for a higher limit",
+        ),
+    ),
+    Clue(
         r"Weights only load failed|WeightsUnpickler error",
         Meaning(
             "error",
@@ -214,7 +223,7 @@ _PROGRAM = [
         ),
     ),
     Clue(
-        rf"^\S+: line \d+: +\d+ (?P<signal>{_WORDS})\b"
+        rf"^(?:\S+: line \d+: +\d+|Fatal Python error:) (?P<signal>{_WORDS})\b"
         rf"|^(?P<code>{_WORDS})(?: \(core dumped\))? *$|^zsh: (?P<name>{_WORDS.lower()})",
         who="a process",
     ),
@@ -229,7 +238,7 @@ _PROGRAM = [
         who="a process",
     ),
     Clue(
-        r"DeadKernelError|Kernel died|kernel[^\n]* appears to have died|Kernel Restarting",
+        r"DeadKernelError|Kernel died|Kernel crashed|kernel[^\n]* appears to have died|Kernel Restarting",
         Meaning(
             "kernel died, cause unknown",
             "the notebook's kernel ended, and the message does not say why: mostly by SIGKILL, for memory",
@@ -274,7 +283,10 @@ _CHAINED = re.compile(
     r"(?:direct cause of the following exception|another exception occurred):[\s\w\[\]:]*$"
 )
 _RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?", re.MULTILINE)
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+# of colors and titles, and other control characters but tab, newline and return
+_ESCAPES = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+)
 _BAR = re.compile(r"\d%\||\d(?:it|batch|s)?/s\b|\| *\d+/\d+ *\[")
 # torchrun's reports, the root cause of each node first
 _FAILED_RANKS = (

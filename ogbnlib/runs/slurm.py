@@ -177,24 +177,21 @@ class _Job:
             sentence = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{why}"
             remedy = f"{self.resume}; OGBNLIB_MAX_RESTARTS bounds how often a job requeues itself"
             return Meaning(meaning.cause, sentence, remedy)
+        explained = self._is_end_of_run(code)
         rank = failed_rank(cleaned(self.log)) if code != "0" else None
-        if rank:
-            found = find(self.log, foreign=False)
-            key = code_key(rank["code"])
-            assert found is not None  # which finds this rank, or the kill of one
-            sentence = f"failed because of its {found.text} (exit code {key})"
-            return Meaning(found.cause, sentence, found.remedy)
-        if self.diagnosis and self._is_end_of_run(code):
+        found = None
+        if rank or (meaning.cause in OPEN_CAUSES and not explained):
+            found = find(self.log, foreign=not self.is_ours)
+        if found:
+            code = code_key(rank["code"]) if rank else code
+            return Meaning(found.cause, f"failed: {found.text} (exit code {code})", found.remedy)
+        if self.diagnosis and explained:
             outcome = "as its run did"
             if code == "0":
                 outcome = "with exit code 0, but its run did not finish"
             sentence = f"ended {outcome} (exit code {self.run_code})"
             return Meaning(self.diagnosis.cause, sentence, self.diagnosis.remedy)
-        found = find(self.log, foreign=not self.is_ours) if meaning.cause in OPEN_CAUSES else None
-        if found:
-            sentence = f"ended because {found.text} (exit code {code})"
-            return Meaning(found.cause, sentence, found.remedy)
-        return Meaning(meaning.cause, sentence, meaning.remedy)
+        return meaning._replace(text=sentence)
 
     def _is_end_of_run(self, code: str) -> bool:
         """Whether the end of the job's run explains the exit code of the job."""
@@ -225,10 +222,8 @@ class _Job:
         to stop as soon as it starts."""
         limit_s, lead_s = _seconds(self.row.get("Timelimit", "")), _lead_s(self.row)
         stopped = self.run_code == STOPPED or code_key(self.pair) in (str(STOPPED), "138")
-        if limit_s is None or lead_s is None or not stopped:
-            return None
         # Slurm sends the signal up to 60 s early.
-        if STATES.get(self.state) in (PENDING, RUNNING) or lead_s + 60 < limit_s:
+        if not stopped or limit_s is None or lead_s is None or lead_s + 60 < limit_s:
             return None
         sentence = (
             f"was told to stop as soon as it started: its time limit of {self.row['Timelimit']} "

@@ -166,6 +166,18 @@ TEXTS = {
         ["papermill"],
     ),
     "weights only": (RAISED + "x\n" + PICKLE, "error", ["weights_only=False", "trust"]),
+    "faulthandler": (
+        "Fatal Python error: Segmentation fault\n\nThread 0x7f:",
+        "error",
+        ["SIGSEGV"],
+    ),
+    "Colab": ("Your session crashed after using all available RAM.", OOM, ["session"]),
+    "threads": ("RuntimeError: can't start new thread", "error", ["ulimit -u"]),
+    "VS Code": (
+        "The Kernel crashed while executing code",
+        "kernel died, cause unknown",
+        ["papermill"],
+    ),
     "a full disk": (
         "OSError: [Errno 28] No space left on device: 'runs/a/output.log'",
         "disk full",
@@ -308,6 +320,12 @@ OUTPUTS = {  # output, exit code -> last words
     "a command's own error": ("x\nerror: no such file\nbye\n", "error: no such file"),
     "nothing": ("\n\n", ""),
 }  # fmt: skip
+
+
+def test_last_words_carry_no_control_characters() -> None:
+    words = last_words("\x1b]0;title\x07it \x9b31mfailed\x08\x1b[2J\n")
+    assert words == "it 31mfailed"
+    assert find("\x1b[31mKilled\x1b[0m\n") is not None
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
