@@ -190,7 +190,7 @@ _PROGRAM = [
         ),
     ),
     Clue(
-        r"Weights only load failed|WeightsUnpickler error",
+        r"Weights only load failed",
         Meaning(
             "error",
             "a file was refused by torch.load (weights_only=True since torch 2.6): it holds more than tensors",

@@ -225,10 +225,8 @@ class _Job:
         # Slurm sends the signal up to 60 s early.
         if not stopped or limit_s is None or lead_s is None or lead_s + 60 < limit_s:
             return None
-        sentence = (
-            f"was told to stop as soon as it started: its time limit of {self.row['Timelimit']} "
-        )
-        sentence += f"is hardly longer than the {lead_s} s of its --signal, or shorter"
+        sentence = f"was told to stop as soon as it started: its --signal comes {lead_s} s before "
+        sentence += f"the end, and its time limit is {self.row['Timelimit']}"
         return Meaning("time limit", sentence, f"give sbatch a --time well above it; {self.resume}")
 
     def diagnose(self, asked: list[str]) -> JobDiagnosis:
