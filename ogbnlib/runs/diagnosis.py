@@ -232,16 +232,21 @@ class _Case:
             largest_first = sorted(record.parts.items(), key=lambda item: -item[1])
             named = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest_first)
             sentences.append(f"It held {named}.")
-        if record.processes:
-            sentences.append(str(record.processes))
-        return [*sentences, self._growth()]
+        return [*sentences, self._processes(), self._growth()]
+
+    def _processes(self) -> str:
+        return str(self.record.processes) if self.record.processes else ""
 
     def _growth(self) -> str:
         growth = self.record.growth
         if growth is None or not (growth.has_grown or growth.verdict in ("climbs", "grows")):
             return ""
-        is_short = growth.over_s is not None and growth.over_s < MOMENT_S
-        return "" if is_short and growth.verdict != "climbs" else str(growth)
+        if growth.over_s is None:
+            return str(growth)
+        if growth.over_s < MOMENT_S and growth.verdict != "climbs":
+            return ""
+        hint = "" if self.label else " No phase is named, so loading may be part of it."
+        return f"{growth}{hint}"
 
     def _throttled(self) -> str:
         """The sentence on a `memory.high` that slowed the run down."""
@@ -285,7 +290,8 @@ class _Case:
         growth = ""
         if self.record.growth and self.record.growth.verdict != "levels off":
             growth = self._growth()
-        return self._diagnosis([text + self.struck, self._throttled(), growth], "finished")
+        sentences = [text + self.struck, self._throttled(), self._processes(), growth]
+        return self._diagnosis(sentences, "finished")
 
     def killed(self) -> Diagnosis:
         result = self.result
