@@ -227,10 +227,16 @@ def diagnose(
         str | None, typer.Option("--job", help="A Slurm job instead: 123, or 123_4 of an array.")
     ] = None,
     exit_code: Annotated[
-        str | None, typer.Option(help="An exit code instead: 137, or Slurm's 0:125.")
+        str | None,
+        typer.Option(
+            help="An exit code instead: 137, -9, SIGKILL, Slurm's 0:125 or OUT_OF_MEMORY."
+        ),
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="torch's CUDA out of memory message instead; - reads it.")
+        str | None,
+        typer.Option(
+            help="A message, the end of a log, dmesg or sacct's table instead; - reads it."
+        ),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
@@ -249,7 +255,7 @@ def diagnose(
     elif exit_code is not None:
         cause = diagnosis.explain_code(exit_code)
     elif text is not None:
-        cause = diagnosis.explain_cuda_message(sys.stdin.read() if text == "-" else text)
+        cause = diagnosis.explain_text(sys.stdin.read() if text == "-" else text)
     else:
         cause = folder.Run.open(run_dir or "").diagnosis
     show(cause.to_dict(), cause.text, as_json)

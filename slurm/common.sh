@@ -16,21 +16,28 @@ trap 'stopped_s=${stopped_s:-$SECONDS}; [[ -z $child ]] || kill -USR1 "$child" |
 # Slurm runs a copy of the script, so the repository is known by where it was submitted from, not by the script's path.
 repository=$SLURM_SUBMIT_DIR
 restart=${SLURM_RESTART_COUNT:-0}
+job=$SLURM_JOB_ID # in an array ARRAYID_TASK
+if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
+    job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+fi
 
 fail() {
-    echo "error: $*" >&2
+    echo "error: $*" >&2 || true
     exit 2
+}
+
+# say TEXT...: a line of the log. A full disk, which fails echo, must not end the script: set -e would end it with 1,
+# and a run at a checkpoint would not go back to the queue.
+say() {
+    echo "ogbnlib: $*" 2>/dev/null || true
 }
 
 # start_job [NAME]: activate the environment; with a NAME, set `folder` to runs/NAME-JOBID or runs/NAME-ARRAYID_TASK.
 # It lies in the job's working directory: the one you submit from, or sbatch --chdir. A requeue keeps the id, and so
 # the folder.
 start_job() {
-    local id=$SLURM_JOB_ID activate=${OGBNLIB_ACTIVATE:-}
-    if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
-        id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
-    fi
-    echo "ogbnlib: job $id, restart $restart, on ${SLURM_JOB_NODELIST:-?}, in $PWD"
+    local activate=${OGBNLIB_ACTIVATE:-}
+    say "job $job, restart $restart, on ${SLURM_JOB_NODELIST:-?}, in $PWD"
     if [[ -z $activate && -f $repository/.venv/bin/activate ]]; then
         activate=$repository/.venv/bin/activate
     fi
@@ -43,7 +50,7 @@ start_job() {
     fi
     python -c 'import ogbnlib' || fail "python can't import ogbnlib: install it where OGBNLIB_ACTIVATE leads"
     if [[ -n ${1:-} ]]; then
-        folder=runs/$1-$id
+        folder=runs/$1-$job
     fi
 }
 
@@ -62,7 +69,7 @@ train_arguments() {
     done
     arguments=(--run-dir "$folder" "${arguments[@]}")
     mkdir -p "$folder"
-    echo "ogbnlib: the run is in $folder"
+    say "the run is in $folder"
 }
 
 # finish COMMAND...: run it to its end and exit with its code; 75, stopped at a checkpoint, goes back to the queue, and
@@ -88,39 +95,43 @@ finish() {
     fi
     trap '' USR1 TERM # nobody is left to tell, and a requeue ends this shell with TERM
     # torchrun and srun turn every failure into 1, kills included. What the run itself wrote is exact; it counts only
-    # when this attempt wrote it.
+    # when this attempt wrote it, and not another job that trains in the same folder.
     after=$(cksum "$result" 2>/dev/null || true)
     if [[ $code -eq 1 && -n $after && $after != "$before" ]]; then
-        code=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["exit_code"] or 1)' "$result")
+        code=$(python -c 'if True:
+            import json, sys
+            result = json.load(open(sys.argv[1]))
+            own = result.get("slurm_job") in (None, sys.argv[2])
+            print(own and result["exit_code"] or 1)' "$result" "$job") || code=1
     elif [[ $code -eq 1 && -n $stopped_s ]]; then
         code=138 # processes that USR1 ended while they started
     fi
     if [[ -n $ending ]]; then
-        echo "ogbnlib: ended by Slurm (scancel, preemption or the time limit); the run said $code"
+        say "ended by Slurm (scancel, preemption or the time limit); the run said $code"
     elif [[ $code -eq 75 || ($code -eq 138 && -n $stopped_s) ]]; then
         requeue
     elif [[ $code -ne 0 ]]; then
-        echo "ogbnlib: exit code $code; once the job has ended: python -m ogbnlib diagnose --job $SLURM_JOB_ID"
+        say "exit code $code; once the job has ended: python -m ogbnlib diagnose --job $SLURM_JOB_ID"
     fi
     exit "$code"
 }
 
 requeue() {
-    local most=${OGBNLIB_MAX_RESTARTS:-20} early="ogbnlib: job $SLURM_JOB_ID got USR1 in the first minute of restart"
+    local most=${OGBNLIB_MAX_RESTARTS:-20} early="job $SLURM_JOB_ID got USR1 in the first minute of restart"
     if [[ -n $stopped_s ]] && ((stopped_s < 60)); then
-        echo "$early $restart, $(squeue --noheader --format=%L --jobs="$SLURM_JOB_ID" || true) before its time limit"
+        say "$early $restart, $(squeue --noheader --format=%L --jobs="$SLURM_JOB_ID" || true) before its time limit"
         # The output file has the lines of the attempt before, too.
-        if ((restart > 0)) && [[ -f /proc/$$/fd/1 ]] && grep -q "^$early $((restart - 1))," "/proc/$$/fd/1"; then
-            echo "ogbnlib: not requeued, as every attempt would stop so early: give sbatch a --time well above the lead" \
+        if ((restart > 0)) && [[ -f /proc/$$/fd/1 ]] && grep -q "^ogbnlib: $early $((restart - 1))," "/proc/$$/fd/1"; then
+            say "not requeued, as every attempt would stop so early: give sbatch a --time well above the lead" \
                 "of --signal (120 s unless you set it), and submit it again${folder:+ with --run-dir $folder --resume}"
             return
         fi
     fi
     if ((restart >= most)); then
-        echo "ogbnlib: stopped at a checkpoint; not requeued after $restart restarts (OGBNLIB_MAX_RESTARTS=$most)"
+        say "stopped at a checkpoint; not requeued after $restart restarts (OGBNLIB_MAX_RESTARTS=$most)"
     elif scontrol requeue "$SLURM_JOB_ID"; then
-        echo "ogbnlib: stopped at a checkpoint; back in the queue for restart $((restart + 1)) of at most $most"
+        say "stopped at a checkpoint; back in the queue for restart $((restart + 1)) of at most $most"
     else
-        echo "ogbnlib: stopped at a checkpoint, and Slurm refused to requeue the job: submit it again"
+        say "stopped at a checkpoint, and Slurm refused to requeue the job: submit it again"
     fi
 }

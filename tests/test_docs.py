@@ -17,7 +17,7 @@ from web import Remote
 from ogbnlib.__main__ import app
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.planner import FITS, ladder, plan
-from ogbnlib.runs.diagnosis import explain_code, explain_cuda_message
+from ogbnlib.runs.diagnosis import explain_code, explain_text
 from ogbnlib.sources.synth import synthesize
 from ogbnlib.values import parse_assignments, read_parameters
 
@@ -140,7 +140,7 @@ def test_what_troubleshooting_says_of_an_exit_code_is_what_diagnose_says() -> No
         assert heading == code
         assert "no fixed meaning" not in explain_code(code).text
     (message,) = re.findall(r'--text "(.*)"', page)
-    assert explain_cuda_message(message).cause == "out of GPU memory: fragmentation"
+    assert explain_text(message).cause == "out of GPU memory: fragmentation"
 
 
 def sections(page: Path) -> list[dict[str, list[str]]]:

@@ -3,9 +3,11 @@
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from ..errors import format_bytes
 
 # a run's memory_limit, which no cgroup shows under a watchdog
 LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"
@@ -67,6 +69,15 @@ class Cgroup:
     def ooms(self) -> int:
         """Number of times v2 found no memory below this directory's limit or one inside it."""
         return (read_fields(f"{self.path}/memory.events", [b"oom"]) or {}).get(b"oom", 0)
+
+    def high_bytes(self) -> int | None:
+        """The usage above which v2 slows this directory's processes down instead of killing them."""
+        return self._read("", "memory.high") if self.version == 2 else None
+
+    def highs(self) -> int:
+        """Number of times v2 slowed processes down for this directory's `memory.high` or one inside
+        it."""
+        return (read_fields(f"{self.path}/memory.events", [b"high"]) or {}).get(b"high", 0)
 
     def met_its_limit(self, ooms_before: int) -> bool:
         """Whether usage reached this directory's own limit: since `ooms` was read, or under v1 at
@@ -135,6 +146,40 @@ def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
         yield Cgroup(path, cgroup.version)
         if path == mount:
             return
+
+
+@dataclass(frozen=True)
+class Throttle:
+    """A cgroup whose `memory.high` slowed a run down, without a kill."""
+
+    cgroup: str
+    high_bytes: int
+    times: int
+
+    def __str__(self) -> str:
+        return (
+            f"It was slowed down {self.times} times: its memory passed memory.high "
+            f"({format_bytes(self.high_bytes)}) of the cgroup {self.cgroup}, above which the kernel "
+            "makes processes wait; raise it (MemoryHigh= of systemd) or use less."
+        )
+
+
+def high_events() -> dict[str, int]:
+    """How often each cgroup around this process that has a `memory.high` has slowed processes down
+    so far."""
+    pair = find_cgroup()
+    cgroups = lineage(*pair) if pair else ()
+    return {str(one.path): one.highs() for one in cgroups if one.high_bytes() is not None}
+
+
+def throttled_since(before: Mapping[str, int]) -> list[Throttle]:
+    """The cgroups of `high_events` that have slowed processes down since then."""
+    cgroups = [(Cgroup(Path(path), 2), count) for path, count in before.items()]
+    return [
+        Throttle(str(one.path), one.high_bytes() or 0, one.highs() - count)
+        for one, count in cgroups
+        if one.highs() > count
+    ]
 
 
 def counting_cgroup(pid: int) -> Cgroup | None:

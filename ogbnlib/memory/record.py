@@ -111,13 +111,16 @@ class Growth:
     """Whether the memory in use levels off or climbs, from epoch to epoch, or over time where no
     epochs are marked."""
 
-    verdict: str  # "climbs", "levels off", or "too few epochs" (below 5)
+    # "climbs" (steadily, as a leak does), "grows" (in steps, or ever more slowly), "levels off", or
+    # "too few epochs" (below 5)
+    verdict: str
     # per epoch, or per minute, over the last two thirds: the first third fills caches
     slope_bytes: float
     epochs: int  # 0 for growth over time
     first_bytes: int  # after the first epoch, or at the beginning of the last two thirds
     last_bytes: int
     over_s: float | None = None  # duration of those two thirds; None with epochs
+    has_grown: bool = False  # whether the last is above all of the beginning, by a quarter or more
 
     @classmethod
     def of(cls, levels: Sequence[int]) -> Self:
@@ -125,36 +128,58 @@ class Growth:
         ones."""
         stride = len(levels) // 200 + 1
         sizes = levels[::stride] or [0]
-        slope, climbs = _climb(sizes[len(sizes) // 3 :])
-        verdict = "too few epochs" if len(levels) < 5 else "climbs" if climbs else "levels off"
-        return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1])
+        late = sizes[len(sizes) // 3 :]
+        slope, verdict = _judge(late)
+        if len(levels) < 5:
+            verdict = "too few epochs"
+        ends = sizes[0], sizes[-1]
+        return cls(verdict, slope / stride, len(levels), *ends, has_grown=_has_grown(late))
 
     @classmethod
     def over_time(cls, floors: Sequence[int], step_s: float) -> Self:
         """Judge by the minimum of each of some equal time spans, which leaves out what one batch
         needs for a while."""
         late = floors[len(floors) // 3 :]
-        slope, climbs = _climb(late)
+        slope, verdict = _judge(late)
         return cls(
-            "climbs" if climbs else "levels off",
+            verdict,
             slope * 60 / step_s,
             0,
             late[0],
             late[-1],
             len(late) * step_s,
+            _has_grown(late),
         )
 
     def __str__(self) -> str:
-        ends = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}"
-        over, unit = (
-            (f"{self.epochs} epochs", "epoch")
-            if self.over_s is None
-            else (f"{self.over_s:.0f} s", "minute")
-        )
-        slope = (
-            f" by {format_bytes(self.slope_bytes)} per {unit}" if self.verdict == "climbs" else ""
-        )
-        return f"Over {over} memory {self.verdict}{slope}, {ends}."
+        first, last = format_bytes(self.first_bytes), format_bytes(self.last_bytes)
+        over, unit = f"{self.epochs} epochs", "epoch"
+        if self.over_s is not None:
+            over, unit = f"{self.over_s:.0f} s", "minute"
+        verdict = self.verdict
+        if verdict == "climbs":
+            verdict += f" by {format_bytes(self.slope_bytes)} per {unit}"
+        elif verdict == "levels off" and self.has_grown:
+            return f"Over {over} memory grows from {first} to {last}, but not steadily."
+        return f"Over {over} memory {verdict}, from {first} to {last}."
+
+
+def _judge(late: Sequence[int]) -> tuple[float, str]:
+    """Return the slope, and the verdict of `Growth`."""
+    slope, climbs = _climb(late)
+    if climbs:
+        return slope, "climbs"
+    half = len(late) // 2
+    before, after = late[:half] or [0], late[half:]
+    # Both extremes, because those of memory that comes and goes stay where they are.
+    rises = all(end(after) > 1.05 * end(before) + 8 * MB for end in (min, max))
+    is_flat = max(after) <= 1.05 * min(after) + 8 * MB
+    return slope, "grows" if rises and half and not is_flat else "levels off"
+
+
+def _has_grown(late: Sequence[int]) -> bool:
+    beginning = late[: max(1, len(late) // 4)]
+    return late[-1] > 1.25 * max(beginning) + 8 * MB
 
 
 def _climb(late: Sequence[int]) -> tuple[float, bool]:
@@ -177,6 +202,26 @@ def _climb(late: Sequence[int]) -> tuple[float, bool]:
     return slope, rising and slope * (len(late) - 1) > max(
         8 * MB, 0.01 * late[0]
     ) and second >= 0.7 * first
+
+
+# Beginnings of the names of phases in which memory grows because data is loaded or built.
+LOADING = re.compile(
+    r"(load|read|open|build|import|convert|compile|prepare|preprocess|init|setup|download|propagate|pack)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How many processes a run had at first and at most, and the memory of each at that moment."""
+
+    first: int
+    most: int
+    each_bytes: int
+
+    def __str__(self) -> str:
+        each = format_bytes(self.each_bytes)
+        return f"Its processes went from {self.first} to {self.most}, {each} each in the mean."
 
 
 class Record:
@@ -204,10 +249,13 @@ class Record:
         self.events: dict[str, Event] = {}
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
+        # processes of the first sample, and of the one with the most of them and its memory
+        self._processes: Processes | None = None
         self._began_s = began_s
+        self._loaded = set[str]()  # names of the phases of loading that have ended
         # a loop may have both phases and marks in each epoch
         self._levels: dict[str, list[int]] = {}
-        self._floors, self._floor_s = list[int](), 0.25  # minimum of each time span of `_floor_s`
+        self._restart_floors(0.0)
         self._open: list[Phase] = []
         self._failed: Phase | None = None
         self._newest: Phase | None = None
@@ -244,12 +292,26 @@ class Record:
     def growth(self) -> Growth | None:
         """Growth over the phases named "epoch" or "train epoch", or over the marks named "epoch".
 
-        With fewer than five of them, a watched command is judged over time, from 5 s on; else None.
+        With fewer than five of them, a watched command is judged over time, from 5 s on after its
+        last phase that loads data (see `LOADING`); else None.
         """
         levels = max(self._levels.values(), key=len, default=[])
         if len(levels) < 5 and self.is_command and len(self._floors) * self._floor_s >= 5:
             return Growth.over_time(self._floors, self._floor_s)
         return Growth.of(levels) if self._levels else None
+
+    @property
+    def processes(self) -> Processes | None:
+        """The processes of the run, if they were more than one more than at first."""
+        found = self._processes
+        return found if found and found.most > found.first + 1 else None
+
+    def _restart_floors(self, begin_s: float) -> None:
+        self._floors, self._floor_s = list[int](), 0.25  # minimum of each time span of `_floor_s`
+        self._floors_begin_s = begin_s  # since the start
+
+    def _loads(self) -> bool:
+        return any(LOADING.match(phase.name) for phase in self._open)
 
     def event(self, event: Event) -> None:
         kind, at = event["event"], event["time_s"] - self._origin_s
@@ -292,6 +354,9 @@ class Record:
             self.events[kind] = dict(event)
 
     def _end(self, event: Event, at: float) -> None:
+        if self._loads() and event["phase"] not in self._loaded:
+            self._loaded.add(event["phase"])
+            self._restart_floors(self.duration_s)
         while self._open:
             phase = self._open.pop()
             phase.until_s = at
@@ -334,13 +399,23 @@ class Record:
             name, size = self._open[-1].name if self._open else "", parts[0] + parts[1]
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
-            while self.duration_s >= 24 * self._floor_s:  # then each two time spans become one
-                pairs = itertools.zip_longest(
-                    self._floors[::2], self._floors[1::2], fillvalue=2**63
-                )
-                self._floors, self._floor_s = [min(pair) for pair in pairs], 2 * self._floor_s
-            at = int(max(0.0, self.duration_s) / self._floor_s)
-            self._floors += [size] * (at + 1 - len(self._floors))
-            self._floors[at] = min(self._floors[at], size)
+            self._count_processes(reading.num_processes or 1, size)
+            if not self._loads():
+                self._add_floor(size)
         for name, size in sizes.items():
             self.peaks[name] = max(self.peaks.get(name, 0), size)
+
+    def _count_processes(self, number: int, size: int) -> None:
+        known = self._processes
+        if known is None or number > known.most:
+            first = known.first if known else number
+            self._processes = Processes(first, number, size // number)
+
+    def _add_floor(self, size: int) -> None:
+        since_s = max(0.0, self.duration_s - self._floors_begin_s)
+        while since_s >= 24 * self._floor_s:  # then each two time spans become one
+            pairs = itertools.zip_longest(self._floors[::2], self._floors[1::2], fillvalue=2**63)
+            self._floors, self._floor_s = [min(pair) for pair in pairs], 2 * self._floor_s
+        at = int(since_s / self._floor_s)
+        self._floors += [size] * (at + 1 - len(self._floors))
+        self._floors[at] = min(self._floors[at], size)

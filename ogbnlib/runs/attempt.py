@@ -14,6 +14,7 @@ from ..config import TrainConfig
 from ..errors import InputError, explained, naming
 from ..files import check_own, locked, open_to_write, warn_if_remote, write_json
 from ..forecast.phases import audit
+from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
 from ..memory.recorder import RUNS_VARIABLE, Recorder
 from .diagnosis import Result, explain
@@ -23,6 +24,14 @@ from .folder import Run
 TORN_FILES = ".*.part"  # left by a kill of files that are written whole or not at all
 # The config of a run to resume, for the child: config.json is still the old one.
 CONFIG_VARIABLE = "OGBNLIB_CONFIG"
+
+
+def slurm_job() -> str | None:
+    """The Slurm job that this process is of, with _TASK in an array; None outside of a job."""
+    environ = os.environ
+    if "SLURM_ARRAY_JOB_ID" in environ and "SLURM_ARRAY_TASK_ID" in environ:
+        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ.get("SLURM_JOB_ID")
 
 
 @contextlib.contextmanager
@@ -108,7 +117,16 @@ class Attempt:
         }
         ended_s = max((event["time_s"] for event in before.events), default=0.0)
         started = clock.begin(ended_s)
-        self.recorder.log.mark("start", **info, previous=before.result or None, clock=started)
+        self._high = high_events()
+        self._job = slurm_job()
+        self.recorder.log.mark(
+            "start",
+            **info,
+            memory_high=self._high or None,
+            slurm_job=self._job,
+            previous=before.result or None,
+            clock=started,
+        )
         self.paths.result.unlink(missing_ok=True)
         runs = Path(os.environ.get(RUNS_VARIABLE, ""))
         if runs.is_file():  # deleted where this process has outlived the watcher that asked for it
@@ -131,6 +149,8 @@ class Attempt:
             "exit_code": exit_code,
             **dict.fromkeys(("memory_limit_bytes", "limit_by", "killed_by", "oom_kills")),
             **evidence,
+            "slurm_job": self._job,
+            "throttled": throttled_since(self._high),
             "duration_s": round(time.monotonic() - self._begin, 3),
             "peak_bytes": kernel_peak or record.held_peak_bytes,
             "peak_source": "kernel counter" if kernel_peak else "samples",

@@ -6,11 +6,10 @@ or this library's own watchdog. Without it the answer is "cause unknown".
 """
 
 import html
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
@@ -18,13 +17,21 @@ from .. import clock
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes
 from ..forecast.remedies import KilledBy, command_remedy, memory_remedy
-from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, oom_sizes
+from ..memory.cgroup import Throttle, throttled_since
+from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.record import Growth, Record
-from .exit_codes import DIVERGED, EXIT_CODES, STOPPED, meaning_of, resumption
-
-# Said by Python, numpy and torch where Linux refuses memory instead of killing: often an array
-# larger than the machine.
-_REFUSED = re.compile(r"(?<!OutOf)MemoryError|an't allocate memory|Cannot allocate memory")
+from .evidence import GUIDE, OUT_OF_MEMORY, exception_line, find, find_job, gpu_sizes
+from .exit_codes import (
+    DIVERGED,
+    EXIT_CODES,
+    READ_LOG,
+    STOPPED,
+    code_key,
+    meaning_of,
+    meaning_of_state,
+    resumption,
+    state_key,
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ class Result(BaseModel):
     outer_limit: _OuterLimit | None = None  # of a cgroup around the run's own
     kills_around: int | None = None  # out-of-memory kills in a cgroup that other processes share
     last_output: str | None = None
+    throttled: list[Throttle] = []  # cgroups whose `memory.high` slowed the run down
+    slurm_job: str | None = None  # the Slurm job of the attempt, with _TASK in an array
     peak_bytes: _Number | None = None
     peak_source: str | None = None
     sampled_peaks_bytes: dict[str, _Number] = {}
@@ -113,61 +122,53 @@ def ended(result: Result | None) -> str:
 
 
 def explain_code(code: str) -> Diagnosis:
-    """Diagnosis of an exit code alone, or of Slurm's `EXIT:SIGNAL` pair."""
-    if not re.fullmatch(r"\d{1,3}(:\d{1,3})?", code) or int(code.partition(":")[0]) > 255:
-        raise InputError(
-            f"--exit-code: expected 0 to 255, or Slurm's pair such as 0:125, got {code!r}"
-        )
-    cause, meaning, remedy = meaning_of(code)
-    number = None if ":" in code else int(code)
-    return Diagnosis(
-        f"Exit code {code}: {meaning}. Next: {remedy}.", cause, number, None, remedy=remedy
-    )
-
-
-def explain_cuda_message(message: str) -> Diagnosis:
-    """Cause of torch's "CUDA out of memory" message: fragmentation, other processes, or a step too
-    large."""
-    oom = oom_sizes(" ".join(message.split()))  # a terminal breaks lines
-    if "requested_bytes" not in oom:
-        expected = "torch's message, 'CUDA out of memory. Tried to allocate 2.00 GiB ...'"
-        raise InputError(f"--text: expected {expected}, got {message[:60]!r}")
-    requested, unallocated = oom["requested_bytes"], oom.get("unallocated_bytes", 0)
-    used = oom.get("reserved_bytes", 0) + oom.get("free_bytes", 0)
-    others = (
-        oom["total_bytes"] - used
-        if "total_bytes" in oom and "allowed_bytes" not in oom and used
-        else 0
-    )
-    if unallocated and unallocated + oom.get("free_bytes", 0) >= requested:
-        cause, remedy = "fragmentation", "set expandable_segments=True, in a script of your own "
-        remedy += f"{ALLOCATOR_VARIABLES[0]}=expandable_segments:True"
-        why = f"With {format_bytes(unallocated)} reserved but unallocated there was enough, but not in one piece."
-    elif others > 2**30 + requested:  # CUDA itself takes 0.3 to 0.6 GB
-        cause, remedy = (
-            "others on the GPU",
-            "find the other process with nvidia-smi; end it, or use another GPU",
-        )
-        why = (
-            f"{format_bytes(others)} is used outside torch's allocator, mostly by other processes."
-        )
+    """Diagnosis of an exit code, a signal's name, Slurm's `EXIT:SIGNAL` pair or a job's state."""
+    key, state = code_key(code), state_key(code)
+    if state:
+        meaning = meaning_of_state(state, {})
+        subject = f"{state}: the job {meaning.text}"
+    elif key:
+        meaning = meaning_of(code)
+        other = "" if key == code else f", in other words {key}"
+        if ":" in key or key == code.partition(":")[0]:
+            other = ""
+        elif code.endswith(":0"):
+            other += f" unless the script itself said `exit {code[:-2]}`"
+        if ":" in code:
+            job = "ask `python -m ogbnlib diagnose --job ID`, which reads the job's log, too"
+            meaning = meaning._replace(remedy=meaning.remedy.replace(READ_LOG, job))
+        name = code if code[0].isalpha() else f"Exit code {code}"
+        subject = f"{name}{other}: {meaning.text}"
     else:
-        cause, remedy = "size", EXIT_CODES["76"].remedy.partition(", or ")[2]
-        why = "There was not enough memory, not even in pieces: a step needs more than the GPU has."
-    parts = {name.removesuffix("_bytes"): size for name, size in oom.items()}
-    text = f"Out of GPU memory, by {cause}: {_cuda_sizes(oom)} {why} Next: {remedy}."
-    return Diagnosis(text, f"out of GPU memory: {cause}", None, None, parts, remedy=remedy)
+        raise InputError(
+            f"--exit-code: expected 0 to 255, -N for signal N, its name such as SIGKILL, Slurm's pair such as 0:125 or "
+            f"a job's state such as OUT_OF_MEMORY, got {code!r}"
+        )
+    number = int(key) if key.isdigit() and not state else None
+    return Diagnosis(
+        f"{subject}. Next: {meaning.remedy}.", meaning.cause, number, None, remedy=meaning.remedy
+    )
 
 
-def _cuda_sizes(oom: Mapping[str, Any]) -> str:
-    names = {"requested": "asked for", "allocated": "allocated", "reserved": "reserved"}
-    names |= {"largest_free": "the largest free block in it", "free": "free on the GPU"}
-    sizes = [
-        f"{format_bytes(oom[f'{key}_bytes'])} {word}"
-        for key, word in names.items()
-        if f"{key}_bytes" in oom
-    ]
-    return ", ".join(sizes) + "." if sizes else ""
+def explain_text(text: str) -> Diagnosis:
+    """Diagnosis of a pasted text: a message, the end of a log, lines of dmesg, sacct's table, ..."""
+    if not text.strip():
+        raise InputError(
+            "--text: expected a message, the end of a log, or sacct's table, got nothing"
+        )
+    # a terminal breaks lines
+    found = find(text) or find_job(text) or find(" ".join(text.split()))
+    if found is None:
+        message = exception_line(text)
+        said = f"it ends with {message[:200]!r}" if message else "no message in it is known"
+        remedy = f"look for its words in {GUIDE}; `python -m ogbnlib watch` runs the command again and records it"
+        return Diagnosis(
+            f"Cause unknown: {said}. Next: {remedy}.", "unknown", None, None, remedy=remedy
+        )
+    said = f"{found.text[:1].upper()}{found.text[1:]}. Evidence: {found.line[:200].rstrip('.')}."
+    return Diagnosis(
+        f"{said} Next: {found.remedy}.", found.cause, None, None, found.sizes, remedy=found.remedy
+    )
 
 
 def explain(
@@ -175,100 +176,175 @@ def explain(
 ) -> Diagnosis:
     """Diagnose the last attempt of a run, or describe a run at work; `result` is empty where none
     was written."""
-    label = record.phase.label if record.phase else None
-    foreign, code = _is_foreign(record), result.exit_code
-    where = (
-        f"in phase '{label}'"
-        if label
-        else "in no named phase"
-        if foreign
-        else "before its first phase"
-    )
-    took = f"{record.duration_s if result.duration_s is None else result.duration_s:.1f} s"
-    memory = dict(record.parts), dict(record.last)
-    in_use = []
-    if record.last:
-        anon, shmem, file = (format_bytes(record.last[part]) for part in ("anon", "shmem", "file"))
-        in_use.append(
-            f"The last sample shows {anon} anonymous, {shmem} shared and {file} file memory."
-        )
-    if record.parts:
-        largest_first = sorted(record.parts.items(), key=lambda item: -item[1])
-        in_use.append(
-            f"It held {', '.join(f'{name} {format_bytes(size)}' for name, size in largest_first)}."
-        )
-    climbs = [str(record.growth)] if record.growth and record.growth.verdict == "climbs" else []
+    case = _Case(run_dir, config, result, record)
     if at_work:
-        if not label and not foreign:
-            label = where = "starting"
-        now_s = clock.now_by(record.start.get("clock"))
-        since = f" for {max(0.0, now_s - record.phase.start_s):.1f} s" if record.phase else ""
+        return case.at_work()
+    if result.exit_code is None:
+        return case.without_result()
+    if result.exit_code == 0:
+        return case.finished()
+    return case.killed() if result.killed_by else case.failed()
+
+
+MOMENT_S = 10.0  # in which imports and the first batch grow, too
+# Causes that an exit code alone leaves open: evidence in the output decides.
+OPEN_CAUSES = ("error", "SIGKILL, cause unknown", "never started")
+
+
+class _Case:
+    """The facts of a run's last attempt, and a diagnosis for each kind of its end."""
+
+    def __init__(self, run_dir: Path, config: TrainConfig | None, result: Result, record: Record):
+        self.run_dir, self.config = run_dir, config
+        self.result, self.record = result, record
+        self.foreign = _is_foreign(record)
+        self.label = record.phase.label if record.phase else None
+        if self.label:
+            self.where = f"in phase '{self.label}'"
+        else:
+            self.where = "in no named phase" if self.foreign else "before its first phase"
+        duration_s = record.duration_s if result.duration_s is None else result.duration_s
+        self.took = f"{duration_s:.1f} s"
+        self.throttled = result.throttled
+        self.struck = ""
+        if result.kills_around:
+            self.struck = " Meanwhile the kernel's out-of-memory killer struck "
+            self.struck += f"{result.kills_around} times in its cgroup: perhaps this run."
+
+    def _diagnosis(self, sentences: Iterable[str], cause: str, remedy: str = "") -> Diagnosis:
+        text = " ".join(filter(None, sentences))
+        if remedy:
+            text += f" Next: {remedy}."
+        code = self.result.exit_code
+        memory = dict(self.record.parts), dict(self.record.last)
+        return Diagnosis(text, cause, code, self.label, *memory, remedy)
+
+    def _memory(self) -> list[str]:
+        """Sentences on the memory in use at the end, and on its growth."""
+        record, sentences = self.record, []
+        if record.last:
+            parts = [format_bytes(record.last[part]) for part in ("anon", "shmem", "file")]
+            anon, shmem, file = parts
+            sentences.append(
+                f"The last sample shows {anon} anonymous, {shmem} shared and {file} file memory."
+            )
+        if record.parts:
+            largest_first = sorted(record.parts.items(), key=lambda item: -item[1])
+            named = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest_first)
+            sentences.append(f"It held {named}.")
+        return [*sentences, self._processes(), self._growth()]
+
+    def _processes(self) -> str:
+        return str(self.record.processes) if self.record.processes else ""
+
+    def _growth(self) -> str:
+        growth = self.record.growth
+        if growth is None or not (growth.has_grown or growth.verdict in ("climbs", "grows")):
+            return ""
+        if growth.over_s is None:
+            return str(growth)
+        if growth.over_s < MOMENT_S and growth.verdict != "climbs":
+            return ""
+        hint = "" if self.label else " No phase is named, so loading may be part of it."
+        return f"{growth}{hint}"
+
+    def _throttled(self) -> str:
+        """The sentence on a `memory.high` that slowed the run down."""
+        return " ".join(str(throttle) for throttle in self.throttled)
+
+    def at_work(self) -> Diagnosis:
+        record = self.record
+        self.throttled = throttled_since(record.start.get("memory_high") or {})
+        if not self.label and not self.foreign:
+            self.label = self.where = "starting"
+        since = ""
+        if record.phase:
+            now_s = clock.now_by(record.start.get("clock"))
+            since = f" for {max(0.0, now_s - record.phase.start_s):.1f} s"
         limit = record.start.get("memory_limit_bytes")
-        amount = f"{format_bytes(record.held_bytes)}{f' of {format_bytes(limit)}' if limit else ''}"
+        amount = format_bytes(record.held_bytes)
+        if limit:
+            amount += f" of {format_bytes(limit)}"
         most = f"{format_bytes(record.held_peak_bytes)} at most"
-        text = [
-            f"At work, {where}{since}; after {took} it holds {amount}, {most}.",
-            *in_use,
-            *climbs,
-        ]
-        return Diagnosis(" ".join(text), "at work", None, label, *memory)
-    if code is None:
-        remedy = (
-            "start it again" if foreign else "if no process of it is alive, go on with resume=True"
-        )
-        text = [
-            f"No result was written: the watching process was itself killed. After {took} the run was {where}."
-        ]
-        text += [*in_use, *climbs, f"Next: {remedy}."]
-        return Diagnosis(" ".join(text), "no result", None, label, *memory, remedy)
-    struck = f"the kernel's out-of-memory killer struck {result.kills_around} times in its cgroup: perhaps this run."
-    around = f" Meanwhile {struck}" if result.kills_around else ""
-    if code == 0:
-        cause = f"Finished without an error in {took}{result.under_limit()}"
+        text = f"At work, {self.where}{since}; after {self.took} it holds {amount}, {most}."
+        return self._diagnosis([text, self._throttled(), *self._memory()], "at work")
+
+    def without_result(self) -> Diagnosis:
+        text = "No result was written: the watching process was itself killed. "
+        text += f"After {self.took} the run was {self.where}."
+        remedy = "if no process of it is alive, go on with resume=True"
+        if self.foreign:
+            remedy = "start it again"
+        return self._diagnosis([text, *self._memory()], "no result", remedy)
+
+    def finished(self) -> Diagnosis:
+        result = self.result
+        text = f"Finished without an error in {self.took}{result.under_limit()}"
         if peak := result.held_peak_bytes:
-            cause += f"; it held {format_bytes(peak)} at most"
+            text += f"; it held {format_bytes(peak)} at most"
             if result.peak_source == "kernel counter" and (result.peak_bytes or 0) > peak:
-                cause += f", {format_bytes(result.peak_bytes)} with page cache"
-        cause += "."
+                text += f", {format_bytes(result.peak_bytes)} with page cache"
+        text += "."
         if result.oom_kills:
-            cause += f" But the kernel's out-of-memory killer ended {result.oom_kills} of its processes: their output "
-            cause += "is missing."
-        return Diagnosis(" ".join([cause + around, *climbs]), "finished", 0, label, *memory)
-    if result.killed_by:
-        cause, remedy = "out of memory", _memory_remedy(config, record, result)
-        text = [f"{_killer(result)} after {took}, {where}."]
+            text += f" But the kernel's out-of-memory killer ended {result.oom_kills} of its processes: their output "
+            text += "is missing."
+        growth = ""
+        if self.record.growth and self.record.growth.verdict != "levels off":
+            growth = self._growth()
+        sentences = [text + self.struck, self._throttled(), self._processes(), growth]
+        return self._diagnosis(sentences, "finished")
+
+    def killed(self) -> Diagnosis:
+        result = self.result
+        text = [f"{_killer(result)} after {self.took}, {self.where}."]
         if result.ended_with is not None:
             text.append(f"Its first process then ended with exit code {result.ended_with}.")
-    else:
-        cause, meaning, remedy = meaning_of(code, foreign=foreign)
+        remedy = _memory_remedy(self.config, self.record, result)
+        sentences = [*text, self._throttled(), *self._first_rank(), *self._memory()]
+        return self._diagnosis(sentences, "out of memory", remedy)
+
+    def failed(self) -> Diagnosis:
+        """Diagnose by the exit code, and by the evidence in the last words where the code leaves the
+        cause open."""
+        result, code = self.result, self.result.exit_code
+        assert code is not None
+        cause, meaning, remedy = meaning_of(code, foreign=self.foreign)
+        found = find(result.last_output or "") if cause in OPEN_CAUSES else None
+        head = f"Exit code {code}: {meaning}"
+        if found:
+            cause, remedy = found.cause, found.remedy
+            head = f"Exit code {code}: {found.text}"
         text = [
-            f"Exit code {code}: {meaning}. It ended{result.under_limit()} after {took}, {where}.{around}"
+            f"{head}. It ended{result.under_limit()} after {self.took}, {self.where}.{self.struck}"
         ]
-        if config is not None:
+        if self.config is not None:
             remedy = remedy.replace("resume=True (--resume)", "resume=True")
-            call = resumption(run_dir, result.memory_limit_bytes)
+            call = resumption(self.run_dir, result.memory_limit_bytes)
             remedy = remedy.replace("go on with resume=True", f"go on with {call}")
-        if code == 137 and result.under_limit():
+        if cause == EXIT_CODES["137"].cause and result.under_limit():
             text.append("The limit's own evidence shows no out-of-memory kill.")
             remedy = "look for who sent it: the job's state in sacct, or dmesg if the whole machine had no memory left"
-        if code == OUT_OF_CUDA_MEMORY and (oom := record.events.get("cuda_oom")):
-            text.append(_cuda_sizes(oom) or str(oom.get("message")))
+        oom = self.record.events.get("cuda_oom")
+        if code == OUT_OF_CUDA_MEMORY and oom:
+            text.append(gpu_sizes(oom) or str(oom.get("message")))
             if oom.get("alloc_retries"):
                 text.append(f"Before, {oom['alloc_retries']:.0f} allocations needed a second try.")
             remedy = "; or ".join(oom.get("suggestions", [])) or remedy
         elif result.last_output:
-            text.append(f"Its last words: {result.last_output}")
-            if _REFUSED.search(result.last_output):
-                cause, remedy = "out of memory", _memory_remedy(config, record, result)
-                text.append("So it asked for more at once than this machine has.")
-    if code not in (2, STOPPED, DIVERGED):
-        if first := record.events.get("rank ended"):
-            text.append(
-                f"Rank {first['rank']} was the first to end: {meaning_of(first['exit_code']).text}."
-            )
-        text += [*in_use, *climbs]
-    text.append(f"Next: {remedy}.")
-    return Diagnosis(" ".join(text), cause, code, label, *memory, remedy)
+            text.append(f"Its last words: {result.last_output.rstrip('.')}.")
+        if cause == OUT_OF_MEMORY:
+            remedy = _memory_remedy(self.config, self.record, result)
+        text.append(self._throttled())
+        if code not in (2, STOPPED, DIVERGED):
+            text += [*self._first_rank(), *self._memory()]
+        return self._diagnosis(text, cause, remedy)
+
+    def _first_rank(self) -> list[str]:
+        first = self.record.events.get("rank ended")
+        if not first:
+            return []
+        meaning = meaning_of(first["exit_code"]).text
+        return [f"Rank {first['rank']} was the first to end: {meaning}."]
 
 
 def _is_foreign(record: Record) -> bool:

@@ -1,11 +1,15 @@
-"""Exit codes of a run, a command or a Slurm job: cause, meaning and next step of each; how to
-resume a run."""
+"""Exit codes and Slurm's job states: cause, meaning and next step of each; how to resume a run.
+
+Texts and logs are in `evidence`, whose rows refer to these tables.
+"""
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,14 +32,15 @@ class Meaning(NamedTuple):
     remedy: str
 
 
-_RESUME, _READ = "go on with resume=True (--resume)", "read the end of output.log"
+_RESUME = "go on with resume=True (--resume)"
+READ_LOG = "read the end of output.log"
 _KILLED = "an out-of-memory killer, scancel, a time limit, preemption or kill -9 sends it"
 _STEP = "batch_size with accumulate, precision=bf16, activation_checkpointing=True, num_neighbors"
 # 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL
 # pairs: 125 is its pseudo-signal for out of memory, 53 a batch script that could not be started.
 EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
     "0": ("finished", "finished without an error", "nothing to fix"),
-    "1": ("error", "ended by a Python exception", _READ),
+    "1": ("error", "ended by a Python exception", READ_LOG),
     "2": ("bad input", "refused its input, or could not read or write a file", "fix what the message names"),
     "75": ("stopped at a checkpoint", "stopped at a batch boundary on a signal; its checkpoint is written", _RESUME),
     "76": ("out of GPU memory", "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
@@ -45,24 +50,37 @@ EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
     "78": ("not finished",
            "ended before the training was finished, without an error: code of the model ended a process, or hung",
            f"let that code raise an error instead, and {_RESUME}"),
+    "120": ("error", "ended with 120: Python could not write the rest of its output",
+            "check that the disk and the reader of its output are still there"),
+    "124": ("time limit", "ended with 124: the time of the command `timeout` was up",
+            "give `timeout` more; with --signal=USR1 a run stops at a checkpoint first"),
+    "125": ("never started", "ended with 125: docker, podman or `timeout` itself failed, before the command began",
+            "read the launcher's own message"),
     "126": ("never started", "never started: its file can't be executed", "check its permissions and first line"),
     "127": ("never started", "never started: it, or its interpreter, was not found", "check both names"),
     "129": ("SIGHUP", "ended by SIGHUP: its terminal was closed", "go on with resume=True, in tmux or by sbatch"),
     "130": ("interrupted", "interrupted (SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button)",
             "go on with resume=True"),
+    "132": ("error", "ended by SIGILL: a library was compiled for another processor",
+            "install the libraries on the kind of machine that runs them"),
+    "134": ("error", "ended by SIGABRT: compiled code gave up, and its message stands above the end",
+            "read that message at the end of output.log; std::bad_alloc there is a lack of memory"),
     "135": ("error",
             "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter",
             "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else check the data "
             "(`python -m ogbnlib verify`)"),
     "137": ("SIGKILL, cause unknown", f"ended by SIGKILL, cause unknown: {_KILLED}",
             "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get evidence"),
+    "136": ("error", "ended by SIGFPE: compiled code divided by zero", READ_LOG),
     "138": ("SIGUSR1", "ended by SIGUSR1 in its first second, before it could stop at a checkpoint",
             "start it again, with resume=True (--resume) if its folder exists already"),
     "139": ("error", "ended by SIGSEGV, a crash in compiled code",
             "run with num_workers=0 and PYTHONFAULTHANDLER=1; check that torch and its extensions match"),
     "141": ("error", "ended by SIGPIPE: the reader of its output ended first", "write the output to a file"),
     "143": ("SIGTERM", "ended by SIGTERM: scancel, a time limit, preemption or kill", "go on with resume=True"),
-    "153": ("error", "ended by SIGXFSZ: a file passed the limit of `ulimit -f`, not of the disk",
+    "152": ("time limit", "ended by SIGXCPU: its CPU time, limited by `ulimit -t`, was used up",
+            "raise that limit; login nodes have one, so submit a job instead"),
+    "153": ("error", "ended by SIGXFSZ: a file grew past the limit of `ulimit -f`, not of the disk",
             "raise that limit (`ulimit -f unlimited`), or write smaller files"),
     "255": ("error", "ended with 255, which ssh, srun and container launchers use when the launcher itself failed",
             "read the launcher's own messages: lost connection, missing image, node failure"),
@@ -74,8 +92,8 @@ EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
 }.items()}  # fmt: skip
 # Other meanings for a command that is not of this package, whose own codes 75 to 78 are unknown.
 _FOREIGN = {
-    "1": Meaning("error", "ended with 1, which for Python is an exception", _READ),
-    "2": Meaning("error", "ended with 2, which most commands use for wrong arguments", _READ),
+    "1": Meaning("error", "ended with 1, which for Python is an exception", READ_LOG),
+    "2": Meaning("error", "ended with 2, which most commands use for wrong arguments", READ_LOG),
     "138": Meaning(
         "SIGUSR1", "ended by SIGUSR1, which it does not catch", "catch SIGUSR1, or do not send it"
     ),
@@ -98,16 +116,77 @@ STATES = {
     "NODE_FAIL": Meaning("node failure", "lost its node {NodeList}", "{resume}; --exclude={NodeList} avoids that node"),
     "BOOT_FAIL": Meaning("node failure", "got a node that did not boot, {NodeList}", "{resume}"),
 }  # fmt: skip
-# Line of a job's log -> state. "hit memory limit at least once" proves nothing: the page cache does
-# so without a kill.
-LOG_LINES = {
-    r"error: .*oom[-_]kill event|^srun: error: .*: Out Of Memory": "OUT_OF_MEMORY",
-    r"error: \*\*\* .*DUE TO TIME LIMIT": "TIMEOUT",
-    r"error: \*\*\* .*DUE TO PREEMPTION": "PREEMPTED",
-    r"error: \*\*\* .*DUE TO NODE FAILURE": "NODE_FAIL",
-    r"error: \*\*\* .*DUE TO JOB REQUEUE|^ogbnlib: .*; back in the queue": "REQUEUED",
-    # srun cancels steps, which proves nothing
-    r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",
+_PLAIN_STATES = {
+    "COMPLETED": EXIT_CODES["0"],
+    "FAILED": Meaning(
+        "error",
+        "ended with an exit code other than 0, which says more than this state",
+        "ask `python -m ogbnlib diagnose --job {job}`, which reads code, log and run",
+    ),
+}
+# squeue's short names
+_SHORT_STATES = {
+    "PD": "PENDING",
+    "R": "RUNNING",
+    "CG": "COMPLETING",
+    "S": "SUSPENDED",
+    "CD": "COMPLETED",
+    "F": "FAILED",
+    "OOM": "OUT_OF_MEMORY",
+    "TO": "TIMEOUT",
+    "DL": "DEADLINE",
+    "PR": "PREEMPTED",
+    "CA": "CANCELLED",
+    "NF": "NODE_FAIL",
+    "BF": "BOOT_FAIL",
+}
+# Slurm's reason for a pending job that does not start by itself, without its blanks and
+# underscores. Other reasons (Priority, Resources, BeginTime, AssocGrp...) pass by themselves.
+_HELD = "is held ({Reason}) and does not start by itself"
+_REASONS = {
+    r"JobHeldUser": ("held", _HELD, "`scontrol release {job}`"),
+    r"JobHeldAdmin": (
+        "held",
+        f"{_HELD}: an administrator, or a failed start, holds it",
+        "ask the cluster's support; `scontrol show job {job}` shows what they will ask for",
+    ),
+    r"held|JobHoldMaxRequeue|REQUEUE_HOLD|SPECIAL_EXIT": (
+        "held",
+        f"{_HELD}: Slurm put it back after a failed start or too many restarts",
+        "read the end of its log, then `scontrol release {job}`",
+    ),
+    r"DependencyNeverSatisfied": (
+        "never starts",
+        "can't start ({Reason}): the job that it waits for ended in another way than asked",
+        "`scancel {job}`, then submit it again without that --dependency",
+    ),
+    r"(Partition|QOS|Association)TimeLimit|MaxWall|Partition(Node|Cpu|Memory)?Limit": (
+        "never starts",
+        "can't start ({Reason}): its time limit of {Timelimit} or its number of nodes is above "
+        "what partition and QOS allow",
+        "`scancel {job}` and submit it with a shorter --time or fewer nodes, or to another "
+        "partition (sinfo -o '%P %l %D')",
+    ),
+    r"(Assoc|QOS)Max\w*(PerJob|PerNode)|QOSMin|MaxMemPer|BadConstraints|Reqnodeconfig|nodeconfigurationisnot": (
+        "never starts",
+        "can't start ({Reason}): it asks for more than one job may have, or than any node has",
+        "`scancel {job}` and submit it with less --mem, fewer CPUs or GPUs, or another --constraint",
+    ),
+    r"(AssocGrp|QOSGrp)\w*(Minutes|Billing)": (
+        "never starts",
+        "can't start ({Reason}): the account has used up its budget",
+        "ask the account's owner for more, or submit with another --account",
+    ),
+    r"InvalidAccount|InvalidQOS|(Account|QOS|Group|User)NotAllowed|ReservationDeleted|InvalidReservation": (
+        "never starts",
+        "can't start ({Reason}): it may not use this account, QOS, partition or reservation",
+        "`scancel {job}` and submit it with another --account, --qos, --partition or --reservation",
+    ),
+    r"ReqNodeNotAvail|NodesrequiredforjobareDOWN|NodeDown|Partition(Down|Inactive)": (
+        "pending",
+        "waits ({Reason}) for nodes that are down, drained or reserved, perhaps for maintenance",
+        "`sinfo -R` says why and until when; before a maintenance only a --time that ends earlier starts",
+    ),
 }
 
 
@@ -128,25 +207,97 @@ def exit_code_of(error: BaseException) -> int:
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
+# Signals that kill, 128 + N of a shell, which sacct of Slurm 22.05 shows as N:0 and Python's
+# sys.exit(-N) turns into 256 - N. Other small numbers are taken for a script's own exit codes.
+_OFTEN = (6, 7, 9, 10, 11, 13, 15)
+
+
+def code_key(code: int | str) -> str:
+    """The exit code as the tables have it: "137" for -9, 247, 9:0, 0:9 and SIGKILL; "" for no code."""
+    text = str(code).strip()
+    if text in EXIT_CODES:
+        return text
+    if name := re.fullmatch(r"(?:SIG)?([A-Z]+\d?)", text.upper()):
+        number = getattr(signal, f"SIG{name[1]}", None)
+        return str(128 + number) if isinstance(number, signal.Signals) else ""
+    pair = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)
+    if pair:
+        status, number = int(pair[1]), int(pair[2])
+        if number:
+            return f"0:{number}" if f"0:{number}" in EXIT_CODES else str(128 + number)
+        return str(128 + status) if status in _OFTEN else code_key(status)
+    if not re.fullmatch(r"-\d{1,2}|\d{1,3}", text) or not -64 <= int(text) <= 255:
+        return ""
+    number = int(text)
+    if number < 0:  # of Python's subprocess, and of torchrun
+        return str(128 - number)
+    return str(128 + 256 - number) if 256 - number in _OFTEN else str(number)
+
+
+def state_key(text: str) -> str:
+    """The name of a Slurm job's state in any form: OUT_OF_ME+, `CANCELLED by 1000`, TO; "" for none."""
+    word = text.strip().upper().partition(" BY ")[0]
+    names = {**STATES, **_PLAIN_STATES}
+    if word.endswith("+"):
+        return next((name for name in names if name.startswith(word[:-1])), "")
+    word = _SHORT_STATES.get(word, word)
+    return word if word in names else ""
+
+
+def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
+    """Meaning of a job's state, as the end of a sentence that begins with the job, with these facts.
+
+    The facts are sacct's fields, `resume` (how to go on) and `less` (how to need less memory).
+    """
+    meaning = {**STATES, **_PLAIN_STATES}[state]
+    known: dict[str, str] = {
+        "Reason": "no reason in its log",
+        "NodeList": "",
+        "job": "ID",
+        "state": state,
+        "resume": "submit it again",
+        "less": "see `plan`",
+        **facts,
+    }
+    if meaning is PENDING:
+        meaning = _meaning_of_reason(state, known["Reason"])
+    text = meaning.text
+    # left out if unknown, or a word such as Partition_Limit
+    for name in ("Elapsed", "Timelimit", "ReqMem"):
+        value = known.get(name, "")
+        known[name] = value
+        if not value[:1].isdigit():
+            text = re.sub(rf" (of|after) \{{{name}\}}", "", text)
+    return Meaning(meaning.cause, text.format(**known), meaning.remedy.format(**known))
+
+
+def _meaning_of_reason(state: str, reason: str) -> Meaning:
+    """Meaning of a pending job's reason: it waits, is held, or can never start."""
+    words = f"{re.sub('[ _]', '', reason)} {state}"
+    for pattern, values in _REASONS.items():
+        if re.search(pattern, words, re.IGNORECASE):
+            return Meaning(*values)
+    return PENDING
+
+
 def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
-    """Meaning of an exit code, or of Slurm's `EXIT:SIGNAL` pair; `foreign` if the command is not of
-    this package."""
-    key = str(code)
+    """Meaning of an exit code in any form (see `code_key`); `foreign` if the command is not of this
+    package."""
+    key = code_key(code)
     number = int(key) if key.isdigit() else -1
     if key in EXIT_CODES and not (foreign and STOPPED <= number <= UNFINISHED):
-        meaning = _FOREIGN.get(key, EXIT_CODES[key]) if foreign else EXIT_CODES[key]
-        remedy = (
-            meaning.remedy.replace("go on with resume=True", "start it again")
-            if foreign
-            else meaning.remedy
-        )
-        return meaning._replace(remedy=remedy)
+        meaning = EXIT_CODES[key]
+        if foreign:
+            meaning = _FOREIGN.get(key, meaning)
+            remedy = meaning.remedy.replace("go on with resume=True", "start it again")
+            meaning = meaning._replace(remedy=remedy)
+        return meaning
     if 128 < number <= 192:
         name = next((f" ({one.name})" for one in signal.Signals if one == number - 128), "")
         return Meaning(
-            "error", f"ended by signal {number - 128}{name}", f"{_READ}, and `man 7 signal`"
+            "error", f"ended by signal {number - 128}{name}", f"{READ_LOG}, and `man 7 signal`"
         )
-    return Meaning("error", f"ended with exit code {key}, which has no fixed meaning", _READ)
+    return Meaning("error", f"ended with exit code {code}, which has no fixed meaning", READ_LOG)
 
 
 def sbatch_resumption(run_dir: Path) -> str:

@@ -48,6 +48,7 @@ from ..registry import MODELS
 from ..sources.names import check_store, locate, options_of, size_of
 from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir
 from .diagnosis import Diagnosis
+from .evidence import last_words
 from .exit_codes import STOPPED, resumption
 from .folder import Run, RunEnded
 from .supervise import supervise, trainer_environment
@@ -309,16 +310,13 @@ def _carry_out(
     # the result is written first
     with handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):
         outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
-        written = outcome.tail.replace("\r", "\n").splitlines()
-        lines = [without_secrets(line.strip(), argv) for line in written if line.strip()]
-        errors = [line for line in lines if line.startswith("error: ")] or (
-            lines if outcome.exit_code != 137 else []
-        )
         more |= {"memory_limit_bytes": limit.limit_bytes, "kernel_peak_bytes": outcome.peak_bytes}
         more["limit_by"] = limit.name if limit.limit_bytes is not None else None
-        more["last_output"] = outcome.unwritable or (
-            errors[-1] if errors and outcome.exit_code != 0 else None
-        )
+        words = ""
+        if outcome.exit_code != 0:
+            words = last_words(outcome.tail, killed=outcome.exit_code == 137)
+            words = without_secrets(words, argv)
+        more["last_output"] = outcome.unwritable or words or None
         done = attempt.end(outcome.exit_code, **outcome.evidence, **more)
     if outcome.interrupted or interrupts:
         resume = f"go on with {resumption(done.run_dir, done.memory_limit_bytes)}"

@@ -1,7 +1,7 @@
 """The cause of a Slurm job's end, or the reason why it waits: from sacct, else scontrol, else its
 log, and its run."""
 
-import csv
+import contextlib
 import re
 import subprocess
 from dataclasses import asdict, dataclass, field
@@ -9,14 +9,17 @@ from pathlib import Path
 
 from ..errors import InputError
 from ..memory.record import RunPaths
-from .diagnosis import Diagnosis
+from .diagnosis import OPEN_CAUSES, Diagnosis, Result
+from .evidence import OUT_OF_MEMORY, cleaned, failed_rank, find, job_rows, job_state, last_words
 from .exit_codes import (
-    EXIT_CODES,
-    LOG_LINES,
     PENDING,
     RUNNING,
     STATES,
+    STOPPED,
+    Meaning,
+    code_key,
     meaning_of,
+    meaning_of_state,
     sbatch_resumption,
 )
 from .folder import Run
@@ -33,18 +36,8 @@ FIELDS = [
     "Reason",
     "WorkDir",
 ]
-# scontrol's names -> sacct's
-NAMES = {
-    "JobId": "JobID",
-    "JobState": "State",
-    "RunTime": "Elapsed",
-    "TimeLimit": "Timelimit",
-    "NumNodes": "NNodes",
-}
-NAMES |= {"MinMemoryNode": "ReqMem", "MinMemoryCPU": "ReqMem"}
+OUT_OF_MEMORY_STATE = "OUT_OF_MEMORY"
 RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
-# in torchrun's report
-FAILED_RANK = r"rank\s+: (\d+) \(local_rank: \d+\)\n\s+exitcode\s+: (?!-15\b|143\b)(-?\d+)"
 
 
 @dataclass(frozen=True)
@@ -69,38 +62,30 @@ class JobDiagnosis:
         return self.text
 
 
-def _parse(text: str) -> list[dict[str, str]]:
-    """Rows of jobs and steps from `sacct --parsable2` or `scontrol --oneliner`, under sacct's
-    names."""
-    if text.startswith("JobID|"):
-        return list(
-            csv.DictReader(text.splitlines(), restval="", delimiter="|", quoting=csv.QUOTE_NONE)
-        )
-    text = re.sub(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\S+)", r"JobId=\1_\2", text)
-    # a value may contain blanks
-    pairs = re.compile(r"(?:^|\s)([A-Z][\w/:&]*)=(.*?)(?=\s+[A-Z][\w/:&]*=|\s*$)")
-    jobs = [
-        {NAMES.get(name, name): value for name, value in pairs.findall(line)}
-        for line in text.splitlines()
-    ]
-    return [job for job in jobs if job]
-
-
 def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
     """Rows of sacct, else of scontrol, and which of them answered or why neither did."""
-    sacct, refusals = ["sacct", "-j", job_id, "--parsable2", f"--format={','.join(FIELDS)}"], []
+    sacct = ["sacct", "-j", job_id, "--parsable2", f"--format={','.join(FIELDS)}"]
+    answers, refusals = {}, []
     for argv in (sacct, ["scontrol", "--oneliner", "show", "job", job_id]):
         try:
             done = subprocess.run(
                 argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
             )
-            if rows := _parse(done.stdout) if done.returncode == 0 else []:
-                return rows, [argv[0]]
-            refusals.append(f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}")
+            if rows := job_rows(done.stdout) if done.returncode == 0 else []:
+                answers[argv[0]] = rows
+            else:
+                refusals.append(f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}")
         except (FileNotFoundError, subprocess.TimeoutExpired) as error:
             refusals.append(
                 f"{argv[0]} is not installed here" if isinstance(error, OSError) else str(error)
             )
+    for source, rows in answers.items():
+        # sacct knows neither the script nor the present reason to wait
+        shown = {row["JobID"]: row for row in answers.get("scontrol", [])}
+        merged = [{**shown.get(row["JobID"], {}), **row} for row in rows]
+        for row in merged:
+            row["Reason"] = shown.get(row["JobID"], row).get("Reason", "")
+        return merged, [source]
     return [], refusals
 
 
@@ -124,154 +109,213 @@ def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
     return None
 
 
-def _by_code(
-    code: str, rank: list[str], run: Run | None, is_own: bool, log: str, resume: str
-) -> tuple[str, str, str]:
-    """(cause, sentence, remedy) of a job that its state does not explain."""
-    # A user's own script, whose codes have other meanings, leaves no line of ours in its log.
-    is_ours = run is not None or not log or re.search("^(ogbnlib|error): ", log, re.MULTILINE)
-    cause, meaning, remedy = meaning_of(code, foreign=not is_ours)
-    sentence = meaning if ":" in code else f"{meaning} (exit code {code})"
-    if cause == "stopped at a checkpoint":
-        why = [
-            f": {text}" for text in re.findall(r"^ogbnlib: .*?(not requeued.*)$", log, re.MULTILINE)
-        ]
-        sentence = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{''.join(why[-1:])}"
-        remedy = f"{resume}; OGBNLIB_MAX_RESTARTS bounds how often a job requeues itself"
-    elif code != "0" and rank:
-        cause, meaning, remedy = meaning_of(rank[1])
-        sentence = f"failed because of its rank {rank[0]}: {meaning} (exit code {rank[1]})"
-    elif run and run.exit_code and (is_own if code == "0" else code != "2" or run.exit_code == 2):
-        cause, remedy = run.diagnosis.cause, run.diagnosis.remedy
-        text = "with exit code 0, but its run did not finish" if code == "0" else "as its run did"
-        sentence = f"ended {text} (exit code {run.exit_code})"
-    if "resume" in remedy and "sbatch" not in remedy:
-        remedy = resume + (", with a smaller lr=..." if cause == "diverged" else "")
-    return cause, sentence, remedy
+class _Job:
+    """What is left of a job, or of one task of an array: Slurm's rows, its log, and its run."""
+
+    def __init__(self, job_id: str, row: dict[str, str], rows: list[dict[str, str]]):
+        self.job_id, self.row = job_id, row
+        self.steps = [step for step in rows if step["JobID"].startswith(f"{job_id}.")]
+        work_dir = Path(row.get("WorkDir") or ".")
+        self.log_path = _log_path(job_id, row, work_dir)
+        # the part of the last attempt, which begins with such a line
+        attempts = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))
+        self.log = attempts[-1]
+        lines = [line for line in self.log.splitlines() if line.strip()]
+        own = ("ogbnlib: ", "slurmstepd", "srun: ")
+        self.words = [line for line in lines if not line.startswith(own)]
+        self.proven, _ = job_state(lines)  # a state, by the log alone
+        self.run = _find_run(job_id, work_dir, self.log)
+        self.diagnosis: Diagnosis | None = None
+        self.run_code: int | None = None
+        if self.run:
+            self.run_code, self.diagnosis = _end_in_job(self.run, job_id)
+        self.state = (row.get("State") or self.proven).partition(" by ")[0]
+        self.pair = row.get("ExitCode", "")
+        if not self.pair and self.run_code is not None:
+            self.pair = str(self.run_code)
+        # A user's own script, whose codes have other meanings, leaves no line of ours in its log.
+        self.is_ours = bool(self.run) or not self.log
+        self.is_ours = self.is_ours or bool(re.search("^(ogbnlib|error): ", self.log, re.M))
+        self.resume = "submit it again"
+        if self.run and self.run.paths.config.is_file():
+            command = sbatch_resumption(self.run.run_dir)
+            self.resume = f"go on with `{command}` and the same options of sbatch"
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.row or self.run or self.words or self.proven)
+
+    def end(self) -> Meaning:
+        """Cause, sentence and remedy of the end: by Slurm's state, else by the exit code."""
+        short = self._short_limit()
+        if short:
+            return short
+        state = self.state
+        oom_seen = [self.proven, *(step.get("State") for step in self.steps)]
+        if STATES.get(state) not in (PENDING, RUNNING) and OUT_OF_MEMORY_STATE in oom_seen:
+            state = OUT_OF_MEMORY_STATE
+        if state in STATES:
+            facts = {"job": self.job_id, "state": self.state} | self.row | {"resume": self.resume}
+            if self.diagnosis and self.diagnosis.cause == OUT_OF_MEMORY:
+                facts["less"] = self.diagnosis.remedy
+            return meaning_of_state(state, facts)
+        code = code_key(self.pair)
+        if not code:
+            return Meaning(
+                "unknown", "left no sign of its end", "ask sacct on the cluster's login node"
+            )
+        return self._with_resumption(self._by_code(code))
+
+    def _by_code(self, code: str) -> Meaning:
+        meaning = meaning_of(code, foreign=not self.is_ours)
+        sentence = meaning.text
+        if ":" not in code:
+            sentence += f" (exit code {code})"
+        if meaning.cause == "stopped at a checkpoint":
+            reasons = re.findall(r"^ogbnlib: .*?(not requeued.*)$", self.log, re.MULTILINE)
+            why = "".join(f": {reason}" for reason in reasons[-1:])
+            sentence = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{why}"
+            remedy = f"{self.resume}; OGBNLIB_MAX_RESTARTS bounds how often a job requeues itself"
+            return Meaning(meaning.cause, sentence, remedy)
+        explained = self._is_end_of_run(code)
+        rank = failed_rank(cleaned(self.log)) if code != "0" else None
+        found = None
+        if rank or (meaning.cause in OPEN_CAUSES and not explained):
+            found = find(self.log, foreign=not self.is_ours)
+        if found:
+            code = code_key(rank["code"]) if rank else code
+            return Meaning(found.cause, f"failed: {found.text} (exit code {code})", found.remedy)
+        if self.diagnosis and explained:
+            outcome = "as its run did"
+            if code == "0":
+                outcome = "with exit code 0, but its run did not finish"
+            sentence = f"ended {outcome} (exit code {self.run_code})"
+            return Meaning(self.diagnosis.cause, sentence, self.diagnosis.remedy)
+        return meaning._replace(text=sentence)
+
+    def _is_end_of_run(self, code: str) -> bool:
+        """Whether the end of the job's run explains the exit code of the job."""
+        if not self.run or not self.run_code:
+            return False
+        if code == "0":
+            # A notebook, whose folder has the job's name, may let its runs be killed on purpose.
+            folders = self.run.run_dir.parents
+            return not any(folder.name.endswith(f"-{self.job_id}") for folder in folders)
+        return code != "2" or self.run_code == 2
+
+    def _with_resumption(self, meaning: Meaning) -> Meaning:
+        """The remedy with the command that resumes the run in another job."""
+        cause, text, remedy = meaning
+        is_resumable = self.resume.startswith("go on")
+        if "resume" in remedy and "sbatch" not in remedy:
+            remedy = self.resume
+            if cause == "diverged":
+                remedy += ", with a smaller lr=..."
+        elif is_resumable and cause in ("SIGKILL, cause unknown", "worker died, cause unknown"):
+            remedy = f"{remedy}; then {self.resume}"
+        if self.log_path and not (self.run and self.run.paths.output.is_file()):
+            remedy = remedy.replace("output.log", str(self.log_path))  # torchrun leaves none
+        return Meaning(cause, text, remedy)
+
+    def _short_limit(self) -> Meaning | None:
+        """The end of a job whose time limit is not longer than the lead of its --signal: it is told
+        to stop as soon as it starts."""
+        limit_s, lead_s = _seconds(self.row.get("Timelimit", "")), _lead_s(self.row)
+        stopped = self.run_code == STOPPED or code_key(self.pair) in (str(STOPPED), "138")
+        # Slurm sends the signal up to 60 s early.
+        if not stopped or limit_s is None or lead_s is None or lead_s + 60 < limit_s:
+            return None
+        sentence = f"was told to stop as soon as it started: its --signal comes {lead_s} s before "
+        sentence += f"the end, and its time limit is {self.row['Timelimit']}"
+        return Meaning("time limit", sentence, f"give sbatch a --time well above it; {self.resume}")
+
+    def diagnose(self, asked: list[str]) -> JobDiagnosis:
+        cause, sentence, remedy = self.end()
+        text = f"Job {self.job_id} {sentence.rstrip('.')}."
+        if self.run and self.diagnosis and failed_rank(cleaned(self.log)):
+            # the end of rank 0, which writes the run's result, is a consequence
+            text += f" Its run {self.run.run_dir} was in phase '{self.diagnosis.phase}'."
+        elif self.run and self.diagnosis:
+            story = self.diagnosis.text.removesuffix(f" Next: {self.diagnosis.remedy}.")
+            text += f" Its run {self.run.run_dir}: {story}"
+        elif self.words and cause not in ("pending", "held", "never starts", "finished"):
+            words = last_words(self.log) or self.words[-1]
+            text += f" The last words in {self.log_path}: {words.rstrip('.')}."
+        if remedy:
+            text += f" Next: {remedy}."
+        if not self.row:
+            text += f" This is from files alone: {'; '.join(asked)}."
+        sources = asked if self.row else []
+        run_dir = str(self.run.run_dir) if self.run else None
+        return JobDiagnosis(
+            self.job_id,
+            text,
+            cause,
+            self.row.get("State"),
+            self.pair or None,
+            remedy,
+            [*sources, *([str(self.log_path)] if self.words else []), *filter(None, [run_dir])],
+            self.steps,
+            run_dir,
+            self.diagnosis,
+        )
 
 
-def _diagnose(
-    job_id: str, job: dict[str, str], rows: list[dict[str, str]], asked: list[str]
-) -> JobDiagnosis:
-    work_dir = Path(job.get("WorkDir") or ".")
-    # The job scripts write slurm-NAME-JOBID.out, with such a line for each attempt; sbatch by
-    # itself slurm-JOBID.out.
+def _log_path(job_id: str, row: dict[str, str], work_dir: Path) -> Path | None:
+    """The job's log. The job scripts write slurm-NAME-JOBID.out, sbatch by itself slurm-JOBID.out."""
+    if row.get("StdOut"):
+        return Path(row["StdOut"])
     logs = [path for path in work_dir.glob("slurm-*.out") if path.stem.endswith(f"-{job_id}")]
-    log_path = (
-        Path(job["StdOut"])
-        if job.get("StdOut")
-        else max(logs, key=lambda p: p.stat().st_mtime, default=None)
-    )
-    data = log_path.read_bytes()[-(2**18) :] if log_path is not None and log_path.is_file() else b""
-    log = re.split(
-        r"(?=ogbnlib: job \S+, restart \d+)", data.decode(errors="replace").replace("\r", "\n")
-    )[-1]
-    lines = [line for line in log.splitlines() if line.strip()]
-    words = [line for line in lines if not line.startswith(("ogbnlib: ", "slurmstepd", "srun: "))]
-    run, steps = (
-        _find_run(job_id, work_dir, log),
-        [row for row in rows if row["JobID"].startswith(f"{job_id}.")],
-    )
-    states = [
-        state for line in lines for pattern, state in LOG_LINES.items() if re.search(pattern, line)
-    ]
-    # A kill for memory explains all else that follows it but a new attempt.
-    proven = (
-        "OUT_OF_MEMORY"
-        if "OUT_OF_MEMORY" in states and states[-1] != "REQUEUED"
-        else "".join(states[-1:])
-    )
-    if not (job or run or words or proven):
-        missing = f"{work_dir.resolve()} has no runs/*-{job_id} and no slurm-*-{job_id}.out"
-        remedy = "Start this in the folder that you submitted from."
-        raise InputError(
-            f"--job: nothing is left of job {job_id}: {'; '.join(asked)}; and {missing}. {remedy}"
-        )
-    state = (job.get("State") or proven).partition(" by ")[0]
-    ending = STATES.get(state)
-    if ending not in (PENDING, RUNNING) and "OUT_OF_MEMORY" in {
-        proven,
-        *(step.get("State") for step in steps),
-    }:
-        ending = STATES["OUT_OF_MEMORY"]
-    resume, diagnosis = "submit it again", run.diagnosis if run else None
-    if run and run.paths.config.is_file():
-        resume = f"go on with `{sbatch_resumption(run.run_dir)}` and the same options of sbatch"
-    # The first rank that failed by itself: torchrun ends the others by SIGTERM.
-    rank = next(
-        ([r, str(128 - int(c)) if c[0] == "-" else c] for r, c in re.findall(FAILED_RANK, log)), []
-    )
-    code = pair = job.get("ExitCode", "") or (
-        "" if run is None or run.exit_code is None else str(run.exit_code)
-    )
-    # EXIT:SIGNAL is 128 + SIGNAL, or EXIT; sacct of Slurm 22.05 shows 141 as 13:0
-    if pair not in EXIT_CODES:
-        code, _, number = pair.partition(":")
-        signal = int(number or 0) or (
-            int(code) if int(code or 0) > 2 and str(128 + int(code)) in EXIT_CODES else 0
-        )
-        code = str(128 + signal) if signal and ":" in pair else code
-    if ending:
-        less = (
-            diagnosis.remedy if diagnosis and diagnosis.cause == "out of memory" else "see `plan`"
-        )
-        facts = {
-            "Reason": "no reason in its log",
-            "NodeList": "",
-            "job": job_id,
-            "state": state,
-        } | job
-        facts |= {"resume": resume, "less": less}
-        # left out if unknown, or a word such as Partition_Limit
-        for name in ("Elapsed", "Timelimit", "ReqMem"):
-            value = rf" \1 {job[name]}" if job.get(name, "")[:1].isdigit() else ""
-            ending = ending._replace(text=re.sub(rf" (of|after) \{{{name}\}}", value, ending.text))
-        cause, sentence, remedy = (text.format(**facts) for text in ending)
-    elif not code:
-        cause, sentence, remedy = (
-            "unknown",
-            "left no sign of its end",
-            "ask sacct on the cluster's login node",
-        )
-    else:
-        # A notebook, whose folder has the job's name, may let its runs be killed on purpose.
-        is_own = run is not None and not any(
-            folder.name.endswith(f"-{job_id}") for folder in run.run_dir.parents
-        )
-        cause, sentence, remedy = _by_code(code, rank, run, is_own, log, resume)
-        if log_path and not (run and run.paths.output.is_file()):  # torchrun leaves none
-            remedy = remedy.replace("output.log", str(log_path))
-    text = f"Job {job_id} {sentence.rstrip('.')}."
-    # the end of rank 0, which writes the run's result, is a consequence
-    if run and diagnosis and rank:
-        text += f" Its run {run.run_dir} was in phase '{diagnosis.phase}'."
-    elif run and diagnosis:
-        text += (
-            f" Its run {run.run_dir}: {diagnosis.text.removesuffix(f' Next: {diagnosis.remedy}.')}"
-        )
-    elif words and cause not in ("pending", "finished"):
-        text += f" The last words in {log_path}: {words[-1].rstrip('.')}."
-    text += (f" Next: {remedy}." if remedy else "") + (
-        "" if job else f" This is from files alone: {'; '.join(asked)}."
-    )
-    run_dir = str(run.run_dir) if run else None
-    sources = [
-        *(asked if job else []),
-        *([str(log_path)] if words else []),
-        *filter(None, [run_dir]),
-    ]
-    return JobDiagnosis(
-        job_id,
-        text,
-        cause,
-        job.get("State"),
-        pair or None,
-        remedy,
-        sources,
-        steps,
-        run_dir,
-        diagnosis,
-    )
+    return max(logs, key=lambda path: path.stat().st_mtime, default=None)
+
+
+def _end_of(path: Path | None) -> str:
+    if path is None or not path.is_file():
+        return ""
+    return path.read_bytes()[-(2**18) :].decode(errors="replace").replace("\r", "\n")
+
+
+def _end_in_job(run: Run, job_id: str) -> tuple[int | None, Diagnosis | None]:
+    """Exit code and diagnosis of a run's last attempt in this job; None where it had none in it.
+
+    A later job may have gone on with the run, and its result is then no fact about this job.
+    """
+    starts = [event for event in run.events if event["event"] == "start"]
+    # of an earlier version, whose attempts name no job
+    if not any(event.get("slurm_job") for event in starts):
+        return run.exit_code, run.diagnosis
+    own = [i for i, event in enumerate(starts) if event.get("slurm_job") == job_id]
+    if not own:
+        return None, None
+    if own[-1] == len(starts) - 1:
+        return run.exit_code, run.diagnosis
+    result = Result.model_validate(starts[own[-1] + 1].get("previous") or {})
+    return result.exit_code, result.diagnosis
+
+
+def _seconds(text: str) -> int | None:
+    """Seconds of Slurm's [DAYS-]HOURS:MINUTES:SECONDS; None for a word such as UNLIMITED."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _lead_s(row: dict[str, str]) -> int | None:
+    """Seconds before its end at which a job's script asks for a signal; None if that is unknown."""
+    script = Path(row.get("Command", "").partition(" ")[0])
+    text = ""
+    with contextlib.suppress(OSError):
+        text = script.read_text(errors="replace")
+    leads = re.findall(r"^#SBATCH .*--signal[= ]\S*?@(\d+)", text, re.MULTILINE)
+    return int(leads[-1]) if leads else None
+
+
+def _task_number(job: _Job) -> tuple[int, int]:
+    """Order of an array's tasks: by number, after them those that wait, such as 7_[5-8]."""
+    numbers = re.findall(r"\d+", job.job_id.partition("_")[2])
+    return "[" in job.job_id, int(numbers[0]) if numbers else 0
 
 
 def diagnose_job(job_id: str | int) -> JobDiagnosis:
@@ -287,7 +331,15 @@ def diagnose_job(job_id: str | int) -> JobDiagnosis:
             name + folder.name.rpartition(name)[2]: {}
             for folder in sorted(Path().glob(f"runs/*-{name}_*"))
         }
-    tasks = [_diagnose(job, row, rows, sources) for job, row in (jobs or {name: {}}).items()]
+    found = [_Job(job_id, row, rows) for job_id, row in (jobs or {name: {}}).items()]
+    if all(job.is_empty for job in found):
+        missing = f"{Path().resolve()} has no runs/*-{name} and no slurm-*-{name}.out"
+        remedy = "Start this in the folder that you submitted from."
+        reasons = "; ".join(sources)
+        raise InputError(
+            f"--job: nothing is left of job {name}: {reasons}; and {missing}. {remedy}"
+        )
+    tasks = [job.diagnose(sources) for job in sorted(found, key=_task_number)]
     if len(tasks) == 1:
         return tasks[0]
     causes = [task.cause for task in tasks]

@@ -252,9 +252,7 @@ def not_a_data_set(path: Path) -> InputError:
         expected = "expected a data set folder, found a file"
         return InputError("; ".join(filter(None, [f"{path}: {expected}", hint])))
     if not path.is_dir():
-        return InputError(
-            f"{path}: expected a data set folder, found no such folder{nearby(path)}"
-        )
+        return InputError(f"{path}: expected a data set folder, found no such folder{nearby(path)}")
     return InputError(f"{path}: expected a data set, {_content(path)}")
 
 

@@ -19,7 +19,7 @@ from ogbnlib.memory.cuda import (
     allocator_environment,
     cuda_reading,
 )
-from ogbnlib.runs.diagnosis import explain_cuda_message
+from ogbnlib.runs.diagnosis import explain_text
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.step import Learner
@@ -213,7 +213,7 @@ OLD = (
 def test_a_pasted_message_is_read_as_pieces_size_or_others(
     message: str, cause: str, words: str
 ) -> None:
-    found = explain_cuda_message(message)
+    found = explain_text(message)
     assert found.cause.startswith(f"out of GPU memory: {cause}")
     assert words in found.text
 

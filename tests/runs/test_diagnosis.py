@@ -28,8 +28,8 @@ from ogbnlib.runs.folder import Run, diagnose
         ),
         (
             {"exit_code": 1, "last_output": "torch.OutOfMemoryError: CUDA out of memory."},
-            "error",
-            "last words: torch",
+            "out of GPU memory",
+            "no sizes.* last words: torch",
         ),
         ({"exit_code": None}, "no result", "No result was written.* resume=True"),
     ],
@@ -120,3 +120,31 @@ def test_an_exception_and_its_exit_code_are_one_thing() -> None:
         MemoryError(),
     ]
     assert [exit_code_of(error) for error in errors] == [2, 75, 130, 76, 1]
+
+
+def samples(sizes: list[int], processes: list[int]) -> list[dict[str, float]]:
+    """A sample a second of this many MB in all, by this many processes."""
+    rows = []
+    for i, (size, number) in enumerate(zip(sizes, processes, strict=True)):
+        row = {"time_s": 100.0 + i, "num_processes": number}
+        for kind in ("rss", "pss"):
+            parts = {f"{kind}_anon_bytes": size * MB, f"{kind}_shmem_bytes": 0}
+            rows_of = {**parts, f"{kind}_file_bytes": 0}
+            row |= rows_of
+        rows.append(row)
+    return rows
+
+
+def test_growth_and_its_processes_are_told_and_loading_may_be_part_of_it(tmp_path: Path) -> None:
+    sizes = [272 + 18 * i for i in range(33)]
+    grown = samples(sizes, [min(17, 1 + i) for i in range(33)])
+    start = {"time_s": 100.0, "event": "start", "command": ["python", "train.py"]}
+    killed = {"killed_by": "kernel", "oom_kills": 1, "memory_limit_bytes": 900 * MB}
+    found = diagnose(write_run(tmp_path / "a", events=[start], samples=grown, **killed))
+    assert "Its processes went from 1 to 17, 33 MB each" in found.text
+    assert "memory climbs by" in found.text
+    assert "No phase is named, so loading may be part of it." in found.text
+    load = {"time_s": 100.0, "event": "begin", "phase": "load data"}
+    found = diagnose(write_run(tmp_path / "b", events=[start, load], samples=grown, **killed))
+    assert "climbs" not in found.text
+    assert "grows" not in found.text

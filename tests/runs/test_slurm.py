@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import MB, write_run
+from test_evidence import TEXTS
 
 from ogbnlib.errors import InputError
 from ogbnlib.runs.slurm import diagnose_job
@@ -339,3 +340,134 @@ def test_a_job_of_which_nothing_is_left_is_refused_with_the_reasons(says: Says) 
         InputError, match=f"nothing is left of job 2: sacct: {DISABLED}; scontrol: {UNKNOWN}"
     ):
         diagnose_job("2")
+
+
+WAITS = {  # Slurm's reason -> cause, word of the remedy
+    "JobHeldUser": ("held", "scontrol release 2"),
+    "JobHeldAdmin": ("held", "support"),
+    "launch_failed_requeued_held": ("held", "scontrol release 2"),
+    "job_requeued_in_held_state": ("held", "scontrol release 2"),
+    "requeued_held": ("held", "scontrol release 2"),
+    "JobHoldMaxRequeue": ("held", "scontrol release 2"),
+    "DependencyNeverSatisfied": ("never starts", "scancel 2"),
+    "PartitionTimeLimit": ("never starts", "a shorter --time"),
+    "PartitionNodeLimit": ("never starts", "fewer nodes"),
+    "AssocMaxWallDurationPerJobLimit": ("never starts", "a shorter --time"),
+    "QOSMaxMemoryPerJob": ("never starts", "less --mem"),
+    "BadConstraints": ("never starts", "--constraint"),
+    "AssocGrpCPUMinutesLimit": ("never starts", "--account"),
+    "InvalidQOS": ("never starts", "--qos"),
+    "ReqNodeNotAvail,_UnavailableNodes:n1": ("pending", "sinfo -R"),
+    "Priority": ("pending", "starts by itself"),
+    "Resources": ("pending", "starts by itself"),
+    "AssocGrpMemLimit": ("pending", "starts by itself"),
+    "QOSMaxCpuPerUserLimit": ("pending", "starts by itself"),
+    "Dependency": ("pending", "starts by itself"),
+}
+
+
+@pytest.mark.parametrize("reason", WAITS)
+def test_a_job_that_does_not_start_by_itself_is_told_what_starts_it(
+    says: Says, reason: str
+) -> None:
+    cause, word = WAITS[reason]
+    says(scontrol=shown(JobState="PENDING", Reason=reason))
+    found = diagnose_job("2")
+    assert found.cause == cause
+    assert word in found.remedy
+    assert reason in found.text
+    assert (cause == "pending") or "starts by itself: submit" not in found.text
+
+
+def test_the_reason_to_wait_is_the_controllers_not_that_of_an_earlier_wait(says: Says) -> None:
+    row = "2|2|PENDING|0:0|0:0|1G||00:00:00|01:00:00|None assigned|None|WORK"
+    says(sacct=table(row), scontrol=shown(JobState="PENDING", Reason="JobHeldUser"))
+    found = diagnose_job("2")
+    assert (found.cause, found.sources) == ("held", ["sacct"])
+
+
+def of_jobs(run_dir: Path, *attempts: tuple[str | None, int | None]) -> None:
+    """A run with an attempt of each job, and the exit code that it ended with (None: no result)."""
+    events, before = [], None
+    for time_s, (job, code) in enumerate(attempts):
+        start = {"time_s": float(time_s), "event": "start", "previous": before}
+        events.append(start | ({"slurm_job": job} if job else {}))
+        before = None
+        if code is not None:
+            told = {"cause": f"cause {code}", "exit_code": code, "phase": None, "remedy": "x"}
+            before = {"exit_code": code, "diagnosis": told | {"text": f"Story {code}. Next: x."}}
+    write_run(run_dir, exit_code=attempts[-1][1], events=events)
+
+
+def test_a_job_is_described_by_its_own_attempt_and_not_by_a_later_jobs(says: Says) -> None:
+    Path("slurm-train-2.out").write_text("ogbnlib: the run is in runs/train-2\n")
+    of_jobs(Path("runs/train-2"), ("2", 76), ("3", 0))
+    says(scontrol=shown(JobState="FAILED", ExitCode="76:0"))
+    found = diagnose_job("2")
+    assert found.cause == "cause 76"
+    assert "Story 76" in found.text
+    assert "Finished" not in found.text
+    # an array's task, and a job requeued after another one had the run
+    of_jobs(Path("runs/train-2"), ("2", 75), ("3", 77), ("2", 0))
+    says(scontrol=shown())
+    assert diagnose_job("2").cause == "finished"
+
+
+def test_the_refusal_of_a_second_trainer_is_not_hidden_by_the_firsts_success(says: Says) -> None:
+    of_jobs(Path("runs/train-1"), ("1", 0))
+    refusal = "error: runs/train-1: it is being trained in by process 7 on n0"
+    log = (
+        f"ogbnlib: job 2, restart 0, on n0, in /x\nogbnlib: the run is in runs/train-1\n{refusal}\n"
+    )
+    Path("slurm-train-2.out").write_text(log)
+    for code in ("2:0", "1:0"):
+        says(scontrol=shown(JobState="FAILED", ExitCode=code))
+        found = diagnose_job("2")
+        assert "it is being trained in by process 7" in found.text
+        assert "Finished" not in found.text
+
+
+@pytest.mark.parametrize(
+    ("limit", "code", "named"),
+    [
+        ("00:04:00", "75:0", True),
+        ("00:05:00", "138:0", True),
+        ("04:00:00", "75:0", False),
+        ("00:04:00", "1:0", False),
+    ],
+)
+def test_a_time_limit_that_is_not_longer_than_the_signals_lead_is_named(
+    says: Says, limit: str, code: str, named: bool
+) -> None:
+    Path("own.sbatch").write_text("#!/bin/bash\n#SBATCH --time=4 --signal=USR1@300\nsrun x\n")
+    script = str(Path("own.sbatch").absolute())
+    says(scontrol=shown(JobState="FAILED", ExitCode=code, TimeLimit=limit, Command=script))
+    found = diagnose_job("2")
+    assert ("300 s" in found.text and "--time" in found.remedy) is named
+
+
+def test_after_a_sigkill_of_unknown_sender_the_command_that_resumes_is_there(says: Says) -> None:
+    write_run(Path("runs/train-2"), exit_code=137)
+    says(scontrol=shown(JobState="FAILED", ExitCode="137:0"))
+    found = diagnose_job("2")
+    assert found.cause == "SIGKILL, cause unknown"
+    assert "`sbatch slurm/train.sbatch --run-dir runs/train-2 --resume`" in found.remedy
+
+
+def test_the_tasks_of_an_array_come_in_order(says: Says) -> None:
+    rows = [
+        f"9_{task}|{task}|COMPLETED|0:0|0:0|1G||00:00:01|01:00:00|n1|None|WORK"
+        for task in ("[11-12]", 10, 4, 3, 2, 1)
+    ]
+    says(sacct=table(*rows))
+    tasks = [task.job_id for task in diagnose_job("9").tasks]
+    assert tasks == ["9_1", "9_2", "9_3", "9_4", "9_10", "9_[11-12]"]
+
+
+@pytest.mark.parametrize("name", ["a worker", "torch on the CPU", "a rank", "a full disk"])
+def test_a_text_in_a_jobs_log_has_the_cause_that_it_has_when_pasted(says: Says, name: str) -> None:
+    text, cause, _ = TEXTS[name]
+    Path("slurm-2.out").write_text(f"Epoch 1\n{text}\n")
+    says(scontrol=shown(JobState="FAILED", ExitCode="1:0"))
+    found = diagnose_job("2")
+    assert found.cause == cause, found.text

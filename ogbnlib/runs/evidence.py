@@ -1,0 +1,608 @@
+"""The table from evidence to cause: messages of the kernel, Slurm, allocators, launchers and Python.
+
+Pasted texts, the last words of a run and the logs of Slurm jobs are all read by `find`, so that the
+same text has the same cause at every door. Codes and states are explained by `exit_codes`.
+"""
+
+import csv
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import format_bytes
+from ..memory.cuda import ALLOCATOR_VARIABLES, oom_sizes
+from .exit_codes import EXIT_CODES, Meaning, code_key, meaning_of, meaning_of_state, state_key
+
+GUIDE = "notebooks/guide/troubleshooting.md"
+OUT_OF_MEMORY = "out of memory"
+_LESS = (
+    "hold less at once: `python -m ogbnlib plan --memory-limit SIZE` says which settings fit; in a script of your own "
+    "one loader at a time, fewer workers, arrays mapped with numpy.load(mmap_mode='r')"
+)
+_GPU_LESS = EXIT_CODES["76"].remedy.partition(", or ")[2]
+# Groups of the patterns below whose text is a size.
+_SIZES = ("anon", "asked", "used")
+
+
+@dataclass(frozen=True)
+class Clue:
+    """A pattern of a log's line, and the cause that it proves.
+
+    Without a `meaning` the pattern's group `code` or `signal` is looked up, and `who` names the
+    process. Names in braces are the pattern's other groups.
+    """
+
+    pattern: str
+    meaning: Meaning | None = None
+    who: str = ""
+
+
+_VICTIM = r"Kill(?:ed)? process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)\)?"
+_HELD = r"[^\n]*?anon-rss: ?(?P<anon>\d+ ?kB)"
+_STRUCK = "the kernel's out-of-memory killer ended process {pid} ({name})"
+_GROUP = ", for the limit of its cgroup: a job's --mem, or the limit of a container or a run"
+_MACHINE = ", because the whole machine had no memory left"
+_KERNEL = [
+    Clue(
+        rf"[Mm]emory cgroup out of memory: {_VICTIM}{_HELD}",
+        Meaning(OUT_OF_MEMORY, _STRUCK + ", which held {anon} of anonymous memory" + _GROUP, _LESS),
+    ),
+    Clue(
+        rf"Out of memory[^\n]*: {_VICTIM}{_HELD}",
+        Meaning(
+            OUT_OF_MEMORY, _STRUCK + ", which held {anon} of anonymous memory" + _MACHINE, _LESS
+        ),
+    ),
+    Clue(
+        _VICTIM + _HELD,
+        Meaning(OUT_OF_MEMORY, _STRUCK + ", which held {anon} of anonymous memory", _LESS),
+    ),
+    Clue(
+        rf"[Mm]emory cgroup out of memory: {_VICTIM}",
+        Meaning(OUT_OF_MEMORY, _STRUCK + _GROUP, _LESS),
+    ),
+    Clue(rf"Out of memory[^\n]*: {_VICTIM}", Meaning(OUT_OF_MEMORY, _STRUCK + _MACHINE, _LESS)),
+    Clue(
+        r"oom-kill:constraint=CONSTRAINT_MEMCG[^\n]*task=(?P<name>[^,\n]+),pid=(?P<pid>\d+)",
+        Meaning(OUT_OF_MEMORY, _STRUCK + _GROUP, _LESS),
+    ),
+    Clue(
+        r"oom-kill:constraint=[^\n]*task=(?P<name>[^,\n]+),pid=(?P<pid>\d+)",
+        Meaning(OUT_OF_MEMORY, _STRUCK + _MACHINE, _LESS),
+    ),
+    Clue(
+        r"systemd-oomd[^\n]*: Killed (?P<name>\S+)[^\n]*(?:memory|swap)",
+        Meaning(
+            OUT_OF_MEMORY,
+            "systemd-oomd ended {name}, because the machine ran short of memory",
+            _LESS,
+        ),
+    ),
+    Clue(
+        r"killed by the OOM killer|crashed after using all available RAM|result 'oom-kill'|OOMKilled(?!\W+false)",
+        Meaning(
+            OUT_OF_MEMORY,
+            "it was ended for passing the memory of its service, container or session",
+            _LESS,
+        ),
+    ),
+    Clue(
+        r"TERM_MEMLIMIT|job killed: mem \d+\w* exceeded limit|vmem \d+\w* exceeded limit",
+        Meaning(
+            OUT_OF_MEMORY,
+            "the batch system ended the job for passing its memory",
+            f"ask for more, or {_LESS}",
+        ),
+    ),
+    Clue(
+        r"TERM_RUNLIMIT|job killed: walltime \d+ exceeded limit",
+        Meaning(
+            "time limit",
+            "the batch system ended the job at its time limit",
+            "ask for more time, and resume",
+        ),
+    ),
+]
+# Line of a job's log -> state. "hit memory limit at least once" proves nothing: the page cache does
+# so without a kill.
+_JOB_LINES = {
+    r"error: .*oom[-_]kill event|^srun: error: .*: Out Of Memory|been OOM Killed": "OUT_OF_MEMORY",
+    r"error: .*exceeded (?:virtual )?memory limit .*being killed": "OUT_OF_MEMORY",
+    r"error: \*\*\* .*DUE TO TIME LIMIT": "TIMEOUT",
+    r"error: \*\*\* .*DUE TO PREEMPTION": "PREEMPTED",
+    r"error: \*\*\* .*DUE TO NODE FAILURE": "NODE_FAIL",
+    r"error: \*\*\* .*DUE TO JOB REQUEUE|^ogbnlib: .*; back in the queue": "REQUEUED",
+    # srun cancels steps, which proves nothing
+    r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",
+}
+
+_SIGNALS = {signal.strsignal(one): one.value for one in signal.Signals}  # "Killed" -> 9
+_WORDS = "|".join(
+    ("Killed", "Segmentation fault", "Aborted", "Bus error", "Terminated", "Illegal instruction")
+)
+_REFUSED = (
+    "Linux refused {asked} at once: more than the machine, or a limit of `ulimit -v`, has left"
+)
+_SHM = EXIT_CODES["135"]
+# Exceptions and last lines of programs, strongest evidence first.
+_PROGRAM = [
+    Clue(
+        r"DefaultCPUAllocator: [^\n]*?tried to allocate (?P<asked>\d+ bytes)",
+        Meaning(OUT_OF_MEMORY, _REFUSED + " (torch's allocator of the CPU, not of the GPU)", _LESS),
+    ),
+    Clue(
+        r"(?<!OutOf)MemoryError: Unable to allocate (?P<asked>[\d.]+ \w+)",
+        Meaning(OUT_OF_MEMORY, _REFUSED, _LESS),
+    ),
+    Clue(r"\b(?:m|re)alloc of size (?P<asked>\d+) failed", Meaning(OUT_OF_MEMORY, _REFUSED, _LESS)),
+    # its sizes are read by `_gpu`
+    Clue(
+        r"(?:CUDA|HIP|MPS backend) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
+        r"|(?<!you )\b[Tt]ried to allocate:? [\d.]+ (?:b|[KMG]iB)|(?:CUDA|HIP) error: out of memory"
+        r"|cudaErrorMemoryAllocation|Cuda failure[^\n]*out of memory|STATUS_ALLOC_FAILED|out_of_memory: CUDA",
+        Meaning(
+            "out of GPU memory",
+            "an allocation on the GPU failed, and the message has no sizes",
+            f"look with nvidia-smi for another process on the GPU; if there is none, {_GPU_LESS}",
+        ),
+    ),
+    Clue(
+        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) is killed by signal: (?P<signal>[A-Z][a-z ]+\w)",
+        who="DataLoader worker {pid}",
+    ),
+    Clue(
+        r"process (?P<pid>\d+) terminated with signal (?P<code>SIG\w+)",
+        who="process {pid} of torch.multiprocessing",
+    ),
+    Clue(
+        r"exit codes of the workers are \{[^}]*?(?P<code>SIG[A-Z]+)\(-\d+\)",
+        who="a worker process of the pool",
+    ),
+    Clue(
+        r"received 0 items of ancdata|Too many open files",
+        Meaning(
+            "error",
+            "ran out of file descriptors: DataLoader workers pass each tensor by one of them",
+            "raise the limit with `ulimit -n 65536`, or call "
+            "torch.multiprocessing.set_sharing_strategy('file_system') at the beginning",
+        ),
+    ),
+    Clue(
+        r"insufficient shared memory|unable to (?:open|allocate) shared memory"
+        r"|bus error encountered in worker"
+        r"|unable to (?:write to|mmap \d+ bytes from|resize) file </torch"
+        r"|No space left on device: '?/(?:dev/shm|torch_)",
+        Meaning(
+            _SHM.cause,
+            "ran out of shared memory: DataLoader workers pass batches through /dev/shm",
+            _SHM.remedy,
+        ),
+    ),
+    Clue(
+        r"can't start new thread|fork: (?:retry: )?Resource temporarily|hread creation failed"
+        r"|pthread_create",
+        Meaning(
+            "error",
+            "ran out of threads or processes: a limit of `ulimit -u` or of its cgroup (pids.max)",
+            "set num_workers lower and OMP_NUM_THREADS=1, or ask for a higher limit",
+        ),
+    ),
+    Clue(
+        r"Weights only load failed",
+        Meaning(
+            "error",
+            "a file was refused by torch.load (weights_only=True since torch 2.6): it holds more than tensors",
+            "pass weights_only=False if you trust who made the file, because loading it executes code; for "
+            "processed/ files of ogb and PyG: `python -m ogbnlib convert` reads raw/ instead",
+        ),
+    ),
+    Clue(
+        r"No space left on device|Disk quota exceeded",
+        Meaning(
+            "disk full",
+            "a file could not be written, because the disk or the quota is full",
+            "free some space, or set run_dir, data_dir or TMPDIR to another disk; then resume",
+        ),
+    ),
+    Clue(
+        r"device-side assert triggered|Target -?\d+ is out of bounds",
+        Meaning(
+            "error",
+            "a label lies outside of 0 to the number of classes - 1, such as a NaN turned into an integer",
+            f"check the labels with `python -m ogbnlib verify`; {GUIDE} has the line for a script of your own",
+        ),
+    ),
+    Clue(
+        r"(?<!OutOf)MemoryError\b|std::bad_alloc|an(?:'|no)t allocate memory|not enough memory: you tried",
+        Meaning(
+            OUT_OF_MEMORY,
+            "Linux refused an allocation: the machine, or a limit of `ulimit -v`, has no memory left",
+            _LESS,
+        ),
+    ),
+    Clue(
+        rf"^(?:\S+: line \d+: +\d+|Fatal Python error:) (?P<signal>{_WORDS})\b"
+        rf"|^(?P<code>{_WORDS})(?: \(core dumped\))? *$|^zsh: (?P<name>{_WORDS.lower()})",
+        who="a process",
+    ),
+    Clue(rf"^srun: error: \S+: tasks? [\d,-]+: (?P<signal>{_WORDS})", who="a task of srun"),
+    Clue(
+        r"died with <Signals\.(?P<code>SIG\w+)|interrupted by signal \d+: ?(?P<signal>SIG\w+)"
+        r"|Signal \d+ \((?P<name>SIG\w+)\) received",
+        who="a process",
+    ),
+    Clue(
+        r"[Ee]xit(?:ed with|ed)?[ _]?(?:exit )?(?:code|status)\s*:?=? ?(?P<code>-\d+|1[2-5]\d|24\d|250)\b",
+        who="a process",
+    ),
+    Clue(
+        r"DeadKernelError|Kernel died|Kernel crashed|kernel[^\n]* appears to have died|Kernel Restarting",
+        Meaning(
+            "kernel died, cause unknown",
+            "the notebook's kernel ended, and the message does not say why: mostly by SIGKILL, for memory",
+            "run it with `papermill --engine ogbnlib`, which says how the kernel ended, or train with "
+            "run(config, memory_limit=...), whose kill a notebook survives",
+        ),
+    ),
+    Clue(
+        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) exited unexpectedly",
+        Meaning(
+            "worker died, cause unknown",
+            "DataLoader worker {pid} ended, and the message does not say why",
+            "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
+        ),
+    ),
+    Clue(
+        r"process (?:managed by the executor|in the process pool) was (?:unexpectedly )?terminated",
+        Meaning(
+            "worker died, cause unknown",
+            "a process of a pool ended, and the message does not say why",
+            "run with one process, which shows its error; run under a memory_limit to see a kill",
+        ),
+    ),
+    Clue(
+        r"[Ee]xceeded (?:job|step) memory limit at some point|hit memory limit at least once",
+        Meaning(
+            "memory limit met, cause unknown",
+            "the job met its memory limit, which page cache does without a kill, too",
+            "look at the job's state, which is OUT_OF_MEMORY after a kill: sacct -j ID",
+        ),
+    ),
+]
+# Exceptions that only pass on the end of another process: the cause stands before them.
+_CONSEQUENCES = re.compile(
+    r"exited unexpectedly|ChildFailedError|Connection (?:closed|reset|refused)|DeadKernelError|Broken ?pipe"
+    r"|CalledProcessError|EOFError|ProcessRaisedException|BrokenProcessPool|TerminatedWorkerError"
+    r"|PapermillExecutionError|CellExecutionError",
+    re.IGNORECASE,
+)
+_TRACEBACK = "Traceback (most recent call last):"
+_CHAINED = re.compile(
+    r"(?:direct cause of the following exception|another exception occurred):[\s\w\[\]:]*$"
+)
+_RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?", re.MULTILINE)
+# of colors and titles, and other control characters but tab, newline and return
+_ESCAPES = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+)
+_BAR = re.compile(r"\d%\||\d(?:it|batch|s)?/s\b|\| *\d+/\d+ *\[")
+# torchrun's reports, the root cause of each node first
+_FAILED_RANKS = (
+    r"Root Cause[^\n]*?:\s.*?rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+)",
+    r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+)",
+    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<rank>\d+)",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The cause that a text proves; `text` is the end of a sentence, `line` the evidence."""
+
+    cause: str
+    text: str
+    remedy: str
+    line: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+def find(text: str, *, foreign: bool = True) -> Finding | None:
+    """The cause of an end by the messages in a text; None where none of them is known.
+
+    `foreign`: whether exit codes in it are those of commands that are not of this package.
+
+    What the kernel or Slurm wrote counts wherever it stands. An exception counts only if the
+    program ended with it: not if it was caught and another one followed.
+    """
+    text = cleaned(text)
+    found = _first(_KERNEL, text)
+    state, line = job_state(text.splitlines())
+    if found is None and state:
+        meaning = meaning_of_state(state, {})
+        found = Finding(meaning.cause, f"the job {meaning.text}", meaning.remedy, line)
+    return found or _by_rank(text, foreign=foreign) or _by_exception(text)
+
+
+def _first(clues: Iterable[Clue], text: str) -> Finding | None:
+    for clue in clues:
+        matches = list(re.finditer(clue.pattern, text, re.MULTILINE))
+        if matches:
+            return _finding(clue, matches[-1])
+    return None
+
+
+def _finding(clue: Clue, match: re.Match[str]) -> Finding:
+    groups = {name: value for name, value in match.groupdict().items() if value is not None}
+    sizes = {name: size_of(groups[name]) for name in _SIZES if name in groups}
+    words = groups | {name: format_bytes(size) for name, size in sizes.items()}
+    line = line_of(match)
+    meaning = clue.meaning
+    if meaning is None:
+        word = groups.get("code") or groups.get("signal") or groups["name"]
+        number = _SIGNALS.get(word.capitalize())
+        meaning = meaning_of(number + 128 if number else word, foreign=True)
+        meaning = meaning._replace(text=_about(clue.who, meaning))
+    elif meaning.cause == "out of GPU memory":
+        return _gpu(match.string, line) or Finding(*meaning, line)
+    return Finding(meaning.cause, meaning.text.format(**words), meaning.remedy, line, sizes)
+
+
+def _about(who: str, meaning: Meaning) -> str:
+    verb = "was " if meaning.text.startswith("ended by ") else ""
+    return f"{who} {verb}{meaning.text}"
+
+
+def line_of(match: re.Match[str]) -> str:
+    """The whole line of a match, its lines joined where it has several."""
+    begin = match.string.rfind("\n", 0, match.start()) + 1
+    end = match.string.find("\n", match.end())
+    lines = match.string[begin : end if end >= 0 else None].split("\n")
+    return " ".join(" ".join(line.split()) for line in lines)
+
+
+def size_of(text: str) -> int:
+    """Bytes of a size as the kernel, torch, numpy and Slurm write them: "126 kB", "51.7 TiB", "64K"."""
+    match = re.match(r"([\d.]+) ?([kKMGTPE]?)", text)
+    assert match is not None
+    return int(float(match[1]) * 1024 ** " KMGTPE".index(match[2].upper() or " "))
+
+
+def cleaned(text: str) -> str:
+    """The text as a terminal shows it, without the escapes of its colors and torch's "[rank0]: "."""
+    return _RANK_PREFIX.sub("", _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def job_state(lines: Iterable[str]) -> tuple[str, str]:
+    """The state of a Slurm job that the lines of its log prove, and the line; "" where they prove none."""
+    proofs = [
+        (state, line.strip())
+        for line in lines
+        for pattern, state in _JOB_LINES.items()
+        if re.search(pattern, line)
+    ]
+    # A kill for memory explains all else that follows it but a new attempt.
+    kills = [proof for proof in proofs if proof[0] == "OUT_OF_MEMORY"]
+    if kills and proofs[-1][0] != "REQUEUED":
+        return kills[0]
+    return proofs[-1] if proofs else ("", "")
+
+
+def job_rows(text: str) -> list[dict[str, str]]:
+    """Rows of jobs and steps, under sacct's names, of sacct's table in both forms, squeue's table,
+    `scontrol show job` on one line, or seff."""
+    lines = text.strip().splitlines()
+    header = next(
+        (i for i, line in enumerate(lines) if re.match(r"\s*JOB_?ID[ |]", line, re.I)), -1
+    )
+    if header < 0:
+        return _listed(text)
+    if "|" in lines[header]:
+        rows = csv.DictReader(lines[header:], restval="", delimiter="|", quoting=csv.QUOTE_NONE)
+        return list(rows)
+    names = [_NAMES.get(name, name) for name in lines[header].split()]
+    ruler = lines[header + 1] if header + 1 < len(lines) else ""
+    cells = [match.span() for match in re.finditer("-+", ruler)]
+    if len(cells) == len(names):
+        body = [[line[a:b].strip() for a, b in cells] for line in lines[header + 2 :]]
+    else:
+        body = [line.split(None, len(names) - 1) for line in lines[header + 1 :]]
+    return [dict(zip(names, row, strict=False)) for row in body if row and row[0][:1].isdigit()]
+
+
+# The names of scontrol, squeue and seff -> sacct's
+_NAMES = {
+    "JobId": "JobID",
+    "JobState": "State",
+    "RunTime": "Elapsed",
+    "TimeLimit": "Timelimit",
+    "NumNodes": "NNodes",
+    "MinMemoryNode": "ReqMem",
+    "MinMemoryCPU": "ReqMem",
+    "JOBID": "JobID",
+    "ST": "State",
+    "STATE": "State",
+    "NODELIST(REASON)": "Reason",
+    "Job ID": "JobID",
+    "Memory Utilized": "MaxRSS",
+}
+
+
+def _listed(text: str) -> list[dict[str, str]]:
+    """Rows of `scontrol show job`, a line for each job with --oneliner, or of seff."""
+    if re.search(r"^Job ID: \d", text, re.MULTILINE):
+        pairs = re.findall(r"^([A-Z][\w ]+): (.*)$", text, re.MULTILINE)
+        row = {_NAMES.get(name, name): value for name, value in pairs}
+        state, _, code = row.get("State", "").partition(" (exit code ")
+        return [row | {"State": state, "ExitCode": f"{code.rstrip(')')}:0"}]
+    text = re.sub(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\S+)", r"JobId=\1_\2", text)
+    # a value may contain blanks
+    value = re.compile(r"(?:^|\s)([A-Z][\w/:&]*)=(.*?)(?=\s+[A-Z][\w/:&]*=|\s*$)")
+    shown = re.split(r"(?=\bJobId=)", text)[1:]
+    return [
+        {_NAMES.get(name, name): word for name, word in value.findall(" ".join(job.split()))}
+        for job in shown
+    ]
+
+
+def find_job(text: str) -> Finding | None:
+    """The end of the last job in a pasted table that did not complete, else of the last one."""
+    rows = [row for row in job_rows(text) if row.get("State")]
+    jobs = [row for row in rows if "." not in row.get("JobID", "")] or rows
+    unfinished = [row for row in jobs if state_key(row["State"]) != "COMPLETED"]
+    if not jobs:
+        return None
+    job = (unfinished or jobs)[-1]
+    name = job.get("JobID", "?").partition(".")[0]
+    own = [row for row in rows if row.get("JobID", "").partition(".")[0] == name]
+    states = {state_key(row["State"]) for row in own}
+    state = "OUT_OF_MEMORY" if "OUT_OF_MEMORY" in states else state_key(job["State"])
+    used = max((row["MaxRSS"] for row in own if row.get("MaxRSS")), key=size_of, default="")
+    facts = {"job": name} | {key: value.strip("()") for key, value in job.items() if value}
+    if state == "FAILED" and code_key(job.get("ExitCode", "")):
+        meaning = meaning_of(job["ExitCode"], foreign=True)
+        remedy = f"ask `python -m ogbnlib diagnose --job {name}`, which reads its log and its run"
+        text = f"job {name} {meaning.text} (ExitCode {job['ExitCode']})"
+        return Finding(meaning.cause, text, remedy, job["ExitCode"])
+    if not state:
+        return None
+    meaning = meaning_of_state(state, facts)
+    sizes = {"used": size_of(used)} if used else {}
+    more = f" (its largest step used {format_bytes(sizes['used'])})" if sizes else ""
+    return Finding(
+        meaning.cause, f"job {name} {meaning.text}{more}", meaning.remedy, job["State"], sizes
+    )
+
+
+def failed_rank(text: str) -> re.Match[str] | None:
+    """The rank that failed first by torchrun's report, which ends the others by SIGTERM."""
+    for pattern in _FAILED_RANKS:
+        ranks = list(re.finditer(pattern, text, re.DOTALL))
+        own = [one for one in ranks if code_key(one["code"]) not in ("0", "143")]
+        # another node's rank ends with 1 when its peer is gone
+        killed = [one for one in own if one["code"] != "1"]
+        if own:
+            return (killed or own)[0]
+    return None
+
+
+def _by_rank(text: str, *, foreign: bool) -> Finding | None:
+    rank = failed_rank(text)
+    if rank is None:
+        return None
+    # a Python exception: its traceback stands somewhere in the text
+    inner = _first(_PROGRAM, text) if rank["code"] == "1" else None
+    if inner is not None:
+        return replace(inner, text=f"rank {rank['rank']}: {inner.text}")
+    meaning = meaning_of(rank["code"], foreign=foreign)
+    who = f"rank {rank['rank']}"
+    return Finding(meaning.cause, _about(who, meaning), meaning.remedy, line_of(rank))
+
+
+def _by_exception(text: str) -> Finding | None:
+    failure = _last_failure(text)
+    found = _first(_PROGRAM, failure)
+    is_conclusive = found is not None and not _CONSEQUENCES.search(found.line)
+    if not is_conclusive and _CONSEQUENCES.search(failure):
+        return _first(_PROGRAM, text)
+    return found
+
+
+def _last_failure(text: str) -> str:
+    """The text from the last traceback on, with those that it names as its cause."""
+    parts = text.split(_TRACEBACK)
+    begin = len(parts) - 1
+    while begin > 1 and _CHAINED.search(parts[begin - 1]):
+        begin -= 1
+    return _TRACEBACK.join(parts[begin:]) if begin else text
+
+
+def exception_line(text: str) -> str:
+    """The line `Type: message` of the last traceback, with the next one after a colon; "" without one."""
+    _, traceback, after = cleaned(text).rpartition(_TRACEBACK)
+    lines = [line for line in after.split("\n")[1:] if line.strip()]
+    begin = next((i for i, line in enumerate(lines) if not line[0].isspace()), None)
+    if not traceback or begin is None:
+        return ""
+    message = lines[begin].strip()
+    following = lines[begin + 1].strip() if begin + 1 < len(lines) else ""
+    return f"{message} {following}" if message.endswith(":") and _says(following) else message
+
+
+def _says(line: str) -> bool:
+    """Whether a line has a word, as ruled lines (====) have not."""
+    return re.search(r"[^\W_]", line) is not None
+
+
+def last_words(output: str, *, killed: bool = False) -> str:
+    """The line of a command's output that tells most about its end; "" without one.
+
+    A command's own "error: ..." comes first, then evidence of `find`, an exception's line, and the
+    last line that is no progress bar; of a `killed` command only the first two.
+    """
+    lines = []
+    for line in _ESCAPES.sub("", output).replace("\r\n", "\n").split("\n"):
+        *before, shown = line.rstrip("\r").split("\r")
+        is_bar = bool(before) and bool(_BAR.search(shown))
+        lines.append("" if is_bar else shown.strip())
+    if "\r" in output[output.rfind("\n") + 1 :].rstrip("\r"):
+        lines[-1] = ""  # still open: a bar whose line would have been drawn again
+    errors = [line for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[-1]
+    found = find(output)
+    if found or killed:
+        return found.line if found else ""
+    spoken = [line for line in lines if _says(line)]
+    return exception_line(output) or (spoken[-1] if spoken else "")
+
+
+def _gpu(message: str, line: str) -> Finding | None:
+    """Cause of torch's "CUDA out of memory" message: fragmentation, other processes, or a step too
+    large; None without sizes."""
+    *_, last = re.split(r"(?=CUDA out of memory)", message)
+    sizes = oom_sizes(" ".join(last.split()))
+    if "requested_bytes" not in sizes:
+        return None
+    requested, unallocated = sizes["requested_bytes"], sizes.get("unallocated_bytes", 0)
+    free = sizes.get("free_bytes", 0)
+    used = sizes.get("reserved_bytes", 0) + free
+    others = 0
+    if "total_bytes" in sizes and "allowed_bytes" not in sizes and used:
+        others = sizes["total_bytes"] - used
+    if unallocated and unallocated + free >= requested:
+        cause = "fragmentation"
+        remedy = "set expandable_segments=True, in a script of your own "
+        remedy += f"{ALLOCATOR_VARIABLES[0]}=expandable_segments:True"
+        more = f" and {format_bytes(free)} free" if unallocated < requested else ""
+        why = f"With {format_bytes(unallocated)} reserved but unallocated{more} "
+        why += "there was enough, but not in one piece."
+    elif others > 2**30 + requested:  # CUDA itself takes 0.3 to 0.6 GB
+        cause = "others on the GPU"
+        remedy = "find the other process with nvidia-smi; end it, or use another GPU"
+        why = (
+            f"{format_bytes(others)} is used outside torch's allocator, mostly by other processes."
+        )
+    else:
+        cause, remedy = "size", _GPU_LESS
+        why = "There was not enough memory, not even in pieces: a step needs more than the GPU has."
+    text = f"out of GPU memory, by {cause}: {gpu_sizes(sizes)} {why.removesuffix('.')}"
+    parts = {name.removesuffix("_bytes"): size for name, size in sizes.items()}
+    return Finding(f"out of GPU memory: {cause}", text, remedy, line, parts)
+
+
+def gpu_sizes(oom: Mapping[str, Any]) -> str:
+    """The sizes of a failed allocation on the GPU as a sentence; "" without any."""
+    names = {
+        "requested": "asked for",
+        "allocated": "allocated",
+        "reserved": "reserved",
+        "largest_free": "the largest free block in it",
+        "free": "free on the GPU",
+    }
+    sizes = [
+        f"{format_bytes(oom[f'{key}_bytes'])} {word}"
+        for key, word in names.items()
+        if f"{key}_bytes" in oom
+    ]
+    return ", ".join(sizes) + "." if sizes else ""

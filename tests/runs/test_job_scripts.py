@@ -1,0 +1,48 @@
+"""Promises of slurm/common.sh that need no cluster: a script goes on where its log can't be written."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def script(
+    folder: Path, python: str, log: str, name: str = "train", **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a job script with this shell function as python, its output sent to `log`."""
+    (folder / "activate").write_text(f"{python}\nscontrol() {{ echo $* >> scontrol; }}\n")
+    env = {
+        **os.environ,
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_JOB_ID": "5",
+        "SLURM_JOB_NAME": name,
+        "OGBNLIB_ACTIVATE": str(folder / "activate"),
+        **environ,
+    }
+    call = f'bash "{ROOT}/slurm/train.sbatch" dataset=d >{log} 2>{log}'
+    return subprocess.run(["bash", "-c", call], env=env, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("log", ["log", "/dev/full"])
+def test_a_full_log_keeps_no_stopped_run_from_the_queue(tmp_path: Path, log: str) -> None:
+    done = script(tmp_path, "python() { [[ $1 == -c ]] || return 75; }", log)
+    assert done.returncode == 75
+    assert (tmp_path / "scontrol").read_text() == "requeue 5\n"
+
+
+@pytest.mark.parametrize(("job", "code"), [("5", 75), ("4", 1), (None, 75)])
+def test_an_end_that_another_job_wrote_is_not_taken_for_ones_own(
+    tmp_path: Path, job: str | None, code: int
+) -> None:
+    """torchrun turns the refusal of a second trainer into 1, and meanwhile the first one ends."""
+    result = json.dumps({"exit_code": 75, "slurm_job": job})
+    python = (
+        'python() { if [[ $1 == -c ]]; then command python3 "$@"; '
+        f"else echo '{result}' >runs/train-5/result.json; return 1; fi; }}"
+    )
+    done = script(tmp_path, python, "log", PYTHONPATH=str(ROOT))
+    assert done.returncode == code, (tmp_path / "log").read_text()
