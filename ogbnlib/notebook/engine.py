@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import sys
 import typing
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 import click
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from ..errors import InputError, unknown_name
+from ..errors import InputError, explained, unknown_name
+from ..values import check_numbers
 
 
 class ParameterError(click.ClickException, InputError):
@@ -31,6 +33,12 @@ class _Engine:
     def execute_notebook(self, nb: Any, kernel_name: str, **options: Any) -> Any:
         """Check the parameters, then execute `nb`; refused parameters leave the output file as it
         was."""
+        from jupyter_client.kernelspec import KernelSpecManager
+
+        _check_yaml()
+        kernels = KernelSpecManager().find_kernel_specs()
+        if kernel_name not in kernels:
+            raise ParameterError(f"-k: {unknown_name(kernel_name, kernels, 'kernel')}")
         cell = next(
             (cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None
         )
@@ -46,6 +54,37 @@ class _Engine:
 
 
 Engine = _Engine()
+
+
+def _check_yaml() -> None:
+    """Refuse numbers in papermill's -f and -y that `--set` would read in another way."""
+    context = click.get_current_context(silent=True)
+    options = context.params if context else {}
+    try:
+        for file in options.get("parameters_file") or ():
+            if Path(file).is_file():  # else papermill has read it from elsewhere
+                check_numbers(Path(file).read_text(encoding="utf-8"), file)
+        for text in options.get("parameters_yaml") or ():
+            check_numbers(text, "-y")
+    except InputError as error:
+        raise ParameterError(str(error)) from None
+
+
+def _in_one_line(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Print an error of papermill's -f and -y, which it reads before it calls an engine."""
+    import yaml
+
+    if isinstance(error, OSError):
+        print(f"error: {explained(error)}", file=sys.stderr)
+    elif isinstance(error, yaml.YAMLError):
+        text = " ".join(str(error).split())
+        print(f"error: -f, -y: expected YAML such as 'epochs: 3', found {text}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+if re.search(r"--engine[ =]ogbnlib\b", " ".join(sys.argv)):  # papermill itself imports this
+    sys.excepthook = _in_one_line
 
 
 def begin_notebook() -> None:

@@ -173,6 +173,44 @@ def test_a_value_of_another_type_is_refused_with_the_way_to_pass_it(
     assert "unknown parameter 'nothing'" in second
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-y", "epochs: 010"), "-y: expected decimal numbers, found 010, which YAML takes for 8"),
+        (("-f", "mine.yaml"), "mine.yaml: expected decimal numbers, found 1:30"),
+        (("-k", "pythn3"), "-k: unknown kernel 'pythn3': did you mean 'python3'?"),
+    ],
+)
+def test_what_papermill_would_misread_or_not_find_is_one_sentence(
+    command: Callable[..., Result], tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    write_book(tmp_path, "print(epochs)")
+    (tmp_path / "mine.yaml").write_text("epochs: 1:30\n")
+    done = command(*arguments)
+    assert done.exit_code == 2
+    assert f"Error: {words}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-f", "none.yaml"), "error: none.yaml: no such file or directory"),
+        (("-y", "epochs: [1"), "error: -f, -y: expected YAML such as 'epochs: 3', found while"),
+    ],
+)
+def test_yaml_that_papermill_itself_cant_read_is_one_sentence(
+    tmp_path: Path, environment: dict[str, str], arguments: tuple[str, ...], words: str
+) -> None:
+    write_book(tmp_path, "print(epochs)")
+    done = subprocess.run(
+        argv(*arguments), cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(words)
+    assert "Traceback" not in done.stderr
+
+
 def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_path: Path) -> None:
     write_book(
         tmp_path,
