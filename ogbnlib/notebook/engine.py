@@ -15,7 +15,7 @@ from typing import Any
 import click
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from ..errors import InputError, explained, unknown_name
+from ..errors import InputError, explained, parse_bytes, unknown_name
 from ..values import check_numbers
 
 
@@ -117,7 +117,8 @@ def begin_notebook() -> None:
 
 
 def check_parameters(values: dict[str, Any], defaults: str) -> None:
-    """Refuse unknown names and values of the wrong type, by the source of the `parameters` cell."""
+    """Refuse unknown names and values of the wrong type or range, by the source of the
+    `parameters` cell."""
     known = _assignments(defaults) if values else {}
     problems = []
     for name, value in values.items():
@@ -131,8 +132,61 @@ def check_parameters(values: dict[str, Any], defaults: str) -> None:
             problems.append(
                 f"{name}: expected {kind}, found {value!r} ({type(value).__name__}); pass it as in {how}"
             )
+        elif problem := _out_of_range(name, value, known[name][1], defaults):
+            problems.append(problem)
     if problems:
         raise ParameterError("\n".join(problems))
+
+
+def _out_of_range(name: str, value: Any, default: object, defaults: str) -> str:
+    """Describe a value that no run can have; "" if there is none.
+
+    A name that is, or ends with, that of a run's parameter follows its rule; a limit and a size
+    are sizes; a count is at least 1, or what its comment says: "at least 2".
+    """
+    from ..config import TrainConfig, check_value
+
+    fields = []
+    for field in TrainConfig.model_fields:
+        if f"_{name}".endswith(f"_{field}"):
+            with contextlib.suppress(InputError):  # its default shows another meaning
+                check_value(field, default)
+                fields.append(field)
+    try:
+        for field in fields:
+            check_value(field, value, name)
+        if _is_size(name, default) and value != "auto":
+            _check_sizes(name, value if isinstance(value, list) else [value])
+    except InputError as error:
+        return str(error)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    comment = re.search(rf"^{name}\b.*#.*\bat least (\d+)", defaults, re.MULTILINE)
+    least = int(comment[1]) if comment else 1
+    counts = comment or (isinstance(default, int) and default > 0)
+    if counts and value < least:
+        return f"{name}: expected at least {least}, found {value}"
+    if not fields and isinstance(default, float) and value <= 0:
+        return f"{name}: expected a number above 0, found {value}"
+    return ""
+
+
+def _is_size(name: str, default: object) -> bool:
+    """Whether a parameter is a size or a list of sizes, by its name or its default."""
+    sizes = default if isinstance(default, list) else [default]
+    try:
+        return name.endswith("_limit") or [parse_bytes(size) for size in sizes] != []
+    except InputError:
+        return False
+
+
+def _check_sizes(name: str, sizes: list[Any]) -> None:
+    for size in sizes:
+        size_bytes = parse_bytes(size, name)
+        if name == "memory_limit":
+            from ..runs.sandbox import check_trainer_limit
+
+            check_trainer_limit(size_bytes)
 
 
 def _assignments(source: str) -> dict[str, tuple[str | None, object]]:

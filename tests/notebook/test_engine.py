@@ -173,6 +173,63 @@ def test_a_value_of_another_type_is_refused_with_the_way_to_pass_it(
     assert "unknown parameter 'nothing'" in second
 
 
+RANGES = """epochs: int = 2  # at least 2: a reason
+hop_epochs: int = 12
+num_nodes: int = 20000
+seed: int = 0
+scale: float = 0.01
+lr: float = 0.003
+dropout: float = 0.5
+num_neighbors: list = [3, 2]
+smaller_num_neighbors: list = [3, 2]
+loading: str = "store"
+device: str = "auto"
+norm: str = "sym"
+memory_limit: str = "auto"  # of each run
+cell_limit: str = "600 MB"
+allocation: str = "128 GB"
+limits: list = ["128 GB", "4 GB"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("epochs", 1, "expected at least 2, found 1"),
+        ("epochs", -1, "input should be greater than or equal to 0, got -1"),
+        ("hop_epochs", 0, "expected at least 1, found 0"),
+        ("num_nodes", 0, "expected at least 1, found 0"),
+        ("seed", -1, "input should be greater than or equal to 0"),
+        ("scale", 0.0, "expected a number above 0, found 0.0"),
+        ("lr", 0, "input should be greater than 0"),
+        ("dropout", 1.0, "input should be less than 1"),
+        ("num_neighbors", [3, 0], "expected a fan-out of at least 1"),
+        ("smaller_num_neighbors", [], "value should have at least 1 item"),
+        ("loading", "stoer", "input should be 'eager', 'lazy', 'shared', 'store'"),
+        ("device", "gpu", "input should be 'auto', 'cpu' or 'cuda', got 'gpu'"),
+        ("norm", "rows", "input should be 'row', 'sym', 'none', 'gcn'"),
+        ("memory_limit", "1 MB", "expected more than the 354 MB that Python and torch take"),
+        ("memory_limit", "much", "expected a size such as"),
+        ("cell_limit", "0 GB", "expected a size such as"),
+        ("allocation", "128", "ambiguous without a unit"),
+        ("limits", ["4 GB", "x"], "expected a size such as"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_before_anything_runs(
+    name: str, value: object, words: str
+) -> None:
+    with pytest.raises(ParameterError, match=f"^{name}: ") as caught:
+        check_parameters({name: value}, RANGES)
+    assert words in str(caught.value)
+
+
+def test_values_at_the_edge_of_their_range_are_accepted() -> None:
+    values = {"epochs": 2, "hop_epochs": 1, "seed": 0, "dropout": 0.0, "memory_limit": "355 MB"}
+    values |= {"num_neighbors": [-1], "device": "cpu", "cell_limit": "1 MB", "limits": ["1 GB"]}
+    check_parameters(values, RANGES)
+    check_parameters({"memory_limit": "auto"}, RANGES)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
