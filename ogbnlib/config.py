@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from . import values as v
 from .errors import InputError, clear_errors, unknown_name
@@ -33,6 +33,7 @@ class Resume(NamedTuple):
     note: str | None = None  # None: the weights stay the same
 
 
+_RULES = ConfigDict(allow_inf_nan=False)
 FREE, NOTED, _COMPARE = Resume(), Resume(""), "; compare accuracies with this in mind"
 
 
@@ -182,14 +183,11 @@ class TrainConfig(_Parameters):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            for item in error.errors():  # each as `name: expectation, got value`
-                name, text = item["loc"][0] if item["loc"] else "", item["msg"]
-                if item["type"] == "missing":
-                    problems.append(f"{name}: expected a value, got none")
-                elif item["type"] == "value_error":  # ours
-                    problems.append(": ".join(filter(None, [str(name), str(item["ctx"]["error"])])))
-                elif item["type"] != "extra_forbidden":
-                    problems.append(f"{name}: {text[0].lower()}{text[1:]}, got {item['input']!r}")
+            problems += [
+                _problem(item, *item["loc"][:1])
+                for item in error.errors()
+                if item["type"] != "extra_forbidden"
+            ]
             raise InputError("; ".join(problems)) from None
 
     @model_validator(mode="after")
@@ -337,6 +335,28 @@ def _heads_problem(config: TrainConfig, kind: Any) -> str:
             f"hidden_channels: expected a multiple of heads={heads}, got {config.hidden_channels}"
         )
     return ""
+
+
+def _problem(item: Any, name: object = "") -> str:
+    """Return one of pydantic's errors as `name: expectation, got value`."""
+    if item["type"] == "missing":
+        return f"{name}: expected a value, got none"
+    if item["type"] == "value_error":  # ours
+        return ": ".join(filter(None, [str(name), str(item["ctx"]["error"])]))
+    text = item["msg"]
+    return f"{name}: {text[0].lower()}{text[1:]}, got {item['input']!r}"
+
+
+def check_value(field: str, value: object, name: str = "") -> None:
+    """Refuse what a parameter can never be, whatever the others are; `name` stands in the
+    message."""
+    info = TrainConfig.model_fields[field]
+    kind: Any = Annotated[info.annotation, field, *info.metadata]  # at least one annotation
+    try:
+        TypeAdapter(kind, config=_RULES).validate_python(value)
+    except ValidationError as error:
+        problems = [_problem(item, name or field) for item in error.errors()]
+        raise InputError("; ".join(problems)) from None
 
 
 def _conflict(config: TrainConfig) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .errors import InputError
-from .values import parse_assignments, read_parameters
+from .values import no_value, parse_assignments, read_parameters
 
 HELP = "Convert data, plan memory, train, and explain kills.\n\nEach command has its own --help."
 app = typer.Typer(
@@ -44,7 +44,7 @@ def read_options(
 ) -> tuple[dict[str, Any], str | None]:
     """Return the parameters of --config and --set, and the memory limit."""
     values = read_parameters(config) if config else {}
-    limit_in_file = values.pop("memory_limit", None)
+    limit_in_file = no_value(values.pop("memory_limit", None))
     return {**values, **parse_assignments(pairs or [])}, limit_in_file if limit is None else limit
 
 

@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -35,10 +34,10 @@ def _list(value: object) -> object:
     return [word.strip("'\"") for word in value.strip().strip("[]()").replace(",", " ").split()]
 
 
-def _none(value: object) -> object:
-    return (
-        None if isinstance(value, str) and value.strip().lower() in {"", "none", "null"} else value
-    )
+def no_value(value: Any) -> Any:
+    """Return None for the texts that stand for it, and any other value as it is."""
+    is_none = isinstance(value, str) and value.strip().lower() in {"", "none", "null"}
+    return None if is_none else value
 
 
 def _number(value: object) -> object:
@@ -120,11 +119,11 @@ Int = Annotated[int, Field(lt=2**31), BeforeValidator(_number)]  # the range of 
 Float = Annotated[float, BeforeValidator(_number)]
 Count = Annotated[Int, Field(gt=0)]
 CountOrZero = Annotated[Int, Field(ge=0)]
-OptionalCount = Annotated[Count | None, BeforeValidator(_none)]
-Threads = Annotated[Literal["auto"] | Count | None, BeforeValidator(_none)]
-OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(_none)]
+OptionalCount = Annotated[Count | None, BeforeValidator(no_value)]
+Threads = Annotated[Literal["auto"] | Count | None, BeforeValidator(no_value)]
+OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(no_value)]
 OptionalBytes = Annotated[
-    Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(_none)
+    Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(no_value)
 ]
 SizeOrWord = Annotated[  # a saved config has whole numbers
     Literal["auto", "off"] | Annotated[int, Field(gt=0)],
@@ -138,7 +137,7 @@ EvalFanOut = Annotated[
     tuple[Neighbors, ...] | None,
     BeforeValidator(_list),
     BeforeValidator(lambda value: [value] if type(value) is int else value),
-    BeforeValidator(_none),
+    BeforeValidator(no_value),
 ]
 Split = Annotated[Literal["valid", "test"], BeforeValidator(split_name)]
 Splits = Annotated[
@@ -146,8 +145,8 @@ Splits = Annotated[
     BeforeValidator(_list),
     AfterValidator(lambda names: tuple(dict.fromkeys(names))),
 ]
-Patience = Annotated[CountOrZero, BeforeValidator(lambda value: _none(value) or 0)]
-OptionalBool = Annotated[bool | None, BeforeValidator(_none)]
+Patience = Annotated[CountOrZero, BeforeValidator(lambda value: no_value(value) or 0)]
+OptionalBool = Annotated[bool | None, BeforeValidator(no_value)]
 Dataset = Annotated[str, BeforeValidator(_path)]
 Model = Annotated[str, BeforeValidator(_model)]
 Schedule = Annotated[str, AfterValidator(lambda text: parse_schedule(text) and text)]
@@ -187,16 +186,79 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """Names and values of a YAML file such as slurm/small.yaml; `InputError` for anything else."""
+    """Names and values of a YAML file such as slurm/small.yaml; `InputError` for anything else.
+
+    Values are texts, as `--set` passes them, or lists of texts: YAML 1.1 itself reads 010 as 8,
+    1:30 as 90 and off as false. A map has the values that JSON has.
+    """
     import yaml
 
-    with naming(file, "YAML such as 'batch_size: 128'"):
-        text = Path(file).read_text(encoding="utf-8")
-        tree, values = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
-    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
-        raise InputError(f"{file}: expected lines such as 'batch_size: 128', found {values!r:.60}")
-    if len(tree.value) > len(values):  # YAML keeps the last value of a repeated key
-        raise InputError(
-            f"{file}: expected each parameter once, found {len(tree.value)} lines for {len(values)} names"
-        )
+    expected = "YAML such as 'batch_size: 128'"
+    with naming(file, expected), open(file, encoding="utf-8") as opened:
+        text = opened.read(_MOST_YAML + 1)
+        if len(text) > _MOST_YAML:
+            raise InputError(f"{file}: expected {expected} of at most 1 MB, found more")
+        for event in yaml.parse(text, yaml.SafeLoader):
+            # ten lines of anchors and aliases can stand for 10**9 values
+            if name := getattr(event, "anchor", None):
+                place = f"{file}, line {event.start_mark.line + 1}"
+                raise InputError(f"{place}: expected values without YAML's & and *, found {name!r}")
+        tree = yaml.compose(text, yaml.SafeLoader)
+    if not isinstance(tree, yaml.MappingNode) or not tree.value:
+        raise InputError(f"{file}: expected lines such as 'batch_size: 128', found {text!r:.60}")
+    values: dict[str, Any] = _plain(tree, file)
     return values
+
+
+def check_numbers(text: str, place: str) -> None:
+    """Refuse YAML numbers that are others as text, such as 010 and 1:30; `place` is the file or
+    option."""
+    import yaml
+
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if not isinstance(event, yaml.ScalarEvent) or not event.implicit[0]:
+            continue
+        value, number = yaml.safe_load(event.value), None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        with contextlib.suppress(ValueError):
+            number = float(event.value)
+        if number != value:
+            raise InputError(
+                f"{place}: expected decimal numbers, found {event.value}, which YAML takes for {value}"
+            )
+
+
+_MOST_YAML = 2**20
+
+
+def _plain(node: Any, file: str | os.PathLike[str], maps: int = 0) -> Any:
+    """Return a YAML node within `maps` maps as text, list or dict; only the file's own map has
+    texts."""
+    if node.id == "scalar":
+        return node.value if maps < 2 else _json_value(node, file)
+    if node.id == "sequence":
+        return [_plain(item, file, maps) for item in node.value]
+    values: dict[str, Any] = {}
+    for key, value in node.value:
+        place = f"{file}, line {key.start_mark.line + 1}"
+        if key.id != "scalar":
+            raise InputError(f"{place}: expected a name, found a {key.id} in its place")
+        if key.value in values:
+            raise InputError(f"{place}: expected each parameter once, found {key.value} again")
+        values[key.value] = _plain(value, file, maps + 1)
+    return values
+
+
+def _json_value(node: Any, file: str | os.PathLike[str]) -> object:
+    """Return a value of a map: text if it is quoted or YAML takes it for text, else as JSON."""
+    if node.style or node.tag.endswith(":str"):
+        return node.value
+    try:
+        return json.loads(node.value.lower())  # True, too
+    except ValueError:
+        place = f"{file}, line {node.start_mark.line + 1}"
+        raise InputError(
+            f"{place}: expected a value as JSON has it, such as 8, 0.5, true or null, or text in "
+            f"quotes, found {node.value}"
+        ) from None

@@ -52,7 +52,8 @@ def test_train_ends_with_0_and_its_json_is_the_result(
 
 
 def test_train_ends_with_137_when_the_child_is_killed(tiny_dir: Path, tmp_path: Path) -> None:
-    arguments = ["--set", f"dataset={tiny_dir}", *TINY, "--memory-limit", "60 MB"]
+    arguments = ["--set", f"dataset={tiny_dir}", *TINY, "--memory-limit", "500 MB"]
+    arguments += ["--set", "hidden_channels=1000000"]
     done = cli("train", "--run-dir", str(tmp_path / "run"), *arguments)
     assert done.returncode == 137
     assert "Killed by" in done.stdout

@@ -2,6 +2,7 @@
 all."""
 
 import inspect
+import itertools
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError, format_bytes, parse_bytes
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
-from ogbnlib.values import read_parameters
+from ogbnlib.values import parse_assignments, read_parameters
 
 
 def make(**values: Any) -> TrainConfig:
@@ -229,15 +230,71 @@ def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() ->
             fan_out(bad)
 
 
-def test_a_file_of_parameters_is_read_as_papermill_reads_it(tmp_path: Path) -> None:
+def test_a_file_of_parameters_has_texts_lists_of_texts_and_maps_as_in_json(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
-        "num_neighbors: [3, 2]  # a list\nmemory_limit: 7 GB\nfeature_dtype: float16\n"
+        "num_neighbors: [3, 2]  # a list\nmemory_limit: 7 GB\n"
+        'model_args: {heads: 8, norm: True, act: relu, name: "8", sizes: [1, a]}\n'
     )
-    found = {"num_neighbors": [3, 2], "memory_limit": "7 GB", "feature_dtype": "float16"}
-    assert read_parameters(tmp_path / "mine.yaml") == found
+    assert read_parameters(tmp_path / "mine.yaml") == {
+        "num_neighbors": ["3", "2"],
+        "memory_limit": "7 GB",
+        "model_args": {"heads": 8, "norm": True, "act": "relu", "name": "8", "sizes": [1, "a"]},
+    }
     os.mkfifo(tmp_path / "pipe")  # as `--config <(...)` gives it
     threading.Thread(target=(tmp_path / "pipe").write_text, args=["lr: 0.1\n"], daemon=True).start()
-    assert read_parameters(tmp_path / "pipe") == {"lr": 0.1}
+    assert read_parameters(tmp_path / "pipe") == {"lr": "0.1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("epochs", text) for text in ("010", "0x10", "1_000", "1:30", "true", "1e1", "3")),
+        *(("spool", text) for text in ("off", "auto", "2097152", "4 GB", "no", "8")),
+        *(("undirected", text) for text in ("yes", "off", "True", "1", "null", "~")),
+        *(("dataset", text) for text in ("2024", "2024-01-02", "off", "1:30", "1e3")),
+        *(("num_neighbors", text) for text in ("[010, 5]", "[1:30]", "3", "[-1]")),
+        *(("num_threads", text) for text in ("none", "auto", "null", "010")),
+    ],
+)
+def test_a_file_set_and_a_string_in_python_are_read_alike(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    (tmp_path / "mine.yaml").write_text(f"{name}: {text}\n")
+
+    def read(values: dict[str, Any]) -> object:
+        try:
+            return getattr(make(**values), name)
+        except InputError:
+            return InputError
+
+    expected = read(parse_assignments([f"{name}={text}"]))
+    assert read(read_parameters(tmp_path / "mine.yaml")) == expected
+    assert read({name: text}) == expected
+
+
+def test_ten_lines_that_stand_for_a_billion_values_are_refused(tmp_path: Path) -> None:
+    lines = ["a: &a [1, 1]"]
+    for before, name in itertools.pairwise("abcdefghij"):
+        lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
+    (tmp_path / "mine.yaml").write_text("\n".join(lines))
+    with pytest.raises(InputError, match=r"mine\.yaml, line 1: expected values without .*'a'$"):
+        read_parameters(tmp_path / "mine.yaml")
+    with pytest.raises(InputError, match="at most 1 MB, found more"):
+        read_parameters("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("epochs: 1\nepochs: 2", "line 2: expected each parameter once, found epochs again"),
+        ("model_args: {norm: off}", "line 1: expected a value as JSON has it.*, found off"),
+        ("? [1, 2]\n: 3", "line 1: expected a name, found a sequence"),
+    ],
+)
+def test_a_line_that_no_parameter_can_have_is_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(InputError, match=words):
+        read_parameters(tmp_path / "mine.yaml")
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "a: [1", "\xff"])

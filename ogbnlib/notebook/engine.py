@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import sys
 import typing
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 import click
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from ..errors import InputError, unknown_name
+from ..errors import InputError, explained, parse_bytes, unknown_name
+from ..values import check_numbers
 
 
 class ParameterError(click.ClickException, InputError):
@@ -31,6 +33,12 @@ class _Engine:
     def execute_notebook(self, nb: Any, kernel_name: str, **options: Any) -> Any:
         """Check the parameters, then execute `nb`; refused parameters leave the output file as it
         was."""
+        from jupyter_client.kernelspec import KernelSpecManager
+
+        _check_yaml()
+        kernels = KernelSpecManager().find_kernel_specs()
+        if kernel_name not in kernels:
+            raise ParameterError(f"-k: {unknown_name(kernel_name, kernels, 'kernel')}")
         cell = next(
             (cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None
         )
@@ -46,6 +54,37 @@ class _Engine:
 
 
 Engine = _Engine()
+
+
+def _check_yaml() -> None:
+    """Refuse numbers in papermill's -f and -y that `--set` would read in another way."""
+    context = click.get_current_context(silent=True)
+    options = context.params if context else {}
+    try:
+        for file in options.get("parameters_file") or ():
+            if Path(file).is_file():  # else papermill has read it from elsewhere
+                check_numbers(Path(file).read_text(encoding="utf-8"), file)
+        for text in options.get("parameters_yaml") or ():
+            check_numbers(text, "-y")
+    except InputError as error:
+        raise ParameterError(str(error)) from None
+
+
+def _in_one_line(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Print an error of papermill's -f and -y, which it reads before it calls an engine."""
+    import yaml
+
+    if isinstance(error, OSError):
+        print(f"error: {explained(error)}", file=sys.stderr)
+    elif isinstance(error, yaml.YAMLError):
+        text = " ".join(str(error).split())
+        print(f"error: -f, -y: expected YAML such as 'epochs: 3', found {text}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+if re.search(r"--engine[ =]ogbnlib\b", " ".join(sys.argv)):  # papermill itself imports this
+    sys.excepthook = _in_one_line
 
 
 def begin_notebook() -> None:
@@ -78,7 +117,8 @@ def begin_notebook() -> None:
 
 
 def check_parameters(values: dict[str, Any], defaults: str) -> None:
-    """Refuse unknown names and values of the wrong type, by the source of the `parameters` cell."""
+    """Refuse unknown names and values of the wrong type or range, by the source of the
+    `parameters` cell."""
     known = _assignments(defaults) if values else {}
     problems = []
     for name, value in values.items():
@@ -92,8 +132,61 @@ def check_parameters(values: dict[str, Any], defaults: str) -> None:
             problems.append(
                 f"{name}: expected {kind}, found {value!r} ({type(value).__name__}); pass it as in {how}"
             )
+        elif problem := _out_of_range(name, value, known[name][1], defaults):
+            problems.append(problem)
     if problems:
         raise ParameterError("\n".join(problems))
+
+
+def _out_of_range(name: str, value: Any, default: object, defaults: str) -> str:
+    """Describe a value that no run can have; "" if there is none.
+
+    A name that is, or ends with, that of a run's parameter follows its rule; a limit and a size
+    are sizes; a count is at least 1, or what its comment says: "at least 2".
+    """
+    from ..config import TrainConfig, check_value
+
+    fields = []
+    for field in TrainConfig.model_fields:
+        if f"_{name}".endswith(f"_{field}"):
+            with contextlib.suppress(InputError):  # its default shows another meaning
+                check_value(field, default)
+                fields.append(field)
+    try:
+        for field in fields:
+            check_value(field, value, name)
+        if _is_size(name, default) and value != "auto":
+            _check_sizes(name, value if isinstance(value, list) else [value])
+    except InputError as error:
+        return str(error)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    comment = re.search(rf"^{name}\b.*#.*\bat least (\d+)", defaults, re.MULTILINE)
+    least = int(comment[1]) if comment else 1
+    counts = comment or (isinstance(default, int) and default > 0)
+    if counts and value < least:
+        return f"{name}: expected at least {least}, found {value}"
+    if not fields and isinstance(default, float) and value <= 0:
+        return f"{name}: expected a number above 0, found {value}"
+    return ""
+
+
+def _is_size(name: str, default: object) -> bool:
+    """Whether a parameter is a size or a list of sizes, by its name or its default."""
+    sizes = default if isinstance(default, list) else [default]
+    try:
+        return name.endswith("_limit") or [parse_bytes(size) for size in sizes] != []
+    except InputError:
+        return False
+
+
+def _check_sizes(name: str, sizes: list[Any]) -> None:
+    for size in sizes:
+        size_bytes = parse_bytes(size, name)
+        if name == "memory_limit":
+            from ..runs.sandbox import check_trainer_limit
+
+            check_trainer_limit(size_bytes)
 
 
 def _assignments(source: str) -> dict[str, tuple[str | None, object]]:

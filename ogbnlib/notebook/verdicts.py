@@ -112,24 +112,29 @@ def _peaks(before: Run, after: Run, holds: bool) -> Finding:
 
 
 def finished(runs: Mapping[str, Run]) -> Finding:
-    """Check that at least one of the runs finished."""
-    ends = {
-        name: f"exit code {run.exit_code}" if run.exit_code else run.state
-        for name, run in runs.items()
-    }
-    return Finding(
-        ", ".join(f"{name} {end}" for name, end in ends.items()), "finished" in ends.values()
-    )
+    """Check that at least one of the runs finished; not measured where none came to its data."""
+    ends = {name: _end(run) for name, run in runs.items()}
+    measured = ", ".join(f"{name} {end}" for name, end in ends.items())
+    if "finished" in ends.values():
+        return Finding(measured, True)
+    return Finding(measured, False if any(run.has_loaded for run in runs.values()) else None)
+
+
+def _end(run: Run) -> str:
+    if not run.exit_code:
+        return run.state
+    return f"exit code {run.exit_code}{'' if run.has_loaded else ' before it loaded data'}"
 
 
 def killed(runs: Mapping[str, Run]) -> Finding:
-    """Check that none of the runs finished."""
-    return finished(runs)._replace(holds=not finished(runs).holds)
+    """Check that none of the runs finished; not measured where none came to its data."""
+    finding = finished(runs)
+    return finding if finding.holds is None else finding._replace(holds=not finding.holds)
 
 
 def killed_in(run: Run, phase: str) -> Finding:
     """Check that a killed run ended in a phase whose name begins with `phase`."""
-    if run.exit_code == 0:
+    if run.exit_code == 0 or not run.has_loaded:
         return not_measured(finished({run.run_dir.name: run}).measured)
     last = run.diagnosis.phase or "before the first phase"
     return Finding(f"in phase '{last}'", last.startswith(phase))

@@ -95,6 +95,13 @@ class Run:
             record.event(event)
         return phases
 
+    @property
+    def has_loaded(self) -> bool:
+        """Whether a training came to its data; true of any other command."""
+        if not self.paths.config.is_file():
+            return True
+        return any(phase.name not in ("open", "compile kernels") for phase in self.phases)
+
     @cached_property
     def samples(self) -> pd.DataFrame:
         """timeline.csv, `time_s` in `time.time()` seconds."""

@@ -78,6 +78,8 @@ def watch(
             named `name` or after the script.
     """
     limit_bytes, notes = _attainable(memory_limit, say=echo)
+    if _is_trainer(argv):
+        check_trainer_limit(limit_bytes)
     argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(
@@ -160,6 +162,7 @@ def run(
     limit_bytes, notes = _attainable(
         before_bytes or memory_limit, say=echo, as_before=bool(before_bytes)
     )
+    check_trainer_limit(limit_bytes)
     # of the notebook's execution before the job was requeued
     while run_dir is None and folder.exists():
         earlier, same = Run(folder), False
@@ -258,6 +261,22 @@ def _attainable(
     if say:
         print(*notes, sep="\n", end="\n" if notes else "", flush=True)
     return min(requested, available), notes
+
+
+def check_trainer_limit(limit_bytes: float | None) -> None:
+    """Refuse a memory limit under which no training can begin, whatever its data."""
+    if limit_bytes is not None and limit_bytes < RUNTIME_BYTES:
+        fixed = f"the {format_bytes(RUNTIME_BYTES)} that Python and torch take, whatever the data"
+        raise InputError(
+            f"memory_limit: expected more than {fixed}, got {format_bytes(limit_bytes)}; "
+            "`python -m ogbnlib plan` forecasts what a run needs"
+        )
+
+
+def _is_trainer(argv: Sequence[str]) -> bool:
+    """Whether a command is this package's own `train`."""
+    words = [*argv]
+    return any(words[i : i + 3] == ["-m", "ogbnlib", "train"] for i in range(len(words)))
 
 
 def _has_ended(run: Run, limit_bytes: int | None) -> bool:

@@ -173,6 +173,101 @@ def test_a_value_of_another_type_is_refused_with_the_way_to_pass_it(
     assert "unknown parameter 'nothing'" in second
 
 
+RANGES = """epochs: int = 2  # at least 2: a reason
+hop_epochs: int = 12
+num_nodes: int = 20000
+seed: int = 0
+scale: float = 0.01
+lr: float = 0.003
+dropout: float = 0.5
+num_neighbors: list = [3, 2]
+smaller_num_neighbors: list = [3, 2]
+loading: str = "store"
+device: str = "auto"
+norm: str = "sym"
+memory_limit: str = "auto"  # of each run
+cell_limit: str = "600 MB"
+allocation: str = "128 GB"
+limits: list = ["128 GB", "4 GB"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("epochs", 1, "expected at least 2, found 1"),
+        ("epochs", -1, "input should be greater than or equal to 0, got -1"),
+        ("hop_epochs", 0, "expected at least 1, found 0"),
+        ("num_nodes", 0, "expected at least 1, found 0"),
+        ("seed", -1, "input should be greater than or equal to 0"),
+        ("scale", 0.0, "expected a number above 0, found 0.0"),
+        ("lr", 0, "input should be greater than 0"),
+        ("dropout", 1.0, "input should be less than 1"),
+        ("num_neighbors", [3, 0], "expected a fan-out of at least 1"),
+        ("smaller_num_neighbors", [], "value should have at least 1 item"),
+        ("loading", "stoer", "input should be 'eager', 'lazy', 'shared', 'store'"),
+        ("device", "gpu", "input should be 'auto', 'cpu' or 'cuda', got 'gpu'"),
+        ("norm", "rows", "input should be 'row', 'sym', 'none', 'gcn'"),
+        ("memory_limit", "1 MB", "expected more than the 354 MB that Python and torch take"),
+        ("memory_limit", "much", "expected a size such as"),
+        ("cell_limit", "0 GB", "expected a size such as"),
+        ("allocation", "128", "ambiguous without a unit"),
+        ("limits", ["4 GB", "x"], "expected a size such as"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_before_anything_runs(
+    name: str, value: object, words: str
+) -> None:
+    with pytest.raises(ParameterError, match=f"^{name}: ") as caught:
+        check_parameters({name: value}, RANGES)
+    assert words in str(caught.value)
+
+
+def test_values_at_the_edge_of_their_range_are_accepted() -> None:
+    values = {"epochs": 2, "hop_epochs": 1, "seed": 0, "dropout": 0.0, "memory_limit": "355 MB"}
+    values |= {"num_neighbors": [-1], "device": "cpu", "cell_limit": "1 MB", "limits": ["1 GB"]}
+    check_parameters(values, RANGES)
+    check_parameters({"memory_limit": "auto"}, RANGES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-y", "epochs: 010"), "-y: expected decimal numbers, found 010, which YAML takes for 8"),
+        (("-f", "mine.yaml"), "mine.yaml: expected decimal numbers, found 1:30"),
+        (("-k", "pythn3"), "-k: unknown kernel 'pythn3': did you mean 'python3'?"),
+    ],
+)
+def test_what_papermill_would_misread_or_not_find_is_one_sentence(
+    command: Callable[..., Result], tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    write_book(tmp_path, "print(epochs)")
+    (tmp_path / "mine.yaml").write_text("epochs: 1:30\n")
+    done = command(*arguments)
+    assert done.exit_code == 2
+    assert f"Error: {words}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-f", "none.yaml"), "error: none.yaml: no such file or directory"),
+        (("-y", "epochs: [1"), "error: -f, -y: expected YAML such as 'epochs: 3', found while"),
+    ],
+)
+def test_yaml_that_papermill_itself_cant_read_is_one_sentence(
+    tmp_path: Path, environment: dict[str, str], arguments: tuple[str, ...], words: str
+) -> None:
+    write_book(tmp_path, "print(epochs)")
+    done = subprocess.run(
+        argv(*arguments), cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(words)
+    assert "Traceback" not in done.stderr
+
+
 def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_path: Path) -> None:
     write_book(
         tmp_path,

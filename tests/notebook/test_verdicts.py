@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import MB, write_run
@@ -23,7 +24,13 @@ HOLDS, FAILS, UNKNOWN = (verdicts.WORDS[holds] for holds in (True, False, None))
 def make(tmp_path: Path) -> Make:
     """Make a run with a peak of `peak` MB of memory in use."""
 
-    def make(name: str, peak: float = 500, *, exit_code: int = 0) -> Run:
+    def make(
+        name: str,
+        peak: float = 500,
+        *,
+        exit_code: int = 0,
+        events: list[dict[str, Any]] | None = None,
+    ) -> Run:
         sample = {
             "time_s": 0.5,
             "rss_anon_bytes": peak * MB,
@@ -31,11 +38,8 @@ def make(tmp_path: Path) -> Make:
             "rss_file_bytes": 0,
         }
         peaks = {"anon_shmem_bytes": int(peak * MB)}
-        return Run.open(
-            write_run(
-                tmp_path / name, exit_code=exit_code, samples=[sample], sampled_peaks_bytes=peaks
-            )
-        )
+        how: dict[str, Any] = {"exit_code": exit_code, "events": events, "samples": [sample]}
+        return Run.open(write_run(tmp_path / name, **how, sampled_peaks_bytes=peaks))
 
     return make
 
@@ -80,6 +84,12 @@ def test_runs_and_forecasts_under_a_limit(make: Make) -> None:
     assert verdicts.killed({"b": dead}) == Finding("b exit code 137", True)
     assert verdicts.killed_in(alive, "load").holds is None
     assert verdicts.killed_in(dead, "train").holds is False
+    unborn = make("unborn", exit_code=137, events=[{"time_s": 1.0, "event": "start"}])
+    assert verdicts.killed({"c": unborn}) == Finding("c exit code 137 before it loaded data", None)
+    assert (
+        verdicts.finished({"c": unborn}).holds is verdicts.killed_in(unborn, "load").holds is None
+    )
+    assert verdict(verdicts.killed({"b": dead, "c": unborn})) == HOLDS
     wide, narrow = (
         plan(TrainConfig.create(dataset="ogbn-papers100M"), limit) for limit in ("512 GB", "8 GB")
     )

@@ -57,6 +57,7 @@ def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
     with pytest.raises(Started):
         run(config, name="script", **where)
     monkeypatch.setattr(sandbox, "in_notebook", lambda: True)
+    monkeypatch.setattr(sandbox, "RUNTIME_BYTES", 40 * MB)  # the least limit of a trainer
     with pytest.raises(Started):
         run(config, "50 MB", name="own-limit", **where)  # its kill ends nothing else
     done = run(config, name="large", **where)

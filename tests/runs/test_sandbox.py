@@ -237,6 +237,20 @@ def test_a_trainer_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
     assert str(outcome.unwritable).startswith(f"{tmp_path / 'output.log'}: Is a directory; ")
 
 
+def test_a_limit_below_pythons_own_memory_is_refused_before_anything_is_written(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    words = r"^memory_limit: expected more than the 354 MB that Python and torch take.*, got 1 MB"
+    with pytest.raises(InputError, match=words):
+        run(tiny_config(), "1 MB", run_dir=tmp_path / "run")
+    train = ["-m", "ogbnlib", "train", "--run-dir", str(tmp_path / "run")]
+    with pytest.raises(InputError, match=words):
+        watch(train, "1 MB", run_dir=tmp_path / "watched")
+    assert not [*tmp_path.iterdir()]
+    small = watch(["true"], "20 MB", run_dir=tmp_path / "other")  # another command may be small
+    assert small.exit_code == 0
+
+
 def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_not(
     tmp_path: Path,
 ) -> None:
