@@ -156,6 +156,8 @@ def explain_text(text: str) -> Diagnosis:
         raise InputError(
             "--text: expected a message, the end of a log, or sacct's table, got nothing"
         )
+    if code_key(text) or state_key(text):
+        return explain_code(text.strip())
     # a terminal breaks lines
     found = find(text) or find_job(text) or find(" ".join(text.split()))
     if found is None:

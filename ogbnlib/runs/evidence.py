@@ -141,7 +141,8 @@ _PROGRAM = [
     Clue(
         r"(?:CUDA|HIP|MPS backend) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
         r"|(?<!you )\b[Tt]ried to allocate:? [\d.]+ (?:b|[KMG]iB)|(?:CUDA|HIP) error: out of memory"
-        r"|cudaErrorMemoryAllocation|Cuda failure[^\n]*out of memory|STATUS_ALLOC_FAILED|out_of_memory: CUDA",
+        r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
+        r"|Cuda failure[^\n]*out of memory|STATUS_ALLOC_FAILED|out_of_memory: CUDA",
         Meaning(
             "out of GPU memory",
             "an allocation on the GPU failed, and the message has no sizes",
@@ -429,8 +430,8 @@ _NAMES = {
 
 
 def _listed(text: str) -> list[dict[str, str]]:
-    """Rows of `scontrol show job`, a line for each job with --oneliner, or of seff."""
-    if re.search(r"^Job ID: \d", text, re.MULTILINE):
+    """Rows of `scontrol show job`, with or without --oneliner, or of seff."""
+    if re.search(r"^State: [A-Z_]+ \(exit code", text, re.MULTILINE):
         pairs = re.findall(r"^([A-Z][\w ]+): (.*)$", text, re.MULTILINE)
         row = {_NAMES.get(name, name): value for name, value in pairs}
         state, _, code = row.get("State", "").partition(" (exit code ")
@@ -448,13 +449,16 @@ def _listed(text: str) -> list[dict[str, str]]:
 def find_job(text: str) -> Finding | None:
     """The end of the last job in a pasted table that did not complete, else of the last one."""
     rows = [row for row in job_rows(text) if row.get("State")]
+    lone = re.search(r"^ *(\d+)?.*\bOUT_OF_ME(?:MORY\b|\+)", text, re.MULTILINE)
+    if lone and not rows:  # a row of sacct without its header
+        rows = [{"JobID": lone[1] or "ID", "State": "OUT_OF_MEMORY"}]
     jobs = [row for row in rows if "." not in row.get("JobID", "")] or rows
     unfinished = [row for row in jobs if state_key(row["State"]) != "COMPLETED"]
     if not jobs:
         return None
     job = (unfinished or jobs)[-1]
-    name = job.get("JobID", "?").partition(".")[0]
-    own = [row for row in rows if row.get("JobID", "").partition(".")[0] == name]
+    name = job.get("JobID", "ID").partition(".")[0]
+    own = [row for row in rows if row.get("JobID", "ID").partition(".")[0] == name]
     states = {state_key(row["State"]) for row in own}
     state = "OUT_OF_MEMORY" if "OUT_OF_MEMORY" in states else state_key(job["State"])
     used = max((row["MaxRSS"] for row in own if row.get("MaxRSS")), key=size_of, default="")
@@ -467,10 +471,11 @@ def find_job(text: str) -> Finding | None:
     if not state:
         return None
     meaning = meaning_of_state(state, facts)
+    subject = "the job" if name == "ID" else f"job {name}"
     sizes = {"used": size_of(used)} if used else {}
     more = f" (its largest step used {format_bytes(sizes['used'])})" if sizes else ""
     return Finding(
-        meaning.cause, f"job {name} {meaning.text}{more}", meaning.remedy, job["State"], sizes
+        meaning.cause, f"{subject} {meaning.text}{more}", meaning.remedy, job["State"], sizes
     )
 
 

@@ -225,6 +225,10 @@ TABLES = {
                      ["Job 7"]),
     "seff": ("Job ID: 12\nState: OUT_OF_MEMORY (exit code 0)\nMemory Utilized: 63.98 GB\n", OOM, ["63.98 GB", "--mem"]),
     "seff, time": ("Job ID: 12\nState: TIMEOUT (exit code 0)\n", "time limit", ["--time"]),
+    "seff, a part": ("State: OUT_OF_MEMORY (exit code 0)\nMemory Utilized: 3 GB\n", OOM, ["3.00 GB"]),
+    "sacct, a row": ("1234567  train  gpu  OUT_OF_ME+  0:125  64G", OOM, ["Job 1234567"]),
+    "a state": ("OUT_OF_MEMORY\n", OOM, ["--mem"]),
+    "a code": (" 137\n", KILLED, ["SIGKILL"]),
     "squeue": ("             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)\n"
                "              1234       gpu    train      bob PD       0:00      1 (DependencyNeverSatisfied)\n",
                "never starts", ["scancel 1234"]),
