@@ -83,6 +83,11 @@ def _check_encoding(text: str) -> None:
         raise InputError(f"{shown}: {expected}; set PYTHONUTF8=1, or a UTF-8 locale")
 
 
+def shown(path: Path) -> Path:
+    """Return a path as messages show it: from the working folder, if it is in it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def whereabouts() -> str:
     """Return the end of the message on a missing path."""
     return f"; the working folder is {Path.cwd()}"

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import format_bytes
+from ..files import shown
 from .npz import Array
 from .store import Store
 
@@ -24,7 +25,8 @@ def count_labels(sizes: Array, num_nodes: int) -> dict[str, Any]:
 def summarized(store: Store) -> str:
     """Return the text at the end of a conversion; one line for a store without counts."""
     size = format_bytes(store.nbytes)
-    text = f"{store.path}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, store of {size}"
+    sizes = f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, store of {size}"
+    text = f"{shown(store.path)}: {sizes}"
     if not store.summary:
         return text
     counts = {

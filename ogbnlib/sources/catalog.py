@@ -7,7 +7,7 @@ from typing import Any
 
 from ..config import TrainConfig
 from ..errors import clear_errors, format_bytes
-from ..files import StrPath, home, locked, sibling_path
+from ..files import StrPath, home, locked, shown, sibling_path
 from ..graph.store import Store, is_store, open_store
 from ..graph.summary import summarized
 from ..progress import Progress
@@ -106,9 +106,6 @@ def prepare_dataset(
                 print(f"{path}: generating it, once")
                 synthesize_store(path, scale, seed, undirected=bool(undirected))
         store = open_store(path)
-    shown = (
-        store.path.relative_to(Path.cwd()) if store.path.is_relative_to(Path.cwd()) else store.path
-    )
     sizes = f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features"
-    print(f"{shown}: {sizes}, {format_bytes(store.nbytes)}")
+    print(f"{shown(store.path)}: {sizes}, {format_bytes(store.nbytes)}")
     return str(store.path)

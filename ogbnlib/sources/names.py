@@ -129,13 +129,16 @@ def existing(pending: Pending) -> Store | None:
 
 
 def _check_direction(store: GraphSize, undirected: bool | None) -> None:
-    if undirected not in (None, store.undirected):
-        store_has = (
-            f"{getattr(store, 'path', store.name)} was made with undirected={store.undirected}"
-        )
-        raise InputError(
-            f"undirected: {store_has}, asked for was {undirected}; name the store's original data"
-        )
+    if undirected in (None, store.undirected):
+        return
+    origin = getattr(store, "origin", {})
+    remedy = f"make the store again with undirected={undirected}"
+    if "raw" in origin:
+        remedy = f"name the data it was made of, {origin['raw']}"
+    raise InputError(
+        f"undirected: {getattr(store, 'path', store.name)} was made with "
+        f"undirected={store.undirected}, asked for was {undirected}; {remedy}"
+    )
 
 
 def locate(dataset: str, **options: Any) -> GraphSize:

@@ -11,6 +11,7 @@ from ..files import StrPath
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.summary import summarized
+from ..output import in_notebook
 from .convert import convert
 from .data import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
 
@@ -33,8 +34,9 @@ _REMEDIES = {
 }
 
 
-def _warn(text: str) -> None:
-    print(text, file=sys.stderr)
+def _say(text: str) -> None:
+    # a notebook shows standard error as a mistake
+    print(text, file=sys.stdout if in_notebook() else sys.stderr)
 
 
 def from_data(
@@ -42,7 +44,7 @@ def from_data(
     path: StrPath,
     *,
     splits: Mapping[str, Any] | None = None,
-    say: Callable[[str], object] = _warn,
+    say: Callable[[str], object] = _say,
     **options: Any,
 ) -> Store:
     """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index` or `adj_t`,
@@ -55,7 +57,8 @@ def from_data(
         splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for
             an empty one.
         say: called with the attributes that a store does not keep, such as edge_attr, and with the
-            store's summary; by default both go to standard error.
+            store's summary; by default both go to standard error, in a notebook to standard
+            output.
         options: num_classes and name; and those of `convert`.
     """
     if not isinstance(path, str | os.PathLike):

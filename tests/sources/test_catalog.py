@@ -20,7 +20,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.phases import predict
 from ogbnlib.forecast.planner import ladder, plan
-from ogbnlib.graph.store import GraphSize, open_store
+from ogbnlib.graph.store import GraphSize, Store, open_store
 from ogbnlib.graph.summary import summarized
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.runs.sandbox import check_inputs
@@ -255,6 +255,20 @@ def test_planning_imports_no_kernels() -> None:
     code = "import sys, ogbnlib.forecast.planner, ogbnlib.sources.names; "
     code += "assert not {'numba', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_another_direction_names_the_data_or_the_way_to_it(
+    raw: Path, tmp_path: Path, opened: Any
+) -> None:
+    store = opened(raw)
+    with pytest.raises(
+        InputError, match=f"asked for was True; name the data it was made of, {raw}"
+    ):
+        opened(store.path, undirected=True)
+    assert opened(store.origin["raw"], undirected=True).undirected
+    copy = Store.from_data(store.to_data(), tmp_path / "copy", progress=False)
+    with pytest.raises(InputError, match="make the store again with undirected=True"):
+        opened(copy.path, undirected=True)
 
 
 def test_a_source_that_changed_since_is_refused(raw: Path, opened: Any) -> None:
