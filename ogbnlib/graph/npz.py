@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from ..errors import InputError, naming
 from ..files import StrPath
+from .formats import HEADERLESS
 
 Array = NDArray[Any]
 CHUNK_BYTES = 8 * 2**20
@@ -31,7 +32,11 @@ def load(file: Path) -> Array:
     with open(file, "rb") as stream:
         magic = stream.read(6)
     if magic and magic != np.lib.format.MAGIC_PREFIX and not magic.startswith(b"PK"):
-        line = f"np.save({'new_' + file.name!r}, np.memmap({file.name!r}, 'float32', 'r', shape=(N, F)))"
+        columns = HEADERLESS.get(file.absolute().parts[-3:])
+        if columns is not None and file.stat().st_size % (4 * columns) == 0:
+            return np.memmap(file, "<f4", "r").reshape(-1, columns)
+        array = f"np.memmap({file.name!r}, 'float32', 'r', shape=(N, F))"
+        line = f"np.save({'new_' + file.name!r}, {array})"
         raise InputError(
             f"{file}: expected a file of np.save, found no header, as np.memmap and tofile write; in Python: {line}"
         )
