@@ -8,7 +8,7 @@ or this library's own watchdog. Without it the answer is "cause unknown".
 import html
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from ..config import TrainConfig
-from ..errors import InputError, format_bytes
-from ..forecast.remedies import KilledBy, command_remedy, memory_remedy
+from ..errors import MB, InputError, format_bytes
 from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, oom_sizes
+from ..memory.killed import KEPT, KilledBy
 from ..memory.record import Growth, Record
 from .exit_codes import DIVERGED, EXIT_CODES, STOPPED, meaning_of, resumption
 
@@ -50,6 +50,7 @@ class Diagnosis:
 
 
 _Number: TypeAlias = int | FiniteFloat
+Remedy: TypeAlias = Callable[[TrainConfig, Record, KilledBy], str]
 
 
 class _OuterLimit(BaseModel):
@@ -171,10 +172,18 @@ def _cuda_sizes(oom: Mapping[str, Any]) -> str:
 
 
 def explain(
-    run_dir: Path, config: TrainConfig | None, result: Result, record: Record, at_work: bool
+    run_dir: Path,
+    config: TrainConfig | None,
+    result: Result,
+    record: Record,
+    at_work: bool,
+    remedy_of: Remedy | None = None,
 ) -> Diagnosis:
     """Diagnose the last attempt of a run, or describe a run at work; `result` is empty where none
-    was written."""
+    was written.
+
+    `remedy_of` is the planner's `memory_remedy`, where it is at hand.
+    """
     label = record.phase.label if record.phase else None
     foreign, code = _is_foreign(record), result.exit_code
     where = (
@@ -234,7 +243,7 @@ def explain(
             cause += "is missing."
         return Diagnosis(" ".join([cause + around, *climbs]), "finished", 0, label, *memory)
     if result.killed_by:
-        cause, remedy = "out of memory", _memory_remedy(config, record, result)
+        cause, remedy = "out of memory", _memory_remedy(run_dir, config, record, result, remedy_of)
         text = [f"{_killer(result)} after {took}, {where}."]
         if result.ended_with is not None:
             text.append(f"Its first process then ended with exit code {result.ended_with}.")
@@ -258,7 +267,10 @@ def explain(
         elif result.last_output:
             text.append(f"Its last words: {result.last_output}")
             if _REFUSED.search(result.last_output):
-                cause, remedy = "out of memory", _memory_remedy(config, record, result)
+                cause, remedy = (
+                    "out of memory",
+                    _memory_remedy(run_dir, config, record, result, remedy_of),
+                )
                 text.append("So it asked for more at once than this machine has.")
     if code not in (2, STOPPED, DIVERGED):
         if first := record.events.get("rank ended"):
@@ -288,7 +300,13 @@ def _killer(result: Result) -> str:
     return text + result.under_limit()
 
 
-def _memory_remedy(config: TrainConfig | None, record: Record, result: Result) -> str:
+def _memory_remedy(
+    run_dir: Path,
+    config: TrainConfig | None,
+    record: Record,
+    result: Result,
+    remedy_of: Remedy | None,
+) -> str:
     """The way out of an out-of-memory kill."""
     limit = result.memory_limit_bytes
     killed = KilledBy(None if limit is None else int(limit))
@@ -298,4 +316,25 @@ def _memory_remedy(config: TrainConfig | None, record: Record, result: Result) -
         return command_remedy(record, killed)
     if config is None:
         return "raise memory_limit, or give the command its own --memory-limit below it (convert, propagate, predict)"
-    return memory_remedy(config, record, killed)
+    if remedy_of is not None:
+        return remedy_of(config, record, killed)
+    size = f"{killed.left_bytes / MB:.0f} MB"
+    return f"ask `python -m ogbnlib plan --config {run_dir}/config.json --memory-limit '{size}'` what fits"
+
+
+def command_remedy(record: Record, killed: KilledBy) -> str:
+    """The remedy for a watched command, whose content no planner knows."""
+    name = record.phase.name if record.phase else ""
+    text = "read or build less at once" + (f" in '{name}'" if name else "")
+    text += ": one loader at a time (each of PyG's copies the graph; a store of "
+    text += "`python -m ogbnlib convert` stays on disk), smaller batches, fewer workers, arrays "
+    text += "mapped with numpy.load(mmap_mode='r')"
+    if record.growth and record.growth.verdict == "climbs":
+        # Without marks of epochs it may be no training, and a few seconds of loading climb, too.
+        kept = f"{text}; in training look for"
+        if record.growth.epochs:
+            kept = "find what each epoch keeps:"
+        text = f"{kept} {KEPT}"
+    if killed.limit_bytes is None:
+        return text
+    return f"{text}; or raise {'memory_limit' if not killed.cgroup else 'the limit'}"
