@@ -3,14 +3,10 @@
 Nothing is suggested that `plan` would refuse. Where the planner can't know, the text says why.
 """
 
-from dataclasses import dataclass
-
-import psutil
-
 from ..config import TrainConfig
-from ..errors import GB, MB, InputError, format_bytes
+from ..errors import InputError, format_bytes
 from ..graph.store import GraphSize
-from ..memory.cgroup import effective_limit
+from ..memory.killed import KEPT, KilledBy
 from ..memory.record import Record
 from ..registry import MODELS
 from .phases import Forecast, graph_of_run, kind_of, margin_bytes, predict
@@ -20,64 +16,13 @@ from .step import is_measured
 
 # Of these only Python, torch and kernels are in memory, so that no parameter changes them.
 _BEFORE_DATA = ("", "open", "compile kernels")
-_KEEPS = "a loss that is added up without .item(), outputs or batches in a list"
-
-
-@dataclass(frozen=True)
-class KilledBy:
-    """The limit that a run met: its own, that of a cgroup around it, or the machine's memory."""
-
-    limit_bytes: int | None = None  # None for the machine
-    cgroup: str = ""  # of a limit around the run's own
-    others_bytes: int = 0  # memory of other processes below the same limit
-
-    @property
-    def left_bytes(self) -> int:
-        """Bytes for the run."""
-        if self.limit_bytes is None:
-            return min(effective_limit()[0], psutil.virtual_memory().available)
-        return max(0, self.limit_bytes - self.others_bytes)
-
-    def raised(self, need_bytes: int) -> str:
-        """Where to ask for the `need_bytes` of the run."""
-        size = _rounded_up(need_bytes + self.others_bytes)
-        if self.cgroup:
-            return f"give the cgroup {self.cgroup} {size} (a Slurm job by --mem)"
-        if self.limit_bytes is None:
-            return f"use a machine, or a job, with {size} of memory"
-        return f"raise memory_limit to {size}"
-
-
-def _rounded_up(num_bytes: int) -> str:
-    """A size that is at least `num_bytes` when it is read again."""
-    if num_bytes >= 10 * GB:
-        return f"{-(-num_bytes // GB)} GB"
-    return f"{-(-num_bytes // MB)} MB"
-
-
-def command_remedy(record: Record, killed: KilledBy) -> str:
-    """The remedy for a watched command, whose content no planner knows."""
-    name = record.phase.name if record.phase else ""
-    text = "read or build less at once" + (f" in '{name}'" if name else "")
-    text += ": one loader at a time (each of PyG's copies the graph; a store of "
-    text += "`python -m ogbnlib convert` stays on disk), smaller batches, fewer workers, arrays "
-    text += "mapped with numpy.load(mmap_mode='r')"
-    if record.growth and record.growth.verdict == "climbs":
-        # Without marks of epochs it may be no training, and a few seconds of loading climb, too.
-        kept = f"{text}; in training look for"
-        if record.growth.epochs:
-            kept = "find what each epoch keeps:"
-        text = f"{kept} {_KEEPS}"
-    if killed.limit_bytes is None:
-        return text
-    return f"{text}; or raise {'memory_limit' if not killed.cgroup else 'the limit'}"
 
 
 def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
     """The smallest changes that fit the limit which ended a run, else the smallest limit that
     fits."""
     if record.growth and record.growth.verdict == "climbs":
-        text = f"find what each epoch keeps ({_KEEPS}): memory climbs from epoch to epoch"
+        text = f"find what each epoch keeps ({KEPT}): memory climbs from epoch to epoch"
         return f"{text}, so that smaller batches or a larger limit would only delay the kill"
     has_data = (record.phase.name if record.phase else "") not in _BEFORE_DATA
     runtime = f"Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
@@ -106,7 +51,7 @@ def _by_change(
     """The smallest changes that fit a limit, or to raise it."""
     config = forecast.config
     if config.model not in MODELS and verdict(forecast, limit_bytes) == FITS:
-        text = f"find what {config.model} keeps from batch to batch ({_KEEPS})"
+        text = f"find what {config.model} keeps from batch to batch ({KEPT})"
         peak = format_bytes(forecast.peak_bytes)
         return f"{text}: by a measured step the run takes {peak}, and it took all of its limit"
     texts = []

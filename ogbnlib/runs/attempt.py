@@ -17,7 +17,7 @@ from ..forecast.phases import audit
 from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
 from ..memory.recorder import RUNS_VARIABLE, Recorder
-from .diagnosis import Result, explain
+from .diagnosis import Remedy, Result, explain
 from .exit_codes import UNFINISHED
 from .folder import Run
 
@@ -134,11 +134,18 @@ class Attempt:
                 file.write(f"{self.run_dir.resolve()}\n")
         self._begin = time.monotonic()
 
-    def end(self, exit_code: int | None, *, with_forecast: bool = False, **evidence: Any) -> Run:
+    def end(
+        self,
+        exit_code: int | None,
+        *,
+        with_forecast: bool = False,
+        remedy_of: Remedy | None = None,
+        **evidence: Any,
+    ) -> Run:
         """Write result.json: exit code, peaks, diagnosis, and with `with_forecast` the predicted
         memory.
 
-        The recorder has been stopped; `evidence` is more fields of `Result`, and
+        `remedy_of` is that of `explain`. The recorder has been stopped; `evidence` is more fields of `Result`, and
         `kernel_peak_bytes`.
         """
         record = self.recorder.record
@@ -164,7 +171,7 @@ class Attempt:
             values["forecast"] = {"size_from": "run" if event else "files", **forecast}
         result = Result.model_validate(values)
         result.diagnosis = result.diagnosis or explain(
-            self.run_dir, self.config, result, record, at_work=False
+            self.run_dir, self.config, result, record, at_work=False, remedy_of=remedy_of
         )
         written = result.model_dump(mode="json", exclude_unset=True)
         try:

@@ -6,7 +6,7 @@ or this library's own watchdog. Without it the answer is "cause unknown".
 """
 
 import html
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias
@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from .. import clock
 from ..config import TrainConfig
-from ..errors import InputError, format_bytes
-from ..forecast.remedies import KilledBy, command_remedy, memory_remedy
+from ..errors import MB, InputError, format_bytes
 from ..memory.cgroup import Throttle, throttled_since
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
+from ..memory.killed import KEPT, KilledBy
 from ..memory.record import Growth, Record
 from .evidence import GUIDE, OUT_OF_MEMORY, exception_line, find, find_job, gpu_sizes
 from .exit_codes import (
@@ -57,6 +57,7 @@ class Diagnosis:
 
 
 _Number: TypeAlias = int | FiniteFloat
+Remedy: TypeAlias = Callable[[TrainConfig, Record, KilledBy], str]
 
 
 class _OuterLimit(BaseModel):
@@ -174,11 +175,19 @@ def explain_text(text: str) -> Diagnosis:
 
 
 def explain(
-    run_dir: Path, config: TrainConfig | None, result: Result, record: Record, at_work: bool
+    run_dir: Path,
+    config: TrainConfig | None,
+    result: Result,
+    record: Record,
+    at_work: bool,
+    remedy_of: Remedy | None = None,
 ) -> Diagnosis:
     """Diagnose the last attempt of a run, or describe a run at work; `result` is empty where none
-    was written."""
-    case = _Case(run_dir, config, result, record)
+    was written.
+
+    `remedy_of` is the planner's `memory_remedy`, where it is at hand.
+    """
+    case = _Case(run_dir, config, result, record, remedy_of)
     if at_work:
         return case.at_work()
     if result.exit_code is None:
@@ -196,9 +205,19 @@ OPEN_CAUSES = ("error", "SIGKILL, cause unknown", "never started")
 class _Case:
     """The facts of a run's last attempt, and a diagnosis for each kind of its end."""
 
-    def __init__(self, run_dir: Path, config: TrainConfig | None, result: Result, record: Record):
-        self.run_dir, self.config = run_dir, config
-        self.result, self.record = result, record
+    def __init__(
+        self,
+        run_dir: Path,
+        config: TrainConfig | None,
+        result: Result,
+        record: Record,
+        remedy_of: Remedy | None,
+    ):
+        self.run_dir = run_dir
+        self.config = config
+        self.result = result
+        self.record = record
+        self.remedy_of = remedy_of
         self.foreign = _is_foreign(record)
         self.label = record.phase.label if record.phase else None
         if self.label:
@@ -301,9 +320,8 @@ class _Case:
         text = [f"{_killer(result)} after {self.took}, {self.where}."]
         if result.ended_with is not None:
             text.append(f"Its first process then ended with exit code {result.ended_with}.")
-        remedy = _memory_remedy(self.config, self.record, result)
         sentences = [*text, self._throttled(), *self._first_rank(), *self._memory()]
-        return self._diagnosis(sentences, "out of memory", remedy)
+        return self._diagnosis(sentences, "out of memory", self._memory_remedy())
 
     def failed(self) -> Diagnosis:
         """Diagnose by the exit code, and by the evidence in the last words where the code leaves the
@@ -335,11 +353,30 @@ class _Case:
         elif result.last_output:
             text.append(f"Its last words: {result.last_output.rstrip('.')}.")
         if cause == OUT_OF_MEMORY:
-            remedy = _memory_remedy(self.config, self.record, result)
+            remedy = self._memory_remedy()
         text.append(self._throttled())
         if code not in (2, STOPPED, DIVERGED):
             text += [*self._first_rank(), *self._memory()]
         return self._diagnosis(text, cause, remedy)
+
+    def _memory_remedy(self) -> str:
+        """The way out of an out-of-memory kill."""
+        limit = self.result.memory_limit_bytes
+        killed = KilledBy(None if limit is None else int(limit))
+        if outer := self.result.outer_limit:
+            killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
+        if self.foreign:
+            return command_remedy(self.record, killed)
+        if self.config is None:
+            return (
+                "raise memory_limit, or give the command its own --memory-limit below it "
+                "(convert, propagate, predict)"
+            )
+        if self.remedy_of is not None:
+            return self.remedy_of(self.config, self.record, killed)
+        size = f"{killed.left_bytes / MB:.0f} MB"
+        command = f"plan --config {self.run_dir}/config.json --memory-limit '{size}'"
+        return f"ask `python -m ogbnlib {command}` what fits"
 
     def _first_rank(self) -> list[str]:
         first = self.record.events.get("rank ended")
@@ -367,14 +404,19 @@ def _killer(result: Result) -> str:
     return text + result.under_limit()
 
 
-def _memory_remedy(config: TrainConfig | None, record: Record, result: Result) -> str:
-    """The way out of an out-of-memory kill."""
-    limit = result.memory_limit_bytes
-    killed = KilledBy(None if limit is None else int(limit))
-    if outer := result.outer_limit:
-        killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
-    if _is_foreign(record):
-        return command_remedy(record, killed)
-    if config is None:
-        return "raise memory_limit, or give the command its own --memory-limit below it (convert, propagate, predict)"
-    return memory_remedy(config, record, killed)
+def command_remedy(record: Record, killed: KilledBy) -> str:
+    """The remedy for a watched command, whose content no planner knows."""
+    name = record.phase.name if record.phase else ""
+    text = "read or build less at once" + (f" in '{name}'" if name else "")
+    text += ": one loader at a time (each of PyG's copies the graph; a store of "
+    text += "`python -m ogbnlib convert` stays on disk), smaller batches, fewer workers, arrays "
+    text += "mapped with numpy.load(mmap_mode='r')"
+    if record.growth and record.growth.verdict == "climbs":
+        # Without marks of epochs it may be no training, and a few seconds of loading climb, too.
+        kept = f"{text}; in training look for"
+        if record.growth.epochs:
+            kept = "find what each epoch keeps:"
+        text = f"{kept} {KEPT}"
+    if killed.limit_bytes is None:
+        return text
+    return f"{text}; or raise {'memory_limit' if not killed.cgroup else 'the limit'}"

@@ -31,6 +31,7 @@ from ..files import home, next_run_dir
 from ..forecast.passes import STEP
 from ..forecast.phases import predict
 from ..forecast.planner import WILL_NOT_FIT, Advice, verdict
+from ..forecast.remedies import memory_remedy
 from ..forecast.sizes import RUNTIME_BYTES, raw_bytes
 from ..forecast.step import try_model
 from ..graph import kernel_cache
@@ -336,7 +337,7 @@ def _carry_out(
             words = last_words(outcome.tail, killed=outcome.exit_code == 137)
             words = without_secrets(words, argv)
         more["last_output"] = outcome.unwritable or words or None
-        done = attempt.end(outcome.exit_code, **outcome.evidence, **more)
+        done = attempt.end(outcome.exit_code, remedy_of=memory_remedy, **outcome.evidence, **more)
     if outcome.interrupted or interrupts:
         resume = f"go on with {resumption(done.run_dir, done.memory_limit_bytes)}"
         then = resume if attempt.config else done.diagnosis.remedy

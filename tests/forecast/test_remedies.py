@@ -17,8 +17,9 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB, parse_bytes
 from ogbnlib.forecast.phases import predict
 from ogbnlib.forecast.planner import FITS, plan
-from ogbnlib.forecast.remedies import KilledBy, memory_remedy
+from ogbnlib.forecast.remedies import memory_remedy
 from ogbnlib.forecast.sizes import RUNTIME_BYTES
+from ogbnlib.memory.killed import KilledBy
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.reading import Reading
 from ogbnlib.memory.record import Record

@@ -26,11 +26,12 @@ from conftest import MB, is_alive, tree, wait_until, write_run
 import ogbnlib
 from ogbnlib import clock, list_runs, marks
 from ogbnlib.errors import InputError
-from ogbnlib.forecast.remedies import KilledBy, command_remedy
+from ogbnlib.memory.killed import KilledBy
 from ogbnlib.memory.reading import Reading, process_tree
 from ogbnlib.memory.record import Record
 from ogbnlib.memory.recorder import _TimelineWriter
 from ogbnlib.runs.attempt import Attempt, lock_of
+from ogbnlib.runs.diagnosis import command_remedy
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import watch
 
