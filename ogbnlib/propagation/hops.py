@@ -254,11 +254,12 @@ def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -
         with writer.create("colptr", "<i8") as colptr:
             for first in range(0, num_kept + 1, 2**20):
                 colptr.write(np.zeros(min(2**20, num_kept + 1 - first), np.int64))
-        for name in ("y", "node_id", "node_name"):
+        for name in ("y", "node_id", "node_name", "label_name"):
             if name in store.files:
+                nodes = None if name == "label_name" else members
                 with writer.create(name, store.files[name].dtype) as out:
                     for first, values in store.chunks(name, checked=True):
-                        out.write(pick(members, first, values))
+                        out.write(pick(nodes, first, values))
         if "node_id" not in store.files and members is not None:
             writer.write("node_id", members.members())
         for name, ids in store.splits.items():
