@@ -180,7 +180,7 @@ def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(
     row = csc_of(arrays["edge_index"], len(names))[1]
     np.testing.assert_array_equal(store.row, row)
     assert store.node_name is not None
-    assert store.node_name[7].decode() == "author 7"
+    assert store.node_name[7] == "author 7"
     done = cli("convert", "ogbn-arxiv", "new", cwd=tmp_path)
     assert "ogbn-arxiv is not there: python -m ogbnlib download ogbn-arxiv" in done.stderr
     assert not (tmp_path / "new").exists()

@@ -24,6 +24,7 @@ from ..files import Stamp, StrPath, home, replaced, stamp
 from . import npz
 from .checks import HEADER_BYTES, META, SPLITS, FileInfo, Int8Columns, check_file, finite, read_meta
 from .npz import Array
+from .text import Text, decoded
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,13 @@ def _from_above(module: str, name: str) -> Any:  # on use: imports at the top go
 
 def _mapped(name: str) -> cached_property[Any]:
     def mapped(store: "Store") -> Any:
-        if (info := store.files.get(name)) is None:
+        info = store.files.get(name)
+        if info is None:
             return None
         with store.open_file(name) as file:
             array = np.memmap(file, info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
         array.stamp = store.stamps[name]  # type: ignore[attr-defined]  # for another process that maps it by its path
-        return array
+        return Text(array) if array.dtype.kind == "S" else array
 
     return cached_property(mapped)
 
@@ -63,8 +65,9 @@ def _mapped(name: str) -> cached_property[Any]:
 class Store(GraphSize):
     """An open store, see `open_store`; when it is unpickled, it is opened again.
 
-    `colptr`, `row`, `x`, `y`, `node_id`, `node_name` and `label_name` are read-only memory maps,
-    made at first use; the last three are None if the store has none. `splits` are int64 ids in RAM.
+    `colptr`, `row`, `x`, `y`, `node_id` and `node_name` are read-only memory maps, made at first
+    use. `node_name` is int64, or `Text`, which is decoded on use; `label_name` is an array of text;
+    these and `node_id` are None if the store has none. `splits` are int64 ids in RAM.
     A file that was replaced or written to since `open_store` is refused. If `x` is int8, `decode`
     returns the values of its rows, and `read` decodes.
     """
@@ -166,7 +169,11 @@ class Store(GraphSize):
         return file
 
     colptr, row, x, y = _mapped("colptr"), _mapped("row"), _mapped("x"), _mapped("y")
-    node_id, node_name, label_name = _mapped("node_id"), _mapped("node_name"), _mapped("label_name")
+    node_id, node_name = _mapped("node_id"), _mapped("node_name")
+
+    @cached_property
+    def label_name(self) -> Array | None:
+        return self.read("label_name") if "label_name" in self.files else None
 
     def damaged(self, name: str, problem: str) -> InputError:
         """Return the error for a damaged array; `problem` has the expected and the found value."""
@@ -205,8 +212,8 @@ class Store(GraphSize):
             raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
-        """Read array `name` into RAM, features in another float dtype if asked; the peak is the
-        result and a chunk."""
+        """Read array `name` into RAM, names as text, features in another float dtype if asked; the
+        peak is the result and a chunk."""
         # Ids out of range would read foreign memory. Checksums of features (56 GB in papers100M)
         # are left to `verify`.
         info, begin = self.files[name], 0
@@ -224,7 +231,7 @@ class Store(GraphSize):
         ):
             out[begin : begin + len(values)] = values
             begin += len(values)
-        return out
+        return decoded(out)
 
     def read_edge_index(self) -> Array:
         """Return edges int64 [2, E], sources above destinations, column by column, reverse edges

@@ -265,13 +265,14 @@ def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -
         with writer.create("colptr", "<i8") as colptr:
             for first in range(0, num_kept + 1, 2**20):
                 colptr.write(np.zeros(min(2**20, num_kept + 1 - first), np.int64))
-        for name in ("y", "node_id", "node_name"):
+        for name in ("y", "node_id", "node_name", "label_name"):
             if name in store.files:
+                nodes = None if name == "label_name" else members
                 with writer.create(name, store.files[name].dtype) as out:
                     for first, values in store.chunks(name, checked=True):
                         for begin in range(0, len(values), SLICE_NODES):
                             part = values[begin : begin + SLICE_NODES]
-                            out.write(pick(members, first + begin, part))
+                            out.write(pick(nodes, first + begin, part))
         if "node_id" not in store.files and members is not None:
             writer.write("node_id", members.members())
         for name, ids in store.splits.items():

@@ -50,6 +50,21 @@ class StoredWindow(NamedTuple):
 Shard = dict[Place, StoredWindow]
 
 
+def _submit(threads: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Have a thread call `work`; an expected error comes without its frames, whose variables would
+    keep files open and arrays in memory."""
+    return threads.submit(_without_frames, work, *arguments)
+
+
+def _without_frames(work: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return work(*arguments)
+    except (Interrupted, OSError, MemoryError) as error:
+        del work, arguments
+        error.__context__ = None
+        raise error.with_traceback(None) from None
+
+
 class Spool:
     """Windows on disk: while one shard is used, a thread records the next.
 
@@ -80,12 +95,13 @@ class Spool:
             with contextlib.suppress(Interrupted):  # it was recorded for a pass that was left early
                 self.shard = coming.result()
             self._thread.submit(used.clear)  # to free a file of 10 GB takes Linux two seconds
+            del coming, used
         if place not in self.shard:
             self.shard = {}  # frees its file
-            self.shard = self._thread.submit(self._record, place).result()
+            self.shard = _submit(self._thread, self._record, place).result()
         if self._next is None and (following := self._following(self.shard)) is not None:
-            self._next = self._thread.submit(self._record, following)
-            self._thread.submit(self._sample_ahead, self._next, next(iter(self.shard)))
+            self._next = _submit(self._thread, self._record, following)
+            _submit(self._thread, self._sample_ahead, self._next, next(iter(self.shard)))
         stored = self.shard[place]
         return Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
 
@@ -190,7 +206,8 @@ class Spool:
             begun, before = time.monotonic(), colptr.bytes_read + row.bytes_read
             sampled = sample_windows([seeds for *_, seeds in group], colptr, row)
             for structure, file, key, seeds in group:
-                self._packing.append(self._packers.submit(self._pack, file, seeds, sampled.pop(0)))
+                packed = _submit(self._packers, self._pack, file, seeds, sampled.pop(0))
+                self._packing.append(packed)
                 structure[key] = len(seeds.ids), self._packing[-1]
             read, took = (
                 colptr.bytes_read + row.bytes_read - before,
@@ -201,17 +218,10 @@ class Spool:
             spool._structure = structure
 
     def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> StoredWindow:
-        window = None
-        try:
-            window = Window.pack(seeds, sampled)
-            with self._writing:
-                arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
-            return StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
-        except Exception as error:  # whose frames would keep the arrays in memory
-            error.__context__ = None
-            raise error.with_traceback(None) from None
-        finally:
-            del sampled, window
+        window = Window.pack(seeds, sampled)
+        with self._writing:
+            arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
+        return StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
 
     def _add_features(self, shards: Sequence[Shard], buffer_bytes: int) -> list[Shard]:
         """Write the features of some windows to a file for each shard, in one pass over the store's
@@ -316,11 +326,11 @@ class WindowReader:
                     window = ahead[1].result()
             if ahead is None or ahead[0] != place or window is None:
                 window = None
-                window = self._thread.submit(self._read, place).result()
+                window = _submit(self._thread, self._read, place).result()
             del ahead
             place = self.after(place, window.positions)
             if self.loader.windows.overlapped and place is not None:
-                self._ahead = place, self._thread.submit(self._read, place)
+                self._ahead = place, _submit(self._thread, self._read, place)
             yield window
             del window
 

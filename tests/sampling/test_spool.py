@@ -35,6 +35,7 @@ from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.sampling.spool import Spool
 from ogbnlib.sampling.window import Window
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.train import train
@@ -214,22 +215,85 @@ def test_an_evaluation_is_prepared_in_the_first_pass_of_training_and_kept(make: 
     assert evaluation.reader.bytes_read == 0
 
 
+def open_files(folder: Path) -> list[os.stat_result]:
+    """The files below `folder` that this process has open; others may be opened and closed
+    meanwhile."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            own = os.dup(int(name))  # of the same file, and nobody else closes it
+        except OSError:
+            continue
+        try:
+            if os.readlink(f"/proc/self/fd/{own}").startswith(f"{folder}/"):
+                found.append(os.fstat(own))
+        finally:
+            os.close(own)
+    return found
+
+
+@pytest.fixture
+def without_collector() -> Iterator[None]:
+    """What is freed is freed by the last reference to it, not some time later."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("without_collector")
 def test_the_file_has_no_name_and_goes_with_its_process_or_its_loader(
-    make: Build, tmp_path: Path
+    make: Build, tmp_path: Path, store: Store
 ) -> None:
-    gc.collect()  # what other tests have left open
-    loader, before = make(8), len(os.listdir("/proc/self/fd"))
+    loader = make(8)  # which maps the store too
+    loader.close()
+    before, loader = len(open_files(store.path)), make(8)
+    assert len(open_files(store.path)) == before + 3
     set_epoch(loader, 1)
     batches = iter(loader)
     next(batches)
-    links = [(fd, os.readlink(fd)) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
-    files = [fd.stat() for fd, target in links if target.startswith(str(tmp_path))]
+    files = open_files(tmp_path)
     assert sum(file.st_size > 1000 for file in files) >= 2  # another one may be at its beginning
     assert all(file.st_nlink == 0 for file in files)
     assert [*tmp_path.iterdir()] == [tmp_path / "scratch"]
     batches.close()
     loader.close()
-    assert len(os.listdir("/proc/self/fd")) == before - 3  # of the store
+    assert not open_files(tmp_path)
+    assert len(open_files(store.path)) == before
+
+
+@pytest.mark.parametrize("array", ["colptr", "row", "x"])
+@pytest.mark.usefixtures("without_collector")
+def test_a_pass_that_is_left_early_leaves_no_file_open(
+    make: Build, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, array: str
+) -> None:
+    loader, shards, reading = make(3, 3, structure=1), itertools.count(), threading.Event()
+    read, record = DiskArray._read, Spool._record
+
+    def hesitant(self: DiskArray, *place: int) -> memoryview:
+        if second.is_set() and self.path.stem == array:
+            reading.set()
+            assert self.abandoned.wait(60)
+        return read(self, *place)
+
+    def counted(self: Spool, *place: Any) -> Any:
+        if next(shards) == 1:
+            second.set()
+        return record(self, *place)
+
+    second = threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(DiskArray, "_read", hesitant)
+        patch.setattr(Spool, "_record", counted)
+        set_epoch(loader, 1)
+        batches = iter(loader)
+        next(batches)
+        assert reading.wait(60)
+        batches.close()
+        second.clear()
+    assert_equal(batches_of(loader, 1), batches_of(make(0), 1))
+    loader.close()
+    assert not open_files(tmp_path)
 
 
 @pytest.mark.parametrize("direct", [True, False])

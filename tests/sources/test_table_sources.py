@@ -305,12 +305,7 @@ def test_the_store_is_that_of_the_arrays(kind: str, small: Arrays, tmp_path: Pat
     assert {name: store.files[name] for name in expected.files} == expected.files
     if kind.endswith("names"):
         assert store.node_name is not None
-        kept = (
-            [name.decode() for name in store.node_name.tolist()]
-            if kind == "text names"
-            else store.node_name
-        )
-        np.testing.assert_array_equal(kept, names)
+        np.testing.assert_array_equal(store.node_name, names)
 
 
 def test_features_of_any_number_type_become_float32_and_float16_stays(
@@ -528,7 +523,7 @@ def test_labels_may_be_text_and_their_names_are_kept(small: Arrays, tmp_path: Pa
         store = convert(folder, tmp_path / f"store{number}", progress=False)
         assert verify_store(store.path) == []
         assert store.label_name is not None
-        names = [name.decode() for name in store.label_name.tolist()]
+        names = store.label_name.tolist()
         assert names == sorted(areas)
         assert [names[label] if label >= 0 else "" for label in store.y] == called
 

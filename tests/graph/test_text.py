@@ -1,0 +1,79 @@
+"""Names of nodes and classes are text, for numpy and pandas, decoded where they are used."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ogbnlib import convert, open_store, propagate
+from ogbnlib.graph.store import Store
+
+NAMES = ["Anaïs", "bob", "李雷", "d", "e"]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Store]:
+    def build(ids: list[object]) -> Store:
+        folder = tmp_path / "source"
+        folder.mkdir()
+        pairs = {"source": [ids[0], ids[1], ids[2]], "target": [ids[1], ids[2], ids[3]]}
+        pd.DataFrame(pairs).to_csv(folder / "edges.csv", index=False)
+        rows = {"node_id": ids, "a": range(5), "b": range(5)}
+        pd.DataFrame(rows).to_csv(folder / "features.csv", index=False)
+        labels = {"node_id": ids, "label": ["öl", "gas", "öl", "gas", "wind"]}
+        pd.DataFrame(labels).to_csv(folder / "labels.csv", index=False)
+        for number, split in enumerate(("train", "valid", "test")):
+            np.save(folder / f"{split}.npy", np.array(ids[number : number + 1]))
+        return convert(folder, tmp_path / "store", progress=False)
+
+    return build
+
+
+def test_names_are_text_for_numpy_and_pandas(make: Callable[..., Store], tmp_path: Path) -> None:
+    store = make(NAMES)
+    names = store.node_name
+    assert [*names] == names.tolist() == names[:].tolist() == np.asarray(names).tolist() == NAMES
+    assert (len(names), names.shape, names.ndim, names.dtype.kind) == (5, (5,), 1, "U")
+    assert names[2] == "李雷"
+    assert isinstance(names[0], str)
+    assert names[-2:].tolist() == ["d", "e"]
+    assert names[np.array([[2, 0]])].tolist() == [["李雷", "Anaïs"]]
+    assert names[store.y == 0].tolist() == ["bob", "d"]
+    assert np.flatnonzero(names == "李雷").tolist() == [2]
+    assert (names != "bob").tolist() == [True, False, True, True, True]
+    assert (names == np.array(NAMES)).all()
+    assert "bob" in names
+    assert np.isin(names, ["e", "f"]).tolist() == [False] * 4 + [True]
+    assert names.astype(object).tolist() == NAMES
+    assert repr(names) == "Text(['Anaïs', 'bob', '李雷', ...], n=5)"
+    assert isinstance(store.label_name, np.ndarray)
+    assert store.label_name.tolist() == ["gas", "wind", "öl"]
+    assert store.read("node_name").tolist() == NAMES
+    mine = pd.DataFrame({"client": NAMES[::-1], "amount": range(5)})
+    theirs = pd.DataFrame({"client": names, "area": store.label_name[store.y]})
+    merged = mine.merge(theirs, on="client")
+    assert merged.client.tolist() == NAMES[::-1]
+    assert merged.area.tolist() == ["wind", "gas", "öl", "gas", "öl"]
+    assert pd.Series(names).tolist() == NAMES
+    propagated = propagate(store, tmp_path / "hops", hops=1, nodes="all", progress=False)
+    for name in ("node_name", "label_name"):
+        assert getattr(propagated, name).tolist() == getattr(store, name).tolist()
+
+
+def test_ids_that_are_numbers_stay_numbers(make: Callable[..., Store]) -> None:
+    names = make([7, 40, 2**40, 3, 5]).node_name
+    assert names.dtype == np.int64
+    assert names.tolist() == [7, 40, 2**40, 3, 5]
+
+
+def test_a_few_names_of_many_are_read_in_the_memory_of_those(
+    make: Callable[..., Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, sizes = np.char.decode, list[int]()
+    monkeypatch.setattr(np.char, "decode", lambda a, *how: sizes.append(a.size) or decode(a, *how))
+    names = open_store(make(NAMES).path).node_name
+    assert names[[1, 3]].tolist() == ["bob", "d"]
+    names[4], names == "bob"  # neither decodes more
+    assert sizes == [2]
