@@ -22,6 +22,9 @@ from .written import Written
 MARKS_VARIABLE = "OGBNLIB_TREES"
 _GET_SUBREAPER, _SET_SUBREAPER = 37, 36  # prctl(2)
 _POLL_S = 0.05
+_ROUNDS = (
+    100  # of one signal: a program that starts others without end must not hold up its watcher
+)
 _END_S = 5.0  # a process may hang in the kernel, such as on a network file system
 _lock = threading.Lock()
 _adopting = 0
@@ -123,7 +126,10 @@ class Tree:
     def signal(self, number: int) -> set[int]:
         """Send a signal to every process, also to those that start meanwhile; return them."""
         reached: set[int] = set()
-        while new := {*self.pids()} - reached:
+        for _ in range(_ROUNDS):
+            new = {*self.pids()} - reached
+            if not new:
+                break
             for pid in new:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,9 +33,8 @@ if os.fork() == 0:
         time.sleep(600)
     os._exit(0)
 os.wait()
-while not os.path.exists(sys.argv[1]):
+while not os.path.exists(sys.argv[1] + ".seen"):
     time.sleep(0.01)
-time.sleep(0.5)
 """
 
 
@@ -42,7 +42,16 @@ time.sleep(0.5)
 def test_a_daemon_counts_and_is_ended_and_named_at_the_end(tmp_path: Path, limit_by: str) -> None:
     file = tmp_path / "daemon"
     argv = [sys.executable, "-c", DAEMON, str(file), "100"]
+
+    def seen() -> None:  # the command goes on once a sample has the daemon's memory
+        wait_until(lambda: (Run(tmp_path).record.held_peak_bytes or 0) > 100 * MB, "the sample")
+        wait_until(file.exists, "the daemon's number")
+        file.with_name("daemon.seen").touch()
+
+    watching = threading.Thread(target=seen)
+    watching.start()
     done = supervise(argv, tmp_path, make_limit(300 * MB, limit_by)[0], echo=False)
+    watching.join()
     daemon = int(file.read_text())
     assert done.exit_code == 0
     assert not is_alive(daemon)
