@@ -198,7 +198,9 @@ def propagate(
     hops: Annotated[
         int, typer.Option(help="Number of hops; the features of each one are kept.")
     ] = 2,
-    norm: Annotated[str, typer.Option(help="row (mean), sym (as in GCN) or none (sum).")] = "sym",
+    norm: Annotated[
+        str, typer.Option(help="row (mean), sym, gcn (sym with self-loops) or none (sum).")
+    ] = "sym",
     self_loops: Annotated[
         bool, typer.Option("--self-loops", help="Count each node as its own neighbor.")
     ] = False,

@@ -80,6 +80,25 @@ def own(tiny_config: Config) -> Config:
     return lambda **changes: tiny_config(**{"model": "my_model.py:Net", **three, **changes})
 
 
+class PassedOn(nn.Module):
+    """A wrapper like those of torch.compile and DataParallel."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+@pytest.mark.parametrize("wrap", [PassedOn, torch.compile])
+def test_a_wrapper_that_hides_the_names_of_forwards_parameters_is_refused(
+    tiny_config: Config, wrap: Callable[[nn.Module], Any]
+) -> None:
+    with pytest.raises(InputError, match=r"named parameters such as x and edge_index.*compile"):
+        train(tiny_config(), model=wrap(SAGEConv(8, 5)))
+
+
 def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_that_was_left_alone(
     own: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
