@@ -256,7 +256,7 @@ def diagnose(
         cause = diagnosis.explain_cuda_message(sys.stdin.read() if text == "-" else text)
     else:
         cause = folder.Run.open(run_dir or "").diagnosis
-    show(cause.to_dict(), cause.text, as_json)
+    show(cause.to_dict(), f"{cause}", as_json)
 
 
 @app.command()
@@ -280,7 +280,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        typer.echo(f"{stop}", err=True)
+        say(stop)
         raise typer.Exit(130) from None
 
 
@@ -296,7 +296,7 @@ def main() -> int:
             with clear_errors():
                 app(standalone_mode=True)
         except InputError as error:
-            typer.echo(f"error: {error}", err=True)
+            say(f"error: {error}")
             code = 2
         except SystemExit as end:
             code = end.code

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from ..config import TrainConfig
-from ..errors import InputError, format_bytes
+from ..errors import InputError, format_bytes, printable
 from ..forecast.sizes import RUNTIME_BYTES
 from ..memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, oom_sizes
 from ..memory.record import Growth, Record
@@ -41,13 +41,13 @@ class Diagnosis:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return self.text
+        return printable(self.text).replace("\n", " ")  # a phase may have any name
 
     __repr__ = __str__
     to_dict = asdict
 
     def _repr_html_(self) -> str:
-        return f'<p style="max-width:60em">{html.escape(self.text)}</p>'
+        return f'<p style="max-width:60em">{html.escape(str(self))}</p>'
 
 
 _Number: TypeAlias = int | FiniteFloat
