@@ -92,6 +92,7 @@ def train(
     ranks: Annotated[
         int, typer.Option(help="Processes that train together, under the one limit.")
     ] = 1,
+    trust: option.Trust = False,
     as_json: option.Json = False,
 ) -> None:
     """Train in a child process, optionally under a memory limit; exits with the child's code.
@@ -124,7 +125,7 @@ def train(
         die_with_parent()
         end_here()
         quiet = planned.replace(progress="none") if as_json else planned
-        code = exit_code(lambda: train_here(quiet, run_dir, resume=resume), say)
+        code = exit_code(lambda: train_here(quiet, run_dir, resume=resume, trust=trust), say)
         if os.environ["RANK"] == "0" and code != 2:
             ended = Run(run_dir)
             show(ended.result, f"{ended.diagnosis}\nEverything about it is in {run_dir}", as_json)
@@ -134,6 +135,7 @@ def train(
         "resume": resume,
         "limit_by": limit_by,
         "num_ranks": ranks,
+        "trust": trust,
     }
     with (
         _interruptible(),
@@ -158,6 +160,7 @@ def predict(
         bool, typer.Option("--scores", help="Write the scores of all classes.")
     ] = False,
     memory_limit: option.MemoryLimit = None,
+    trust: option.Trust = False,
     as_json: option.Json = False,
 ) -> None:
     """Write the predictions of a run's model, in bounded memory: exact with all neighbors, or
@@ -169,6 +172,7 @@ def predict(
         "sampled": sampled,
         "scores": scores,
         "memory_limit": memory_limit,
+        "trust": trust,
     }
     path = predict_classes(run_dir, out, **how, progress=not as_json, say=say)
     show({"path": str(path)}, str(path), as_json)
@@ -258,7 +262,7 @@ def diagnose(
         cause = diagnosis.explain_text(sys.stdin.read() if text == "-" else text)
     else:
         cause = folder.Run.open(run_dir or "").diagnosis
-    show(cause.to_dict(), cause.text, as_json)
+    show(cause.to_dict(), f"{cause}", as_json)
 
 
 @app.command()
@@ -282,7 +286,7 @@ def _interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
-        typer.echo(f"{stop}", err=True)
+        say(stop)
         raise typer.Exit(130) from None
 
 
@@ -302,7 +306,7 @@ def main() -> int:
             with clear_errors():
                 app(standalone_mode=True)
         except InputError as error:
-            typer.echo(f"error: {error}", err=True)
+            say(f"error: {error}")
             code = 2
         except SystemExit as end:
             code = end.code

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from . import values as v
-from .errors import InputError, clear_errors, unknown_name
+from .errors import InputError, clear_errors
 from .files import write_json
 from .registry import MODELS, POLICIES
 
@@ -170,16 +170,7 @@ class TrainConfig(_Parameters):
 
     def __init__(self, /, **values: Any):
         known = type(self).model_fields
-        problems = [
-            unknown_name(name, known, "parameter")
-            for name in values
-            if name not in {*known, *v.REPLACED}
-        ]
-        problems += [
-            f"unknown parameter {name!r}: write {v.REPLACED[name]}"
-            for name in values
-            if name in v.REPLACED
-        ]
+        problems = [v.unknown_parameter(name, known) for name in values if name not in known]
         try:
             super().__init__(**values)
         except ValidationError as error:

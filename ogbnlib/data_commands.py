@@ -1,13 +1,12 @@
 """The command line's options, and its commands that create and check data sets."""
 
-import functools
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .errors import InputError
+from .errors import InputError, printable
 from .values import no_value, parse_assignments, read_parameters
 
 HELP = "Convert data, plan memory, train, and explain kills.\n\nEach command has its own --help."
@@ -26,17 +25,24 @@ MemoryLimit = Annotated[
     str | None, typer.Option(help='Such as "4 GB"; by default there is no limit.')
 ]
 DataDir = Annotated[Path, typer.Option(help="Folder of official data sets.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Run a model's code in a folder of another user.")
+]
 RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
 _NewDtype = Annotated[
     str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")
 ]
 StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
-say = functools.partial(typer.echo, err=True)
+
+
+def say(text: object) -> None:
+    """Print a message on standard error."""
+    typer.echo(printable(text), err=True)
 
 
 def show(value: dict[str, Any], text: str, as_json: bool, *, err: bool = False) -> None:
     """Print the text, with `err` on standard error, or the value as JSON."""
-    typer.echo(json.dumps(value, indent=2) if as_json else text, err=err and not as_json)
+    typer.echo(json.dumps(value, indent=2) if as_json else printable(text), err=err and not as_json)
 
 
 def read_options(
@@ -203,7 +209,9 @@ def propagate(
     hops: Annotated[
         int, typer.Option(help="Number of hops; the features of each one are kept.")
     ] = 2,
-    norm: Annotated[str, typer.Option(help="row (mean), sym (as in GCN) or none (sum).")] = "sym",
+    norm: Annotated[
+        str, typer.Option(help="row (mean), sym, gcn (sym with self-loops) or none (sum).")
+    ] = "sym",
     self_loops: Annotated[
         bool, typer.Option("--self-loops", help="Count each node as its own neighbor.")
     ] = False,

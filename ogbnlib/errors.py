@@ -20,7 +20,7 @@ class InputError(ValueError):
     remedy."""
 
     def _render_traceback_(self) -> list[str]:  # one line in a notebook
-        return [f"{type(self).__name__}: {self}"]
+        return [printable(f"{type(self).__name__}: {self}")]
 
 
 def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
@@ -151,6 +151,16 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
     if not 1 <= count < 2**60:
         raise InputError(f"{example}, above zero and below 2**60 bytes, got {value!r}")
     return int(count)
+
+
+# All but tab and newline: a name in a foreign folder can move the cursor, set the window's title or,
+# with a change of direction, show another text than it has.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: object) -> str:
+    """Return a text without control characters, for a terminal, a page or a picture."""
+    return _CONTROL.sub("", str(text))
 
 
 def format_bytes(count: float | None) -> str:

@@ -25,6 +25,7 @@ from .propagation.layers import Layer, layer_scores
 from .propagation.loader import HopLoader
 from .propagation.plan import fixed_bytes
 from .registry import MODELS
+from .runs.attempt import announce_code
 from .sampling.loading import loader, node_ids
 from .sampling.policies import STREAM
 from .sources.catalog import open_for
@@ -146,6 +147,7 @@ def predict(
     memory_limit: str | int | None = None,
     progress: Progress = True,
     say: Callable[[str], object] = print,
+    trust: bool = False,
 ) -> Path:
     """Write a run's predictions to a new .npy file, whole or not at all, in bounded memory; return
     its path.
@@ -160,8 +162,10 @@ def predict(
         sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise
             all neighbors count, for sage and gcn layer by layer over the whole graph.
         memory_limit: As for `propagate`.
+        trust: Allow the code of a model (model.py) in a run's folder of another user.
     """
     config, weights, data, path = read_model(run_dir)
+    announce_code(config, path.parent, trust, say)
     target = Path(os.path.realpath(home(out)))
     if target.suffix != ".npy":
         raise InputError(f"out: expected the name of a .npy file, got {out!s}")

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
+from .errors import printable
+
 LINE_EVERY_S = 30.0
 _BAR_EVERY_S, _DRAWN_EVERY_S = 0.5, 2.0
 
@@ -164,6 +166,7 @@ class Live:
     def _show(self) -> None:
         step, more = self._text()
         line, kind = f"{step}: {more}" if more else step, re.sub(r"\d+", "", step)
+        line = printable(line).replace("\n", " ")
         with self._lock:
             new = self._steps and kind not in self._kinds
             if self.how == "bar" and self._at_line_start:

@@ -9,10 +9,76 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from .errors import InputError, naming, parse_bytes, split_name
+from .errors import InputError, naming, parse_bytes, split_name, unknown_name
 from .files import home
 from .registry import MODELS
 
+# Names of parameters in PyG, DGL, Lightning and other programs, and ours.
+_ELSEWHERE = {
+    "lr": "learning_rate lr0 base_lr init_lr initial_lr learningrate alpha",
+    "epochs": "max_epochs num_epochs n_epochs nb_epochs num_train_epochs max_epoch",
+    "batch_size": "train_batch_size bs minibatch_size per_device_train_batch_size",
+    "eval_batch_size": "test_batch_size val_batch_size valid_batch_size inference_batch_size",
+    "num_neighbors": "fanout fanouts fan_out fan_outs num_neighbours neighbors sizes "
+    "neighbor_sizes sample_sizes num_samples",
+    "eval_num_neighbors": "eval_fanout test_fanout val_fanout eval_fanouts",
+    "hidden_channels": "hidden_dim hidden_size hidden_units num_hidden n_hidden hid_dim nhid "
+    "hidden_features h_feats hid_size embedding_dim hidden_width hidden",
+    "num_workers": "workers n_workers num_cpu_workers dataloader_num_workers",
+    "num_threads": "threads n_threads omp_num_threads num_cores",
+    "dropout": "drop dropout_rate drop_rate p_dropout feat_drop dropout_p drop_out",
+    "weight_decay": "wd l2 l2_reg l2_regularization reg",
+    "seed": "random_seed random_state rng_seed manual_seed",
+    "model": "arch architecture gnn gnn_type model_type model_name conv net",
+    "model_args": "model_kwargs model_params net_args",
+    "dataset": "data data_name dataset_name data_path path graph input",
+    "data_dir": "root data_root dataset_dir data_folder",
+    "device": "accelerator gpu cuda use_cuda gpus use_gpu",
+    "precision": "amp fp16 bf16 use_amp mixed_precision dtype half autocast",
+    "accumulate": "accumulation_steps accumulate_grad_batches gradient_accumulation_steps "
+    "grad_accum accum_steps",
+    "activation_checkpointing": "gradient_checkpointing checkpointing grad_checkpointing",
+    "early_stopping": "patience early_stop early_stopping_patience es_patience",
+    "eval_every": "eval_steps eval_interval check_val_every_n_epoch eval_freq log_steps val_every",
+    "lr_schedule": "scheduler lr_scheduler lr_scheduler_type schedule",
+    "hops": "k num_hops n_hops sign_k num_propagations",
+    "undirected": "to_undirected add_reverse_edges symmetric bidirected make_undirected",
+    "sampling": "sampler_type layer_dependency",
+    "pin_memory": "pinned use_pinned",
+    "loading": "policy loader loader_type in_memory",
+    "checkpoint_every_s": "save_every save_steps checkpoint_every save_interval checkpoint_interval",
+    "progress": "verbose progress_bar enable_progress_bar silent quiet",
+}
+# What to write in place of a name that is no parameter of a run.
+INSTEAD = {name: f"write {ours}" for ours, names in _ELSEWHERE.items() for name in names.split()}
+INSTEAD |= dict.fromkeys(
+    ("num_layers", "n_layers", "layers", "depth", "num_gnn_layers"),
+    "write one fan-out per layer in num_neighbors: [15, 10, 5] has three",
+)
+INSTEAD |= dict.fromkeys(("shuffle", "drop_last"), "training always shuffles all seeds")
+INSTEAD |= dict.fromkeys(("optimizer", "optim", "opt"), "Adam trains, with lr and weight_decay")
+INSTEAD |= dict.fromkeys(
+    ("loss", "criterion", "loss_fn", "label_smoothing"),
+    "the loss is the cross-entropy, in loss_and_gradient (training/step.py)",
+)
+INSTEAD |= dict.fromkeys(
+    ("in_channels", "num_features", "out_channels", "num_classes"),
+    "it follows from the data set",
+)
+INSTEAD |= {
+    "memory_limit": "write --memory-limit, or run(config, memory_limit=...)",
+    "run_dir": "write --run-dir, or run(config, run_dir=...)",
+    "out_dir": "write --run-dir, or run(config, run_dir=...)",
+    "output_dir": "write --run-dir, or run(config, run_dir=...)",
+    "save_dir": "write --run-dir, or run(config, run_dir=...)",
+    "resume": "write --resume, or run(config, resume=True)",
+    "limit_by": "write --limit-by, or run(config, limit_by=...)",
+    "ranks": "write --ranks, or run(config, num_ranks=...)",
+    "num_ranks": "write --ranks, or run(config, num_ranks=...)",
+    "world_size": "write --ranks, or run(config, num_ranks=...)",
+    "n_heads": 'write model_args={"heads": 4}',
+    "num_heads": 'write model_args={"heads": 4}',
+}
 # Parameters of earlier versions, which config.json of an old run has, and what to write instead.
 REPLACED = {
     "cuda_snapshot": "torch.cuda.memory._record_memory_history() in a script under `watch`",
@@ -168,6 +234,18 @@ def translate(values: Mapping[str, Any]) -> dict[str, Any]:
     if heads != 4 and (model not in MODELS or MODELS[model].load().has_heads):
         values["model_args"] = {**values.get("model_args", {}), "heads": heads}
     return values
+
+
+def unknown_parameter(name: str, known: Iterable[str]) -> str:
+    """Return the message for a name that is no parameter: what to write instead, or the closest
+    names."""
+    plain = name.strip().lower().replace("-", "_")
+    if name not in REPLACED and plain in known:
+        return f"unknown parameter {name!r}: write {plain}"
+    instead = f"write {REPLACED[name]}" if name in REPLACED else INSTEAD.get(plain)
+    if instead is None:
+        return unknown_name(name, known, "parameter")
+    return f"unknown parameter {name!r}: {instead}"
 
 
 def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:

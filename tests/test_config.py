@@ -19,7 +19,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError, format_bytes, parse_bytes
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
-from ogbnlib.values import parse_assignments, read_parameters
+from ogbnlib.values import INSTEAD, parse_assignments, read_parameters
 
 
 def make(**values: Any) -> TrainConfig:
@@ -52,6 +52,30 @@ def test_every_mistake_is_in_one_error_and_an_unknown_name_brings_the_closest_kn
     words = r"^unknown parameter 'batchsize': did you mean 'batch_size'\?.*; num_neighbors: .*, got 5; lr: .*'fast'"
     with pytest.raises(InputError, match=words):
         TrainConfig.create(dataset="somewhere", batchsize=3, lr="fast", num_neighbors=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("learning_rate", "write lr"),
+        ("num_layers", "write one fan-out per layer in num_neighbors"),
+        ("Hidden-Dim", "write hidden_channels"),
+        ("LR", "write lr"),
+        ("memory_limit", "write --memory-limit, or run(config, memory_limit=...)"),
+        ("heads", 'write model_args={"heads": 4}'),
+        ("optimizer", "Adam trains, with lr and weight_decay"),
+    ],
+)
+def test_a_name_of_another_library_brings_ours(name: str, instead: str) -> None:
+    with pytest.raises(InputError, match=f"^unknown parameter '{name}': {re.escape(instead)}"):
+        make(**{name: 1})
+
+
+def test_no_parameter_stands_among_the_names_of_other_libraries() -> None:
+    assert not {*INSTEAD} & {*TrainConfig.model_fields}
+    for instead in INSTEAD.values():
+        if re.fullmatch(r"write \w+", instead):
+            assert instead.removeprefix("write ") in TrainConfig.model_fields
 
 
 @pytest.mark.parametrize("start", [run, train])

@@ -21,6 +21,7 @@ TITLES = {
     **{"gpu": "GPU", "slurm": "Slurm", "command_line": "command line", "papers100M": "papers100M"},
     **{
         "troubleshooting": "troubleshooting",
+        "trust": "trust",
         "parameters": "parameters",
         "api": "Python",
         "glossary": "glossary",

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..errors import GB, MB, InputError
+from ..errors import GB, MB, InputError, printable
 from ..graph.npz import Array
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..runs.folder import Run, RunLike, Runs, named
@@ -83,6 +83,11 @@ def _unit(largest_bytes: float) -> tuple[int, str, Callable[[float], str]]:
     return (GB, "GB", "{:.2f} GB".format) if largest_bytes >= GB else (MB, "MB", "{:.0f} MB".format)
 
 
+def _plain(text: object) -> str:
+    """Return a name for a picture: matplotlib would read formulas between dollar signs."""
+    return printable(text).replace("\n", " ").replace("$", r"\$")
+
+
 def _stacks(table: pd.DataFrame, layers: Mapping[str, Any]) -> Array:
     return np.asarray(table[[*layers]].fillna(0), np.float64).T  # bytes [layers, samples]
 
@@ -103,7 +108,7 @@ def _draw_run(
     end_s = max(float(time_s[-1]), 1e-3) if len(time_s) else 1.0
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
     colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else ax.title.get_color()
-    ax.set_title(title or f"{run.run_dir.name}: {run.state}", fontsize=10, color=colour)
+    ax.set_title(_plain(title or f"{run.run_dir.name}: {run.state}"), fontsize=10, color=colour)
     # Shade each phase, inner phases above outer ones, with upright names where the span is wide
     # enough.
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
@@ -133,7 +138,7 @@ def _draw_run(
         # The name of an outer phase stands behind the last inner one, which covers the span before.
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
-        spans.append((max([phase.start_s, *covered]), stop, phase.label))
+        spans.append((max([phase.start_s, *covered]), stop, _plain(phase.label)))
     style: dict[str, Any] = {
         "rotation": 90,
         "ha": "center",
@@ -191,7 +196,7 @@ def plot_timeline(
         ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
         ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
         if phase := run.diagnosis.phase:
-            ax.set_title(f"{ax.get_title()}\nin phase '{phase}'", fontsize=10, color=KILLED)
+            ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
     elif len(in_use):
         at = int(in_use.argmax())
         ax.plot(time_s[at], in_use[at], "o", color="black", markersize=4, zorder=6)
@@ -313,7 +318,7 @@ def plot_accuracy(runs: Runs) -> Figure:
     the best epoch."""
     figure, ((losses, accuracies),) = _figure(1, 2, (10, 4))
     for name, run in named(runs).items():
-        metrics = run.metrics
+        name, metrics = _plain(name), run.metrics
         (line,) = losses.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
         colour = line.get_color()
         best = metrics[metrics["valid"] == metrics["valid"].max()].head(1)
@@ -357,7 +362,7 @@ def plot_peaks(
         KILLED if limit_bytes and size >= 0.98 * limit_bytes else PARTS["anon"][1] for size in sizes
     ]
     unit, name, text = _unit(max([*sizes, limit_bytes or 0]))
-    bars = ax.barh(list(peaks), [size / unit for size in sizes], color=colours)
+    bars = ax.barh([_plain(name) for name in peaks], [size / unit for size in sizes], color=colours)
     # of a run that was not started
     labels = [text(size / unit) if size else "not measured" for size in sizes]
     ax.bar_label(bars, labels, padding=3, fontsize=9)
@@ -373,6 +378,7 @@ def plot_peaks(
 def _draw_forecasts(
     ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float], colours: list[Any]
 ) -> None:
+    predicted = predicted.rename(index=_plain, columns=_plain)
     predicted.plot.barh(ax=ax, stacked=True, width=0.62, color=colours, legend=False)
     rows = np.arange(len(predicted))
     ax.vlines(
@@ -410,7 +416,7 @@ def plot_forecast(run: RunLike) -> Axes:
         [*plt.get_cmap("tab10").colors[: len(largest)], "#cccccc"],
     )
     ax.set_xlabel(f"anonymous + shared memory in {name}")
-    ax.set_title(f"{run.run_dir.name}: predicted parts, measured peaks", fontsize=10)
+    ax.set_title(_plain(f"{run.run_dir.name}: predicted parts, measured peaks"), fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)
     return ax
 

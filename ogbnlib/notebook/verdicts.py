@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ..errors import format_bytes
+from ..errors import format_bytes, printable
 from ..forecast.planner import FITS, Advice
 from ..runs.folder import Run
 
@@ -30,13 +30,15 @@ class VerdictTable(pd.DataFrame):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return "\n".join(
-            f"{row.belief}: {row.verdict}\n    {row.measured}" for row in self.itertuples()
+            printable(f"{row.belief}: {row.verdict}\n    {row.measured}")
+            for row in self.itertuples()
         )
 
     def _repr_html_(self) -> str:
         align = {"text-align": "left", "vertical-align": "top"}
         styles = [{"selector": "th", "props": list(align.items())}]
-        style = self.style.hide(axis="index").set_properties(**align).set_table_styles(styles)
+        plain = self.map(printable).style.format(escape="html")
+        style = plain.hide(axis="index").set_properties(**align).set_table_styles(styles)
         style = style.map(
             lambda word: f"background-color: {_COLOURS[word.split()[0]]}; color: #111111",
             ["verdict"],

@@ -54,7 +54,7 @@ from .plan import (
 )
 from .sweep import SLICE_NODES, Edges, in_order
 
-Norm = Literal["row", "sym", "none"]
+Norm = Literal["row", "sym", "none", "gcn", "row-loops", "none-loops"]
 Nodes = Literal["labelled", "all"]
 Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows work on so many bytes
 # in a hop's folder: the propagation's parameters, and the checksum of each file's data
@@ -309,7 +309,8 @@ def propagate(
         path: new or empty.
         norm: "row", the mean over in-neighbors; "sym", 1 / sqrt(degree of the source * degree of
             the target) with the in-degrees of PyG's `gcn_norm`; "none", the sum. Duplicate edges
-            count twice.
+            count twice. "gcn", "row-loops" and "none-loops" are sym, row and none with self_loops,
+            as in a run's parameter `norm`.
         self_loops: count each node among its own neighbors, once, as `gcn_norm` with
             `add_self_loops`. Otherwise the graph's own self-loops count.
         nodes: keep the rows of nodes in splits ("labelled"), or "all".
@@ -324,6 +325,8 @@ def propagate(
     if not isinstance(store, Store):
         store = open_store(store)
     check_hops(store, hops, norm, nodes)
+    plain_norm, with_loops = NORMS[norm]
+    self_loops = self_loops or with_loops
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
     # float16 can be coarser than the codes
@@ -337,16 +340,16 @@ def propagate(
             members.add(ids)
     work = sibling_path(target, "blocks")
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
-    run = Propagation(store, hops, norm, self_loops, members, dtype)
+    run = Propagation(store, hops, plain_norm, self_loops, members, dtype)
     with contextlib.closing(run.edges):
         # A lower bound: how many nodes each hop must compute is known once the graph has been read.
         planned = functools.partial(
-            plan_hops, store.size, hops, norm, left_bytes=room, itemsize=dtype.itemsize
+            plan_hops, store.size, hops, plain_norm, left_bytes=room, itemsize=dtype.itemsize
         )
         planned(kept=0, reached=[0] * hops)
         how = {
             "hops": hops,
-            "norm": norm,
+            "norm": plain_norm,
             "self_loops": self_loops,
             "nodes": nodes,
             "made_of": _made_of(store),

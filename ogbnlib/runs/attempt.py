@@ -2,21 +2,23 @@
 
 import contextlib
 import os
+import pwd
 import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .. import clock
 from ..config import TrainConfig
 from ..errors import InputError, explained, naming
-from ..files import check_own, locked, open_to_write, warn_if_remote, write_json
+from ..files import check_own, home, locked, open_to_write, warn_if_remote, write_json
 from ..forecast.phases import audit
 from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
 from ..memory.recorder import RUNS_VARIABLE, Recorder
+from ..registry import MODELS
 from .diagnosis import Remedy, Result, explain
 from .exit_codes import UNFINISHED
 from .folder import Run
@@ -70,6 +72,38 @@ def open_run_dir(
         if config is not None and not resumed:
             config.save(run.paths.config)
         yield run, lock
+
+
+def announce_code(
+    config: TrainConfig, run_dir: Path, trust: bool, say: Callable[[str], object] = print
+) -> None:
+    """Say which model file a run's folder is going to run; refuse that of another user without
+    `trust`."""
+    if config.model in MODELS or not RunPaths(run_dir).config.is_file():
+        return
+    place = config.model.rpartition(":")[0]
+    # an imported module is the one of this environment, unless it lies in the working folder
+    source = home(place) if place.endswith(".py") else Path(*place.split(".")).with_suffix(".py")
+    copy = RunPaths(run_dir).model
+    code = copy if copy.is_file() and place.endswith(".py") else source
+    if not code.is_file():  # the import says so
+        return
+    for path in (run_dir, code):
+        owner = path.stat().st_uid
+        if owner != os.geteuid() and not trust:
+            raise InputError(
+                f"{path}: expected a run of your own, found user {user_name(owner)}'s, whose {code} "
+                "would run as you; read it, and allow it with --trust (trust=True)"
+            )
+    say(f"running code of {code}")
+
+
+def user_name(number: int) -> str:
+    """Return a user's name, or the number where the machine has none."""
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def _check_content(run_dir: Path, *, resume: bool) -> None:

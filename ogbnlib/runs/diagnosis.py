@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, FiniteFloat
 
 from .. import clock
 from ..config import TrainConfig
-from ..errors import MB, InputError, format_bytes
+from ..errors import MB, InputError, format_bytes, printable
 from ..memory.cgroup import Throttle, throttled_since
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import KEPT, KilledBy
@@ -47,13 +47,13 @@ class Diagnosis:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return self.text
+        return printable(self.text).replace("\n", " ")  # a phase may have any name
 
     __repr__ = __str__
     to_dict = asdict
 
     def _repr_html_(self) -> str:
-        return f'<p style="max-width:60em">{html.escape(self.text)}</p>'
+        return f'<p style="max-width:60em">{html.escape(str(self))}</p>'
 
 
 _Number: TypeAlias = int | FiniteFloat

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from .. import clock
 from ..config import TrainConfig
-from ..errors import InputError, clear_errors, format_bytes, shortened
+from ..errors import InputError, clear_errors, format_bytes, printable, shortened
 from ..files import home, is_held, whereabouts
 from ..memory.record import (
     METRIC_COLUMNS,
@@ -210,7 +210,7 @@ class Run:
             rows, sketch = rows | {"damaged": str(error)}, ""
         style = "text-align:left;vertical-align:top"
         cells = (
-            f'<tr><th style="{style}">{name}</th><td>{html.escape(text)}</td></tr>'
+            f'<tr><th style="{style}">{name}</th><td>{html.escape(printable(text))}</td></tr>'
             for name, text in rows.items()
         )
         return f"<table>{''.join(cells)}</table>{sketch}"

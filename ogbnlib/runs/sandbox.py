@@ -47,7 +47,7 @@ from ..output import drawn, in_notebook
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.names import check_store, locate, options_of, size_of
-from .attempt import CONFIG_VARIABLE, Attempt, open_run_dir
+from .attempt import CONFIG_VARIABLE, Attempt, announce_code, open_run_dir
 from .diagnosis import Diagnosis
 from .evidence import last_words
 from .exit_codes import STOPPED, resumption
@@ -124,6 +124,7 @@ def run(
     echo: bool = True,
     live: bool = False,
     num_ranks: int = 1,
+    trust: bool = False,
 ) -> Run:
     """Train in a child process under a memory limit and return what happened, an out-of-memory kill
     included.
@@ -145,6 +146,7 @@ def run(
             progress line every 30 s.
         live: In a notebook, draw its memory as it grows.
         num_ranks: Processes on this machine that train together, under the one limit.
+        trust: Allow the code of a model (model.py) in a run's folder of another user.
     """
     if live and not in_notebook():
         raise InputError("live: expected a notebook to draw in, found none; leave it out")
@@ -175,6 +177,9 @@ def run(
             break
         folder = next_run_dir(runs_dir, name, again=True)
     size = check_inputs(config)
+    if resume:
+        quiet = not echo or config.progress == "none"
+        announce_code(config, folder, trust, (lambda text: None) if quiet else print)
     kernel_cache.folder()  # its place, for the children, whose TMPDIR is another
     tried: dict[str, str] = {}
     if config.model not in MODELS:

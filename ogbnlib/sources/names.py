@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -201,7 +201,7 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
         raise InputError(f"hops: expected a number of hops, at least 1, got {hops!r}")
     for name, value, known in (
-        ("norm", norm, ("row", "sym", "none")),
+        ("norm", norm, get_args(TrainConfig.model_fields["norm"].annotation)),
         ("nodes", nodes, ("labelled", "all")),
     ):
         if value not in known:

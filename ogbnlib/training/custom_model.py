@@ -169,6 +169,13 @@ def _describe(error: BaseException) -> str:
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
     """Refuse a model that can't be trained, by its scores of a random batch; a lazy one gets its
     weights here."""
+    kinds = {one.kind for one in inspect.signature(model.forward).parameters.values()}
+    if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+        raise InputError(
+            f"{config.model}: expected a forward with named parameters such as x and edge_index, found "
+            "one that passes everything on, as around a model of torch.compile or DataParallel; "
+            "pass the model itself"
+        )
     hops, seeds, call = len(config.num_neighbors), 4, Call.of(model, "fp32")
     batch = random_batch([seeds] * (hops + 1), [seeds] * hops, num_features)
     try:

@@ -37,7 +37,7 @@ from ..memory.workers import workers_ended
 from ..propagation.hops import propagated
 from ..propagation.plan import propagated_path
 from ..registry import MODELS
-from ..runs.attempt import Attempt, open_run_dir
+from ..runs.attempt import Attempt, announce_code, open_run_dir
 from ..runs.exit_codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
@@ -105,6 +105,7 @@ def train(
     *,
     resume: bool = False,
     model: nn.Module | None = None,
+    trust: bool = False,
 ) -> TrainResult:
     """Train in this process.
 
@@ -115,6 +116,7 @@ def train(
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
         model: Your own model object instead of `config.model`; a resumption needs one again. It is
             trained in place.
+        trust: Allow the code of a model (model.py) in a run's folder of another user.
 
     Raises:
         InputError: for bad input, before anything is written; for a folder in use by another
@@ -139,6 +141,9 @@ def train(
             size = check_inputs(config)
             if folder is None and config.keep == "best":
                 raise InputError("keep: expected a run_dir to keep best.pt in, got none")
+            if resume and folder is not None and model is None:
+                quiet = not ranks.first or config.progress == "none"
+                announce_code(config, folder, trust, (lambda text: None) if quiet else print)
             if config.model not in MODELS:  # before anything is written
                 make_model(
                     config, size.num_features, size.num_classes, folder if resume else None, model

@@ -196,11 +196,19 @@ def test_what_another_propagation_left_is_not_taken_and_a_damaged_hop_is_compute
     assert left_in(tmp_path) == ["made", "store", "whole"]
 
 
+def test_a_runs_own_names_of_norms_give_the_same_store(tiny_store: Path, tmp_path: Path) -> None:
+    store = open_store(tiny_store)
+    for name, norm in (("gcn", "sym"), ("row-loops", "row"), ("none-loops", "none")):
+        named = propagate(store, tmp_path / name, norm=name, progress=False)
+        pair = propagate(store, tmp_path / norm, norm=norm, self_loops=True, progress=False)
+        assert np.array_equal(named.x, pair.x)
+
+
 @pytest.mark.parametrize(
     ("how", "said"),
     [
         ({"hops": 0}, "hops: expected a number of hops, at least 1, got 0"),
-        ({"norm": "col"}, "norm: expected one of row, sym, none, got 'col'"),
+        ({"norm": "col"}, "norm: expected one of row, sym, none, gcn, .*, got 'col'"),
         ({"memory_limit": "10 MB"}, "memory_limit: expected room for a column"),
     ],
 )

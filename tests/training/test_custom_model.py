@@ -80,6 +80,25 @@ def own(tiny_config: Config) -> Config:
     return lambda **changes: tiny_config(**{"model": "my_model.py:Net", **three, **changes})
 
 
+class PassedOn(nn.Module):
+    """A wrapper like those of torch.compile and DataParallel."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+@pytest.mark.parametrize("wrap", [PassedOn, torch.compile])
+def test_a_wrapper_that_hides_the_names_of_forwards_parameters_is_refused(
+    tiny_config: Config, wrap: Callable[[nn.Module], Any]
+) -> None:
+    with pytest.raises(InputError, match=r"named parameters such as x and edge_index.*compile"):
+        train(tiny_config(), model=wrap(SAGEConv(8, 5)))
+
+
 def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_that_was_left_alone(
     own: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,3 +445,29 @@ def test_it_is_refused_before_anything_is_written(own: Config) -> None:
         with pytest.raises(InputError, match=r"^my_model.py:Net: expected scores .*\[16, 5\]"):
             begin()
     assert left_in(Path()) == before
+
+
+def test_the_code_of_a_runs_folder_is_announced_and_another_users_is_refused(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(RESIDUAL)
+    config = tiny_config(model="mine.py:Net", epochs=1, progress="lines")
+    train(config, "run")
+    assert "running code of" not in capsys.readouterr().out  # the user's own choice
+    train(config.replace(epochs=2), "run", resume=True)
+    assert "running code of run/model.py" in capsys.readouterr().out
+    Path("run/model.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    words = "run: expected a run of your own, found .*run/model.py would run as you.*--trust"
+    for work in (
+        lambda: train(config.replace(epochs=3), "run", resume=True),
+        lambda: run(config.replace(epochs=3), run_dir="run", resume=True),
+        lambda: predict("run", "out.npy", sampled=True, progress=False),
+    ):
+        with pytest.raises(InputError, match=words):
+            work()
+    Path("run/model.py").write_text(RESIDUAL)
+    said: list[str] = []
+    predict("run", "out.npy", sampled=True, progress=False, say=said.append, trust=True)
+    assert said[0] == "running code of run/model.py"
