@@ -17,7 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig, check_config
-from ..errors import MB, InputError, clear_errors, format_bytes, parse_bytes, shortened
+from ..errors import (
+    MB,
+    InputError,
+    check_working_folder,
+    clear_errors,
+    format_bytes,
+    parse_bytes,
+    shortened,
+)
 from ..files import home, next_run_dir
 from ..forecast.passes import STEP
 from ..forecast.phases import predict
@@ -340,6 +348,7 @@ def scaled_limit(
 def check_inputs(config: TrainConfig) -> GraphSize:
     """Refuse bad input from its headers alone, before a run's folder is made; return the data set's
     size."""
+    check_working_folder()
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
