@@ -9,6 +9,7 @@ import sys
 import warnings
 from typing import Any
 
+from .errors import check_working_folder
 from .marks import mark as mark  # imported at once: without `watch` a call must cost nothing
 from .marks import phase as phase
 
@@ -58,6 +59,8 @@ def __getattr__(name: str) -> Any:
         by_jedi = str(sys._getframe(1).f_globals.get("__name__")).startswith("jedi.")
         if module not in sys.modules and name != "TrainConfig" and by_jedi:
             raise AttributeError(name)
+        if "torch" not in sys.modules:
+            check_working_folder()
         return getattr(importlib.import_module(module), name)
     now = _RENAMED.get(name)
     if not name.startswith("_") and name in importlib.import_module(f"{__name__}.notebook").__all__:

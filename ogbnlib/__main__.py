@@ -18,7 +18,7 @@ import typer
 from . import data_commands as option
 from .config import TrainConfig
 from .data_commands import app, read_options, say, show
-from .errors import InputError, clear_errors
+from .errors import InputError, check_working_folder, clear_errors
 from .files import home
 from .output import steady_output
 
@@ -304,6 +304,7 @@ def main() -> int:
     with steady_output() as refusal:
         try:
             with clear_errors():
+                check_working_folder()
                 app(standalone_mode=True)
         except InputError as error:
             say(f"error: {error}")

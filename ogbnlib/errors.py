@@ -81,10 +81,31 @@ def explained(error: BaseException) -> BaseException:
     if not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError):
         return error
     named = isinstance(error.filename, str | bytes | os.PathLike)
+    where = os.fsdecode(error.filename) if named else "a file"
+    if error.errno == errno.ENOENT and not os.path.isabs(where):
+        problem = working_folder_problem()
+        if problem is not None:
+            return problem
     if not named and error.errno not in _DISK:
         return error
-    where = os.fsdecode(error.filename) if named else "a file"
     return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy_of(error.errno)}")
+
+
+def working_folder_problem() -> InputError | None:
+    """Return the error for a working folder that was deleted or can't be read, None for others."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        reason = f"{error.strerror}: deleted, moved, or not yours".lower()
+        return InputError(f"working folder: {reason}; `cd` to one that exists and start again")
+    return None
+
+
+def check_working_folder() -> None:
+    """Refuse a deleted working folder, where torch's MKL ends the process while it is imported."""
+    problem = working_folder_problem()
+    if problem is not None:
+        raise problem
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from ..config import TrainConfig, check_config
 from ..errors import (
     MB,
     InputError,
+    check_working_folder,
     clear_errors,
     format_bytes,
     masked,
@@ -379,6 +380,7 @@ def scaled_limit(
 def check_inputs(config: TrainConfig) -> GraphSize:
     """Refuse bad input from its headers alone, before a run's folder is made; return the data set's
     size."""
+    check_working_folder()
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
