@@ -17,13 +17,6 @@ FORMATS = {
     **{f".mtx{packed}": "matrix" for packed in _PACKED},
     **{f"{end}{packed}": "text" for end in _TEXT for packed in _PACKED},
 }
-# Columns of float32 arrays without a header: np.memmap wrote the large sizes of IGB
-# (IllinoisGraphBenchmark/IGB-Datasets, igb/dataloader.py).
-HEADERLESS: dict[tuple[str, ...], int] = {
-    ("processed", "paper", "node_feat.npy"): 1024,
-    ("processed", "paper", "node_label_19.npy"): 1,
-    ("processed", "paper", "node_label_2K.npy"): 1,
-}
 READABLE = (
     ".npy, .npz, .parquet, .feather, .csv, .tsv or .txt, also .gz, .bz2 or .zst; .mtx of edges"
 )
