@@ -26,6 +26,7 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from ..errors import InputError, naming
+from .checks import from_one
 from .npz import Array, load
 
 _TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
@@ -69,10 +70,7 @@ class Table:
                     )
                 self._array, self.names = array, ["1", "2"][: len(array)]
             else:
-                opened: Any = gzip.open if file.suffix == ".gz" else open
-                with opened(
-                    file, "rt", newline="", encoding="utf-8-sig", errors="replace"
-                ) as lines:
+                with self._opened() as lines:
                     first = [text.strip() for text in next(filter(None, csv.reader(lines)), [])]
                 if not first:
                     raise InputError(f"{file}: expected a table, found an empty file")
@@ -91,6 +89,26 @@ class Table:
             raise InputError(
                 f"{file}: expected each column's name once, found {twice[0]!r} again; rename one"
             )
+
+    def _opened(self) -> Any:
+        opened: Any = gzip.open if self.file.suffix == ".gz" else open
+        return opened(self.file, "rt", newline="", encoding="utf-8-sig", errors="replace")
+
+    def _refuse_bad_row(self) -> None:
+        """Refuse the first row of a csv file that pyarrow can't read, which it doesn't name."""
+        with self._opened() as lines, contextlib.suppress(csv.Error, OSError, EOFError):
+            rows = filter(None, csv.reader(lines))
+            for row, fields in enumerate(rows, -int(self.header)):
+                text = ",".join(fields)
+                expected = ""
+                if len(fields) != len(self.names):
+                    expected = f"{len(self.names)} columns, found {len(fields)}"
+                elif "\ufffd" in text:
+                    expected = "text in UTF-8, found other bytes"
+                if expected:
+                    raise InputError(
+                        f"{self.file}, row {row}: expected {expected}: {reprlib.repr(text)}"
+                    )
 
     def _parquet(self) -> Any:
         # With a buffer, a row group is read page by page; without one, each of its columns is held
@@ -131,18 +149,22 @@ class Table:
         else:
             # The header is read as data, because a quoted name may span lines.
             texts, skip = {f"f{i}": pa.string() for i in columns}, int(self.header)
-            for batch in pa.csv.open_csv(
-                self.file,
-                read_options=pa.csv.ReadOptions(
-                    block_size=_BLOCK_BYTES, autogenerate_column_names=True
-                ),
-                parse_options=pa.csv.ParseOptions(newlines_in_values=True),
-                convert_options=pa.csv.ConvertOptions(
-                    column_types=texts, include_columns=list(texts)
-                ),
-            ):
-                yield [column.slice(skip) for column in batch.columns]
-                skip = 0
+            try:
+                for batch in pa.csv.open_csv(
+                    self.file,
+                    read_options=pa.csv.ReadOptions(
+                        block_size=_BLOCK_BYTES, autogenerate_column_names=True
+                    ),
+                    parse_options=pa.csv.ParseOptions(newlines_in_values=True),
+                    convert_options=pa.csv.ConvertOptions(
+                        column_types=texts, include_columns=list(texts)
+                    ),
+                ):
+                    yield [column.slice(skip) for column in batch.columns]
+                    skip = 0
+            except pa.ArrowInvalid:
+                self._refuse_bad_row()
+                raise
 
     @cached_property
     def num_rows(self) -> int:
@@ -153,28 +175,11 @@ class Table:
         # a csv file is read for it
         return sum(len(piece.values) for (piece,) in self.batches(self.names[:1]))
 
-    def one_of(self, names: Sequence[str], alone: bool = False) -> str | None:
-        """Return the column with one of these names, in any case; if `alone`, an only column that
-        can't be a value."""
-        own = next(
-            (own for name in names for own in self.names if own.lower() == name.lower()), None
-        )
-        alone = (
-            alone and len(self.names) == 1 and (not self.header or self.file.suffix == ".parquet")
-        )
-        return self.names[0] if own is None and alone else own
-
     def refusal(self, expected: str, hint: str) -> InputError:
         """Return the error for columns that are neither known nor named."""
         return InputError(
             f"{self.file}: expected {expected}, found columns {', '.join(map(repr, self.names))}; {hint}"
         )
-
-    def leave_out(self, used: Sequence[str | None]) -> None:
-        """Name the columns that are not used on standard error; standard output belongs to the
-        caller."""
-        if others := [name for name in self.names if name not in used]:
-            print(f"{self.file}: left out: {', '.join(map(repr, others))}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -186,44 +191,57 @@ class Piece:
     values: Any
     begin: int
 
-    def refuse(self, wrong: Any, expected: str) -> None:
+    def refuse(self, wrong: Any, expected: str, hint: str = "") -> None:
         """Raise an `InputError` that names the first row where `wrong` is true, if there is any."""
         wrong = np.asarray(wrong)
         if wrong.any():
             at = int(wrong.argmax())
             place = f"{self.table.file}, column {self.name!r}, row {self.begin + at}"
-            raise InputError(
-                f"{place}: expected {expected}, found {reprlib.repr(self.values[at].as_py())}"
-            )
+            found = reprlib.repr(self.values[at].as_py())
+            raise InputError(f"{place}: expected {expected}, found {found}{hint}")
 
     def cast(self, kind: str, expected: str) -> Any:
         """Cast to int64, double or string; missing values become null, and 3.0 is the whole number
         3."""
-        values = self.values
         try:
-            if pa.types.is_string(values.type) and kind != "string":
-                for text in (values, without_missing(values)):
-                    with contextlib.suppress(pa.ArrowInvalid):
-                        return text.cast(kind)
-                values = text.cast("double")
-            if kind == "int64" and (
-                pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type)
-            ):
-                # arrow takes True for 1, a date for a number of days
-                raise pa.ArrowInvalid(f"found {values.type}")
-            # Beyond 2**53, several whole numbers are the same float.
-            if (
-                kind == "int64"
-                and pa.types.is_floating(values.type)
-                and (pc.max(pc.abs(values)).as_py() or 0) > 2**53
-            ):
-                raise pa.ArrowInvalid("found a float beyond 2**53")
-            return values.cast(kind, safe=kind != "double")
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            place = f"{self.table.file}, column {self.name!r}, from row {self.begin} on"
-            raise InputError(
-                f"{place}: expected {expected}: {str(error).splitlines()[0]}"
-            ) from None
+            return self._cast(self.values, kind)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            pass
+        # Search the first value that can't be cast; those before `sound` can.
+        sound, end = 0, len(self.values)
+        while end - sound > 1:
+            middle = (sound + end) // 2
+            try:
+                self._cast(self.values.slice(sound, middle - sound), kind)
+                sound = middle
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                end = middle
+        hint = ""
+        if not pa.types.is_string(self.values.type):
+            hint = f" ({self.values.type})"
+        elif kind == "int64" and is_number(self.values[sound].as_py()):
+            hint = " (whole numbers beyond 2**53 are not exact)"
+        self.refuse(np.arange(len(self.values)) == sound, expected, hint)
+
+    def _cast(self, values: Any, kind: str) -> Any:
+        if pa.types.is_string(values.type) and kind != "string":
+            for text in (values, without_missing(values)):
+                with contextlib.suppress(pa.ArrowInvalid):
+                    return text.cast(kind)
+            values = text.cast("double")
+        if kind == "int64" and (
+            pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type)
+        ):
+            # arrow takes True for 1, a date for a number of days
+            raise pa.ArrowInvalid
+        # Beyond 2**53, several whole numbers are the same float.
+        if (
+            kind == "int64"
+            and pa.types.is_floating(values.type)
+            and (pc.max(pc.abs(values)).as_py() or 0) > 2**53
+        ):
+            raise pa.ArrowInvalid
+        return values.cast(kind, safe=kind != "double")
 
 
 def numbers(values: Any) -> Array:
@@ -236,6 +254,15 @@ def without_missing(values: Any) -> Any:
     values = pc.utf8_trim_whitespace(values)
     missing = pc.is_in(pc.utf8_lower(values), value_set=pa.array(_MISSING))
     return pc.if_else(missing, pa.scalar(None, pa.string()), values)
+
+
+FLAGS = ("false", "0", "0.0", "true", "1", "1.0")  # the second half means yes
+
+
+def flags(piece: Piece, expected: str = "true or false") -> Any:
+    """Return booleans of true, false, 1 and 0 in any case; null for other values."""
+    places = pc.index_in(pc.utf8_lower(piece.cast("string", expected)), value_set=pa.array(FLAGS))
+    return pc.greater_equal(places, len(FLAGS) // 2)
 
 
 class Nodes:
@@ -307,7 +334,8 @@ class Nodes:
         ids = self._keys(piece)
         if self.names is not None:
             ids = self._index.get_indexer(ids)
-        piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected)
+        hint = from_one(ids, self.num_nodes) if self.names is None else ""
+        piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected, hint)
         return ids.astype(np.int64, copy=False)
 
     def chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError, clear_errors, format_bytes, parse_bytes
+from ..errors import InputError, Problems, clear_errors, format_bytes, parse_bytes
 from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folder
 from ..graph.bits import NodeSet
 from ..graph.checks import Int8Columns, finite, index_dtype, label_dtype, split_problems
@@ -70,8 +70,10 @@ def _write(
     for chunk in source.label_chunks():
         labelled.add(begin + np.flatnonzero(chunk >= 0))
         begin += len(chunk)
+    problems = Problems()
     for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-        raise InputError(f"{source.where(name)}: {problem}")
+        problems.add(f"{source.where(name)}: {problem}")
+    problems.refuse()
 
     def count(number: int) -> None:
         if stop.is_set():

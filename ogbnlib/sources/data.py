@@ -3,16 +3,25 @@ RAM."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, split_name, unknown_name
+from ..errors import InputError, Problems, split_name, unknown_name
 from ..files import Stamp, StrPath, home, stamp
 from ..graph import npz
-from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
+from ..graph.checks import (
+    MAX_CLASSES,
+    SPLITS,
+    check_num_classes,
+    clean_labels,
+    count_classes,
+    finite,
+    from_one,
+    refuse_several_labels,
+    split_problems,
+)
 from ..graph.npz import Array, load, slices
 from ..graph.store import GraphSize, is_store
 
@@ -122,23 +131,19 @@ def from_arrays(
         )
     num_nodes = len(x)
     if y.shape not in {(num_nodes,), (num_nodes, 1)}:
-        hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
+        if len(y) == num_nodes and y.ndim == 2:
+            refuse_several_labels(y, "y", "y")
         raise InputError(
-            f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}"
+            f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}"
         )
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
         raise InputError(
             f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} {list(edge_index.shape)}"
         )
     if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
-        actual = f"{edge_index.min()} to {edge_index.max()}"
+        actual = f"{edge_index.min()} to {edge_index.max()}{from_one(edge_index, num_nodes)}"
         raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
-    if num_classes is not None and not (
-        isinstance(num_classes, Integral) and 0 < num_classes <= MAX_CLASSES
-    ):
-        raise InputError(
-            f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}"
-        )
+    check_num_classes(num_classes)
     labels = clean_labels(y, int(num_classes or MAX_CLASSES), "y")
     num_classes = int(num_classes or count_classes([labels], y.dtype, "y"))
     names = (
@@ -153,8 +158,10 @@ def from_arrays(
         for split, ids in splits.items()
     }
     ids_of = {split: ids_of[split] for split in SPLITS}
+    problems = Problems()
     for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
-        raise InputError(f"splits[{split!r}]: {problem}")
+        problems.add(f"splits[{split!r}]: {problem}")
+    problems.refuse()
     dtype = x.dtype if x.dtype in (np.float16, np.float32) else np.dtype(np.float32)
     for _ in finite(slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])), dtype, "x"):
         pass
@@ -190,10 +197,11 @@ def as_ids(values: Any, num_nodes: int, name: str) -> Array:
     """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, or of zeros
     and ones."""
     ids = as_numpy(values, name)
-    # Two whole numbers may be ids.
-    if ids.shape == (num_nodes,) and (
-        ids.dtype.kind == "b" or (num_nodes > 2 and np.isin(ids, (0, 1)).all())
-    ):
+    # Two whole numbers may be ids; more that are all 0 or 1 would repeat ids.
+    is_mask = ids.dtype.kind == "b" or (ids.size > 2 and bool(np.isin(ids, (0, 1)).all()))
+    if ids.ndim == 1 and is_mask:
+        if len(ids) != num_nodes:
+            raise InputError(f"{name}: found a mask of {len(ids)} values for {num_nodes} nodes")
         ids = np.flatnonzero(ids)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         hint = (
@@ -259,6 +267,8 @@ def find_files(
             if "features" in missing
             else ""
         )
+        if len({*missing} & {*SPLITS}) in (1, 2):
+            hint += f"; for a split without nodes, an empty file does: {missing[-1]}.csv"
         raise InputError(
             f"{folder}: expected files of {', '.join(missing)} ({', '.join(_ENDINGS)}), found none{hint}"
         )

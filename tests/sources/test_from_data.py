@@ -75,7 +75,7 @@ def test_a_data_comes_back_from_its_store(
         (data_of(x=None), "found no x$"),
         (data_of(test_mask=None), r"found no test_mask; pass splits=\{'train': ids"),
         (data_of(val_mask=torch.ones(N, 10, dtype=torch.bool)), r"data.val_mask: .*data.val_mask\[:, 0\]"),
-        (data_of(y=torch.eye(3)[torch.arange(N) % 3]), r"y: .*one label.*y.argmax\(dim=1\) of one-hot labels"),
+        (data_of(y=torch.eye(3)[torch.arange(N) % 3]), r"y: .*one label.*one-hot labels; use y.argmax\(axis=1\)"),
         (data_of(x=torch.eye(N).to_sparse()), "x: expected a numpy array or a torch tensor"),
     ],
 )  # fmt: skip
