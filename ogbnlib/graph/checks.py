@@ -56,14 +56,14 @@ def refuse_several_labels(
 ) -> NoReturn:
     """Refuse labels [N, C] with the way out: how to make one label a node, or to choose a
     column."""
-    found = f"{where}: expected one label a node, found {list(values.shape)}"
+    found = f"{where}: expected one label a node, found {values.shape[1]}"
     what = "several values"
     if values.dtype.kind in "fiub" and np.isin(values, (0, 1)).all():
         if (values.sum(axis=1) == 1).all():
-            raise InputError(f"{found} of one-hot labels; use {name}.argmax(axis=1)")
+            raise InputError(f"{found} columns of one-hot labels; use {name}.argmax(axis=1)")
         what = "several labels (multi-label)"
     raise InputError(
-        f"{found}; {what} a node are not supported: "
+        f"{found} columns; {what} a node are not supported: "
         f"use one, such as {choose or f'{name}[:, 0]'}, and train a model for each"
     )
 
@@ -82,31 +82,27 @@ class LabelColumns(NamedTuple):
 
 def _values_of_classes(
     chunks: Iterable[Array], labels: Array, columns: Array, num_classes: int
-) -> tuple[Array, Array, Array]:
-    """Return the columns that have one value in each class, the values [C, columns], and which
-    classes have labels.
+) -> tuple[Array, Array]:
+    """Return the columns that have one value in each class, and the values [C, columns], NaN for
+    classes without labels.
 
     It stops reading when no column is left, mostly in the first chunk.
     """
-    values, seen = np.zeros((num_classes, len(columns))), np.zeros(num_classes, bool)
-    begin = 0
+    values, begin = np.full((num_classes, len(columns)), np.nan), 0
     for chunk in chunks:
         own = labels[begin : begin + len(chunk)]
         begin += len(chunk)
         known = np.flatnonzero(own >= 0)
-        if not len(known):
-            continue
-        rows = chunk[known][:, columns]
         used, first, place = np.unique(own[known], return_index=True, return_inverse=True)
+        rows = chunk[known][:, columns]
+        before = values[used]
         same = (rows == rows[first][place]).all(axis=0)
-        before = seen[used]
-        same &= (values[used[before]] == rows[first[before]]).all(axis=0)
+        same &= (np.isnan(before) | (before == rows[first])).all(axis=0)
         columns, values = columns[same], values[:, same]
         values[used] = rows[first][:, same]
-        seen[used] = True
         if not len(columns):
             break
-    return columns, values, seen
+    return columns, values
 
 
 def find_labels(
@@ -119,24 +115,19 @@ def find_labels(
     such as one-hot ones, which are so together. A column that several classes share is an
     attribute and stays.
     """
+    classes = np.unique(labels[labels >= 0])
     num_classes = int(labels.max(initial=-1)) + 1
     step = max(1, _MOST_VALUES // max(1, num_classes))
     kept: list[int] = []
-    parts = []
-    seen = np.zeros(num_classes, bool)
+    parts = [np.empty((len(classes), 0))]
     for part in slices(np.arange(num_features), step):
-        columns, values, seen = _values_of_classes(open_chunks(), labels, part, num_classes)
-        if not len(columns):
-            continue
-        values = values[seen]
-        constant = (values == values[:1]).all(axis=0)
-        kept += columns[~constant].tolist()
-        parts.append(values[:, ~constant])
-    if not kept:
-        return None
-    values, classes = np.concatenate(parts, axis=1), np.flatnonzero(seen)
-    alone = [i for i in range(len(kept)) if len(np.unique(values[:, i])) == len(values)]
-    if not alone and len(np.unique(values, axis=0)) < len(values):
+        columns, values = _values_of_classes(open_chunks(), labels, part, num_classes)
+        varies = (values[classes] != values[classes[:1]]).any(axis=0)
+        kept += columns[varies].tolist()
+        parts.append(values[classes][:, varies])
+    values = np.concatenate(parts, axis=1)
+    alone = [i for i in range(len(kept)) if len(np.unique(values[:, i])) == len(classes)]
+    if not alone and (not kept or len(np.unique(values, axis=0)) < len(classes)):
         return None
     equal = [i for i in alone if (values[:, i] == classes).all()]
     chosen = equal[:1] or alone[:1] or range(len(kept))

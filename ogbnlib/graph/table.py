@@ -203,25 +203,17 @@ class Piece:
     def cast(self, kind: str, expected: str) -> Any:
         """Cast to int64, double or string; missing values become null, and 3.0 is the whole number
         3."""
-        try:
+        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return self._cast(self.values, kind)
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            pass
-        # Search the first value that can't be cast; those before `sound` can.
-        sound, end = 0, len(self.values)
-        while end - sound > 1:
-            middle = (sound + end) // 2
-            try:
-                self._cast(self.values.slice(sound, middle - sound), kind)
-                sound = middle
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                end = middle
-        hint = ""
-        if not pa.types.is_string(self.values.type):
-            hint = f" ({self.values.type})"
-        elif kind == "int64" and is_number(self.values[sound].as_py()):
-            hint = " (whole numbers beyond 2**53 are not exact)"
-        self.refuse(np.arange(len(self.values)) == sound, expected, hint)
+        first = next(row for row in range(len(self.values)) if not self._fits(row, kind))
+        hint = "" if pa.types.is_string(self.values.type) else f" ({self.values.type})"
+        self.refuse(np.arange(len(self.values)) == first, expected, hint)
+
+    def _fits(self, row: int, kind: str) -> bool:
+        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            self._cast(self.values.slice(row, 1), kind)
+            return True
+        return False
 
     def _cast(self, values: Any, kind: str) -> Any:
         if pa.types.is_string(values.type) and kind != "string":

@@ -15,7 +15,14 @@ import numpy as np
 from ..errors import InputError, clear_errors, naming
 from ..files import StrPath, home, new_folder, whereabouts, write_json
 from ..graph import npz
-from ..graph.checks import MAX_CLASSES, META, SPLITS, clean_labels, count_classes
+from ..graph.checks import (
+    MAX_CLASSES,
+    META,
+    SPLITS,
+    check_num_classes,
+    clean_labels,
+    count_classes,
+)
 from ..graph.npz import Array, Member
 from .data import Source, from_arrays, stamped
 
@@ -66,6 +73,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         path / "raw" / "node-label.npz",
         stamped(layout_files(path)),
     )
+    check_num_classes(num_classes)
     if not path.is_dir():
         raise InputError(f"{path}: expected a data set folder, found no such folder{whereabouts()}")
     if not data.is_file():
