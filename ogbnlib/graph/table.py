@@ -31,6 +31,7 @@ from .npz import Array, load
 
 _TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
 BATCH_ROWS, _BLOCK_BYTES = 2**17, 2**22
+_MOST_SHOWN = 20  # columns in a message
 LONGEST_NAME = 256  # bytes; `node_name` has the width of the longest name for every node
 # in any case, among numbers and labels
 _MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "null", "none", "<na>")
@@ -177,8 +178,11 @@ class Table:
 
     def refusal(self, expected: str, hint: str) -> InputError:
         """Return the error for columns that are neither known nor named."""
+        columns = [repr(name) for name in self.names[:_MOST_SHOWN]]
+        if len(self.names) > _MOST_SHOWN:
+            columns.append(f"... ({len(self.names)})")
         return InputError(
-            f"{self.file}: expected {expected}, found columns {', '.join(map(repr, self.names))}; {hint}"
+            f"{self.file}: expected {expected}, found columns {', '.join(columns)}; {hint}"
         )
 
 
@@ -200,13 +204,14 @@ class Piece:
             found = reprlib.repr(self.values[at].as_py())
             raise InputError(f"{place}: expected {expected}, found {found}{hint}")
 
-    def cast(self, kind: str, expected: str) -> Any:
+    def cast(self, kind: str, expected: str, hint: str = "") -> Any:
         """Cast to int64, double or string; missing values become null, and 3.0 is the whole number
-        3."""
+        3. An error about a value ends with `hint`."""
         with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
             return self._cast(self.values, kind)
         first = next(row for row in range(len(self.values)) if not self._fits(row, kind))
-        hint = "" if pa.types.is_string(self.values.type) else f" ({self.values.type})"
+        if not pa.types.is_string(self.values.type):
+            hint = f" ({self.values.type}){hint}"
         self.refuse(np.arange(len(self.values)) == first, expected, hint)
 
     def _fits(self, row: int, kind: str) -> bool:

@@ -7,6 +7,7 @@ refused.
 """
 
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +48,11 @@ _NO_KINDS = {
     *("follower", "followee", "followed", "following"),
 }
 _MOST_SHOWN = {"feature": 4, "left out": 20}  # names of one role; more are counted
+
+
+def option(name: str, *columns: str) -> str:
+    """Return an option of the command line that names columns."""
+    return f"{name} {shlex.quote(','.join(columns))}"
 
 
 def plain(name: str) -> str:
@@ -134,7 +140,7 @@ class Columns:
         found = [name for name in self.free if plain(name) in known]
         if len(found) > 1:
             both = " and ".join(map(repr, found))
-            hint = f"leave the wrong one out, such as --leave-out {found[1]}"
+            hint = f"leave the wrong one out, such as {option('--leave-out', found[1])}"
             raise self.table.refusal(f"one column of {what}, not {both}", hint)
         return found[0] if found else None
 
@@ -171,7 +177,7 @@ def _ends(columns: Columns, named: Named) -> None:
     hint = "name them: --edge-columns SOURCE,TARGET"
     pair = columns.free[:2]
     if table.header and len(pair) == 2:
-        hint = f"name them, such as --edge-columns {','.join(pair)}"
+        hint = f"name them, such as {option('--edge-columns', *pair)}"
     if len(pair) == 2 and kinds(pair):
         hint += ", if these two kinds of nodes have no id in common"
     hint += " (1,2 where they have no names); csv files need commas"
@@ -181,7 +187,7 @@ def _ends(columns: Columns, named: Named) -> None:
 def _ids(columns: Columns, named: Named) -> None:
     """Find the column of node ids, if there is one."""
     labels = [columns.find(name) for name in named.labels or ()]
-    column = columns.find(named.ids) if named.ids else None
+    column = columns.find(named.ids)
     if column is None and len(labels) == 2:
         column = labels[0]
     if column is None:
@@ -213,11 +219,11 @@ def _label(columns: Columns, named: Named) -> None:
             raise table.refusal(f"the columns {', '.join(named.labels)}", "check --label-columns")
         columns.roles[str(own[-1])] = "label"
     elif _value(columns, "label", LABEL):
-        _refuse_rows(columns, f"--label-columns {{}},{columns.one('label')}")
+        _refuse_rows(columns, "--label-columns", str(columns.one("label")))
     else:
         _refuse_many(columns)
-        example = ",".join([*columns.all("id"), *columns.free[-1:]])
-        hint = f"name them, such as --label-columns {example}"
+        example = option("--label-columns", *columns.all("id"), *columns.free[-1:])
+        hint = f"name them, such as {example}"
         raise table.refusal(f"columns {NODE[0]} and {LABEL[0]}", hint)
 
 
@@ -229,7 +235,7 @@ def _refuse_many(columns: Columns) -> None:
     values = [flags(piece)[int(not table.header) :] for piece in pieces]
     if len(values) > 1 and not any(column.null_count for column in values):
         array = np.stack([numbers(column) for column in values], axis=1).astype(int)
-        choose = f"--label-columns {','.join([*columns.all('id'), many[0]])}"
+        choose = option("--label-columns", *columns.all("id"), many[0])
         refuse_several_labels(array, str(table.file), choose=choose)
 
 
@@ -244,18 +250,18 @@ def _split(columns: Columns, named: Named) -> None:
                 raise columns.table.refusal(expected, hint)
             columns.masks[split] = mask
         columns.roles |= dict.fromkeys(columns.masks.values(), "mask")
-    _refuse_rows(columns, "--id-column {}")
+    _refuse_rows(columns, "--id-column")
 
 
-def _refuse_rows(columns: Columns, option: str) -> None:
+def _refuse_rows(columns: Columns, name: str, *values: str) -> None:
     """Refuse to take rows for nodes beside columns that might hold the ids of nodes."""
     others = [name for name in columns.free if plain(name) not in _MASKS]
     if columns.one("id") is not None or columns.uses & {"features", "nodes"} or not others:
         return
     # Suggest the column that is named like ids, else the first.
     first = next(filter(is_id_like, others), others[0])
-    hint = f"if {first!r} holds the node ids: {option.format(first)}; "
-    hint += f"if row i is node i: --leave-out {','.join(others)}"
+    hint = f"if {first!r} holds the node ids: {option(name, first, *values)}; "
+    hint += f"if row i is node i: {option('--leave-out', *others)}"
     raise columns.table.refusal(f"a column {NODE[0]}, or no column of an unknown role", hint)
 
 
@@ -301,9 +307,9 @@ def _features(columns: Columns, label: str | None) -> None:
     ids = [name for name in columns.free if name in named and is_id_like(name)]
     labels = [name for name in columns.free if name in named and plain(name) in _LABEL_LIKE]
     if ids or labels:
-        hint = f"leave out: --leave-out {','.join(ids + labels)}; rename what is a feature"
+        hint = f"{option('--leave-out', *ids, *labels)}, or rename what is a feature"
         if ids:
-            hint = f"if {ids[0]!r} holds the node ids: --id-column {ids[0]}; else {hint}"
+            hint = f"if {ids[0]!r} holds the node ids: {option('--id-column', ids[0])}; else {hint}"
         found = ", ".join(map(repr, ids + labels))
         raise columns.table.refusal(f"columns of features, not {found}", hint)
     columns.roles |= dict.fromkeys(columns.free, "feature")
@@ -328,18 +334,18 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
     for role, table in tables.items():
         of_table.setdefault(id(table), Columns(table)).uses.add(role)
     files = {role: of_table[id(table)] for role, table in tables.items()}
+    sound = set[int]()
     for columns in of_table.values():
-        left_out = [*filter(None, map(columns.find, named.left_out))]
+        left_out = [own for own in map(columns.find, named.left_out) if own is not None]
         columns.roles |= dict.fromkeys(left_out, "left out")
         columns.notes |= dict.fromkeys(left_out, " (--leave-out)")
-        if columns.uses != {"edges"}:
-            with problems.catch():
+        with problems.catch():
+            if columns.uses != {"edges"}:
                 _ids(columns, named)
-    for role, find in _FINDERS.items():
-        if role in files:
-            with problems.catch():
-                find(files[role], named)
-    if "features" in files:
+            for role in columns.uses & {*_FINDERS}:
+                _FINDERS[role](columns, named)
+            sound.add(id(columns))
+    if "features" in files and id(files["features"]) in sound:
         label = named.labels[-1] if named.labels else None
         if label is None and "labels" in files:
             label = files["labels"].one("label")
@@ -347,7 +353,7 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
             _features(files["features"], None if label is None or is_number(label) else label)
     for option, names in (("id_column", [named.ids]), ("leave_out", named.left_out)):
         for name in names:
-            if name is not None and not any(columns.find(name) for columns in files.values()):
+            if name is not None and all(own.find(name) is None for own in files.values()):
                 problems.add(f"{option}: no file has a column {name!r}")
     for columns in of_table.values() if not problems else ():
         columns.roles |= dict.fromkeys(columns.free, "left out")

@@ -34,11 +34,17 @@ from ..graph.checks import (
 from ..graph.npz import CHUNK_BYTES, Array, load, slices
 from ..graph.table import Nodes, Piece, Table, flags, is_number, numbers, without_missing
 from .data import Source, find_files, stamped, stored_dtype
-from .roles import SPLIT_OF, Columns, Named, decide, is_id_like, kinds
+from .roles import SPLIT_OF, Columns, Named, decide, is_id_like, kinds, option
 
 _CHUNK_NODES = 2**17
 _FEW = 20  # in fewer rows, distinct whole numbers may be a feature by chance
 _SEPARATORS = r"[,;|]"
+
+
+def _feature(piece: Piece) -> Array:
+    """Return a column of features as float64."""
+    hint = f"; a column of text is no feature: {option('--leave-out', piece.name)}"
+    return numbers(piece.cast("double", "a number", hint))
 
 
 class Features:
@@ -74,7 +80,7 @@ class Features:
         self._list = any(hasattr(piece.values.type, "value_type") for piece in first)
         if self._list:
             if len(first) > 1:
-                hint = f"leave the others out: --leave-out {','.join(self.columns[1:])}"
+                hint = option("--leave-out", *self.columns[1:])
                 raise table.refusal("columns of numbers, or one of lists", hint)
             values = first[0].values[0].as_py()
             first[0].refuse([not values], "a list of numbers")
@@ -85,13 +91,13 @@ class Features:
     def _refuse_ids(self, first: list[Piece]) -> None:
         """Refuse a column of different whole numbers: the first one, or one of row numbers."""
         for piece in first:
-            values = numbers(piece.cast("double", "a number"))
+            values = _feature(piece)
             whole = (values == np.floor(values)).all() and values.min() >= 0
             in_range = piece is first[0] or values.max() <= self.num_rows
             if whole and in_range and len(np.unique(values)) == len(values):
                 hint = (
-                    f"name it with --id-column {piece.name} if it holds node ids, "
-                    f"leave it out with --leave-out {piece.name}, or save the features as .npy"
+                    f"if it holds node ids: {option('--id-column', piece.name)}; "
+                    f"else {option('--leave-out', piece.name)}, or save the features as .npy"
                 )
                 raise self.table.refusal(
                     f"features, not different whole numbers in column {piece.name!r}, ids?", hint
@@ -118,9 +124,7 @@ class Features:
                 flat = replace(pieces[0], values=lists.flatten())
                 yield numbers(flat.cast("double", "a number")).reshape(-1, self.width)
             else:
-                yield np.stack(
-                    [numbers(piece.cast("double", "a number")) for piece in pieces], axis=1
-                )
+                yield np.stack([_feature(piece) for piece in pieces], axis=1)
 
     def refuse_labels(self, nodes: Nodes, labels: Array) -> None:
         """Refuse columns that hold nothing but the labels."""
@@ -130,17 +134,17 @@ class Features:
         if self.columns and not self._list:
             names = [self.columns[column] for column in found.columns]
             place = f"column {', '.join(map(repr, names))}"
-            remedy = f"leave it out: --leave-out {','.join(names)}"
+            remedy = f"leave it out: {option('--leave-out', *names)}"
         else:
             place = f"column {', '.join(map(str, found.columns))} (from 0)"
             remedy = f"remove it: numpy.delete(features, {found.columns}, axis=1)"
-        text = "equals the labels" if found.equal else "has another value for each class"
+        text = "equal to the labels" if found.equal else "the labels in other numbers"
         if len(found.columns) > 1:
-            text = "have, together, other values for each class"
-        text = f"{self.file}, {place}: {text} on all labelled nodes"
+            text = "together the labels in other numbers"
+        text = f"{self.file}, {place}: {text}, on all labelled nodes"
         if not found.by_chance:
-            raise InputError(f"{text}, so training would see the labels; {remedy}")
-        print(f"{text}; these are few, so it may be chance; else {remedy}", file=sys.stderr)
+            raise InputError(f"{text}; training would see them; {remedy}")
+        print(f"{text}; so few that it may be chance; else {remedy}", file=sys.stderr)
 
 
 def _by_node(
@@ -322,17 +326,17 @@ def read_splits(columns: Columns, nodes: Nodes) -> dict[str, Array]:
     return {split: np.sort(np.concatenate(ids), kind="stable") for split, ids in parts.items()}
 
 
-def _refuse_unused_ids(columns: Columns, option: str, nodes: Nodes) -> None:
+def _refuse_unused_ids(columns: Columns, nodes: Nodes, name: str, *values: str) -> None:
     """Refuse to take rows for nodes if a column that is left out could hold the nodes' ids."""
     if columns.one("id") is not None or columns.table.num_rows != nodes.num_nodes:
         return
-    for name in columns.all("left out"):
-        reason = "" if name in columns.notes else _id_evidence(columns.table, name, nodes)
+    for column in columns.all("left out"):
+        reason = "" if column in columns.notes else _id_evidence(columns.table, column, nodes)
         if reason:
             raise InputError(
-                f"{columns.table.file}, column {name!r}: it could hold the node ids ({reason}); "
-                f"if it does, name it: {option.format(name)}; "
-                f"if row i is node i: --leave-out {name}"
+                f"{columns.table.file}, column {column!r}: it could hold the node ids ({reason}); "
+                f"if it does, name it: {option(name, column, *values)}; "
+                f"if row i is node i: {option('--leave-out', column)}"
             )
 
 
@@ -346,18 +350,21 @@ def _id_evidence(table: Table, column: str, nodes: Nodes) -> str:
     def whole(piece: Piece) -> Array:
         return numbers(piece.cast("int64", "a whole number"))
 
+    def number(piece: Piece) -> Array:
+        return numbers(piece.cast("double", "a number"))
+
     values = np.empty(0)
-    for read in (nodes, whole, text):
+    for read in (nodes, whole, number, text):
         with contextlib.suppress(InputError):
             values = np.concatenate([read(piece) for (piece,) in table.batches([column])])
             break
     if len(np.unique(values)) < len(values) or (np.diff(values) == 1).all():
         return ""
-    if read is nodes:
-        return "each node once"
     if read is whole and values.max() - values.min() + 1 == len(values):
         return f"consecutive numbers from {values.min()} to {values.max()}"
-    return "all different" if is_id_like(column) else ""
+    if read is number and not is_id_like(column):
+        return ""
+    return "each node once" if read is nodes else "all different"
 
 
 def _refuse_two_kinds(edges: Columns, nodes: Nodes) -> None:
@@ -443,7 +450,6 @@ def _read_all_splits(
     """Return int64 ids of the splits; a file without a byte is an empty split."""
     if "splits" in columns:
         with problems.catch():
-            _refuse_unused_ids(columns["splits"], "--id-column {}", nodes)
             return read_splits(columns["splits"], nodes)
     splits = {split: np.empty(0, np.int64) for split in SPLITS}
     for split in SPLITS:
@@ -518,7 +524,7 @@ def open_tables(
         _refuse_two_kinds(edges, nodes)
     with problems.catch():
         label = columns["labels"].all("label")[0]
-        _refuse_unused_ids(columns["labels"], f"--label-columns {{}},{label}", nodes)
+        _refuse_unused_ids(columns["labels"], nodes, "--label-columns", label)
         labels, num_classes, class_names = read_labels(columns["labels"], nodes, num_classes)
         if features is not None:
             features.refuse_labels(nodes, labels)

@@ -178,10 +178,29 @@ def test_a_column_of_ids_is_never_dropped(tmp_path: Path) -> None:
     gaps = save(tmp_path / "gaps", labels=descending().eval("paper_id = paper_id * 10"))
     with pytest.raises(InputError, match="column 'paper_id'"):
         open_tables(gaps, label_columns=["label"])
+    text = descending().rename(columns={"paper_id": "who"})
+    text["who"] = [f"C{i:05d}" for i in text["who"]]
+    with pytest.raises(InputError, match=r"column 'who'.*all different"):
+        open_tables(save(tmp_path / "text", labels=text), label_columns=["label"])
+    measured = descending().assign(paper_id=np.linspace(0, 0.5, NODES))
+    measured = measured.rename(columns={"paper_id": "score"})
+    assert open_tables(save(tmp_path / "score", labels=measured), label_columns=["label"])
     year = descending().assign(paper_id=2000).rename(columns={"paper_id": "year"})
     assert open_tables(save(tmp_path / "year", labels=year), label_columns=["label"])
     in_order = descending()[::-1]
     assert open_tables(save(tmp_path / "order", labels=in_order), label_columns=["label"])
+
+
+def test_every_remedy_of_a_refusal_works(tmp_path: Path) -> None:
+    folder = save(tmp_path / "own", features=graph()["x"].to_csv())  # pandas' column without a name
+    with pytest.raises(InputError, match="--id-column ''; else --leave-out ''"):
+        open_tables(folder)
+    assert features(folder, id_column="").shape == (NODES, 2)
+    assert features(folder, leave_out=[""]).shape == (NODES, 2)
+    folder = save(tmp_path / "text", features=graph()["x"].assign(area="physics"))
+    with pytest.raises(InputError, match=r"column 'area', row 0: .*--leave-out area"):
+        open_tables(folder)
+    assert features(folder, leave_out=["AREA"]).shape == (NODES, 2)
 
 
 def test_a_column_of_names_is_never_dropped(tmp_path: Path) -> None:
