@@ -9,6 +9,8 @@ import pandas as pd
 import pytest
 
 from ogbnlib import InputError, Store, convert
+from ogbnlib.graph.checks import find_labels
+from ogbnlib.sources.data import from_arrays
 from ogbnlib.sources.tables import open_tables
 
 NODES = 60
@@ -379,3 +381,42 @@ def test_an_empty_file_is_an_empty_split(tmp_path: Path) -> None:
     (folder / "valid.csv").touch()
     store: Store = convert(folder, tmp_path / "store", progress=False)
     assert store.num_seeds["valid"] == 0
+
+
+def test_the_comparison_with_the_labels_reads_no_more_than_it_needs() -> None:
+    y = np.random.default_rng(0).integers(0, 5, 10_000)
+    read = []
+
+    def chunks(x: np.ndarray[Any, Any]) -> Any:
+        for begin in range(0, len(x), 100):
+            read.append(begin)
+            yield x[begin : begin + 100]
+
+    x = np.random.default_rng(1).normal(size=(10_000, 3))
+    assert find_labels(lambda: chunks(x), y, 3) is None
+    assert read == [0]
+    x[:, 1] = 7 - y
+    found = find_labels(lambda: chunks(x), y, 3)
+    assert found is not None
+    assert (found.columns, found.equal, found.by_chance) == ([1], False, False)
+    x[9_999, 1] = 0.5  # the last node differs
+    assert find_labels(lambda: chunks(x), y, 3) is None
+
+
+def test_arrays_in_memory_are_refused_with_the_same_words() -> None:
+    g = graph()
+    x = g["x"].to_numpy()
+    splits = g["splits"]
+    wrong = [
+        ({"y": np.zeros((NODES, 3))}, r"y: .*multi-label.*y\[:, 0\]"),
+        ({"y": np.eye(4)[g["y"]]}, r"one-hot labels; use y.argmax"),
+        ({"edge_index": g["edges"] + 1}, "do they begin at 1"),
+        ({"y": g["y"] + 1, "num_classes": 4}, "do they begin at 1"),
+        ({"num_classes": 0}, "num_classes: expected a whole number from 1"),
+        ({"splits": {**splits, "train": np.ones(NODES + 1, int)}}, "mask of 61 values for 60"),
+        ({"splits": {**splits, "test": np.arange(1, NODES + 1)}}, "do they begin at 1"),
+    ]
+    arrays = {"name": "own", "edge_index": g["edges"], "x": x, "y": g["y"], "splits": splits}
+    for changed, sentence in wrong:
+        with pytest.raises(InputError, match=sentence):
+            from_arrays(**{**arrays, **changed})
