@@ -113,7 +113,9 @@ def download(
     )
 
 
-_FILES = "Your own files: .npy, .csv, .csv.gz or .parquet"
+_FILES = (
+    "Your own files, folders or patterns: .npy, .npz, .parquet, .feather, .csv, .txt, .mtx; .gz"
+)
 
 
 @app.command()
@@ -121,7 +123,7 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            help="OGB's binary layout, an official name, or a folder of edges, features, labels, ..."
+            help="OGB's or IGB's layout, an official name, or a folder of edges, features, labels, ..."
         ),
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
@@ -174,7 +176,7 @@ def convert(
     """Turn a data set into a store on disk, in bounded memory."""
     from .sources.convert import convert as make_store
     from .sources.convert import open_source
-    from .sources.data import ROLE_NAMES
+    from .sources.layouts import ROLE_NAMES
 
     files = (edges, features, labels, train, valid, test, splits, nodes)
     options: dict[str, Any] = dict(zip(ROLE_NAMES, files, strict=True))

@@ -28,6 +28,13 @@ def slices(array: Array, rows: int) -> Iterator[Array]:
 
 def load(file: Path) -> Array:
     """Map an .npy file."""
+    with open(file, "rb") as stream:
+        magic = stream.read(6)
+    if magic and magic != np.lib.format.MAGIC_PREFIX and not magic.startswith(b"PK"):
+        line = f"np.save({'new_' + file.name!r}, np.memmap({file.name!r}, 'float32', 'r', shape=(N, F)))"
+        raise InputError(
+            f"{file}: expected a file of np.save, found no header, as np.memmap and tofile write; in Python: {line}"
+        )
     with naming(file, "a numpy array without objects"):
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     if not isinstance(array, np.ndarray):
@@ -53,6 +60,39 @@ def write_npz(
                 np.lib.format.write_array_header_1_0(member, header)
                 for chunk in chunks:
                     member.write(np.ascontiguousarray(chunk, dtype).reshape(-1).view(np.uint8).data)
+
+
+class Mapped:
+    """The array of an .npy file, mapped, with the methods of a `Member`: values in order of memory."""
+
+    def __init__(self, file: Path) -> None:
+        array = load(file)
+        self.where, self.shape, self.dtype = str(file), array.shape, array.dtype
+        self.fortran_order = not array.flags.c_contiguous
+        self._values, self._at = array.reshape(-1, order="A"), 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def read(self, count: int) -> Array:
+        """Return the next `count` values."""
+        self._at += count
+        return self._values[self._at - count : self._at]
+
+    def skip(self, count: int) -> None:
+        self._at += count
+
+    def finish(self) -> None:
+        """Do nothing: the size of the file is checked on opening."""
+
+
+def member_names(file: Path) -> list[str]:
+    """Return the names of the arrays in an .npz file."""
+    with naming(file, "a sound .npz file"), zipfile.ZipFile(file) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 class Member:

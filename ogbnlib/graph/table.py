@@ -8,13 +8,9 @@ take 457 MB. DuckDB, with a limit of 400 MB, joined the same ids in 1.3 GB, and 
 from __future__ import annotations
 
 import contextlib
-import csv
-import gzip
 import reprlib
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,105 +18,36 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet
 
 from ..errors import InputError, naming
 from .checks import from_one
-from .npz import Array, load
+from .npz import Array
+from .readers import open_reader
 
 _TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
-BATCH_ROWS, _BLOCK_BYTES = 2**17, 2**22
+BATCH_ROWS = 2**17
 _MOST_SHOWN = 20  # columns in a message
 LONGEST_NAME = 256  # bytes; `node_name` has the width of the longest name for every node
 # in any case, among numbers and labels
 _MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "null", "none", "<na>")
 
 
-def is_number(text: str) -> bool:
-    with contextlib.suppress(ValueError):
-        float(text)
-        return True
-    return False
-
-
 class Table:
-    """Columns of a .npy, .csv, .csv.gz or .parquet file, read in bounded memory; fields of csv
-    files are text.
-
-    The first line of a csv file is its header if no field of it is a number; without one, `names`
-    are "1", "2", ...
-    """
+    """Columns of a user's file, or of its parts, read in bounded memory by the `Reader` of its format."""
 
     def __init__(self, file: Path, role: str = "") -> None:
-        self.file, self.header, self._array = file, file.suffix == ".parquet", None
-        with naming(file, "a table"):
-            if self.header:
-                self.names = self._parquet().schema_arrow.names
-            elif file.suffix == ".npy":
-                array, pair = load(file), role == "edges"
-                array = (
-                    array.reshape(1, -1)
-                    if array.ndim and array.size == len(array) and not pair
-                    else array
-                )
-                if array.ndim != 2 or len(array) != 1 + pair:
-                    expected = "[2, E]; transpose it" if pair else "[N]"
-                    raise InputError(
-                        f"{file}: found an array {list(array.shape)}, expected {expected}"
-                    )
-                self._array, self.names = array, ["1", "2"][: len(array)]
-            else:
-                with self._opened() as lines:
-                    first = [text.strip() for text in next(filter(None, csv.reader(lines)), [])]
-                if not first:
-                    raise InputError(f"{file}: expected a table, found an empty file")
-                # pandas' names for columns without a name
-                count = [str(i) for i in range(len(first))]
-                self.header = not any(map(is_number, first)) or (
-                    role == "features" and first == count
-                )
-                self.names = first if self.header else [str(i + 1) for i in range(len(first))]
-                if role == "edges" and first == ["0", "1"]:
-                    print(
-                        f"{file}: 0,1 is read as an edge; if it is a header, remove the line",
-                        file=sys.stderr,
-                    )
+        self.file, self.reader = file, open_reader(file, role)
+        self.header, self.names = self.reader.header, self.reader.names
         if twice := [name for name in self.names if self.names.count(name) > 1]:
             raise InputError(
                 f"{file}: expected each column's name once, found {twice[0]!r} again; rename one"
             )
 
-    def _opened(self) -> Any:
-        opened: Any = gzip.open if self.file.suffix == ".gz" else open
-        return opened(self.file, "rt", newline="", encoding="utf-8-sig", errors="replace")
-
-    def _refuse_bad_row(self) -> None:
-        """Refuse the first row of a csv file that pyarrow can't read, which it doesn't name."""
-        with self._opened() as lines, contextlib.suppress(csv.Error, OSError, EOFError):
-            rows = filter(None, csv.reader(lines))
-            for row, fields in enumerate(rows, -int(self.header)):
-                text = ",".join(fields)
-                expected = ""
-                if len(fields) != len(self.names):
-                    expected = f"{len(self.names)} columns, found {len(fields)}"
-                elif "\ufffd" in text:
-                    expected = "text in UTF-8, found other bytes"
-                if expected:
-                    raise InputError(
-                        f"{self.file}, row {row}: expected {expected}: {reprlib.repr(text)}"
-                    )
-
-    def _parquet(self) -> Any:
-        # With a buffer, a row group is read page by page; without one, each of its columns is held
-        # whole.
-        return pa.parquet.ParquetFile(self.file, buffer_size=2**20, pre_buffer=False)
-
     def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[list[Piece]]:
         """Yield the next rows of `columns`, at most `rows`; of a csv file those in 4 MB."""
         begin = 0
         with naming(self.file, "a table"):
-            for batch in self._arrays([self.names.index(name) for name in columns], rows):
+            for batch in self.reader.arrays(columns, rows):
                 pieces = []
                 for name, values in zip(columns, batch, strict=True):
                     values = (
@@ -135,46 +62,10 @@ class Table:
                 yield pieces
                 begin += len(batch[0])
 
-    def _arrays(self, columns: list[int], rows: int) -> Iterator[list[Any]]:
-        if self._array is not None:
-            for begin in range(0, self._array.shape[1], rows):
-                part = [np.ascontiguousarray(self._array[i, begin : begin + rows]) for i in columns]
-                yield [
-                    pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
-                    for values in part
-                ]
-        elif self.file.suffix == ".parquet":
-            names = [self.names[i] for i in columns]
-            for batch in self._parquet().iter_batches(rows, columns=names):
-                yield [batch.column(name) for name in names]
-        else:
-            # The header is read as data, because a quoted name may span lines.
-            texts, skip = {f"f{i}": pa.string() for i in columns}, int(self.header)
-            try:
-                for batch in pa.csv.open_csv(
-                    self.file,
-                    read_options=pa.csv.ReadOptions(
-                        block_size=_BLOCK_BYTES, autogenerate_column_names=True
-                    ),
-                    parse_options=pa.csv.ParseOptions(newlines_in_values=True),
-                    convert_options=pa.csv.ConvertOptions(
-                        column_types=texts, include_columns=list(texts)
-                    ),
-                ):
-                    yield [column.slice(skip) for column in batch.columns]
-                    skip = 0
-            except pa.ArrowInvalid:
-                self._refuse_bad_row()
-                raise
-
-    @cached_property
+    @property
     def num_rows(self) -> int:
-        if self._array is not None:
-            return int(self._array.shape[1])
-        if self.file.suffix == ".parquet":
-            return int(self._parquet().metadata.num_rows)
-        # a csv file is read for it
-        return sum(len(piece.values) for (piece,) in self.batches(self.names[:1]))
+        with naming(self.file, "a table"):
+            return self.reader.num_rows
 
     def refusal(self, expected: str, hint: str) -> InputError:
         """Return the error for columns that are neither known nor named."""
@@ -200,8 +91,9 @@ class Piece:
         wrong = np.asarray(wrong)
         if wrong.any():
             at = int(wrong.argmax())
-            place = f"{self.table.file}, column {self.name!r}, row {self.begin + at}"
+            file, row = self.table.reader.place(self.begin + at)
             found = reprlib.repr(self.values[at].as_py())
+            place = f"{file}, column {self.name!r}, row {row}"
             raise InputError(f"{place}: expected {expected}, found {found}{hint}")
 
     def cast(self, kind: str, expected: str, hint: str = "") -> Any:
@@ -279,6 +171,10 @@ class Nodes:
         if names is None:
             return
         table, column = names
+        if table.num_rows != num_nodes:
+            raise InputError(
+                f"{table.file}: expected {num_nodes} names, one a row of {rows}, found {table.num_rows}"
+            )
         # "007" and "7" are two names: whole numbers are as int64 writes them
         for (piece,) in table.batches([column]):
             with contextlib.suppress(pa.ArrowInvalid):
@@ -297,10 +193,6 @@ class Nodes:
                 self._width = max(
                     self._width, pc.max(pc.binary_length(piece.values.cast("string"))).as_py() or 1
                 )
-        if (count := sum(map(len, keys))) != num_nodes:
-            raise InputError(
-                f"{table.file}: expected {num_nodes} names, one a row of {rows}, found {count}"
-            )
         if self._width > LONGEST_NAME:
             raise InputError(
                 f"{table.file}: expected names of {LONGEST_NAME} bytes at most, found {self._width}"
@@ -334,6 +226,21 @@ class Nodes:
         hint = from_one(ids, self.num_nodes) if self.names is None else ""
         piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected, hint)
         return ids.astype(np.int64, copy=False)
+
+    def are_rows(self, pieces: Iterable[Piece]) -> bool:
+        """Whether ids can only be row numbers, although the nodes have names: every id is a row
+        number, and none is a name."""
+        count = 0
+        for piece in pieces:
+            try:
+                rows = numbers(piece.cast("int64", ""))
+                names = self._index.get_indexer(self._keys(piece))
+            except InputError:
+                return False
+            if (names >= 0).any() or (rows < 0).any() or (rows >= self.num_nodes).any():
+                return False
+            count += len(rows)
+        return count > 0
 
     def chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
         """Return the dtype of the names, int64 or UTF-8 bytes of fixed width, and the names in

@@ -28,7 +28,8 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
-from .data import Source, as_ids, from_arrays, is_tables
+from .data import Source, as_ids, from_arrays
+from .layouts import is_tables
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, Problems, split_name, unknown_name
-from ..files import Stamp, StrPath, home, stamp
+from ..errors import InputError, Problems, split_name
+from ..files import Stamp, stamp
 from ..graph import npz
 from ..graph.checks import (
     MAX_CLASSES,
@@ -22,8 +22,9 @@ from ..graph.checks import (
     refuse_several_labels,
     split_problems,
 )
+from ..graph.formats import files_of
 from ..graph.npz import Array, load, slices
-from ..graph.store import GraphSize, is_store
+from ..graph.store import GraphSize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +104,12 @@ class Source:
 
 
 def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
-    return {name: (file, stamp(file)) for name, file in files.items()}
+    """Return the stamps of files, and of the parts of a folder or pattern."""
+    stamps = {}
+    for name, path in files.items():
+        for file in files_of(path):
+            stamps[name if file == path else f"{name}/{file.name}"] = (file, stamp(file))
+    return stamps
 
 
 def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[str, Any]:
@@ -212,73 +218,9 @@ def as_ids(values: Any, num_nodes: int, name: str) -> Array:
     return ids.astype(np.int64)
 
 
-ROLE_NAMES = {  # of each role's file
-    "edges": ("edges", "edge_index"), "features": ("features", "x"), "labels": ("labels", "y"),
-    "train": ("train", "train_mask"), "valid": ("valid", "val", "valid_mask", "val_mask"),
-    "test": ("test", "test_mask"), "splits": ("splits",), "nodes": ("nodes",),
-}  # fmt: skip
-_ENDINGS = (".npy", ".parquet", ".csv", ".csv.gz")
-
-
-def _candidates(folder: Path, role: str) -> list[Path]:
-    return [
-        file
-        for name in ROLE_NAMES[role]
-        for end in _ENDINGS
-        if (file := folder / f"{name}{end}").is_file()
-    ]
-
-
-def is_tables(folder: StrPath) -> bool:
-    """Whether a folder holds a user's own edges or features, complete or not; nothing is read."""
-    folder = Path(folder)
-    return not is_store(folder) and any(_candidates(folder, role) for role in ("edges", "features"))
-
-
-def find_files(
-    folder: StrPath, chosen: Mapping[str, StrPath | None] | None = None
-) -> dict[str, Path]:
-    """Return the file of each role: the `chosen` one, or the one of that name in `folder`."""
-    folder, files = home(folder), dict[str, Path]()
-    own = {role: home(file) for role, file in (chosen or {}).items() if file is not None}
-    if unknown := [role for role in own if role not in ROLE_NAMES]:
-        raise InputError(f"files: {unknown_name(unknown[0], ROLE_NAMES, 'role of a file')}")
-    skipped = {"features"} if str(own.get("features")) in ("ones", "degree") else set()
-    if ("splits" in own) != bool({*SPLITS} & {*own}):  # named files replace those in the folder
-        skipped |= {*SPLITS} if "splits" in own else {"splits"}
-    for role in (role for role in ROLE_NAMES if role not in skipped):
-        candidates = [own[role]] if role in own else _candidates(folder, role)
-        if len(candidates) > 1:
-            raise InputError(
-                f"{folder}: expected one file of {role}, found {', '.join(f.name for f in candidates)}"
-            )
-        for file in candidates:
-            if not file.is_file() or not file.name.endswith(_ENDINGS):
-                raise InputError(
-                    f"{file}: expected a file of {role} ({', '.join(_ENDINGS)}), found none"
-                )
-            files[role] = file
-    if "splits" in files and {*SPLITS} & {*files}:
-        raise InputError(f"{folder}: expected either splits or train, valid and test, found both")
-    required = ("edges", "features", "labels", *(() if "splits" in files else SPLITS))
-    if missing := [role for role in required if role not in {*files, *skipped}]:
-        hint = (
-            "; without features convert with --features ones, or degree"
-            if "features" in missing
-            else ""
-        )
-        if len({*missing} & {*SPLITS}) in (1, 2):
-            hint += f"; for a split without nodes, an empty file does: {missing[-1]}.csv"
-        raise InputError(
-            f"{folder}: expected files of {', '.join(missing)} ({', '.join(_ENDINGS)}), found none{hint}"
-        )
-    return files
-
-
 def stored_dtype(features: Path | None) -> np.dtype[Any]:
     """Return the dtype of a file's features in a store: float16 for an .npy file of float16, else
     float32."""
-    is_half = (
-        features is not None and features.suffix == ".npy" and load(features).dtype == np.float16
-    )
-    return np.dtype(np.float16 if is_half else np.float32)
+    if features is not None and features.suffix == ".npy" and features.is_file():
+        return np.dtype(np.float16 if load(features).dtype == np.float16 else np.float32)
+    return np.dtype(np.float32)

@@ -18,7 +18,8 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..files import StrPath, check_new, home
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .data import Source, find_files, is_tables, origin_of, stamped, stored_dtype
+from .data import Source, origin_of, stamped, stored_dtype
+from .layouts import find_files, is_tables, layout_of
 from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import layout_files, open_raw
 
@@ -52,7 +53,8 @@ def resolve(
         store = open_store(dataset)
         _check_direction(store, undirected)
         return store
-    folder, own, size, missing = Path(os.path.abspath(dataset)), np.dtype(np.float32), None, ""
+    folder = layout_of(Path(os.path.abspath(dataset)))[1]
+    own, size, missing = np.dtype(np.float32), None, ""
     find: Callable[..., Mapping[str, Path]] = layout_files
     official = raw = None
     if is_official(dataset):

@@ -1,6 +1,7 @@
 """OGB's own data sets and their download, which asks nothing."""
 
 import csv
+import gzip
 import http.client
 import importlib.util
 import os
@@ -8,10 +9,10 @@ import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,8 +22,8 @@ from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import GraphSize
 from ..progress import counted, doing
-from .data import Source, from_arrays, stamped
-from .ogb import layout_files, open_raw, read_split_files
+from .data import Source, stamped
+from .ogb import layout_files, open_raw
 
 
 def _known(
@@ -173,7 +174,7 @@ def locate_official(name: str, root: StrPath) -> Located:
         files += [f"RELEASE_v{meta['version']}.txt"]
     missing = [file for file in files if not (folder / file).is_file()]
     if folder.exists() and missing:
-        remedy = "move it away and download it again"
+        remedy = f"move it away and download it again, or name {folder} as a folder of your own"
         raise InputError(f"{folder}: expected {', '.join(missing)} in it, found none; {remedy}")
     return Located(name, meta, folder, binary, folder.exists(), int(meta["num classes"]))
 
@@ -181,42 +182,50 @@ def locate_official(name: str, root: StrPath) -> Located:
 def open_official(located: Located) -> Source:
     """Open one of OGB's own data sets, downloaded if it is missing.
 
-    ogbn-papers100M (binary layout) is streamed, since ogb's loader needs more than 128 GB for it
-    (snap-stanford/ogb#407); the others, csv files, are read into RAM.
+    All are streamed: ogb's loader needs more than 128 GB for ogbn-papers100M
+    (snap-stanford/ogb#407).
     """
+    from .tables import open_tables  # imports pyarrow and pandas
+
     folder = fetch(located.name, located.folder.parent)
     if located.binary:
         return open_raw(folder, num_classes=located.num_classes)
-    stamps, raw = stamped(layout_files(folder)), folder / "raw"
-    edges, x = _table(raw / "edge.csv.gz", "iu", columns=2), _table(raw / "node-feat.csv.gz", "fiu")
-    labels = _table(raw / "node-label.csv.gz", "fiu")
-    # each edge before its reverse, in the order of ogb's reader
-    if located.meta["add_inverse_edge"] == "True":
-        edges = np.stack([edges, edges[:, ::-1]], 1).reshape(-1, 2)
-    splits, x = (
-        read_split_files(folder / "split" / located.meta["split"]),
-        x.astype(np.float32, copy=False),
-    )
+    raw = folder / "raw"
+    split = folder / "split" / located.meta["split"]
+    stamps = stamped(layout_files(folder))
+    files: dict[str, Any] = {
+        "edges": raw / "edge.csv.gz",
+        "features": raw / "node-feat.csv.gz",
+        "labels": raw / "node-label.csv.gz",
+        **{name: split / f"{name}.csv.gz" for name in SPLITS},
+    }
     try:
-        source = from_arrays(located.name, edges.T, x, labels, splits, located.num_classes)
+        source = open_tables(folder, num_classes=located.num_classes, **files)
+        _check_counts(raw, source)
     except InputError as error:
-        raise InputError(f"{folder}: {error}") from None
-    return replace(source, path=folder, stamps=stamps)
+        raise InputError(f"{error}; download the data set again if it is damaged") from None
+    source = replace(source, name=located.name, path=folder, stamps=stamps)
+    if located.meta["add_inverse_edge"] == "True":
+        return _both_ways(source)
+    return source
 
 
-def _table(file: Path, kinds: str, columns: int | None = None) -> Array:
-    """The numbers of one of OGB's csv.gz files, [n, columns], of a dtype of one of the `kinds`."""
-    import pandas as pd
+def _check_counts(raw: Path, source: Source) -> None:
+    """Compare the numbers of rows with those that the data set lists."""
+    for name, found in (("node", source.num_nodes), ("edge", source.num_edges)):
+        file = raw / f"num-{name}-list.csv.gz"
+        with naming(file, "a number"), gzip.open(file, "rt") as lines:
+            count = int(lines.read(32))
+        if found != count:
+            raise InputError(f"{raw}: expected {count} {name}s as in {file.name}, found {found}")
 
-    with naming(file, "numbers, gzipped", "download the data set again"):
-        table = pd.read_csv(file, compression="gzip", header=None)
-    if any(dtype.kind not in kinds for dtype in table.dtypes) or table.shape[1] != (
-        columns or table.shape[1]
-    ):
-        expected = (
-            f"{columns or ''} columns of {'whole ' * (kinds == 'iu')}numbers without a header line"
-        )
-        raise InputError(
-            f"{file}: expected {expected}, found other content; download the data set again"
-        )
-    return table.to_numpy()
+
+def _both_ways(source: Source) -> Source:
+    """Add the reverse of each edge after it, in the order of ogb's reader."""
+
+    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        for ends in source.edge_chunks(max(1, chunk_edges // 2)):
+            pairs = np.stack(ends, axis=1)
+            yield pairs.reshape(-1), pairs[:, ::-1].reshape(-1)
+
+    return replace(source, num_edges=2 * source.num_edges, edge_chunks=edge_chunks)

@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, clear_errors, naming
-from ..files import StrPath, home, new_folder, whereabouts, write_json
+from ..files import StrPath, home, new_folder, write_json
 from ..graph import npz
 from ..graph.checks import (
     MAX_CLASSES,
-    META,
     SPLITS,
     check_num_classes,
     clean_labels,
@@ -25,6 +24,9 @@ from ..graph.checks import (
 )
 from ..graph.npz import Array, Member
 from .data import Source, from_arrays, stamped
+from .layouts import not_a_data_set, split_folder
+
+_LONGEST_ID = 64  # bytes of a line
 
 
 def layout_files(folder: Path) -> dict[str, Path]:
@@ -37,29 +39,35 @@ def layout_files(folder: Path) -> dict[str, Path]:
     return {str(file.relative_to(folder)): file for file in files if file.is_file()}
 
 
-def split_folder(path: Path) -> Path:
-    """Return the folder of the split: split/time, or the only one in split/."""
-    folders = [entry for entry in (path / "split").glob("*") if entry.is_dir()]
-    if (time := path / "split" / "time") in folders:
-        return time
-    if len(folders) != 1:
-        names = sorted(entry.name for entry in folders)
-        raise InputError(
-            f"{path / 'split'}: expected a folder named time, or just one, found {names}"
-        )
-    return folders[0]
-
-
-def read_split_files(folder: Path) -> dict[str, Array]:
-    """Return the int64 ids in the three files of a split's folder, unchecked."""
+def read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
+    """Return the int64 ids in the three files of a split's folder, unchecked but for their number."""
     splits = {}
     for name in SPLITS:
         file = folder / f"{name}.csv.gz"
-        with naming(file, "one node id a line, gzipped"), gzip.open(file, "rt") as lines:
-            splits[name] = np.array(lines.read().split(), dtype=np.int64)
-            if not file.stat().st_size:
-                raise EOFError("it is empty")
+        with naming(file, "one node id a line, gzipped"):
+            splits[name] = _read_ids(file, num_nodes)
     return splits
+
+
+def _read_ids(file: Path, num_nodes: int) -> Array:
+    """Return the ids in a file, read in pieces: a small compressed file may have billions of
+    lines."""
+    ids, rest, count = [np.empty(0, np.int64)], b"", 0
+    if not file.stat().st_size:
+        raise EOFError("it is empty")
+    with gzip.open(file, "rb") as stream:
+        block = b" "
+        while block:
+            block = stream.read(2**20)
+            *whole, rest = (rest + block).split(b"\n")
+            if not block:
+                whole.append(rest)
+            ids.append(np.array([line for line in whole if line.strip()], dtype=np.int64))
+            count += len(ids[-1])
+            if count > num_nodes or len(rest) > _LONGEST_ID:
+                expected = f"expected at most {num_nodes} lines of a node id each"
+                raise InputError(f"{file}: {expected}, found more lines, or longer ones")
+    return np.concatenate(ids)
 
 
 def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
@@ -74,18 +82,8 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         stamped(layout_files(path)),
     )
     check_num_classes(num_classes)
-    if not path.is_dir():
-        raise InputError(f"{path}: expected a data set folder, found no such folder{whereabouts()}")
     if not data.is_file():
-        content, hint = "none", ""
-        if (path / META).is_file():
-            content, hint = "a store", "; name it as the data set, it needs no conversion"
-        elif (path / "raw" / "edge.csv.gz").is_file():
-            content, hint = (
-                "OGB's csv layout",
-                "; pass its official name, such as ogbn-arxiv, and data_dir",
-            )
-        raise InputError(f"{path}: expected raw/data.npz in it, found {content}{hint}")
+        raise not_a_data_set(path)
     shapes, dtypes = dict[str, tuple[int, ...]](), dict[str, np.dtype[Any]]()
     for name, kinds in {"edge_index": "iu", "node_label": "fiu", "node_feat": "f"}.items():
         with Member(labels if name == "node_label" else data, name) as member:
@@ -173,7 +171,8 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     return Source(
         path=path, name=str(meta.get("name", path.resolve().name)), num_nodes=num_nodes, num_edges=num_edges,
         num_features=shape[1], num_classes=num_classes, stamps=stamps, edge_chunks=edge_chunks, x_chunks=x_chunks,
-        label_chunks=lambda: label_chunks(num_classes), read_splits=lambda: read_split_files(split_folder(path)),
+        label_chunks=lambda: label_chunks(num_classes),
+        read_splits=lambda: read_split_files(split_folder(path), num_nodes),
         feature_dtype=np.dtype(np.float16 if dtype.itemsize == 2 else np.float32),
     )  # fmt: skip
 

@@ -16,8 +16,9 @@ import numpy as np
 
 from ..errors import Problems
 from ..graph.checks import SPLITS, refuse_several_labels
-from ..graph.table import Table, flags, is_number, numbers
-from .data import ROLE_NAMES
+from ..graph.readers import is_number
+from ..graph.table import Table, flags, numbers
+from .layouts import ROLE_NAMES
 
 NODE = ("node_id", "node", "id")
 LABEL, SPLIT = ("label", "y", "class"), ("split", "set")
@@ -124,7 +125,7 @@ class Columns:
     @property
     def alone(self) -> str | None:
         """The only column, which needs no name; but the header of a csv file may be a value."""
-        is_sure = not self.table.header or self.table.file.suffix == ".parquet"
+        is_sure = not self.table.header or self.table.reader.typed
         return self.free[0] if is_sure and len(self.free) == 1 else None
 
     def find(self, name: str | None) -> str | None:
@@ -180,7 +181,7 @@ def _ends(columns: Columns, named: Named) -> None:
         hint = f"name them, such as {option('--edge-columns', *pair)}"
     if len(pair) == 2 and kinds(pair):
         hint += ", if these two kinds of nodes have no id in common"
-    hint += " (1,2 where they have no names); csv files need commas"
+    hint += " (1,2 where they have no names)"
     raise table.refusal("columns source and target, or two without names, of node ids", hint)
 
 

@@ -1,5 +1,5 @@
-"""Files of one's own as a `Source`: edges, features, labels and splits, each .npy, .csv, .csv.gz or
-.parquet.
+"""Files of one's own as a `Source`: edges, features, labels and splits, in any format of
+`graph.readers`.
 
 Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names.
 Import it on use.
@@ -32,8 +32,10 @@ from ..graph.checks import (
     refuse_several_labels,
 )
 from ..graph.npz import CHUNK_BYTES, Array, load, slices
-from ..graph.table import Nodes, Piece, Table, flags, is_number, numbers, without_missing
-from .data import Source, find_files, stamped, stored_dtype
+from ..graph.readers import is_number
+from ..graph.table import Nodes, Piece, Table, flags, numbers, without_missing
+from .data import Source, stamped, stored_dtype
+from .layouts import find_files, layout_of, splits_in_order
 from .roles import SPLIT_OF, Columns, Named, decide, is_id_like, kinds, option
 
 _CHUNK_NODES = 2**17
@@ -147,15 +149,24 @@ class Features:
         print(f"{text}; so few that it may be chance; else {remedy}", file=sys.stderr)
 
 
-def _by_node(
-    table: Table, own: str | None, columns: Sequence[str], nodes: Nodes
-) -> Iterator[tuple[Array, list[Piece]]]:
-    """Yield (node ids, values of `columns`); each node comes once."""
-    if own is None and table.num_rows != nodes.num_nodes:
+def check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
+    """Refuse more rows than nodes, or another number, before anything of the size of the file is in
+    memory: a small compressed file may have billions of rows."""
+    if one_each and table.num_rows != nodes.num_nodes:
         expected = f"expected {nodes.num_nodes} rows, one for each node"
         raise InputError(
             f"{table.file}: {expected}, found {table.num_rows}; blank lines do not count"
         )
+    if table.num_rows > nodes.num_nodes:
+        expected = f"expected at most {nodes.num_nodes} rows, the number of nodes"
+        raise InputError(f"{table.file}: {expected}, found {table.num_rows}")
+
+
+def _by_node(
+    table: Table, own: str | None, columns: Sequence[str], nodes: Nodes
+) -> Iterator[tuple[Array, list[Piece]]]:
+    """Yield (node ids, values of `columns`); each node comes once."""
+    check_rows(table, nodes, one_each=own is None)
     seen = np.zeros(nodes.num_nodes, bool)
     for pieces in table.batches([*columns, *([own] if own else [])]):
         begin = pieces[0].begin
@@ -242,6 +253,7 @@ def read_labels(
     """Return labels [N], -1 where there is none, the number of classes, and the sorted classes of
     text labels: UTF-8 bytes [C]."""
     table, column = columns.table, columns.all("label")[0]
+    check_rows(table, nodes, one_each=columns.one("id") is None)
     names = _class_names(table, column, num_classes or MAX_CLASSES)
     labels, kind = np.full(nodes.num_nodes, -1, np.int32), ""
     for ids, (piece,) in _by_node(table, columns.one("id"), [column], nodes):
@@ -278,28 +290,36 @@ def read_split(columns: Columns, split: str, nodes: Nodes) -> Array:
         parts = [ids[_mask(piece)] for ids, (piece,) in _by_node(table, own, [mask], nodes)]
         return np.concatenate([np.empty(0, np.int64), *parts])
     column = mask or own or ""
-    members = _flags_of(table, column)
+    members = _flags_of(table, column, nodes)
     if members is None:
+        pieces = (piece for (piece,) in table.batches([column]))
+        if nodes.names is not None and nodes.are_rows(pieces):
+            print(f"{table.file}: read as row numbers: none of its ids is a name", file=sys.stderr)
+            nodes = Nodes(nodes.num_nodes, table.file.name)
         ids = [nodes(piece) for (piece,) in table.batches([column])]
         return np.concatenate([np.empty(0, np.int64), *ids])
-    if len(members) != nodes.num_nodes:
-        raise InputError(
-            f"{table.file}: found a mask of {len(members)} rows, "
-            f"expected {nodes.num_nodes}, one for each node"
-        )
     return np.flatnonzero(members)
 
 
-def _flags_of(table: Table, column: str) -> Array | None:
-    """Return the flags of a mask [n], None for ids: more than two flags repeat ids, which a split
+def _flags_of(table: Table, column: str, nodes: Nodes) -> Array | None:
+    """Return the flags of a mask [N], None for ids: more than two flags repeat ids, which a split
     never does."""
     parts = []
     for (piece,) in table.batches([column]):
         values = flags(piece, "node ids or a mask")
         is_bool = pa.types.is_boolean(piece.values.type)
         if values.null_count or (table.num_rows <= 2 and not is_bool):
+            check_rows(table, nodes)
             return None
+        # of a file that is too long, the first rows are enough
         parts.append(numbers(values).astype(bool))
+        if table.num_rows > nodes.num_nodes:
+            break
+    if parts and table.num_rows != nodes.num_nodes:
+        raise InputError(
+            f"{table.file}: found a mask of {table.num_rows} rows, "
+            f"expected {nodes.num_nodes}, one for each node"
+        )
     return np.concatenate(parts) if parts else None
 
 
@@ -396,9 +416,8 @@ def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Tabl
     tables: dict[str, Table] = {}
     of_file: dict[Path, Table] = {}
     for role, file in paths.items():
-        is_array = file.suffix == ".npy"
-        is_empty_split = role in SPLITS and not file.stat().st_size
-        if is_empty_split or (role == "features" and is_array):
+        is_array = file.suffix == ".npy" and file.is_file()
+        if role == "features" and is_array:
             continue
         with problems.catch():
             if role == "labels" and is_array:
@@ -406,7 +425,7 @@ def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Tabl
                 if len(shape) == 2 and shape[1] > 1:
                     refuse_several_labels(load(file)[: 2**16], str(file))
             if file not in of_file or role == "edges":
-                of_file[file] = Table(file, role)
+                of_file[file] = Table(file, "split" if role in SPLITS else role)
             tables[role] = of_file[file]
     return tables
 
@@ -447,10 +466,13 @@ def _find_nodes(
 def _read_all_splits(
     paths: Mapping[str, Path], columns: Mapping[str, Columns], nodes: Nodes, problems: Problems
 ) -> dict[str, Array]:
-    """Return int64 ids of the splits; a file without a byte is an empty split."""
+    """Return int64 ids of the splits."""
     if "splits" in columns:
         with problems.catch():
             return read_splits(columns["splits"], nodes)
+    if "train" not in columns:  # a layout without files of splits
+        bounds = splits_in_order(nodes.num_nodes, paths["labels"])
+        return {split: np.arange(*ends) for split, ends in bounds.items()}
     splits = {split: np.empty(0, np.int64) for split in SPLITS}
     for split in SPLITS:
         if split in columns:
@@ -500,16 +522,17 @@ def open_tables(
             "node_id", "node" or "id".
         leave_out: columns that are never used, in any file.
         num_classes: the largest label plus one if None.
-        files: paths of `edges`, `features` and so on, instead of those in the folder; several roles
-            may have the same file. `features` may be "ones", or "degree": log(1 + in-degree) and
+        files: paths of `edges`, `features` and so on, instead of those in the folder; also a
+            folder of parts or a pattern such as "edges/part-*.csv". Several roles may have the same
+            file. `features` may be "ones", or "degree": log(1 + in-degree) and
             log(1 + out-degree), 8 bytes a node in memory.
     """
-    problems, path = Problems(), home(folder).resolve()
+    problems, path = Problems(), layout_of(home(folder).resolve())[1]
     with problems.catch():
         check_num_classes(num_classes)
     paths = dict[str, Path]()
     with problems.catch():
-        paths = find_files(folder, files)
+        paths = find_files(folder, files, lambda text: print(text, file=sys.stderr))
     if not paths:
         problems.refuse()
     stamps = stamped(paths)

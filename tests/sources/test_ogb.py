@@ -6,6 +6,7 @@ import gzip
 import io
 import re
 import shutil
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,6 +216,19 @@ def test_a_flipped_bit_is_found_while_streaming(
     assert str(file) in str(error.value)
 
 
+@pytest.mark.parametrize("content", [b"1\n", b"1", b"\n1"])
+def test_a_split_of_more_lines_than_nodes_is_refused_before_it_is_in_memory(
+    folder: Path, content: bytes
+) -> None:
+    file = folder / "split" / "time" / "train.csv.gz"
+    file.write_bytes(gzip.compress(content * 2**22))
+    tracemalloc.start()
+    with pytest.raises(InputError, match=f"{file}: expected at most {N} lines"):
+        open_raw(folder).read_splits()
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+
+
 # ------------------------------------------------------------------------------------------------ official names
 
 
@@ -222,17 +236,17 @@ BAD_CSV = {
     "header line": (
         "raw/edge",
         gzip.compress(b"src,dst\n1,2\n"),
-        "2 columns of whole numbers without a header line",
+        "expected 300 edges as in num-edge-list.csv.gz, found 1; download",
     ),
     "half downloaded": (
         "raw/node-feat",
         gzip.compress(bytes(range(200)))[:-30],
-        "numbers, gzipped",
+        "expected a table, found damage .*; download the data set again",
     ),
     "split": (
         "split/time/test",
         gzip.compress(b"1\n")[:-9],
-        "one node id a line, gzipped, found damage",
+        "expected a table, found damage .*; download the data set again",
     ),
 }
 
@@ -249,6 +263,18 @@ def test_a_bad_file_of_an_official_data_set_is_named(
     with pytest.raises(InputError, match=match) as error:
         open_official(locate_official("ogbn-arxiv", tmp_path))
     assert str(tmp_path / "ogbn_arxiv") in str(error.value)
+
+
+def test_an_official_data_set_of_both_directions_has_each_edge_before_its_reverse(
+    tmp_path: Path, graph: dict[str, Any]
+) -> None:
+    folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_products")
+    (folder / "split" / "time").rename(folder / "split" / "sales_ranking")
+    source = open_official(locate_official("ogbn-products", tmp_path))
+    edges = np.concatenate([np.stack(pair) for pair in source.edge_chunks(7)], axis=1)
+    expected = np.stack([graph["edge_index"], graph["edge_index"][::-1]], axis=2).reshape(2, -1)
+    np.testing.assert_array_equal(edges, expected)
+    assert (source.name, source.num_edges, source.num_classes) == ("ogbn-products", 2 * E, 47)
 
 
 @pytest.fixture

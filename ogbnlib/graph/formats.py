@@ -1,0 +1,69 @@
+"""Formats of a user's files, by their endings, and the files behind one path: a file, or the parts in
+a folder or of a pattern."""
+
+import glob
+import re
+from pathlib import Path
+
+from ..errors import InputError
+from ..files import whereabouts
+
+_TEXT = (".csv", ".tsv", ".txt", ".edgelist", ".edges", ".el")
+_PACKED = ("", ".gz", ".bz2", ".zst")  # what arrow inflates in pieces
+FORMATS = {
+    **{".npy": "array", ".npz": "archive"},
+    **{".parquet": "parquet", ".pq": "parquet"},
+    **{".feather": "arrow", ".arrow": "arrow", ".ipc": "arrow"},
+    **{f".mtx{packed}": "matrix" for packed in _PACKED},
+    **{f"{end}{packed}": "text" for end in _TEXT for packed in _PACKED},
+}
+READABLE = (
+    ".npy, .npz, .parquet, .feather, .csv, .tsv or .txt, also .gz, .bz2 or .zst; .mtx of edges"
+)
+
+
+def ending(name: str) -> str:
+    """Return the ending of a file's name that tells its format, the longest one known, or ""."""
+    known = [end for end in FORMATS if name.endswith(end)]
+    return max(known, key=len, default="")
+
+
+def format_of(file: Path) -> str | None:
+    """Return one of the values of `FORMATS`, or None for a file that can't be read."""
+    if file.name.startswith("part-") and not file.suffix:  # Hadoop's text files
+        return "text"
+    return FORMATS.get(ending(file.name))
+
+
+def is_parts(path: Path) -> bool:
+    """Whether `path` is a folder, or a pattern such as edges/part-*.csv, of at least one part."""
+    return not path.is_file() and any(map(format_of, _parts(path)))
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the file, or the parts in order of their names: numbers in names count as numbers.
+
+    Hidden files and those whose names begin with "_", such as Spark's _SUCCESS, are no parts.
+    """
+    if path.is_file():
+        return [path]
+    parts = _parts(path)
+    if not parts:
+        raise InputError(f"{path}: expected a file or a folder of parts, found none{whereabouts()}")
+    if others := [part.name for part in parts if format_of(part) is None]:
+        pattern = path / "*.csv" if path.is_dir() else path
+        hint = f'name the parts by a pattern, such as "{pattern}"'
+        raise InputError(f"{path}: expected parts ({READABLE}), found {others[0]}; {hint}")
+    return parts
+
+
+def _parts(path: Path) -> list[Path]:
+    found = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
+    visible = [part for part in found if part.is_file() and part.name[0] not in "._"]
+    return sorted(visible, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    # Dask writes part.9.parquet before part.10.parquet
+    pieces = re.split(r"(\d+)", str(path))
+    return [(int(piece), "") if piece.isdecimal() else (0, piece) for piece in pieces]

@@ -1,0 +1,305 @@
+"""Files of a data set: those of a user's folder by their names, and those of layouts that others
+publish. Nothing of their content is read."""
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InputError, unknown_name
+from ..files import StrPath, home, whereabouts
+from ..graph.checks import META, SPLITS
+from ..graph.formats import READABLE, ending, format_of, is_parts
+from ..graph.store import is_store
+
+ROLE_NAMES = {  # of each role's file
+    "edges": ("edges", "edge_index"), "features": ("features", "x"), "labels": ("labels", "y"),
+    "train": ("train", "train_mask"), "valid": ("valid", "val", "valid_mask", "val_mask"),
+    "test": ("test", "test_mask"), "splits": ("splits",), "nodes": ("nodes",),
+}  # fmt: skip
+_PREFERRED = (".npy", ".parquet", ".csv", ".csv.gz")  # before the same name in another format
+# data sets to which OGB's reader adds the reverse of each edge
+_OGB_BOTH_WAYS = ("ogbn_products", "ogbn_proteins")
+_FEW = 8  # names of files in a message
+
+
+def split_folder(path: Path) -> Path:
+    """Return the folder of the split: split/time, or the only one in split/."""
+    folders = [entry for entry in (path / "split").glob("*") if entry.is_dir()]
+    if (time := path / "split" / "time") in folders:
+        return time
+    if len(folders) != 1:
+        names = sorted(entry.name for entry in folders)
+        raise InputError(
+            f"{path / 'split'}: expected a folder named time, or just one, found {names}"
+        )
+    return folders[0]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A layout of folders that others publish.
+
+    Attributes:
+        files: for each role, the paths of its file in order of preference.
+        splits: returns the folder of the files of the splits; None for 60 % of the nodes for train,
+            20 % for valid and 20 % for test, in order.
+    """
+
+    files: Mapping[str, tuple[str, ...]]
+    splits: Callable[[Path], Path] | None
+
+    def candidates(self, folder: Path, role: str) -> list[Path]:
+        if role in SPLITS and self.splits is not None:
+            return [self.splits(folder) / f"{role}.csv.gz"]
+        paths = [folder / name for name in self.files.get(role, ())]
+        return [path for path in paths if path.is_file()]
+
+
+LAYOUTS = (
+    # OGB's csv layout (snap-stanford/ogb, docs of read_graph_pyg), that of ogbn-arxiv
+    Layout(
+        {
+            "edges": ("raw/edge.csv.gz",),
+            "features": ("raw/node-feat.csv.gz",),
+            "labels": ("raw/node-label.csv.gz",),
+        },
+        split_folder,
+    ),
+    # IGB-homogeneous. Its loader (IllinoisGraphBenchmark/IGB-Datasets, igb/dataloader.py) takes 19
+    # classes by default, and the splits from the order of the nodes.
+    Layout(
+        {
+            "edges": ("processed/paper__cites__paper/edge_index.npy",),
+            "features": ("processed/paper/node_feat.npy",),
+            "labels": (
+                "processed/paper/node_label_19.npy",
+                "processed/paper/node_label_2K.npy",
+                "processed/paper/node_label_2983.npy",
+            ),
+        },
+        None,
+    ),
+)
+# The nodes of IGB's size "full" with a label are the first ones (the same file).
+_IGB_LABELLED = {"node_label_19.npy": 227_130_858, "node_label_2K.npy": 157_675_969}
+_IGB_FULL = 269_346_174
+
+
+def layout_of(folder: Path) -> tuple[Layout | None, Path]:
+    """Return a folder's layout and root: a folder in it, such as raw, stands for the root."""
+    for layout in LAYOUTS:
+        edges = Path(layout.files["edges"][0])
+        roots = [folder, folder.parent] if folder.name == edges.parts[0] else [folder]
+        for root in roots:
+            if (root / edges).is_file():
+                return layout, root
+    return None, folder
+
+
+def splits_in_order(num_nodes: int, labels: Path) -> dict[str, tuple[int, int]]:
+    """Return the first node of each split, and the one after its last, of a layout without files of
+    splits."""
+    is_full = num_nodes == _IGB_FULL
+    labelled = _IGB_LABELLED.get(labels.name, num_nodes) if is_full else num_nodes
+    train, valid = int(labelled * 0.6), int(labelled * 0.2)
+    bounds = (0, train, train + valid, labelled)
+    return dict(zip(SPLITS, itertools.pairwise(bounds), strict=True))
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(ending(path.name))
+
+
+def _named(entries: Iterable[Path], role: str) -> list[Path]:
+    """The files and folders of parts with a role's names, in their order; those in a format of
+    `_PREFERRED` come first."""
+    found = [
+        entry
+        for name in ROLE_NAMES[role]
+        for entry in entries
+        if _stem(entry) == name and (is_parts(entry) or (entry.is_file() and format_of(entry)))
+    ]
+    return sorted(found, key=lambda path: not _is_preferred(path))
+
+
+def _is_preferred(path: Path) -> bool:
+    return path.is_file() and ending(path.name) in _PREFERRED
+
+
+def is_tables(folder: StrPath) -> bool:
+    """Whether a folder holds a user's own edges or features, complete or not; nothing is read."""
+    folder = Path(folder)
+    if is_store(folder) or not folder.is_dir():
+        return False
+    entries = _entries(folder)
+    return layout_of(folder)[0] is not None or any(
+        _named(entries, role) for role in ("edges", "features")
+    )
+
+
+def find_files(
+    folder: StrPath,
+    chosen: Mapping[str, StrPath | None] | None = None,
+    say: Callable[[str], object] = lambda text: None,
+) -> dict[str, Path]:
+    """Return the file of each role: the `chosen` one, or the one of that name in `folder`.
+
+    A file may also be a folder of parts, or a pattern of their names. `say` gets a line for each file
+    that gives way to another of the same role.
+    """
+    layout, folder = layout_of(home(folder))
+    own = {role: home(file) for role, file in (chosen or {}).items() if file is not None}
+    if unknown := [role for role in own if role not in ROLE_NAMES]:
+        raise InputError(f"files: {unknown_name(unknown[0], ROLE_NAMES, 'role of a file')}")
+    skipped = {"features"} if str(own.get("features")) in ("ones", "degree") else set()
+    if ("splits" in own) != bool({*SPLITS} & {*own}):  # named files replace those in the folder
+        skipped |= {*SPLITS} if "splits" in own else {"splits"}
+    entries, files = _entries(folder), dict[str, Path]()
+    for role in ROLE_NAMES:
+        if role in own and role not in skipped:
+            files[role] = _checked(own[role], role)
+        elif role not in skipped:
+            found = layout.candidates(folder, role) if layout else _named(entries, role)
+            for file in _first(folder, role, found, layout is None, say):
+                files[role] = file
+    if "splits" in files and {*SPLITS} & {*files}:
+        raise InputError(f"{folder}: expected either splits or train, valid and test, found both")
+    if layout and folder.name in _OGB_BOTH_WAYS and "edges" not in own:
+        name = folder.name.replace("_", "-")
+        say(f"{folder}: OGB adds reverse edges to {name}: pass that name, or --undirected")
+    in_order = layout is not None and layout.splits is None
+    missing = [role for role in _required(files, in_order) if role not in {*files, *skipped}]
+    if missing:
+        raise _missing(folder, missing, entries)
+    return files
+
+
+def _required(files: Mapping[str, Path], in_order: bool) -> tuple[str, ...]:
+    """Return the roles that a data set needs; splits may come from the order of the nodes."""
+    required = ("edges", "features", "labels")
+    has_splits = "splits" in files or (in_order and not {*SPLITS} & {*files})
+    return required if has_splits else (*required, *SPLITS)
+
+
+def _first(
+    folder: Path,
+    role: str,
+    found: list[Path],
+    is_equal: bool,
+    say: Callable[[str], object],
+) -> list[Path]:
+    """Return the first of the files found for a role; refuse several in formats of one rank if their
+    order means nothing (`is_equal`)."""
+    if is_equal and len(found) > 1 and _is_preferred(found[0]) == _is_preferred(found[1]):
+        names = ", ".join(file.name for file in found)
+        raise InputError(f"{folder}: expected one file of {role}, found {names}")
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found[1:])
+        say(f"{folder}: {found[0].name} is read, not {names}; --{role} names another")
+    return found[:1]
+
+
+def _missing(folder: Path, missing: list[str], entries: list[Path]) -> InputError:
+    """Return the error for roles without a file."""
+    hints = []
+    for role in missing:
+        hints += [
+            f"{entry.name}: {_remedy(entry, role)}"
+            for entry in entries
+            if entry.name.split(".")[0] in ROLE_NAMES[role]
+        ]
+    if "features" in missing:
+        hints.append("without features convert with --features ones, or degree")
+    if 0 < len({*missing} & {*SPLITS}) < len(SPLITS):
+        hints.append(f"for a split without nodes, an empty file does: {missing[-1]}.csv")
+    expected = f"expected files of {', '.join(missing)} ({READABLE})"
+    if not folder.is_dir():
+        return InputError(f"{folder}: {expected}, found no such folder{whereabouts()}")
+    return InputError("; ".join([f"{folder}: {expected}, found none", *hints]))
+
+
+def _checked(file: Path, role: str) -> Path:
+    """Return a file that the user named, if its format can be read."""
+    if is_parts(file) or (file.is_file() and format_of(file)):
+        return file
+    if not file.exists():
+        raise InputError(f"{file}: expected a file of {role}, found none{whereabouts()}")
+    raise InputError(f"{file}: expected a file of {role} ({READABLE}); {_remedy(file, role)}")
+
+
+def _remedy(file: Path, role: str) -> str:
+    """Return the way to a file of a role that can be read."""
+    if file.suffix in (".pt", ".pth"):
+        new = f"{_stem_of_torch(file)}.npy"
+        return f"in Python: np.save({new!r}, torch.load({file.name!r}).numpy())"
+    if file.is_dir():
+        return f"expected parts of {role} in this folder, found none"
+    return "save it in one of these formats"
+
+
+def not_a_data_set(path: Path) -> InputError:
+    """Return the error for a path that holds no data set: its content, and the nearest way to a
+    store."""
+    if path.is_file():
+        if path.suffix in (".pt", ".pth"):
+            return InputError(
+                f"{path}: expected a folder, found a file of torch; {_from_torch(path)}"
+            )
+        hint = f"name its folder, and the file with --edges {path}" if format_of(path) else ""
+        expected = "expected a data set folder, found a file"
+        return InputError("; ".join(filter(None, [f"{path}: {expected}", hint])))
+    if not path.is_dir():
+        return InputError(
+            f"{path}: expected a data set folder, found no such folder{whereabouts()}"
+        )
+    return InputError(f"{path}: expected a data set, {_content(path)}")
+
+
+def _content(folder: Path) -> str:
+    """Say what a folder without a data set holds, and the nearest way."""
+    if (folder / META).is_file():
+        return "found a store; name it as the data set, it needs no conversion"
+    if (folder / "data.npz").is_file() and folder.name == "raw":
+        return f"found the folder raw of OGB's binary layout; name {folder.parent}"
+    if (folder / "raw" / "triplet-type-list.csv.gz").is_file():
+        return "found a graph of several kinds of nodes in OGB's layout; only one kind can be used"
+    entries = [entry for entry in _entries(folder) if not entry.name.startswith(".")]
+    torch_files = [*folder.glob("*.pt"), *(folder / "processed").glob("*.pt")]
+    if data := [file for file in torch_files if not file.name.startswith("pre_")]:
+        return f"found {data[0].relative_to(folder)}, a file of torch; {_from_torch(data[0])}"
+    names = [entry.name + "/" * entry.is_dir() for entry in entries]
+    found = ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" * (len(names) > _FEW))
+    if inner := [entry for entry in entries if _is_data_set(entry)]:
+        return f"found {found or 'nothing'}; name {inner[0]}"
+    if any(map(format_of, entries)):
+        hint = (
+            "name them one by one: --edges FILE --features FILE --labels FILE ..., or rename them"
+        )
+    else:
+        hint = "write one with ogbnlib.write_raw, or Store.from_data"
+    expected = "expected in it are edges, features, labels, train, valid and test, or raw/data.npz"
+    return f"found {found or 'nothing'}; {expected}; {hint}"
+
+
+def _is_data_set(path: Path) -> bool:
+    return path.is_dir() and (
+        is_store(path) or is_tables(path) or (path / "raw" / "data.npz").is_file()
+    )
+
+
+def _from_torch(file: Path) -> str:
+    """Return the line of Python for a `Data` that torch saved."""
+    folder = file.parent.parent if file.parent.name == "processed" else Path(_stem_of_torch(file))
+    store = f"{folder.name}_store"
+    line = f"ogbnlib.Store.from_data(torch.load({str(file)!r}, weights_only=False), {store!r})"
+    of_set = f"if it is (data, slices) of a PyG data set, Store.from_data(dataset[0], {store!r})"
+    return f"in Python, if you trust the file: {line}; {of_set}"
+
+
+def _stem_of_torch(file: Path) -> str:
+    return file.name.removesuffix(file.suffix)

@@ -1,0 +1,205 @@
+"""A folder is a data set by its files' names or by a published layout, and one that is none is told the
+nearest way."""
+
+import gzip
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import official_csv, random_arrays
+
+from ogbnlib import InputError, convert, open_dataset
+from ogbnlib.sources.convert import open_source
+from ogbnlib.sources.layouts import find_files, splits_in_order
+from ogbnlib.sources.tables import open_tables
+
+N, E, F, C = 40, 300, 5, 4
+
+
+@pytest.fixture
+def graph() -> dict[str, Any]:
+    return random_arrays(N, E, F, C)
+
+
+@pytest.fixture
+def igb(tmp_path: Path, graph: dict[str, Any]) -> Path:
+    """IGB's folders: edges [E, 2], float32 labels of 19 and of 2,983 classes, no files of splits."""
+    processed = tmp_path / "tiny" / "processed"
+    for name in ("paper", "paper__cites__paper"):
+        (processed / name).mkdir(parents=True)
+    np.save(processed / "paper__cites__paper" / "edge_index.npy", graph["edge_index"].T.copy())
+    np.save(processed / "paper" / "node_feat.npy", graph["x"])
+    for number, name in enumerate(("19", "2K")):
+        labels = (np.arange(N) + number) % C
+        np.save(processed / "paper" / f"node_label_{name}.npy", labels.astype(np.float32))
+    mapping = np.array({"1": 1}, dtype=object)
+    np.save(processed / "paper" / "paper_id_index_mapping.npy", mapping, allow_pickle=True)
+    return processed.parent
+
+
+@pytest.mark.parametrize("given", [".", "processed"])
+def test_igbs_folder_has_its_loaders_labels_and_splits(
+    igb: Path, given: str, graph: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = open_source(igb / given)
+    assert source.name == "tiny"
+    ends = np.concatenate([np.stack(pair) for pair in source.edge_chunks(64)], axis=1)
+    np.testing.assert_array_equal(ends, graph["edge_index"])
+    np.testing.assert_array_equal(next(source.label_chunks()), np.arange(N) % C)
+    splits = {name: (ids[0], ids[-1]) for name, ids in source.read_splits().items()}
+    assert splits == {"train": (0, 23), "valid": (24, 31), "test": (32, 39)}
+    expected = "node_label_19.npy is read, not node_label_2K.npy; --labels names another"
+    assert expected in capsys.readouterr().err
+
+
+def test_a_user_chooses_among_igbs_labels_and_may_bring_splits(igb: Path) -> None:
+    labels = igb / "processed" / "paper" / "node_label_2K.npy"
+    split = {}
+    for name in ("train", "valid", "test"):
+        split[name] = igb / f"{name}.npy"
+        np.save(split[name], np.arange(3) + 3 * len(split))
+    source = open_tables(igb, labels=labels, **split)
+    np.testing.assert_array_equal(next(source.label_chunks()), (np.arange(N) + 1) % C)
+    assert source.read_splits()["valid"].tolist() == [6, 7, 8]
+    with pytest.raises(InputError, match="expected files of valid, test"):
+        open_tables(igb, train=split["train"])
+
+
+def test_only_the_labelled_nodes_of_igbs_largest_size_are_in_splits() -> None:
+    bounds = splits_in_order(269_346_174, Path("node_label_19.npy"))
+    assert bounds["test"] == (136_278_514 + 45_426_171, 227_130_858)
+    assert splits_in_order(100_000_000, Path("node_label_19.npy"))["test"][1] == 100_000_000
+
+
+@pytest.mark.parametrize("given", [".", "raw"])
+def test_a_graph_of_ones_own_in_ogbs_csv_layout_is_a_data_set(
+    tmp_path: Path, graph: dict[str, Any], given: str
+) -> None:
+    folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_mine")
+    (folder / "RELEASE_v1.txt").unlink()
+    (folder / "raw" / "node_year.csv.gz").write_bytes(gzip.compress(b"2015\n" * N))
+    shutil.move(folder / "split" / "time", folder / "split" / "mine")
+    store = convert(folder / given, tmp_path / "store", progress=False)
+    assert (store.name, store.num_edges, store.num_classes) == ("ogbn_mine", E, C)
+    np.testing.assert_array_equal(
+        store.x, graph["x"].astype(np.float64).round(3).astype(np.float32)
+    )
+    np.testing.assert_array_equal(store.splits["valid"], graph["splits"]["valid"])
+    assert (
+        open_dataset(str(folder / given), say=lambda _: None).path == tmp_path / "ogbn_mine.store"
+    )
+    ones = open_tables(folder, features="ones")
+    assert (ones.num_features, ones.num_nodes) == (1, N)
+
+
+def test_reverse_edges_that_ogb_adds_are_named(
+    tmp_path: Path, graph: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_products")
+    open_source(folder)
+    assert "OGB adds reverse edges to ogbn-products: pass that name, or --undirected" in (
+        capsys.readouterr().err
+    )
+
+
+def test_one_of_several_files_of_a_role_is_named(tmp_path: Path) -> None:
+    (tmp_path / "edges").mkdir()
+    (tmp_path / "edges" / "part-0.csv").write_text("0,1\n")
+    said: list[str] = []
+    files = {role: tmp_path / f"{role}.csv" for role in ("edges", "features", "labels", "splits")}
+    for file in files.values():
+        file.touch()
+    assert find_files(tmp_path, say=said.append) == files
+    assert said == [f"{tmp_path}: edges.csv is read, not edges; --edges names another"]
+    files["edges"].unlink()
+    assert find_files(tmp_path)["edges"] == tmp_path / "edges"
+    (tmp_path / "edges.txt").touch()
+    with pytest.raises(InputError, match=r"one file of edges, found edges, edges.txt"):
+        find_files(tmp_path)
+
+
+FOLDERS: dict[str, tuple[list[str], str]] = {
+    "empty": ([], "found nothing; expected in it are edges, features"),
+    "other": (["README.md", "notes/a.doc"], r"found README.md, notes/; expected .*write_raw"),
+    "tables": (["cites.csv", "papers.csv"], "found cites.csv, papers.csv; .*--edges FILE"),
+    "below": (["mine/edges.npy", "a.md"], "found a.md, mine/; name .*below/mine"),
+    "many": ([f"{i}.dat" for i in range(30)], r"0.dat, 1.dat, .* and 22 more; expected in it"),
+    "torch": (
+        ["graph.pt"],
+        r"from_data\(torch.load\('.*graph.pt', weights_only=False\), 'graph_st",
+    ),
+    "pyg": (
+        ["processed/data.pt", "processed/pre_filter.pt"],
+        r"data.pt, .*from_data\(dataset\[0\], 'pyg_",
+    ),
+    "hetero": (
+        ["raw/triplet-type-list.csv.gz"],
+        "several kinds of nodes in OGB's layout; only one",
+    ),
+    "edges.xlsx": (["edges.xlsx", "features.npy"], "edges.xlsx: save it in one of these formats"),
+    "train.pt": (
+        ["edges.npy", "features.npy", "labels.npy", "train.pt", "valid.npy", "test.npy"],
+        r"files of train .*train.pt: in Python: np.save\('train.npy', torch.load\('train.pt'\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_a_folder_without_a_data_set_is_told_its_content_and_the_nearest_way(
+    tmp_path: Path, case: str
+) -> None:
+    names, sentence = FOLDERS[case]
+    folder = tmp_path / case
+    folder.mkdir()
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    with pytest.raises(InputError, match=sentence) as error:
+        open_source(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_the_folder_raw_of_the_binary_layout_names_its_parent(tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    (tmp_path / "raw" / "data.npz").touch()
+    with pytest.raises(InputError, match=f"OGB's binary layout; name {tmp_path}$"):
+        open_source(tmp_path / "raw")
+
+
+FILES = {
+    "graph.pt": r"a file of torch; in Python.*from_data\(torch.load\('.*graph.pt'",
+    "cites.csv": "found a file; name its folder, and the file with --edges .*cites.csv",
+    "a.zip": "expected a data set folder, found a file",
+    "gone": "found no such folder; the working folder",
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_path_that_is_no_folder_is_told_the_nearest_way(tmp_path: Path, name: str) -> None:
+    if name != "gone":
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match=FILES[name]):
+        open_source(tmp_path / name)
+
+
+CHOSEN = {
+    "train_id.pt": r"np.save\('train_id.npy', torch.load\('train_id.pt'\).numpy\(\)\)",
+    "ids.xlsx": "ids.xlsx: expected a file of train .*; save it in one of these formats",
+    "gone.csv": "gone.csv: expected a file of train, found none; the working folder",
+    "gone/part-*.csv": r"part-\*.csv: expected a file of train, found none",
+    "folder": "folder: expected a file of train .*; expected parts of train in this folder",
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_named_file_that_can_not_be_read_is_told_the_nearest_way(
+    tmp_path: Path, name: str
+) -> None:
+    if name == "folder":
+        (tmp_path / name).mkdir()
+    elif not name.startswith("gone"):
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match=CHOSEN[name]):
+        find_files(tmp_path, {"train": tmp_path / name})
