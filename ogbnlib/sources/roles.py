@@ -18,7 +18,6 @@ from ..errors import Problems
 from ..graph.checks import SPLITS, refuse_several_labels
 from ..graph.readers import is_number
 from ..graph.table import Table, flags, numbers
-from .layouts import ROLE_NAMES
 
 NODE = ("node_id", "node", "id")
 LABEL, SPLIT = ("label", "y", "class"), ("split", "set")
@@ -270,7 +269,8 @@ def _members(split: str) -> Callable[[Columns, Named], None]:
     """Find the node ids or the mask in the file of one split."""
 
     def find(columns: Columns, named: Named) -> None:
-        mask = columns.mask(split) or columns.only(("mask", *ROLE_NAMES[split]), f"split {split}")
+        words = [word for word, own in SPLIT_OF.items() if own == split]
+        mask = columns.mask(split) or columns.only(("mask", *words), f"split {split}")
         if mask is not None:
             columns.masks[split] = mask
             columns.roles[mask] = "mask"
