@@ -37,7 +37,9 @@ def format_of(file: Path) -> str | None:
 
 def is_parts(path: Path) -> bool:
     """Whether `path` is a folder, or a pattern such as edges/part-*.csv, of at least one part."""
-    return not path.is_file() and any(map(format_of, _parts(path)))
+    return not path.is_file() and any(
+        part.is_file() and format_of(part) is not None for part in _parts(path)
+    )
 
 
 def files_of(path: Path) -> list[Path]:
@@ -50,7 +52,7 @@ def files_of(path: Path) -> list[Path]:
     parts = _parts(path)
     if not parts:
         raise InputError(f"{path}: expected a file or a folder of parts, found none{whereabouts()}")
-    if others := [part.name for part in parts if format_of(part) is None]:
+    if others := [part.name for part in parts if part.is_dir() or format_of(part) is None]:
         pattern = path / "*.csv" if path.is_dir() else path
         hint = f'name the parts by a pattern, such as "{pattern}"'
         raise InputError(f"{path}: expected parts ({READABLE}), found {others[0]}; {hint}")
@@ -59,7 +61,7 @@ def files_of(path: Path) -> list[Path]:
 
 def _parts(path: Path) -> list[Path]:
     found = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
-    visible = [part for part in found if part.is_file() and part.name[0] not in "._"]
+    visible = [part for part in found if part.name[0] not in "._"]
     return sorted(visible, key=_natural)
 
 

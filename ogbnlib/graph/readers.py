@@ -270,6 +270,8 @@ def _mark(file: Path) -> bytes:
     """Return the sign that begins a comment line: "#" or "%" if the file begins with it."""
     with _inflated(file) as stream:
         while block := stream.read(2**16):
+            if block.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise InputError(f"{file}: expected UTF-8, found UTF-16; save it as UTF-8")
             text = block.removeprefix(_BOM).lstrip()
             if text:
                 return text[:1] if text[:1] in b"#%" else b""

@@ -167,7 +167,8 @@ class Nodes:
 
     def __init__(self, num_nodes: int, rows: str, names: tuple[Table, str] | None = None) -> None:
         self.num_nodes, self.names, self.kind, self._width = num_nodes, names, "int64", 1
-        self._expected = f"node ids from 0 to {num_nodes - 1}, the rows of {rows}; or names in a file nodes (--relabel)"
+        range_of_rows = f"node ids from 0 to {num_nodes - 1}, the rows of {rows}"
+        self._expected = f"{range_of_rows}; or a file nodes with the id of each row (--relabel)"
         if names is None:
             return
         table, column = names

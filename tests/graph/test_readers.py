@@ -143,10 +143,14 @@ def test_parts_of_other_columns_or_types_are_refused(tmp_path: Path) -> None:
         open_reader(tmp_path)
     (tmp_path / "1.csv").unlink()
     (tmp_path / "README.md").touch()
+    (tmp_path / "_SUCCESS").touch()
     with pytest.raises(InputError, match=r"found README.md; name the parts by a pattern"):
         open_reader(tmp_path)
+    (tmp_path / "README.md").unlink()
     other = tmp_path / "other"
     other.mkdir()
+    with pytest.raises(InputError, match=r"found other; name the parts by a pattern"):
+        open_reader(tmp_path)
     values: list[Any] = [[None, None], [1, 2], [1.5, None], ["x", "y"]]
     for i, column in enumerate(values):
         pyarrow.parquet.write_table(pa.table({"a": column}), other / f"{i}.parquet")
@@ -203,6 +207,7 @@ REFUSED = {
     "a.csv": (b"1,2\n3,4\n" + b"5" * 2**24, "a line longer than 4 MB"),
     "b.csv": (b"1,2\n3,4\n" + b'"5\n' + b"6\n" * 2**23, "a line longer than 4 MB, or a quote"),
     "c.csv.gz": (b"1,2\n", "c.csv.gz: expected a table, found damage"),
+    "c.txt": ("1 2\n".encode("utf-16"), "expected UTF-8, found UTF-16; save it as UTF-8"),
     "d.txt": (b"#" * 2**23, "a line longer than 4 MB"),
 }
 

@@ -54,6 +54,19 @@ def test_igbs_folder_has_its_loaders_labels_and_splits(
     assert expected in capsys.readouterr().err
 
 
+def test_arrays_without_a_header_of_igbs_large_sizes_are_read(igb: Path) -> None:
+    paper = igb / "processed" / "paper"
+    x = np.random.default_rng(0).random((N, 1024), np.float32)
+    x.tofile(paper / "node_feat.npy")
+    np.load(paper / "node_label_19.npy").tofile(paper / "node_label_19.npy")
+    source = open_source(igb)
+    np.testing.assert_array_equal(np.concatenate(list(source.x_chunks())), x)
+    np.testing.assert_array_equal(next(source.label_chunks()), np.arange(N) % C)
+    x[:, :1000].tofile(paper / "node_feat.npy")
+    with pytest.raises(InputError, match=r"node_feat.npy: expected a file of np.save"):
+        open_source(igb)
+
+
 def test_a_user_chooses_among_igbs_labels_and_may_bring_splits(igb: Path) -> None:
     labels = igb / "processed" / "paper" / "node_label_2K.npy"
     split = {}

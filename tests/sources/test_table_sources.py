@@ -343,6 +343,40 @@ def test_a_folder_is_a_data_set_that_is_converted_once(
         open_dataset(str(folder), say=texts.append)
 
 
+def test_a_folder_of_parts_is_converted_once_and_a_change_of_a_part_is_refused(
+    small: Arrays, tmp_path: Path
+) -> None:
+    src, dst = small["edge_index"]
+    parts = {f"edges/part-{i}.csv": lines(src[i::2], dst[i::2]) for i in range(2)}
+    folder = write_small(tmp_path / "own", small, parts)
+    store = open_dataset(str(folder), say=lambda _: None)
+    assert {"edges/part-0.csv", "edges/part-1.csv"} <= {*store.origin["files"]}
+    assert open_dataset(str(folder), say=lambda _: None) == store
+    (folder / "edges" / "part-2.csv").write_text("1,2\n")
+    with pytest.raises(InputError, match="it changed since"):
+        open_dataset(str(folder), say=lambda _: None)
+
+
+def test_splits_may_be_rows_of_named_nodes_if_no_id_is_a_name(
+    small: Arrays, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    src, dst = small["edge_index"]
+    for kind, names in (
+        ("text", np.array([f"n{i}" for i in range(SMALL)])),
+        ("gaps", np.arange(SMALL) + 100),
+    ):
+        edges = {"edges.csv": lines(names[src], names[dst], header="src,dst"), "nodes.npy": names}
+        same(read_all(open_tables(write_small(tmp_path / kind, small, edges))), small)
+        said = f"{tmp_path / kind / 'train.npy'}: read as row numbers: none of its ids is a name"
+        assert said in capsys.readouterr().err
+    np.save(tmp_path / "gaps" / "train.npy", np.array([1, 2, 103]))  # a name among them
+    with pytest.raises(InputError, match=r"train.npy, .*row 0: expected one of the 40 nodes"):
+        open_tables(tmp_path / "gaps")
+    np.save(tmp_path / "gaps" / "train.npy", np.array([1, 2, SMALL]))  # no row
+    with pytest.raises(InputError, match=r"train.npy, .*row 0: expected one of the 40 nodes"):
+        open_tables(tmp_path / "gaps")
+
+
 def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
     """Files, and the one sentence that refuses them."""
     (src, dst), x, y, ids = g["edge_index"], g["x"], g["y"], np.arange(SMALL)
@@ -435,6 +469,9 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
             {"nodes.csv": lines([f"n{'x' * 300}{i}" for i in ids], header="id")},
             "256 bytes at most, found 303",
         ),
+        ({"train.csv.gz": "0\n" * 50}, "train.csv.gz: found a mask of 50 rows, expected 40"),
+        ({"train.csv.gz": "3\n" * 50}, "train.csv.gz: expected at most 40 rows, .* found 50"),
+        ({"labels.csv.gz": "id,y\n" + "0,1\n" * 50}, "labels.csv.gz: expected at most 40 rows"),
         ({"nodes.npy": ids + 5, **beyond}, r"train.npy, .* row \d+: expected one of the .* nodes"),
         (
             {"train.csv": lines(np.arange(30) % 2, header="mask")},
