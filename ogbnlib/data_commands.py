@@ -163,6 +163,9 @@ def convert(
     id_column: Annotated[
         str | None, typer.Option(help="Node ids in other files; default node_id.")
     ] = None,
+    leave_out: Annotated[
+        str | None, typer.Option(help='Columns that are never used, such as "year,doi".')
+    ] = None,
     num_classes: Annotated[
         int | None, typer.Option(help="Default: the largest label plus one.")
     ] = None,
@@ -187,7 +190,8 @@ def convert(
     files = (edges, features, labels, train, valid, test, splits, nodes)
     options: dict[str, Any] = dict(zip(ROLE_NAMES, files, strict=True))
     options |= {"id_column": id_column, "num_classes": num_classes, "relabel": relabel or None}
-    for name, columns in (("edge_columns", edge_columns), ("label_columns", label_columns)):
+    lists = {"edge_columns": edge_columns, "label_columns": label_columns, "leave_out": leave_out}
+    for name, columns in lists.items():
         options[name] = None if columns is None else columns.split(",")
     opened = open_source(
         source, data_dir, **{k: value for k, value in options.items() if value is not None}

@@ -23,6 +23,37 @@ class InputError(ValueError):
         return [printable(f"{type(self).__name__}: {self}")]
 
 
+class Problems:
+    """A user's mistakes in one input, collected so that one error reports all of them."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
+    def add(self, text: str) -> None:
+        if text not in self._texts:
+            self._texts.append(text)
+
+    @contextlib.contextmanager
+    def catch(self) -> Iterator[None]:
+        """Collect an `InputError` of the block, which ends there."""
+        try:
+            yield
+        except InputError as error:
+            self.add(str(error))
+
+    def refuse(self) -> None:
+        """Raise the `InputError` of all mistakes, if there is any: one as it is, several as a
+        list."""
+        if len(self._texts) == 1:
+            raise InputError(self._texts[0])
+        if self._texts:
+            lines = "\n".join(f"- {text}" for text in self._texts)
+            raise InputError(f"{len(self._texts)} mistakes:\n{lines}")
+
+
 def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
     """Have IPython show the error in these lines, by default one, without its traceback."""
     shown = lines or [f"{type(error).__name__}: {error}"]

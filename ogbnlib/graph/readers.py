@@ -11,6 +11,7 @@ import csv
 import itertools
 import math
 import re
+import reprlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -377,11 +378,29 @@ class TextReader(Reader):
             # arrow's words for a row that does not end within two blocks
             if "straddling" in str(error):
                 raise too_long(self.file) from None
+            self._refuse_bad_row()
             raise
         if lines.comments and not self._told:
             self._told = True
             count = f"{lines.comments} comment line{'s' if lines.comments > 1 else ''}"
             print(f"{self.file}: {count} ({self.mark.decode()}) skipped", file=sys.stderr)
+
+    def _refuse_bad_row(self) -> None:
+        """Refuse the first row that arrow can't read, which it doesn't name."""
+        lines = _head(self.file, self.mark)
+        fields_of: Iterator[list[str]] = csv.reader(lines, delimiter=self.separator)
+        if self.separator == " ":
+            fields_of = map(str.split, lines)
+        with contextlib.suppress(csv.Error, OSError):
+            for row, fields in enumerate(filter(None, fields_of), -int(self.header) - self.skip):
+                text, expected = self.separator.join(fields), ""
+                if row >= 0 and len(fields) != len(self.names):
+                    expected = f"{len(self.names)} columns, found {len(fields)}"
+                elif "\ufffd" in text:
+                    expected = "text in UTF-8, found other bytes"
+                if expected:
+                    found = reprlib.repr(text)
+                    raise InputError(f"{self.file}, row {row}: expected {expected}: {found}")
 
 
 class MatrixReader(TextReader):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import reprlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InputError, naming
+from .checks import from_one
 from .npz import Array
 from .readers import open_reader
 
 _TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
 BATCH_ROWS = 2**17
+_MOST_SHOWN = 20  # columns in a message
 LONGEST_NAME = 256  # bytes; `node_name` has the width of the longest name for every node
 # in any case, among numbers and labels
 _MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "null", "none", "<na>")
@@ -66,26 +67,14 @@ class Table:
         with naming(self.file, "a table"):
             return self.reader.num_rows
 
-    def one_of(self, names: Sequence[str], alone: bool = False) -> str | None:
-        """Return the column with one of these names, in any case; if `alone`, an only column that
-        can't be a value."""
-        own = next(
-            (own for name in names for own in self.names if own.lower() == name.lower()), None
-        )
-        alone = alone and len(self.names) == 1 and (not self.header or self.reader.typed)
-        return self.names[0] if own is None and alone else own
-
     def refusal(self, expected: str, hint: str) -> InputError:
         """Return the error for columns that are neither known nor named."""
+        columns = [repr(name) for name in self.names[:_MOST_SHOWN]]
+        if len(self.names) > _MOST_SHOWN:
+            columns.append(f"... ({len(self.names)})")
         return InputError(
-            f"{self.file}: expected {expected}, found columns {', '.join(map(repr, self.names))}; {hint}"
+            f"{self.file}: expected {expected}, found columns {', '.join(columns)}; {hint}"
         )
-
-    def leave_out(self, used: Sequence[str | None]) -> None:
-        """Name the columns that are not used on standard error; standard output belongs to the
-        caller."""
-        if others := [name for name in self.names if name not in used]:
-            print(f"{self.file}: left out: {', '.join(map(repr, others))}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -97,46 +86,51 @@ class Piece:
     values: Any
     begin: int
 
-    def refuse(self, wrong: Any, expected: str) -> None:
+    def refuse(self, wrong: Any, expected: str, hint: str = "") -> None:
         """Raise an `InputError` that names the first row where `wrong` is true, if there is any."""
         wrong = np.asarray(wrong)
         if wrong.any():
             at = int(wrong.argmax())
             file, row = self.table.reader.place(self.begin + at)
+            found = reprlib.repr(self.values[at].as_py())
             place = f"{file}, column {self.name!r}, row {row}"
-            raise InputError(
-                f"{place}: expected {expected}, found {reprlib.repr(self.values[at].as_py())}"
-            )
+            raise InputError(f"{place}: expected {expected}, found {found}{hint}")
 
-    def cast(self, kind: str, expected: str) -> Any:
+    def cast(self, kind: str, expected: str, hint: str = "") -> Any:
         """Cast to int64, double or string; missing values become null, and 3.0 is the whole number
-        3."""
-        values = self.values
-        try:
-            if pa.types.is_string(values.type) and kind != "string":
-                for text in (values, without_missing(values)):
-                    with contextlib.suppress(pa.ArrowInvalid):
-                        return text.cast(kind)
-                values = text.cast("double")
-            if kind == "int64" and (
-                pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type)
-            ):
-                # arrow takes True for 1, a date for a number of days
-                raise pa.ArrowInvalid(f"found {values.type}")
-            # Beyond 2**53, several whole numbers are the same float.
-            if (
-                kind == "int64"
-                and pa.types.is_floating(values.type)
-                and (pc.max(pc.abs(values)).as_py() or 0) > 2**53
-            ):
-                raise pa.ArrowInvalid("found a float beyond 2**53")
-            return values.cast(kind, safe=kind != "double")
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            file, row = self.table.reader.place(self.begin)
-            place = f"{file}, column {self.name!r}, from row {row} on"
-            raise InputError(
-                f"{place}: expected {expected}: {str(error).splitlines()[0]}"
-            ) from None
+        3. An error about a value ends with `hint`."""
+        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return self._cast(self.values, kind)
+        first = next(row for row in range(len(self.values)) if not self._fits(row, kind))
+        if not pa.types.is_string(self.values.type):
+            hint = f" ({self.values.type}){hint}"
+        self.refuse(np.arange(len(self.values)) == first, expected, hint)
+
+    def _fits(self, row: int, kind: str) -> bool:
+        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            self._cast(self.values.slice(row, 1), kind)
+            return True
+        return False
+
+    def _cast(self, values: Any, kind: str) -> Any:
+        if pa.types.is_string(values.type) and kind != "string":
+            for text in (values, without_missing(values)):
+                with contextlib.suppress(pa.ArrowInvalid):
+                    return text.cast(kind)
+            values = text.cast("double")
+        if kind == "int64" and (
+            pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type)
+        ):
+            # arrow takes True for 1, a date for a number of days
+            raise pa.ArrowInvalid
+        # Beyond 2**53, several whole numbers are the same float.
+        if (
+            kind == "int64"
+            and pa.types.is_floating(values.type)
+            and (pc.max(pc.abs(values)).as_py() or 0) > 2**53
+        ):
+            raise pa.ArrowInvalid
+        return values.cast(kind, safe=kind != "double")
 
 
 def numbers(values: Any) -> Array:
@@ -149,6 +143,15 @@ def without_missing(values: Any) -> Any:
     values = pc.utf8_trim_whitespace(values)
     missing = pc.is_in(pc.utf8_lower(values), value_set=pa.array(_MISSING))
     return pc.if_else(missing, pa.scalar(None, pa.string()), values)
+
+
+FLAGS = ("false", "0", "0.0", "true", "1", "1.0")  # the second half means yes
+
+
+def flags(piece: Piece, expected: str = "true or false") -> Any:
+    """Return booleans of true, false, 1 and 0 in any case; null for other values."""
+    places = pc.index_in(pc.utf8_lower(piece.cast("string", expected)), value_set=pa.array(FLAGS))
+    return pc.greater_equal(places, len(FLAGS) // 2)
 
 
 class Nodes:
@@ -221,7 +224,8 @@ class Nodes:
         ids = self._keys(piece)
         if self.names is not None:
             ids = self._index.get_indexer(ids)
-        piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected)
+        hint = from_one(ids, self.num_nodes) if self.names is None else ""
+        piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected, hint)
         return ids.astype(np.int64, copy=False)
 
     def are_rows(self, pieces: Iterable[Piece]) -> bool:

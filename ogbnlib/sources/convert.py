@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError, clear_errors, format_bytes, parse_bytes
+from ..errors import InputError, Problems, clear_errors, format_bytes, parse_bytes
 from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folder
 from ..graph.bits import NodeSet
 from ..graph.checks import Int8Columns, finite, index_dtype, label_dtype, split_problems
@@ -65,8 +65,10 @@ def _check_labels(source: Source, splits: Mapping[str, Array]) -> dict[str, Any]
         labelled.add(begin + np.flatnonzero(some))
         np.add.at(sizes, chunk[some], 1)
         begin += len(chunk)
+    problems = Problems()
     for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-        raise InputError(f"{source.where(name)}: {problem}")
+        problems.add(f"{source.where(name)}: {problem}")
+    problems.refuse()
     return count_labels(sizes, source.num_nodes)
 
 

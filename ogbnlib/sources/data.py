@@ -4,16 +4,25 @@ RAM."""
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, format_bytes, split_name
+from ..errors import InputError, Problems, format_bytes, split_name
 from ..files import Stamp, stamp
 from ..graph import npz
-from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes, finite, split_problems
+from ..graph.checks import (
+    MAX_CLASSES,
+    SPLITS,
+    check_num_classes,
+    clean_labels,
+    count_classes,
+    finite,
+    from_one,
+    refuse_several_labels,
+    split_problems,
+)
 from ..graph.formats import files_of
 from ..graph.npz import Array, load, slices
 from ..graph.store import GraphSize
@@ -132,9 +141,10 @@ def from_arrays(
         )
     num_nodes = len(x)
     if y.shape not in {(num_nodes,), (num_nodes, 1)}:
-        hint = "pass y.argmax(dim=1) of one-hot labels; several labels a node are not supported"
+        if len(y) == num_nodes and y.ndim == 2:
+            refuse_several_labels(y, "y", "y")
         raise InputError(
-            f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}; {hint}"
+            f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}"
         )
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
         raise InputError(
@@ -142,14 +152,9 @@ def from_arrays(
             f"{list(edge_index.shape)}; pass edge_index.T of [E, 2], edge_index.long() of floats"
         )
     if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
-        actual = f"{edge_index.min()} to {edge_index.max()}"
+        actual = f"{edge_index.min()} to {edge_index.max()}{from_one(edge_index, num_nodes)}"
         raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
-    if num_classes is not None and not (
-        isinstance(num_classes, Integral) and 0 < num_classes <= MAX_CLASSES
-    ):
-        raise InputError(
-            f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, got {num_classes!r}"
-        )
+    check_num_classes(num_classes)
     labels = clean_labels(y, int(num_classes or MAX_CLASSES), "y")
     num_classes = int(num_classes or count_classes([labels], y.dtype, "y"))
     names = (
@@ -164,8 +169,10 @@ def from_arrays(
         for split, ids in splits.items()
     }
     ids_of = {split: ids_of[split] for split in SPLITS}
+    problems = Problems()
     for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
-        raise InputError(f"splits[{split!r}]: {problem}")
+        problems.add(f"splits[{split!r}]: {problem}")
+    problems.refuse()
     dtype = x.dtype if x.dtype in (np.float16, np.float32) else np.dtype(np.float32)
     for _ in finite(slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])), dtype, "x"):
         pass

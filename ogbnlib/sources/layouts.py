@@ -215,6 +215,8 @@ def _missing(folder: Path, missing: list[str], entries: list[Path]) -> InputErro
         ]
     if "features" in missing:
         hints.append("without features convert with --features ones, or degree")
+    if 0 < len({*missing} & {*SPLITS}) < len(SPLITS):
+        hints.append(f"for a split without nodes, an empty file does: {missing[-1]}.csv")
     expected = f"expected files of {', '.join(missing)} ({READABLE})"
     if not folder.is_dir():
         return InputError(f"{folder}: {expected}, found no such folder{whereabouts()}")

@@ -17,7 +17,13 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, clear_errors, naming
 from ..files import StrPath, home, new_folder, write_json
 from ..graph import npz
-from ..graph.checks import MAX_CLASSES, SPLITS, clean_labels, count_classes
+from ..graph.checks import (
+    MAX_CLASSES,
+    SPLITS,
+    check_num_classes,
+    clean_labels,
+    count_classes,
+)
 from ..graph.npz import Array, Member
 from .data import Source, as_numpy, from_arrays, stamped
 from .layouts import not_a_data_set, split_folder
@@ -73,6 +79,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     """
     path = home(path)
     stamps = stamped(layout_files(path))
+    check_num_classes(num_classes)
     if not (path / "raw" / "data.npz").is_file():
         raise not_a_data_set(path)
     layout = _Layout.open(path)

@@ -107,7 +107,7 @@ TO_COO = r"to_edge_index\({}\)\[0\] if its rows are sources, and that .flip\(0\)
         (data_of(val_mask=mask(20, 40)[1:]), "data.val_mask: found a mask of 59 values for 60 nodes"),
         (data_of(val_mask=torch.ones(N + 1, dtype=torch.uint8)), "found a mask of 61 values for 60 nodes"),
         (data_of(num_nodes=N + 1), "data.num_nodes=61 nodes, found 60 rows"),
-        (data_of(y=torch.eye(3)[torch.arange(N) % 3]), r"y: .*one label.*y.argmax"),
+        (data_of(y=torch.eye(3)[torch.arange(N) % 3]), r"y: .*one label.*one-hot labels; use y.argmax\(axis=1\)"),
         (data_of(y=torch.ones(N, 4)), r"y: .*several labels .*not supported"),
         (data_of(y=torch.arange(N + 1) % 3), r"y: expected one label for each of 60 rows, got shape \[61\]"),
         (data_of(y=torch.rand(N)), "y: .*whole labels"),

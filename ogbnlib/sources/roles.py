@@ -1,0 +1,363 @@
+"""Roles of the columns in a user's own files: decided once, for all files together, before any
+value of the graph is read.
+
+A column has one role: id, source, target, feature, label, split, mask, or left out. What the user
+names comes first, then the names that `open_tables` knows. A name that could mean two roles is
+refused.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import Problems
+from ..graph.checks import SPLITS, refuse_several_labels
+from ..graph.readers import is_number
+from ..graph.table import Table, flags, numbers
+
+NODE = ("node_id", "node", "id")
+LABEL, SPLIT = ("label", "y", "class"), ("split", "set")
+SPLIT_OF = {
+    "train": "train",
+    "valid": "valid",
+    "val": "valid",
+    "validation": "valid",
+    "test": "test",
+}
+_ENDS = (("source", "target"), ("src", "dst"))
+_ID_WORDS = ("id", "ids", "idx", "index", "key", "name")
+# Names as `plain` returns them. Columns of features called so are no features.
+_LABEL_LIKE = (
+    *("label", "labels", "y", "class", "classes", "target", "targets"),
+    *("ytrue", "truelabel", "nodelabel", "classlabel", "groundtruth"),
+)
+_MASKS = {f"{word}mask": split for word, split in SPLIT_OF.items()}
+_MASKS |= {f"is{word}": split for word, split in SPLIT_OF.items()}
+# Words that say which end of an edge a column is, or that it holds ids: not a kind of node.
+_NO_KINDS = {
+    *("id", "ids", "idx", "index", "key", "name", "no", "num", "number"),
+    *("node", "nodes", "vertex", "vertices", "edge", "source", "src", "target", "tgt"),
+    *("destination", "dest", "dst", "from", "to", "in", "out", "start", "end", "begin"),
+    *("first", "second", "left", "right", "head", "tail", "origin", "subject", "object"),
+    *("parent", "child", "children", "citing", "cited", "cites", "cite", "ref", "reference"),
+    *("references", "referenced", "sender", "receiver", "caller", "callee"),
+    *("follower", "followee", "followed", "following"),
+}
+_MOST_SHOWN = {"feature": 4, "left out": 20}  # names of one role; more are counted
+
+
+def option(name: str, *columns: str) -> str:
+    """Return an option of the command line that names columns."""
+    return f"{name} {shlex.quote(','.join(columns))}"
+
+
+def plain(name: str) -> str:
+    """Return a name for comparisons: "Train_Mask" and "trainmask" are the same."""
+    return re.sub(r"[\W_]+", "", name).lower()
+
+
+def words(name: str) -> list[str]:
+    """Return the words of a name in lower case: paper and id of "paperId_1"."""
+    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
+    return re.findall(r"[^\W\d_]+", spaced.lower())
+
+
+def is_id_like(name: str) -> bool:
+    """Whether a name is that of an id or of an index, such as paperId or pandas' Unnamed: 0."""
+    if not name or name.startswith("Unnamed: ") or name == "__index_level_0__":
+        return True
+    return words(name)[-1:] != [] and words(name)[-1] in _ID_WORDS
+
+
+def kinds(ends: Sequence[str]) -> list[str]:
+    """Return the two kinds of nodes that the names of an edge's columns name, [] for one kind or
+    none.
+
+    user_id and item_id name two. The ends of one kind have the same word (paper_id_1, paper_id_2),
+    words of one stem (lender, lendee), or only words that tell the ends apart (citing, cited).
+    """
+    named = []
+    for end in ends:
+        known = [word for word in words(end) if word not in _NO_KINDS and len(word) > 1]
+        named.append(known[-1] if known else "")
+    first, second = named
+    if not first or not second or first[:4] == second[:4]:
+        return []
+    return named
+
+
+@dataclass(frozen=True)
+class Named:
+    """The columns that the user names."""
+
+    edges: Sequence[str] | None = None
+    labels: Sequence[str] | None = None
+    ids: str | None = None
+    left_out: Sequence[str] = ()
+
+
+@dataclass
+class Columns:
+    """The columns of one file with their roles; `uses` are the roles of the file itself."""
+
+    table: Table
+    uses: set[str] = field(default_factory=set)
+    roles: dict[str, str] = field(default_factory=dict)
+    masks: dict[str, str] = field(default_factory=dict)  # the column of each split
+    notes: dict[str, str] = field(default_factory=dict)  # why a column is left out
+
+    def all(self, role: str) -> list[str]:
+        return [name for name in self.table.names if self.roles.get(name) == role]
+
+    def one(self, role: str) -> str | None:
+        return next(iter(self.all(role)), None)
+
+    @property
+    def free(self) -> list[str]:
+        """The columns without a role yet."""
+        return [name for name in self.table.names if name not in self.roles]
+
+    @property
+    def alone(self) -> str | None:
+        """The only column, which needs no name; but the header of a csv file may be a value."""
+        is_sure = not self.table.header or self.table.reader.typed
+        return self.free[0] if is_sure and len(self.free) == 1 else None
+
+    def find(self, name: str | None) -> str | None:
+        """Return the column that the user calls `name`: exactly so, else in any case."""
+        if name is None or name in self.table.names:
+            return name
+        return next((own for own in self.table.names if own.lower() == name.lower()), None)
+
+    def only(self, names: Iterable[str], what: str) -> str | None:
+        """Return the free column with one of these names, None if there is none; two are
+        refused."""
+        known = {plain(name) for name in names}
+        found = [name for name in self.free if plain(name) in known]
+        if len(found) > 1:
+            both = " and ".join(map(repr, found))
+            hint = f"leave the wrong one out, such as {option('--leave-out', found[1])}"
+            raise self.table.refusal(f"one column of {what}, not {both}", hint)
+        return found[0] if found else None
+
+    def mask(self, split: str) -> str | None:
+        """Return the free column that is the mask of a split by its name."""
+        return self.only((name for name, own in _MASKS.items() if own == split), f"mask of {split}")
+
+    def describe(self) -> str:
+        """Return one line: the roles, and the columns of each."""
+        parts = []
+        for role in ("id", "source", "target", "feature", "label", "split", "mask", "left out"):
+            texts = [repr(name) + self.notes.get(name, "") for name in self.all(role)]
+            most = _MOST_SHOWN.get(role, len(texts))
+            if len(texts) > most:
+                texts = [*texts[: most - 1], f"... ({len(texts)} columns)"]
+            if texts:
+                parts.append(f"{role} {', '.join(texts)}")
+        return f"{self.table.file}: {'; '.join(parts)}"
+
+
+def _ends(columns: Columns, named: Named) -> None:
+    """Find source and target."""
+    table = columns.table
+    pairs: list[Sequence[str]] = [named.edges] if named.edges is not None else [*_ENDS]
+    if named.edges is None and not table.header and len(table.names) == 2:
+        pairs = [table.names]
+    for pair in pairs:
+        ends = [own for own in map(columns.find, pair) if own is not None]
+        if len({*ends}) == len(pair) == 2:
+            columns.roles |= dict(zip(ends, ("source", "target"), strict=True))
+            return
+    if named.edges is not None:
+        raise table.refusal(f"two columns {', '.join(named.edges)}", "check --edge-columns")
+    hint = "name them: --edge-columns SOURCE,TARGET"
+    pair = columns.free[:2]
+    if table.header and len(pair) == 2:
+        hint = f"name them, such as {option('--edge-columns', *pair)}"
+    if len(pair) == 2 and kinds(pair):
+        hint += ", if these two kinds of nodes have no id in common"
+    hint += " (1,2 where they have no names)"
+    raise table.refusal("columns source and target, or two without names, of node ids", hint)
+
+
+def _ids(columns: Columns, named: Named) -> None:
+    """Find the column of node ids, if there is one."""
+    labels = [columns.find(name) for name in named.labels or ()]
+    column = columns.find(named.ids)
+    if column is None and len(labels) == 2:
+        column = labels[0]
+    if column is None:
+        column = columns.only(NODE, "node ids")
+    if column is not None and column not in labels[-1:]:
+        columns.roles[column] = "id"
+
+
+def _value(columns: Columns, role: str, names: Sequence[str]) -> bool:
+    """Find the column of labels or of splits: by its name, an only one, or the second of two
+    without names."""
+    table = columns.table
+    value = columns.only(names, f"{role}s")
+    if value is None and not table.header and len(table.names) == len(columns.free) == 2:
+        columns.roles[table.names[0]] = "id"
+    if value is None and (columns.one("id") is None or not table.header):
+        value = columns.alone
+    if value is not None:
+        columns.roles[value] = role
+    return value is not None
+
+
+def _label(columns: Columns, named: Named) -> None:
+    """Find the column of labels in the file of labels."""
+    table = columns.table
+    if named.labels is not None:
+        own = [columns.find(name) for name in named.labels]
+        if len(own) not in (1, 2) or None in own or len({*own}) < len(own):
+            raise table.refusal(f"the columns {', '.join(named.labels)}", "check --label-columns")
+        columns.roles[str(own[-1])] = "label"
+    elif _value(columns, "label", LABEL):
+        _refuse_rows(columns, "--label-columns", str(columns.one("label")))
+    else:
+        _refuse_many(columns)
+        example = option("--label-columns", *columns.all("id"), *columns.free[-1:])
+        hint = f"name them, such as {example}"
+        raise table.refusal(f"columns {NODE[0]} and {LABEL[0]}", hint)
+
+
+def _refuse_many(columns: Columns) -> None:
+    """Refuse several columns of zeros and ones, true or false, as several labels of a node."""
+    table, many = columns.table, columns.free
+    pieces = next(iter(table.batches(many)), [])
+    # without the first row: it may be the names 0, 1, 2 that pandas writes
+    values = [flags(piece)[int(not table.header) :] for piece in pieces]
+    if len(values) > 1 and not any(column.null_count for column in values):
+        array = np.stack([numbers(column) for column in values], axis=1).astype(int)
+        choose = option("--label-columns", *columns.all("id"), many[0])
+        refuse_several_labels(array, str(table.file), choose=choose)
+
+
+def _split(columns: Columns, named: Named) -> None:
+    """Find the column that names each node's split, or the masks of the three splits."""
+    if not _value(columns, "split", SPLIT):
+        for split in SPLITS:
+            mask = columns.mask(split)
+            if mask is None:
+                expected = f"columns {NODE[0]} and {SPLIT[0]}, or train_mask, val_mask, test_mask"
+                hint = "rename them; --id-column names that of the nodes"
+                raise columns.table.refusal(expected, hint)
+            columns.masks[split] = mask
+        columns.roles |= dict.fromkeys(columns.masks.values(), "mask")
+    _refuse_rows(columns, "--id-column")
+
+
+def _refuse_rows(columns: Columns, name: str, *values: str) -> None:
+    """Refuse to take rows for nodes beside columns that might hold the ids of nodes."""
+    others = [name for name in columns.free if plain(name) not in _MASKS]
+    if columns.one("id") is not None or columns.uses & {"features", "nodes"} or not others:
+        return
+    # Suggest the column that is named like ids, else the first.
+    first = next(filter(is_id_like, others), others[0])
+    hint = f"if {first!r} holds the node ids: {option(name, first, *values)}; "
+    hint += f"if row i is node i: {option('--leave-out', *others)}"
+    raise columns.table.refusal(f"a column {NODE[0]}, or no column of an unknown role", hint)
+
+
+def _members(split: str) -> Callable[[Columns, Named], None]:
+    """Find the node ids or the mask in the file of one split."""
+
+    def find(columns: Columns, named: Named) -> None:
+        words = [word for word, own in SPLIT_OF.items() if own == split]
+        mask = columns.mask(split) or columns.only(("mask", *words), f"split {split}")
+        if mask is not None:
+            columns.masks[split] = mask
+            columns.roles[mask] = "mask"
+        elif columns.one("id") is None and columns.alone is not None:
+            columns.roles[columns.alone] = "id"
+        others = [name for name in columns.free if plain(name) not in _MASKS]
+        is_shared = columns.uses - {*SPLITS}
+        if (mask is None and columns.one("id") is None) or (others and not is_shared):
+            hint = "--id-column gives it another name, --leave-out removes the others"
+            expected = f"one column {NODE[0]} or mask, node ids [n] or a mask of all nodes"
+            raise columns.table.refusal(expected, hint)
+
+    return find
+
+
+def _names(columns: Columns, named: Named) -> None:
+    """Find the names in the file of nodes."""
+    names = columns.one("id") or columns.alone
+    if names is None:
+        raise columns.table.refusal(f"a column {NODE[0]}", "name it with --id-column")
+    columns.roles[names] = "id"
+
+
+def _features(columns: Columns, label: str | None) -> None:
+    """Give the remaining columns of the file of features their roles; `label` is the name of the
+    labels."""
+    others = {**dict.fromkeys(("mask", *_MASKS), "mask"), "split": "split", "splits": "split"}
+    if label is not None:
+        others[plain(label)] = "label"
+    named = columns.free if columns.table.header else []
+    for name in named:
+        if plain(name) in others:
+            columns.roles[name] = "left out"
+            columns.notes[name] = f" ({others[plain(name)]})"
+    ids = [name for name in columns.free if name in named and is_id_like(name)]
+    labels = [name for name in columns.free if name in named and plain(name) in _LABEL_LIKE]
+    if ids or labels:
+        hint = f"{option('--leave-out', *ids, *labels)}, or rename what is a feature"
+        if ids:
+            hint = f"if {ids[0]!r} holds the node ids: {option('--id-column', ids[0])}; else {hint}"
+        found = ", ".join(map(repr, ids + labels))
+        raise columns.table.refusal(f"columns of features, not {found}", hint)
+    columns.roles |= dict.fromkeys(columns.free, "feature")
+
+
+_FINDERS: dict[str, Callable[[Columns, Named], None]] = {
+    "edges": _ends,
+    "labels": _label,
+    "splits": _split,
+    "nodes": _names,
+    **{split: _members(split) for split in SPLITS},
+}
+
+
+def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dict[str, Columns]:
+    """Return the columns of each role's file; a file with several roles has one `Columns`.
+
+    Mistakes go to `problems`. Without one, standard error shows a line for each file with columns;
+    standard output belongs to the caller.
+    """
+    of_table: dict[int, Columns] = {}
+    for role, table in tables.items():
+        of_table.setdefault(id(table), Columns(table)).uses.add(role)
+    files = {role: of_table[id(table)] for role, table in tables.items()}
+    sound = set[int]()
+    for columns in of_table.values():
+        left_out = [own for own in map(columns.find, named.left_out) if own is not None]
+        columns.roles |= dict.fromkeys(left_out, "left out")
+        columns.notes |= dict.fromkeys(left_out, " (--leave-out)")
+        with problems.catch():
+            if columns.uses != {"edges"}:
+                _ids(columns, named)
+            for role in columns.uses & {*_FINDERS}:
+                _FINDERS[role](columns, named)
+            sound.add(id(columns))
+    if "features" in files and id(files["features"]) in sound:
+        label = named.labels[-1] if named.labels else None
+        if label is None and "labels" in files:
+            label = files["labels"].one("label")
+        with problems.catch():
+            _features(files["features"], None if label is None or is_number(label) else label)
+    for option, names in (("id_column", [named.ids]), ("leave_out", named.left_out)):
+        for name in names:
+            if name is not None and all(own.find(name) is None for own in files.values()):
+                problems.add(f"{option}: no file has a column {name!r}")
+    for columns in of_table.values() if not problems else ():
+        columns.roles |= dict.fromkeys(columns.free, "left out")
+        if columns.table.file.suffix != ".npy":
+            print(columns.describe(), file=sys.stderr)
+    return files
