@@ -81,6 +81,8 @@ def wide_settings(draw: random.Random) -> dict[str, Any]:
         "hidden_channels": draw.choice([16, 64]),
         "epochs": 1,
         "train_eval": draw.choice(["never", "final"]),
+        # above the smallest limit, for more columns at once
+        "room_mb": draw.choice([0, 40, 150, 300]),
     }
 
 
@@ -201,6 +203,7 @@ def configuration(settings: dict[str, Any], folder: Path, scale: float = 0.002) 
     values = {name: value for name, value in settings.items() if value is not None}
     both, code = bool(values.pop("undirected", False)), folder / "own_models.py"
     graph = values.pop("graph", None)
+    values.pop("room_mb", None)
     if values.get("model") in OWN:
         values.pop("dropout", None)
         values["model"] = f"{code}:{values['model']}"
@@ -225,7 +228,7 @@ def outcome(settings: dict[str, Any], folder: Path, scale: float = 0.002) -> Out
         propagated = propagated_path(open_store(Path(config.dataset)), config)
         shutil.rmtree(propagated, ignore_errors=True)
     least = plan(config).forecast
-    limit = least.least_bytes + least.margin_bytes
+    limit = least.least_bytes + least.margin_bytes + settings.get("room_mb", 0) * MB
     # a store's windows, and so its forecast, follow the limit
     while (advice := plan(config, limit)).verdict != FITS:
         limit += MB
