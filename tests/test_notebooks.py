@@ -28,9 +28,12 @@ WELL_KNOWN = {"matplotlib", "numpy", "pandas", "torch", "torch_geometric"}
 OF_ITS_OWN = {"09_your_own": ["-p", "num_nodes", "5000", "-p", "epochs", "1"]}
 EXTRA = {
     "08_propagate_once": ["-p", "hop_epochs", "3"],
-    "06_out_of_core": ["-y", "limits: ['128 GB', '32 GB', '8 GB']"],
+    "06_out_of_core": ["-y", "limits: ['128 GB', '32 GB', '8 GB']", "-p", "epochs", "2"],
     # after the last one lazy loaders need a CSC less, and pass
     "02_memory_budget": ["-p", "epochs", "2"],
+    "03_lazy_loaders": ["-p", "epochs", "2"],
+    "04_skip_train_eval": ["-p", "epochs", "2"],
+    "11_numbers_on_paper": ["-p", "epochs", "3"],
 }
 
 
