@@ -115,7 +115,7 @@ def test_a_job_killed_for_its_memory_is_out_of_memory_and_diagnose_names_phase_a
     found = diagnose(job_id)
     assert found["cause"] == "out of memory"
     assert "memory of 640M" in str(found["text"])
-    assert "loading=shared" in str(found["remedy"])
+    assert "go on with loading=store" in str(found["remedy"])
     assert "in phase '" in str(found["text"])
 
 
