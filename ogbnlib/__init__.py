@@ -9,7 +9,6 @@ import sys
 import warnings
 from typing import Any
 
-from .errors import check_working_folder
 from .marks import mark as mark  # imported at once: without `watch` a call must cost nothing
 from .marks import phase as phase
 
@@ -60,6 +59,8 @@ def __getattr__(name: str) -> Any:
         if module not in sys.modules and name != "TrainConfig" and by_jedi:
             raise AttributeError(name)
         if "torch" not in sys.modules:
+            from .errors import check_working_folder
+
             check_working_folder()
         return getattr(importlib.import_module(module), name)
     now = _RENAMED.get(name)

@@ -250,9 +250,10 @@ def not_a_data_set(path: Path) -> InputError:
             return InputError(
                 f"{path}: expected a folder, found a file of torch; {_from_torch(path)}"
             )
-        hint = f"name its folder, and the file with --edges {path}" if format_of(path) else ""
-        expected = "expected a data set folder, found a file"
-        return InputError("; ".join(filter(None, [f"{path}: {expected}", hint])))
+        hint = nearby(path)
+        if format_of(path):
+            hint = f"; name its folder, and the file with --edges {path}"
+        return InputError(f"{path}: expected a data set folder, found a file{hint}")
     if not path.is_dir():
         return InputError(f"{path}: expected a data set folder, found no such folder{nearby(path)}")
     return InputError(f"{path}: expected a data set, {_content(path)}")

@@ -99,7 +99,9 @@ def test_batches_from_memory_and_in_windows_agree_after_a_change_of_the_choice(c
 
 def test_all_that_kernels_use_of_the_package_is_in_the_files_that_decide_the_folder() -> None:
     sources = kernel_cache.sources()
-    assert {"choice.py", "window.py", "bits.py", "sage.py", "synth.py"} <= {p.name for p in sources}
+    assert {"choice.py", "window.py", "bits.py", "fused_sage.py", "synth.py"} <= {
+        p.name for p in sources
+    }
     for path in sources:
         nodes = ast.parse(path.read_text()).body
         origins = {}

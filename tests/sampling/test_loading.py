@@ -97,7 +97,7 @@ def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: S
         ({"nodes": [0, 300]}, "nodes: expected ids from 0 to 299, got 0 to 300"),
         ({"nodes": [1, 1]}, "nodes: expected each once, got 1 repeats"),
         ({"nodes": [0.5]}, r"nodes: expected node ids \[n\]"),
-        ({"nodes": np.ones(5, bool)}, "or a mask of 300 booleans"),
+        ({"nodes": np.ones(5, bool)}, "nodes: found a mask of 5 values for 300 nodes"),
         ({"num_neighbors": [0]}, "num_neighbors: expected a fan-out"),
         ({"memory_limit": 8}, "memory_limit: .*ambiguous"),
         ({"memory_limit": "1 kB"}, "memory_limit: expected more than the 1 MB"),
