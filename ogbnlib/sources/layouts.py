@@ -251,11 +251,14 @@ def not_a_data_set(path: Path) -> InputError:
                 f"{path}: expected a folder, found a file of torch; {_from_torch(path)}"
             )
         hint = nearby(path)
-        if format_of(path):
+        if "?" not in hint and format_of(path):
             hint = f"; name its folder, and the file with --edges {path}"
         return InputError(f"{path}: expected a data set folder, found a file{hint}")
     if not path.is_dir():
         return InputError(f"{path}: expected a data set folder, found no such folder{nearby(path)}")
+    hint = nearby(path)
+    if hint:
+        return InputError(f"{path}: expected a data set, found none{hint}")
     return InputError(f"{path}: expected a data set, {_content(path)}")
 
 

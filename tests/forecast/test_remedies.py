@@ -39,7 +39,7 @@ KILLS: list[dict[str, Any]] = [
     {"loading": "shared", "eval_num_neighbors": -1, "eval_batch_size": 1024, "undirected": True},
     {"loading": "store", **WIDE},
     {"loading": "store", "num_neighbors": "-1 -1", "batch_size": 1024},
-    {"loading": "propagated", "model": "sign", "batch_size": 8192, "hidden_channels": 512},
+    {"loading": "propagated", "model": "sign", "batch_size": 1024, "hidden_channels": 8192},
 ]
 
 
