@@ -208,7 +208,7 @@ TEXTS = {
     "06_out_of_core": ["eager exit code 137", "store finished"],
     "10_knobs_and_mistakes": [
         "WILL NOT FIT",
-        "set num_workers=0: each worker adds",
+        "num_workers=0 persistent_workers=False (",
         "did you mean 'batch_size'",
     ],
 }
