@@ -43,6 +43,8 @@ KILLS: list[dict[str, Any]] = [
     {"loading": "propagated", "model": "sign", "batch_size": 1024, "hidden_channels": 8192},
 ]
 
+TIMES = int(os.environ.get("OGBNLIB_KILLS", "1"))  # kills of each; 3 for thirty in all
+
 
 def remedies(text: str) -> list[tuple[dict[str, str], str]]:
     """(changes, new limit or "") of each remedy in a diagnosis."""
@@ -193,7 +195,7 @@ def test_a_store_of_float32_on_disk_is_not_told_to_become_float16() -> None:
     assert "feature_dtype" not in text
 
 
-@pytest.mark.parametrize(("number", "part"), [(0, 0.5), (4, 0.9), (9, 0.3)])
+@pytest.mark.parametrize(("number", "part"), [(0, 0.5), (9, 0.3)])
 def test_each_remedy_of_a_killed_run_is_followed_and_finishes(
     number: int, part: float, data: Path, tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
@@ -204,13 +206,13 @@ def test_each_remedy_of_a_killed_run_is_followed_and_finishes(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(len(KILLS)))
-def test_each_remedy_of_ten_killed_runs_is_followed_and_finishes(
+@pytest.mark.parametrize("number", range(len(KILLS)) if TIMES > 1 else [1, 4, 6, 7])
+def test_each_remedy_of_many_killed_runs_is_followed_and_finishes(
     number: int, data: Path, tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
     kernel_limit(GB).close()
     draw, failures, phases = random.Random(number), [], set()
-    for _ in range(int(os.environ.get("OGBNLIB_KILLS", "1"))):  # with 3, thirty kills
+    for _ in range(TIMES):
         folder = tmp_path / str(len(phases) + len(failures) + draw.getrandbits(30))
         killed, limit = killed_below(KILLS[number], draw.uniform(0.2, 0.97), data, folder)
         phases.add(killed.diagnosis.phase)
