@@ -95,11 +95,16 @@ class Limit:
             kills, around = None, kills or 0
         outer = None
         if self._outer is not None:
-            anon, _, shmem = self._outer.parts()  # of others: the tree has ended
+            # Of others, as the tree has ended; but Linux takes a moment to give back its pages.
+            held_bytes = []
+            for _ in range(20):
+                anon, _, shmem = self._outer.parts()
+                held_bytes.append((anon or 0) + (shmem or 0))
+                time.sleep(0.05)
             outer = {
                 "limit_bytes": self._outer.limit_bytes(),
                 "cgroup": str(self._outer.path),
-                "others_bytes": (anon or 0) + (shmem or 0),
+                "others_bytes": min(held_bytes),
             }
         return {
             "killed_by": self.killed_by,
