@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from conftest import same
+from ogb.nodeproppred import Evaluator
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.runs.folder import Run
 from ogbnlib.training.train import train
-from ogbnlib.training.trainer import Trainer
+from ogbnlib.training.trainer import Trainer, accuracy
 
 Config = Callable[..., TrainConfig]
 
@@ -164,3 +165,12 @@ def test_the_best_model_needs_a_folder_and_cannot_be_asked_for_later(
     train(tiny_config(epochs=1), tmp_path / "run")
     with pytest.raises(InputError, match="keep was 'last', now 'best'"):
         train(tiny_config(keep="best"), tmp_path / "run", resume=True)
+
+
+def test_an_accuracy_is_the_one_of_ogbs_evaluator() -> None:
+    rule = Evaluator("ogbn-papers100M")
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        labels, predicted = torch.randint(3, (2, 1 + 7 * seed), generator=generator)
+        both = {"y_true": labels[:, None].numpy(), "y_pred": predicted[:, None].numpy()}
+        assert accuracy(labels, predicted) == rule.eval(both)["acc"]
