@@ -59,8 +59,13 @@ def queued_bytes(
     """Bytes of the batches that wait: in the queue, in its thread, in the model's group; of
     `num_left` at most."""
     one = batch_bytes(batch, num_features, itemsize)
-    together, groups = queue(one)
-    return one * min(together * (groups + 2) - 1, num_left)
+    return one * num_queued(one, num_left)
+
+
+def num_queued(one_bytes: int, num_left: int) -> int:
+    """Batches of `one_bytes` that wait, of `num_left` at most: see `queued_bytes`."""
+    together, groups = queue(one_bytes)
+    return min(together * (groups + 2) - 1, num_left)
 
 
 def sweep_s(

@@ -84,7 +84,7 @@ def draw_batches(
     largest = bound = BatchShape(*large)
     if -1 in fan_out:
         with _sound(store):
-            heaviest, complete = _heaviest(*where, min(num_batches, _COUNTED_BATCHES))
+            heaviest, complete = _heaviest(*where)
         largest = bound = max([heaviest] if complete else [heaviest, largest], key=_weight)
         if not complete:
             highest = _highest_degree(store.path, store.crc32)
@@ -135,16 +135,18 @@ def _heaviest(
     num_seeds: int,
     num_neighbors: tuple[int, ...],
     training: bool,
-    num_batches: int,
 ) -> tuple[BatchShape, bool]:
     """The batch with the most edges among those that can be counted, and whether these are all that
-    a run has, with the neighbors that it draws."""
+    a run has, with the neighbors that it draws.
+
+    Of training more batches are counted than a short run has: two hubs may meet in any of them.
+    """
     store, random = open_store(path), np.random.default_rng(1)
     store.advise_random()
     ids = store.splits[split]
     batches = [ids[begin : begin + num_seeds] for begin in range(0, len(ids), num_seeds)]
     if training:
-        orders = [random.permutation(ids) for _ in range(-(-num_batches // len(batches)))]
+        orders = [random.permutation(ids) for _ in range(-(-_COUNTED_BATCHES // len(batches)))]
         batches = [
             order[begin : begin + num_seeds]
             for order in orders

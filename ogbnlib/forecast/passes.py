@@ -97,7 +97,7 @@ class Pass:
         widths = size.num_features, size.num_classes
         activations = activation_bytes(self.config, largest, *widths, self.training, on_gpu)
         return (
-            budget.batch_bytes(largest, size.num_features, self.batch_itemsize),
+            self._batch_bytes(largest),
             widened,
             activations,
         )
@@ -128,9 +128,8 @@ class Pass:
             min(config.num_workers, self.num_after_first + 1) * sizes.sampling_bytes(self.batch)
         )
         idle = idle_loaders * config.num_workers if config.persistent_workers else 0
-        mean_bytes = budget.batch_bytes(self.batch, self.size.num_features, self.batch_itemsize)
         own = (config.num_workers + idle) * sizes.WORKER_BYTES
-        return {WORKERS[0]: int(ready * mean_bytes), WORKERS[1]: own + sampling}
+        return {WORKERS[0]: self._ready_bytes(ready), WORKERS[1]: own + sampling}
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
         """By how much more than forecast the batches among `parts` may take: see `UNSURE`, and
@@ -144,8 +143,17 @@ class Pass:
         """A step and the batches of a store that are ready for it (`sampling.loader.prefetch`),
         without windows."""
         others = max(0, self.num_batches - 1)
-        ready = budget.queued_bytes(self.batch, self.size.num_features, self.batch_itemsize, others)
-        return {READY: ready, **self.step()}
+        ready = budget.num_queued(self._batch_bytes(self.batch), others)
+        return {READY: self._ready_bytes(ready), **self.step()}
+
+    def _batch_bytes(self, batch: BatchShape) -> int:
+        return budget.batch_bytes(batch, self.size.num_features, self.batch_itemsize)
+
+    def _ready_bytes(self, count: float) -> int:
+        """Bytes of `count` batches that wait, one of them as large as the largest: where hubs
+        make a few batches many times as large as the others, two of these may meet."""
+        mean, largest = self._batch_bytes(self.batch), self._batch_bytes(self.batches.largest)
+        return int(max(0, count - 1) * mean + min(1, count) * largest)
 
     def windows(
         self, available: int | None, room_bytes: int = 0, *, always: bool = False
