@@ -14,8 +14,8 @@ import torch
 from .config import TrainConfig
 from .errors import InputError, clear_errors, no_exit
 from .files import StrPath, check_new, check_own, home, locked, sibling_path, write_atomically
-from .graph.bits import NodeSet
 from .graph.checks import HEADER_BYTES, label_dtype, npy_header
+from .graph.node_set import NodeSet
 from .graph.npz import Array, load
 from .graph.store import Store
 from .memory.cuda import resolve_device
@@ -26,13 +26,14 @@ from .propagation.loader import HopLoader
 from .propagation.plan import fixed_bytes
 from .registry import MODELS
 from .runs.attempt import announce_code
-from .sampling.loading import loader, node_ids
 from .sampling.policies import STREAM
+from .sampling.pyg_stores import node_ids
 from .sources.catalog import open_for
 from .training.call import Call
 from .training.checkpoint import check_data, fingerprint, load_state, read_model
 from .training.custom_model import make_model
 from .training.train import kept_random_state
+from .windows.own_loop import loader
 
 Rows: TypeAlias = tuple[Array, Array]  # positions of rows in the file, int64, and their scores
 _STEP_BYTES = 256 * 2**20  # buffers between the layers, and the products' own memory

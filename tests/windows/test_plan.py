@@ -1,14 +1,14 @@
-"""Promises of `budget`: what a loader may take is one rule, for the loaders and for the
+"""Promises of `plan`: what a loader may take is one rule, for the loaders and for the
 forecast."""
 
 import time
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB
-from ogbnlib.forecast.budget import BatchShape, Windows, window_budget
-from ogbnlib.forecast.draws import Batches
-from ogbnlib.forecast.passes import Pass
+from ogbnlib.forecast.batches import Batches, BatchShape
+from ogbnlib.forecast.pass_memory import Pass
 from ogbnlib.sources.official import KNOWN
+from ogbnlib.windows.plan import Windows, choose_windows, window_budget
 
 PAIR = Windows(10, True, 450 * MB, GB, 5)
 
@@ -29,7 +29,7 @@ def test_windows_on_disk_are_chosen_at_once_for_any_number_of_epochs() -> None:
         )
         one = Pass(config, KNOWN["ogbn-papers100M"], "train", Batches.of(batch), reserve=(0, 0))
         begun = time.perf_counter()
-        chosen = one.windows(3 * GB, 30 * GB)
+        chosen = choose_windows(one, 3 * GB, 30 * GB)
         assert time.perf_counter() - begun < 1
         assert chosen.spooling is not None
         assert chosen.spooling.disk_bytes <= 30 * GB

@@ -1,4 +1,4 @@
-"""The promises of ogbnlib.sampling.loading: a loop of one's own gets the trainer's batches, PyG's
+"""The promises of ogbnlib.windows.own_loop: a loop of one's own gets the trainer's batches, PyG's
 loaders run on it."""
 
 import json
@@ -21,8 +21,8 @@ from torch_geometric.sampler import NegativeSampling
 from ogbnlib import InputError, TrainConfig, convert
 from ogbnlib.graph.store import Store
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import make_loaders
+from ogbnlib.windows.store_loader import StoreLoader
 
 pytestmark = pytest.mark.usefixtures("process_of_1_mb")
 Config = Callable[..., TrainConfig]
