@@ -33,7 +33,6 @@ from .training.call import Call
 from .training.checkpoint import check_data, fingerprint, load_state, read_model
 from .training.custom_model import make_model
 from .training.train import kept_random_state
-from .windows.own_loop import loader
 
 Rows: TypeAlias = tuple[Array, Array]  # positions of rows in the file, int64, and their scores
 _STEP_BYTES = 256 * 2**20  # buffers between the layers, and the products' own memory
@@ -120,8 +119,7 @@ def _sampled(
     """Yield batches of the nodes of `_by_split`; `input_id` is each seed's position, -1 for nodes
     outside."""
     for stream, nodes, places in parts:
-        batches_of_nodes = loader(
-            store,
+        batches_of_nodes = store.loader(
             nodes,
             num_neighbors=config.fan_out(training=False),
             batch_size=size,

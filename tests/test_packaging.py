@@ -74,7 +74,6 @@ TORCH = {
         "windows.reader",
         "windows.prefetch",
         "windows.store_loader",
-        "windows.warm_up",
         "windows.own_loop",
     ),
     "propagation.loader",

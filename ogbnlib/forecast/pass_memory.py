@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from ..config import TrainConfig
 from ..graph.store import GraphSize, Store
@@ -24,14 +24,10 @@ DISK_BYTES_PER_S = 1.2e9
 class WindowPlan(Protocol):
     """The part of `windows.plan.Windows` that decides times."""
 
-    @property
-    def window_batches(self) -> int | None: ...
-    @property
-    def overlapped(self) -> bool: ...
-    @property
-    def moved_bytes(self) -> int: ...
-    @property
-    def spooling(self) -> object: ...
+    window_batches: int | None
+    overlapped: bool
+    moved_bytes: int
+    spooling: Any
 
 
 def sweep_s(

@@ -4,10 +4,10 @@ The neighbors of a node are a pure function of (seed, epoch, batch, hop, node), 
 same wherever it lies.
 """
 
+import functools
 import mmap
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -241,36 +241,27 @@ def _read_only(name: str, part: Array | Tensor, *dtypes: str) -> Array:
     return view
 
 
-class _Map(NamedTuple):
-    """A `np.memmap` of a whole file, to be mapped again in another process."""
-
-    file: Path
-    stamp: Stamp | None
-    dtype: str
-    offset: int
-    shape: tuple[int, ...]
-
-    @classmethod
-    def replacing(cls, array: Array | Tensor) -> "_Map | Array | Tensor":
-        """For pickling, the map's file and layout in its place; other arrays as they are."""
-        base = getattr(array, "base", None)  # of a slice it is another array
-        if not isinstance(array, np.memmap) or not isinstance(base, mmap.mmap):
-            return array
-        if not array.filename or array.mode == "c":
-            return array
-        stamp = getattr(array, "stamp", None)
-        # checked here too, because the error of a process that is starting is lost
-        if stamp is not None:
-            check_same(array.filename, stamp)
-        file = Path(array.filename)
-        return cls(file, stamp, array.dtype.str, array.offset, array.shape)
-
-    def open(self) -> Array:
-        array = np.memmap(self.file, self.dtype, "r", self.offset, self.shape)
-        if self.stamp is not None:
-            check_same(self.file, self.stamp)
-            array.stamp = self.stamp  # type: ignore[attr-defined]
+def _pickled(array: Array | Tensor) -> Array | Tensor | Callable[[], Array]:
+    """In place of the map of a whole file, return the function that maps it in another process."""
+    base = getattr(array, "base", None)  # of a slice it is another array
+    if not isinstance(array, np.memmap) or not isinstance(base, mmap.mmap):
         return array
+    if not array.filename or array.mode == "c":
+        return array
+    stamp = getattr(array, "stamp", None)
+    # checked here too, because the error of a process that is starting is lost
+    if stamp is not None:
+        check_same(array.filename, stamp)
+    layout = (array.dtype.str, "r", array.offset, array.shape)
+    return functools.partial(_map, str(array.filename), stamp, layout)
+
+
+def _map(file: str, stamp: Stamp | None, layout: tuple[Any, ...]) -> Array:
+    array = np.memmap(file, *layout)
+    if stamp is not None:
+        check_same(file, stamp)
+        array.stamp = stamp  # type: ignore[attr-defined]
+    return array
 
 
 class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
@@ -347,12 +338,12 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def __getstate__(self) -> dict[str, object]:
         names = ("num_neighbors", "seed", "fixed", "_where", "_shared_epoch", "_expected")
         return {name: getattr(self, name) for name in names} | {
-            "graph": [_Map.replacing(part) for part in self.graph]
+            "graph": [_pickled(part) for part in self.graph]
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        colptr, row = (part.open() if isinstance(part, _Map) else part for part in state["graph"])
+        colptr, row = (part() if callable(part) else part for part in state["graph"])
         self.graph = (colptr, row)
         self._prepare(self._shared_epoch)
 

@@ -391,7 +391,7 @@ class Layers(NamedTuple):
 
 def compile_layer() -> None:
     """Compile the kernels of `Layers`, or load them from disk; see
-    `windows.warm_up.compile_kernels`."""
+    `windows.window.compile_kernels`."""
     none = np.zeros(1, np.int64)
     one = torch.ones(1, 1)
     bounds_of(none[:0], none[:0], none, none)

@@ -44,7 +44,7 @@ from ..runs.sandbox import check_inputs
 from ..runs.supervise import HUGE_PAGES
 from ..sampling.policies import make_loaders
 from ..sources.catalog import open_for
-from ..windows.warm_up import compile_kernels
+from ..windows.window import compile_kernels
 from .call import random_batch
 from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from ..graph.npz import CHUNK_BYTES
 TRAIN_S_PER_NODE = 2.5e-6  # for the choice of windows only
 # largest window in a spool, read in one piece; a larger one gains only with large batches
 WINDOW_BYTES = 2**28
+_SEEDS_BYTES = 2500  # seeds and sizes of a batch in a spool
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Spooling:
     disk_bytes: int  # the most on disk, while one shard is used and the next is prepared
 
 
-@dataclass(frozen=True)
+@dataclass
 class Windows:
     """The way in which a loader reads its store."""
 
@@ -234,20 +234,6 @@ def _in_memory(one: Pass, files: Mapping[str, int], memory: int, available: int)
     return Windows(count, overlapped, count * each + fixed, available, number, moved)
 
 
-class _Choice(NamedTuple):
-    """A division into structure files and shards. The smallest is the best: of two equal ones, the
-    one with more files, as training begins sooner."""
-
-    moved_bytes: int
-    minus_files: int
-    num_shards: int
-    sampled: int
-    file_batches: int
-    picked: int
-    working_bytes: int
-    disk_bytes: int
-
-
 class _Spool:
     """Windows of a pass on disk.
 
@@ -286,38 +272,19 @@ class _Spool:
         self.most_sampled = max(0, self.working - 4 * self.sampled_bytes) // self.sampled_bytes
         fixed = _window_fixed_bytes(one.size.num_nodes)
         self.packing = 2 * (fixed + self.size * _compact_batch_bytes(batch, 8))
-        # A pass over the features has the ids in memory; a file has seeds, sizes.
+        # a pass over the features has the ids in memory
         self.ids_bytes = batch.num_nodes * np.dtype(index_dtype(one.size.num_nodes)).itemsize
-        self.per_batch = 2500
 
     def best(self) -> Windows | None:
         """The windows of the best division, None where memory or disk are too small for any."""
-        choices = [self._divide(number) for number in self._file_counts()]
-        possible = [choice for choice in choices if choice is not None]
-        if not possible:
-            return None
-        choice = min(possible)
-        buffers = 4 * min(CHUNK_BYTES, self.memory // 64)  # of a pass's threads
-        working = min(self.working, choice.working_bytes + buffers)
-        spooling = Spooling(
-            choice.sampled, choice.file_batches, choice.picked, working, choice.disk_bytes
-        )
-        batch_bytes = self.structure_bytes + self.rows_bytes
-        again = 1 if self.training or choice.num_shards == 1 else self.passes
-        prepared = again * (choice.moved_bytes + self.total * batch_bytes) // self.passes
-        return Windows(
-            self.size,
-            True,
-            self.size * self.each,
-            self.memory,
-            -(-self.num_batches // self.size),
-            prepared + self.num_batches * batch_bytes,
-            spooling,
-        )
+        divisions = filter(None, map(self._divide, self._file_counts()))
+        # of two equal ones the one with more files, as training begins sooner
+        best = min(divisions, key=lambda division: division[:2], default=None)
+        return None if best is None else best[2]
 
     def _file_counts(self) -> Iterator[int]:
         """Numbers of structure files to try: each of the first 64, then steps of 2 %."""
-        in_memory = self.working // 4 // (self.ids_bytes + self.per_batch)
+        in_memory = self.working // 4 // (self.ids_bytes + _SEEDS_BYTES)
         on_disk = self.room_bytes // 2 // (self.structure_bytes + self.rows_bytes)
         most = 1 + 2 * (self.total // max(1, min(in_memory, on_disk)))  # of one shard each
         number = 1
@@ -326,16 +293,17 @@ class _Spool:
             number += 1 + number // 64
         yield most
 
-    def _divide(self, num_files: int) -> _Choice | None:
-        """The division into `num_files` structure files, None where it has no room."""
+    def _divide(self, num_files: int) -> tuple[int, int, Windows] | None:
+        """The bytes moved by a division into `num_files` structure files, -num_files, and its
+        windows; None where it has no room."""
         size = self.size
         total = self.total
+        batch_bytes = self.structure_bytes + self.rows_bytes
         file_batches = min(total, -(-total // num_files // size) * size)
-        seeds_bytes = file_batches * self.per_batch
+        seeds_bytes = file_batches * _SEEDS_BYTES
         most = (self.working // 4 - seeds_bytes) // max(1, self.ids_bytes)  # of memory
         structures = min(2, num_files) * file_batches * self.structure_bytes
-        on_disk = total * (self.structure_bytes + self.rows_bytes)
-        if num_files == 1 and total <= most and on_disk <= self.room_bytes:
+        if num_files == 1 and total <= most and total * batch_bytes <= self.room_bytes:
             picked = total
         else:
             room = (self.room_bytes - structures) // 2 // max(1, self.rows_bytes)
@@ -350,17 +318,29 @@ class _Spool:
         picked = min(picked // size, -(-file_batches // parts // size)) * size
         once = min(file_batches, sampled)
         sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + picking)
+        buffers = 4 * min(CHUNK_BYTES, self.memory // 64)  # of a pass's threads
         num_shards = num_files * parts
-        return _Choice(
-            num_shards * self.x_bytes + num_files * -(-file_batches // sampled) * self.graph_bytes,
-            -num_files,
-            num_shards,
+        spooling = Spooling(
             sampled,
             file_batches,
             picked,
-            sampling + seeds_bytes,
+            min(self.working, sampling + seeds_bytes + buffers),
             structures + min(2, num_shards) * picked * self.rows_bytes,
         )
+        graph = num_files * -(-file_batches // sampled) * self.graph_bytes
+        moved = num_shards * self.x_bytes + graph
+        again = 1 if self.training or num_shards == 1 else self.passes
+        prepared = again * (moved + total * batch_bytes) // self.passes
+        windows = Windows(
+            size,
+            True,
+            size * self.each,
+            self.memory,
+            -(-self.num_batches // size),
+            prepared + self.num_batches * batch_bytes,
+            spooling,
+        )
+        return moved, -num_files, windows
 
 
 def choose_loaders(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
     from torch_geometric.loader import NodeLoader
 
-    from .reader import WindowReader
+    from .spool import Spool
     from .store_loader import StoreLoader
 
 
@@ -178,12 +178,13 @@ class StoreLoaders(DiskLoaders):
             one, windows, evaluations = self._choose(split, shuffle)
             others = {name: self._loader(name, chosen) for name, chosen in evaluations.items()}
             self._evaluations |= others
+            spools = [other.reader.spool for other in others.values() if other.reader]
             loader = self._loader(
                 split,
                 windows,
                 training=shuffle,
                 first_batches=self._first_batches(one, windows) if shuffle else 0,
-                evaluations=[other.reader for other in others.values() if other.reader],
+                evaluations=[spool for spool in spools if spool],
             )
             for name, chosen in [(split, windows), *evaluations.items()]:
                 self.log.mark(
@@ -215,9 +216,9 @@ class StoreLoaders(DiskLoaders):
         *,
         training: bool = False,
         first_batches: int = 0,
-        evaluations: Sequence[WindowReader] = (),
+        evaluations: Sequence[Spool] = (),
     ) -> StoreLoader:
-        from .reader import Preparation
+        from .spool import Preparation
         from .store_loader import StoreLoader
 
         preparation = Preparation(

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,37 +20,13 @@ from ..io.disk_array import DiskArray, Interrupted
 from ..io.spool_file import DiskFull
 from ..kernels import Array
 from ..sampling.choice import EpochSampler
-from ..sampling.policies import Waiting
 from ..sampling.sampler import CSCSampler
-from .plan import Windows
-from .spool import Place, Spool, submit
+from .spool import Place, Preparation, Spool, submit
 from .window import Seeds, Window, sample_windows
 
 # of a store's arrays, for progress lines
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}
 _ROW_CHUNK_BYTES = 2**14  # smaller ones read less and make their table of 24 bytes a chunk larger
-
-
-def _ignore(**info: Any) -> None:
-    """Record nothing."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Preparation:
-    """The way in which the windows of a loader are prepared."""
-
-    windows: Windows
-    # in each epoch before it, the next one's first window is prepared
-    last_epoch: int | None = None
-    # in the very first window, to train on them during the first pass; 0 for a usual one
-    first_batches: int = 0
-    spool_dir: Path = dataclasses.field(default_factory=lambda: Path(tempfile.gettempdir()))
-    # their windows are prepared with the first of this loader's
-    evaluations: Sequence[WindowReader] = ()
-    # called with seconds and bytes of each window, and of each pass for windows on disk
-    on_window: Callable[..., None] = _ignore
-    on_pass: Callable[..., None] = _ignore
-    waiting: Waiting = lambda reading: False
 
 
 class WindowReader:
@@ -83,28 +57,14 @@ class WindowReader:
         self._first_batches = preparation.first_batches
         self.arrays = self._open(1 << self.windows.chunk_bytes.bit_length() - 1)
         self._row_arrays: dict[str, DiskArray] = {}  # of the first window
-        self.spool = self._new_spool()
+        self.spool: Spool | None = None
+        if self.windows.spooling:
+            self.spool = Spool(store, self.arrays, preparation, self.seeds, self.after)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
         self._ahead: tuple[Place, Future[Window]] | None = None
 
     def _open(self, chunk_bytes: int) -> dict[str, DiskArray]:
         return {name: self.store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT}
-
-    def _new_spool(self) -> Spool | None:
-        if self.windows.spooling is None:
-            return None
-        how = self.preparation
-        evaluations = [reader.spool for reader in how.evaluations if reader.spool]
-        return Spool(
-            self.store,
-            self.arrays,
-            self.windows.spooling,
-            how.spool_dir,
-            self.seeds,
-            self.after,
-            evaluations,
-            how.on_pass,
-        )
 
     def progress(self) -> tuple[str, int, int] | None:
         """The running read of the store: content, bytes read, bytes to read."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -29,14 +31,14 @@ from ..graph.store import Store
 from ..io.disk_array import DiskArray, Interrupted
 from ..io.spool_file import SpoolFile
 from ..kernels import Array
+from ..sampling.policies import Waiting
 from ..sampling.sampler import Hops
-from .plan import WINDOW_BYTES, Spooling
+from .plan import WINDOW_BYTES, Windows
 from .window import Sampled, Seeds, Window, sample_windows
 
 Result = TypeVar("Result")
 # of a window: epoch, where the pass begins in it, first seed counted from there
 Place = tuple[int, int, int]
-_FIRST: Place = (0, 0, 0)  # of an evaluation
 
 
 class StoredWindow(NamedTuple):
@@ -52,15 +54,6 @@ class StoredWindow(NamedTuple):
 Shard = dict[Place, StoredWindow]
 # of each window the number of batches, and the window
 Structure = dict[Place, tuple[int, "Future[StoredWindow]"]]
-
-
-class _Job(NamedTuple):
-    """A window to be sampled for a spool's structure file."""
-
-    spool: Spool
-    file: SpoolFile
-    place: Place
-    seeds: Seeds
 
 
 def submit(
@@ -80,37 +73,53 @@ def _without_frames(work: Callable[..., Result], *arguments: Any) -> Result:
         raise error.with_traceback(None) from None
 
 
+def _ignore(**info: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The way in which the windows of a loader are prepared."""
+
+    windows: Windows
+    # in each epoch before it, the next one's first window is prepared
+    last_epoch: int | None = None
+    # in the very first window, to train on them during the first pass; 0 for a usual one
+    first_batches: int = 0
+    spool_dir: Path = Path(tempfile.gettempdir())
+    # all their windows are prepared together with the first of this loader's
+    evaluations: Sequence[Spool] = ()
+    # called with seconds and bytes of each window, and of each pass for windows on disk
+    on_window: Callable[..., None] = _ignore
+    on_pass: Callable[..., None] = _ignore
+    waiting: Waiting = lambda reading: False
+
+
 class Spool:
     """Windows on disk: while one shard is used, a thread records the next.
 
     Args:
         arrays: colptr, row and x of the store.
-        folder: for the files, which have no names.
         seeds: The seeds of the window at a place.
         after: The place of the window behind one with these positions, None behind the last.
-        evaluations: All their windows are recorded together with the first shard, and stay on disk.
-        on_pass: Called with seconds and bytes of each pass over the store.
     """
 
     def __init__(
         self,
         store: Store,
         arrays: Mapping[str, DiskArray],
-        spooling: Spooling,
-        folder: Path,
+        preparation: Preparation,
         seeds: Callable[[Place], Seeds],
         after: Callable[[Place, Sequence[Tensor | Array]], Place | None],
-        evaluations: Sequence[Spool],
-        on_pass: Callable[..., None],
     ) -> None:
+        assert preparation.windows.spooling
         self._store = store
         self._arrays = arrays
-        self._spooling = spooling
-        self._folder = folder
+        self._preparation = preparation
+        self._spooling = preparation.windows.spooling
         self._seeds = seeds
         self._after = after
-        self._evaluations = evaluations
-        self._on_pass = on_pass
+        self._evaluations = preparation.evaluations
         self._structure: Structure = {}
         self._shard: Shard = {}
         self._next: Future[Shard] | None = None
@@ -124,10 +133,8 @@ class Spool:
     def read(self, place: Place) -> Window:
         """Read the window at `place`, which is recorded first if necessary."""
         if place not in self._shard and self._next is not None:
-            coming = self._next
-            used = self._shard
-            self._next = None
-            self._shard = {}
+            coming, self._next = self._next, None
+            used, self._shard = self._shard, {}
             with contextlib.suppress(Interrupted):  # it was recorded for a pass that was left early
                 self._shard = coming.result()
             self._thread.submit(used.clear)  # to free a file of 10 GB takes Linux two seconds
@@ -175,7 +182,9 @@ class Spool:
             evaluations = self._evaluations
             self._evaluations = ()
             self._sample([self, *evaluations], place)
-        shards = [self._picked(place), *(spool._complete() for spool in evaluations)]
+        shards = [self._picked(place)]
+        for spool in evaluations:  # all windows of their structure files
+            shards.append({key: one.result() for key, (_, one) in spool._structure.items()})
         # for features between the two files
         buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
         mine, *others = self._add_features(shards, buffer_bytes)
@@ -186,10 +195,6 @@ class Spool:
     def keep(self, shard: Shard) -> None:
         """Read windows from here on from a shard that another spool has recorded."""
         self._shard = shard
-
-    def _complete(self) -> Shard:
-        """All windows of the structure file."""
-        return {place: packing.result() for place, (_, packing) in self._structure.items()}
 
     def _picked(self, place: Place) -> Shard:
         """The windows of the shard from `place` on.
@@ -232,17 +237,16 @@ class Spool:
         structures: list[Structure] = [{} for _ in spools]
         jobs = list(self._jobs(spools, place))
         while jobs:
-            batches = list(itertools.accumulate(len(job.seeds.ids) for job in jobs))
-            count = sum(total <= self._spooling.sampled_batches for total in batches)
-            count = max(1, count)
+            batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
+            count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
             for packing in self._packing:
                 # raises its error; memory has room for the samples of one pass only
                 packing.result()
-            sampled = self._sample_jobs(jobs[:count])
-            for job in jobs[:count]:
-                packing = submit(self._packers, self._pack, job.file, job.seeds, sampled.pop(0))
+            sampled = self._sample_jobs([seeds for *_, seeds in jobs[:count]])
+            for number, file, key, seeds in jobs[:count]:
+                packing = submit(self._packers, self._pack, file, seeds, sampled.pop(0))
                 self._packing.append(packing)
-                structures[spools.index(job.spool)][job.place] = len(job.seeds.ids), packing
+                structures[number][key] = len(seeds.ids), packing
             jobs = jobs[count:]
         for spool, structure in zip(spools, structures, strict=True):
             spool.begin(structure)
@@ -251,33 +255,33 @@ class Spool:
         """Take windows from here on from another structure file."""
         self._structure = structure
 
-    def _jobs(self, spools: Sequence[Spool], place: Place) -> Iterator[_Job]:
-        """Yield the windows of a structure file for each spool: evaluations first, as the first
-        shard has all of their windows."""
-        for spool in reversed(spools):
-            file = SpoolFile(self._folder)
-            first = place if spool is self else _FIRST
+    def _jobs(
+        self, spools: Sequence[Spool], place: Place
+    ) -> Iterator[tuple[int, SpoolFile, Place, Seeds]]:
+        """Yield the windows of a structure file for each spool, by its number: evaluations first,
+        as the first shard has all of their windows."""
+        for number, spool in reversed(list(enumerate(spools))):
+            file = SpoolFile(self._preparation.spool_dir)
+            following: Place | None = (0, 0, 0) if number else place
             room = self._spooling.structure_batches
-            following: Place | None = first
             while following is not None:
                 seeds = spool._seeds(following)
                 room -= len(seeds.ids)
-                if spool is self and room < 0 and following != first:
+                if not number and room < 0 and following != place:
                     break
-                yield _Job(spool, file, following, seeds)
+                yield number, file, following, seeds
                 following = spool._after(following, seeds.positions)
 
-    def _sample_jobs(self, jobs: Sequence[_Job]) -> list[Sampled]:
+    def _sample_jobs(self, windows: Sequence[Seeds]) -> list[Sampled]:
         """Sample some windows in one pass over the graph."""
-        colptr = self._arrays["colptr"]
-        row = self._arrays["row"]
+        arrays = [self._arrays["colptr"], self._arrays["row"]]
         begun = time.monotonic()
-        before = colptr.bytes_read + row.bytes_read
-        sampled = sample_windows([job.seeds for job in jobs], colptr, row)
-        self._on_pass(
-            batches=sum(len(job.seeds.ids) for job in jobs),
+        before = sum(array.bytes_read for array in arrays)
+        sampled = sample_windows(windows, *arrays)
+        self._preparation.on_pass(
+            batches=sum(len(seeds.ids) for seeds in windows),
             sample_s=round(time.monotonic() - begun, 3),
-            bytes_read=colptr.bytes_read + row.bytes_read - before,
+            bytes_read=sum(array.bytes_read for array in arrays) - before,
         )
         return sampled
 
@@ -298,7 +302,7 @@ class Spool:
         for shard in shards:
             sizes = [stored.num_ids * x.row_bytes for stored in shard.values()]
             offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
-            file = SpoolFile(self._folder, offsets[-1])
+            file = SpoolFile(self._preparation.spool_dir, offsets[-1])
             filled.append({})
             for (place, stored), offset in zip(shard.items(), offsets, strict=False):
                 shape = (stored.num_ids, self._store.num_features)
@@ -318,7 +322,7 @@ class Spool:
         x.sweep(index, bounds, buffer_bytes, put)
         for file in {file for file, _ in targets}:
             file.finish()
-        self._on_pass(
+        self._preparation.on_pass(
             windows=len(windows),
             distinct_nodes=len(index),
             features_s=round(time.monotonic() - begun, 3),

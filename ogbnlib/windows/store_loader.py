@@ -22,7 +22,8 @@ from ..sampling.choice import BorrowedOrder, EpochSampler
 from ..sampling.sampler import NO_EDGES, CSCSampler, Hops
 from .plan import Windows
 from .prefetch import prefetch
-from .reader import Preparation, WindowReader
+from .reader import WindowReader
+from .spool import Preparation
 from .window import Window, take_rows
 
 # Attributes of PyG's loaders that decide how one batch is drawn.

@@ -9,10 +9,11 @@ the batches that `CSCSampler` draws one by one.
 
 import functools
 import itertools
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -20,14 +21,14 @@ from numba import uint64
 from torch import Tensor
 
 from ..errors import InputError
+from ..files import BLOCK
+from ..graph.edge_sort import restore_input_order
 from ..graph.node_set import NodeSet
 from ..io.disk_array import DiskArray
 from ..kernels import Array, kernel, prefetch
 from ..launcher import job_cores, local_ranks
 from ..sampling.choice import choose_all, count_chosen
 from ..sampling.sampler import CSCSampler, Hops, absorb
-
-Result = TypeVar("Result")
 
 
 class Seeds(NamedTuple):
@@ -39,6 +40,9 @@ class Seeds(NamedTuple):
     positions: Sequence[Tensor | Array]
     ids: Sequence[Array]  # for each batch int64 global ids
 
+    def firsts(self) -> list[int]:
+        return [int(positions[0]) for positions in self.positions]
+
 
 @kernel
 def _to_degrees(ends: Array, num_edges: int) -> bool:
@@ -49,43 +53,6 @@ def _to_degrees(ends: Array, num_edges: int) -> bool:
             return False
         ends[i, 1] -= ends[i, 0]
     return True
-
-
-class _Draws(NamedTuple):
-    """All batches at one hop, and memory for the edges that they choose."""
-
-    keys: Array  # uint64, of each batch
-    hops: Array
-    fanouts: Array
-    ids: Array  # the frontiers, batch after batch
-    start: Array  # of their columns
-    degree: Array
-    parts: Array  # bounds of each batch's frontier
-    begin: Array  # local id of its first node
-    bounds: Array  # of each batch's edges
-    places: Array  # of the edges in `row`
-    targets: Array  # int32, local ids
-
-
-@kernel
-def _choose_share(draws: _Draws, first: int, last: int) -> None:
-    """Choose the edges of batches `first` to `last` at one hop."""
-    for b in range(first, last):
-        i = draws.parts[b]
-        j = draws.parts[b + 1]
-        e = draws.bounds[b]
-        end = draws.bounds[b + 1]
-        choose_all(
-            draws.keys[b],
-            draws.hops[b],
-            draws.ids[i:j],
-            draws.start[i:j],
-            draws.degree[i:j],
-            draws.fanouts[b],
-            draws.begin[b],
-            draws.places[e:end],
-            draws.targets[e:end],
-        )
 
 
 @kernel
@@ -204,11 +171,11 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     """
     sampled = [Sampled.of(window, colptr.num_rows - 1, row) for window in windows]
     # batches of each window
-    ends = list(itertools.accumulate(len(window.ids) for window in windows))
+    ends = itertools.accumulate(len(window.ids) for window in windows)
     shares = list(itertools.pairwise([0, *ends]))
     for hop in range(len(windows[0].sampler.num_neighbors)):
         if hop:
-            in_threads(Sampled.grow, sampled)
+            _in_threads(Sampled.grow, sampled)
         places, targets, bounds = _choose_edges(hop, windows, sampled, shares, colptr)
         neighbors = _room_for_ids(places, np.dtype(f"i{row.row_bytes}"))
         row.read(places, neighbors)
@@ -222,8 +189,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
 
 
 def _room_for_ids(places: Array, dtype: np.dtype[np.generic]) -> Array:
-    """Memory for the ids at these places: that of the places themselves, if their items are as
-    large."""
+    # that of the places themselves, if their items are as large
     if places.itemsize == dtype.itemsize:
         return places.view(dtype)
     return np.empty(len(places), dtype)
@@ -239,45 +205,47 @@ def _choose_edges(
     """The edges of all batches at one hop: places in `row`, local targets int32, and the bounds of
     each batch."""
     num_edges = sampled[0].row.num_rows
-    sizes = np.concatenate([one.hop_nodes[-1] for one in sampled])
-    frontier = np.concatenate([nodes for one in sampled for nodes in one.frontiers()])
-    ends = np.empty((len(frontier), 2), np.int64)
-    colptr.read(frontier, ends)
-    if not _to_degrees(ends, num_edges):
+    frontiers = [nodes for one in sampled for nodes in one.frontiers()]
+    frontier = np.concatenate(frontiers)
+    columns = np.empty((len(frontier), 2), np.int64)
+    colptr.read(frontier, columns)
+    if not _to_degrees(columns, num_edges):
         raise colptr.damaged(f"expected ascending offsets up to {num_edges}, found others")
-    degree = ends[:, 1]
-    keys = [
-        window.sampler.batch_key(int(positions[0]), window.epoch)
-        for window in windows
-        for positions in window.positions
-    ]
-    samplers = [window.sampler for window in windows for _ in window.ids]
-    fanouts = [sampler.num_neighbors[hop] for sampler in samplers]
-    parts = np.append(0, np.cumsum(sizes))
-    columns = zip(itertools.pairwise(parts.tolist()), fanouts, strict=True)
-    bounds = np.cumsum([0, *(count_chosen(degree[i:j], k) for (i, j), k in columns)])
-    draws = _Draws(
-        keys=np.array(keys, np.uint64),
-        hops=np.array([0 if sampler.fixed else hop for sampler in samplers]),
-        fanouts=np.array(fanouts),
-        ids=frontier,
-        start=ends[:, 0],
-        degree=degree,
-        parts=parts,
-        begin=np.concatenate([np.diff(one.bounds) for one in sampled]) - sizes,
-        bounds=bounds,
-        places=np.empty(bounds[-1], np.uint32 if num_edges < 2**32 else np.int64),
-        targets=np.empty(bounds[-1], np.int32),
+    start, degree = (
+        np.split(part, np.cumsum([len(nodes) for nodes in frontiers[:-1]])) for part in columns.T
     )
-    in_threads(functools.partial(_choose_share, draws), *zip(*shares, strict=True))
-    return draws.places, draws.targets, bounds
+    batches = [(window, first) for window in windows for first in window.firsts()]
+    fanouts = [window.sampler.num_neighbors[hop] for window, _ in batches]
+    bounds = np.cumsum([0, *map(count_chosen, degree, fanouts)])
+    places = np.empty(bounds[-1], np.uint32 if num_edges < 2**32 else np.int64)
+    targets = np.empty(bounds[-1], np.int32)
+    sizes = np.concatenate([np.diff(one.bounds) for one in sampled])
+
+    def choose(begin: int, end: int) -> None:
+        for b in range(begin, end):
+            sampler = batches[b][0].sampler
+            edges = slice(bounds[b], bounds[b + 1])
+            choose_all(
+                sampler.batch_key(batches[b][1], batches[b][0].epoch),
+                0 if sampler.fixed else hop,
+                frontiers[b],
+                start[b],
+                degree[b],
+                fanouts[b],
+                sizes[b] - len(frontiers[b]),
+                places[edges],
+                targets[edges],
+            )
+
+    _in_threads(choose, *zip(*shares, strict=True))
+    return places, targets, bounds
 
 
-def in_threads(work: Callable[..., Result], *items: Iterable[object]) -> list[Result]:
-    """Return `list(map(work, *items))`, by a thread for each of this process's cores, 4 at most:
-    each holds a batch."""
+def _in_threads(work: Callable[..., object], *items: Iterable[object]) -> None:
+    """Call `work` with the items, in a thread for each of this process's cores, 4 at most: each
+    holds a batch."""
     with ThreadPoolExecutor(min(4, max(1, job_cores() // local_ranks()))) as pool:
-        return list(pool.map(work, *items))
+        list(pool.map(work, *items))
 
 
 @dataclass
@@ -332,3 +300,31 @@ class Window:
     def _bounds(self) -> Array:
         sizes = [(sum(nodes), 2 * sum(edges)) for nodes, edges in self.hops]
         return np.cumsum([(0, 0), *sizes], axis=0)
+
+
+def compile_kernels(num_neighbors: Sequence[int]) -> None:
+    """Compile the policies' kernels, or load them from disk: a few seconds once, 60 MB of LLVM in
+    every process.
+
+    Done on an empty graph before data is loaded, so that the figures of later phases are the data's
+    alone.
+    """
+    empty = np.empty(0, np.int64)
+    offsets = np.zeros(2, np.int64)
+    one = np.zeros(1, np.int64)
+    restore_input_order(offsets, empty, empty)
+    for dtype in (np.int32, np.int64):
+        take_rows(np.empty((1, 1), np.uint8), one[:0].astype(dtype), np.empty((1, 1), np.uint8))
+        sampler = CSCSampler(offsets, np.empty(0, dtype), num_neighbors)
+    with tempfile.NamedTemporaryFile() as file:  # a graph of one node on disk
+        file.write(bytes(BLOCK))
+        file.flush()
+        colptr, row, x = (DiskArray(file.name, 0, size, 2) for size in (8, 4, 8))
+        for dtype in (np.int32, np.int64):
+            row.read(one, np.empty((1, 1), dtype))
+        seeds = Seeds(sampler, 0, [one], [one])
+        window = Window.pack(seeds, sample_windows([seeds], colptr, row)[0])
+        x.read(window.ids, np.empty((1, 4), np.float16))
+        x.sweep(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
+        for array in (colptr, row, x):
+            array.close()

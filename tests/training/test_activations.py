@@ -31,7 +31,7 @@ from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.network import GNN
 from ogbnlib.training.step import allocator_peak, loss_and_gradient
-from ogbnlib.windows.warm_up import compile_kernels
+from ogbnlib.windows.window import compile_kernels
 
 # saved and peak bytes, and the share of each that is forecast
 Ratios = tuple[int, int, float, float]

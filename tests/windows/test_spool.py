@@ -37,8 +37,7 @@ from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.train import train
 from ogbnlib.windows import plan
 from ogbnlib.windows.plan import Spooling, Windows, spool_bytes
-from ogbnlib.windows.reader import Preparation
-from ogbnlib.windows.spool import Spool
+from ogbnlib.windows.spool import Preparation, Spool
 from ogbnlib.windows.store_loader import StoreLoader
 from ogbnlib.windows.window import Window
 
@@ -212,7 +211,7 @@ def test_an_evaluation_is_prepared_in_the_first_pass_of_training_and_kept(make: 
     plain, alone, evaluation = (
         make(picked, shuffle=False, last_epoch=None) for picked in (0, 8, 8)
     )
-    training, expected = make(8, evaluations=[evaluation.reader]), batches_of(plain, 0)
+    training, expected = make(8, evaluations=[evaluation.reader.spool]), batches_of(plain, 0)
     for _ in range(2):
         assert_equal(batches_of(alone, 0), expected)
     assert 0 < alone.reader.bytes_read <= plain.reader.bytes_read  # once

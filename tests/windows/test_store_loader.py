@@ -33,7 +33,7 @@ from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import write_raw
 from ogbnlib.training.train import train
 from ogbnlib.windows.plan import Windows
-from ogbnlib.windows.reader import Preparation
+from ogbnlib.windows.spool import Preparation
 from ogbnlib.windows.store_loader import StoreLoader
 
 N, FEATURES, CLASSES, BATCH, NUM_NEIGHBORS = 1500, 301, 4, 16, [3, 2]
