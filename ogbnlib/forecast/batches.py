@@ -192,8 +192,7 @@ def _last_full_hop(num_neighbors: Sequence[int]) -> int:
 @functools.lru_cache(maxsize=64)
 def _highest_degree(path: Path, crc32: int) -> int:
     """The most in-neighbors of a node, by one pass over the offsets."""
-    highest = 0
-    last = 0
+    highest = last = 0
     for _, offsets in open_store(path).chunks("colptr"):
         highest = max(highest, int(np.diff(offsets, prepend=last).max(initial=0)))
         last = int(offsets[-1])

@@ -178,8 +178,9 @@ class EdgeSort:
         # of one range alone all columns, else at most the average
         shift = (num_cols - 1 if num_ranges == 1 else num_cols // num_ranges // 2).bit_length()
         self._serial += 1
-        path = self.folder / f"pairs-{self._serial}.tmp"
-        return Pairs(path, num_cols, min(shift, widest), self._dtype)
+        return Pairs(
+            self.folder / f"pairs-{self._serial}.tmp", num_cols, min(shift, widest), self._dtype
+        )
 
     def read(self, chunks: Iterable[tuple[Array, Array]]) -> None:
         """Write all edges, chunks of `src` and `dst`, to disk."""

@@ -175,8 +175,11 @@ class Loaders:
 
         # The loader of an evaluation of the train split is a view of the resident one's CSC.
         colptr, row = resident.node_sampler.graph
-        sampler = self._sampler(split, colptr, row, training=False)
-        return NodeLoader(self.data, sampler, **self._arguments(split, shuffle=False))
+        return NodeLoader(
+            self.data,
+            self._sampler(split, colptr, row, training=False),
+            **self._arguments(split, shuffle=False),
+        )
 
     def eval_batches(self, split: str) -> Iterator[Data]:
         """The batches of `split` in order; a temporary loader is deleted after the last and its
@@ -300,8 +303,11 @@ class LazyLoaders(RamLoaders):
             # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is
             # replaced below.
             warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
-            num_neighbors = list(self.config.fan_out(training=shuffle))
-            loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
+            loader = NeighborLoader(
+                self.data,
+                list(self.config.fan_out(training=shuffle)),
+                **self._arguments(split, shuffle),
+            )
             stock = loader.node_sampler
             csc = (stock.colptr, stock.row, stock.perm)
             self.log.part(f"{split} loader's CSC", sum(t.nbytes for t in csc if t is not None))

@@ -95,9 +95,7 @@ def _window_fixed_bytes(num_nodes: int) -> int:
 def sampled_bytes(one: Pass, batch: BatchShape) -> tuple[int, int]:
     """Bytes that `window.sample_windows` takes for each batch, with its seeds: at its peak, and in
     its result."""
-    highest = 0
-    nodes = 0
-    edges = 0
+    highest = nodes = edges = 0
     # of an edge in the store
     place = 4 if trained_edges(one.size, one.config.undirected) < 2**32 else 8
     for frontier, reached, new in zip(

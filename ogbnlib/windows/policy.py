@@ -76,18 +76,19 @@ class StoreLoaders(DiskLoaders):
         ahead = _prepared_ahead(train, windows)
         run.held |= ahead
         beside = window_budget(config.lookahead, available, windows)
-        for split in splits["eval"]:
-            one = passes[split]
-            chosen = resident.get(split) or choose_windows(one, beside, room)
-            cls._forecast_pass(
-                run, f"eval {split}", one, chosen, idle_loaders=1, spools=split not in resident
-            )
-        for name in ahead:
-            del run.held[name]
-        for split in splits["final"]:
-            one = passes[split]
-            chosen = resident.get(split) or choose_windows(one, memory, room)
-            cls._forecast_pass(run, f"final {split}", one, chosen, spools=split not in resident)
+        for when, budget in (("eval", beside), ("final", memory)):
+            if when == "final":
+                for name in ahead:
+                    del run.held[name]
+            for split in splits[when]:
+                cls._forecast_pass(
+                    run,
+                    f"{when} {split}",
+                    passes[split],
+                    resident.get(split) or choose_windows(passes[split], budget, room),
+                    idle_loaders=int(when == "eval"),
+                    spools=split not in resident,
+                )
 
     @classmethod
     def _forecast_pass(
@@ -153,9 +154,14 @@ class StoreLoaders(DiskLoaders):
             sampler = self._sampler(split, self.store.colptr, self.store.row, training)
             probe = sampler.sample_from_nodes(NodeSamplerInput(None, seeds[:size]))
             shape = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
-        batches = Batches.of(shape)
         return Pass(
-            self.config, self.store.size, split, batches, training, num_batches, self._ranks
+            self.config,
+            self.store.size,
+            split,
+            Batches.of(shape),
+            training,
+            num_batches,
+            self._ranks,
         )
 
     def _choose(self, split: str, shuffle: bool) -> tuple[Pass, Windows, dict[str, Windows]]:
@@ -231,10 +237,12 @@ class StoreLoaders(DiskLoaders):
             on_pass=functools.partial(self.log.mark, "pass", loader=split),
             waiting=self.waiting,
         )
-        sampler = self._sampler(split, self.store.colptr, self.store.row, training)
-        arguments = self._arguments(split, training)
         return StoreLoader(
-            self.store, sampler, labels=self.labels[split], preparation=preparation, **arguments
+            self.store,
+            self._sampler(split, self.store.colptr, self.store.row, training),
+            labels=self.labels[split],
+            preparation=preparation,
+            **self._arguments(split, training),
         )
 
     def eval_loader(self, split: str) -> NodeLoader:

@@ -202,14 +202,12 @@ class Spool:
         Room was planned for batches without a node in common; a window has each of its nodes once,
         so more may fit. The mean window so far stands for those that are not packed yet.
         """
-        following = itertools.dropwhile(lambda item: item[0] != place, self._structure.items())
-        windows = list(following)
+        items = self._structure.items()
+        windows = list(itertools.dropwhile(lambda item: item[0] != place, items))
         total = sum(number for _, (number, _) in windows)
         room = self._spooling.picked_batches
         shard = Shard()
-        batches = 0
-        ids = 0
-        nodes = 0
+        batches = ids = nodes = 0
         for each, (number, packing) in windows:
             stored = packing.result()
             before = ids

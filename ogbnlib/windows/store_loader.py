@@ -279,8 +279,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
                 reader.abandoned.set()
 
         try:
-            groups = self._window_groups(reader.read(epoch, start))
-            yield from prefetch(groups, waiting, abandon)
+            yield from prefetch(self._window_groups(reader.read(epoch, start)), waiting, abandon)
         finally:
             self._running_passes -= 1
 
