@@ -125,14 +125,9 @@ def absorb(
 
 @kernel
 def _sample(
-    colptr: Array,
-    row: Array,
-    seeds: Array,
-    num_neighbors: Array,
-    key: np.uint64,
-    fixed: bool,
+    colptr: Array, row: Array, seeds: Array, num_neighbors: Array, key: np.uint64, fixed: bool,
     expected: int,
-) -> tuple[int, int, Array, list[Array], list[Array], Array, Array]:
+) -> tuple[int, int, Array, list[Array], list[Array], Array, Array]:  # fmt: skip
     """One batch: `(status, the id or column at fault, nodes, each hop's sources, its targets, their
     numbers)`."""
     num_nodes = len(colptr) - 1

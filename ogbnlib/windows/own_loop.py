@@ -67,6 +67,15 @@ class _OneLoader(StoreLoaders):
         return super()._arguments(split, shuffle) | own
 
 
+def _limit_bytes(memory_limit: str | int) -> int:
+    limit = parse_bytes(memory_limit)
+    used = own_memory()[0]
+    if limit < used:
+        expected = f"more than the {format_bytes(used)} that this process already uses"
+        raise InputError(f"memory_limit: expected {expected}, got {format_bytes(limit)}")
+    return limit
+
+
 @clear_errors()
 def loader(
     store: Store,
@@ -119,11 +128,7 @@ def loader(
         num_workers=num_workers,
         persistent_workers=persistent_workers,
     )
-    limit = None if memory_limit is None else parse_bytes(memory_limit)
-    used = own_memory()[0]
-    if limit is not None and limit < used:
-        expected = f"more than the {format_bytes(used)} that this process already uses"
-        raise InputError(f"memory_limit: expected {expected}, got {format_bytes(limit)}")
+    limit = None if memory_limit is None else _limit_bytes(memory_limit)
     ids = torch.from_numpy(node_ids(nodes, store))
     if drop_last and len(ids) < config.batch_size:  # there would be no batch at all
         raise InputError(
