@@ -14,8 +14,8 @@ import torch
 from .config import TrainConfig
 from .errors import InputError, clear_errors, no_exit
 from .files import StrPath, check_new, check_own, home, locked, sibling_path, write_atomically
-from .graph.bits import NodeSet
 from .graph.checks import HEADER_BYTES, label_dtype, npy_header
+from .graph.node_set import NodeSet
 from .graph.npz import Array, load
 from .graph.store import Store
 from .memory.cuda import resolve_device
@@ -26,8 +26,8 @@ from .propagation.loader import HopLoader
 from .propagation.plan import fixed_bytes
 from .registry import MODELS
 from .runs.attempt import announce_code
-from .sampling.loading import loader, node_ids
 from .sampling.policies import STREAM
+from .sampling.pyg_stores import node_ids
 from .sources.catalog import open_for
 from .training.call import Call
 from .training.checkpoint import check_data, fingerprint, load_state, read_model
@@ -119,8 +119,7 @@ def _sampled(
     """Yield batches of the nodes of `_by_split`; `input_id` is each seed's position, -1 for nodes
     outside."""
     for stream, nodes, places in parts:
-        batches_of_nodes = loader(
-            store,
+        batches_of_nodes = store.loader(
             nodes,
             num_neighbors=config.fan_out(training=False),
             batch_size=size,

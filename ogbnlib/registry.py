@@ -1,11 +1,12 @@
-"""Names of models and loading policies, and where their classes are; imports neither of them.
+"""Names of models, loading policies and methods of stores, and where their code is; imports none.
 
-A class is imported on use, so that config and forecast import no torch.
+It is imported on use, so that config, forecast and stores import no torch.
 """
 
 import pkgutil
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 
@@ -46,8 +47,26 @@ POLICIES = {
     "eager": Policy(f"{_SAMPLED}:EagerLoaders", smaller=("shared", "store")),
     "lazy": Policy(f"{_SAMPLED}:LazyLoaders", smaller=("shared", "store")),
     "shared": Policy(f"{_SAMPLED}:SharedLoaders", smaller=("store",)),
-    "store": Policy("ogbnlib.sampling.store_policy:StoreLoaders", on_disk=True),
+    "store": Policy("ogbnlib.windows.policy:StoreLoaders", on_disk=True),
     "propagated": Policy(
         "ogbnlib.propagation.policy:PropagatedLoaders", on_disk=True, propagated=True
     ),
+}
+
+
+class StoreMethod(Entry):
+    """A method of `graph.store.Store` that a higher room defines: a function that takes the store."""
+
+    def __get__(self, store: object, owner: type | None = None) -> Any:
+        function = self.load()
+        return function if store is None else MethodType(function, store)
+
+
+STORE_METHODS = {
+    "from_data": StoreMethod("ogbnlib.sources.pyg_data:from_data"),  # of the class
+    "to_data": StoreMethod("ogbnlib.sampling.pyg_stores:to_data"),
+    "feature_store": StoreMethod("ogbnlib.sampling.pyg_stores:StoreFeatures"),
+    "graph_store": StoreMethod("ogbnlib.sampling.pyg_stores:StoreGraph"),
+    "sampler": StoreMethod("ogbnlib.sampling.pyg_stores:sampler"),
+    "loader": StoreMethod("ogbnlib.windows.own_loop:loader"),
 }

@@ -261,7 +261,7 @@ def tiny_config(tiny_dir: Path, tiny_store: Path) -> Callable[..., TrainConfig]:
 def process_of_1_mb(monkeypatch: pytest.MonkeyPatch) -> None:
     """To `store.loader` this process holds 1 MB, so that a memory_limit of 1 MB leaves nothing:
     windows."""
-    monkeypatch.setattr("ogbnlib.sampling.loading.own_memory", lambda: (MB, MB, MB))
+    monkeypatch.setattr("ogbnlib.windows.own_loop.own_memory", lambda: (MB, MB, MB))
 
 
 @pytest.fixture

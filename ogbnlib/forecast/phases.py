@@ -26,9 +26,8 @@ from ..launcher import job_cores
 from ..memory.reading import processor
 from ..registry import POLICIES
 from ..sources.names import check_store, graph_for
-from .budget import DISK_BYTES_PER_S, BatchShape, Windows, sweep_s
-from .draws import Batches
-from .passes import MODEL, Pass
+from .batches import Batches, BatchShape
+from .pass_memory import DISK_BYTES_PER_S, MODEL, Pass, WindowPlan, sweep_s
 from .sizes import RUNTIME_BYTES, store_bytes, trained_edges
 from .step import choose_threads, model_state_bytes, step_flops
 
@@ -67,7 +66,7 @@ class Ledger:
         self.size = size  # a policy may replace it by the one that it trains on
         self.held = {"runtime": RUNTIME_BYTES}  # bytes of the parts in memory now
         self.phases: list[PhaseForecast] = []
-        self.windows: Windows | None = None  # under loading=store
+        self.windows: WindowPlan | None = None  # under loading=store
         self.propagation: Any = None  # the `HopPlan`, where features are still to be propagated
         self.least_bytes = 0  # the smallest limit under which the run works at all; 0 for its peak
         self.num_sorts = 0  # CSCs that stock loaders build in the whole run
@@ -116,7 +115,7 @@ class Ledger:
         ]
 
 
-_READ_BYTES, _THREADS, _PROBE_S = 8 * 2**20, 3, 0.1  # reads as `graph.disk` makes them
+_READ_BYTES, _THREADS, _PROBE_S = 8 * 2**20, 3, 0.1  # reads as `io.disk_array` makes them
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ..config import TrainConfig
 from ..errors import MB
 from ..graph.checks import label_dtype
 from ..graph.store import GraphSize
-from .budget import BatchShape
+from .batches import BatchShape
 
 # A training process at rest, kernels loaded (`train.warm_up`); a test compares it with a real
 # process.

@@ -13,14 +13,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .. import kernel_cache
 from ..config import TrainConfig
 from ..errors import InputError
 from ..files import home
-from ..graph import kernel_cache
 from ..graph.store import GraphSize
 from ..model import BaseModel, Layer, LayerMemory
 from ..registry import MODELS
-from .budget import BatchShape
+from .batches import BatchShape
 from .sizes import expected_batch, hop_size
 
 

@@ -4,27 +4,30 @@ memory-mapped.
 `np.load(file, mmap_mode="r")` opens each; `checks` lists them.
 """
 
-import importlib
 import io
 import math
 import mmap
-import warnings
+import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError, clear_errors, naming
 from ..files import Stamp, StrPath, home, replaced, stamp
+from ..registry import STORE_METHODS
 from . import npz
 from .checks import HEADER_BYTES, META, SPLITS, FileInfo, Int8Columns, check_file, finite, read_meta
 from .npz import Array
 from .text import Text, decoded
+
+if TYPE_CHECKING:
+    from ..io.disk_array import DiskArray
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,17 @@ class GraphSize:
     hops: int | None = None  # of propagated features, which have no edges; None for a graph
 
 
-def _from_above(module: str, name: str) -> Any:  # on use: imports at the top go only to rooms below
-    return getattr(importlib.import_module(f"ogbnlib.{module}"), name)
-
-
 def _mapped(name: str) -> cached_property[Any]:
-    def mapped(store: "Store") -> Any:
+    """An attribute of a store: its array `name` as a read-only map, None if it has none."""
+
+    def mapped(store: "Store") -> Array | Text | None:
         info = store.files.get(name)
         if info is None:
             return None
         with store.open_file(name) as file:
             array = np.memmap(file, info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
-        array.stamp = store.stamps[name]  # type: ignore[attr-defined]  # for another process that maps it by its path
+        # for another process, which maps the file by its path
+        array.stamp = store.stamps[name]  # type: ignore[attr-defined]
         return Text(array) if array.dtype.kind == "S" else array
 
     return cached_property(mapped)
@@ -88,33 +90,13 @@ class Store(GraphSize):
     def __fspath__(self) -> str:  # where a data set's path is expected
         return str(self.path)
 
-    @staticmethod
-    def from_data(data: Any, path: StrPath, **options: Any) -> "Store":
-        """Write a PyG `Data` as a store, see `sources.pyg_data.from_data`."""
-        return _from_above("sources.pyg_data", "from_data")(data, path, **options)
-
-    def to_data(self) -> Any:
-        """Read the store into a PyG `Data` in RAM, see `sampling.loading.to_data`."""
-        return _from_above("sampling.loading", "to_data")(self)
-
-    def loader(self, nodes: Any = "train", **options: Any) -> Any:
-        """Return a PyG `NodeLoader` with the trainer's batches, see `sampling.loading.loader`."""
-        return _from_above("sampling.loading", "loader")(self, nodes, **options)
-
-    def feature_store(self) -> Any:
-        """Return a PyG `FeatureStore` of features and labels; `loader` is faster for stores larger
-        than memory."""
-        return _from_above("sampling.loading", "StoreFeatures")(self)
-
-    def graph_store(self) -> Any:
-        """Return a PyG `GraphStore` of the edges."""
-        return _from_above("sampling.loading", "StoreGraph")(self)
-
-    def sampler(self, num_neighbors: Sequence[int], seed: int = 0) -> Any:
-        """Return a sampler for PyG's node and link loaders, see `sampling.loading.PassSampler`."""
-        return _from_above("sampling.loading", "PassSampler")(
-            self.colptr, self.row, num_neighbors, seed=seed
-        )
+    # For PyG: methods that higher rooms define.
+    from_data = STORE_METHODS["from_data"]
+    to_data = STORE_METHODS["to_data"]
+    feature_store = STORE_METHODS["feature_store"]
+    graph_store = STORE_METHODS["graph_store"]
+    sampler = STORE_METHODS["sampler"]
+    loader = STORE_METHODS["loader"]
 
     @property
     def size(self) -> GraphSize:
@@ -152,12 +134,11 @@ class Store(GraphSize):
         """Raise an `InputError` if files were written to in place: that changes maps, unlike a new
         file."""
         for name, before in self.stamps.items():
-            if (
-                (file := self.file_path(name)).is_file()
-                and (now := stamp(file)) != before
-                and now[2] == before[2]
-            ):
-                raise replaced(file)
+            file = self.file_path(name)
+            if file.is_file():
+                now = stamp(file)
+                if now != before and now[2] == before[2]:
+                    raise replaced(file)
 
     def open_file(self, name: str) -> io.FileIO:
         """Open the file of array `name` for reading, with the check of `check_open`."""
@@ -168,8 +149,40 @@ class Store(GraphSize):
         self.check_open(name, file.fileno())
         return file
 
-    colptr, row, x, y = _mapped("colptr"), _mapped("row"), _mapped("x"), _mapped("y")
-    node_id, node_name = _mapped("node_id"), _mapped("node_name")
+    def disk_array(
+        self,
+        name: str,
+        chunk_bytes: int = npz.CHUNK_BYTES,
+        abandoned: threading.Event | None = None,
+    ) -> "DiskArray":
+        """Open array `name` to read rows past the page cache, with the check of `check_open`."""
+        from ..io.disk_array import DiskArray
+
+        info = self.files[name]
+        row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
+        file = self.file_path(name)
+        try:
+            array = DiskArray(file, HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes, abandoned)
+        except FileNotFoundError:
+            raise replaced(file) from None
+        self.check_open(name, array.descriptor)
+        return array
+
+    def fill_page_cache(self) -> None:
+        """Read graph and features once from end to end, in a tenth of the time that page faults
+        take."""
+        buffer = memoryview(bytearray(npz.CHUNK_BYTES))
+        for name in ("colptr", "row", "x"):
+            with self.open_file(name) as file:
+                while file.readinto(buffer):
+                    pass
+
+    colptr = _mapped("colptr")
+    row = _mapped("row")
+    x = _mapped("x")
+    y = _mapped("y")
+    node_id = _mapped("node_id")
+    node_name = _mapped("node_name")
 
     @cached_property
     def label_name(self) -> Array | None:
@@ -195,9 +208,11 @@ class Store(GraphSize):
 
         With `checked`, a checksum mismatch is an `InputError` after the last piece.
         """
-        info, file = self.files[name], self.file_path(name)
+        info = self.files[name]
+        file = self.file_path(name)
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
-        step, crc32 = max(1, npz.CHUNK_BYTES // max(1, row_bytes)), 0
+        step = max(1, npz.CHUNK_BYTES // max(1, row_bytes))
+        crc32 = 0
         with self.open_file(name) as stream:
             stream.seek(HEADER_BYTES)
             for begin in range(0, info.shape[0], step):
@@ -206,7 +221,8 @@ class Store(GraphSize):
                     values = np.fromfile(stream, info.dtype, math.prod(shape))
                 if len(values) != math.prod(shape):
                     raise InputError(f"{file}: the file became shorter while it was read")
-                crc32 = zlib.crc32(values.data, crc32) if checked else crc32
+                if checked:
+                    crc32 = zlib.crc32(values.data, crc32)
                 yield begin, values.reshape(shape)
         if checked and crc32 != info.crc32:
             raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
@@ -216,19 +232,17 @@ class Store(GraphSize):
         peak is the result and a chunk."""
         # Ids out of range would read foreign memory. Checksums of features (56 GB in papers100M)
         # are left to `verify`.
-        info, begin = self.files[name], 0
-        out = np.empty(
-            info.shape, dtype or (np.float32 if name == "x" and self.int8 else info.dtype)
-        )
-        chunks = (
-            self.decode(part) if name == "x" else part
-            for _, part in self.chunks(name, checked=name != "x")
-        )
-        for values in (
-            finite(chunks, out.dtype, str(self.file_path(name)))
-            if out.dtype.kind == "f"
-            else chunks
-        ):
+        info = self.files[name]
+        chunks: Iterable[Array] = (part for _, part in self.chunks(name, checked=name != "x"))
+        stored = np.dtype(info.dtype)
+        if name == "x":
+            chunks = map(self.decode, chunks)
+            stored = np.dtype(np.float32) if self.int8 else stored
+        out = np.empty(info.shape, dtype or stored)
+        if out.dtype.kind == "f":
+            chunks = finite(chunks, out.dtype, str(self.file_path(name)))
+        begin = 0
+        for values in chunks:
             out[begin : begin + len(values)] = values
             begin += len(values)
         return decoded(out)
@@ -236,11 +250,12 @@ class Store(GraphSize):
     def read_edge_index(self) -> Array:
         """Return edges int64 [2, E], sources above destinations, column by column, reverse edges
         included."""
-        edge_index, step = np.empty((2, self.num_edges), np.int64), 2**16
+        edge_index = np.empty((2, self.num_edges), np.int64)
         for _ in self.chunks("colptr", checked=True):
             pass
         for begin, sources in self.chunks("row", checked=True):
             edge_index[0, begin : begin + len(sources)] = sources
+        step = 2**16
         for begin in range(0, self.num_nodes, step):
             offsets = self.colptr[begin : begin + step + 1]
             edge_index[1, offsets[0] : offsets[-1]] = np.repeat(
@@ -255,30 +270,32 @@ def open_store(path: StrPath) -> Store:
     content is not."""
     path = home(path).absolute()
     meta = read_meta(path)
-    if (hops := meta.get("keep_hops")) is not None:  # of an earlier version
-        problem = f"nodes beyond {hops} hops from a labelled node are missing; convert the data again for all"
-        warnings.warn(f"{path}: made with keep_hops={hops}: {problem}", stacklevel=2)
     files = {
         name: FileInfo(**{**entry, "shape": tuple(entry["shape"])})
         for name, entry in meta["files"].items()
     }
-    names = (
-        "name",
-        "num_nodes",
-        "num_edges",
-        "num_features",
-        "num_classes",
-        "undirected",
-        "origin",
-    )
+    int8 = None
+    if "int8" in meta:
+        int8 = Int8Columns(*(np.array(part, np.float32) for part in meta["int8"]))
     return Store(
-        path=path, files=files, crc32=meta["crc32"],
+        path=path,
+        crc32=meta["crc32"],
+        files=files,
         stamps={name: check_file(path / f"{name}.npy", info) for name, info in files.items()},
-        stored="store", feature_itemsize=np.dtype(files["x"].dtype).itemsize,
-        num_seeds={split: files[split].shape[0] for split in SPLITS}, hops=meta.get("hops"),
-        int8=Int8Columns(*(np.array(part, np.float32) for part in meta["int8"])) if "int8" in meta else None,
-        summary=meta.get("summary", {}), **{name: meta[name] for name in names},
-    )  # fmt: skip
+        stored="store",
+        name=meta["name"],
+        num_nodes=meta["num_nodes"],
+        num_edges=meta["num_edges"],
+        num_features=meta["num_features"],
+        num_classes=meta["num_classes"],
+        undirected=meta["undirected"],
+        origin=meta["origin"],
+        feature_itemsize=np.dtype(files["x"].dtype).itemsize,
+        num_seeds={split: files[split].shape[0] for split in SPLITS},
+        hops=meta.get("hops"),
+        int8=int8,
+        summary=meta.get("summary", {}),
+    )
 
 
 def _reopen(path: StrPath, crc32: int) -> Store:

@@ -10,11 +10,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..graph.bits import NodeSet
 from ..graph.checks import HEADER_BYTES
-from ..graph.disk import DiskArray, disk_array
+from ..graph.node_set import NodeSet
 from ..graph.npz import CHUNK_BYTES, Array, load
 from ..graph.store import Store
+from ..io.disk_array import DiskArray
 from .sweep import Edges, in_order
 
 Done = Callable[[int], object]
@@ -54,7 +54,7 @@ class Columns:
     @classmethod
     def features(cls, store: Store) -> Self:
         return cls(
-            [disk_array(store, "x")], store.feature_dtype, store.num_nodes, decode=store.decode
+            [store.disk_array("x")], store.feature_dtype, store.num_nodes, decode=store.decode
         )
 
     @classmethod

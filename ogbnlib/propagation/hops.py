@@ -32,8 +32,8 @@ from ..files import (
     sibling_path,
     write_json,
 )
-from ..graph.bits import NodeSet
 from ..graph.checks import finite, index_dtype
+from ..graph.node_set import NodeSet
 from ..graph.npz import CHUNK_BYTES, Array, load
 from ..graph.store import Store, is_store, open_store
 from ..graph.writer import StoreWriter

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import InputError, format_bytes
 from ..files import check_space
-from ..graph.bits import NodeSet
+from ..graph.node_set import NodeSet
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.writer import StoreWriter

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
 from ..graph.store import Store
-from ..sampling.loader import NO_EDGES
+from ..sampling.sampler import NO_EDGES
 
 
 class HopLoader(DataLoader[int]):

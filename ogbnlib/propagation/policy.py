@@ -6,7 +6,8 @@ from typing import Any
 from ..forecast.phases import PROPAGATE, Ledger
 from ..forecast.sizes import feature_itemsize, hop_size
 from ..graph.store import Store, is_store, open_store
-from ..sampling.store_policy import DiskLoaders
+from ..memory.available import available_bytes
+from ..sampling.policies import DiskLoaders
 from .plan import (
     KERNEL_BYTES,
     NORMS,
@@ -69,12 +70,10 @@ class PropagatedLoaders(DiskLoaders):
         )
 
     def _load(self, store: Store) -> Any:
-        from ..sampling.loader import available_bytes, fill_page_cache
-
         data = super()._load(store)
         if store.nbytes <= available_bytes() and self.config.epochs:
             with self.log.phase("load into page cache"):
-                fill_page_cache(store)
+                store.fill_page_cache()
         return data
 
     def _build(self, split: str, shuffle: bool) -> Any:

@@ -13,10 +13,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..graph.bits import NodeSet, has, kernel, put, rank, widened
-from ..graph.disk import disk_array
+from ..graph.node_set import NodeSet, has, put, rank
 from ..graph.npz import Array
 from ..graph.store import Store
+from ..io.half_floats import widened
+from ..kernels import kernel
 from .plan import SLICE_BYTES, THREADS
 
 SLICE_NODES, PIECE_EDGES = 2**16, 2**18
@@ -125,8 +126,8 @@ class Edges:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.num_nodes = store.num_nodes
-        self._colptr = disk_array(store, "colptr")
-        self._row = disk_array(store, "row")
+        self._colptr = store.disk_array("colptr")
+        self._row = store.disk_array("row")
         self.slices = range(0, store.num_nodes, SLICE_NODES)
         # edges from a node to itself; `needed` finds out
         self._has_loops = np.ones(len(self.slices), bool)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import kernel_cache
 from ..config import TrainConfig, check_config
 from ..errors import (
     MB,
@@ -29,13 +30,12 @@ from ..errors import (
     without_secrets,
 )
 from ..files import home, next_run_dir
-from ..forecast.passes import STEP
+from ..forecast.pass_memory import STEP
 from ..forecast.phases import predict
 from ..forecast.planner import WILL_NOT_FIT, Advice, verdict
 from ..forecast.remedies import memory_remedy
 from ..forecast.sizes import RUNTIME_BYTES, raw_bytes
 from ..forecast.step import try_model
-from ..graph import kernel_cache
 from ..graph.store import GraphSize
 from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit

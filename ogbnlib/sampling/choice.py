@@ -5,8 +5,7 @@ Any kernel that calls `batch_key`, `node_state` and `choose` draws the same neig
 wrap keys and states in `np.uint64`, because numba takes a plain int for an int64.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import torch
@@ -14,14 +13,14 @@ from numba import uint64
 from torch import Tensor
 from torch.utils.data import Sampler, SequentialSampler
 
-from ..graph.bits import GAMMA, kernel, mix
+from ..kernels import Array, kernel
+from ..splitmix64 import GAMMA, mix
 
-_U0, _U1, _U32, _U64 = (np.uint64(n) for n in (0, 1, 32, 64))
-_LOW_32 = np.uint64(0xFFFFFFFF)
+LOW_32 = np.uint64(0xFFFFFFFF)
 
 
 @kernel
-def batch_key(seed: Any, epoch: Any, first: Any) -> Any:
+def batch_key(seed: np.uint64, epoch: int, first: int) -> np.uint64:
     """The uint64 key of one batch of one epoch; `first` is the position of its first seed."""
     key = mix(uint64(seed) + GAMMA)
     key = mix((key ^ uint64(epoch)) + GAMMA)
@@ -29,7 +28,7 @@ def batch_key(seed: Any, epoch: Any, first: Any) -> Any:
 
 
 @kernel
-def node_state(key: Any, hop: Any, node: Any) -> Any:
+def node_state(key: np.uint64, hop: int, node: int) -> np.uint64:
     """The uint64 state of the random stream of global id `node` at `hop` (0 for the seeds) of the
     batch with `key`."""
     of_hop = mix((uint64(key) ^ uint64(hop)) + GAMMA)
@@ -37,23 +36,23 @@ def node_state(key: Any, hop: Any, node: Any) -> Any:
 
 
 @kernel
-def _bounded(state: Any, n: Any) -> Any:
+def _bounded(state: np.uint64, n: int) -> tuple[np.uint64, np.uint64]:
     """`(new state, integer in [0, n))`, exactly uniform, for 1 <= n < 2**32."""
     # Multiply-shift with rejection (Lemire, "Fast random integer generation in an interval", ACM
     # TOMACS 2019) on the upper half of each splitmix64 output.
-    n = uint64(n)
+    bound = uint64(n)
     state += GAMMA
-    product = (mix(state) >> _U32) * n
-    if product & _LOW_32 < n:
-        threshold = (_LOW_32 + _U1 - n) % n
-        while product & _LOW_32 < threshold:
+    product = (mix(state) >> uint64(32)) * bound
+    if product & LOW_32 < bound:
+        threshold = (LOW_32 + uint64(1) - bound) % bound
+        while product & LOW_32 < threshold:
             state += GAMMA
-            product = (mix(state) >> _U32) * n
-    return state, product >> _U32
+            product = (mix(state) >> uint64(32)) * bound
+    return state, product >> uint64(32)
 
 
 @kernel
-def choose(state: Any, degree: Any, k: Any, out: Any) -> Any:
+def choose(state: np.uint64, degree: int, k: int, out: Array) -> int:
     """Write the chosen edge positions, in [0, degree), to `out` in ascending order; return their
     number.
 
@@ -86,7 +85,7 @@ def choose(state: Any, degree: Any, k: Any, out: Any) -> Any:
 
 
 @kernel
-def count_chosen(degree: Any, k: Any) -> Any:
+def count_chosen(degree: Array, k: int) -> int:
     """The number of edges that `choose_all` chooses."""
     total = 0
     for d in degree:
@@ -96,8 +95,9 @@ def count_chosen(degree: Any, k: Any) -> Any:
 
 @kernel
 def choose_all(
-    key: Any, hop: Any, ids: Any, start: Any, degree: Any, k: Any, begin: Any, out: Any, target: Any
-) -> None:
+    key: np.uint64, hop: int, ids: Array, start: Array, degree: Array, k: int, begin: int,
+    out: Array, target: Array,
+) -> None:  # fmt: skip
     """Choose the edges of one batch at one hop: places in `row` to `out`, int64, and local targets
     to `target`.
 
@@ -144,7 +144,8 @@ class EpochSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch to yield next, from position `start` of the order of all ranks."""
-        self.epoch, self.start = epoch, start
+        self.epoch = epoch
+        self.start = start
         self.is_chosen = True
 
     def __len__(self) -> int:
@@ -153,9 +154,8 @@ class EpochSampler(Sampler[int]):
     def count(self, start: int) -> int:
         """The number of this rank's positions in an order from `start` on."""
         rounds, rest = divmod(self.n - start, self.batch_size * self.num_ranks)
-        return rounds * self.batch_size + min(
-            max(rest - self.rank * self.batch_size, 0), self.batch_size
-        )
+        last = min(max(rest - self.rank * self.batch_size, 0), self.batch_size)
+        return rounds * self.batch_size + last
 
     def order(self, epoch: int) -> Tensor:
         """All positions, int64 [n] in RAM, in the order of `epoch`."""
@@ -163,7 +163,8 @@ class EpochSampler(Sampler[int]):
             return torch.arange(self.n)
         # Drawn once an epoch: windows ask one by one, and another sampler's order may be new each
         # time.
-        if (last := self._order)[0] != epoch:
+        last = self._order  # by a name, as another thread may replace it
+        if last[0] != epoch:
             last = self._order = epoch, self._draw(epoch)
         return last[1]
 
@@ -180,19 +181,19 @@ class EpochSampler(Sampler[int]):
         return order[torch.arange(len(order)) // self.batch_size % self.num_ranks == self.rank]
 
     def __iter__(self) -> Iterator[int]:
-        share: Any = self.share(self.epoch, self.start)
-        for part in share.split(2**16):  # an int takes 40 bytes, so not all at once
+        share = self.share(self.epoch, self.start)
+        for part in torch.split(share, 2**16):  # an int takes 40 bytes, so not all at once
             yield from part.tolist()
 
 
-class GivenOrder(EpochSampler):
+class BorrowedOrder(EpochSampler):
     """The positions of another sampler, in its order.
 
     Lightning puts its own samplers into a loader to predict, for `overfit_batches`, and for several
     processes.
     """
 
-    def __init__(self, sampler: Any, batch_size: int, drop_last: bool = False) -> None:
+    def __init__(self, sampler: Collection[int], batch_size: int, drop_last: bool = False) -> None:
         self.sampler = sampler
         shuffle = not isinstance(sampler, SequentialSampler)
         super().__init__(len(sampler), shuffle=shuffle, batch_size=batch_size, drop_last=drop_last)

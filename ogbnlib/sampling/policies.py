@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..config import TrainConfig
 from ..forecast import sizes
 from ..forecast.phases import Ledger
+from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.writer import wrong_splits
 from ..memory.reading import release_memory
@@ -26,29 +27,44 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
     from torch_geometric.loader import NodeLoader
 
+    from .choice import EpochSampler
     from .sampler import CSCSampler
 
 # Each split samples with its own stream of random numbers, so that none follows another's.
 STREAM = {"train": 0, "valid": 1, "test": 2}
+# Called a few times a second while a batch is prepared from disk, with the running read as array
+# name, bytes read and bytes to read. If it returns True, the waiting ends with `Interrupted`.
+Waiting = Callable[[tuple[str, int, int] | None], bool]
 
 
 class Loaders:
     """Base of the policies. Build with `make_loaders`."""
 
     labels: dict[str, Tensor]  # of each split's nodes, int16 or int64 in RAM
-    # Called while a batch is waited for that is prepared from disk, see `StoreLoader`.
-    waiting: Callable[[tuple[str, int, int] | None], bool] = staticmethod(lambda reading: False)
     drop_last = False  # an incomplete last batch is trained on too
     # whether all loaders are built before training and stay, or the train loader alone
     all_resident = False
 
-    def __init__(self, store: Store, config: TrainConfig, log: EventLog, rank: int, num_ranks: int):
+    def __init__(
+        self,
+        store: Store,
+        config: TrainConfig,
+        log: EventLog,
+        rank: int = 0,
+        num_ranks: int = 1,
+        waiting: Waiting = lambda reading: False,
+    ) -> None:
         import torch
 
-        self.config, self.log, self.rank, self.num_ranks = config, log, rank, num_ranks
         check_store(store, config)
+        self.config = config
+        self.log = log
+        self.waiting = waiting
+        self.num_features = store.num_features
+        self.num_classes = store.num_classes
+        self._rank = rank
+        self._num_ranks = num_ranks
         self._where = str(store.path)
-        self.num_features, self.num_classes = store.num_features, store.num_classes
         self._resident: dict[str, NodeLoader] = {}
         with log.phase("load", policy=config.loading):
             # it may have been made by hand, or have changed since
@@ -65,21 +81,37 @@ class Loaders:
 
     @classmethod
     def resident_splits(cls, config: TrainConfig) -> list[str]:
+        """The splits whose loaders are built before training and stay."""
         return ["train", *config.eval_splits] if cls.all_resident else ["train"]
 
-    def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
-        import torch
+    def _batch_size(self, training: bool) -> int:
+        if training or not self.config.eval_batch_size:
+            return self.config.batch_size
+        return self.config.eval_batch_size
 
+    def _order(self, split: str, shuffle: bool) -> EpochSampler:
         from .choice import EpochSampler
 
-        config, ids = self.config, self.splits[split]
-        batch_size = config.batch_size if shuffle else config.eval_batch_size or config.batch_size
-        batches: dict[str, Any] = {"batch_size": batch_size, "drop_last": self.drop_last}
-        share = {"rank": self.rank, "num_ranks": self.num_ranks, **batches}
+        return EpochSampler(
+            len(self.splits[split]),
+            seed=self.config.seed,
+            shuffle=shuffle,
+            rank=self._rank,
+            num_ranks=self._num_ranks,
+            batch_size=self._batch_size(shuffle),
+            drop_last=self.drop_last,
+        )
+
+    def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
+        """Arguments of a `NodeLoader` over a split."""
+        import torch
+
+        config = self.config
         return {
-            "input_nodes": ids,
-            **batches,
-            "sampler": EpochSampler(len(ids), shuffle=shuffle, seed=config.seed, **share),
+            "input_nodes": self.splits[split],
+            "batch_size": self._batch_size(shuffle),
+            "drop_last": self.drop_last,
+            "sampler": self._order(split, shuffle),
             "num_workers": config.num_workers,
             "persistent_workers": config.persistent_workers,
             **worker_arguments(config.num_workers),
@@ -89,7 +121,9 @@ class Loaders:
             "generator": torch.Generator().manual_seed(config.seed),
         }
 
-    def _sampler(self, split: str, colptr: Any, row: Any, training: bool) -> CSCSampler:
+    def _sampler(
+        self, split: str, colptr: Array | Tensor, row: Array | Tensor, training: bool
+    ) -> CSCSampler:
         from .sampler import CSCSampler
 
         return CSCSampler(
@@ -111,7 +145,8 @@ class Loaders:
 
     def drop_train_loader(self) -> None:
         """Delete the train loader with its CSC and workers and give the memory back."""
-        if (loader := self._resident.pop("train", None)) is not None:
+        loader = self._resident.pop("train", None)
+        if loader is not None:
             _end_workers(loader)
             del loader
             self._released("train")
@@ -123,28 +158,34 @@ class Loaders:
 
     def close(self) -> None:
         """End the workers of resident loaders."""
-        for loader in self._resident.values():
+        for loader in self._staying():
             _end_workers(loader)
         self._resident.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
         """A loader over `split` in order. It belongs to the caller: memory comes back when the last
         name of it goes."""
-        resident = self._resident.get(split)
-        if resident is None or split != "train":
-            return self._build(split, shuffle=False) if resident is None else resident
         from torch_geometric.loader import NodeLoader
+
+        resident = self._resident.get(split)
+        if resident is None:
+            return self._build(split, shuffle=False)
+        if split != "train":
+            return resident
 
         # The loader of an evaluation of the train split is a view of the resident one's CSC.
         colptr, row = resident.node_sampler.graph
-        sampler = self._sampler(split, colptr, row, training=False)
-        return NodeLoader(self.data, sampler, **self._arguments(split, shuffle=False))
+        return NodeLoader(
+            self.data,
+            self._sampler(split, colptr, row, training=False),
+            **self._arguments(split, shuffle=False),
+        )
 
     def eval_batches(self, split: str) -> Iterator[Data]:
         """The batches of `split` in order; a temporary loader is deleted after the last and its
         memory released."""
         loader = self.eval_loader(split)
-        is_resident = any(loader is one for one in self._resident.values())
+        is_resident = any(loader is one for one in self._staying())
         # every evaluation samples the same neighbors, so epochs are compared on equal terms
         set_epoch(loader, 0)
         try:
@@ -157,6 +198,10 @@ class Loaders:
             if not is_resident and split not in self._resident:
                 self._released(split)
 
+    def _staying(self) -> list[NodeLoader]:
+        """The loaders that stay in memory after an evaluation."""
+        return [*self._resident.values()]
+
 
 class RamLoaders(Loaders):
     """Base of the policies with features and labels in RAM."""
@@ -165,10 +210,8 @@ class RamLoaders(Loaders):
         """Read features and labels; return the features [num_nodes, num_features] in RAM."""
         import torch
 
-        x, self.y = (
-            torch.from_numpy(store.read("x", self.config.feature_dtype)),
-            torch.from_numpy(store.read("y")),
-        )
+        x = torch.from_numpy(store.read("x", self.config.feature_dtype))
+        self.y = torch.from_numpy(store.read("y"))
         self.labels = {split: self.y[ids] for split, ids in self.splits.items()}
         self.log.part("features", x.nbytes)
         self.log.part("labels", self.y.nbytes)
@@ -229,14 +272,15 @@ class LazyLoaders(RamLoaders):
         run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)
         run.phase("load", {})
         others = [split for split in run.size.num_seeds if split != "train"]
-        run.num_sorts = 1 + sum(
-            1 if cls.all_resident else run.config.num_evaluations(split) for split in others
-        )
+        run.num_sorts = 1 + len(others)
+        if not cls.all_resident:
+            run.num_sorts = 1 + sum(map(run.config.num_evaluations, others))
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
         edges = sizes.trained_edges(run.size, run.config.undirected)
-        run.held[f"{split} loader's CSC"] = csc = sizes.stock_csc_bytes(run.size, edges)
+        csc = sizes.stock_csc_bytes(run.size, edges)
+        run.held[f"{split} loader's CSC"] = csc
         # Beyond its size: 32 bytes an edge at the peak of building it (sorted column, permutation,
         # row, copies).
         run.phase(phase, {"sort": max(0, 32 * edges - csc)})
@@ -245,21 +289,25 @@ class LazyLoaders(RamLoaders):
         import torch
         from torch_geometric.data import Data
 
-        x, edge_index = self._load_nodes(store), torch.from_numpy(store.read_edge_index())
+        x = self._load_nodes(store)
+        edge_index = torch.from_numpy(store.read_edge_index())
         self.log.part("edge_index (COO)", edge_index.nbytes)
         return Data(x=x, edge_index=edge_index, y=self.y, num_nodes=store.num_nodes)
 
     def _build(self, split: str, shuffle: bool) -> NodeLoader:
         from torch_geometric.loader import NeighborLoader
 
-        from ..graph.sort import restore_input_order
+        from ..graph.edge_sort import restore_input_order
 
         with self.log.phase(f"build {split} loader"), warnings.catch_warnings():
             # "Using NeighborSampler without pyg-lib is deprecated": its sampling routine is
             # replaced below.
             warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
-            num_neighbors = list(self.config.fan_out(training=shuffle))
-            loader = NeighborLoader(self.data, num_neighbors, **self._arguments(split, shuffle))
+            loader = NeighborLoader(
+                self.data,
+                list(self.config.fan_out(training=shuffle)),
+                **self._arguments(split, shuffle),
+            )
             stock = loader.node_sampler
             csc = (stock.colptr, stock.row, stock.perm)
             self.log.part(f"{split} loader's CSC", sum(t.nbytes for t in csc if t is not None))
@@ -291,10 +339,11 @@ class SharedLoaders(RamLoaders):
     def _load(self, store: Store) -> Data:
         from torch_geometric.data import Data
 
-        from .loader import NO_EDGES
+        from .sampler import NO_EDGES
 
         with self.log.phase("build shared CSC"):
-            self.colptr, self.row = store.read("colptr"), store.read("row")
+            self.colptr = store.read("colptr")
+            self.row = store.read("row")
         self.log.part("shared CSC", self.colptr.nbytes + self.row.nbytes)
         return Data(
             x=self._load_nodes(store), edge_index=NO_EDGES, y=self.y, num_nodes=store.num_nodes
@@ -306,6 +355,29 @@ class SharedLoaders(RamLoaders):
         with self.log.phase(f"build {split} loader"):
             sampler = self._sampler(split, self.colptr, self.row, training=shuffle)
             return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
+
+
+class DiskLoaders(Loaders):
+    """Base of the policies whose store stays on disk, mapped: in RAM are the splits and the labels
+    of their nodes."""
+
+    @classmethod
+    def _forecast_load(cls, run: Ledger) -> None:
+        per_seed = 8 + sizes.label_itemsize(run.size.num_classes)  # ids int64
+        run.held["splits and their labels"] = per_seed * sum(run.size.num_seeds.values())
+
+    def _load(self, store: Store) -> Data:
+        import torch
+        from torch_geometric.data import Data
+
+        self.store = store
+        self.labels = {
+            split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()
+        }
+        store.advise_random()
+        tensors = [*self.splits.values(), *self.labels.values()]
+        self.log.part("splits and their labels", sum(tensor.nbytes for tensor in tensors))
+        return Data()
 
 
 def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
@@ -321,13 +393,20 @@ def _end_workers(loader: NodeLoader) -> None:
     of them."""
     if hasattr(loader, "close"):
         loader.close()
-    if (iterator := loader._iterator) is not None:
+    iterator = loader._iterator
+    if iterator is not None:
         getattr(iterator, "iterator", iterator)._shutdown_workers()  # PyG wraps torch's iterator
         loader._iterator = None
 
 
 def make_loaders(
-    store: Store, config: TrainConfig, log: EventLog, rank: int = 0, num_ranks: int = 1
+    store: Store,
+    config: TrainConfig,
+    log: EventLog,
+    rank: int = 0,
+    num_ranks: int = 1,
+    waiting: Waiting = lambda reading: False,
 ) -> Loaders:
     """Load `store` with the policy `config.loading`; the loaders hand out the batches of `rank`."""
-    return POLICIES[config.loading].load()(store, config, log, rank, num_ranks)
+    policy: type[Loaders] = POLICIES[config.loading].load()
+    return policy(store, config, log, rank, num_ranks, waiting)

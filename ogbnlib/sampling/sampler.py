@@ -4,8 +4,9 @@ The neighbors of a node are a pure function of (seed, epoch, batch, hop, node), 
 same wherever it lies.
 """
 
+import functools
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -16,10 +17,12 @@ from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerIn
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from ..errors import InputError
-from ..files import check_same
-from ..graph.bits import GAMMA, kernel, prefetch
-from ..graph.npz import Array
-from .choice import _LOW_32, _U0, _U32, _U64, batch_key, choose_all, count_chosen
+from ..files import Stamp, check_same
+from ..kernels import Array, kernel, prefetch
+from ..splitmix64 import GAMMA
+from .choice import LOW_32, batch_key, choose_all, count_chosen
+
+NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
 
 # An open-addressing table of uint64: global id in the upper half, local id + 1 in the lower, 0 for
 # an empty slot. Its size is a power of two, at least twice the entries, so it grows with the batch
@@ -32,33 +35,33 @@ _DONE, _FULL, _BAD_ID, _DUPLICATE, _BAD_COLUMN = range(5)
 
 
 @kernel
-def _new_table(nodes: Any, count: Any, entries: Any, old: Any) -> Any:
+def _new_table(nodes: Array, count: int, entries: int, old: Array) -> tuple[Array, np.uint64]:
     """`(table, shift)` of `nodes[:count]` with room for `entries`, in the memory of the table `old`
     if it is enough."""
     bits = 6
     while (1 << bits) < 2 * entries:
         bits += 1
     table = old[: 1 << bits]
-    shift = _U64 - uint64(bits)
+    shift = uint64(64) - uint64(bits)
     mask = (1 << bits) - 1
     if len(table) > mask:
-        table[:] = _U0
+        table[:] = uint64(0)
     else:
         table = np.zeros(1 << bits, np.uint64)
     for i in range(count):
         node = uint64(nodes[i])
         # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
         slot = np.int64((node * GAMMA) >> shift)
-        while table[slot] != _U0:
+        while table[slot] != uint64(0):
             slot = (slot + 1) & mask
-        table[slot] = (node << _U32) | uint64(i + 1)
+        table[slot] = (node << uint64(32)) | uint64(i + 1)
     return table, shift
 
 
 @kernel
 def _relabel(
-    table: Any, shift: Any, nodes: Any, count: Any, ids: Any, begin: Any, num_nodes: Any
-) -> Any:
+    table: Array, shift: np.uint64, nodes: Array, count: int, ids: Array, begin: int, num_nodes: int
+) -> tuple[int, int, int]:
     """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`.
 
     Returns `(status, position of the stop, new count)`; _FULL asks for a larger table.
@@ -73,22 +76,22 @@ def _relabel(
         node = uint64(ids[e])
         slot = np.int64((node * GAMMA) >> shift)
         entry = table[slot]
-        while entry != _U0 and entry >> _U32 != node:
+        while entry != uint64(0) and entry >> uint64(32) != node:
             slot = (slot + 1) & mask
             entry = table[slot]
-        if entry == _U0:
+        if entry == uint64(0):
             if count == room:
                 return _FULL, e, count
             nodes[count] = ids[e]
             count += 1
             entry = uint64(count)
-            table[slot] = (node << _U32) | entry
-        ids[e] = np.int64(entry & _LOW_32) - 1
+            table[slot] = (node << uint64(32)) | entry
+        ids[e] = np.int64(entry & LOW_32) - 1
     return _DONE, len(ids), count
 
 
 @kernel
-def _joined(parts: Any, room: Any) -> Any:
+def _joined(parts: list[Array], room: int) -> Array:
     """Arrays one after the other, with room behind them."""
     joined = np.empty(sum([len(part) for part in parts]) + room, np.int64)
     at = 0
@@ -99,7 +102,9 @@ def _joined(parts: Any, room: Any) -> Any:
 
 
 @kernel
-def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_nodes: Any) -> Any:
+def absorb(
+    table: Array, shift: np.uint64, nodes: Array, count: int, values: Array, num_nodes: int
+) -> tuple[int, int, int, Array, np.uint64]:
     """Turn the sampled global ids `values` into local ids, in place, and append the new ones to the
     batch.
 
@@ -120,14 +125,9 @@ def absorb(table: Any, shift: Any, nodes: Any, count: Any, values: Any, num_node
 
 @kernel
 def _sample(
-    colptr: Any,
-    row: Any,
-    seeds: Any,
-    num_neighbors: Any,
-    key: Any,
-    fixed: Any,
-    expected: Any,
-) -> Any:
+    colptr: Array, row: Array, seeds: Array, num_neighbors: Array, key: np.uint64, fixed: bool,
+    expected: int,
+) -> tuple[int, int, Array, list[Array], list[Array], Array, Array]:  # fmt: skip
     """One batch: `(status, the id or column at fault, nodes, each hop's sources, its targets, their
     numbers)`."""
     num_nodes = len(colptr) - 1
@@ -161,7 +161,8 @@ def _sample(
             high = colptr[nodes[i] + 1]
             if low < 0 or high < low or high > num_edges:
                 return _BAD_COLUMN, nodes[i], nodes, sources, targets, hop_nodes, hop_edges
-            start[i - begin], degree[i - begin] = low, high - low
+            start[i - begin] = low
+            degree[i - begin] = high - low
         total = count_chosen(degree, num_neighbors[hop])
         sampled = np.empty(total, np.int64)
         into = np.empty(total, np.int64)
@@ -176,22 +177,23 @@ def _sample(
             return _BAD_COLUMN, nodes[into[stop]], nodes, sources, targets, hop_nodes, hop_edges
         sources.append(sampled)
         targets.append(into)
-        hop_nodes[hop + 1], hop_edges[hop] = count - end, total
+        hop_nodes[hop + 1] = count - end
+        hop_edges[hop] = total
         begin = end
     return _DONE, 0, nodes[:count], sources, targets, hop_nodes, hop_edges
 
 
 @kernel
 def _sample_all(
-    colptr: Any,
-    row: Any,
-    seeds: Any,
-    size: Any,
-    num_neighbors: Any,
-    keys: Any,
-    fixed: Any,
-    expected: Any,
-) -> Any:
+    colptr: Array,
+    row: Array,
+    seeds: Array,
+    size: int,
+    num_neighbors: Array,
+    keys: Array,
+    fixed: bool,
+    expected: int,
+) -> tuple[int, int, Array, Array, Array, Array]:
     """Batches of `size` seeds: `(status, the id or column at fault, nodes, edges, nodes per hop,
     edges per hop)`.
 
@@ -203,9 +205,8 @@ def _sample_all(
     hop_edges = np.empty((len(keys), len(num_neighbors)), np.int64)
     for b in range(len(keys)):
         own = seeds[b * size : (b + 1) * size]
-        how = (num_neighbors, keys[b], fixed, expected)
         status, culprit, node, sources, targets, hop_nodes[b], hop_edges[b] = _sample(
-            colptr, row, own, *how
+            colptr, row, own, num_neighbors, keys[b], fixed, expected
         )
         if status != _DONE:
             return status, culprit, node, node, hop_nodes, hop_edges
@@ -216,7 +217,7 @@ def _sample_all(
     return _DONE, 0, _joined(nodes, 0), _joined(edges, 0), hop_nodes, hop_edges
 
 
-def _read_only(name: str, part: Any, *dtypes: str) -> Array:
+def _read_only(name: str, part: Array | Tensor, *dtypes: str) -> Array:
     """Return a view of an array or tensor that has the form which the kernels take."""
     array = np.asarray(part)
     if (
@@ -235,33 +236,26 @@ def _read_only(name: str, part: Any, *dtypes: str) -> Array:
     return view
 
 
-def _reference(array: Any) -> Any:
-    """For pickling, replace the map of a whole file by the file's path, stamp and layout."""
+def _pickled(array: Array | Tensor) -> Array | Tensor | Callable[[], Array]:
+    """In place of the map of a whole file, return the function that maps it in another process."""
     base = getattr(array, "base", None)  # of a slice it is another array
-    if not (
-        isinstance(array, np.memmap)
-        and isinstance(base, mmap.mmap)
-        and array.filename
-        and array.mode != "c"
-    ):
+    if not isinstance(array, np.memmap) or not isinstance(base, mmap.mmap):
+        return array
+    if not array.filename or array.mode == "c":
         return array
     stamp = getattr(array, "stamp", None)
     # checked here too, because the error of a process that is starting is lost
     if stamp is not None:
         check_same(array.filename, stamp)
-    how = {"dtype": array.dtype.str, "mode": "r", "offset": array.offset, "shape": array.shape}
-    return str(array.filename), stamp, how
+    layout = (array.dtype.str, "r", array.offset, array.shape)
+    return functools.partial(_map, str(array.filename), stamp, layout)
 
 
-def _dereferenced(part: Any) -> Any:
-    """Return the array that `_reference` replaced."""
-    if not isinstance(part, tuple):
-        return part
-    file, stamp, how = part
-    array: Any = np.memmap(file, **how)
+def _map(file: str, stamp: Stamp | None, layout: tuple[Any, ...]) -> Array:
+    array = np.memmap(file, *layout)
     if stamp is not None:
         check_same(file, stamp)
-        array.stamp = stamp
+        array.stamp = stamp  # type: ignore[attr-defined]
     return array
 
 
@@ -311,7 +305,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self.seed = int(seed)
         self.fixed = fixed
         self._where = where
-        self.graph: tuple[Any, Any] = (colptr, row)
+        self.graph = (colptr, row)
         # nodes of the last batch, to size the next one's table; affects speed only
         self._expected = 0
         self._prepare(torch.zeros(1, dtype=torch.int64))
@@ -336,25 +330,22 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._shared_epoch = epoch if epoch.is_shared() else epoch.share_memory_()
         self._epoch = epoch.numpy()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         names = ("num_neighbors", "seed", "fixed", "_where", "_shared_epoch", "_expected")
         return {name: getattr(self, name) for name in names} | {
-            "graph": [_reference(part) for part in self.graph]
+            "graph": [_pickled(part) for part in self.graph]
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        colptr, row = state["graph"]
-        self.graph = _dereferenced(colptr), _dereferenced(row)
+        colptr, row = (part() if callable(part) else part for part in state["graph"])
+        self.graph = (colptr, row)
         self._prepare(self._shared_epoch)
 
     def _damaged(self, problem: str) -> InputError:
-        remedy = (
-            f"run `python -m ogbnlib verify {self._where}`"
-            if self._where
-            else "the graph is damaged"
-        )
-        return InputError(f"{self._where}: {problem}; {remedy}".removeprefix(": "))
+        if not self._where:
+            return InputError(f"{problem}; the graph is damaged")
+        return InputError(f"{self._where}: {problem}; run `python -m ogbnlib verify {self._where}`")
 
     def set_epoch(self, epoch: int) -> None:
         """Draw other neighbors from here on, also in DataLoader workers that are already
@@ -396,13 +387,11 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise InputError(
                 "edge_label_time: expected none, as this sampler does not look at times"
             )
-        first = (
-            int((inputs.row if inputs.input_id is None else inputs.input_id)[0])
-            if len(inputs.row)
-            else 0
-        )
+        first = 0
+        if len(inputs.row):
+            first = int((inputs.row if inputs.input_id is None else inputs.input_id)[0])
 
-        def sample(seed: Tensor, _: Any) -> SamplerOutput:
+        def sample(seed: Tensor, _: object) -> SamplerOutput:
             ids = torch.tensor([first]) if len(seed) else None
             return self.sample_from_nodes(NodeSamplerInput(input_id=ids, node=seed))
 
@@ -416,9 +405,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """The key of the batch whose first seed has position `first`, in `epoch` or else the
         current one."""
         epoch = int(self._epoch[0]) if epoch is None else epoch
-        return np.uint64(
-            batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0 if self.fixed else first)
-        )
+        seed = np.uint64(self.seed & (2**64 - 1))
+        return np.uint64(batch_key(seed, epoch, 0 if self.fixed else first))
 
     def sample_batches(
         self, seeds: Array, size: int, keys: list[np.uint64]
@@ -431,9 +419,16 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         targets: both int64 in RAM; and each batch's hops.
         """
         num_nodes = len(self._colptr) - 1
-        graph = (self._colptr, self._row)
-        how = self._fanouts, np.array(keys, np.uint64), self.fixed, self._expected
-        status, culprit, nodes, edges, *hops = _sample_all(*graph, seeds, size, *how)
+        status, culprit, nodes, edges, *hops = _sample_all(
+            self._colptr,
+            self._row,
+            seeds,
+            size,
+            self._fanouts,
+            np.array(keys, np.uint64),
+            self.fixed,
+            self._expected,
+        )
         if status == _DUPLICATE:
             raise InputError(
                 f"inputs.node: expected each seed once per batch, found {culprit} twice"

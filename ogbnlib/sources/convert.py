@@ -1,7 +1,7 @@
 """Conversion of any `Source` to a store in bounded memory: nothing of the graph's size is ever in
 memory.
 
-The CSC comes from a bucketed external sort (`graph.sort`), while a second thread converts the
+The CSC comes from a bucketed external sort (`graph.edge_sort`), while a second thread converts the
 features.
 """
 
@@ -18,10 +18,10 @@ from numpy.typing import DTypeLike
 
 from ..errors import InputError, Problems, clear_errors, format_bytes, parse_bytes
 from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folder
-from ..graph.bits import NodeSet
 from ..graph.checks import Int8Columns, finite, index_dtype, label_dtype, split_problems
+from ..graph.edge_sort import EdgeSort
+from ..graph.node_set import NodeSet
 from ..graph.npz import Array
-from ..graph.sort import EdgeSort
 from ..graph.store import Store, open_store
 from ..graph.summary import count_labels
 from ..graph.writer import StoreWriter

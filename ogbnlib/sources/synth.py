@@ -17,10 +17,11 @@ import numpy as np
 
 from ..errors import InputError, clear_errors, format_bytes
 from ..files import StrPath, check_space, home, new_folder
-from ..graph.bits import GAMMA, kernel, kernel_with, mix
 from ..graph.npz import Array
 from ..graph.store import Store
+from ..kernels import kernel, kernel_with
 from ..progress import counted
+from ..splitmix64 import GAMMA, mix
 from .convert import FeatureDtype, convert
 from .data import Source
 from .official import KNOWN

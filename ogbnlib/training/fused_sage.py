@@ -19,8 +19,9 @@ import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from ..graph.bits import kernel, kernel_with, narrowed, prefetch, widened
 from ..graph.npz import Array
+from ..io.half_floats import narrowed, widened
+from ..kernels import kernel, kernel_with, prefetch
 from .models.sage import PART_ROWS
 
 T = TypeVar("T")
@@ -215,7 +216,7 @@ def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: i
     return [results[i] for i in range(len(parts))]
 
 
-# The integers that numba gets in place of these floats; see `graph.bits.widened`.
+# The integers that numba gets in place of these floats; see `io.half_floats.widened`.
 _BITS = {torch.float16: torch.uint16, torch.bfloat16: torch.int16}
 
 
@@ -390,7 +391,7 @@ class Layers(NamedTuple):
 
 def compile_layer() -> None:
     """Compile the kernels of `Layers`, or load them from disk; see
-    `sampling.window.compile_kernels`."""
+    `windows.window.compile_kernels`."""
     none = np.zeros(1, np.int64)
     one = torch.ones(1, 1)
     bounds_of(none[:0], none[:0], none, none)

@@ -17,18 +17,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import marks
+from .. import kernel_cache, marks
 from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, naming, no_exit
 from ..files import home
 from ..forecast.oom_suggestions import oom_suggestions
-from ..forecast.passes import Pass
+from ..forecast.pass_memory import Pass
 from ..forecast.phases import PROPAGATE
 from ..forecast.step import LARGE_FLOPS, choose_threads, step_flops
-from ..graph import kernel_cache
 from ..graph.store import Store, is_store
 from ..launcher import job_cores, local_ranks
 from ..memory import cuda
+from ..memory.available import available_bytes
 from ..memory.cuda import resolve_device
 from ..memory.reading import huge_pages, malloc_trim, own_memory
 from ..memory.recorder import EventLog
@@ -42,10 +42,9 @@ from ..runs.exit_codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..runs.supervise import HUGE_PAGES
-from ..sampling.loader import available_bytes
 from ..sampling.policies import make_loaders
-from ..sampling.window import compile_kernels
 from ..sources.catalog import open_for
+from ..windows.window import compile_kernels
 from .call import random_batch
 from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model
@@ -209,7 +208,15 @@ def train_prepared(
         if not config.propagated:
             with log.phase("compile kernels"):
                 compile_all(list(config.num_neighbors))
-        loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks)
+
+        def waiting(reading: tuple[str, int, int] | None) -> bool:
+            if reading is not None:
+                progress.reading(*reading)
+            ranks.beat(reading or time.monotonic())
+            # several stop together, at the end of a step
+            return ranks.num_ranks == 1 and bool(stop.number)
+
+        loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, waiting)
         step = (
             Pass.over(config, store.size, "train", training=True).batch,
             loaders.num_features,
@@ -228,14 +235,6 @@ def train_prepared(
             text = "faster with huge pages (2 MB): start Python with {}=1 in the environment, or train with run()"
             progress.note(f"large steps are {text.format(HUGE_PAGES)}")
 
-        def waiting(reading: tuple[str, int, int] | None) -> bool:
-            if reading is not None:
-                progress.reading(*reading)
-            ranks.beat(reading or time.monotonic())
-            # several stop together, at the end of a step
-            return ranks.num_ranks == 1 and bool(stop.number)
-
-        loaders.waiting = waiting
         with contextlib.closing(loaders), workers_ended():
             is_custom = model is None and config.model not in MODELS
             # the first rank copies a custom model's code, and every rank runs the copy

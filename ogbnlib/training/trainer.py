@@ -16,7 +16,7 @@ from torch_geometric.data import Data
 
 from .. import clock
 from ..files import open_to_write
-from ..graph.disk import Interrupted
+from ..io.disk_array import Interrupted
 from ..memory.reading import own_memory
 from ..memory.record import RunPaths
 from ..memory.recorder import EventLog

@@ -100,7 +100,7 @@ RUNS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """An epoch of each policy at 0.2 % of papers100M."""
-    from ogbnlib.sampling.window import compile_kernels
+    from ogbnlib.windows.window import compile_kernels
 
     folder = tmp_path_factory.mktemp("audit")
     synthesize(folder / "raw", scale=0.002, progress=False)

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.budget import batch_bytes
-from ogbnlib.forecast.passes import WORKERS, Pass
+from ogbnlib.forecast.batches import batch_bytes
+from ogbnlib.forecast.pass_memory import WORKERS, Pass
 from ogbnlib.forecast.phases import Forecast, kind_of, predict
 from ogbnlib.forecast.sizes import RUNTIME_BYTES
 from ogbnlib.graph.store import GraphSize

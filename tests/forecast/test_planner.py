@@ -223,7 +223,7 @@ def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # whatever disk is free here
-    monkeypatch.setattr("ogbnlib.sampling.store_policy.spool_bytes", lambda *_: 0)
+    monkeypatch.setattr("ogbnlib.windows.policy.spool_bytes", lambda *_: 0)
     best, hurried = ladder(), ladder(max_epoch_s=1800)
     assert set(best["num_neighbors"]) == {"15 10 5"}
     assert best["epoch min"].max() > 30 >= hurried["epoch min"].max()

@@ -11,9 +11,9 @@ from benchmarks.bench_planner import write_graph
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.forecast import draws
-from ogbnlib.forecast.draws import draw_batches
-from ogbnlib.forecast.passes import Pass
+from ogbnlib.forecast import batches as drawing
+from ogbnlib.forecast.batches import draw_batches
+from ogbnlib.forecast.pass_memory import Pass
 from ogbnlib.forecast.sizes import expected_batch, stock_csc_bytes, store_bytes
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sources.convert import convert
@@ -152,10 +152,10 @@ def test_a_batch_too_large_to_be_drawn_is_extrapolated_and_rather_too_large(
     drawn_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes, edges = sampled(drawn_store, "train", 64, [15, 10, 5])
-    monkeypatch.setattr(draws, "_EDGES", 2000)
-    draws._drawn.cache_clear()
+    monkeypatch.setattr(drawing, "_EDGES", 2000)
+    drawing._drawn.cache_clear()
     batches = draw_batches(drawn_store, "train", 64, [15, 10, 5], training=True, num_batches=100)
-    draws._drawn.cache_clear()
+    drawing._drawn.cache_clear()
     assert batches.source == "extrapolated"
     assert 0.95 * nodes < batches.mean.num_nodes < 2 * nodes
     assert 0.85 * edges < batches.mean.num_edges < 1.3 * edges

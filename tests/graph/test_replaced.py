@@ -12,7 +12,6 @@ import torch
 from torch_geometric.loader import NodeLoader
 
 from ogbnlib import InputError, TrainConfig, open_store, train
-from ogbnlib.graph.disk import disk_array
 from ogbnlib.graph.store import Store
 from ogbnlib.training.trainer import Trainer
 
@@ -61,7 +60,7 @@ def new(old: Path, tmp_path: Path) -> Path:
 USES: dict[str, Callable[[Store, Any], object]] = {
     "map": lambda store, sampler: store.y,
     "read": lambda store, sampler: store.read("x"),
-    "windows": lambda store, sampler: disk_array(store, "x"),
+    "windows": lambda store, sampler: store.disk_array("x"),
     "loader": lambda store, sampler: store.loader("train", memory_limit="1 MB"),
     "worker's sampler": lambda store, sampler: pickle.loads(pickle.dumps(sampler)),
 }

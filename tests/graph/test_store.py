@@ -200,17 +200,12 @@ def test_splits_that_overlap_or_have_no_label_are_found(copy: Path) -> None:
     )
 
 
-def test_a_store_with_removed_fields_opens_with_one_warning(copy: Path) -> None:
+def test_a_store_with_fields_of_earlier_versions_opens(copy: Path) -> None:
     meta = json.loads((copy / META).read_text())
-    change_meta(copy, {**meta, "keep_hops": None, "reordering": None})
+    change_meta(copy, {**meta, "reordering": None})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert verify_store(copy) == []
-    change_meta(copy, {**meta, "keep_hops": 2, "reordering": None})
-    with pytest.warns(
-        UserWarning, match="made with keep_hops=2: nodes beyond 2 hops .* are missing"
-    ):
-        open_store(copy)
 
 
 @pytest.mark.parametrize("change", [{"version": 3}, {"format": "other"}])

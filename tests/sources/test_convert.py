@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ogbnlib.errors import InputError
-from ogbnlib.graph import npz, sort
-from ogbnlib.graph.sort import EdgeSort, Pairs
+from ogbnlib.graph import edge_sort, npz
+from ogbnlib.graph.edge_sort import EdgeSort, Pairs
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.memory.limits import Limit
@@ -59,7 +59,7 @@ def raw(tmp_path: Path, graph: dict[str, Any]) -> Path:
 def tiny_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of a few edges, and ranges of a few nodes that are split again and again."""
     monkeypatch.setattr(module, "_workspace", lambda *_: 400)
-    monkeypatch.setattr(sort, "_MAX_BUCKETS", 8)
+    monkeypatch.setattr(edge_sort, "_MAX_BUCKETS", 8)
     monkeypatch.setattr(npz, "CHUNK_BYTES", 256)
 
 

@@ -249,7 +249,7 @@ def test_what_a_store_does_not_keep_is_named(
 
 def test_more_than_memory_holds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.from_data(data_of(), tmp_path / "store", progress=False)
-    monkeypatch.setattr("ogbnlib.sampling.loading.available_bytes", lambda: 2**12)
+    monkeypatch.setattr("ogbnlib.sampling.pyg_stores.available_bytes", lambda: 2**12)
     with pytest.raises(InputError, match=r"5 kB for all of it in RAM.*use store.loader"):
         store.to_data()
 

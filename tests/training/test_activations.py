@@ -23,15 +23,15 @@ from conftest import MB
 from torch import Tensor
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.budget import BatchShape
+from ogbnlib.forecast.batches import BatchShape
 from ogbnlib.forecast.step import activation_bytes, saved_bytes
 from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.policies import make_loaders, set_epoch
-from ogbnlib.sampling.window import compile_kernels
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.network import GNN
 from ogbnlib.training.step import allocator_peak, loss_and_gradient
+from ogbnlib.windows.window import compile_kernels
 
 # saved and peak bytes, and the share of each that is forecast
 Ratios = tuple[int, int, float, float]

@@ -1,4 +1,4 @@
-"""The promises of ogbnlib.sampling.loading: a loop of one's own gets the trainer's batches, PyG's
+"""The promises of ogbnlib.windows.own_loop: a loop of one's own gets the trainer's batches, PyG's
 loaders run on it."""
 
 import json
@@ -19,10 +19,10 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.sampler import NegativeSampling
 
 from ogbnlib import InputError, TrainConfig, convert
-from ogbnlib.graph.store import Store
+from ogbnlib.graph.store import Store, open_store
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import make_loaders
+from ogbnlib.windows.store_loader import StoreLoader
 
 pytestmark = pytest.mark.usefixtures("process_of_1_mb")
 Config = Callable[..., TrainConfig]
@@ -176,6 +176,17 @@ def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
     model = Lit()
     lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(model, pygs)
     assert sorted(i for _, batch in model.orders for i in batch) == list(range(len(ids)))
+
+
+def test_windows_on_disk_are_those_of_the_loop_alone(
+    synth_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trainer prepares those of its evaluations with them."""
+    monkeypatch.setattr("ogbnlib.windows.policy.spool_bytes", lambda *_: 2**30)
+    store = open_store(synth_dir)
+    loader = store.loader("train", num_neighbors=[3, 2], batch_size=16, memory_limit="90 MB")
+    assert loader.windows.spooling is not None
+    assert not loader.preparation.evaluations
 
 
 def edges_of(batch: Data) -> set[tuple[int, int]]:

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.errors import InputError
-from ogbnlib.graph.disk import CHUNK_BYTES, DiskArray
+from ogbnlib.io.disk_array import CHUNK_BYTES, DiskArray
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sampling.window import Seeds, Window, sample_windows
+from ogbnlib.windows.window import Seeds, Window, sample_windows
 
 BLOCK = 4096
 
@@ -54,7 +54,7 @@ def random_rows(num_rows: int, width: int, dtype: Any) -> np.ndarray:
 def fetched(disk: DiskArray, index: Any, like: np.ndarray) -> np.ndarray:
     index = np.asarray(index, np.int64)
     out = np.empty((len(index), *like.shape[1:]), like.dtype)
-    disk.fetch(index, out)
+    disk.read(index, out)
     return out
 
 
@@ -97,7 +97,7 @@ def test_two_offsets_that_overlap_are_fetched_as_a_pair(chunk_bytes: int, tmp_pa
     for offset in (0, BLOCK):
         with on_disk(tmp_path, colptr, offset=offset, chunk_bytes=chunk_bytes) as (disk,):
             pairs = np.empty((len(nodes), 2), np.int64)
-            disk.fetch(nodes, pairs)
+            disk.read(nodes, pairs)
         np.testing.assert_array_equal(pairs, np.stack([colptr[nodes], colptr[nodes + 1]], axis=1))
 
 
@@ -235,7 +235,7 @@ def test_dealing_gives_each_list_its_rows_in_order(
         given[number].append(part.copy())
 
     with on_disk(tmp_path, rows, offset=offset, chunk_bytes=4 * BLOCK) as (disk,):
-        disk.deal(np.concatenate(wanted), np.cumsum([0, *map(len, wanted)]), room_bytes, put)
+        disk.sweep(np.concatenate(wanted), np.cumsum([0, *map(len, wanted)]), room_bytes, put)
         assert disk.bytes_read < 1.2 * rows.nbytes + 8 * BLOCK  # once
     for ids, parts in zip(wanted, given, strict=True):
         assert b"".join(part.tobytes() for part in parts) == rows[ids].tobytes()

@@ -19,9 +19,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
-from ..errors import MB
+from .errors import MB
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parent
 # The place that a parent process uses, for its children, whose TMPDIR may differ; "" for none.
 VARIABLE = "OGBNLIB_KERNELS"
 MOST_FOLDERS = 4  # one after each change of the sources, so the older ones are deleted
@@ -29,8 +29,13 @@ _ROOM_BYTES = 8 * MB  # all kernels take 5 MB
 
 
 def sources() -> list[Path]:
-    """List the package's files that declare kernels."""
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if b"\n@kernel" in path.read_bytes()]
+    """List the package's files that declare kernels, or code that kernels consist of."""
+    marks = (b"\n@kernel", b"\n@intrinsic")
+    return [
+        path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if any(mark in path.read_bytes() for mark in marks)
+    ]
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import ogbnlib
-from ogbnlib.graph import kernel_cache
+from ogbnlib import kernel_cache
 
 PACKAGE = Path(ogbnlib.__file__).parent
 # A kernel of one file calls those of another.
@@ -28,9 +28,9 @@ BATCHES = """
 import sys
 import numpy as np
 import torch
-from ogbnlib.graph.disk import DiskArray
+from ogbnlib.io.disk_array import DiskArray
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sampling.window import Seeds, Window, sample_windows
+from ogbnlib.windows.window import Seeds, Window, sample_windows
 colptr, row = np.arange(0, 110, 10, dtype=np.int64), np.tile(np.arange(10, dtype=np.int32), 10)
 sampler, seeds, files = CSCSampler(colptr, row, [3]), np.array([4, 7]), []
 for name, array in (("colptr", colptr), ("row", row)):
@@ -79,7 +79,7 @@ def test_a_kernel_is_compiled_again_when_one_that_it_calls_in_another_file_chang
 ) -> None:
     before = python(copy, DRAW)
     assert python(copy, DRAW) == before
-    change(copy, "graph/bits.py", "return x ^ (x >> _U31)", "return x ^ (x >> _U30)")
+    change(copy, "splitmix64.py", "return x ^ (x >> uint64(31))", "return x ^ (x >> uint64(30))")
     after = python(copy, DRAW)
     assert after != before
     assert after == python(copy, DRAW, env={"NUMBA_CACHE_DIR": str(copy / "empty")})
@@ -99,9 +99,14 @@ def test_batches_from_memory_and_in_windows_agree_after_a_change_of_the_choice(c
 
 def test_all_that_kernels_use_of_the_package_is_in_the_files_that_decide_the_folder() -> None:
     sources = kernel_cache.sources()
-    assert {"choice.py", "window.py", "bits.py", "fused_sage.py", "synth.py"} <= {
-        p.name for p in sources
-    }
+    assert {
+        "choice.py",
+        "window.py",
+        "kernels.py",
+        "half_floats.py",
+        "fused_sage.py",
+        "synth.py",
+    } <= {p.name for p in sources}
     for path in sources:
         nodes = ast.parse(path.read_text()).body
         origins = {}
@@ -116,7 +121,10 @@ def test_all_that_kernels_use_of_the_package_is_in_the_files_that_decide_the_fol
             node
             for node in nodes
             if isinstance(node, ast.FunctionDef)
-            and any(ast.unparse(mark).startswith("kernel") for mark in node.decorator_list)
+            and any(
+                ast.unparse(mark).startswith(("kernel", "intrinsic"))
+                for mark in node.decorator_list
+            )
         ]
         assert kernels
         for inner in (inner for kernel in kernels for inner in ast.walk(kernel)):
@@ -124,11 +132,11 @@ def test_all_that_kernels_use_of_the_package_is_in_the_files_that_decide_the_fol
                 assert origins[inner.id] in sources, f"{path}: {inner.id}"
     everywhere = [path for path in PACKAGE.rglob("*.py") if "njit(" in path.read_text()]
     assert [path.name for path in everywhere] == [
-        "bits.py"
+        "kernels.py"
     ]  # so nobody declares one in another way
 
 
-WHERE = "from ogbnlib.graph import kernel_cache\nprint(kernel_cache.folder())"
+WHERE = "from ogbnlib import kernel_cache\nprint(kernel_cache.folder())"
 
 
 @pytest.fixture
@@ -194,7 +202,7 @@ def test_a_folder_that_the_user_names_is_used_and_old_ones_are_deleted(copy: Pat
     named = {"env": {"NUMBA_CACHE_DIR": str(copy / "named")}}
     folders = []
     for number in range(6):
-        with open(copy / "ogbnlib" / "graph" / "bits.py", "a") as file:
+        with open(copy / "ogbnlib" / "kernels.py", "a") as file:
             file.write(f"# {number}\n")
         folders.append(Path(python(copy, WHERE, **named).strip()))
     assert len(set(folders)) == 6

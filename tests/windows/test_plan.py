@@ -1,14 +1,17 @@
-"""Promises of `budget`: what a loader may take is one rule, for the loaders and for the
+"""Promises of `plan`: what a loader may take is one rule, for the loaders and for the
 forecast."""
 
 import time
 
+import pytest
+
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB
-from ogbnlib.forecast.budget import BatchShape, Windows, window_budget
-from ogbnlib.forecast.draws import Batches
-from ogbnlib.forecast.passes import Pass
+from ogbnlib.forecast.batches import Batches, BatchShape
+from ogbnlib.forecast.pass_memory import Pass
+from ogbnlib.forecast.phases import predict
 from ogbnlib.sources.official import KNOWN
+from ogbnlib.windows.plan import Windows, choose_windows, window_budget
 
 PAIR = Windows(10, True, 450 * MB, GB, 5)
 
@@ -29,9 +32,30 @@ def test_windows_on_disk_are_chosen_at_once_for_any_number_of_epochs() -> None:
         )
         one = Pass(config, KNOWN["ogbn-papers100M"], "train", Batches.of(batch), reserve=(0, 0))
         begun = time.perf_counter()
-        chosen = one.windows(3 * GB, 30 * GB)
+        chosen = choose_windows(one, 3 * GB, 30 * GB)
         assert time.perf_counter() - begun < 1
         assert chosen.spooling is not None
         assert chosen.spooling.disk_bytes <= 30 * GB
         moved.append(chosen.moved_bytes)
     assert 0.8 < moved[0] / moved[1] <= 1.02  # an epoch of a long run costs no more
+
+
+def test_the_pass_that_fills_the_spool_is_in_the_phase_that_makes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where an evaluation of the train split has windows of the same sizes."""
+    monkeypatch.setattr("ogbnlib.windows.policy.spool_bytes", lambda *_: 100 * GB)
+    config = TrainConfig.create(
+        dataset="x",
+        loading="store",
+        feature_dtype="float16",
+        num_neighbors=(15, 10, 5),
+        batch_size=1024,
+        lookahead="1 GB",
+        epochs=1,
+        undirected=True,
+    )
+    forecast = predict(config, KNOWN["ogbn-papers100M"])
+    parts = {phase.name: phase.parts for phase in forecast.phases}
+    assert "pass for the spool" in parts["train"]
+    assert "pass for the spool" not in parts["final train"]

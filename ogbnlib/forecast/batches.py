@@ -1,8 +1,8 @@
-"""Batches drawn from a store, for the nodes and edges that they really have: numpy alone, within
-about a second.
+"""Batches: their sizes, the memory that they take, and drawing some from a store.
 
-Neighbors come from random numbers of their own; every neighbor of a node is equally likely, as in a
-run.
+They are drawn with numpy alone, within about a second, for the nodes and edges that they really
+have. Neighbors come from random numbers of their own; every neighbor of a node is equally likely,
+as in a run.
 """
 
 import contextlib
@@ -18,15 +18,43 @@ import numpy as np
 
 from ..graph.npz import Array
 from ..graph.store import GraphSize, Store, open_store
-from .budget import BatchShape
 
+# Batches that wait for the model under loading=store, at least a group: a number or a size,
+# whichever is reached first.
+QUEUE_BATCHES = 4
+QUEUE_BYTES = 256 * 2**20
+# drawn together: 11 of [3, 2] x 128; for more malloc asks Linux each time
+GROUP_BATCHES = 16
+GROUP_BYTES = 2**22
 _EDGES = 2**19  # read at one hop, at most: 0.2 s
-_DRAWS = (2, 8)  # batches of a split: as many as have `_EDGES` edges together, within these bounds
+# batches of a split: as many as have `_EDGES` edges together, within these bounds
+_FEWEST = 2
+_MOST = 8
 # With all neighbors of a hop one node of many decides the largest batch. So the edges of as many
 # batches are counted as need so many reads, 0.5 s, and the heaviest are drawn whole.
-_COUNTED_EDGES, _COUNTED_BATCHES, _HEAVIEST = 2**22, 2**12, 2
+_COUNTED_EDGES = 2**22
+_COUNTED_BATCHES = 2**12
+_HEAVIEST = 2
 # a graph that may not be in memory has 15,000 random reads a second
-_COLD_BYTES, _COLD_NODES = 2**31, 2**11
+_COLD_BYTES = 2**31
+_COLD_NODES = 2**11
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """Nodes discovered at each hop, seeds first, and edges sampled at each hop; expected values or
+    a sample's."""
+
+    hop_nodes: tuple[int, ...]
+    hop_edges: tuple[int, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(self.hop_nodes)
+
+    @property
+    def num_edges(self) -> int:
+        return sum(self.hop_edges)
 
 
 @dataclass(frozen=True)
@@ -48,6 +76,44 @@ class Batches:
         return cls(batch, batch, source, batch)
 
 
+def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
+    """A batch as the model gets it: x, n_id int64 and edge_index int64 [2, E]."""
+    return batch.num_nodes * (num_features * itemsize + 8) + batch.num_edges * 16
+
+
+def queue(one: int) -> tuple[int, int]:
+    """Batches of `one` bytes each that are drawn together, and groups of them in a queue."""
+    together = max(1, min(GROUP_BATCHES, GROUP_BYTES // max(1, one)))
+    return together, max(1, min(QUEUE_BATCHES // together, QUEUE_BYTES // max(1, together * one)))
+
+
+def queued_bytes(
+    batch: BatchShape, num_features: int, itemsize: int, num_left: int = 3 * GROUP_BATCHES
+) -> int:
+    """Bytes of the batches that wait: in the queue, in its thread, in the model's group; of
+    `num_left` at most."""
+    one = batch_bytes(batch, num_features, itemsize)
+    return one * num_queued(one, num_left)
+
+
+def num_queued(one_bytes: int, num_left: int) -> int:
+    """Batches of `one_bytes` that wait, of `num_left` at most: see `queued_bytes`."""
+    together, groups = queue(one_bytes)
+    return min(together * (groups + 2) - 1, num_left)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """All that decides which batches are drawn; `crc32` tells a store from one that replaced it."""
+
+    path: Path
+    crc32: int
+    split: str
+    num_seeds: int
+    num_neighbors: tuple[int, ...]
+    training: bool
+
+
 def draw_batches(
     store: Store,
     split: str,
@@ -63,33 +129,38 @@ def draw_batches(
     A store whose offsets or ids are out of range is an `InputError`.
     """
     fan_out = tuple(num_neighbors)
-    where = store.path, store.crc32, split, num_seeds, fan_out, training
+    wanted = _Wanted(store.path, store.crc32, split, num_seeds, fan_out, training)
     with _sound(store):
-        shapes = _drawn(*where)
+        shapes = _drawn(wanted)
     # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7
     # deviations for 10,000.
     above = max(1.0, statistics.NormalDist().inv_cdf(1 - 1 / (num_batches + 1)))
-    mean, large = [], []
-    nodes, edges = (
-        [shape.hop_nodes for shape, _ in shapes],
-        [shape.hop_edges for shape, _ in shapes],
-    )
-    for counts, limit in ((nodes, store.num_nodes), (edges, store.num_edges)):
-        means, totals = np.mean(counts, axis=0), np.sum(counts, axis=1)
-        spread = float(np.std(totals, ddof=1)) if len(totals) > 1 else 0.0
-        total = max(1.0, float(np.mean(totals)))
-        mean.append(_rounded(means * min(1.0, limit / total)))
-        large.append(_rounded(means * min(1.0 + above * spread / total, limit / total)))
-    source = "extrapolated" if any(cut for _, cut in shapes) else "drawn"
-    largest = bound = BatchShape(*large)
+    nodes = [shape.hop_nodes for shape, _ in shapes]
+    edges = [shape.hop_edges for shape, _ in shapes]
+    mean_nodes, most_nodes = _mean_and_most(nodes, store.num_nodes, above)
+    mean_edges, most_edges = _mean_and_most(edges, store.num_edges, above)
+    largest = bound = BatchShape(most_nodes, most_edges)
     if -1 in fan_out:
         with _sound(store):
-            heaviest, complete = _heaviest(*where)
+            heaviest, complete = _heaviest(wanted)
         largest = bound = max([heaviest] if complete else [heaviest, largest], key=_weight)
         if not complete:
-            highest = _highest_degree(store.path, store.crc32)
-            bound = with_hub(largest, fan_out, store, highest)
-    return Batches(BatchShape(*mean), largest, source, bound)
+            bound = with_hub(largest, fan_out, store, _highest_degree(store.path, store.crc32))
+    source = "extrapolated" if any(cut for _, cut in shapes) else "drawn"
+    return Batches(BatchShape(mean_nodes, mean_edges), largest, source, bound)
+
+
+def _mean_and_most(
+    counts: list[tuple[int, ...]], limit: int, above: float
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The mean counts of each hop, and these of a batch `above` standard deviations larger; `limit`
+    is the most in all hops together."""
+    means = np.mean(counts, axis=0)
+    totals = np.sum(counts, axis=1)
+    spread = float(np.std(totals, ddof=1)) if len(totals) > 1 else 0.0
+    total = max(1.0, float(np.mean(totals)))
+    most = means * min(1.0 + above * spread / total, limit / total)
+    return _rounded(means * min(1.0, limit / total)), _rounded(most)
 
 
 @contextlib.contextmanager
@@ -110,64 +181,65 @@ def with_hub(
     shape: BatchShape, num_neighbors: Sequence[int], size: GraphSize, degree: int
 ) -> BatchShape:
     """A batch that has a node with `degree` neighbors more in its last hop of all neighbors."""
-    hop = max(hop for hop, k in enumerate(num_neighbors) if k < 0)
-    nodes, edges = [*shape.hop_nodes], [*shape.hop_edges]
+    hop = _last_full_hop(num_neighbors)
+    nodes = [*shape.hop_nodes]
+    edges = [*shape.hop_edges]
     edges[hop] += max(0, min(degree, size.num_edges - shape.num_edges))
     nodes[hop + 1] += max(0, min(degree, size.num_nodes - shape.num_nodes))
     return BatchShape(tuple(nodes), tuple(edges))
 
 
+def _last_full_hop(num_neighbors: Sequence[int]) -> int:
+    """The last hop that takes all neighbors."""
+    return max(hop for hop, k in enumerate(num_neighbors) if k < 0)
+
+
 @functools.lru_cache(maxsize=64)
 def _highest_degree(path: Path, crc32: int) -> int:
     """The most in-neighbors of a node, by one pass over the offsets."""
-    store, highest, last = open_store(path), 0, 0
-    for _, offsets in store.chunks("colptr"):
+    highest = last = 0
+    for _, offsets in open_store(path).chunks("colptr"):
         highest = max(highest, int(np.diff(offsets, prepend=last).max(initial=0)))
         last = int(offsets[-1])
     return highest
 
 
+def _batches(ids: Array, size: int) -> list[Array]:
+    return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+
+
 @functools.lru_cache(maxsize=512)
-def _heaviest(
-    path: Path,
-    crc32: int,
-    split: str,
-    num_seeds: int,
-    num_neighbors: tuple[int, ...],
-    training: bool,
-) -> tuple[BatchShape, bool]:
+def _heaviest(wanted: _Wanted) -> tuple[BatchShape, bool]:
     """The batch with the most edges among those that can be counted, and whether these are all that
     a run has, with the neighbors that it draws.
 
     Of training more batches are counted than a short run has: two hubs may meet in any of them.
     """
-    store, random = open_store(path), np.random.default_rng(1)
+    store = open_store(wanted.path)
     store.advise_random()
-    ids = store.splits[split]
-    batches = [ids[begin : begin + num_seeds] for begin in range(0, len(ids), num_seeds)]
-    if training:
+    random = np.random.default_rng(1)
+    ids = store.splits[wanted.split]
+    fan_out = wanted.num_neighbors
+    batches = _batches(ids, wanted.num_seeds)
+    if wanted.training:
         orders = [random.permutation(ids) for _ in range(-(-_COUNTED_BATCHES // len(batches)))]
-        batches = [
-            order[begin : begin + num_seeds]
-            for order in orders
-            for begin in range(0, len(ids), num_seeds)
-        ]
-    hops = max(hop for hop, k in enumerate(num_neighbors) if k < 0)
-    if not _is_cold(store) and num_neighbors[0] < 0:  # those with the largest first hop first
+        batches = [batch for order in orders for batch in _batches(order, wanted.num_seeds)]
+    if not _is_cold(store) and fan_out[0] < 0:  # those with the largest first hop first
         first = [_degrees(store, seeds).sum() for seeds in batches]
         batches = [batches[number] for number in np.argsort(first, kind="stable")[::-1]]
-    counted, read = list[tuple[int, int]](), 0
-    for number, seeds in enumerate(batches[:_COUNTED_BATCHES]):
-        if read > _COUNTED_EDGES or (_is_cold(store) and number >= _DRAWS[0]):
+    counted = list[tuple[int, int]]()
+    read = 0
+    for number, seeds in enumerate(batches[: _FEWEST if _is_cold(store) else _COUNTED_BATCHES]):
+        if read > _COUNTED_EDGES:
             break
-        edges, own = _count(store, seeds, num_neighbors[: hops + 1], random)
+        edges, own = _count(store, seeds, fan_out[: _last_full_hop(fan_out) + 1], random)
         counted.append((edges, number))
         read += own
     shapes = [
-        _draw(store, batches[number], num_neighbors, random, 8 * _EDGES)
+        _draw(store, batches[number], fan_out, random, 8 * _EDGES)
         for _, number in sorted(counted, reverse=True)[:_HEAVIEST]
     ]
-    is_fixed = not training and all(k < 0 for k in num_neighbors)
+    is_fixed = not wanted.training and all(k < 0 for k in fan_out)
     complete = len(counted) == len(batches) and is_fixed and not any(cut for _, cut in shapes)
     return max((shape for shape, _ in shapes), key=_weight), complete
 
@@ -182,34 +254,25 @@ def _distinct(ids: Array) -> Array:
 
 
 @functools.lru_cache(maxsize=512)
-def _drawn(
-    path: Path,
-    crc32: int,
-    split: str,
-    num_seeds: int,
-    num_neighbors: tuple[int, ...],
-    training: bool,
-) -> list[tuple[BatchShape, bool]]:
-    """Shapes of some batches, and whether each was extrapolated; `crc32` tells a store from one
-    that replaced it."""
-    store = open_store(path)
+def _drawn(wanted: _Wanted) -> list[tuple[BatchShape, bool]]:
+    """Shapes of some batches, and whether each was extrapolated."""
+    store = open_store(wanted.path)
     store.advise_random()
-    ids, random = store.splits[split], np.random.default_rng(0)
-    full, shapes, num_draws = (
-        len(ids) // max(1, num_seeds),
-        list[tuple[BatchShape, bool]](),
-        _DRAWS[1],
-    )
-    while len(shapes) < (num_draws if training else min(num_draws, full)):
-        begin = len(shapes) * full // num_draws * num_seeds
-        seeds = (
-            random.choice(ids, num_seeds, replace=False)
-            if training
-            else ids[begin : begin + num_seeds]
-        )
-        shapes.append(_draw(store, seeds, num_neighbors, random, _EDGES))
+    random = np.random.default_rng(0)
+    ids = store.splits[wanted.split]
+    size = wanted.num_seeds
+    full = len(ids) // max(1, size)
+    shapes = list[tuple[BatchShape, bool]]()
+    num_draws = _MOST
+    while len(shapes) < (num_draws if wanted.training else min(num_draws, full)):
+        if wanted.training:
+            seeds = random.choice(ids, size, replace=False)
+        else:
+            begin = len(shapes) * full // num_draws * size
+            seeds = ids[begin : begin + size]
+        shapes.append(_draw(store, seeds, wanted.num_neighbors, random, _EDGES))
         read = sum(min(edges, _EDGES) for edges in shapes[-1][0].hop_edges)
-        num_draws = min(num_draws, max(_DRAWS[0], _EDGES // max(1, read)))
+        num_draws = min(num_draws, max(_FEWEST, _EDGES // max(1, read)))
     return shapes
 
 
@@ -233,7 +296,9 @@ def _hop(
     if total > most_edges:  # as many are read, of some of the hop's nodes
         order = random.permutation(len(picks))
         order = order[: max(1, int(np.searchsorted(np.cumsum(picks[order]), most_edges)))]
-        start, degree, picks = start[order], degree[order], picks[order]
+        start = start[order]
+        degree = degree[order]
+        picks = picks[order]
     # Evenly spread positions from a random one on: each of d neighbors is among k of them with
     # probability k / d.
     first = np.repeat(np.cumsum(picks) - picks, picks)
@@ -250,12 +315,15 @@ def _count(
     read."""
     seen = np.zeros(store.num_nodes, bool)
     seen[seeds] = True
-    frontier, counted, read = np.sort(seeds), 0.0, 0
+    frontier = np.sort(seeds)
+    counted = 0.0
+    read = 0
     for k in num_neighbors[:-1]:
         ids, total = _hop(store, frontier, k, random, _EDGES)
         frontier = _distinct(ids[~seen[ids]])
         seen[frontier] = True
-        counted, read = counted + total, read + len(ids)
+        counted += total
+        read += len(ids)
     return int(counted + _degrees(store, frontier).sum()), read + len(frontier)
 
 
@@ -267,28 +335,29 @@ def _draw(
     most_edges: int,
 ) -> tuple[BatchShape, bool]:
     """One batch, and whether it was too large to be drawn whole: `most_edges` are read in a hop."""
-    most, cut = _COLD_NODES if _is_cold(store) else most_edges, False
+    most_nodes = _COLD_NODES if _is_cold(store) else most_edges
+    cut = False
     seen = np.zeros(store.num_nodes, bool)
     seen[seeds] = True
-    frontier, nodes, edges = np.sort(seeds), [float(len(seeds))], list[float]()
+    frontier = np.sort(seeds)
+    nodes = [float(len(seeds))]
+    edges = list[float]()
     for k in num_neighbors:
-        if len(frontier) > most:
-            frontier = random.choice(frontier, most, replace=False)
+        if len(frontier) > most_nodes:
+            frontier = random.choice(frontier, most_nodes, replace=False)
         ids, total = _hop(store, frontier, k, random, most_edges)
         edges.append(nodes[-1] * total / max(1, len(frontier)))
         whole = edges[-1] / max(1, len(ids))
         ids = ids[~seen[ids]]
-        new = _distinct(ids)
-        seen[new] = True
-        distinct = float(len(new))
+        frontier = _distinct(ids)
+        seen[frontier] = True
+        distinct = float(len(frontier))
         if whole > 1.001 and distinct:
             # Distinct nodes D among m edges grow to D * (M / m) ** b among all M, with the b that
             # holds between m / 4 and m: rather too many.
-            cut, quarter = True, max(1, len(ids) // 4)
-            growth = math.log(distinct / len(_distinct(ids[:quarter]))) / math.log(
-                max(2.0, len(ids) / quarter)
-            )
-            distinct *= whole**growth
+            cut = True
+            quarter = max(1, len(ids) // 4)
+            growth = math.log(distinct / len(_distinct(ids[:quarter])))
+            distinct *= whole ** (growth / math.log(max(2.0, len(ids) / quarter)))
         nodes.append(min(distinct, store.num_nodes - min(sum(nodes), store.num_nodes)))
-        frontier = new
     return BatchShape(_rounded(nodes), _rounded(edges)), cut

@@ -1,5 +1,4 @@
-"""From edges to CSC with a stable external counting sort, without the edge list in RAM; rows by
-chunk of a file."""
+"""From edges to CSC with a stable external counting sort, without the edge list in RAM."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -9,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from ..files import Stream
-from .bits import NodeSet, kernel, put
+from ..kernels import kernel
 from .checks import index_dtype
+from .node_set import NodeSet, put
 from .npz import Array
 from .writer import ArrayWriter
 
@@ -18,7 +18,7 @@ _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read ba
 
 
 @kernel
-def _partition(src: Any, dst: Any, both: Any, shift: Any, starts: Any, out: Any) -> None:
+def _partition(src: Array, dst: Array, both: bool, shift: int, starts: Array, out: Array) -> None:
     """Sort edges by `dst >> shift`, stably, into rows (dst within its range, src) of `out`; fill
     `starts` of ranges."""
     mask = (1 << shift) - 1
@@ -37,34 +37,6 @@ def _partition(src: Any, dst: Any, both: Any, shift: Any, starts: Any, out: Any)
             at[col >> shift] = place + 1
 
 
-@kernel
-def group_by_chunk(
-    index: Any, counts: Any, stride: Any, offset: Any, shift: Any, num_bytes: Any, order: Any
-) -> Any:
-    """Counting sort into `order`, by the chunk in which rows begin: `(bad i or -1, bounds, first
-    rows, ends)`."""
-    # of 2**shift bytes: a division would take as long as all the rest
-    num_chunks = (num_bytes >> shift) + 1
-    bounds, low, high = (
-        np.zeros(num_chunks + 2, np.int64),
-        np.full(num_chunks, 2**62),
-        np.zeros(num_chunks, np.int64),
-    )
-    for i in range(len(index)):
-        row, end = index[i], index[i] + counts[i]
-        if row < 0 or offset + end * stride > num_bytes:
-            return i, bounds, low, high
-        c = (offset + row * stride) >> shift
-        bounds[c + 2] += 1
-        low[c], high[c] = min(low[c], row), max(high[c], end)
-    bounds = bounds.cumsum()
-    for i in range(len(index)):
-        c = ((offset + index[i] * stride) >> shift) + 1
-        order[bounds[c]] = i
-        bounds[c] += 1
-    return -1, bounds[:-1], low, high
-
-
 class Pairs(Stream):
     """Edges on disk, as rows (dst - first dst of its range, src); each range of destinations can be
     read alone."""
@@ -75,12 +47,16 @@ class Pairs(Stream):
     def __init__(
         self, path: Path, num_cols: int, shift: int, dtype: type[np.signedinteger[Any]]
     ) -> None:
-        self.num_cols, self.shift, self.num_ranges = num_cols, shift, -(-num_cols >> shift)
-        self.dtype, self.pair_bytes = np.dtype(dtype), 2 * np.dtype(dtype).itemsize
+        self.num_cols = num_cols
+        self.shift = shift
+        self.num_ranges = -(-num_cols >> shift)
+        self.dtype = np.dtype(dtype)
+        self.pair_bytes = 2 * self.dtype.itemsize
         super().__init__(path)
         self._chunks: list[tuple[int, Array]] = []
 
     def add(self, src: Array, dst: Array, both: bool = False) -> None:
+        """Append edges, with `both` in both directions."""
         starts = np.zeros(self.num_ranges + 1, np.int64)
         out = np.empty(((2 if both else 1) * len(src), 2), self.dtype)
         _partition(src, dst, both, self.shift, starts, out)
@@ -88,20 +64,21 @@ class Pairs(Stream):
         self.append(out.reshape(-1).view(np.uint8).data)
 
     def count(self, number: int) -> int:
+        """The pairs of one range."""
         return sum(int(starts[number + 1] - starts[number]) for _, starts in self._chunks)
 
     def pieces(self, number: int, most: int) -> Iterator[Array]:
         """Yield the pairs of one range in order, [n, 2], at most `most` at a time."""
-        out, filled = np.empty((min(most, self.count(number)), 2), self.dtype), 0
+        out = np.empty((min(most, self.count(number)), 2), self.dtype)
+        filled = 0
         for offset, starts in self._chunks:
-            begin, end = int(starts[number]), int(starts[number + 1])
+            begin, end = starts[number : number + 2].tolist()
             while begin < end:
                 take = min(end - begin, len(out) - filled)
-                self.fill(
-                    out[filled : filled + take].reshape(-1).view(np.uint8).data,
-                    offset + begin * self.pair_bytes,
-                )
-                begin, filled = begin + take, filled + take
+                part = out[filled : filled + take]
+                self.fill(part.reshape(-1).view(np.uint8).data, offset + begin * self.pair_bytes)
+                begin += take
+                filled += take
                 if filled == len(out):
                     yield out
                     filled = 0
@@ -114,12 +91,13 @@ class Pairs(Stream):
 
 
 @kernel
-def _csc(num_cols: Any, col: Any, row: Any, unique: Any) -> Any:
+def _csc(num_cols: int, col: Array, row: Array, unique: bool) -> tuple[Array, Array]:
     """Convert edges in RAM to CSC, colptr and row, by a stable counting sort; ids are not checked.
 
     With `unique`, every column is sorted and its duplicates are dropped.
     """
-    ptr, out = np.zeros(num_cols + 2, np.int64), np.empty(len(row), row.dtype)
+    ptr = np.zeros(num_cols + 2, np.int64)
+    out = np.empty(len(row), row.dtype)
     for v in col:
         ptr[v + 2] += 1
     for v in range(2, num_cols + 2):
@@ -130,9 +108,11 @@ def _csc(num_cols: Any, col: Any, row: Any, unique: Any) -> Any:
     colptr = ptr[:-1]
     if not unique:
         return colptr, out
-    count, begin = 0, colptr[0]
+    count = 0
+    begin = colptr[0]
     for v in range(num_cols):
-        end, last = colptr[v + 1], -1
+        end = colptr[v + 1]
+        last = -1
         out[begin:end].sort()
         for i in range(begin, end):
             if out[i] != last:
@@ -145,7 +125,7 @@ def _csc(num_cols: Any, col: Any, row: Any, unique: Any) -> Any:
 
 
 @kernel
-def _survey(begin: Any, colptr: Any, row: Any, both: Any, words: Any) -> Any:
+def _survey(begin: int, colptr: Array, row: Array, both: bool, words: Array) -> int:
     """Return the number of self-loops in columns from `begin` on; put nodes with edges into the set
     of `words`. If edges go both ways (`both`), a source is a column, too."""
     loops = 0
@@ -176,11 +156,15 @@ class EdgeSort:
         self, folder: Path, num_nodes: int, num_edges: int, *, undirected: bool, workspace: int,
         done: Callable[[int], None],
     ) -> None:  # fmt: skip
-        self.folder, self.num_nodes, self.undirected = folder, num_nodes, undirected
-        self.workspace, self.done = workspace, done
+        self.folder = folder
+        self.undirected = undirected
+        self.workspace = workspace
+        self.done = done
         self.chunk_edges = max(1, min(2**20, workspace // 128))
-        self._dtype, self._serial = index_dtype(num_nodes), 0
-        self.num_self_loops, self.connected = 0, NodeSet(num_nodes)
+        self.num_self_loops = 0
+        self.connected = NodeSet(num_nodes)
+        self._dtype = index_dtype(num_nodes)
+        self._serial = 0
         self._num_written = 0  # columns
         self._edge_bytes = 3 * np.dtype(self._dtype).itemsize  # a pair, and its entry in row
         self._pairs = self._new_pairs(num_nodes, num_edges * (2 if undirected else 1))
@@ -191,11 +175,8 @@ class EdgeSort:
         num_ranges = 1 + (num_pairs * self._edge_bytes + num_cols * 8) * 5 // (4 * self.workspace)
         # widths are powers of two: there may be almost twice as many
         num_ranges = min(num_ranges, _MAX_BUCKETS // 2)
-        shift = (
-            max(0, (num_cols // num_ranges).bit_length() - 1)
-            if num_ranges > 1
-            else (num_cols - 1).bit_length()
-        )
+        # of one range alone all columns, else at most the average
+        shift = (num_cols - 1 if num_ranges == 1 else num_cols // num_ranges // 2).bit_length()
         self._serial += 1
         return Pairs(
             self.folder / f"pairs-{self._serial}.tmp", num_cols, min(shift, widest), self._dtype
@@ -215,10 +196,8 @@ class EdgeSort:
 
     def _write(self, pairs: Pairs, row: ArrayWriter, colptr: ArrayWriter) -> None:
         for number in range(pairs.num_ranges):
-            width, count = (
-                min(1 << pairs.shift, pairs.num_cols - (number << pairs.shift)),
-                pairs.count(number),
-            )
+            width = min(1 << pairs.shift, pairs.num_cols - (number << pairs.shift))
+            count = pairs.count(number)
             if width == 1 or count * self._edge_bytes + width * 8 <= self.workspace:
                 part = pairs.all(number)
                 ptr, sources = _csc(width, part[:, 0], part[:, 1], self.undirected)
@@ -240,13 +219,14 @@ class EdgeSort:
 
 
 @kernel
-def restore_input_order(colptr: Any, row: Any, perm: Any) -> None:
+def restore_input_order(colptr: Array, row: Array, perm: Array) -> None:
     """Restore the input order of the edges in each column of a CSC, in place, from their input
     positions `perm`."""
     # Without pyg-lib, PyG's `to_csc` uses `torch.sort(stable=False)`, which can shuffle the edges
     # of a column.
     for v in range(len(colptr) - 1):
-        begin, end = colptr[v], colptr[v + 1]
+        begin = colptr[v]
+        end = colptr[v + 1]
         for i in range(begin + 1, end):
             if perm[i] < perm[i - 1]:
                 order = np.argsort(perm[begin:end])

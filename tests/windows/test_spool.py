@@ -25,20 +25,21 @@ from torch_geometric.data import Data
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.files import file_system
-from ogbnlib.forecast import budget
-from ogbnlib.forecast.budget import Spooling, Windows, spool_bytes
-from ogbnlib.graph.disk import DiskArray, DiskFull, Interrupted, SpoolFile
 from ogbnlib.graph.store import Store
+from ogbnlib.io.disk_array import DiskArray, Interrupted
+from ogbnlib.io.spool_file import DiskFull, SpoolFile
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.choice import EpochSampler
-from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sampling.spool import Spool
-from ogbnlib.sampling.window import Window
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.train import train
+from ogbnlib.windows import plan
+from ogbnlib.windows.plan import Spooling, Windows, spool_bytes
+from ogbnlib.windows.spool import Preparation, Spool
+from ogbnlib.windows.store_loader import StoreLoader
+from ogbnlib.windows.window import Window
 
 WINDOWS = Windows(3, True, 0, 2**20)
 GB = 2**30
@@ -63,23 +64,34 @@ def make(store: Store, tmp_path: Path) -> Iterator[Build]:
     loaders: list[StoreLoader] = []
 
     def build(
-        picked: int, sampled: int = 5, structure: int = 2, num_neighbors: Any = (4, 3), **how: Any
+        picked: int,
+        sampled: int = 5,
+        structure: int = 2,
+        num_neighbors: Any = (4, 3),
+        shuffle: bool = True,
+        last_epoch: int | None = 3,
+        **preparation: Any,
     ) -> Any:
-        shuffle, epochs = how.get("shuffle", True), how.get("epochs", 3)
         ids = torch.from_numpy(store.splits["train"])
         spooling = Spooling(sampled, picked * structure, picked, 2**20, 0) if picked else None
+        windows = dataclasses.replace(WINDOWS, spooling=spooling, in_memory=WINDOWS)
+        seen: list[dict[str, Any]] = []
+
+        def see(**info: Any) -> None:
+            seen.append(info)
+
+        recorded: dict[str, Any] = {"on_window": see, "on_pass": see, **preparation}
         loader: Any = StoreLoader(
             store,
             CSCSampler(store.colptr, store.row, num_neighbors, seed=3, fixed=not shuffle),
             ids,
             torch.from_numpy(np.array(store.y[ids.numpy()])),
-            dataclasses.replace(WINDOWS, spooling=spooling, in_memory=WINDOWS),
+            Preparation(windows, last_epoch=last_epoch, spool_dir=tmp_path, **recorded),
             batch_size=16,
             sampler=EpochSampler(len(ids), shuffle=shuffle, seed=3),
         )
         loaders.append(loader)
-        loader.last_epoch, loader.spool_dir, loader.seen = epochs, tmp_path, []
-        loader.on_window = loader.on_pass = lambda **info: loader.seen.append(info)
+        loader.seen = seen
         return loader
 
     yield build
@@ -123,13 +135,8 @@ def test_a_shard_has_room_for_more_batches_where_they_have_nodes_in_common(make:
 def test_windows_are_packed_while_the_first_shard_is_filled(
     make: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loader, filled, pack, order = (
-        make(3, 100, structure=4),
-        threading.Event(),
-        Window.pack,
-        itertools.count(),
-    )
-    loader.on_pass = lambda **info: "windows" in info and filled.set()
+    filled, pack, order = threading.Event(), Window.pack, itertools.count()
+    loader = make(3, 100, structure=4, on_pass=lambda **info: "windows" in info and filled.set())
 
     def late(*arguments: Any) -> Window:
         # two are packed at a time, for a shard of one window
@@ -172,15 +179,13 @@ def test_the_next_structure_file_is_sampled_while_the_last_shards_of_this_one_ar
 
 
 def test_a_few_first_batches_come_before_the_first_pass(make: Build) -> None:
-    plain, spooled = make(0), make(100)
-    spooled.first_batches = 2
+    plain, spooled = make(0), make(100, first_batches=2)
     for epoch in (1, 2):
         assert_equal(batches_of(spooled, epoch), batches_of(plain, epoch))
     windows = [window for window in spooled.seen if "epoch" in window]
     assert [window["batches"] for window in windows][:6] == [2, 3, 3, 3, 3, 2]
     assert ["spool_s" in window for window in windows[:6]] == [False] + [True] * 5
-    last = make(100)
-    last.first_batches = 2
+    last = make(100, first_batches=2)
     assert_equal(batches_of(last, 1, 96), batches_of(plain, 1, 96))
     # no pass ends in the first window
     assert "spool_s" in next(window for window in last.seen if "epoch" in window)
@@ -203,12 +208,13 @@ def test_it_goes_on_from_anywhere_and_after_a_pass_that_was_left(
 
 
 def test_an_evaluation_is_prepared_in_the_first_pass_of_training_and_kept(make: Build) -> None:
-    plain, alone, evaluation = (make(picked, shuffle=False, epochs=None) for picked in (0, 8, 8))
-    training, expected = make(8), batches_of(plain, 0)
+    plain, alone, evaluation = (
+        make(picked, shuffle=False, last_epoch=None) for picked in (0, 8, 8)
+    )
+    training, expected = make(8, evaluations=[evaluation.reader.spool]), batches_of(plain, 0)
     for _ in range(2):
         assert_equal(batches_of(alone, 0), expected)
     assert 0 < alone.reader.bytes_read <= plain.reader.bytes_read  # once
-    training.evaluations = [evaluation]
     for epoch in (1, 2):
         assert_equal(batches_of(training, epoch), batches_of(make(0), epoch))
         assert_equal(batches_of(evaluation, 0), expected)
@@ -356,7 +362,9 @@ def test_waiting_ends_where_the_run_is_to_stop(
     make: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pass itself ends too, and another one goes on from there."""
-    loader, slow = make(8), threading.Event()
+    stops, slow = threading.Event(), threading.Event()
+    loader = make(8, waiting=lambda reading: stops.is_set() and slow.is_set())
+    stops.set()
     read = DiskArray._read
 
     def hesitant(self: DiskArray, *place: int) -> memoryview:
@@ -366,14 +374,13 @@ def test_waiting_ends_where_the_run_is_to_stop(
         return read(self, *place)
 
     monkeypatch.setattr(DiskArray, "_read", hesitant)
-    loader.waiting = lambda reading: slow.is_set()
     set_epoch(loader, 1)
     begun = time.monotonic()
     with pytest.raises(Interrupted):
         next(iter(loader))
     assert time.monotonic() - begun < 5
     monkeypatch.undo()
-    loader.waiting = lambda reading: False
+    stops.clear()
     assert_equal(batches_of(loader, 1), batches_of(make(0), 1))
 
 
@@ -381,17 +388,15 @@ def test_auto_takes_a_quarter_of_the_free_disk_never_its_last_5_gb_and_no_memory
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage, kind = namedtuple("usage", "total used free"), ["ext4"]
-    monkeypatch.setattr(budget, "file_system", lambda folder: kind[0])
+    monkeypatch.setattr(plan, "file_system", lambda folder: kind[0])
     for free, room in ((100 * GB, 25 * GB), (6 * GB, GB), (4 * GB, 0)):
-        monkeypatch.setattr(
-            budget.shutil, "disk_usage", lambda folder, free=free: usage(0, 0, free)
-        )
+        monkeypatch.setattr(plan.shutil, "disk_usage", lambda folder, free=free: usage(0, 0, free))
         assert spool_bytes("auto", tmp_path) == room
         assert spool_bytes("auto", tmp_path, sharers=2) == room // 2
         assert spool_bytes("off", tmp_path) == 0
         assert spool_bytes(3 * GB, tmp_path) == 3 * GB
     kind[0] = "tmpfs"
-    monkeypatch.setattr(budget.shutil, "disk_usage", lambda folder: usage(0, 0, 100 * GB))
+    monkeypatch.setattr(plan.shutil, "disk_usage", lambda folder: usage(0, 0, 100 * GB))
     assert spool_bytes("auto", tmp_path) == 0
     assert spool_bytes(3 * GB, tmp_path) == 3 * GB
 
@@ -459,7 +464,7 @@ import json, sys, time
 from pathlib import Path
 import ogbnlib.training.train as module
 from ogbnlib.config import TrainConfig
-from ogbnlib.graph.disk import DiskArray
+from ogbnlib.io.disk_array import DiskArray
 read = DiskArray._read
 def slow(self, *place):
     time.sleep(0.01)  # else a pass over a small graph is over at once

@@ -21,19 +21,20 @@ from torch_geometric.sampler import NodeSamplerInput
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.files import new_folder
-from ogbnlib.forecast.budget import Windows
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter
 from ogbnlib.memory.limits import Limit
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.choice import EpochSampler
-from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import write_raw
 from ogbnlib.training.train import train
+from ogbnlib.windows.plan import Windows
+from ogbnlib.windows.spool import Preparation
+from ogbnlib.windows.store_loader import StoreLoader
 
 N, FEATURES, CLASSES, BATCH, NUM_NEIGHBORS = 1500, 301, 4, 16, [3, 2]
 Make = Callable[..., StoreLoader]
@@ -97,23 +98,25 @@ def make(stores: Callable[..., Store]) -> Iterator[Make]:
         overlapped: bool = True,
         store: Store | None = None,
         shuffle: bool = True,
-        **arguments: Any,
+        last_epoch: int | None = None,
     ) -> StoreLoader:
         store = store or stores()
+        seen: list[dict[str, Any]] = []
         ids = torch.from_numpy(store.splits["train"])
         loader = StoreLoader(
             store,
             CSCSampler(store.colptr, store.row, NUM_NEIGHBORS, seed=3),
             ids,
             torch.from_numpy(np.array(store.y[ids.numpy()])),
-            Windows(window_batches, overlapped, 0, 2**20),
+            Preparation(
+                Windows(window_batches, overlapped, 0, 2**20),
+                last_epoch=last_epoch,
+                on_window=lambda **info: seen.append(info),
+            ),
             batch_size=BATCH,
             sampler=EpochSampler(len(ids), shuffle=shuffle, seed=3),
-            **arguments,
         )
-        seen: list[dict[str, Any]] = []
         loader.seen = seen
-        loader.on_window = lambda **info: seen.append(info)
         made.append(loader)
         return loader
 
@@ -204,8 +207,8 @@ def test_an_epoch_that_is_left_leaves_no_thread_and_closing_no_file(
     make: Make, stores: Callable[..., Store], window_batches: int | None, taken: int
 ) -> None:
     gc.collect()  # loaders of other tests
-    before, loader = set(threading.enumerate()), make(window_batches)
-    files, loader.last_epoch = open_files() - (0 if window_batches is None else 3), 9
+    before, loader = set(threading.enumerate()), make(window_batches, last_epoch=9)
+    files = open_files() - (0 if window_batches is None else 3)
     for _ in range(3):
         set_epoch(loader, 1)
         for number, batch in enumerate(loader, 1):

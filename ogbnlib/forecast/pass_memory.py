@@ -1,0 +1,178 @@
+"""The memory of a pass over a split, from sizes alone: batches, a step, workers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+from ..config import TrainConfig
+from ..graph.store import GraphSize, Store
+from . import sizes
+from .batches import Batches, BatchShape, batch_bytes, draw_batches, num_queued, with_hub
+from .step import activation_bytes, fuses, model_state_bytes
+
+MODEL = "model, gradients, Adam"
+BATCH = "batch in use"
+STEP = "step: activations and sampling"
+READY = "batches ready"
+WORKERS = ("workers' batches (shared memory)", "workers")
+# The share by which batches may be larger than forecast; twice that if all neighbors are sampled.
+UNSURE = {"drawn": 0.0, "extrapolated": 0.1, "degrees": 0.25}
+# For the choice of windows and for times only; measured on a 2-core machine with an NVMe-like disk.
+DISK_BYTES_PER_S = 1.2e9
+
+
+class WindowPlan(Protocol):
+    """The part of `windows.plan.Windows` that decides times."""
+
+    window_batches: int | None
+    overlapped: bool
+    moved_bytes: int
+    spooling: Any
+
+
+def sweep_s(
+    files: Mapping[str, int], num_hops: int, bytes_per_s: float = DISK_BYTES_PER_S
+) -> float:
+    """Seconds of a window's pass over a store: its features once, its graph once a hop."""
+    return (files["x"] + num_hops * (files["colptr"] + files["row"])) / bytes_per_s
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over a split, to train or to evaluate: bytes in addition to the graph and the model,
+    by parts."""
+
+    config: TrainConfig
+    size: GraphSize
+    split: str
+    batches: Batches
+    training: bool = True
+    own_batches: int | None = None  # of this rank; None for all of the split
+    sharers: int = 1  # ranks on this node, which have the page cache in common
+    # Bytes that a store reserves next to windows and next to the page cache; None for those of a
+    # step.
+    reserve: tuple[int, int] | None = None
+
+    @classmethod
+    def over(cls, config: TrainConfig, size: GraphSize, split: str, training: bool) -> Self:
+        """A pass with batches drawn from the store, if `size` is one, or else expected from mean
+        degrees."""
+        seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
+        seeds = min(seeds, size.num_seeds[split])
+        fan_out = config.fan_out(training)
+        if config.propagated:
+            batches = Batches.of(BatchShape((seeds,), ()))
+        elif isinstance(size, Store):
+            count = -(-size.num_seeds[split] // max(1, seeds))
+            if training:
+                count *= max(1, config.epochs)
+            batches = draw_batches(
+                size, split, seeds, fan_out, training=training, num_batches=count
+            )
+        else:
+            expected = sizes.expected_batch(size, config.undirected, seeds, fan_out)
+            batches = Batches.of(expected, "degrees")
+            if -1 in fan_out:
+                bound = with_hub(expected, fan_out, size, size.num_edges)
+                batches = replace(batches, bound=bound)
+        return cls(config, size, split, batches, training)
+
+    @property
+    def batch(self) -> BatchShape:
+        """The mean batch, for sums over many of them; the largest one decides the peak of a
+        step."""
+        return self.batches.mean
+
+    @property
+    def itemsize(self) -> int:
+        return sizes.feature_itemsize(self.config, self.size)
+
+    @property
+    def batch_itemsize(self) -> int:
+        """Bytes of a feature in a batch: int8 is decoded to float32 when a batch is put
+        together."""
+        return 4 if self.itemsize == 1 else self.itemsize
+
+    @property
+    def num_batches(self) -> int:
+        if self.own_batches is not None:
+            return self.own_batches
+        return -(-self.size.num_seeds[self.split] // max(1, self.batch.hop_nodes[0]))
+
+    @property
+    def _num_after_first(self) -> float:
+        """Batches that come after the first, in units of a whole one, as the last may have fewer
+        seeds."""
+        if self.own_batches is not None:
+            return max(0, self.own_batches - 1)
+        return max(0.0, self.size.num_seeds[self.split] / max(1, self.batch.hop_nodes[0]) - 1)
+
+    def _largest(self, on_gpu: bool = False) -> tuple[int, int, int]:
+        """Bytes of the largest batch, of its float16 features widened to float32, and of its
+        activations."""
+        size = self.size
+        largest = self.batches.largest
+        widened = 0
+        if self.itemsize == 2 and not fuses(self.config, on_gpu):
+            widened = 4 * largest.num_nodes * size.num_features
+        activations = activation_bytes(
+            self.config, largest, size.num_features, size.num_classes, self.training, on_gpu
+        )
+        return self._batch_bytes(largest), widened, activations
+
+    def on_gpu(self) -> dict[str, int]:
+        """A step in GPU memory, allocated by torch, at its peak; the batch is copied whole and
+        widened there."""
+        batch, widened, activations = self._largest(on_gpu=True)
+        state = model_state_bytes(self.config, self.size.num_features, self.size.num_classes)
+        return {"batch": batch + widened, MODEL: state, "activations": activations}
+
+    def step(self) -> dict[str, int]:
+        """In the trainer's own process: a batch and a step, or the sampling of the next batch where
+        that is more."""
+        batch, widened, activations = self._largest()
+        sampling = sizes.sampling_bytes(self.batches.largest)
+        return {BATCH: batch, STEP: max(activations + widened, sampling)}
+
+    def workers(self, idle_loaders: int) -> dict[str, int]:
+        """In this pass's workers and, if they are persistent, in those of `idle_loaders` others."""
+        config = self.config
+        if not config.num_workers:
+            return {}
+        ready = min(sizes.PREFETCH_FACTOR * config.num_workers, self._num_after_first)
+        sampling = min(config.num_workers, self._num_after_first + 1)
+        processes = config.num_workers
+        if config.persistent_workers:
+            processes *= 1 + idle_loaders
+        own = processes * sizes.WORKER_BYTES
+        return {
+            WORKERS[0]: self._ready_bytes(ready),
+            WORKERS[1]: own + int(sampling * sizes.sampling_bytes(self.batch)),
+        }
+
+    def unsure_bytes(self, parts: Mapping[str, int]) -> int:
+        """By how much more than forecast the batches among `parts` may take: see `UNSURE`, and
+        `Batches.bound`."""
+        share = UNSURE[self.batches.source]
+        if -1 in self.config.fan_out(self.training):
+            share *= 2
+        unsure = share * sum(parts.get(name, 0) for name in (BATCH, STEP, READY, *WORKERS))
+        bound = replace(self, batches=replace(self.batches, largest=self.batches.bound))
+        return int(unsure) + sum(bound.step().values()) - sum(self.step().values())
+
+    def prefetched(self) -> dict[str, int]:
+        """A step and the batches of a store that are ready for it (`windows.prefetch`), without
+        windows."""
+        others = max(0, self.num_batches - 1)
+        ready = num_queued(self._batch_bytes(self.batch), others)
+        return {READY: self._ready_bytes(ready), **self.step()}
+
+    def _batch_bytes(self, batch: BatchShape) -> int:
+        return batch_bytes(batch, self.size.num_features, self.batch_itemsize)
+
+    def _ready_bytes(self, count: float) -> int:
+        """Bytes of `count` batches that wait, one of them as large as the largest: where hubs
+        make a few batches many times as large as the others, two of these may meet."""
+        mean = self._batch_bytes(self.batch)
+        largest = self._batch_bytes(self.batches.largest)
+        return int(max(0, count - 1) * mean + min(1, count) * largest)

@@ -1,0 +1,114 @@
+"""Sets of nodes as bits, with ranks: 21 MB for papers100M."""
+
+import numpy as np
+from numba import int64, uint64
+
+from ..kernels import kernel
+from .npz import Array
+
+
+@kernel
+def _ones(word: np.uint64) -> int:
+    """Bits set in a uint64 (Warren, Hacker's Delight, 2nd edition, figure 5-2)."""
+    word = word - ((word >> uint64(1)) & uint64(0x5555555555555555))
+    word = (word & uint64(0x3333333333333333)) + ((word >> uint64(2)) & uint64(0x3333333333333333))
+    word = (word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)
+    return int64((word * uint64(0x0101010101010101)) >> uint64(56))
+
+
+@kernel
+def has(words: Array, node: int) -> bool:
+    """Return whether `node` is a member."""
+    bit = uint64(node)
+    return (words[bit >> uint64(6)] >> (bit & uint64(63))) & uint64(1) != uint64(0)
+
+
+@kernel
+def put(words: Array, node: int) -> None:
+    """Add `node`."""
+    bit = uint64(node)
+    words[bit >> uint64(6)] |= uint64(1) << (bit & uint64(63))
+
+
+@kernel
+def rank(words: Array, before: Array, node: int) -> int:
+    """Return the number of members below `node`; `before` has the members in all words before
+    each."""
+    bit = uint64(node)
+    below = (uint64(1) << (bit & uint64(63))) - uint64(1)
+    return before[bit >> uint64(6)] + _ones(words[bit >> uint64(6)] & below)
+
+
+@kernel
+def _put_all(words: Array, nodes: Array) -> None:
+    for node in nodes:
+        put(words, node)
+
+
+@kernel
+def _count_before(words: Array, before: Array) -> int:
+    total = 0
+    for w in range(len(words)):
+        before[w] = total
+        total += _ones(words[w])
+    return total
+
+
+@kernel
+def _ranks(words: Array, before: Array, nodes: Array) -> Array:
+    out = np.empty(len(nodes), before.dtype)
+    for i in range(len(nodes)):
+        out[i] = rank(words, before, nodes[i])
+    return out
+
+
+@kernel
+def _members(words: Array, total: int, before: Array) -> Array:
+    ids = np.empty(total, before.dtype)
+    at = 0
+    for w in range(len(words)):
+        word = words[w]
+        while word != uint64(0):
+            others = word & (word - uint64(1))  # all but the lowest bit
+            ids[at] = w * 64 + _ones((word ^ others) - uint64(1))
+            word = others
+            at += 1
+    return ids
+
+
+class NodeSet:
+    """A set of node ids below `num_nodes`, in num_nodes / 8 bytes, and half as much for the
+    ranks."""
+
+    # It finds the distinct ids among 12 million in one second; sorting takes ten.
+
+    def __init__(self, num_nodes: int):
+        self.num_nodes = num_nodes
+        # at least one bit more: the end has a rank, too
+        self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
+        # members in all words before each, as of the last `count`
+        self.before: Array = np.empty(0, np.int32)
+
+    def add(self, nodes: Array) -> None:
+        """Add integer ids, which are not checked."""
+        _put_all(self.words, nodes)
+
+    def contains(self, nodes: Array) -> Array:
+        """Return which of these int64 ids are members, bool [len(nodes)]."""
+        bits = self.words[nodes >> 6] >> (nodes & 63).astype(np.uint64)
+        return bits & np.uint64(1) != 0
+
+    def count(self) -> int:
+        """Return the number of members, and compute the ranks, which are valid until the next
+        `add`."""
+        self.before = np.empty(len(self.words), np.int32 if self.num_nodes < 2**31 else np.int64)
+        return _count_before(self.words, self.before)
+
+    def members(self) -> Array:
+        """Return all ids, ascending, int32 (int64 from 2**31 nodes on), and compute the ranks."""
+        return _members(self.words, self.count(), self.before)
+
+    def ranks(self, nodes: Array) -> Array:
+        """Return the number of members below each id, which is a member's position in `members`, in
+        its dtype."""
+        return _ranks(self.words, self.before, nodes)

@@ -1,0 +1,60 @@
+"""Compiled functions: the decorator of all kernels, and prefetching, which numba lacks."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from llvmlite import ir
+from numba import config, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from . import kernel_cache
+
+Array = NDArray[Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def kernel_with(
+    *, fastmath: bool | set[str] = False, inline: str = "never"
+) -> Callable[[Function], Function]:
+    """Return a decorator that compiles a function on first use, with these options of numba.
+
+    The machine code is stored in `kernel_cache.folder`. It is single-threaded, as forked DataLoader
+    workers must not share a pool.
+    """
+
+    def declare(function: Function) -> Function:
+        folder = kernel_cache.folder()
+        before = config.CACHE_DIR
+        config.CACHE_DIR = str(folder or "")  # which numba reads here, once for each function
+        try:
+            compiled: Function = njit(
+                nogil=True, cache=folder is not None, fastmath=fastmath, inline=inline
+            )(function)
+        finally:
+            config.CACHE_DIR = before
+        return compiled
+
+    return declare
+
+
+kernel = kernel_with()
+
+
+@intrinsic
+def prefetch(typing_context, array, place):  # type: ignore[no-untyped-def]
+    """Ask for the cache line of item `place` of an array in C order, and go on: a later read then
+    need not wait."""
+
+    def fetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        pointer = builder.bitcast(builder.gep(data, [arguments[1]]), cgutils.voidptr_t)
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        # data, to read, into all caches
+        builder.call(function, [pointer, number(0), number(3), number(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), fetch

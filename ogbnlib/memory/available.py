@@ -1,0 +1,29 @@
+"""Memory that a process can plan with."""
+
+import os
+
+import psutil
+
+from ..errors import MB
+from ..launcher import local_ranks
+from .cgroup import effective_limit
+from .reading import own_memory, read_rss
+
+
+def usable_bytes(limit_bytes: int) -> int:
+    """The part of a limit to plan with: 5 %, and at least 60 MB, are left for memory that no sum
+    here knows."""
+    return max(0, min(int(0.95 * limit_bytes), limit_bytes - 60 * MB))
+
+
+def available_bytes() -> int:
+    """Return the bytes that this process may still use, of its limit and of the host's free memory.
+
+    The ranks of a node share both, and the limit also with their launcher.
+    """
+    ranks = local_ranks()
+    launcher = 0
+    if ranks > 1:
+        launcher = read_rss([os.getppid()])[0] or 0
+    own_share = (usable_bytes(effective_limit()[0]) - launcher) // ranks - own_memory()[0]
+    return max(0, min(own_share, usable_bytes(psutil.virtual_memory().available) // ranks))

@@ -1,0 +1,151 @@
+"""PyG's interfaces over a store: `Data`, `FeatureStore`, `GraphStore`, and a sampler for its
+loaders."""
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, TensorAttr
+from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.utils import index_to_mask
+
+from ..errors import InputError, clear_errors, format_bytes, split_name
+from ..graph.checks import SPLITS
+from ..graph.npz import Array
+from ..graph.store import Store
+from ..memory.available import available_bytes
+from ..sources.data import as_ids
+from .sampler import CSCSampler
+
+_MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
+
+
+def node_ids(nodes: str | ArrayLike | Tensor | None, store: Store) -> Array:
+    """Return int64 ids [n] for a split's name, distinct node ids, a mask of all nodes, or None for
+    all of them."""
+    if isinstance(nodes, str):
+        name = split_name(nodes)
+        if name not in SPLITS or not len(store.splits[name]):
+            raise InputError(
+                f"nodes: expected a split with nodes of {', '.join(SPLITS)}, or node ids, got {nodes!r}"
+            )
+        return store.splits[name]
+    num_nodes = store.num_nodes
+    ids = np.arange(num_nodes) if nodes is None else as_ids(nodes, num_nodes, "nodes")
+    if not ids.size or ids.min() < 0 or ids.max() >= num_nodes:
+        actual = f"{ids.min()} to {ids.max()}" if ids.size else "none"
+        raise InputError(f"nodes: expected ids from 0 to {num_nodes - 1}, got {actual}")
+    repeats = len(ids) - len(np.unique(ids))
+    if repeats:
+        raise InputError(f"nodes: expected each once, got {repeats} repeats")
+    return ids
+
+
+@clear_errors()
+def to_data(store: Store) -> Data:
+    """Read a whole store into a PyG `Data` in RAM, for a graph that fits.
+
+    It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label), `edge_index` int64 [2, E],
+    source above target, ascending by target, reverse edges included; and `train_mask`, `val_mask`,
+    `test_mask` bool [N].
+    """
+    needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
+    free = available_bytes()
+    if needed > free:  # 102 GB for ogbn-papers100M
+        sizes = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(free)} are available"
+        raise InputError(f"{store.path}: {sizes}; use store.loader, which reads batch by batch")
+    masks = {
+        mask: index_to_mask(torch.from_numpy(store.splits[split]), store.num_nodes)
+        for split, mask in _MASKS.items()
+    }
+    return Data(
+        x=torch.from_numpy(store.read("x", np.float32)),
+        y=torch.from_numpy(store.read("y", np.int64)),
+        edge_index=torch.from_numpy(store.read_edge_index()),
+        **masks,
+    )
+
+
+class _PassSampler(CSCSampler):
+    """A `CSCSampler` whose batches torch's generator decides, as in PyG's own samplers."""
+
+    def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
+        return super().batch_key(int(torch.randint(2**62, ())), epoch)
+
+
+def sampler(store: Store, num_neighbors: Sequence[int], seed: int = 0) -> CSCSampler:
+    """Return a sampler for PyG's node and link loaders; torch's generator decides each batch.
+
+    `NeighborLoader` and `LinkNeighborLoader` take it as `neighbor_sampler`, where its own fan-outs
+    count.
+    """
+    return _PassSampler(store.colptr, store.row, num_neighbors, seed=seed)
+
+
+class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
+    """`x` float32 [N, F] and `y` int64 [N] of a store as PyG's `FeatureStore`, read from the
+    maps; `Store.loader` is faster for stores larger than memory."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store
+        store.advise_random()
+
+    def get_all_tensor_attrs(self) -> list[TensorAttr]:
+        return [TensorAttr(group_name=None, attr_name=name) for name in ("x", "y")]
+
+    def _get_tensor(self, attr: TensorAttr) -> Tensor:
+        self._check_name(attr)
+        self.store.check_maps()
+        index = attr.index
+        if index is None:
+            index = slice(None)
+        elif isinstance(index, Tensor):
+            index = index.numpy()
+        values = np.asarray(getattr(self.store, attr.attr_name)[index])
+        if attr.attr_name == "y":
+            return torch.from_numpy(values.astype(np.int64))
+        rows = self.store.decode(values.reshape(-1, self.store.num_features)).reshape(values.shape)
+        return torch.from_numpy(rows.astype(np.float32))
+
+    def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
+        self._check_name(attr)
+        return self.store.files[attr.attr_name].shape
+
+    def _check_name(self, attr: TensorAttr) -> None:
+        group = attr.group_name if attr.is_set("group_name") else None
+        if group is not None or attr.attr_name not in ("x", "y"):
+            names = "x and y of the group None"
+            raise KeyError(f"{self.store.path}: expected {names}, got {attr.attr_name} of {group}")
+
+    def _read_only(self, *arguments: object) -> NoReturn:
+        raise InputError(f"{self.store.path}: a store is read only; write a new one")
+
+    _put_tensor = _remove_tensor = _read_only
+
+
+class StoreGraph(GraphStore):  # type: ignore[misc]
+    """The edges of a store as PyG's `GraphStore`: one kind of edge, in CSC form, mapped.
+
+    PyG's own samplers take int64, for which `row` is read into RAM: 8 bytes an edge; `CSCSampler`
+    reads the maps.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__()
+        self.store = store
+
+    def get_all_edge_attrs(self) -> list[EdgeAttr]:
+        size = (self.store.num_nodes, self.store.num_nodes)
+        return [EdgeAttr(None, EdgeLayout.CSC, is_sorted=True, size=size)]
+
+    def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
+        if edge_attr.edge_type is not None or edge_attr.layout != EdgeLayout.CSC:
+            return None
+        row = torch.from_numpy(self.store.read("row", np.int64))
+        return row, torch.from_numpy(self.store.read("colptr"))
+
+    _put_edge_index = _remove_edge_index = StoreFeatures._read_only

@@ -1,0 +1,141 @@
+"""A loader over a store for a training loop of the user's own, with the trainer's batches."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+from torch_geometric.data import Data
+
+from ..config import TrainConfig
+from ..errors import InputError, clear_errors, format_bytes, parse_bytes, split_name
+from ..forecast.batches import queued_bytes
+from ..forecast.pass_memory import Pass
+from ..graph.store import Store
+from ..memory.available import usable_bytes
+from ..memory.reading import own_memory
+from ..memory.recorder import EventLog
+from ..sampling.pyg_stores import node_ids
+from .policy import StoreLoaders
+from .store_loader import StoreLoader
+
+
+class _OneLoader(StoreLoaders):
+    """The policy of `loading="store"` for one split, or for ids."""
+
+    prepares_epochs = False
+
+    def __init__(
+        self,
+        store: Store,
+        config: TrainConfig,
+        split: str,
+        ids: Tensor,
+        limit: int | None,
+        drop_last: bool,
+        transform: Callable[[Data], Any] | None,
+    ):
+        self._split = split
+        self._ids = ids
+        self._limit = limit
+        self._transform = transform
+        self.drop_last = drop_last
+        super().__init__(store, config, EventLog(None))
+
+    def _load(self, store: Store) -> Data:
+        self.splits[self._split] = self._ids
+        loaded = super()._load(store)
+        self.labels[self._split] = self.labels[self._split].long()
+        if self._limit is not None:
+            room = usable_bytes(self._limit) - own_memory()[0]
+            self._available = max(0, min(self._available, room))
+        return loaded
+
+    def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
+        one = super()._pass(split, training, memory)
+        # One part in four of the available memory is left for the model and its step.
+        reserved = queued_bytes(one.batch, self.num_features, 4) + self._available // 4
+        return replace(one, reserve=(reserved, reserved))
+
+    def _evaluated(self) -> list[str]:
+        return []
+
+    def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
+        own = {"next_epoch": int(shuffle), "transform": self._transform}
+        return super()._arguments(split, shuffle) | own
+
+
+def _limit_bytes(memory_limit: str | int) -> int:
+    limit = parse_bytes(memory_limit)
+    used = own_memory()[0]
+    if limit < used:
+        expected = f"more than the {format_bytes(used)} that this process already uses"
+        raise InputError(f"memory_limit: expected {expected}, got {format_bytes(limit)}")
+    return limit
+
+
+@clear_errors()
+def loader(
+    store: Store,
+    nodes: str | ArrayLike | Tensor | None = "train",
+    *,
+    num_neighbors: Sequence[int] = (15, 10),
+    batch_size: int = 1024,
+    memory_limit: str | int | None = None,
+    shuffle: bool | None = None,
+    seed: int = 0,
+    num_workers: int = 0,
+    persistent_workers: bool = False,
+    drop_last: bool = False,
+    transform: Callable[[Data], Any] | None = None,
+) -> StoreLoader:
+    """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed
+    and epoch.
+
+    Each pass is an epoch: with `shuffle`, each has a new order and new neighbors, else all are the
+    same. To go on after an interruption, `set_epoch(k)` makes the next pass that of epoch k, counted
+    from 1; or `state_dict()` and `load_state_dict(state)` go on within an epoch. Lightning calls
+    both.
+
+    A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, `n_id` int64 [n], the
+    seeds first; `y` int64 [batch_size] of the seeds alone (-1 if there is no label),
+    `num_sampled_nodes` and `num_sampled_edges` of each hop, `batch_size`, and `input_id`, the
+    seeds' places in `nodes`. Small batches share memory: keep a `batch.clone()`.
+
+    Args:
+        nodes: a split's name ("val" is "valid"), or distinct node ids or a mask of all nodes, numpy
+            or torch; None, as in PyG, for all.
+        memory_limit: "4 GB" or bytes for this whole process, page cache included; by default its
+            cgroup's limit, or the machine's free memory. A quarter of the rest is left for the
+            model; if the store does not fit into what then remains, batches are sampled many at a
+            time.
+        shuffle: by default for "train" alone.
+        seed: decides order and neighbors in place of `torch.manual_seed`; use another one to repeat
+            an experiment.
+        num_workers: processes that sample, if the store fits; windows have no use for them.
+        transform: called with each batch, as in PyG; `loader.transform = f` sets it later.
+    """
+    if shuffle is None:
+        shuffle = isinstance(nodes, str) and nodes == "train"
+    config = TrainConfig.create(
+        dataset=store.path,
+        loading="store",
+        num_neighbors=num_neighbors,
+        batch_size=batch_size,
+        seed=seed,
+        num_workers=num_workers,
+        persistent_workers=persistent_workers,
+    )
+    limit = None if memory_limit is None else _limit_bytes(memory_limit)
+    ids = torch.from_numpy(node_ids(nodes, store))
+    if drop_last and len(ids) < config.batch_size:  # there would be no batch at all
+        raise InputError(
+            f"drop_last: expected at least a batch of {config.batch_size} nodes, got {len(ids)}"
+        )
+    split = split_name(nodes) if isinstance(nodes, str) else "train"
+    policy = _OneLoader(store, config, split, ids, limit, drop_last, transform)
+    result = policy._build(split, shuffle)
+    result.set_epoch(int(shuffle))
+    return result

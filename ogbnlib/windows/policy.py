@@ -1,0 +1,275 @@
+"""The policy loading=store, whose graph and features stay on disk, mapped or read in windows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..files import warn_if_remote
+from ..forecast.batches import Batches, BatchShape
+from ..forecast.pass_memory import Pass
+from ..forecast.phases import Ledger
+from ..forecast.sizes import store_bytes
+from ..graph.store import Store
+from ..launcher import launch, local_ranks
+from ..memory.available import available_bytes, usable_bytes
+from ..sampling.policies import STREAM, DiskLoaders
+from .plan import (
+    Windows,
+    choose_loaders,
+    choose_windows,
+    sampled_bytes,
+    spool_bytes,
+    spool_dir,
+    window_budget,
+    window_bytes,
+)
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+    from torch_geometric.loader import NodeLoader
+
+    from .spool import Spool
+    from .store_loader import StoreLoader
+
+
+# A first window of few batches, by reads of single rows, about 10,000 a second here, in place of a
+# pass of a minute.
+_LONG_PASS_BYTES = 2**33
+_FIRST_READS = 2**17
+
+
+class StoreLoaders(DiskLoaders):
+    """The graph and features stay on disk; a loader has its seeds, their labels and the batches on
+    their way."""
+
+    prepares_epochs = True  # whether the next epoch's first window is prepared during one
+
+    @classmethod
+    def phases(cls, run: Ledger) -> None:
+        cls._forecast(run)
+        if run.config.lookahead == "auto":
+            smallest = Ledger(run.config, run.size, 0)  # windows of one batch, one at a time
+            cls._forecast(smallest)
+            run.least_bytes = min(run.peak_bytes, smallest.peak_bytes)
+
+    @classmethod
+    def _forecast(cls, run: Ledger) -> None:
+        config = run.config
+        folder = spool_dir()
+        room = spool_bytes(config.spool, folder) if folder.is_dir() else 0
+        cls._forecast_load(run)
+        run.phase("load", {})
+        available = None
+        if run.limit_bytes is not None:
+            available = max(0, usable_bytes(run.limit_bytes) - sum(run.held.values()))
+        run.hold_model()
+        train = run.one_pass("train", training=True)
+        splits = dict(run.evaluations())
+        passes = {split: run.one_pass(split) for split in {*splits["eval"], *splits["final"]}}
+        memory = window_budget(config.lookahead, available)
+        windows, resident = choose_loaders(train, passes, memory, room)
+        run.windows = windows
+        if config.epochs:
+            cls._forecast_pass(run, "train", train, windows, num_passes=config.epochs)
+        ahead = _prepared_ahead(train, windows)
+        run.held |= ahead
+        beside = window_budget(config.lookahead, available, windows)
+        for when, budget in (("eval", beside), ("final", memory)):
+            if when == "final":
+                for name in ahead:
+                    del run.held[name]
+            for split in splits[when]:
+                cls._forecast_pass(
+                    run,
+                    f"{when} {split}",
+                    passes[split],
+                    resident.get(split) or choose_windows(passes[split], budget, room),
+                    idle_loaders=int(when == "eval"),
+                    spools=split not in resident,
+                )
+
+    @classmethod
+    def _forecast_pass(
+        cls,
+        run: Ledger,
+        name: str,
+        one: Pass,
+        windows: Windows,
+        *,
+        num_passes: int = 1,
+        idle_loaders: int = 0,
+        spools: bool = True,
+    ) -> None:
+        """Add the phase of some passes; `spools` where a pass for the spool is made in it."""
+        batches = windows.window_batches
+        # in windows, a thread prepares them for any `num_workers`
+        if batches is not None or not run.config.num_workers:
+            parts = one.prefetched()
+        else:
+            parts = one.step() | one.workers(idle_loaders)
+        unsure_bytes = one.unsure_bytes(parts)
+        cache_bytes = 0
+        if batches is None:
+            cache_bytes = sum(store_bytes(run.config, run.size).values())
+        else:
+            is_paired = windows.overlapped and windows.num_windows * num_passes > 1
+            parts["windows"] = (2 if is_paired else 1) * window_bytes(one, windows)
+            if windows.spooling is None:
+                largest = one.batches.largest
+                sampling, result = sampled_bytes(one, largest)
+                # When a window is packed, its nodes are copied.
+                samples = batches * max(sampling, result + 8 * largest.num_nodes)
+                # three buffers read the store
+                parts["window being prepared"] = samples + 3 * windows.chunk_bytes
+            elif spools:
+                parts["pass for the spool"] = windows.spooling.working_bytes
+        run.phase(name, parts, cache_bytes, unsure_bytes)
+
+    def _load(self, store: Store) -> Data:
+        danger = (
+            "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
+        )
+        warn_if_remote(store.path, danger)
+        self._evaluations: dict[str, StoreLoader] = {}  # those that stay, with their windows
+        self._available = available_bytes()
+        self._ranks = local_ranks()
+        self._spool_dir = spool_dir()
+        self._room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
+        self.log.mark("note", spool_dir=str(self._spool_dir), spool_room_bytes=self._room)
+        return super()._load(store)
+
+    def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
+        """The pass of a loader, with the shape of one real batch, where windows are to be
+        chosen."""
+        from torch_geometric.sampler import NodeSamplerInput
+
+        shape = BatchShape((0,), (0,))
+        size = self._batch_size(training)
+        # A rank without a batch chooses as one with a single batch does.
+        seeds = self.splits[split][: max(1, len(self._order(split, training)))]
+        num_batches = -(-len(seeds) // size)
+        if memory is not None and num_batches:
+            sampler = self._sampler(split, self.store.colptr, self.store.row, training)
+            probe = sampler.sample_from_nodes(NodeSamplerInput(None, seeds[:size]))
+            shape = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
+        return Pass(
+            self.config,
+            self.store.size,
+            split,
+            Batches.of(shape),
+            training,
+            num_batches,
+            self._ranks,
+        )
+
+    def _choose(self, split: str, shuffle: bool) -> tuple[Pass, Windows, dict[str, Windows]]:
+        """A loader's pass and windows, and those of the evaluations that are prepared with it."""
+        train = self._resident.get("train")
+        beside = None if train is None or shuffle else train.windows
+        memory = window_budget(self.config.lookahead, self._available, beside, self._ranks)
+        one = self._pass(split, shuffle, memory)
+        if not shuffle:
+            return one, choose_windows(one, memory, self._room), {}
+        evaluations = {
+            name: self._pass(name, False, memory)
+            for name in self._evaluated()
+            if self._room and len(self._order(name, False))  # of this rank
+        }
+        return one, *choose_loaders(one, evaluations, memory, self._room)
+
+    def _build(self, split: str, shuffle: bool) -> StoreLoader:
+        with self.log.phase(f"build {split} loader"):
+            one, windows, evaluations = self._choose(split, shuffle)
+            others = {name: self._loader(name, chosen) for name, chosen in evaluations.items()}
+            self._evaluations |= others
+            spools = [other.reader.spool for other in others.values() if other.reader]
+            loader = self._loader(
+                split,
+                windows,
+                training=shuffle,
+                first_batches=self._first_batches(one, windows) if shuffle else 0,
+                evaluations=[spool for spool in spools if spool],
+            )
+            for name, chosen in [(split, windows), *evaluations.items()]:
+                self.log.mark(
+                    "note", loader=name, windows=str(chosen), window_batches=chosen.window_batches
+                )
+        ranks = launch()
+        fills = ranks is None or ranks.local_rank == 0  # one rank fills it for all of its node
+        if shuffle and windows.window_batches is None and self.config.lookahead != "off" and fills:
+            with self.log.phase("load into page cache"):
+                self.store.fill_page_cache()
+        return loader
+
+    def _evaluated(self) -> list[str]:
+        """The splits that are evaluated between epochs or after the last."""
+        return [name for name in STREAM if self.config.num_evaluations(name)]
+
+    def _first_batches(self, one: Pass, windows: Windows) -> int:
+        """Batches of a first, small window, so that training begins before a long pass ends."""
+        files = store_bytes(self.config, self.store.size)
+        if not windows.prepared_ahead or sum(files.values()) <= _LONG_PASS_BYTES:
+            return 0
+        reads = max(1, 2 * one.batch.num_nodes + one.batch.num_edges)
+        return min(_FIRST_READS // reads, (windows.window_batches or 0) // 2)
+
+    def _loader(
+        self,
+        split: str,
+        windows: Windows,
+        *,
+        training: bool = False,
+        first_batches: int = 0,
+        evaluations: Sequence[Spool] = (),
+    ) -> StoreLoader:
+        from .spool import Preparation
+        from .store_loader import StoreLoader
+
+        preparation = Preparation(
+            windows,
+            last_epoch=self.config.epochs if training and self.prepares_epochs else None,
+            first_batches=first_batches,
+            spool_dir=self._spool_dir,
+            evaluations=evaluations,
+            on_window=functools.partial(self.log.mark, "window", loader=split),
+            on_pass=functools.partial(self.log.mark, "pass", loader=split),
+            waiting=self.waiting,
+        )
+        return StoreLoader(
+            self.store,
+            self._sampler(split, self.store.colptr, self.store.row, training),
+            labels=self.labels[split],
+            preparation=preparation,
+            **self._arguments(split, training),
+        )
+
+    def eval_loader(self, split: str) -> NodeLoader:
+        """As `Loaders.eval_loader`; a loader whose windows are on disk stays, with them."""
+        resident = self._evaluations.get(split)
+        if resident is not None:
+            return resident
+        # for `train` too, whose loader may have its next window
+        loader = self._build(split, shuffle=False)
+        if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
+            self._evaluations[split] = loader
+        return loader
+
+    def _staying(self) -> list[NodeLoader]:
+        return [*super()._staying(), *self._evaluations.values()]
+
+    def close(self) -> None:
+        super().close()
+        self._evaluations.clear()
+
+
+def _prepared_ahead(train: Pass, windows: Windows) -> dict[str, int]:
+    """The parts of the next epoch that are in memory while others are evaluated."""
+    if not windows.prepared_ahead:
+        return {}
+    parts = {"next window to train on": window_bytes(train, windows)}
+    spooling = windows.spooling
+    if spooling and spooling.picked_batches < train.num_batches * train.config.epochs:
+        parts["next pass for the spool"] = spooling.working_bytes
+    return parts

@@ -1,0 +1,199 @@
+"""The windows of a loader in order, each prepared while the one before it is used."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import explained
+from ..graph.store import Store
+from ..io.disk_array import DiskArray, Interrupted
+from ..io.spool_file import DiskFull
+from ..kernels import Array
+from ..sampling.choice import EpochSampler
+from ..sampling.sampler import CSCSampler
+from .spool import Place, Preparation, Spool, submit
+from .window import Seeds, Window, sample_windows
+
+# of a store's arrays, for progress lines
+_CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}
+_ROW_CHUNK_BYTES = 2**14  # smaller ones read less and make their table of 24 bytes a chunk larger
+
+
+class WindowReader:
+    """The windows of a loader; a thread prepares the next while one is used.
+
+    `order` and `sampler` are the loader's, `nodes` int64 its seeds in the order of the store. With
+    `preparation.windows.spooling` the windows come from disk, until it is full.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        order: EpochSampler,
+        sampler: CSCSampler,
+        nodes: Tensor,
+        batch_size: int,
+        preparation: Preparation,
+    ) -> None:
+        self.store = store
+        self.preparation = preparation
+        self.windows = preparation.windows  # those in memory from a full disk on
+        # which ends the running pass at its next read
+        self.abandoned = threading.Event()
+        self._order = order
+        self._sampler = sampler
+        self._nodes = nodes
+        self._batch_size = batch_size
+        self._first_batches = preparation.first_batches
+        self.arrays = self._open(1 << self.windows.chunk_bytes.bit_length() - 1)
+        self._row_arrays: dict[str, DiskArray] = {}  # of the first window
+        self.spool: Spool | None = None
+        if self.windows.spooling:
+            self.spool = Spool(store, self.arrays, preparation, self.seeds, self.after)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
+        self._ahead: tuple[Place, Future[Window]] | None = None
+
+    def _open(self, chunk_bytes: int) -> dict[str, DiskArray]:
+        return {name: self.store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT}
+
+    def progress(self) -> tuple[str, int, int] | None:
+        """The running read of the store: content, bytes read, bytes to read."""
+        for name, array in [*self.arrays.items(), *self._row_arrays.items()]:
+            done, total = array.progress
+            if done < total:
+                return _CONTENT[name], done, total
+        return None
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(array.bytes_read for array in self.arrays.values())
+
+    def seeds(self, place: Place, num_batches: int = 0) -> Seeds:
+        """The seeds of the window at `place`, of as many batches as usual if `num_batches` is 0."""
+        epoch, start, begin = place
+        end = begin + self._batch_size * (num_batches or self.windows.window_batches or 1)
+        # a view would keep the whole order
+        positions = self._order.share(epoch, start)[begin:end].clone()
+        batches = torch.split(positions, self._batch_size)
+        ids: list[Array] = [self._nodes[part].numpy() for part in batches]
+        return Seeds(self._sampler, epoch, batches, ids)
+
+    def after(self, place: Place, positions: Sequence[Any]) -> Place | None:
+        """The place of the next window, in this epoch or in one that is prepared ahead."""
+        epoch, start, begin = place
+        begin += sum(map(len, positions))
+        if begin < self._order.count(start):
+            return epoch, start, begin
+        last = self.preparation.last_epoch
+        return (epoch + 1, 0, 0) if last is not None and epoch < last else None
+
+    def read(self, epoch: int, start: int) -> Iterator[Window]:
+        """Yield the windows of a pass; the caller drops each before it asks for the next."""
+        place: Place | None = (epoch, start, 0) if self._order.count(start) else None
+        while place is not None and place[:2] == (epoch, start):
+            window = self._take_ahead(place)
+            if window is None:
+                window = submit(self._thread, self._read, place).result()
+            place = self.after(place, window.positions)
+            if self.windows.overlapped and place is not None:
+                self._ahead = place, submit(self._thread, self._read, place)
+            yield window
+            del window
+
+    def _take_ahead(self, place: Place) -> Window | None:
+        """The window prepared ahead, None if it is another one or its pass was left early."""
+        if self._ahead is None:
+            return None
+        prepared, future = self._ahead
+        self._ahead = None
+        with contextlib.suppress(Interrupted):
+            # also of another window, so that two are never prepared at once
+            window = future.result()
+            return window if prepared == place else None
+        return None
+
+    def _read(self, place: Place) -> Window:
+        """Read a window from the spool, or sample it and gather its features in memory."""
+        first = self._first_batches
+        self._first_batches = 0
+        if self._order.count(place[1]) <= first * self._batch_size:
+            # the pass would end with it, and an evaluation would begin while the first shard is
+            # recorded
+            first = 0
+        window = None
+        if self.spool is not None and not first:
+            window = self._read_spool(self.spool, place)
+        # not in the handler of its error, which would keep the spool's arrays
+        if window is None:
+            window = self._sample(place, first)
+        return window
+
+    def _read_spool(self, spool: Spool, place: Place) -> Window | None:
+        """Read a window from the spool; None once the disk is full."""
+        begun = time.monotonic()
+        try:
+            window = spool.read(place)
+        except DiskFull as error:
+            warnings.warn(
+                f"spool: {explained(error)}; the windows are kept in memory from here on",
+                stacklevel=2,
+            )
+            spool.close()
+            self.spool = None
+            in_memory = self.windows.in_memory
+            self.windows = in_memory or dataclasses.replace(self.windows, spooling=None)
+            return None
+        self._record(place, window, spool_s=round(time.monotonic() - begun, 3))
+        return window
+
+    def _sample(self, place: Place, first: int) -> Window:
+        """Sample a window and gather its features in memory; `first` batches by reads of single
+        rows, a usual window if that is 0."""
+        self.store.check_maps()
+        begun = time.monotonic()
+        arrays = self.arrays
+        if first:  # single rows, each with the blocks that it lies in
+            arrays = self._row_arrays = self._open(_ROW_CHUNK_BYTES)
+        before = sum(array.bytes_read for array in arrays.values())
+        seeds = self.seeds(place, first)
+        # the sample is dropped before the features are read
+        window = Window.pack(seeds, sample_windows([seeds], arrays["colptr"], arrays["row"])[0])
+        sampled = time.monotonic()
+        window.read_features(arrays["x"], self.store.num_features, self.store.feature_dtype)
+        self._row_arrays = {}
+        self._record(
+            place,
+            window,
+            sample_s=round(sampled - begun, 3),
+            features_s=round(time.monotonic() - sampled, 3),
+            bytes_read=sum(array.bytes_read for array in arrays.values()) - before,
+        )
+        return window
+
+    def _record(self, place: Place, window: Window, **figures: float) -> None:
+        self.preparation.on_window(
+            epoch=place[0],
+            batches=len(window.hops),
+            distinct_nodes=len(window.ids),
+            **figures,
+        )
+
+    def close(self) -> None:
+        """End the threads, delete the spool, and close the store's files."""
+        self.abandoned.set()
+        self._thread.shutdown(cancel_futures=True)
+        self._ahead = None
+        if self.spool is not None:
+            self.spool.close()
+        for array in self.arrays.values():
+            array.close()

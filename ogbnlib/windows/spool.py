@@ -1,0 +1,330 @@
+"""Windows of a loader that are prepared on disk.
+
+A pass over papers100M reads 43 GB for batches of two hops, however few rows it picks. An epoch of
+[3, 2] x 128 picks 3.0 GB, two evaluations pick 0.75 GB. If the disk has room, batches of several
+epochs are therefore sampled together and written to a *structure file*: all of a window but its
+features. One pass over the features then fills a *feature shard* for many windows, and each window
+is read back in one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the structure file and 100 MB
+in a shard, so one structure file serves several shards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from ..files import whole_blocks
+from ..graph.checks import index_dtype
+from ..graph.store import Store
+from ..io.disk_array import DiskArray, Interrupted
+from ..io.spool_file import SpoolFile
+from ..kernels import Array
+from ..sampling.policies import Waiting
+from ..sampling.sampler import Hops
+from .plan import WINDOW_BYTES, Windows
+from .window import Sampled, Seeds, Window, sample_windows
+
+Result = TypeVar("Result")
+# of a window: epoch, where the pass begins in it, first seed counted from there
+Place = tuple[int, int, int]
+
+
+class StoredWindow(NamedTuple):
+    """A window in spool files; in memory are only the positions of its seeds and the sizes of its
+    hops."""
+
+    positions: Sequence[Tensor | Array]
+    hops: Hops
+    num_ids: int
+    arrays: tuple[Callable[[], Array], ...]  # they read ids, slots, edges and, in a shard, features
+
+
+Shard = dict[Place, StoredWindow]
+# of each window the number of batches, and the window
+Structure = dict[Place, tuple[int, "Future[StoredWindow]"]]
+
+
+def submit(
+    threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any
+) -> Future[Result]:
+    """Have a thread call `work`; an expected error comes without its frames, whose variables would
+    keep files open and arrays in memory."""
+    return threads.submit(_without_frames, work, *arguments)
+
+
+def _without_frames(work: Callable[..., Result], *arguments: Any) -> Result:
+    try:
+        return work(*arguments)
+    except (Interrupted, OSError, MemoryError) as error:
+        del work, arguments
+        error.__context__ = None
+        raise error.with_traceback(None) from None
+
+
+def _ignore(**info: object) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """The way in which the windows of a loader are prepared."""
+
+    windows: Windows
+    # in each epoch before it, the next one's first window is prepared
+    last_epoch: int | None = None
+    # in the very first window, to train on them during the first pass; 0 for a usual one
+    first_batches: int = 0
+    spool_dir: Path = Path(tempfile.gettempdir())
+    # all their windows are prepared together with the first of this loader's
+    evaluations: Sequence[Spool] = ()
+    # called with seconds and bytes of each window, and of each pass for windows on disk
+    on_window: Callable[..., None] = _ignore
+    on_pass: Callable[..., None] = _ignore
+    waiting: Waiting = lambda reading: False
+
+
+class Spool:
+    """Windows on disk: while one shard is used, a thread records the next.
+
+    Args:
+        arrays: colptr, row and x of the store.
+        seeds: The seeds of the window at a place.
+        after: The place of the window behind one with these positions, None behind the last.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        arrays: Mapping[str, DiskArray],
+        preparation: Preparation,
+        seeds: Callable[[Place], Seeds],
+        after: Callable[[Place, Sequence[Tensor | Array]], Place | None],
+    ) -> None:
+        assert preparation.windows.spooling
+        self._store = store
+        self._arrays = arrays
+        self._preparation = preparation
+        self._spooling = preparation.windows.spooling
+        self._seeds = seeds
+        self._after = after
+        self._evaluations = preparation.evaluations
+        self._structure: Structure = {}
+        self._shard: Shard = {}
+        self._next: Future[Shard] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
+        # Two threads, as packing takes a set of all nodes, 21 MB for papers100M; the one with the
+        # lock may write.
+        self._packers = ThreadPoolExecutor(2, thread_name_prefix="pack")
+        self._writing = threading.Lock()
+        self._packing: list[Future[StoredWindow]] = []  # of the last call of `_sample`
+
+    def read(self, place: Place) -> Window:
+        """Read the window at `place`, which is recorded first if necessary."""
+        if place not in self._shard and self._next is not None:
+            coming, self._next = self._next, None
+            used, self._shard = self._shard, {}
+            with contextlib.suppress(Interrupted):  # it was recorded for a pass that was left early
+                self._shard = coming.result()
+            self._thread.submit(used.clear)  # to free a file of 10 GB takes Linux two seconds
+            del coming, used
+        if place not in self._shard:
+            self._shard = {}  # frees its file
+            self._shard = submit(self._thread, self._record, place).result()
+        following = self._following(self._shard)
+        if self._next is None and following is not None:
+            self._next = submit(self._thread, self._record, following)
+            submit(self._thread, self._sample_ahead, self._next, next(iter(self._shard)))
+        stored = self._shard[place]
+        return Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
+
+    def close(self) -> None:
+        """End the threads and delete the files."""
+        for threads in (self._thread, self._packers):
+            threads.shutdown(cancel_futures=True)
+        self._structure = {}
+        self._packing = []
+        self._shard = {}
+        self._next = None
+
+    def _following(self, shard: Shard) -> Place | None:
+        last = next(reversed(shard))
+        return self._after(last, shard[last].positions)
+
+    def _sample_ahead(self, recorded: Future[Shard], used: Place) -> None:
+        """Sample the next structure file while two shards of this one are on disk; with another
+        one, room may lack.
+
+        An error ends this alone: the shard that needs the file samples it again, and raises it.
+        """
+        following = self._following(recorded.result())
+        if used in self._structure and following is not None and following not in self._structure:
+            self._sample([self], following)
+
+    def _record(self, place: Place) -> Shard:
+        """Record a shard from `place` on; windows that are not in the structure file are sampled
+        first."""
+        evaluations: Sequence[Spool] = ()
+        packings = [packing for _, packing in self._structure.values()]
+        failed = any(packing.done() and packing.exception() for packing in packings)
+        if failed or place not in self._structure:
+            evaluations = self._evaluations
+            self._evaluations = ()
+            self._sample([self, *evaluations], place)
+        shards = [self._picked(place)]
+        for spool in evaluations:  # all windows of their structure files
+            shards.append({key: one.result() for key, (_, one) in spool._structure.items()})
+        # for features between the two files
+        buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
+        mine, *others = self._add_features(shards, buffer_bytes)
+        for spool, shard in zip(evaluations, others, strict=True):
+            spool.keep(shard)
+        return mine
+
+    def keep(self, shard: Shard) -> None:
+        """Read windows from here on from a shard that another spool has recorded."""
+        self._shard = shard
+
+    def _picked(self, place: Place) -> Shard:
+        """The windows of the shard from `place` on.
+
+        Room was planned for batches without a node in common; a window has each of its nodes once,
+        so more may fit. The mean window so far stands for those that are not packed yet.
+        """
+        items = self._structure.items()
+        windows = list(itertools.dropwhile(lambda item: item[0] != place, items))
+        total = sum(number for _, (number, _) in windows)
+        room = self._spooling.picked_batches
+        shard = Shard()
+        batches = ids = nodes = 0
+        for each, (number, packing) in windows:
+            stored = packing.result()
+            before = ids
+            batches += number
+            ids += stored.num_ids
+            nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
+            parts = -(-ids * total // (room * nodes))  # rounded up, in whole numbers
+            full = batches > room and ids * batches > room * nodes
+            if shard and (full or before * batches * parts >= ids * total):
+                break
+            shard[each] = stored
+        return shard
+
+    def _sample(self, spools: Sequence[Spool], place: Place) -> None:
+        """Sample this spool's windows from `place` on, and all windows of the others, for their
+        structure files.
+
+        Other threads pack and write them, the last ones while the features of the first shard are
+        read.
+        """
+        # those of a pass left early still run
+        wait([packing for packing in self._packing if not packing.cancel()])
+        self._structure = {}
+        self._packing = []
+        structures: list[Structure] = [{} for _ in spools]
+        jobs = list(self._jobs(spools, place))
+        while jobs:
+            batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
+            count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
+            for packing in self._packing:
+                # raises its error; memory has room for the samples of one pass only
+                packing.result()
+            sampled = self._sample_jobs([seeds for *_, seeds in jobs[:count]])
+            for number, file, key, seeds in jobs[:count]:
+                packing = submit(self._packers, self._pack, file, seeds, sampled.pop(0))
+                self._packing.append(packing)
+                structures[number][key] = len(seeds.ids), packing
+            jobs = jobs[count:]
+        for spool, structure in zip(spools, structures, strict=True):
+            spool.begin(structure)
+
+    def begin(self, structure: Structure) -> None:
+        """Take windows from here on from another structure file."""
+        self._structure = structure
+
+    def _jobs(
+        self, spools: Sequence[Spool], place: Place
+    ) -> Iterator[tuple[int, SpoolFile, Place, Seeds]]:
+        """Yield the windows of a structure file for each spool, by its number: evaluations first,
+        as the first shard has all of their windows."""
+        for number, spool in reversed(list(enumerate(spools))):
+            file = SpoolFile(self._preparation.spool_dir)
+            following: Place | None = (0, 0, 0) if number else place
+            room = self._spooling.structure_batches
+            while following is not None:
+                seeds = spool._seeds(following)
+                room -= len(seeds.ids)
+                if not number and room < 0 and following != place:
+                    break
+                yield number, file, following, seeds
+                following = spool._after(following, seeds.positions)
+
+    def _sample_jobs(self, windows: Sequence[Seeds]) -> list[Sampled]:
+        """Sample some windows in one pass over the graph."""
+        arrays = [self._arrays["colptr"], self._arrays["row"]]
+        begun = time.monotonic()
+        before = sum(array.bytes_read for array in arrays)
+        sampled = sample_windows(windows, *arrays)
+        self._preparation.on_pass(
+            batches=sum(len(seeds.ids) for seeds in windows),
+            sample_s=round(time.monotonic() - begun, 3),
+            bytes_read=sum(array.bytes_read for array in arrays) - before,
+        )
+        return sampled
+
+    def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> StoredWindow:
+        window = Window.pack(seeds, sampled)
+        with self._writing:
+            arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
+        return StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
+
+    def _add_features(self, shards: Sequence[Shard], buffer_bytes: int) -> list[Shard]:
+        """Write the features of some windows to a file for each shard, in one pass over the store's
+        features."""
+        x = self._arrays["x"]
+        begun = time.monotonic()
+        before = x.bytes_read
+        filled = list[Shard]()
+        targets = list[tuple[SpoolFile, int]]()
+        for shard in shards:
+            sizes = [stored.num_ids * x.row_bytes for stored in shard.values()]
+            offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
+            file = SpoolFile(self._preparation.spool_dir, offsets[-1])
+            filled.append({})
+            for (place, stored), offset in zip(shard.items(), offsets, strict=False):
+                shape = (stored.num_ids, self._store.num_features)
+                read = functools.partial(file.load, offset, shape, self._store.feature_dtype)
+                filled[-1][place] = stored._replace(arrays=(*stored.arrays, read))
+                targets.append((file, offset))
+        windows = [stored for shard in shards for stored in shard.values()]
+        bounds = np.cumsum([0, *(stored.num_ids for stored in windows)])
+        index = np.empty(bounds[-1], index_dtype(x.num_rows))
+        for stored, (begin, end) in zip(windows, itertools.pairwise(bounds.tolist()), strict=True):
+            index[begin:end] = stored.arrays[0]()
+
+        def put(number: int, done: int, rows: Array) -> None:
+            target, offset = targets[number]
+            target.put(rows.reshape(-1).data, offset + done * x.row_bytes)
+
+        x.sweep(index, bounds, buffer_bytes, put)
+        for file in {file for file, _ in targets}:
+            file.finish()
+        self._preparation.on_pass(
+            windows=len(windows),
+            distinct_nodes=len(index),
+            features_s=round(time.monotonic() - begun, 3),
+            bytes_read=x.bytes_read - before,
+            bytes_written=len(index) * x.row_bytes,
+        )
+        return filled

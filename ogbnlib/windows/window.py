@@ -1,0 +1,330 @@
+"""Windows: consecutive batches from a graph on disk that are sampled together, in ascending passes
+over its files.
+
+Page faults row by row give about 10 batches of 128 x [3, 2] a second on a graph larger than memory.
+A window needs one pass over `colptr` and one over `row` at each hop, for all of its batches, and
+one over `x`. Ginex (VLDB 2022), DiskGNN (SIGMOD 2025) and AGNES rest on the same idea. A window has
+the batches that `CSCSampler` draws one by one.
+"""
+
+import functools
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from numba import uint64
+from torch import Tensor
+
+from ..errors import InputError
+from ..files import BLOCK
+from ..graph.edge_sort import restore_input_order
+from ..graph.node_set import NodeSet
+from ..io.disk_array import DiskArray
+from ..kernels import Array, kernel, prefetch
+from ..launcher import job_cores, local_ranks
+from ..sampling.choice import choose_all, count_chosen
+from ..sampling.sampler import CSCSampler, Hops, absorb
+
+
+class Seeds(NamedTuple):
+    """The seeds of a window's batches, with the sampler and epoch that decide their neighbors."""
+
+    sampler: CSCSampler
+    epoch: int
+    # for each batch int64 places among the loader's nodes; the first identifies the batch
+    positions: Sequence[Tensor | Array]
+    ids: Sequence[Array]  # for each batch int64 global ids
+
+    def firsts(self) -> list[int]:
+        return [int(positions[0]) for positions in self.positions]
+
+
+@kernel
+def _to_degrees(ends: Array, num_edges: int) -> bool:
+    """Replace the end of each column (begin, end) by its degree; return whether all lie within
+    `num_edges`."""
+    for i in range(len(ends)):
+        if not 0 <= ends[i, 0] <= ends[i, 1] <= num_edges:
+            return False
+        ends[i, 1] -= ends[i, 0]
+    return True
+
+
+@kernel
+def _grown(
+    nodes: Array, bounds: Array, ids: Array, parts: Array, num_nodes: int, grown: Array
+) -> tuple[int, Array]:
+    """Copy the nodes of each batch b to `grown`, and the new ones of `ids[parts[b] : parts[b + 1]]`
+    behind them.
+
+    These ids become local ones. Returns `(place of the first id out of range or -1, bounds of each
+    batch's nodes)`.
+    """
+    begin = np.zeros(len(bounds), np.int64)
+    table = np.empty(0, np.uint64)
+    # one for all batches, as pages are slow when first written
+    values = np.empty(np.max(np.diff(parts)), np.int64)
+    for b in range(len(bounds) - 1):
+        own = grown[begin[b] :]
+        count = bounds[b + 1] - bounds[b]
+        own[:count] = nodes[bounds[b] : bounds[b + 1]]
+        mine = ids[parts[b] : parts[b + 1]]
+        values[: len(mine)] = mine
+        bad, stop, count, table, _ = absorb(
+            table, uint64(0), own, count, values[: len(mine)], num_nodes
+        )
+        if bad:
+            return parts[b] + stop, begin
+        mine[:] = values[: len(mine)]
+        begin[b + 1] = begin[b] + count
+    return -1, begin
+
+
+@kernel
+def take_rows(rows: Array, ids: Array, out: Array) -> None:
+    """Copy `rows[ids]` to `out`, both uint8 [number, bytes], with one thread: torch's
+    `index_select` starts its own."""
+    for i in range(len(ids)):
+        if i + 16 < len(ids):  # 51 MB in 3.6 instead of 4.3 ms
+            for c in range(0, rows.shape[1], 64):
+                prefetch(rows, ids[i + 16] * rows.shape[1] + c)
+        row = rows[ids[i]]
+        into = out[i]
+        for c in range(len(into)):
+            into[c] = row[c]
+
+
+class HopEdges(NamedTuple):
+    """The edges of one hop, batch after batch, ascending by target."""
+
+    sources: (
+        Array  # int32 places among the batch's nodes; global ids of the last hop, see `Sampled`
+    )
+    targets: Array  # int32 places among the batch's nodes
+    bounds: Array  # int64 [batches + 1]
+
+
+@dataclass
+class Sampled:
+    """The batches of a window, one after the other in every array; anonymous memory.
+
+    The sources of the last hop's edges are global ids, and its nodes are missing, until `grow` is
+    called.
+    """
+
+    row: DiskArray
+    num_nodes: int  # of the graph
+    nodes: Array  # int64, each batch's global ids, seeds first, then hop by hop
+    bounds: Array  # int64 [batches + 1], of each batch's nodes
+    # for the seeds and each hop, new nodes, int64 [batches]
+    hop_nodes: list[Array] = field(default_factory=list)
+    hop_edges: list[HopEdges] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, seeds: Seeds, num_nodes: int, row: DiskArray) -> Self:
+        """The seeds alone."""
+        batches = len(seeds.ids)
+        sampled = cls(row, num_nodes, np.empty(0, np.int64), np.zeros(batches + 1, np.int64))
+        ids = np.concatenate(seeds.ids)
+        wrong = sampled.add(np.cumsum([0, *map(len, seeds.ids)]), ids)
+        if wrong >= 0:
+            expected = f"expected seeds from 0 to {num_nodes - 1}"
+            raise InputError(f"input_nodes: {expected}, found {ids[wrong]}")
+        if len(sampled.nodes) < len(ids):
+            raise InputError("input_nodes: expected each seed once per batch, found one twice")
+        return sampled
+
+    def add(self, parts: Array, ids: Array) -> int:
+        """Append a hop's nodes, whose ids become local ones; return the place of the first out of
+        range or -1."""
+        before = np.diff(self.bounds)
+        grown = np.empty(len(self.nodes) + parts[-1] - parts[0], np.int64)
+        wrong, self.bounds = _grown(self.nodes, self.bounds, ids, parts, self.num_nodes, grown)
+        self.nodes = grown[: self.bounds[-1]]
+        self.hop_nodes.append(np.diff(self.bounds) - before)
+        return wrong
+
+    def grow(self) -> None:
+        """Append the nodes of the last hop."""
+        hop = self.hop_edges[-1]
+        if self.add(hop.bounds, hop.sources) >= 0:
+            raise self.row.damaged(f"expected ids from 0 to {self.num_nodes - 1}, found others")
+        self.hop_edges[-1] = hop._replace(sources=hop.sources.astype(np.int32, copy=False))
+
+    def frontiers(self) -> Iterator[Array]:
+        """The nodes of each batch's last hop."""
+        for end, count in zip(self.bounds[1:], self.hop_nodes[-1], strict=True):
+            yield self.nodes[end - count : end]
+
+
+def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> list[Sampled]:
+    """Sample all batches of some windows together, with one pass over `colptr` and one over `row`
+    per hop.
+
+    The windows' samplers are over the same store, have equally many hops and sample in the same
+    way.
+    """
+    sampled = [Sampled.of(window, colptr.num_rows - 1, row) for window in windows]
+    # batches of each window
+    ends = itertools.accumulate(len(window.ids) for window in windows)
+    shares = list(itertools.pairwise([0, *ends]))
+    for hop in range(len(windows[0].sampler.num_neighbors)):
+        if hop:
+            _in_threads(Sampled.grow, sampled)
+        places, targets, bounds = _choose_edges(hop, windows, sampled, shares, colptr)
+        neighbors = _room_for_ids(places, np.dtype(f"i{row.row_bytes}"))
+        row.read(places, neighbors)
+        del places
+        for one, (begin, end) in zip(sampled, shares, strict=True):
+            own = slice(bounds[begin], bounds[end])
+            own_bounds = bounds[begin : end + 1] - bounds[begin]
+            one.hop_edges.append(HopEdges(neighbors[own], targets[own], own_bounds))
+        del neighbors
+    return sampled
+
+
+def _room_for_ids(places: Array, dtype: np.dtype[np.generic]) -> Array:
+    # that of the places themselves, if their items are as large
+    if places.itemsize == dtype.itemsize:
+        return places.view(dtype)
+    return np.empty(len(places), dtype)
+
+
+def _choose_edges(
+    hop: int,
+    windows: Sequence[Seeds],
+    sampled: Sequence[Sampled],
+    shares: list[tuple[int, int]],
+    colptr: DiskArray,
+) -> tuple[Array, Array, Array]:
+    """The edges of all batches at one hop: places in `row`, local targets int32, and the bounds of
+    each batch."""
+    num_edges = sampled[0].row.num_rows
+    frontiers = [nodes for one in sampled for nodes in one.frontiers()]
+    frontier = np.concatenate(frontiers)
+    columns = np.empty((len(frontier), 2), np.int64)
+    colptr.read(frontier, columns)
+    if not _to_degrees(columns, num_edges):
+        raise colptr.damaged(f"expected ascending offsets up to {num_edges}, found others")
+    start, degree = (
+        np.split(part, np.cumsum([len(nodes) for nodes in frontiers[:-1]])) for part in columns.T
+    )
+    batches = [(window, first) for window in windows for first in window.firsts()]
+    fanouts = [window.sampler.num_neighbors[hop] for window, _ in batches]
+    bounds = np.cumsum([0, *map(count_chosen, degree, fanouts)])
+    places = np.empty(bounds[-1], np.uint32 if num_edges < 2**32 else np.int64)
+    targets = np.empty(bounds[-1], np.int32)
+    sizes = np.concatenate([np.diff(one.bounds) for one in sampled])
+
+    def choose(begin: int, end: int) -> None:
+        for b in range(begin, end):
+            sampler = batches[b][0].sampler
+            edges = slice(bounds[b], bounds[b + 1])
+            choose_all(
+                sampler.batch_key(batches[b][1], batches[b][0].epoch),
+                0 if sampler.fixed else hop,
+                frontiers[b],
+                start[b],
+                degree[b],
+                fanouts[b],
+                sizes[b] - len(frontiers[b]),
+                places[edges],
+                targets[edges],
+            )
+
+    _in_threads(choose, *zip(*shares, strict=True))
+    return places, targets, bounds
+
+
+def _in_threads(work: Callable[..., object], *items: Iterable[object]) -> None:
+    """Call `work` with the items, in a thread for each of this process's cores, 4 at most: each
+    holds a batch."""
+    with ThreadPoolExecutor(min(4, max(1, job_cores() // local_ranks()))) as pool:
+        list(pool.map(work, *items))
+
+
+@dataclass
+class Window:
+    """Some batches and the features of all their nodes, each once; anonymous memory."""
+
+    positions: Sequence[Tensor | Array]  # as in `Seeds`
+    hops: Hops
+    ids: Array  # int32 (int64 from 2**31 nodes on) [distinct nodes], global, ascending
+    slots: Array  # int32 [nodes], the place in `ids` of each node, batch after batch
+    # int32 [2 * edges], for each batch all sources, then all targets, as places among the batch's
+    # nodes
+    edges: Array
+    # [distinct nodes, num_features], the store's dtype
+    features: Array = field(default_factory=lambda: np.empty(0))
+
+    @classmethod
+    def pack(cls, seeds: Seeds, sampled: Sampled) -> Self:
+        """Append the last hop's nodes to `sampled`, and make a window without features."""
+        sampled.grow()
+        distinct = NodeSet(sampled.num_nodes)
+        distinct.add(sampled.nodes)
+        ids = distinct.members()
+        slots = distinct.ranks(sampled.nodes).astype(np.int32, copy=False)
+        counts = np.array([np.diff(hop.bounds) for hop in sampled.hop_edges])
+        hops = zip(np.array(sampled.hop_nodes).T.tolist(), counts.T.tolist(), strict=True)
+        # of each batch the sources of all hops, then their targets
+        parts = [
+            hop[side][hop.bounds[b] : hop.bounds[b + 1]]
+            for b in range(len(seeds.ids))
+            for side in (0, 1)
+            for hop in sampled.hop_edges
+        ]
+        return cls(seeds.positions, list(hops), ids, slots, np.concatenate(parts))
+
+    def read_features(self, x: DiskArray, num_features: int, dtype: np.dtype[np.generic]) -> None:
+        """Read the features of all nodes, in one pass over the file."""
+        self.features = np.empty((len(self.ids), num_features), dtype)
+        x.read(self.ids, self.features)
+
+    def batches(self, begin: int, end: int) -> tuple[Tensor, Array, Array, Array, Hops]:
+        """Positions, slots, ids, edges and hops of the batches from `begin` to `end`; ids and edges
+        int64."""
+        (first_node, first_edge), (last_node, last_edge) = self._bounds[[begin, end]]
+        slots = self.slots[first_node:last_node]
+        n_id = self.ids.take(slots).astype(np.int64)
+        edge_index = self.edges[first_edge:last_edge].astype(np.int64)
+        positions = torch.as_tensor(np.concatenate(self.positions[begin:end]))
+        return positions, slots, n_id, edge_index, self.hops[begin:end]
+
+    @functools.cached_property
+    def _bounds(self) -> Array:
+        sizes = [(sum(nodes), 2 * sum(edges)) for nodes, edges in self.hops]
+        return np.cumsum([(0, 0), *sizes], axis=0)
+
+
+def compile_kernels(num_neighbors: Sequence[int]) -> None:
+    """Compile the policies' kernels, or load them from disk: a few seconds once, 60 MB of LLVM in
+    every process.
+
+    Done on an empty graph before data is loaded, so that the figures of later phases are the data's
+    alone.
+    """
+    empty = np.empty(0, np.int64)
+    offsets = np.zeros(2, np.int64)
+    one = np.zeros(1, np.int64)
+    restore_input_order(offsets, empty, empty)
+    for dtype in (np.int32, np.int64):
+        take_rows(np.empty((1, 1), np.uint8), one[:0].astype(dtype), np.empty((1, 1), np.uint8))
+        sampler = CSCSampler(offsets, np.empty(0, dtype), num_neighbors)
+    with tempfile.NamedTemporaryFile() as file:  # a graph of one node on disk
+        file.write(bytes(BLOCK))
+        file.flush()
+        colptr, row, x = (DiskArray(file.name, 0, size, 2) for size in (8, 4, 8))
+        for dtype in (np.int32, np.int64):
+            row.read(one, np.empty((1, 1), dtype))
+        seeds = Seeds(sampler, 0, [one], [one])
+        window = Window.pack(seeds, sample_windows([seeds], colptr, row)[0])
+        x.read(window.ids, np.empty((1, 4), np.float16))
+        x.sweep(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
+        for array in (colptr, row, x):
+            array.close()
