@@ -87,10 +87,9 @@ class _Parameters(BaseModel):
     # loading=propagated
     hops: v.Count = 2
     """loading=propagated: number of times that features are propagated to neighbors."""
-    norm: Literal["row", "sym", "none", "gcn", "row-loops", "none-loops"] = "sym"
-    """loading=propagated: row is the mean over in-neighbors, sym divides by roots of degrees, none
-    is the sum; gcn is sym with each node as its own neighbor once, row-loops and none-loops are the
-    same of row and none."""
+    norm: Literal["row", "sym", "gcn"] = "sym"
+    """loading=propagated: row is the mean over in-neighbors, sym divides by roots of degrees, gcn
+    is sym with each node as its own neighbor once."""
 
     # model
     model: v.Model = "sage"

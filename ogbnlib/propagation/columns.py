@@ -109,7 +109,7 @@ class Columns:
 
     def hop(
         self, edges: Edges, targets: NodeSet | None, width: int, dtype: DTypeLike,
-        prepare: Callable[[int, int], Array], *, loops: bool, mean: bool, done: Done,
+        prepare: Callable[[int, int], Array], *, loops: bool, done: Done,
     ) -> Generator[tuple[int, Array, Array], None, None]:  # fmt: skip
         """Yield what `Edges.sweep` does for `targets`, from `width` columns of all members in RAM.
 
@@ -125,4 +125,4 @@ class Columns:
         with contextlib.closing(in_order(firsts, fill)) as filled:
             for _ in filled:
                 done(self.nbytes // len(firsts))
-        yield from edges.sweep(values, self.members, targets, loops=loops, mean=mean, done=done)
+        yield from edges.sweep(values, self.members, targets, loops=loops, done=done)

@@ -42,7 +42,7 @@ from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from ..sources.catalog import made_once
 from ..sources.convert import FeatureDtype
-from ..sources.names import check_hops
+from ..sources.names import check_hops, check_store
 from .columns import Columns, Done, pick
 from .plan import (
     NORMS,
@@ -54,7 +54,7 @@ from .plan import (
 )
 from .sweep import SLICE_NODES, Edges, in_order
 
-Norm = Literal["row", "sym", "none", "gcn", "row-loops", "none-loops"]
+Norm = Literal["row", "sym", "gcn"]
 Nodes = Literal["labelled", "all"]
 Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows work on so many bytes
 # in a hop's folder: the propagation's parameters, and the checksum of each file's data
@@ -83,21 +83,15 @@ class Propagation:
         self,
         store: Store,
         hops: int,
-        norm: str,
-        self_loops: bool,
+        norm: Norm,
         kept: NodeSet | None,
         dtype: np.dtype[Any],
     ) -> None:
-        self.store, self.hops, self.norm, self.loops, self.kept, self.dtype = (
-            store,
-            hops,
-            norm,
-            self_loops,
-            kept,
-            dtype,
-        )
-        # Sums can outgrow float16; means can't.
-        self.rows_dtype = np.dtype(np.float32) if norm == "none" else dtype
+        self.store = store
+        self.hops = hops
+        self.norm, self.loops = NORMS[norm]
+        self.kept = kept
+        self.dtype = dtype
         self.edges = Edges(store)
 
     def survey(self, shown: Shown) -> None:
@@ -136,7 +130,7 @@ class Propagation:
         # most precise.
         exponents, half = (
             np.frexp(largest.view(dtype).astype(np.float32))[1],
-            self.rows_dtype == np.float16,
+            self.dtype == np.float16,
         )
         return np.ldexp(
             np.float32(1), np.where(half, np.clip(14 - exponents, -100, 100), 0)
@@ -184,19 +178,16 @@ class Propagation:
                         ]
                     yield values
 
-            how: dict[str, Any] = {"loops": self.loops, "mean": self.norm != "none", "done": done}
             with contextlib.ExitStack() as stack:
                 create, names = (
                     StoreWriter(folder).create,
                     [f"kept-{columns.start}", f"rows-{columns.start}"],
                 )
                 result = stack.enter_context(create(names[0], self.dtype, (size,)))
-                rows = (
-                    None
-                    if last
-                    else stack.enter_context(create(names[1], self.rows_dtype, (size,)))
+                rows = None if last else stack.enter_context(create(names[1], self.dtype, (size,)))
+                swept = source.hop(
+                    self.edges, targets, size, self.dtype, prepare, loops=self.loops, done=done
                 )
-                swept = source.hop(self.edges, targets, size, self.rows_dtype, prepare, **how)
                 slices = stack.enter_context(contextlib.closing(swept))
                 for values in finite(results(), self.dtype, where):
                     result.write(values)
@@ -289,7 +280,6 @@ def propagate(
     *,
     hops: int = 2,
     norm: Norm = "sym",
-    self_loops: bool = False,
     nodes: Nodes = "labelled",
     feature_dtype: FeatureDtype | None = None,
     memory_limit: str | int | None = None,
@@ -308,14 +298,12 @@ def propagate(
         store: an open store, or its folder.
         path: new or empty.
         norm: "row", the mean over in-neighbors; "sym", 1 / sqrt(degree of the source * degree of
-            the target) with the in-degrees of PyG's `gcn_norm`; "none", the sum. Duplicate edges
-            count twice. "gcn", "row-loops" and "none-loops" are sym, row and none with self_loops,
-            as in a run's parameter `norm`.
-        self_loops: count each node among its own neighbors, once, as `gcn_norm` with
-            `add_self_loops`. Otherwise the graph's own self-loops count.
+            the target) with the in-degrees of PyG's `gcn_norm`; "gcn", sym with each node among its
+            own neighbors, once, as `gcn_norm` with `add_self_loops`. Otherwise the graph's own
+            self-loops count. Duplicate edges count twice.
         nodes: keep the rows of nodes in splits ("labelled"), or "all".
         feature_dtype: of the result, by default the store's, float32 for int8. Sums are float32.
-            With float16, values between hops are rounded to it too, except for norm "none".
+            With float16, values between hops are rounded to it too.
         memory_limit: "4 GB" or bytes for this whole process; by default 95 % of the memory that is
             left to it.
         progress: True shows a bar; a function is called with a line every 30 s instead.
@@ -325,8 +313,6 @@ def propagate(
     if not isinstance(store, Store):
         store = open_store(store)
     check_hops(store, hops, norm, nodes)
-    plain_norm, with_loops = NORMS[norm]
-    self_loops = self_loops or with_loops
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
     # float16 can be coarser than the codes
@@ -340,17 +326,17 @@ def propagate(
             members.add(ids)
     work = sibling_path(target, "blocks")
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
-    run = Propagation(store, hops, plain_norm, self_loops, members, dtype)
+    run = Propagation(store, hops, norm, members, dtype)
     with contextlib.closing(run.edges):
         # A lower bound: how many nodes each hop must compute is known once the graph has been read.
         planned = functools.partial(
-            plan_hops, store.size, hops, plain_norm, left_bytes=room, itemsize=dtype.itemsize
+            plan_hops, store.size, hops, left_bytes=room, itemsize=dtype.itemsize
         )
         planned(kept=0, reached=[0] * hops)
         how = {
             "hops": hops,
-            "norm": plain_norm,
-            "self_loops": self_loops,
+            "norm": run.norm,
+            "self_loops": run.loops,
             "nodes": nodes,
             "made_of": _made_of(store),
         }
@@ -392,32 +378,61 @@ def propagate(
     return open_store(target)
 
 
-def propagated(store: Store, config: TrainConfig, **how: Any) -> Store:
+def propagated(
+    store: Store,
+    config: TrainConfig,
+    *,
+    progress: Progress,
+    say: Callable[[str], object],
+    check: Callable[[], None] = lambda: None,
+) -> Store:
     """Return the propagated features for a run; propagated once, next to its store or in
     `data_dir`.
 
-    `how` are memory_limit, progress, say and check of `propagate`.
+    `progress`, `say` and `check` are those of `propagate`.
     """
-    norm, self_loops = NORMS[config.norm]
-    parameters: dict[str, Any] = {"hops": config.hops, "norm": norm, "self_loops": self_loops}
-    target = store.path
-    if store.hops is None:
-        target = propagated_path(store, config)
-        with made_once(target, how.get("check", lambda: None)):
-            if not is_store(target):
-                how["say"](f"{store.path}: propagating its features, once, to {target}")
-                return propagate(store, target, **parameters, **how)
-    result = open_store(target)
-    for name, value in parameters.items():
-        if (before := result.origin.get(name)) != value:
-            raise InputError(
-                f"{name}: {target} has features propagated with {name}={before!r}, got {value!r}"
+    if store.hops is not None:
+        _check_parameters(store, config)
+        return store
+    target = propagated_path(store, config)
+    with made_once(target, check):
+        if not is_store(target):
+            say(f"{store.path}: propagating its features, once, to {target}")
+            return propagate(
+                store,
+                target,
+                hops=config.hops,
+                norm=config.norm,
+                progress=progress,
+                check=check,
+                say=say,
             )
-    if store.hops is None and result.origin.get("made_of") != _made_of(store):
+    result = open_store(target)
+    _check_parameters(result, config)
+    if result.origin.get("made_of") != _made_of(store):
         raise InputError(
             f"{target}: it was propagated over other data than {store.path} has now; move it away"
         )
     return result
+
+
+def _check_parameters(result: Store, config: TrainConfig) -> None:
+    """Refuse features that were propagated with another number of hops or another norm."""
+    check_store(result, config)
+    recorded = result.origin.get("norm"), result.origin.get("self_loops")
+    if recorded == NORMS[config.norm]:
+        return
+    names = {pair: name for name, pair in NORMS.items()}
+    if recorded in names:
+        raise InputError(
+            f"norm: {result.path} has features propagated with norm={names[recorded]!r}, "
+            f"got {config.norm!r}"
+        )
+    raise InputError(
+        f"norm: {result.path} has features propagated with norm={recorded[0]!r}, "
+        f"self_loops={recorded[1]}, which this version does not have; "
+        f"propagate the graph again with one of {', '.join(NORMS)}"
+    )
 
 
 def _made_of(store: Store) -> dict[str, int]:

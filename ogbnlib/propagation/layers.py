@@ -91,9 +91,7 @@ def layer_scores(
             return part
 
         width = matrix.shape[0 if swept else 1]
-        hop = source.hop(
-            edges, targets, width, np.float32, prepare, loops=loops, mean=True, done=done
-        )
+        hop = source.hop(edges, targets, width, np.float32, prepare, loops=loops, done=done)
         with contextlib.closing(hop) as slices:
             for first, out, degrees in slices:
                 for begin in range(0, len(out), source.step):

@@ -27,9 +27,8 @@ THREAD_BYTES = 20 * MB
 # written: chosen rows, scaled rows, and a copy in the type of the file.
 NUM_SLICES = THREADS + 5
 
-# norm of a config -> (norm and self_loops of `propagate`)
-NORMS = {"row": ("row", False), "sym": ("sym", False), "none": ("none", False)}
-NORMS |= {"gcn": ("sym", True), "row-loops": ("row", True), "none-loops": ("none", True)}
+# norm of a config -> (norm, whether each node is its own neighbor) in a store's record and name
+NORMS = {"row": ("row", False), "sym": ("sym", False), "gcn": ("sym", True)}
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,6 @@ def columns_room(left_bytes: int, fixed: int) -> int:
 def plan_hops(
     size: GraphSize,
     hops: int,
-    norm: str,
     *,
     left_bytes: int,
     itemsize: int,
@@ -82,12 +80,11 @@ def plan_hops(
 
     `kept` nodes are in the result, and `reached` has the nodes that each hop must compute.
     """
-    row_itemsize = 4 if norm == "none" else itemsize  # sums may outgrow float16
     graph, result = 4 * size.num_edges + 8 * size.num_nodes, kept * size.num_features * itemsize
     widths, held_bytes, num_passes, edges = list[int](), 0, 0, 0.0
     # A hop reads the rows that the hop before has computed; its own go to disk.
     for rows, targets in zip([size.num_nodes, *reached[:-1]], reached, strict=True):
-        column = max(1, rows * row_itemsize)
+        column = max(1, rows * itemsize)
         most = left_bytes // column
         if most < 1:
             raise InputError(
@@ -103,7 +100,7 @@ def plan_hops(
         held_bytes = max(held_bytes, widths[-1] * column)
         num_passes += blocks
         edges += blocks * size.num_edges * targets / max(1, size.num_nodes)
-    between = sum(reached[:-1]) * size.num_features * row_itemsize
+    between = sum(reached[:-1]) * size.num_features * itemsize
     # The first hop reads whole rows for each block, the others their own columns; before,
     # everything is read once.
     features = size.num_nodes * size.num_features * size.feature_itemsize

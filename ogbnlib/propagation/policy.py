@@ -9,7 +9,6 @@ from ..graph.store import Store, is_store, open_store
 from ..sampling.store_policy import DiskLoaders
 from .plan import (
     KERNEL_BYTES,
-    NORMS,
     OWN_SHARE,
     columns_room,
     fixed_bytes,
@@ -27,7 +26,6 @@ class PropagatedLoaders(DiskLoaders):
         """Propagate as many columns at a time as fit, unless a store of them exists; then train on
         rows."""
         config, graph = run.config, run.size
-        norm = NORMS[config.norm][0]
         if isinstance(graph, Store):
             path = propagated_path(graph, config)
             graph = (open_store(path) if graph.hops is None and is_store(path) else graph).size
@@ -35,7 +33,7 @@ class PropagatedLoaders(DiskLoaders):
         rows = graph.num_nodes if graph.hops is not None else sum(graph.num_seeds.values())
         if graph.hops is None:
             fixed = fixed_bytes(graph, config.hops)
-            column = graph.num_nodes * (4 if norm == "none" else itemsize)
+            column = graph.num_nodes * itemsize
             reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at most
             room = column * graph.num_features
             if run.limit_bytes is not None:
@@ -44,7 +42,6 @@ class PropagatedLoaders(DiskLoaders):
             plan = plan_hops(
                 graph,
                 config.hops,
-                norm,
                 left_bytes=room,
                 itemsize=itemsize,
                 kept=rows,

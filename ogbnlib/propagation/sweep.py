@@ -1,4 +1,4 @@
-"""One hop over a store: the sum or mean of the in-neighbors' rows of each node, with one pass over
+"""One hop over a store: the mean of the in-neighbors' rows of each node, with one pass over
 the graph.
 
 Some columns of all nodes are in RAM. Each thread takes the next slice of nodes, reads its edges and
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 
 @kernel
 def _sweep(
-    ptr: Any, first: Any, piece: Any, begin: Any, at: Any, wanted: Any, loops: Any, mean: Any, held: Any, words: Any,
+    ptr: Any, first: Any, piece: Any, begin: Any, at: Any, wanted: Any, loops: Any, held: Any, words: Any,
     before: Any, num_nodes: Any, total: Any, out: Any, count: Any,
 ) -> Any:  # fmt: skip
     """Continue a slice at node `at`, over the edges in `piece`, whose first has position `begin`.
@@ -64,7 +64,7 @@ def _sweep(
             count[at] += 1
         if ptr[at + 1] > end:
             break
-        divisor = np.float32(max(1, count[at]) if mean else 1)
+        divisor = np.float32(max(1, count[at]))
         for c in range(width):
             out[at, c] = total[c] / divisor
         at += 1
@@ -221,10 +221,10 @@ class Edges:
         return degrees + 1
 
     def sweep(
-        self, values: Array, members: NodeSet | None, wanted: NodeSet | None, *, loops: bool, mean: bool,
+        self, values: Array, members: NodeSet | None, wanted: NodeSet | None, *, loops: bool,
         done: Callable[[int], object],
     ) -> Generator[tuple[int, Array, Array], None, None]:  # fmt: skip
-        """Yield (first node, sums or means of in-neighbors float32 [m, columns], degrees [m]),
+        """Yield (first node, means of in-neighbors float32 [m, columns], degrees [m]),
         slice by slice.
 
         `values`, float16 or float32 [n, columns], are those of `members`. The rows of nodes that
@@ -247,7 +247,7 @@ class Edges:
             total = np.empty(out.shape[1], np.float32)
             for begin, piece in self._pieces(ptr):
                 at = _sweep(
-                    ptr, first, piece, begin, at, targets, loops, mean, values, words, before, self.num_nodes, total,
+                    ptr, first, piece, begin, at, targets, loops, values, words, before, self.num_nodes, total,
                     out, count,
                 )  # fmt: skip
                 self._check(at, piece)
