@@ -165,7 +165,7 @@ def predict(
 ) -> None:
     """Write the predictions of a run's model, in bounded memory: exact with all neighbors, or
     sampled."""
-    from .inference import predict as predict_classes
+    from .inference.predictions import predict as predict_classes
 
     how: dict[str, Any] = {
         "nodes": nodes,

@@ -34,9 +34,9 @@ class Policy(Entry):
     `sampling.policies`."""
 
     # whether features stay in a store, in its own dtype, and are read batch by batch
-    on_disk: bool = False
+    reads_disk: bool = False
     # whether batches are rows of propagated features instead of sampled subgraphs
-    propagated: bool = False
+    uses_hops: bool = False
     # policies that take less memory for the same batches, the fastest first
     smaller: tuple[str, ...] = ()
 
@@ -46,8 +46,8 @@ POLICIES = {
     "eager": Policy(f"{_SAMPLED}:EagerLoaders", smaller=("shared", "store")),
     "lazy": Policy(f"{_SAMPLED}:LazyLoaders", smaller=("shared", "store")),
     "shared": Policy(f"{_SAMPLED}:SharedLoaders", smaller=("store",)),
-    "store": Policy("ogbnlib.sampling.store_policy:StoreLoaders", on_disk=True),
+    "store": Policy("ogbnlib.sampling.store_policy:StoreLoaders", reads_disk=True),
     "propagated": Policy(
-        "ogbnlib.propagation.policy:PropagatedLoaders", on_disk=True, propagated=True
+        "ogbnlib.propagation.policy:PropagatedLoaders", reads_disk=True, uses_hops=True
     ),
 }

@@ -31,6 +31,7 @@ ROOMS = [
     "propagation",
     "runs",
     "training",
+    "inference",
     "notebook",
 ]
 DOOR = {
@@ -45,7 +46,7 @@ DOOR = {
         "model": -2,
     },
     **{"values": -1, "config": -1},
-    **{"marks": 0, "doctor": 1, "inference": 8, "__init__": 9, "data_commands": 9, "__main__": 9},
+    **{"marks": 0, "doctor": 1, "__init__": 9, "data_commands": 9, "__main__": 9},
 }
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -61,7 +62,7 @@ TORCH = {
         "graph.disk",
         "sampling.loader",
     ),
-    *("sampling.loading", "propagation.loader"),
+    *("sampling.loading", "propagation.hop_loader", "inference.batches", "inference.saved_model"),
     *(
         name
         for name in MODULES
@@ -69,7 +70,9 @@ TORCH = {
     ),
 }
 WITHOUT_TORCH = sorted(
-    set(MODULES) - TORCH - {"inference", "__main__", "__init__", "training.child"}
+    set(MODULES)
+    - TORCH
+    - {"inference.predictions", "inference.exact", "__main__", "__init__", "training.child"}
 )
 
 
@@ -271,7 +274,7 @@ BOUNDS = {
     "functions over 60 lines": 27,
     "functions with over 20 branches": 15,
     "public names per 1,000 lines": 27,
-    "floors": 16,
+    "floors": 17,
 }
 MOST_PARAMETERS = 44
 MOST_COMMANDS = 14

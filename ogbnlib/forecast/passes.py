@@ -43,7 +43,7 @@ class Pass:
         seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
         seeds = min(seeds, size.num_seeds[split])
         fan_out, count = config.fan_out(training), -(-size.num_seeds[split] // max(1, seeds))
-        if config.propagated:
+        if config.policy.uses_hops:
             batches = Batches.of(BatchShape((seeds,), ()))
         elif isinstance(size, Store):
             count *= max(1, config.epochs) if training else 1

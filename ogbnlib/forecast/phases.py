@@ -243,7 +243,7 @@ class Forecast(Ledger):
         """Seconds of the whole run on `machine`: loading or propagating, epochs and evaluations."""
         config, size, disk = self.config, self.size, self.machine.disk_bytes_per_s
         files, seconds = store_bytes(config, size), 0.0
-        if config.propagated:
+        if config.policy.uses_hops:
             seconds = 60 * self.propagation.minutes if self.propagation else 0.0
         elif not self.in_windows:
             seconds = sum(files.values()) / disk

@@ -18,7 +18,7 @@ from ..graph.store import GraphSize
 from ..registry import MODELS, POLICIES
 from ..sources.names import graph_for
 from .phases import REFERENCE, Forecast, Machine, margin_bytes, predict
-from .sizes import feature_itemsize, smaller_fan_out
+from .sizes import feature_itemsize, smaller_fan_outs
 from .step import formula_of, is_measured, try_model
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def verdict(forecast: Forecast, limit_bytes: int) -> str:
 def _convert_hint(forecast: Forecast) -> str:
     """The command that makes the store of a forecast about one, where there is none yet."""
     config, size = forecast.config, forecast.size
-    if not config.on_disk or size.stored == "store":
+    if not config.policy.reads_disk or size.stored == "store":
         return ""
     undirected = " --undirected" if config.undirected or size.undirected else ""
     dtype = f" --feature-dtype {config.feature_dtype}" if config.feature_dtype != "float32" else ""
@@ -108,7 +108,7 @@ class Advice:
         )
         batches = (
             f"{config.hops} hops ({config.norm})"
-            if config.propagated
+            if config.policy.uses_hops
             else f"[{_text(config.num_neighbors)}]"
         )
         lines = [
@@ -240,11 +240,7 @@ def _knobs(config: TrainConfig) -> list[list[dict[str, Any]]]:
         ],
         [{"batch_size": seeds} for seeds in _halves(config.batch_size)],
     ]
-    fan_out, fan_outs = smaller_fan_out(config.num_neighbors), list[dict[str, Any]]()
-    while fan_out is not None and not config.propagated:
-        fan_outs.append({"num_neighbors": fan_out})
-        fan_out = smaller_fan_out(fan_out)
-    return [*knobs, fan_outs]
+    return [*knobs, [{"num_neighbors": fan_outs} for fan_outs in smaller_fan_outs(config)]]
 
 
 def _halves(count: int) -> list[int]:
@@ -267,7 +263,7 @@ def changes_that_fit(
     def fitting(steps: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], Forecast] | None:
         changes = {name: value for step in steps for name, value in step.items()}
         changed = config.replace(**changes)
-        if changed.on_disk and size.stored == "store" and "feature_dtype" in changes:
+        if changed.policy.reads_disk and size.stored == "store" and "feature_dtype" in changes:
             return None  # a store has its own
         forecast = predict(changed, size, memory_limit_bytes=limit_bytes)
         fits = verdict(forecast, limit_bytes - unforeseen_bytes) == FITS

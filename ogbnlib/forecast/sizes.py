@@ -105,10 +105,17 @@ def expected_batch(
     return BatchShape(tuple(round(n) for n in nodes), tuple(round(n) for n in edges))
 
 
-def smaller_fan_out(num_neighbors: Sequence[int]) -> tuple[int, ...] | None:
-    """Half of each fan-out, 15 for all neighbors, at least 2; None if none can be halved."""
-    smaller = tuple(15 if k < 0 else max(2, -(-k // 2)) if k > 2 else k for k in num_neighbors)
-    return smaller if smaller != tuple(num_neighbors) else None
+def smaller_fan_outs(config: TrainConfig) -> list[tuple[int, ...]]:
+    """The config's fan-outs halved once, twice and so on, down to 2; all neighbors become 15.
+
+    Empty where no neighbors are sampled.
+    """
+    smaller: list[tuple[int, ...]] = []
+    fan_outs = config.num_neighbors
+    while not config.policy.uses_hops and any(k < 0 or k > 2 for k in fan_outs):
+        fan_outs = tuple(15 if k < 0 else min(k, max(2, -(-k // 2))) for k in fan_outs)
+        smaller.append(fan_outs)
+    return smaller
 
 
 def sampling_bytes(batch: BatchShape) -> int:
@@ -119,10 +126,10 @@ def sampling_bytes(batch: BatchShape) -> int:
 
 def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
     """Bytes of a feature: those of a store that stays on disk, else of `feature_dtype`."""
-    on_disk = config.on_disk and size.stored == "store"
+    on_disk = config.policy.reads_disk and size.stored == "store"
     itemsize = size.feature_itemsize if on_disk else np.dtype(config.feature_dtype).itemsize
     # int8 features are propagated as float32
-    return 4 if config.propagated and itemsize == 1 else itemsize
+    return 4 if config.policy.uses_hops and itemsize == 1 else itemsize
 
 
 def label_itemsize(num_classes: int) -> int:

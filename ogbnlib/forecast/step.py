@@ -29,7 +29,7 @@ def formula_of(config: TrainConfig) -> str:
     propagated, sign."""
     if config.model in MODELS:
         return config.model
-    return "sign" if config.propagated else "sage"
+    return "sign" if config.policy.uses_hops else "sage"
 
 
 def formulas_of(config: TrainConfig) -> type[BaseModel]:
@@ -50,7 +50,7 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
     names = ("model", "model_args", "hidden_channels", "dropout", "precision", "hops")
-    layers = 0 if config.propagated else len(config.num_neighbors)
+    layers = 0 if config.policy.uses_hops else len(config.num_neighbors)
     return json.dumps(
         [*(getattr(config, name) for name in names), layers, num_features, num_classes, stamp]
     )
@@ -72,7 +72,7 @@ def _trial(config: TrainConfig, num_features: int, num_classes: int) -> dict[str
 
 def is_measured(config: TrainConfig, size: GraphSize) -> bool:
     """Whether the step of the config's model is known: by formulas or by a trial."""
-    size = hop_size(size, config) if config.propagated else size
+    size = hop_size(size, config) if config.policy.uses_hops else size
     return config.model in MODELS or _trial(config, size.num_features, size.num_classes) is not None
 
 
@@ -84,7 +84,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     model can't be found, created or trained.
     """
     batch = BatchShape((_TRIAL_EDGES,), ())
-    if config.propagated:
+    if config.policy.uses_hops:
         size = hop_size(size, config)
     else:
         batch = expected_batch(size, config.undirected, config.batch_size, config.num_neighbors)
@@ -156,7 +156,7 @@ def layers_of(
     user's own model computes every layer for all nodes, from an edge list, as `forward(x,
     edge_index)` does.
     """
-    own, propagated = config.model not in MODELS, config.propagated
+    own, propagated = config.model not in MODELS, config.policy.uses_hops
     depth = config.hops if propagated else len(config.num_neighbors)
     widths = formulas_of(config).widths(depth, num_features, config.hidden_channels, num_classes)
     layers = []

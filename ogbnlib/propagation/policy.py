@@ -75,7 +75,7 @@ class PropagatedLoaders(DiskLoaders):
         return data
 
     def _build(self, split: str, shuffle: bool) -> Any:
-        from .loader import HopLoader
+        from .hop_loader import HopLoader
 
         arguments = self._arguments(split, shuffle)
         with self.log.phase(f"build {split} loader"):

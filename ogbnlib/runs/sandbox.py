@@ -186,7 +186,7 @@ def run(
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", config.progress):
             tried = try_model(config, size, run_dir=folder if resume else None)
-    if not config.propagated:  # a propagation's forecast has room for compiling
+    if not config.policy.uses_hops:  # a propagation's forecast has room for compiling
         _compile_kernels(config.progress)
     limit, refused = make_limit(limit_bytes, limit_by)
     with (

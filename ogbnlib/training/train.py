@@ -208,7 +208,7 @@ def train_prepared(
             config = config.replace(
                 eval_splits=[split for split in config.eval_splits if split not in empty]
             )
-        if not config.propagated:
+        if not config.policy.uses_hops:
             with log.phase("compile kernels"):
                 compile_all(list(config.num_neighbors))
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks)
@@ -304,7 +304,7 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
 
     how: dict[str, Any] = {"say": progress.say, "progress": progress.keep, "check": check}
     store = open_for(config, memory_limit=own_memory()[0] + min(available_bytes(), 2**30), **how)
-    if not config.propagated:
+    if not config.policy.uses_hops:
         return store
     if store.hops is not None or is_store(propagated_path(store, config)):
         return propagated(store, config, **how)

@@ -145,7 +145,7 @@ def test_what_does_not_go_together_is_refused_by_name(
         match="norm='row', self_loops=True, which this version does not have; "
         "propagate the graph again with one of row, sym, gcn",
     ):
-        train(make(tiny_config, made), tmp_path / "run")
+        train(make(tiny_config, made))
     train(make(tiny_config, graph))
     (tmp_path / "graph.store").rename(tmp_path / "old")
 
