@@ -37,6 +37,8 @@ class Policy(Entry):
     reads_disk: bool = False
     # whether batches are rows of propagated features instead of sampled subgraphs
     uses_hops: bool = False
+    # the model whose formulas forecast a step of the user's own model
+    formula: str = "sage"
     # policies that take less memory for the same batches, the fastest first
     smaller: tuple[str, ...] = ()
 
@@ -48,6 +50,9 @@ POLICIES = {
     "shared": Policy(f"{_SAMPLED}:SharedLoaders", smaller=("store",)),
     "store": Policy("ogbnlib.sampling.store_policy:StoreLoaders", reads_disk=True),
     "propagated": Policy(
-        "ogbnlib.propagation.policy:PropagatedLoaders", reads_disk=True, uses_hops=True
+        "ogbnlib.propagation.policy:PropagatedLoaders",
+        reads_disk=True,
+        uses_hops=True,
+        formula="sign",
     ),
 }

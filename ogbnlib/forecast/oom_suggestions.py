@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes
 from ..registry import MODELS
-from .phases import predict
-from .sizes import smaller_fan_outs
+from .memory_parts import smaller_fan_outs
+from .run_forecast import predict
 
 # Bytes by name as in the event `cuda_oom`, without those that torch did not say.
 Oom = Mapping[str, float]

@@ -8,10 +8,11 @@ from typing import Self
 from ..config import TrainConfig
 from ..graph.npz import CHUNK_BYTES
 from ..graph.store import GraphSize, Store
-from . import budget, sizes
+from . import budget
+from . import memory_parts as sizes
 from .budget import BatchShape, Spooling, Windows
 from .draws import Batches, draw_batches, with_hub
-from .step import activation_bytes, fuses, model_state_bytes
+from .step_memory import activation_bytes, fuses, model_state_bytes
 
 MODEL = "model, gradients, Adam"
 BATCH, STEP, READY = "batch in use", "step: activations and sampling", "batches ready"

@@ -3,8 +3,8 @@ a graph."""
 
 from typing import Any
 
-from ..forecast.phases import PROPAGATE, Ledger
-from ..forecast.sizes import feature_itemsize, hop_size
+from ..forecast.memory_parts import feature_itemsize, hop_size
+from ..forecast.run_forecast import PROPAGATE, Ledger
 from ..graph.store import Store, is_store, open_store
 from ..sampling.store_policy import DiskLoaders
 from .plan import (

@@ -29,12 +29,13 @@ from ..errors import (
     without_secrets,
 )
 from ..files import home, next_run_dir
+from ..forecast.fitting import WILL_NOT_FIT, verdict
+from ..forecast.memory_parts import RUNTIME_BYTES, raw_bytes
+from ..forecast.own_model_step import try_model
 from ..forecast.passes import STEP
-from ..forecast.phases import predict
-from ..forecast.planner import WILL_NOT_FIT, Advice, verdict
+from ..forecast.planner import Advice
 from ..forecast.remedies import memory_remedy
-from ..forecast.sizes import RUNTIME_BYTES, raw_bytes
-from ..forecast.step import try_model
+from ..forecast.run_forecast import predict
 from ..graph import kernel_cache
 from ..graph.store import GraphSize
 from ..marks import RUN_VARIABLE

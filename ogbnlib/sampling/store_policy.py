@@ -16,9 +16,9 @@ from ..forecast.budget import (
     window_budget,
 )
 from ..forecast.draws import Batches
+from ..forecast.memory_parts import label_itemsize, store_bytes
 from ..forecast.passes import Pass, choose_loaders
-from ..forecast.phases import Ledger
-from ..forecast.sizes import label_itemsize, store_bytes
+from ..forecast.run_forecast import Ledger
 from ..graph.npz import CHUNK_BYTES
 from ..graph.store import Store
 from ..launcher import launch, local_ranks

@@ -23,8 +23,8 @@ from ..errors import InputError, clear_errors, naming, no_exit
 from ..files import home
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.passes import Pass
-from ..forecast.phases import PROPAGATE
-from ..forecast.step import LARGE_FLOPS, choose_threads, step_flops
+from ..forecast.run_forecast import PROPAGATE
+from ..forecast.step_memory import LARGE_FLOPS, choose_threads, step_flops
 from ..graph import kernel_cache
 from ..graph.store import Store, is_store
 from ..launcher import job_cores, local_ranks

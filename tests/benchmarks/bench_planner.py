@@ -21,8 +21,9 @@ import numpy as np
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB
-from ogbnlib.forecast.phases import predict
-from ogbnlib.forecast.planner import FITS, plan
+from ogbnlib.forecast.fitting import FITS
+from ogbnlib.forecast.planner import plan
+from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.checks import SPLITS
 from ogbnlib.graph.store import open_store
 from ogbnlib.propagation.plan import propagated_path

@@ -12,9 +12,9 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.phases import audit, kind_of
-from ogbnlib.forecast.planner import margin_bytes
-from ogbnlib.forecast.sizes import RUNTIME_BYTES
+from ogbnlib.forecast.audit import audit, kind_of
+from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
+from ogbnlib.forecast.run_forecast import margin_bytes
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.runs.supervise import trainer_environment

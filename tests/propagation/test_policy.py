@@ -17,7 +17,7 @@ from graphs import make_store
 from ogbnlib import InputError, TrainConfig, open_store, plan, propagate, run
 from ogbnlib.errors import GB
 from ogbnlib.forecast.budget import BatchShape
-from ogbnlib.forecast.step import layer_memory, parameter_count
+from ogbnlib.forecast.step_memory import layer_memory, parameter_count
 from ogbnlib.memory.limits import Limit
 from ogbnlib.propagation.plan import NORMS
 from ogbnlib.training.network import registered_model
