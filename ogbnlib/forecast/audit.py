@@ -21,20 +21,20 @@ def kind_of(phase: str) -> str:
 
 def measured_by_kind(peaks: Mapping[str, int]) -> dict[str, int]:
     """The highest of the peaks of a run's phases, by kind; "" is the time between phases."""
-    highest: dict[str, int] = {}
-    for name, peak in peaks.items():
-        highest[kind_of(name)] = max(highest.get(kind_of(name), 0), peak)
-    return highest
+    return {
+        kind: max(peak for name, peak in peaks.items() if kind_of(name) == kind)
+        for kind in map(kind_of, peaks)
+    }
 
 
 def predicted_by_kind(forecast: Forecast) -> dict[str, PhaseForecast]:
     """The phase of each kind with the most memory in use."""
-    highest: dict[str, PhaseForecast] = {}
+    by_kind: dict[str, list[PhaseForecast]] = {}
     for phase in forecast.phases:
-        before = highest.setdefault(kind_of(phase.name), phase)
-        if phase.held_bytes > before.held_bytes:
-            highest[kind_of(phase.name)] = phase
-    return highest
+        by_kind.setdefault(kind_of(phase.name), []).append(phase)
+    return {
+        kind: max(phases, key=lambda phase: phase.held_bytes) for kind, phases in by_kind.items()
+    }
 
 
 def graph_of_run(
@@ -81,10 +81,11 @@ def audit(
         return {"skipped": str(error)}
     forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
     peaks = measured_by_kind(measured)
-    parts: dict[str, int] = {}
-    for phase in forecast.phases:
-        for name, part in phase.parts.items():
-            parts[name] = max(part, parts.get(name, 0))
+    parts = {
+        name: max(phase.parts.get(name, 0) for phase in forecast.phases)
+        for name in marked
+        if any(name in phase.parts for phase in forecast.phases)
+    }
     return {
         "peak_phase": forecast.peak.name,
         "peak_bytes": {
@@ -100,8 +101,6 @@ def audit(
             for kind, phase in predicted_by_kind(forecast).items()
         },
         "parts": {
-            name: {"predicted": parts[name], "measured": most}
-            for name, most in marked.items()
-            if name in parts
+            name: {"predicted": part, "measured": marked[name]} for name, part in parts.items()
         },
     }

@@ -47,26 +47,23 @@ def assignments(changes: Changes) -> str:
 
 def _knobs(config: TrainConfig) -> list[list[Changes]]:
     """For each knob its changes, smallest first; the knobs in the order in which to turn them."""
-    knobs: list[list[Changes]] = [[{"loading": name} for name in config.policy.smaller]]
-    if config.feature_dtype == "float32":
-        knobs.append([{"feature_dtype": "float16"}])
-    if config.num_workers:
-        knobs.append([{"num_workers": 0, "persistent_workers": False}])
-    if config.eval_num_neighbors:
-        knobs.append([{"eval_num_neighbors": None}])
     eval_seeds = config.eval_batch_size or config.batch_size
-    knobs.append([{"eval_batch_size": seeds} for seeds in _halves(eval_seeds)])
-    knobs.append([{"batch_size": seeds} for seeds in _halves(config.batch_size)])
-    knobs.append([{"num_neighbors": fan_outs} for fan_outs in smaller_fan_outs(config)])
+    no_workers = {"num_workers": 0, "persistent_workers": False}
+    knobs: list[list[Changes]] = [
+        [{"loading": name} for name in config.policy.smaller],
+        [{"feature_dtype": "float16"}] * (config.feature_dtype == "float32"),
+        [no_workers] * (config.num_workers > 0),
+        [{"eval_num_neighbors": None}] * (config.eval_num_neighbors is not None),
+        [{"eval_batch_size": seeds} for seeds in _halves(eval_seeds)],
+        [{"batch_size": seeds} for seeds in _halves(config.batch_size)],
+        [{"num_neighbors": fan_outs} for fan_outs in smaller_fan_outs(config)],
+    ]
     return [steps for steps in knobs if steps]
 
 
 def _halves(count: int) -> list[int]:
-    halves = []
-    while count >= 64:
-        count //= 2
-        halves.append(count)
-    return halves
+    """A number halved once, twice and so on, down to 32 to 63."""
+    return [count >> times for times in range(1, count.bit_length() - 5)]
 
 
 def changes_that_fit(
@@ -84,9 +81,8 @@ def changes_that_fit(
         if has_own_dtype(changed, size) and "feature_dtype" in changes:
             return None
         forecast = predict(changed, size, memory_limit_bytes=limit_bytes)
-        if verdict(forecast, limit_bytes - unforeseen_bytes) != FITS:
-            return None
-        return changes, forecast
+        is_fitting = verdict(forecast, limit_bytes - unforeseen_bytes) == FITS
+        return (changes, forecast) if is_fitting else None
 
     knobs = _knobs(config)
     for count in range(1, len(knobs) + 1):

@@ -1,7 +1,6 @@
 """Options that make a run fit into its GPU's memory, cheapest first."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ..config import TrainConfig
 from ..errors import InputError, format_bytes
@@ -11,24 +10,6 @@ from .run_forecast import predict
 
 # Bytes by name as in the event `cuda_oom`, without those that torch did not say.
 Oom = Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class _Option:
-    """Changes of a config, and their cost in words."""
-
-    changes: dict[str, object]
-    cost: str
-
-    def __str__(self) -> str:
-        changes = " ".join(f"{name}={value}" for name, value in self.changes.items())
-        return f"{changes} {self.cost}"
-
-    def step_bytes(self, config: TrainConfig) -> tuple[int, int]:
-        """GPU memory of a step without the changes and with them."""
-        now = predict(config).gpu
-        then = predict(config.replace(**self.changes)).gpu
-        return sum(now.values()), sum(then.values())
 
 
 def oom_suggestions(config: TrainConfig, oom: Oom) -> list[str]:
@@ -54,11 +35,13 @@ def oom_suggestions(config: TrainConfig, oom: Oom) -> list[str]:
         missing = max(0, requested - unallocated - free)
     enough = []
     others = []
-    for option in _options(config):
+    for changes, cost in _options(config):
+        option = " ".join(f"{name}={value}" for name, value in changes.items()) + f" {cost}"
         try:
-            now, then = option.step_bytes(config)
+            now = sum(predict(config).gpu.values())
+            then = sum(predict(config.replace(**changes)).gpu.values())
         except (InputError, OSError):  # the data set is gone
-            others.append(str(option))
+            others.append(option)
             continue
         text = f"{option}: a step of about {format_bytes(then)} instead of {format_bytes(now)}"
         if then >= now:  # for some models autocast's copies take more than they save
@@ -82,23 +65,22 @@ def _unallocated(oom: Oom) -> float | None:
     return unallocated
 
 
-def _options(config: TrainConfig) -> list[_Option]:
-    """Changes of the config that take less GPU memory, the cheapest first."""
-    options = []
+def _options(config: TrainConfig) -> list[tuple[dict[str, object], str]]:
+    """Changes of the config that take less GPU memory, and their costs; the cheapest first."""
+    options: list[tuple[dict[str, object], str]] = []
     if config.batch_size >= 2:
         parts = 4 if config.batch_size % 4 == 0 else 2
         smaller = {
             "batch_size": config.batch_size // parts,
             "accumulate": config.accumulate * parts,
         }
-        cost = "trains about the same seeds a step in smaller batches"
-        options.append(_Option({**smaller}, cost))
+        options.append(({**smaller}, "trains about the same seeds a step in smaller batches"))
     if config.precision == "fp32":
-        options.append(_Option({"precision": "bf16"}, "computes with fewer digits"))
+        options.append(({"precision": "bf16"}, "computes with fewer digits"))
     is_sampled = config.model in MODELS and not config.policy.uses_hops
     if is_sampled and not config.activation_checkpointing:
         cost = "keeps the gradients and computes each layer twice"
-        options.append(_Option({"activation_checkpointing": True}, cost))
-    if fan_outs := smaller_fan_outs(config):
-        options.append(_Option({"num_neighbors": list(fan_outs[0])}, "changes the results"))
+        options.append(({"activation_checkpointing": True}, cost))
+    for fan_outs in smaller_fan_outs(config)[:1]:
+        options.append(({"num_neighbors": list(fan_outs)}, "changes the results"))
     return options

@@ -85,11 +85,10 @@ def exact_scores(
         shutil.rmtree(work)
     work.mkdir()
     targets = None
-    order = None
     if ids is not None:
         targets = NodeSet(store.num_nodes)
         targets.add(ids)
-        order = np.argsort(ids)
+    order = None if ids is None else np.argsort(ids)
     begin = 0
     try:
         _check_disk(store, layers, targets, room // column, work)
@@ -132,10 +131,9 @@ class _Sweep:
 
     def columns(self, columns: slice) -> Chunks:
         """Yield some columns of the result, rows of `targets` in ascending order."""
-        layer = self.layer
         source = self.source
-        loops = layer.own is None
-        matrix = layer.neighbors[:, columns]
+        loops = self.layer.own is None
+        matrix = self.layer.neighbors[:, columns]
 
         def prepare(first: int, end: int) -> Array:
             part = source.rows(first, end)
@@ -162,18 +160,14 @@ class _Sweep:
     def _result(self, means: Array, degrees: Array, nodes: range, columns: slice) -> Array:
         """Some columns of the result for the targets among consecutive nodes."""
         layer = self.layer
-        part = means
         if layer.own is None:
-            part = part * np.sqrt(degrees, dtype=np.float32)[:, None]
-        if self.sweeps_input:
-            part = part @ layer.neighbors[:, columns]
+            means = means * np.sqrt(degrees, dtype=np.float32)[:, None]
+        part = means @ layer.neighbors[:, columns] if self.sweeps_input else means
         if layer.own is not None:
             own = self.source.rows(nodes.start, nodes.stop, targets=self.targets)
             part = part + own @ layer.own[:, columns]
         part = part + layer.bias[columns]
-        if not self.is_last:
-            np.maximum(part, 0, out=part)
-        return part
+        return part if self.is_last else np.maximum(part, 0, out=part)
 
 
 def _layer_by_layer(

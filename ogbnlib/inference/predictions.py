@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -87,12 +86,11 @@ def predict(
         else:
             work = sibling_path(target, "work")
             chunks = exact_scores(saved, graph, ids, work, memory_limit, progress)
-        num_rows = graph.num_nodes if ids is None else len(ids)
-        result = _Result(target, num_rows, graph.num_classes, scores, graph.path)
 
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):
-                result.write(file, chunks)
+                num_rows = graph.num_nodes if ids is None else len(ids)
+                _write_rows(file, target, chunks, num_rows, graph, scores)
             if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
                 assert ids is not None
                 # written here, as np.save hides the cause of a failed write
@@ -126,35 +124,29 @@ def _check_exact(model: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Result:
-    """The file of classes or scores."""
-
-    path: Path
-    num_rows: int
-    num_classes: int
-    has_scores: bool
-    store_path: Path
-
-    def write(self, file: BinaryIO, chunks: Iterable[Rows]) -> None:
-        """Write rows as they come, each to its position; those of negative positions are not."""
-        dtype = np.dtype(label_dtype(self.num_classes))
-        row_shape: tuple[int, ...] = ()
-        if self.has_scores:
-            dtype = np.dtype(np.float32)
-            row_shape = (self.num_classes,)
-        file.write(npy_header(dtype, (self.num_rows, *row_shape)))
-        for places, values in chunks:
-            if not np.isfinite(values).all():
-                raise InputError(
-                    f"{self.path}: scores are not finite; run `python -m ogbnlib verify {self.store_path}`"
-                )
-            rows = values if self.has_scores else values.argmax(1).astype(dtype)
-            order = np.argsort(places, kind="stable")
-            order = order[places[order] >= 0]
-            ends = np.flatnonzero(np.diff(places[order]) != 1) + 1
-            for consecutive in np.split(order, ends):
-                if len(consecutive):
-                    place = int(places[consecutive[0]])
-                    file.seek(HEADER_BYTES + place * dtype.itemsize * math.prod(row_shape))
-                    file.write(np.ascontiguousarray(rows[consecutive]).data)
+def _write_rows(
+    file: BinaryIO,
+    path: Path,
+    chunks: Iterable[Rows],
+    num_rows: int,
+    graph: Store,
+    has_scores: bool,
+) -> None:
+    """Write classes or scores as they come, each row to its position; none of a negative one."""
+    dtype = np.dtype(np.float32 if has_scores else label_dtype(graph.num_classes))
+    row_shape = (graph.num_classes,) * has_scores
+    file.write(npy_header(dtype, (num_rows, *row_shape)))
+    for places, values in chunks:
+        if not np.isfinite(values).all():
+            raise InputError(
+                f"{path}: scores are not finite; run `python -m ogbnlib verify {graph.path}`"
+            )
+        rows = values if has_scores else values.argmax(1).astype(dtype)
+        order = np.argsort(places, kind="stable")
+        order = order[places[order] >= 0]
+        ends = np.flatnonzero(np.diff(places[order]) != 1) + 1
+        for consecutive in np.split(order, ends):
+            if len(consecutive):
+                offset = int(places[consecutive[0]]) * dtype.itemsize * math.prod(row_shape)
+                file.seek(HEADER_BYTES + offset)
+                file.write(np.ascontiguousarray(rows[consecutive]).data)

@@ -28,10 +28,14 @@ class PropagatedLoaders(DiskLoaders):
         config, graph = run.config, run.size
         if isinstance(graph, Store):
             path = propagated_path(graph, config)
-            graph = (open_store(path) if graph.hops is None and is_store(path) else graph).size
-        run.size, itemsize = hop_size(graph, config), feature_itemsize(config, graph)
-        rows = graph.num_nodes if graph.hops is not None else sum(graph.num_seeds.values())
+            if graph.hops is None and is_store(path):
+                graph = open_store(path)
+            graph = graph.size
+        run.size = hop_size(graph, config)
+        itemsize = feature_itemsize(config, graph)
+        rows = graph.num_nodes
         if graph.hops is None:
+            rows = sum(graph.num_seeds.values())
             fixed = fixed_bytes(graph, config.hops)
             column = graph.num_nodes * itemsize
             reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at most
@@ -50,7 +54,8 @@ class PropagatedLoaders(DiskLoaders):
             buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
             # the kernels may be compiled already
             run.phase(PROPAGATE, buffers, unsure_bytes=KERNEL_BYTES)
-            run.propagation, run.least_bytes = plan, run.peak_bytes - plan.held_bytes + column
+            run.propagation = plan
+            run.least_bytes = run.peak_bytes - plan.held_bytes + column
         propagating = len(run.phases)
         cls._forecast_load(run)
         cache_bytes = rows * run.size.num_features * itemsize
@@ -61,9 +66,8 @@ class PropagatedLoaders(DiskLoaders):
             passes += [(f"{when} {split}", run.one_pass(split)) for split in splits]
         for name, one in passes:
             run.phase(name, one.step() | one.workers(0), cache_bytes)
-        run.least_bytes = max(
-            run.least_bytes or 0, *(phase.held_bytes for phase in run.phases[propagating:])
-        )
+        training = [phase.held_bytes for phase in run.phases[propagating:]]
+        run.least_bytes = max(run.least_bytes, *training)
 
     def _load(self, store: Store) -> Any:
         from ..sampling.loader import available_bytes, fill_page_cache
