@@ -90,7 +90,7 @@ class Advice:
         ).round(3)
 
     def __str__(self) -> str:
-        sections = (_heading, _phases, _peak, _disk, _precision, _step, _uncertainty, _verdict)
+        sections = (_heading, _phases, _disk, _precision, _step, _uncertainty, _verdict)
         return "\n".join(line for section in sections for line in section(self))
 
     def to_dict(self) -> dict[str, object]:
@@ -138,7 +138,7 @@ def _heading(advice: Advice) -> Iterator[str]:
 
 
 def _phases(advice: Advice) -> Iterator[str]:
-    """A row for each phase."""
+    """A row for each phase, the peak, and the limit of a Slurm job."""
     yield f"{'phase':<30} {'memory in use':>13}  largest parts"
     for phase in advice.forecast.phases:
         largest = sorted(phase.parts.items(), key=lambda item: -item[1])[:3]
@@ -146,10 +146,6 @@ def _phases(advice: Advice) -> Iterator[str]:
         mark = " <- peak" if phase is advice.forecast.peak else ""
         yield f"{phase.name:<30} {format_bytes(phase.held_bytes):>13}  {parts}{mark}"
     yield ""
-
-
-def _peak(advice: Advice) -> Iterator[str]:
-    """The peak, and the limit of a Slurm job."""
     peak = advice.forecast.peak
     yield f"peak {format_bytes(peak.held_bytes)} in '{peak.name}'; {advice.sbatch}"
 
