@@ -35,7 +35,7 @@ _NAMES = {
     "runs.folder": "Run diagnose",
     "runs.sandbox": "run scaled_limit watch",
     "training.train": "train",
-    "inference": "predict",
+    "inference.predictions": "predict",
     "notebook.magics": "load_ipython_extension",
 }
 _MODULE = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -51,7 +51,8 @@ def plan(
             known(), "\n".join(f"{name}\n    {text}" for name, text in known().items()), as_json
         )
     from .forecast import planner
-    from .forecast.phases import probe
+    from .forecast.fitting import WILL_NOT_FIT
+    from .forecast.machine import probe
     from .sources.names import graph_for
 
     assignments, memory_limit = read_options(config, set_, memory_limit)
@@ -74,7 +75,7 @@ def plan(
         f"{advice}\n{whole} ({here}; no GPU)",
         as_json,
     )
-    raise typer.Exit(1 if advice.verdict == planner.WILL_NOT_FIT else 0)
+    raise typer.Exit(1 if advice.verdict == WILL_NOT_FIT else 0)
 
 
 @app.command()
@@ -165,7 +166,7 @@ def predict(
 ) -> None:
     """Write the predictions of a run's model, in bounded memory: exact with all neighbors, or
     sampled."""
-    from .inference import predict as predict_classes
+    from .inference.predictions import predict as predict_classes
 
     how: dict[str, Any] = {
         "nodes": nodes,

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from . import values as v
 from .errors import InputError, clear_errors
 from .files import write_json
-from .registry import MODELS, POLICIES
+from .registry import MODELS, POLICIES, Policy
 
 if TYPE_CHECKING:
     Loading = str
@@ -87,10 +87,9 @@ class _Parameters(BaseModel):
     # loading=propagated
     hops: v.Count = 2
     """loading=propagated: number of times that features are propagated to neighbors."""
-    norm: Literal["row", "sym", "none", "gcn", "row-loops", "none-loops"] = "sym"
-    """loading=propagated: row is the mean over in-neighbors, sym divides by roots of degrees, none
-    is the sum; gcn is sym with each node as its own neighbor once, row-loops and none-loops are the
-    same of row and none."""
+    norm: Literal["row", "sym", "gcn"] = "sym"
+    """loading=propagated: row is the mean over in-neighbors, sym divides by roots of degrees, gcn
+    is sym with each node as its own neighbor once."""
 
     # model
     model: v.Model = "sage"
@@ -227,14 +226,14 @@ class TrainConfig(_Parameters):
             ) from None
 
     @property
-    def on_disk(self) -> bool:
-        """Whether features stay in a store, in its own dtype, and are read batch by batch."""
-        return POLICIES[self.loading].on_disk
+    def policy(self) -> Policy:
+        """The entry of the loading policy."""
+        return POLICIES[self.loading]
 
     @property
-    def propagated(self) -> bool:
-        """Whether the model learns from propagated features instead of sampled neighbors."""
-        return POLICIES[self.loading].propagated
+    def rounds_in_ram(self) -> bool:
+        """Whether a store's features are rounded to float16 while they are read into memory."""
+        return self.feature_dtype == "float16" and not self.policy.reads_disk
 
     @property
     def heads(self) -> int:
@@ -357,7 +356,7 @@ def _conflict(config: TrainConfig) -> str:
         return "dataset: expected a folder or an official name such as 'ogbn-arxiv', got an empty string"
     if fan_outs is not None and len(fan_outs) not in (1, layers):
         return f"eval_num_neighbors: expected one fan-out or {layers}, as in num_neighbors, got {list(fan_outs)}"
-    if config.feature_dtype == "int8" and not config.on_disk:
+    if config.feature_dtype == "int8" and not config.policy.reads_disk:
         return f"feature_dtype: int8 is for a store on disk: expected loading=store, got loading={config.loading}"
     if config.persistent_workers and config.num_workers == 0:
         return "persistent_workers: needs num_workers of at least 1, got num_workers=0"
@@ -367,14 +366,14 @@ def _conflict(config: TrainConfig) -> str:
     name = "early_stopping" if config.early_stopping else "keep" if config.keep == "best" else ""
     if name and "valid" not in config.eval_splits:
         return f"{name}: expected 'valid' in eval_splits, got {list(config.eval_splits)}"
-    if kind and kind.propagated != config.propagated:
+    if kind and kind.propagated != config.policy.uses_hops:
         known = {name: entry.load() for name, entry in MODELS.items()}
-        fitting = [name for name, one in known.items() if one.propagated == config.propagated]
+        fitting = [name for name, one in known.items() if one.propagated == config.policy.uses_hops]
         return (
             f"model: loading={config.loading} takes {', '.join(fitting)}, or your own model, "
             f"got {config.model!r}"
         )
-    if config.activation_checkpointing and (kind is None or config.propagated):
+    if config.activation_checkpointing and (kind is None or config.policy.uses_hops):
         return (
             "activation_checkpointing: expected with sage, gcn or gat; in your own model call "
             "torch.utils.checkpoint"

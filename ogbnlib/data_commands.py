@@ -214,11 +214,8 @@ def propagate(
         int, typer.Option(help="Number of hops; the features of each one are kept.")
     ] = 2,
     norm: Annotated[
-        str, typer.Option(help="row (mean), sym, gcn (sym with self-loops) or none (sum).")
+        str, typer.Option(help="row (mean), sym, or gcn (sym with self-loops).")
     ] = "sym",
-    self_loops: Annotated[
-        bool, typer.Option("--self-loops", help="Count each node as its own neighbor.")
-    ] = False,
     nodes: Annotated[str, typer.Option(help="Rows to keep: labelled, or all.")] = "labelled",
     feature_dtype: Annotated[
         str | None, typer.Option(help="float16 or float32; default: the store's.")
@@ -234,7 +231,7 @@ def propagate(
     from .graph.store import open_store
     from .propagation.hops import propagate as propagate_store
 
-    how: dict[str, Any] = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes}
+    how: dict[str, Any] = {"hops": hops, "norm": norm, "nodes": nodes}
     how |= {
         "feature_dtype": feature_dtype,
         "memory_limit": memory_limit,

@@ -35,9 +35,11 @@ class Policy(Entry):
     `sampling.policies`."""
 
     # whether features stay in a store, in its own dtype, and are read batch by batch
-    on_disk: bool = False
+    reads_disk: bool = False
     # whether batches are rows of propagated features instead of sampled subgraphs
-    propagated: bool = False
+    uses_hops: bool = False
+    # the model whose formulas forecast a step of the user's own model
+    formula: str = "sage"
     # policies that take less memory for the same batches, the fastest first
     smaller: tuple[str, ...] = ()
 
@@ -47,9 +49,12 @@ POLICIES = {
     "eager": Policy(f"{_SAMPLED}:EagerLoaders", smaller=("shared", "store")),
     "lazy": Policy(f"{_SAMPLED}:LazyLoaders", smaller=("shared", "store")),
     "shared": Policy(f"{_SAMPLED}:SharedLoaders", smaller=("store",)),
-    "store": Policy("ogbnlib.windows.policy:StoreLoaders", on_disk=True),
+    "store": Policy("ogbnlib.windows.policy:StoreLoaders", reads_disk=True),
     "propagated": Policy(
-        "ogbnlib.propagation.policy:PropagatedLoaders", on_disk=True, propagated=True
+        "ogbnlib.propagation.policy:PropagatedLoaders",
+        reads_disk=True,
+        uses_hops=True,
+        formula="sign",
     ),
 }
 

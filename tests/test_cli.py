@@ -12,7 +12,7 @@ import pytest
 from conftest import MB, csc_of, official_csv, raw_arrays, tree, write_run
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.phases import predict
+from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.store import open_store
 from ogbnlib.sources.ogb import open_raw
 

@@ -168,7 +168,6 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
             {"lr_schedule": "step:step_size=9"},
         ),
         ({"norm": "sym", "self_loops": True}, {"norm": "gcn"}),
-        ({"norm": "none", "self_loops": True}, {"norm": "none-loops"}),
     ],
     ids=str,
 )

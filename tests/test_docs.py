@@ -16,7 +16,8 @@ from web import Remote
 
 from ogbnlib.__main__ import app
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.planner import FITS, ladder, plan
+from ogbnlib.forecast.fitting import FITS
+from ogbnlib.forecast.planner import ladder, plan
 from ogbnlib.runs.diagnosis import explain_code, explain_text
 from ogbnlib.sources.synth import synthesize
 from ogbnlib.values import parse_assignments, read_parameters

@@ -33,6 +33,7 @@ ROOMS = [
     "propagation",
     "runs",
     "training",
+    "inference",
     "notebook",
 ]
 DOOR = {
@@ -50,14 +51,7 @@ DOOR = {
         "model": -2,
     },
     **{"values": -1, "config": -1},
-    **{
-        "marks": 0,
-        "doctor": 1,
-        "inference": 10,
-        "__init__": 11,
-        "data_commands": 11,
-        "__main__": 11,
-    },
+    **{"marks": 0, "doctor": 1, "__init__": 12, "data_commands": 12, "__main__": 12},
 }
 MODULES = sorted(
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
@@ -76,7 +70,7 @@ TORCH = {
         "windows.store_loader",
         "windows.own_loop",
     ),
-    "propagation.loader",
+    *("propagation.hop_loader", "inference.batches", "inference.saved_model"),
     *(
         name
         for name in MODULES
@@ -84,7 +78,9 @@ TORCH = {
     ),
 }
 WITHOUT_TORCH = sorted(
-    set(MODULES) - TORCH - {"inference", "__main__", "__init__", "training.child"}
+    set(MODULES)
+    - TORCH
+    - {"inference.predictions", "inference.exact", "__main__", "__init__", "training.child"}
 )
 
 
@@ -286,7 +282,7 @@ BOUNDS = {
     "functions over 60 lines": 27,
     "functions with over 20 branches": 15,
     "public names per 1,000 lines": 27,
-    "floors": 16,
+    "floors": 17,
 }
 MOST_PARAMETERS = 44
 MOST_COMMANDS = 14

@@ -6,9 +6,9 @@ from typing import Any, Protocol, Self
 
 from ..config import TrainConfig
 from ..graph.store import GraphSize, Store
-from . import sizes
+from . import memory_parts as sizes
 from .batches import Batches, BatchShape, batch_bytes, draw_batches, num_queued, with_hub
-from .step import activation_bytes, fuses, model_state_bytes
+from .step_memory import activation_bytes, fuses, model_state_bytes
 
 MODEL = "model, gradients, Adam"
 BATCH = "batch in use"
@@ -60,7 +60,7 @@ class Pass:
         seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
         seeds = min(seeds, size.num_seeds[split])
         fan_out = config.fan_out(training)
-        if config.propagated:
+        if config.policy.uses_hops:
             batches = Batches.of(BatchShape((seeds,), ()))
         elif isinstance(size, Store):
             count = -(-size.num_seeds[split] // max(1, seeds))

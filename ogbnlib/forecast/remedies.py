@@ -9,10 +9,11 @@ from ..graph.store import GraphSize
 from ..memory.killed import KEPT, KilledBy
 from ..memory.record import Record
 from ..registry import MODELS
-from .phases import Forecast, graph_of_run, kind_of, margin_bytes, predict
-from .planner import FITS, assignments, changes_that_fit, smallest_limit, verdict
-from .sizes import RUNTIME_BYTES
-from .step import is_measured
+from .audit import graph_of_run, kind_of, measured_by_kind, predicted_by_kind
+from .fitting import FITS, assignments, changes_that_fit, smallest_limit, verdict
+from .memory_parts import RUNTIME_BYTES
+from .run_forecast import Forecast, margin_bytes, predict
+from .step_memory import is_measured
 
 # Of these only Python, torch and kernels are in memory, so that no parameter changes them.
 _BEFORE_DATA = ("", "open", "compile kernels")
@@ -70,13 +71,11 @@ def unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> in
     """Memory beyond the forecast in any phase of a run; in the phase of its kill it took all of its
     limit."""
     expected = dict.fromkeys(_BEFORE_DATA, RUNTIME_BYTES)
-    for phase in forecast.phases:
-        kind = kind_of(phase.name)
-        expected[kind] = max(expected.get(kind, 0), phase.held_bytes)
-    measured = {kind_of(name): peak for name, peak in record.phases.items() if name}
+    for kind, phase in predicted_by_kind(forecast).items():
+        expected[kind] = phase.held_bytes
+    measured = measured_by_kind({name: peak for name, peak in record.phases.items() if name})
     last = kind_of(record.phase.name) if record.phase else ""
     measured[last] = max(measured.get(last, 0), limit_bytes)
     # A phase without a forecast of its own, such as a checkpoint, is compared with the whole run's.
-    return max(
-        0, *(peak - expected.get(kind, forecast.peak_bytes) for kind, peak in measured.items())
-    )
+    beyond = [peak - expected.get(kind, forecast.peak_bytes) for kind, peak in measured.items()]
+    return max(0, *beyond)

@@ -9,9 +9,9 @@ import pandas as pd
 
 from ..config import TrainConfig
 from ..errors import GB, MB, clear_errors
-from ..forecast.phases import predict
-from ..forecast.sizes import trained_edges
-from ..forecast.step import saved_bytes
+from ..forecast.memory_parts import trained_edges
+from ..forecast.run_forecast import predict
+from ..forecast.step_memory import saved_bytes
 from ..memory.record import Phase
 from ..runs.folder import Run, RunLike, Runs, named
 from ..sources.catalog import open_dataset

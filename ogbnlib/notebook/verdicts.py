@@ -10,7 +10,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from ..errors import format_bytes, printable
-from ..forecast.planner import FITS, Advice
+from ..forecast.fitting import FITS
+from ..forecast.planner import Advice
 from ..runs.folder import Run
 
 WORDS = {True: "holds", False: "does not hold", None: "not measured"}

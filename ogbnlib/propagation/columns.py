@@ -23,11 +23,9 @@ Done = Callable[[int], object]
 def pick(members: NodeSet | None, first: int, values: Array) -> Array:
     """Return the members' rows among consecutive rows, the first of which is that of node
     `first`."""
-    return (
-        values
-        if members is None
-        else values[members.contains(np.arange(first, first + len(values)))]
-    )
+    if members is None:
+        return values
+    return values[members.contains(np.arange(first, first + len(values)))]
 
 
 class Columns:
@@ -80,36 +78,30 @@ class Columns:
 
     def _places(self, first: int, end: int) -> list[int]:
         """Return the range of rows of the nodes `first` to `end`."""
-        return (
-            [first, end]
-            if self.members is None
-            else self.members.ranks(np.array([first, end])).tolist()
-        )
+        if self.members is None:
+            return [first, end]
+        return [int(rank) for rank in self.members.ranks(np.array([first, end]))]
 
     def rows(
         self, first: int, end: int, columns: slice = slice(None), targets: NodeSet | None = None
     ) -> Array:
         """Return float32 rows of the members, or of `targets` among them, in the nodes `first` to
         `end`."""
-        (begin, stop), (low, high, _), parts = (
-            self._places(first, end),
-            columns.indices(self.width),
-            [],
-        )
+        begin, stop = self._places(first, end)
+        low, high, _ = columns.indices(self.width)
+        parts = []
         for file, (start, until) in zip(self.files, itertools.pairwise(self._begins), strict=True):
             if low < until and high > start:
                 values = file.rows(begin, stop, self.dtype).reshape(stop - begin, until - start)
                 parts.append(self._decode(values, slice(max(low - start, 0), high - start)))
         rows = np.concatenate(parts, 1, dtype=np.float32)
-        return (
-            rows
-            if targets is None
-            else rows[targets.contains(pick(self.members, first, np.arange(first, end)))]
-        )
+        if targets is None:
+            return rows
+        return rows[targets.contains(pick(self.members, first, np.arange(first, end)))]
 
     def hop(
         self, edges: Edges, targets: NodeSet | None, width: int, dtype: DTypeLike,
-        prepare: Callable[[int, int], Array], *, loops: bool, mean: bool, done: Done,
+        prepare: Callable[[int, int], Array], *, loops: bool, done: Done,
     ) -> Generator[tuple[int, Array, Array], None, None]:  # fmt: skip
         """Yield what `Edges.sweep` does for `targets`, from `width` columns of all members in RAM.
 
@@ -125,4 +117,4 @@ class Columns:
         with contextlib.closing(in_order(firsts, fill)) as filled:
             for _ in filled:
                 done(self.nbytes // len(firsts))
-        yield from edges.sweep(values, self.members, targets, loops=loops, mean=mean, done=done)
+        yield from edges.sweep(values, self.members, targets, loops=loops, done=done)

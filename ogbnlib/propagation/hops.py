@@ -8,11 +8,12 @@ computed as a mean, like norm "row". So no value between hops is larger than the
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,11 +43,12 @@ from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from ..sources.catalog import made_once
 from ..sources.convert import FeatureDtype
-from ..sources.names import check_hops
+from ..sources.names import check_hops, check_store
 from .columns import Columns, Done, pick
 from .plan import (
     NORMS,
     OWN_SHARE,
+    HopPlan,
     columns_room,
     fixed_bytes,
     plan_hops,
@@ -54,7 +56,7 @@ from .plan import (
 )
 from .sweep import SLICE_NODES, Edges, in_order
 
-Norm = Literal["row", "sym", "none", "gcn", "row-loops", "none-loops"]
+Norm = Literal["row", "sym", "gcn"]
 Nodes = Literal["labelled", "all"]
 Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows work on so many bytes
 # in a hop's folder: the propagation's parameters, and the checksum of each file's data
@@ -83,21 +85,15 @@ class Propagation:
         self,
         store: Store,
         hops: int,
-        norm: str,
-        self_loops: bool,
+        norm: Norm,
         kept: NodeSet | None,
         dtype: np.dtype[Any],
     ) -> None:
-        self.store, self.hops, self.norm, self.loops, self.kept, self.dtype = (
-            store,
-            hops,
-            norm,
-            self_loops,
-            kept,
-            dtype,
-        )
-        # Sums can outgrow float16; means can't.
-        self.rows_dtype = np.dtype(np.float32) if norm == "none" else dtype
+        self.store = store
+        self.hops = hops
+        self.norm, self.loops = NORMS[norm]
+        self.kept = kept
+        self.dtype = dtype
         self.edges = Edges(store)
 
     def survey(self, shown: Shown) -> None:
@@ -117,7 +113,8 @@ class Propagation:
         # faster.
         dtype = np.dtype(np.float32) if self.store.int8 else self.store.feature_dtype
         bits = np.dtype(f"u{dtype.itemsize}")
-        unsigned, infinite = bits.type(np.iinfo(bits).max // 2), np.array(np.inf, dtype).view(bits)
+        unsigned = bits.type(np.iinfo(bits).max // 2)
+        infinite = np.array(np.inf, dtype).view(bits)
         largest = np.zeros(self.store.num_features, bits)
         # Codes of int8 are four times as large as floats.
         step = max(1, CHUNK_BYTES // 4 // (4 * self.store.num_features))
@@ -134,80 +131,19 @@ class Propagation:
             done(chunk.nbytes)
         # Scaling by powers of two is exact; it moves each column into the range where float16 is
         # most precise.
-        exponents, half = (
-            np.frexp(largest.view(dtype).astype(np.float32))[1],
-            self.rows_dtype == np.float16,
-        )
-        return np.ldexp(
-            np.float32(1), np.where(half, np.clip(14 - exponents, -100, 100), 0)
-        ).astype(np.float32)
+        _, exponents = np.frexp(largest.view(dtype).astype(np.float32))
+        powers = np.clip(14 - exponents, -100, 100) * (self.dtype == np.float16)
+        return np.ldexp(np.float32(1), powers).astype(np.float32)
 
     def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> dict[str, int]:
         """Write the files of hop `number`, `width` columns at a time; return their checksums."""
-        store, targets, crc32 = self.store, self.reached[number - 1], dict[str, int]()
+        store = self.store
         if number == 1:
             source = Columns.features(store)
         else:
-            source = Columns.open(
-                folder.with_name(str(number - 1)), "rows", store.num_nodes, self.reached[number - 2]
-            )
-
-        def compute(columns: slice) -> None:
-            where = f"{store.path}, columns {columns.start} to {columns.stop - 1} propagated"
-            size, scale, last = (
-                columns.stop - columns.start,
-                self.scale[columns],
-                number == self.hops,
-            )
-
-            def prepare(first: int, end: int) -> Array:
-                values = source.rows(first, end, columns)
-                if number == 1:
-                    values *= scale
-                    if self.norm == "sym":
-                        degrees = self.edges.degrees(first, end, self.loops)
-                        values *= np.where(degrees, 1 / np.sqrt(np.maximum(degrees, 1)), 0).astype(
-                            np.float32
-                        )[:, None]
-                return values
-
-            def results() -> Iterator[Array]:
-                """Write the rows of all targets; yield those of the kept nodes, float32 in
-                order."""
-                for first, out, degrees in slices:
-                    if rows is not None:
-                        rows.write(pick(targets, first, out))
-                    values = pick(self.kept, first, out) / scale
-                    if self.norm == "sym":
-                        values *= np.sqrt(pick(self.kept, first, degrees), dtype=np.float32)[
-                            :, None
-                        ]
-                    yield values
-
-            how: dict[str, Any] = {"loops": self.loops, "mean": self.norm != "none", "done": done}
-            with contextlib.ExitStack() as stack:
-                create, names = (
-                    StoreWriter(folder).create,
-                    [f"kept-{columns.start}", f"rows-{columns.start}"],
-                )
-                result = stack.enter_context(create(names[0], self.dtype, (size,)))
-                rows = (
-                    None
-                    if last
-                    else stack.enter_context(create(names[1], self.rows_dtype, (size,)))
-                )
-                swept = source.hop(self.edges, targets, size, self.rows_dtype, prepare, **how)
-                slices = stack.enter_context(contextlib.closing(swept))
-                for values in finite(results(), self.dtype, where):
-                    result.write(values)
-            crc32.update(
-                {
-                    name: writer.crc32
-                    for name, writer in zip(names, (result, rows), strict=True)
-                    if writer
-                }
-            )
-
+            before = folder.with_name(str(number - 1))
+            source = Columns.open(before, "rows", store.num_nodes, self.reached[number - 2])
+        crc32: dict[str, int] = {}
         firsts = range(0, store.num_features, width)
         total = len(firsts) * (source.nbytes + self.edges.nbytes)
         with (
@@ -215,35 +151,77 @@ class Propagation:
             shown(f"propagating, hop {number} of {self.hops}", total) as done,
         ):
             for first in firsts:
-                compute(slice(first, min(first + width, store.num_features)))
+                columns = slice(first, min(first + width, store.num_features))
+                crc32 |= self._write_columns(number, source, columns, folder, done)
         return crc32
+
+    def _write_columns(
+        self, number: int, source: Columns, columns: slice, folder: Path, done: Done
+    ) -> dict[str, int]:
+        """Write some columns of a hop; return the checksums of their files."""
+        width = columns.stop - columns.start
+        scale = self.scale[columns]
+        targets = self.reached[number - 1]
+
+        def prepare(first: int, end: int) -> Array:
+            values = source.rows(first, end, columns)
+            if number == 1:
+                values *= scale
+                if self.norm == "sym":
+                    degrees = self.edges.degrees(first, end, self.loops)
+                    roots = np.where(degrees, 1 / np.sqrt(np.maximum(degrees, 1)), 0)
+                    values *= roots.astype(np.float32)[:, None]
+            return values
+
+        def results() -> Iterator[Array]:
+            """Write the rows of all targets; yield those of the kept nodes, float32 in order."""
+            for first, out, degrees in slices:
+                if "rows" in writers:
+                    writers["rows"].write(pick(targets, first, out))
+                values = pick(self.kept, first, out) / scale
+                if self.norm == "sym":
+                    values *= np.sqrt(pick(self.kept, first, degrees), dtype=np.float32)[:, None]
+                yield values
+
+        hop = source.hop(
+            self.edges, targets, width, self.dtype, prepare, loops=self.loops, done=done
+        )
+        names = ("kept",) if number == self.hops else ("kept", "rows")
+        where = f"{self.store.path}, columns {columns.start} to {columns.stop - 1} propagated"
+        with contextlib.ExitStack() as stack:
+            create = StoreWriter(folder).create
+            writers = {
+                name: stack.enter_context(create(f"{name}-{columns.start}", self.dtype, (width,)))
+                for name in names
+            }
+            slices = stack.enter_context(contextlib.closing(hop))
+            for values in finite(results(), self.dtype, where):
+                writers["kept"].write(values)
+        return {f"{name}-{columns.start}": writer.crc32 for name, writer in writers.items()}
 
     def rows(self, work: Path) -> Generator[Array, None, None]:
         """Yield rows of the result: a kept node's own features, then those of each hop."""
-        store, nodes = self.store, range(self.store.num_nodes)
-        own = Columns.features(store)
+        num_nodes = self.store.num_nodes
+        own = Columns.features(self.store)
         hops = [
-            Columns.open(work / str(k), "kept", len(nodes), self.kept)
+            Columns.open(work / str(k), "kept", num_nodes, self.kept)
             for k in range(1, self.hops + 1)
         ]
         # 2 MB of rows: as read, widened, and side by side
         step = max(1, CHUNK_BYTES // 4 // (4 * own.width * (self.hops + 1)))
 
         def read(first: int) -> Array:
-            end = min(first + step, len(nodes))
-            parts = [
-                own.rows(first, end, targets=self.kept),
-                *(columns.rows(first, end) for columns in hops),
-            ]
-            return np.concatenate(parts, 1)
+            end = min(first + step, num_nodes)
+            parts = [columns.rows(first, end) for columns in hops]
+            return np.concatenate([own.rows(first, end, targets=self.kept), *parts], 1)
 
-        with contextlib.closing(in_order(nodes[::step], read)) as chunks:
-            yield from finite(chunks, self.dtype, str(store.path))
+        with contextlib.closing(in_order(range(0, num_nodes, step), read)) as chunks:
+            yield from finite(chunks, self.dtype, str(self.store.path))
         for columns in (own, *hops):
             columns.close()
 
 
-def _is_sound(folder: Path, plan: dict[str, Any]) -> bool:
+def _is_sound(folder: Path, plan: Mapping[str, object]) -> bool:
     """Whether the folder of a hop exists, is of this propagation and has the right bytes."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         crc32 = {path.stem: zlib.crc32(load(path).data) for path in folder.glob("*.npy")}
@@ -251,32 +229,34 @@ def _is_sound(folder: Path, plan: dict[str, Any]) -> bool:
     return False
 
 
-def _write(run: Propagation, work: Path, target: Path, origin: dict[str, Any]) -> None:
-    store, members, num_kept = run.store, run.kept, run.num_kept
+def _write(run: Propagation, work: Path, target: Path, origin: Mapping[str, object]) -> None:
+    """Write the store of the result from the files of all hops."""
+    store = run.store
     with new_folder(target) as folder:
-        writer, width = StoreWriter(folder), (run.hops + 1) * store.num_features
+        writer = StoreWriter(folder)
+        width = (run.hops + 1) * store.num_features
         with (
             writer.create("x", run.dtype, (width,)) as x,
             contextlib.closing(run.rows(work)) as rows,
         ):
             for values in rows:
                 x.write(values)
-        writer.write("row", np.empty(0, index_dtype(num_kept)))
+        writer.write("row", np.empty(0, index_dtype(run.num_kept)))
         with writer.create("colptr", "<i8") as colptr:
-            for first in range(0, num_kept + 1, 2**20):
-                colptr.write(np.zeros(min(2**20, num_kept + 1 - first), np.int64))
+            for first in range(0, run.num_kept + 1, 2**20):
+                colptr.write(np.zeros(min(2**20, run.num_kept + 1 - first), np.int64))
         for name in ("y", "node_id", "node_name", "label_name"):
             if name in store.files:
-                nodes = None if name == "label_name" else members
+                nodes = None if name == "label_name" else run.kept
                 with writer.create(name, store.files[name].dtype) as out:
                     for first, values in store.chunks(name, checked=True):
                         for begin in range(0, len(values), SLICE_NODES):
                             part = values[begin : begin + SLICE_NODES]
                             out.write(pick(nodes, first + begin, part))
-        if "node_id" not in store.files and members is not None:
-            writer.write("node_id", members.members())
+        if "node_id" not in store.files and run.kept is not None:
+            writer.write("node_id", run.kept.members())
         for name, ids in store.splits.items():
-            writer.write(name, ids if members is None else members.ranks(ids).astype(np.int64))
+            writer.write(name, ids if run.kept is None else run.kept.ranks(ids).astype(np.int64))
         writer.finish(
             store.name, store.num_classes, undirected=store.undirected, origin=origin, hops=run.hops
         )
@@ -289,7 +269,6 @@ def propagate(
     *,
     hops: int = 2,
     norm: Norm = "sym",
-    self_loops: bool = False,
     nodes: Nodes = "labelled",
     feature_dtype: FeatureDtype | None = None,
     memory_limit: str | int | None = None,
@@ -308,14 +287,12 @@ def propagate(
         store: an open store, or its folder.
         path: new or empty.
         norm: "row", the mean over in-neighbors; "sym", 1 / sqrt(degree of the source * degree of
-            the target) with the in-degrees of PyG's `gcn_norm`; "none", the sum. Duplicate edges
-            count twice. "gcn", "row-loops" and "none-loops" are sym, row and none with self_loops,
-            as in a run's parameter `norm`.
-        self_loops: count each node among its own neighbors, once, as `gcn_norm` with
-            `add_self_loops`. Otherwise the graph's own self-loops count.
+            the target) with the in-degrees of PyG's `gcn_norm`; "gcn", sym with each node among its
+            own neighbors, once, as `gcn_norm` with `add_self_loops`. Otherwise the graph's own
+            self-loops count. Duplicate edges count twice.
         nodes: keep the rows of nodes in splits ("labelled"), or "all".
         feature_dtype: of the result, by default the store's, float32 for int8. Sums are float32.
-            With float16, values between hops are rounded to it too, except for norm "none".
+            With float16, values between hops are rounded to it too.
         memory_limit: "4 GB" or bytes for this whole process; by default 95 % of the memory that is
             left to it.
         progress: True shows a bar; a function is called with a line every 30 s instead.
@@ -325,106 +302,133 @@ def propagate(
     if not isinstance(store, Store):
         store = open_store(store)
     check_hops(store, hops, norm, nodes)
-    plain_norm, with_loops = NORMS[norm]
-    self_loops = self_loops or with_loops
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
     # float16 can be coarser than the codes
     own = store.feature_dtype if store.int8 is None else np.float32
-    target, dtype = Path(os.path.realpath(home(path))), np.dtype(feature_dtype or own)
+    dtype = np.dtype(feature_dtype or own)
+    target = Path(os.path.realpath(home(path)))
     check_new(target)
     members = None
     if nodes == "labelled":
         members = NodeSet(store.num_nodes)
         for ids in store.splits.values():
             members.add(ids)
-    work = sibling_path(target, "blocks")
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
-    run = Propagation(store, hops, plain_norm, self_loops, members, dtype)
+    run = Propagation(store, hops, norm, members, dtype)
     with contextlib.closing(run.edges):
         # A lower bound: how many nodes each hop must compute is known once the graph has been read.
         planned = functools.partial(
-            plan_hops, store.size, hops, plain_norm, left_bytes=room, itemsize=dtype.itemsize
+            plan_hops, store.size, hops, left_bytes=room, itemsize=dtype.itemsize
         )
         planned(kept=0, reached=[0] * hops)
-        how = {
-            "hops": hops,
-            "norm": plain_norm,
-            "self_loops": self_loops,
-            "nodes": nodes,
-            "made_of": _made_of(store),
-        }
         target.parent.mkdir(parents=True, exist_ok=True)
         shown = functools.partial(counted, progress=progress, check=check)
         with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
             check_new(target)
+            work = sibling_path(target, "blocks")
             check_own(work)
             run.survey(shown)
-            plan, facts = (
-                planned(kept=run.num_kept, reached=run.num_reached),
-                {**how, "dtype": dtype.name},
-            )
-            begin = next(k for k in range(1, hops + 2) if not _is_sound(work / str(k), facts))
-            for old in {*work.glob("*")} - {work / str(k) for k in range(1, begin)}:
-                shutil.rmtree(old, ignore_errors=True)
-            present = [*work.rglob("*"), *sibling_path(target, "part").rglob("*")]
-            needed = plan.disk_bytes - sum(file.stat().st_size for file in present)
-            check_space(
-                target,
-                needed,
-                f"{format_bytes(needed)} of free disk space, most of it until it is done",
-            )
-            say(f"{store.path}: {plan}")
-            for number in range(begin, hops + 1):
-                shutil.rmtree(work / str(number), ignore_errors=True)
-                with new_folder(work / str(number)) as folder:
-                    crc32 = run.write_hop(number, folder, plan.widths[number - 1], shown)
-                    write_json(folder / _SEAL, {"plan": facts, "crc32": crc32})
-            if not all(_is_sound(work / str(k), facts) for k in range(1, hops + 1)):
-                raise InputError(
-                    f"{work}: checksum mismatch in the files of a hop; propagate again to repeat it"
-                )
+            plan = planned(kept=run.num_kept, reached=run.num_reached)
+            facts: dict[str, object] = {
+                "hops": hops,
+                "norm": run.norm,
+                "self_loops": run.loops,
+                "nodes": nodes,
+                "made_of": _made_of(store),
+            }
+            _write_hops(run, plan, work, target, {**facts, "dtype": dtype.name}, shown, say)
             num_nodes = store.origin.get("num_nodes", store.num_nodes)
-            _write(
-                run, work, target, {"propagated": str(store.path), **how, "num_nodes": num_nodes}
-            )
+            origin = {"propagated": str(store.path), **facts, "num_nodes": num_nodes}
+            _write(run, work, target, origin)
             shutil.rmtree(work)
     return open_store(target)
 
 
-def propagated(store: Store, config: TrainConfig, **how: Any) -> Store:
+def _write_hops(
+    run: Propagation, plan: HopPlan, work: Path, target: Path, facts: Mapping[str, object], shown: Shown,
+    say: Callable[[str], object],
+) -> None:  # fmt: skip
+    """Write the hops that an earlier process has not completed."""
+    numbers = range(1, run.hops + 1)
+    sound = [*itertools.takewhile(lambda k: _is_sound(work / str(k), facts), numbers)]
+    for old in {*work.glob("*")} - {work / str(k) for k in sound}:
+        shutil.rmtree(old, ignore_errors=True)
+    present = [*work.rglob("*"), *sibling_path(target, "part").rglob("*")]
+    needed = plan.disk_bytes - sum(file.stat().st_size for file in present)
+    what = f"{format_bytes(needed)} of free disk space, most of it until it is done"
+    check_space(target, needed, what)
+    say(f"{run.store.path}: {plan}")
+    for number in numbers[len(sound) :]:
+        with new_folder(work / str(number)) as folder:
+            crc32 = run.write_hop(number, folder, plan.widths[number - 1], shown)
+            write_json(folder / _SEAL, {"plan": facts, "crc32": crc32})
+    if not all(_is_sound(work / str(k), facts) for k in numbers):
+        raise InputError(
+            f"{work}: checksum mismatch in the files of a hop; propagate again to repeat it"
+        )
+
+
+def propagated(
+    store: Store,
+    config: TrainConfig,
+    *,
+    progress: Progress,
+    say: Callable[[str], object],
+    check: Callable[[], None] = lambda: None,
+) -> Store:
     """Return the propagated features for a run; propagated once, next to its store or in
     `data_dir`.
 
-    `how` are memory_limit, progress, say and check of `propagate`.
+    `progress`, `say` and `check` are those of `propagate`.
     """
-    norm, self_loops = NORMS[config.norm]
-    parameters: dict[str, Any] = {"hops": config.hops, "norm": norm, "self_loops": self_loops}
-    target = store.path
-    if store.hops is None:
-        target = propagated_path(store, config)
-        with made_once(target, how.get("check", lambda: None)):
-            if not is_store(target):
-                how["say"](f"{store.path}: propagating its features, once, to {target}")
-                return propagate(store, target, **parameters, **how)
-    result = open_store(target)
-    for name, value in parameters.items():
-        if (before := result.origin.get(name)) != value:
-            raise InputError(
-                f"{name}: {target} has features propagated with {name}={before!r}, got {value!r}"
+    if store.hops is not None:
+        _check_parameters(store, config)
+        return store
+    target = propagated_path(store, config)
+    with made_once(target, check):
+        if not is_store(target):
+            say(f"{store.path}: propagating its features, once, to {target}")
+            return propagate(
+                store,
+                target,
+                hops=config.hops,
+                norm=config.norm,
+                progress=progress,
+                check=check,
+                say=say,
             )
-    if store.hops is None and result.origin.get("made_of") != _made_of(store):
+    result = open_store(target)
+    _check_parameters(result, config)
+    if result.origin.get("made_of") != _made_of(store):
         raise InputError(
             f"{target}: it was propagated over other data than {store.path} has now; move it away"
         )
     return result
 
 
+def _check_parameters(result: Store, config: TrainConfig) -> None:
+    """Refuse features that were propagated with another number of hops or another norm."""
+    check_store(result, config)
+    recorded = result.origin.get("norm"), result.origin.get("self_loops")
+    if recorded == NORMS[config.norm]:
+        return
+    names = {pair: name for name, pair in NORMS.items()}
+    if recorded in names:
+        raise InputError(
+            f"norm: {result.path} has features propagated with norm={names[recorded]!r}, "
+            f"got {config.norm!r}"
+        )
+    raise InputError(
+        f"norm: {result.path} has features propagated with norm={recorded[0]!r}, "
+        f"self_loops={recorded[1]}, which this version does not have; "
+        f"propagate the graph again with one of {', '.join(NORMS)}"
+    )
+
+
 def _made_of(store: Store) -> dict[str, int]:
     crc32 = {name: info.crc32 for name, info in store.files.items()}
     # The same codes may stand for other values: those of 2 * x are the codes of x.
-    return (
-        crc32
-        if store.int8 is None
-        else {**crc32, "int8": zlib.crc32(np.concatenate(store.int8).data)}
-    )
+    if store.int8 is not None:
+        crc32["int8"] = zlib.crc32(np.concatenate(store.int8).data)
+    return crc32

@@ -11,7 +11,8 @@ from ..graph.store import GraphSize, Store
 
 # For the minutes only: a 2-core machine with an NVMe-like disk; an edge is a read of memory that no
 # cache holds.
-_BYTES_PER_S, _EDGES_PER_S = 1.2e9, 25e6
+_BYTES_PER_S = 1.2e9
+_EDGES_PER_S = 25e6
 KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs them
 # Beyond it if no kernel is in the cache yet: the peak was 717 MB for 643 planned.
 COMPILING_BYTES = 80 * MB
@@ -27,9 +28,8 @@ THREAD_BYTES = 20 * MB
 # written: chosen rows, scaled rows, and a copy in the type of the file.
 NUM_SLICES = THREADS + 5
 
-# norm of a config -> (norm and self_loops of `propagate`)
-NORMS = {"row": ("row", False), "sym": ("sym", False), "none": ("none", False)}
-NORMS |= {"gcn": ("sym", True), "row-loops": ("row", True), "none-loops": ("none", True)}
+# norm of a config -> (norm, whether each node is its own neighbor) in a store's record and name
+NORMS = {"row": ("row", False), "sym": ("sym", False), "gcn": ("sym", True)}
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ class HopPlan:
     minutes: float  # on a 2-core machine with an NVMe-like disk
 
     def __str__(self) -> str:
-        passes = "1 pass" if self.num_passes == 1 else f"{self.num_passes} passes"
+        passes = f"{self.num_passes} pass{'es' * (self.num_passes > 1)}"
+        memory = format_bytes(self.held_bytes)
         return (
-            f"{passes} over it, at most {max(self.widths)} columns each: {format_bytes(self.held_bytes)} of memory, "
+            f"{passes} over it, at most {max(self.widths)} columns each: {memory} of memory, "
             f"{format_bytes(self.disk_bytes)} of disk, most of it until it is done, about {self.minutes:.0f} "
             "minutes on 2 cores"
         )
@@ -70,7 +71,6 @@ def columns_room(left_bytes: int, fixed: int) -> int:
 def plan_hops(
     size: GraphSize,
     hops: int,
-    norm: str,
     *,
     left_bytes: int,
     itemsize: int,
@@ -82,12 +82,13 @@ def plan_hops(
 
     `kept` nodes are in the result, and `reached` has the nodes that each hop must compute.
     """
-    row_itemsize = 4 if norm == "none" else itemsize  # sums may outgrow float16
-    graph, result = 4 * size.num_edges + 8 * size.num_nodes, kept * size.num_features * itemsize
-    widths, held_bytes, num_passes, edges = list[int](), 0, 0, 0.0
+    widths: list[int] = []
+    held_bytes = 0
+    num_passes = 0
+    edges = 0.0
     # A hop reads the rows that the hop before has computed; its own go to disk.
     for rows, targets in zip([size.num_nodes, *reached[:-1]], reached, strict=True):
-        column = max(1, rows * row_itemsize)
+        column = max(1, rows * itemsize)
         most = left_bytes // column
         if most < 1:
             raise InputError(
@@ -103,7 +104,9 @@ def plan_hops(
         held_bytes = max(held_bytes, widths[-1] * column)
         num_passes += blocks
         edges += blocks * size.num_edges * targets / max(1, size.num_nodes)
-    between = sum(reached[:-1]) * size.num_features * row_itemsize
+    graph = 4 * size.num_edges + 8 * size.num_nodes
+    result = kept * size.num_features * itemsize
+    between = sum(reached[:-1]) * size.num_features * itemsize
     # The first hop reads whole rows for each block, the others their own columns; before,
     # everything is read once.
     features = size.num_nodes * size.num_features * size.feature_itemsize
@@ -117,5 +120,6 @@ def plan_hops(
 def propagated_path(store: Store, config: TrainConfig) -> Path:
     """The store of a run's propagated features: next to the graph's store or in `data_dir`."""
     norm, self_loops = NORMS[config.norm]
-    name = f"{store.path.name.removesuffix('.store')}-{config.hops}-hops-{norm}{'-loops' * self_loops}.store"
-    return (store.path.parent if config.data_dir is None else home(config.data_dir)) / name
+    graph = store.path.name.removesuffix(".store")
+    folder = store.path.parent if config.data_dir is None else home(config.data_dir)
+    return folder / f"{graph}-{config.hops}-hops-{norm}{'-loops' * self_loops}.store"

@@ -3,14 +3,13 @@ a graph."""
 
 from typing import Any
 
-from ..forecast.phases import PROPAGATE, Ledger
-from ..forecast.sizes import feature_itemsize, hop_size
+from ..forecast.memory_parts import feature_itemsize, hop_size
+from ..forecast.run_forecast import PROPAGATE, Ledger
 from ..graph.store import Store, is_store, open_store
 from ..memory.available import available_bytes
 from ..sampling.policies import DiskLoaders
 from .plan import (
     KERNEL_BYTES,
-    NORMS,
     OWN_SHARE,
     columns_room,
     fixed_bytes,
@@ -28,15 +27,18 @@ class PropagatedLoaders(DiskLoaders):
         """Propagate as many columns at a time as fit, unless a store of them exists; then train on
         rows."""
         config, graph = run.config, run.size
-        norm = NORMS[config.norm][0]
         if isinstance(graph, Store):
             path = propagated_path(graph, config)
-            graph = (open_store(path) if graph.hops is None and is_store(path) else graph).size
-        run.size, itemsize = hop_size(graph, config), feature_itemsize(config, graph)
-        rows = graph.num_nodes if graph.hops is not None else sum(graph.num_seeds.values())
+            if graph.hops is None and is_store(path):
+                graph = open_store(path)
+            graph = graph.size
+        run.size = hop_size(graph, config)
+        itemsize = feature_itemsize(config, graph)
+        rows = graph.num_nodes
         if graph.hops is None:
+            rows = sum(graph.num_seeds.values())
             fixed = fixed_bytes(graph, config.hops)
-            column = graph.num_nodes * (4 if norm == "none" else itemsize)
+            column = graph.num_nodes * itemsize
             reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at most
             room = column * graph.num_features
             if run.limit_bytes is not None:
@@ -45,7 +47,6 @@ class PropagatedLoaders(DiskLoaders):
             plan = plan_hops(
                 graph,
                 config.hops,
-                norm,
                 left_bytes=room,
                 itemsize=itemsize,
                 kept=rows,
@@ -54,7 +55,8 @@ class PropagatedLoaders(DiskLoaders):
             buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
             # the kernels may be compiled already
             run.phase(PROPAGATE, buffers, unsure_bytes=KERNEL_BYTES)
-            run.propagation, run.least_bytes = plan, run.peak_bytes - plan.held_bytes + column
+            run.propagation = plan
+            run.least_bytes = run.peak_bytes - plan.held_bytes + column
         propagating = len(run.phases)
         cls._forecast_load(run)
         cache_bytes = rows * run.size.num_features * itemsize
@@ -65,9 +67,8 @@ class PropagatedLoaders(DiskLoaders):
             passes += [(f"{when} {split}", run.one_pass(split)) for split in splits]
         for name, one in passes:
             run.phase(name, one.step() | one.workers(0), cache_bytes)
-        run.least_bytes = max(
-            run.least_bytes or 0, *(phase.held_bytes for phase in run.phases[propagating:])
-        )
+        training = [phase.held_bytes for phase in run.phases[propagating:]]
+        run.least_bytes = max(run.least_bytes, *training)
 
     def _load(self, store: Store) -> Any:
         data = super()._load(store)
@@ -77,7 +78,7 @@ class PropagatedLoaders(DiskLoaders):
         return data
 
     def _build(self, split: str, shuffle: bool) -> Any:
-        from .loader import HopLoader
+        from .hop_loader import HopLoader
 
         arguments = self._arguments(split, shuffle)
         with self.log.phase(f"build {split} loader"):

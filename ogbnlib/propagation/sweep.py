@@ -1,4 +1,4 @@
-"""One hop over a store: the sum or mean of the in-neighbors' rows of each node, with one pass over
+"""One hop over a store: the mean of the in-neighbors' rows of each node, with one pass over
 the graph.
 
 Some columns of all nodes are in RAM. Each thread takes the next slice of nodes, reads its edges and
@@ -9,7 +9,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from ..io.half_floats import widened
 from ..kernels import kernel
 from .plan import SLICE_BYTES, THREADS
 
-SLICE_NODES, PIECE_EDGES = 2**16, 2**18
+SLICE_NODES = 2**16
+PIECE_EDGES = 2**18
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -28,16 +29,16 @@ Result = TypeVar("Result")
 
 @kernel
 def _sweep(
-    ptr: Any, first: Any, piece: Any, begin: Any, at: Any, wanted: Any, loops: Any, mean: Any, held: Any, words: Any,
-    before: Any, num_nodes: Any, total: Any, out: Any, count: Any,
-) -> Any:  # fmt: skip
+    ptr: Array, first: int, piece: Array, begin: int, at: int, wanted: Array, loops: bool, values: Array,
+    words: Array, before: Array, num_nodes: int, total: Array, out: Array, count: Array,
+) -> int:  # fmt: skip
     """Continue a slice at node `at`, over the edges in `piece`, whose first has position `begin`.
 
     Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
     """
     # Sums are float32 in the order of the edges, so the result is the same for any pieces and any
     # columns at once.
-    width = held.shape[1]
+    width = values.shape[1]
     end = begin + len(piece)
     dense = len(words) == 0
     while at < len(ptr) - 1:
@@ -52,7 +53,7 @@ def _sweep(
             count[at] = 1 if loops else 0
             own = node if dense else rank(words, before, node)
             for c in range(width):
-                total[c] = widened(held[own, c]) if loops else np.float32(0)
+                total[c] = widened(values[own, c]) if loops else np.float32(0)
         for e in range(start, min(ptr[at + 1], end)):
             source = piece[e - begin]
             if source < 0 or source >= num_nodes:
@@ -61,11 +62,11 @@ def _sweep(
                 continue
             place = source if dense else rank(words, before, source)
             for c in range(width):
-                total[c] += widened(held[place, c])
+                total[c] += widened(values[place, c])
             count[at] += 1
         if ptr[at + 1] > end:
             break
-        divisor = np.float32(max(1, count[at]) if mean else 1)
+        divisor = np.float32(max(1, count[at]))
         for c in range(width):
             out[at, c] = total[c] / divisor
         at += 1
@@ -74,16 +75,16 @@ def _sweep(
 
 @kernel
 def _survey(
-    ptr: Any,
-    first: Any,
-    piece: Any,
-    begin: Any,
-    at: Any,
-    inside: Any,
-    reached: Any,
-    num_nodes: Any,
-    loops: Any,
-) -> Any:
+    ptr: Array,
+    first: int,
+    piece: Array,
+    begin: int,
+    at: int,
+    inside: Array,
+    reached: Array,
+    num_nodes: int,
+    loops: Array,
+) -> int:
     """Add the sources of edges into `inside` to `reached`, and count each node's self-loops; return
     as `_sweep`."""
     for e in range(len(piece)):
@@ -183,7 +184,7 @@ class Edges:
                 while position < len(values):
                     while begin + position >= ptr[-1]:
                         at = 0
-                        number = number + 1
+                        number += 1
                         first = self.slices[number]
                         ptr = self._offsets(first, first + SLICE_NODES)
                         loops = np.zeros(len(ptr) - 1, np.int64)
@@ -222,33 +223,37 @@ class Edges:
         return degrees + 1
 
     def sweep(
-        self, values: Array, members: NodeSet | None, wanted: NodeSet | None, *, loops: bool, mean: bool,
+        self, values: Array, members: NodeSet | None, wanted: NodeSet | None, *, loops: bool,
         done: Callable[[int], object],
     ) -> Generator[tuple[int, Array, Array], None, None]:  # fmt: skip
-        """Yield (first node, sums or means of in-neighbors float32 [m, columns], degrees [m]),
+        """Yield (first node, means of in-neighbors float32 [m, columns], degrees [m]),
         slice by slice.
 
         `values`, float16 or float32 [n, columns], are those of `members`. The rows of nodes that
         are not `wanted` are left uninitialised. None stands for all nodes. With `loops` each node
         is its own neighbor, once.
         """
-        words, before = (
-            (_NO_WORDS, _NO_RANKS) if members is None else (members.words, members.before)
-        )
+        words = _NO_WORDS
+        before = _NO_RANKS
+        if members is not None:
+            words = members.words
+            before = members.before
         targets = _NO_WORDS if wanted is None else wanted.words
-        values = values.view(np.uint16) if values.dtype == np.float16 else values
+        if values.dtype == np.float16:
+            values = values.view(np.uint16)
 
         # With many columns a slice of as many nodes would be as large as all columns.
         step = max(1, min(SLICE_NODES, SLICE_BYTES // (4 * values.shape[1])))
 
         def compute(first: int) -> tuple[int, Array, Array]:
-            ptr, at = self._offsets(first, first + step), 0
+            ptr = self._offsets(first, first + step)
+            at = 0
             out = np.empty((len(ptr) - 1, values.shape[1]), np.float32)
             count = np.zeros(len(out), np.int64)
             total = np.empty(out.shape[1], np.float32)
             for begin, piece in self._pieces(ptr):
                 at = _sweep(
-                    ptr, first, piece, begin, at, targets, loops, mean, values, words, before, self.num_nodes, total,
+                    ptr, first, piece, begin, at, targets, loops, values, words, before, self.num_nodes, total,
                     out, count,
                 )  # fmt: skip
                 self._check(at, piece)

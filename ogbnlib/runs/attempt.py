@@ -14,7 +14,7 @@ from .. import clock
 from ..config import TrainConfig
 from ..errors import InputError, explained, naming
 from ..files import check_own, home, locked, open_to_write, warn_if_remote, write_json
-from ..forecast.phases import audit
+from ..forecast.audit import audit
 from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
 from ..memory.recorder import RUNS_VARIABLE, Recorder

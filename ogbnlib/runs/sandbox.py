@@ -30,12 +30,13 @@ from ..errors import (
     without_secrets,
 )
 from ..files import home, next_run_dir
+from ..forecast.fitting import WILL_NOT_FIT, verdict
+from ..forecast.memory_parts import RUNTIME_BYTES, raw_bytes
+from ..forecast.own_model_step import try_model
 from ..forecast.pass_memory import STEP
-from ..forecast.phases import predict
-from ..forecast.planner import WILL_NOT_FIT, Advice, verdict
+from ..forecast.planner import Advice
 from ..forecast.remedies import memory_remedy
-from ..forecast.sizes import RUNTIME_BYTES, raw_bytes
-from ..forecast.step import try_model
+from ..forecast.run_forecast import predict
 from ..graph.store import GraphSize
 from ..marks import RUN_VARIABLE
 from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
@@ -186,7 +187,7 @@ def run(
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", config.progress):
             tried = try_model(config, size, run_dir=folder if resume else None)
-    if not config.propagated:  # a propagation's forecast has room for compiling
+    if not config.policy.uses_hops:  # a propagation's forecast has room for compiling
         _compile_kernels(config.progress)
     limit, refused = make_limit(limit_bytes, limit_by)
     with (

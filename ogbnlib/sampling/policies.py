@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
-from ..forecast import sizes
-from ..forecast.phases import Ledger
+from ..forecast import memory_parts as sizes
+from ..forecast.run_forecast import Ledger
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.writer import wrong_splits

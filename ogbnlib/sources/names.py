@@ -169,7 +169,7 @@ def size_of(dataset: str, **options: Any) -> GraphSize:
 
 def options_of(config: TrainConfig) -> dict[str, Any]:
     # in RAM it is rounded on reading
-    rounded = config.on_disk and config.feature_dtype != "float32"
+    rounded = config.policy.reads_disk and config.feature_dtype != "float32"
     values = {name: getattr(config, name) for name in ("data_dir", "undirected", "download")}
     return values | {"feature_dtype": config.feature_dtype if rounded else None}
 
@@ -186,11 +186,11 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     """Refuse a data set without the direction or the hops that `config` needs."""
     if size.stored == "store":
         _check_direction(size, config.undirected)
-    if config.propagated and size.hops not in (None, config.hops):
+    if config.policy.uses_hops and size.hops not in (None, config.hops):
         raise InputError(
             f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops"
         )
-    if not config.propagated and size.hops is not None:
+    if not config.policy.uses_hops and size.hops is not None:
         raise InputError(
             f"loading: {size.name} has propagated features and no edges: set loading=propagated"
         )

@@ -50,11 +50,11 @@ class State:
 def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
     """Identify a data set, wherever it lies: sizes, and the CRC-32s of its arrays from
     store.json."""
-    files, half = store.files, not config.on_disk and config.feature_dtype == "float16"
+    files = store.files
     # With 1,000 rows of features as the model sees them: policies may round the same features while
     # reading.
     rows = store.decode(store.x[:: max(1, store.num_nodes // 1000)])
-    rows = rows.astype(np.float16 if half else rows.dtype)
+    rows = rows.astype(np.float16 if config.rounds_in_ram else rows.dtype)
     return {
         "path": str(store.path),
         "sizes": [store.num_nodes, store.num_edges, store.num_features, store.num_classes],

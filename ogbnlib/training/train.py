@@ -23,8 +23,8 @@ from ..errors import InputError, clear_errors, naming, no_exit
 from ..files import home
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.pass_memory import Pass
-from ..forecast.phases import PROPAGATE
-from ..forecast.step import LARGE_FLOPS, choose_threads, step_flops
+from ..forecast.run_forecast import PROPAGATE
+from ..forecast.step_memory import LARGE_FLOPS, choose_threads, step_flops
 from ..graph.store import Store, is_store
 from ..launcher import job_cores, local_ranks
 from ..memory import cuda
@@ -205,7 +205,7 @@ def train_prepared(
             config = config.replace(
                 eval_splits=[split for split in config.eval_splits if split not in empty]
             )
-        if not config.propagated:
+        if not config.policy.uses_hops:
             with log.phase("compile kernels"):
                 compile_all(list(config.num_neighbors))
 
@@ -301,7 +301,7 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
 
     how: dict[str, Any] = {"say": progress.say, "progress": progress.keep, "check": check}
     store = open_for(config, memory_limit=own_memory()[0] + min(available_bytes(), 2**30), **how)
-    if not config.propagated:
+    if not config.policy.uses_hops:
         return store
     if store.hops is not None or is_store(propagated_path(store, config)):
         return propagated(store, config, **how)

@@ -15,9 +15,9 @@ import numpy as np
 from ..errors import format_bytes
 from ..files import file_system
 from ..forecast.batches import Batches, BatchShape
+from ..forecast.memory_parts import distinct_nodes, store_bytes, trained_edges
 from ..forecast.pass_memory import Pass, sweep_s
-from ..forecast.sizes import distinct_nodes, store_bytes, trained_edges
-from ..forecast.step import model_state_bytes
+from ..forecast.step_memory import model_state_bytes
 from ..graph.checks import index_dtype
 from ..graph.npz import CHUNK_BYTES
 

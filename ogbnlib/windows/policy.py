@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from ..files import warn_if_remote
 from ..forecast.batches import Batches, BatchShape
+from ..forecast.memory_parts import store_bytes
 from ..forecast.pass_memory import Pass
-from ..forecast.phases import Ledger
-from ..forecast.sizes import store_bytes
+from ..forecast.run_forecast import Ledger
 from ..graph.store import Store
 from ..launcher import launch, local_ranks
 from ..memory.available import available_bytes, usable_bytes

@@ -12,9 +12,9 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.phases import audit, kind_of
-from ogbnlib.forecast.planner import margin_bytes
-from ogbnlib.forecast.sizes import RUNTIME_BYTES
+from ogbnlib.forecast.audit import audit, kind_of, measured_by_kind
+from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
+from ogbnlib.forecast.run_forecast import margin_bytes
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.runs.supervise import trainer_environment
@@ -38,6 +38,11 @@ def test_forecast_and_timeline_meet_under_one_name() -> None:
     ]
     kinds = ["train", "eval valid", "eval valid", "build valid loader", "build shared CSC", ""]
     assert [kind_of(name) for name in names] == kinds
+
+
+def test_of_several_phases_of_a_kind_the_highest_peak_counts() -> None:
+    peaks = {"train epoch 1": 5, "train epoch 2": 3, "": 9, "final valid": 1, "eval valid": 2}
+    assert measured_by_kind(peaks) == {"train": 5, "": 9, "eval valid": 2}
 
 
 @pytest.fixture

@@ -16,18 +16,11 @@ import pytest
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast import planner
-from ogbnlib.forecast.phases import Machine, predict, probe
-from ogbnlib.forecast.planner import (
-    ALLOCATIONS,
-    FITS,
-    TIGHT,
-    WILL_NOT_FIT,
-    ladder,
-    margin_bytes,
-    plan,
-    verdict,
-)
-from ogbnlib.forecast.step import choose_threads
+from ogbnlib.forecast.fitting import FITS, TIGHT, WILL_NOT_FIT, verdict
+from ogbnlib.forecast.machine import Machine, probe
+from ogbnlib.forecast.planner import ALLOCATIONS, ladder, plan
+from ogbnlib.forecast.run_forecast import margin_bytes, predict
+from ogbnlib.forecast.step_memory import choose_threads
 from ogbnlib.memory.limits import Limit
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.official import KNOWN

@@ -16,10 +16,11 @@ from benchmarks.bench_planner import configuration
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB, parse_bytes
-from ogbnlib.forecast.phases import predict
-from ogbnlib.forecast.planner import FITS, plan
+from ogbnlib.forecast.fitting import FITS
+from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
+from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.remedies import memory_remedy
-from ogbnlib.forecast.sizes import RUNTIME_BYTES
+from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.memory.killed import KilledBy
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.reading import Reading

@@ -288,3 +288,11 @@ def test_suggestions_come_in_the_order_of_their_cost_and_tell_whether_they_save_
     assert oom_suggestions(config, {**oom, "requested_bytes": 50 * GB})[2].endswith(
         "not enough by itself"
     )
+
+
+def test_a_model_of_propagated_features_is_told_no_option_of_sampling() -> None:
+    config = TrainConfig.create(dataset="ogbn-papers100M", loading="propagated", model="sign")
+    text = " ".join(oom_suggestions(config, {"requested_bytes": GB}))
+    assert "batch_size=32 accumulate=4" in text
+    assert "num_neighbors" not in text
+    assert "activation_checkpointing" not in text

@@ -207,7 +207,7 @@ limits: list = ["128 GB", "4 GB"]
         ("smaller_num_neighbors", [], "value should have at least 1 item"),
         ("loading", "stoer", "input should be 'eager', 'lazy', 'shared', 'store'"),
         ("device", "gpu", "input should be 'auto', 'cpu' or 'cuda', got 'gpu'"),
-        ("norm", "rows", "input should be 'row', 'sym', 'none', 'gcn'"),
+        ("norm", "rows", "input should be 'row', 'sym' or 'gcn'"),
         ("memory_limit", "1 MB", "expected more than the 354 MB that Python and torch take"),
         ("memory_limit", "much", "expected a size such as"),
         ("cell_limit", "0 GB", "expected a size such as"),

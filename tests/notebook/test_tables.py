@@ -11,7 +11,7 @@ from conftest import MB, write_run
 import ogbnlib
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.forecast.phases import predict
+from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.notebook.plots import plot_runs, plot_timeline
 from ogbnlib.notebook.tables import compare_runs, forecast_table
 from ogbnlib.runs.folder import Run

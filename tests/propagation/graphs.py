@@ -36,10 +36,10 @@ def make_store(
     return Store.from_data(data, path, splits=splits, progress=False, **options)
 
 
-def matrix(edges: np.ndarray, num_nodes: int, norm: str, self_loops: bool) -> Any:
+def matrix(edges: np.ndarray, num_nodes: int, norm: str) -> Any:
     """The normalised adjacency, targets by sources, float64."""
     source, target = edges
-    if self_loops:
+    if norm == "gcn":
         others, own = source != target, np.arange(num_nodes)
         source, target = np.r_[source[others], own], np.r_[target[others], own]
     adjacency = sp.csr_matrix(
@@ -49,11 +49,7 @@ def matrix(edges: np.ndarray, num_nodes: int, norm: str, self_loops: bool) -> An
     inverse = np.divide(1.0, degree, out=np.zeros(num_nodes), where=degree > 0)
     if norm == "row":
         return sp.diags(inverse) @ adjacency
-    return (
-        adjacency
-        if norm == "none"
-        else sp.diags(np.sqrt(inverse)) @ adjacency @ sp.diags(np.sqrt(inverse))
-    )
+    return sp.diags(np.sqrt(inverse)) @ adjacency @ sp.diags(np.sqrt(inverse))
 
 
 def powers(adjacency: Any, x: np.ndarray, hops: int) -> np.ndarray:

@@ -17,8 +17,9 @@ from graphs import make_store
 from ogbnlib import InputError, TrainConfig, open_store, plan, propagate, run
 from ogbnlib.errors import GB
 from ogbnlib.forecast.batches import BatchShape
-from ogbnlib.forecast.step import layer_memory, parameter_count
+from ogbnlib.forecast.step_memory import layer_memory, parameter_count
 from ogbnlib.memory.limits import Limit
+from ogbnlib.propagation.plan import NORMS
 from ogbnlib.training.network import registered_model
 from ogbnlib.training.train import train
 
@@ -58,9 +59,9 @@ def test_a_model_learns_from_features_that_are_propagated_once_and_goes_on_bit_f
 def test_batches_and_weights_are_the_same_from_the_store_itself_and_from_workers(
     tiny_config: Config, graph: Path, tmp_path: Path
 ) -> None:
-    config = make(tiny_config, graph, hops=3, norm="row-loops")
+    config = make(tiny_config, graph, hops=3, norm="gcn")
     first = train(config)
-    made = tmp_path / "graph-3-hops-row-loops.store"
+    made = tmp_path / "graph-3-hops-sym-loops.store"
     named = train(config.replace(dataset=str(made)))
     workers = train(config.replace(num_workers=2))
     for other in (named, workers):
@@ -118,7 +119,7 @@ def test_many_columns_at_once_run_where_the_plan_says_that_they_fit_and_both_are
 
 
 def test_what_does_not_go_together_is_refused_by_name(
-    tiny_config: Config, graph: Path, tmp_path: Path
+    tiny_config: Config, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for changes, said in (
         ({"model": "sage"}, "^model: .*sagn, sgc, sign"),
@@ -136,6 +137,15 @@ def test_what_does_not_go_together_is_refused_by_name(
         InputError, match=r"norm: .* has features propagated with norm='row', got 'sym'"
     ):
         train(make(tiny_config, made), tmp_path / "run")
+    with monkeypatch.context() as patch:  # as an earlier version, which had other norms
+        patch.setitem(NORMS, "row", ("row", True))
+        made = propagate(open_store(graph), tmp_path / "earlier", norm="row", progress=False).path
+    with pytest.raises(
+        InputError,
+        match="norm='row', self_loops=True, which this version does not have; "
+        "propagate the graph again with one of row, sym, gcn",
+    ):
+        train(make(tiny_config, made))
     train(make(tiny_config, graph))
     (tmp_path / "graph.store").rename(tmp_path / "old")
 

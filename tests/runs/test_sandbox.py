@@ -13,7 +13,7 @@ from conftest import MB, tree
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, InputError
-from ogbnlib.forecast.sizes import RUNTIME_BYTES
+from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.memory.limits import KINDS, make_limit
 from ogbnlib.memory.recorder import _TimelineWriter
 from ogbnlib.runs.attempt import open_run_dir

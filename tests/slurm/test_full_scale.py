@@ -16,8 +16,9 @@ import yaml
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, InputError, format_bytes, parse_bytes
-from ogbnlib.forecast.phases import predict
-from ogbnlib.forecast.planner import FITS, WILL_NOT_FIT, Advice, verdict
+from ogbnlib.forecast.fitting import FITS, WILL_NOT_FIT, verdict
+from ogbnlib.forecast.planner import Advice
+from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.store import GraphSize
 from ogbnlib.notebook.engine import check_parameters
 from ogbnlib.runs import sandbox

@@ -18,8 +18,8 @@ from torch_geometric.data import Data
 from ogbnlib import open_tables, propagate
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.forecast.phases import predict
 from ogbnlib.forecast.planner import ladder, plan
+from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.store import GraphSize, Store, open_store
 from ogbnlib.graph.summary import summarized
 from ogbnlib.graph.writer import verify_store

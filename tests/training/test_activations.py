@@ -1,4 +1,4 @@
-"""Promises of `forecast.step`: what autograd keeps, and all that a step has alive, stay below the
+"""Promises of `forecast.step_memory`: what autograd keeps, and all that a step has alive, stay below the
 forecast.
 
 Two counts of the same step on the CPU: hooks on saved tensors see what the forward pass keeps for
@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.batches import BatchShape
-from ogbnlib.forecast.step import activation_bytes, saved_bytes
+from ogbnlib.forecast.step_memory import activation_bytes, saved_bytes
 from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.policies import make_loaders, set_epoch

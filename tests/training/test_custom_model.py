@@ -21,7 +21,7 @@ from torch_geometric.nn import SAGEConv
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
 from ogbnlib.graph.store import open_store
-from ogbnlib.inference import predict
+from ogbnlib.inference.predictions import predict
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run

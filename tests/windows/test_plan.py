@@ -9,7 +9,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB
 from ogbnlib.forecast.batches import Batches, BatchShape
 from ogbnlib.forecast.pass_memory import Pass
-from ogbnlib.forecast.phases import predict
+from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.sources.official import KNOWN
 from ogbnlib.windows.plan import Windows, choose_windows, window_budget
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.forecast.audit import kind_of
 from ogbnlib.forecast.batches import batch_bytes
+from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.pass_memory import WORKERS, Pass
-from ogbnlib.forecast.phases import Forecast, kind_of, predict
-from ogbnlib.forecast.sizes import RUNTIME_BYTES
+from ogbnlib.forecast.run_forecast import Forecast, predict
 from ogbnlib.graph.store import GraphSize
 from ogbnlib.runs.folder import Run
 from ogbnlib.sources.official import KNOWN

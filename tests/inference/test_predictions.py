@@ -13,8 +13,9 @@ import torch
 from all_models import EXACT, untrimmed
 from conftest import left_in
 
-from ogbnlib import InputError, Store, TrainConfig, inference, open_store, predict
+from ogbnlib import InputError, Store, TrainConfig, open_store, predict
 from ogbnlib.__main__ import main
+from ogbnlib.inference import exact
 from ogbnlib.propagation import columns as columns_of
 from ogbnlib.propagation import sweep
 from ogbnlib.training.checkpoint import read_model
@@ -61,9 +62,9 @@ def test_exact_scores_are_those_of_a_forward_pass_in_ram(
     monkeypatch.setattr(sweep, "SLICE_NODES", 37)
     monkeypatch.setattr(sweep, "PIECE_EDGES", 50)
     monkeypatch.setattr(columns_of, "CHUNK_BYTES", 2 * 4 * 8 * 20)
-    monkeypatch.setattr(inference, "left_bytes", lambda limit: 2**30)
+    monkeypatch.setattr(exact, "left_bytes", lambda limit: 2**30)
     monkeypatch.setattr(
-        inference, "fixed_bytes", lambda *_: 2**30 - inference._STEP_BYTES - columns * 4 * 300
+        exact, "fixed_bytes", lambda *_: 2**30 - exact._STEP_BYTES - columns * 4 * 300
     )
     expected = in_ram(trained, tiny_store)
     predict(trained, tmp_path / "scores.npy", nodes="all", scores=True, **QUIET)

@@ -18,7 +18,9 @@ class HopLoader(DataLoader[int]):
     node_sampler = None  # which other loaders have
 
     def __init__(self, store: Store, ids: Tensor, labels: Tensor, **arguments: Any) -> None:
-        self._store, self._ids, self._labels = store, ids, labels
+        self._store = store
+        self._ids = ids
+        self._labels = labels
         super().__init__(range(len(ids)), collate_fn=self._batch, **arguments)  # type: ignore[arg-type]
 
     def __iter__(self) -> Any:
@@ -28,8 +30,13 @@ class HopLoader(DataLoader[int]):
     def _batch(self, positions: list[int]) -> Data:
         at = torch.tensor(positions)
         ids = self._ids[at]
-        hops = {"num_sampled_nodes": [len(at)], "num_sampled_edges": []}
-        x, y = torch.from_numpy(self._store.x[ids.numpy()]), self._labels[at]
         return Data(
-            x=x, edge_index=NO_EDGES, y=y, n_id=ids, input_id=at, batch_size=len(at), **hops
+            x=torch.from_numpy(self._store.x[ids.numpy()]),
+            edge_index=NO_EDGES,
+            y=self._labels[at],
+            n_id=ids,
+            input_id=at,
+            batch_size=len(at),
+            num_sampled_nodes=[len(at)],
+            num_sampled_edges=[],
         )

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..config import TrainConfig
 from ..errors import MB
-from ..graph.checks import label_dtype
+from ..graph.checks import index_dtype, label_dtype
 from ..graph.store import GraphSize
 from .batches import BatchShape
 
@@ -30,16 +30,14 @@ WORKER_BYTES = 12 * MB
 PREFETCH_FACTOR = 2
 
 
-def mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
+def _mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
     """E[min(degree, k)] for log-normal degrees: the neighbors that a node gets on average; all of
     them for k = -1."""
     if k < 0 or mean_degree <= 0:
         return mean_degree
-    mu = math.log(mean_degree) - sigma**2 / 2
+    above = (math.log(k / mean_degree) + sigma**2 / 2) / sigma  # of k, in deviations
     phi = statistics.NormalDist().cdf
-    return mean_degree * phi((math.log(k) - mu - sigma**2) / sigma) + k * phi(
-        (mu - math.log(k)) / sigma
-    )
+    return mean_degree * phi(above - sigma) + k * phi(-above)
 
 
 def trained_edges(size: GraphSize, undirected: bool | None) -> int:
@@ -70,45 +68,48 @@ def _hit_weights(size: GraphSize, undirected: bool | None) -> tuple[float, ...]:
 
 def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> float:
     """Expected number of distinct nodes at the end of `draws` edges."""
-    share, count = size.num_nodes / 64, size.num_nodes
-    return sum(share * -math.expm1(-draws * w / count) for w in _hit_weights(size, undirected))
+    per_node = draws / size.num_nodes
+    reached = sum(-math.expm1(-per_node * w) for w in _hit_weights(size, undirected))
+    return reached * size.num_nodes / 64
 
 
 def expected_batch(
     size: GraphSize, undirected: bool | None, num_seeds: int, num_neighbors: Sequence[int]
 ) -> BatchShape:
     """The batch that `num_seeds` seeds grow into, from mean degrees alone."""
-    weights, mean_degree = (
-        _hit_weights(size, undirected),
-        trained_edges(size, undirected) / size.num_nodes,
-    )
+    # Each of 64 parts of the nodes is counted by itself: arrays [64].
+    weights = np.array(_hit_weights(size, undirected))
+    mean_degree = trained_edges(size, undirected) / size.num_nodes
     seeds = min(num_seeds, size.num_nodes)
-    frontier = [seeds / 64] * 64
-    unseen = [max(0.0, size.num_nodes / 64 - count) for count in frontier]
-    nodes, edges = [float(seeds)], list[float]()
+    frontier = np.full(64, seeds / 64)
+    unseen = size.num_nodes / 64 - frontier
+    nodes = [float(seeds)]
+    edges: list[float] = []
     for k in num_neighbors:
         # With reverse edges a neighbor has more neighbors than a seed: the degrees' second moment
         # decides.
         if undirected or size.undirected:
-            degrees = [mean_degree * w for w in weights]
-            edges.append(
-                sum(n * (d if k < 0 else min(k, d)) for n, d in zip(frontier, degrees, strict=True))
-            )
+            degrees = np.minimum(mean_degree * weights, math.inf if k < 0 else k)
+            edges.append(float(frontier @ degrees))
         else:
-            edges.append(nodes[-1] * mean_sampled(mean_degree, k, 0.92))
-        frontier = [
-            n * -math.expm1(-edges[-1] * w / size.num_nodes)
-            for n, w in zip(unseen, weights, strict=True)
-        ]
-        unseen = [n - new for n, new in zip(unseen, frontier, strict=True)]
-        nodes.append(sum(frontier))
+            edges.append(nodes[-1] * _mean_sampled(mean_degree, k, 0.92))
+        frontier = unseen * -np.expm1(-edges[-1] / size.num_nodes * weights)
+        unseen = unseen - frontier
+        nodes.append(float(frontier.sum()))
     return BatchShape(tuple(round(n) for n in nodes), tuple(round(n) for n in edges))
 
 
-def smaller_fan_out(num_neighbors: Sequence[int]) -> tuple[int, ...] | None:
-    """Half of each fan-out, 15 for all neighbors, at least 2; None if none can be halved."""
-    smaller = tuple(15 if k < 0 else max(2, -(-k // 2)) if k > 2 else k for k in num_neighbors)
-    return smaller if smaller != tuple(num_neighbors) else None
+def smaller_fan_outs(config: TrainConfig) -> list[tuple[int, ...]]:
+    """The config's fan-outs halved once, twice and so on, down to 2; all neighbors become 15.
+
+    Empty where no neighbors are sampled.
+    """
+    smaller: list[tuple[int, ...]] = []
+    fan_outs = config.num_neighbors
+    while not config.policy.uses_hops and any(k < 0 or k > 2 for k in fan_outs):
+        fan_outs = tuple(15 if k < 0 else min(k, max(2, -(-k // 2))) for k in fan_outs)
+        smaller.append(fan_outs)
+    return smaller
 
 
 def sampling_bytes(batch: BatchShape) -> int:
@@ -117,12 +118,20 @@ def sampling_bytes(batch: BatchShape) -> int:
     return 32 * batch.num_nodes + 48 * batch.num_edges
 
 
+def has_own_dtype(config: TrainConfig, size: GraphSize) -> bool:
+    """Whether features stay in a store that exists, whose dtype counts instead of
+    `feature_dtype`."""
+    return config.policy.reads_disk and size.stored == "store"
+
+
 def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
     """Bytes of a feature: those of a store that stays on disk, else of `feature_dtype`."""
-    on_disk = config.on_disk and size.stored == "store"
-    itemsize = size.feature_itemsize if on_disk else np.dtype(config.feature_dtype).itemsize
-    # int8 features are propagated as float32
-    return 4 if config.propagated and itemsize == 1 else itemsize
+    itemsize = np.dtype(config.feature_dtype).itemsize
+    if has_own_dtype(config, size):
+        itemsize = size.feature_itemsize
+    if config.policy.uses_hops and itemsize == 1:
+        return 4  # int8 features are propagated as float32
+    return itemsize
 
 
 def label_itemsize(num_classes: int) -> int:
@@ -130,8 +139,8 @@ def label_itemsize(num_classes: int) -> int:
 
 
 def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
-    """A graph with the features that `config` has propagated over it."""
-    if size.hops is not None:
+    """The graph that a run trains on: with the features that `config` has propagated over it."""
+    if size.hops is not None or not config.policy.uses_hops:
         return size
     return dataclasses.replace(
         size, num_features=size.num_features * (config.hops + 1), hops=config.hops
@@ -152,14 +161,12 @@ def stock_csc_bytes(size: GraphSize, edges: int) -> int:
 
 def shared_csc_bytes(size: GraphSize, edges: int) -> int:
     """One CSC for all: colptr int64 and row int32, int64 from 2**31 nodes on."""
-    return 8 * (size.num_nodes + 1) + (8 if size.num_nodes >= 2**31 else 4) * edges
+    return 8 * (size.num_nodes + 1) + np.dtype(index_dtype(size.num_nodes)).itemsize * edges
 
 
 def store_bytes(config: TrainConfig, size: GraphSize) -> dict[str, int]:
     """The files of a store that training reads."""
-    colptr, csc = (
-        8 * (size.num_nodes + 1),
-        shared_csc_bytes(size, trained_edges(size, config.undirected)),
-    )
+    colptr = 8 * (size.num_nodes + 1)
+    csc = shared_csc_bytes(size, trained_edges(size, config.undirected))
     x = size.num_nodes * size.num_features * feature_itemsize(config, size)
     return {"colptr": colptr, "row": csc - colptr, "x": x}

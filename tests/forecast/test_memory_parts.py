@@ -13,8 +13,8 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast import batches as drawing
 from ogbnlib.forecast.batches import draw_batches
+from ogbnlib.forecast.memory_parts import expected_batch, stock_csc_bytes, store_bytes
 from ogbnlib.forecast.pass_memory import Pass
-from ogbnlib.forecast.sizes import expected_batch, stock_csc_bytes, store_bytes
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.names import size_of

@@ -1,35 +1,25 @@
 """A training step's memory: the model's state and bounds on its activations, from sizes alone.
 
-A step of the user's own model is measured once, on a small random batch in another process, and
-scaled.
+A step of the user's own model is measured once (`own_model_step`), and scaled.
 """
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
-from .. import kernel_cache
 from ..config import TrainConfig
-from ..errors import InputError
 from ..files import home
 from ..graph.store import GraphSize
 from ..model import BaseModel, Layer, LayerMemory
 from ..registry import MODELS
 from .batches import BatchShape
-from .sizes import expected_batch, hop_size
+from .memory_parts import hop_size
 
 
 def formula_of(config: TrainConfig) -> str:
     """The name of the registered model whose formulas are used: for the user's own one sage or,
     propagated, sign."""
-    if config.model in MODELS:
-        return config.model
-    return "sign" if config.propagated else "sage"
+    return config.model if config.model in MODELS else config.policy.formula
 
 
 def formulas_of(config: TrainConfig) -> type[BaseModel]:
@@ -38,97 +28,51 @@ def formulas_of(config: TrainConfig) -> type[BaseModel]:
     return kind
 
 
-_TRIAL_EDGES = 2**14  # in the random batch, whose step takes a fraction of a second
+def _depth(config: TrainConfig) -> int:
+    """Layers of a model on sampled subgraphs, or hops of propagated features."""
+    return config.hops if config.policy.uses_hops else len(config.num_neighbors)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A measured step of the user's own model."""
+
+    state_bytes: int
+    # peaks, as multiples of the formulas'
+    training: float
+    evaluation: float
+
+
 STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"  # hands the trial of a run's model to its trainer
-# Measured steps: "state_bytes", and the peaks in "training" and "evaluation" as multiples of the
-# formulas'.
-_trials: dict[str, dict[str, Any]] = {}
+trials: dict[str, Trial] = {}  # of this process, by `trial_key`
 
 
-def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
+def trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     """All that a trial depends on: the model and its code, but not the batch."""
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
-    names = ("model", "model_args", "hidden_channels", "dropout", "precision", "hops")
-    layers = 0 if config.propagated else len(config.num_neighbors)
-    return json.dumps(
-        [*(getattr(config, name) for name in names), layers, num_features, num_classes, stamp]
-    )
+    names = ("model", "model_args", "hidden_channels", "dropout", "precision")
+    values = [getattr(config, name) for name in names]
+    shape = (formula_of(config), _depth(config), num_features, num_classes)
+    return json.dumps([*values, *shape, stamp])
 
 
-def _trial(config: TrainConfig, num_features: int, num_classes: int) -> dict[str, Any] | None:
+def _trial(config: TrainConfig, num_features: int, num_classes: int) -> Trial | None:
     """The measured step of the config's model; None for a registered one, and for one without a
     trial."""
     if config.model in MODELS:
         return None
-    key = _trial_key(config, num_features, num_classes)
-    if (
-        key not in _trials
-        and (measured := json.loads(os.environ.get(STEP_VARIABLE, "{}"))).get("key") == key
-    ):
-        _trials[key] = measured["trial"]
-    return _trials.get(key)
+    key = trial_key(config, num_features, num_classes)
+    measured = json.loads(os.environ.get(STEP_VARIABLE, "{}"))
+    if key not in trials and measured.get("key") == key:
+        trials[key] = Trial(**measured["trial"])
+    return trials.get(key)
 
 
 def is_measured(config: TrainConfig, size: GraphSize) -> bool:
     """Whether the step of the config's model is known: by formulas or by a trial."""
-    size = hop_size(size, config) if config.propagated else size
+    size = hop_size(size, config)
     return config.model in MODELS or _trial(config, size.num_features, size.num_classes) is not None
-
-
-def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None) -> dict[str, str]:
-    """Measure a step of the user's model in another process, for all later forecasts.
-
-    Returns the environment variable that hands the measurement to a trainer. `run_dir` has the
-    model's code where a run is resumed. Raises InputError with that process's message, when the
-    model can't be found, created or trained.
-    """
-    batch = BatchShape((_TRIAL_EDGES,), ())
-    if config.propagated:
-        size = hop_size(size, config)
-    else:
-        batch = expected_batch(size, config.undirected, config.batch_size, config.num_neighbors)
-    channels = size.num_features, size.num_classes
-    scale = min(1.0, _TRIAL_EDGES / max(1, batch.num_nodes, batch.num_edges))
-    nodes, edges = (
-        tuple(max(2, round(scale * n)) for n in counts)
-        for counts in (batch.hop_nodes, batch.hop_edges)
-    )
-    small, key = BatchShape(nodes, edges), _trial_key(config, *channels)
-    kernel_cache.folder()  # its place, for the child, whose TMPDIR is another
-    with tempfile.TemporaryDirectory() as tmp:
-        file, log = Path(tmp, "step.json"), Path(tmp, "stderr")
-        argv = [sys.executable, "-m", "ogbnlib.training.child", "--try", *map(str, channels)]
-        argv += [json.dumps(asdict(small)), str(file), *([] if run_dir is None else [str(run_dir)])]
-        env = {**os.environ, "OGBNLIB_CONFIG": config.model_dump_json(), "TMPDIR": tmp}
-        # Files, not pipes: a process that the model has started may hold a pipe open for ever.
-        with open(log, "w") as stderr:
-            quiet = subprocess.DEVNULL
-            code = subprocess.run(
-                argv, env=env, stdin=quiet, stdout=quiet, stderr=stderr
-            ).returncode
-        if code or not file.is_file():  # without an error the model's code has ended the process
-            lines = (
-                [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-                if code > 0
-                else []
-            )
-            lines = lines or [
-                f"its code ended the process with exit code {code}, where it was expected to return"
-            ]
-            reasons = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-            raise InputError(
-                reasons[-1] if reasons else f"{config.model}: trying it out failed: {lines[-1]}"
-            )
-        measured: dict[str, int] = json.loads(file.read_bytes())
-    _trials.pop(key, None)
-    trial: dict[str, Any] = {"state_bytes": measured["state_bytes"]}
-    for name in ("training", "evaluation"):
-        trial[name] = measured[f"{name}_bytes"] / max(
-            1, activation_bytes(config, small, *channels, name == "training")
-        )
-    _trials[key] = trial
-    return {STEP_VARIABLE: json.dumps({"key": key, "trial": trial})}
 
 
 # From which on a second thread gains: on two cores a step of [3, 2] x 128 x 16 (0.02 GFLOP) ran at
@@ -156,20 +100,29 @@ def layers_of(
     user's own model computes every layer for all nodes, from an edge list, as `forward(x,
     edge_index)` does.
     """
-    own, propagated = config.model not in MODELS, config.propagated
-    depth = config.hops if propagated else len(config.num_neighbors)
+    is_own = config.model not in MODELS
+    depth = _depth(config)
     widths = formulas_of(config).widths(depth, num_features, config.hidden_channels, num_classes)
     layers = []
     for i, (inputs, outputs) in enumerate(widths):
-        reach = 1 if propagated else depth + 1 if own else depth - i
-        sizes = (
-            sum(batch.hop_nodes[: reach + 1]),
-            sum(batch.hop_nodes[:reach]),
-            sum(batch.hop_edges[:reach]),
+        # propagated features have no hops, and may have more layers than hops
+        reach = depth + 1 if is_own else max(1, depth - i)
+        layer = Layer(
+            sources=sum(batch.hop_nodes[: reach + 1]),
+            targets=sum(batch.hop_nodes[:reach]),
+            edges=sum(batch.hop_edges[:reach]),
+            inputs=inputs,
+            outputs=outputs,
+            first=i == 0,
+            last=i == len(widths) - 1,
+            heads=config.heads,
+            hops=config.hops,
+            half=config.precision != "fp32",
+            dropout=config.dropout > 0,
+            fused=fuses(config, on_gpu),
+            edge_list=is_own,
         )
-        first, last, half = i == 0, i == len(widths) - 1, config.precision != "fp32"
-        numbers = *sizes, inputs, outputs, first, last, config.heads, config.hops
-        layers.append(Layer(*numbers, half, config.dropout > 0, fuses(config, on_gpu), own))
+        layers.append(layer)
     return layers
 
 
@@ -205,8 +158,9 @@ def parameter_count(config: TrainConfig, num_features: int, num_classes: int) ->
 def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:
     """Parameters, gradients and Adam's two moments, float32 (Kingma and Ba 2015): 16 bytes a
     weight."""
-    if (trial := _trial(config, num_features, num_classes)) is not None:
-        return int(trial["state_bytes"])
+    trial = _trial(config, num_features, num_classes)
+    if trial is not None:
+        return trial.state_bytes
     return 16 * parameter_count(config, num_features, num_classes)
 
 
@@ -237,9 +191,9 @@ def saved_bytes(
     if config.activation_checkpointing:  # the layers' inputs, log-probabilities and labels
         return sum(layer.checkpointed for layer in layers) + 8 * batch.hop_nodes[0]
     # Autocast keeps a half-width copy of the weights as well.
-    copies = (
-        2 * parameter_count(config, num_features, num_classes) if config.precision != "fp32" else 0
-    )
+    copies = 0
+    if config.precision != "fp32":
+        copies = 2 * parameter_count(config, num_features, num_classes)
     return sum(layer.saved for layer in layers) + copies
 
 
@@ -258,12 +212,17 @@ def activation_bytes(
     # A layer's peak comes on top of the bytes that earlier layers keep. Under activation
     # checkpointing these keep their outputs alone, but a layer is computed again while the gradient
     # of its output is in memory. An evaluation holds a layer and its input.
-    peak = before = 0
+    peak = 0
+    before = 0
     for layer in layer_memory(config, batch, num_features, num_classes, on_gpu):
         again = layer.checkpointed if training and config.activation_checkpointing else 0
         peak = max(peak, before + again + layer.peak)
-        before = before + (again or layer.saved) if training else layer.checkpointed
+        if training:
+            before += again or layer.saved
+        else:
+            before = layer.checkpointed
     peak = max(peak, before)
-    if (trial := _trial(config, num_features, num_classes)) is not None:
-        peak = int(peak * trial["training" if training else "evaluation"])
-    return peak
+    trial = _trial(config, num_features, num_classes)
+    if trial is None:
+        return peak
+    return int(peak * (trial.training if training else trial.evaluation))

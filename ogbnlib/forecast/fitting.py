@@ -1,0 +1,109 @@
+"""Verdicts about a limit, and changes of a configuration that fit it.
+
+A verdict allows for the forecast's error: FITS and WILL NOT FIT are claimed outside that margin,
+TIGHT inside it.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from ..config import TrainConfig
+from ..errors import MB
+from ..graph.store import GraphSize
+from .memory_parts import has_own_dtype, smaller_fan_outs
+from .run_forecast import Forecast, predict
+
+FITS = "FITS"
+TIGHT = "TIGHT"
+WILL_NOT_FIT = "WILL NOT FIT"
+
+Changes = Mapping[str, object]  # parameters and their new values
+
+
+def verdict(forecast: Forecast, limit_bytes: int) -> str:
+    """FITS, TIGHT or WILL NOT FIT under a limit."""
+    need = forecast.least_bytes
+    margin = forecast.margin_bytes
+    if need + margin <= limit_bytes:
+        return FITS
+    if need - margin <= limit_bytes:
+        return TIGHT
+    return WILL_NOT_FIT
+
+
+def spaced(value: object) -> str:
+    """A value as `--set` takes it: a tuple's items with blanks between."""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def assignments(changes: Changes) -> str:
+    """Changes as the command line takes them: `loading=store batch_size=64`."""
+    texts = []
+    for name, value in changes.items():
+        text = f"{name}={spaced(value)}"
+        texts.append(f"'{text}'" if " " in text else text)
+    return " ".join(texts)
+
+
+def _knobs(config: TrainConfig) -> list[list[Changes]]:
+    """For each knob its changes, smallest first; the knobs in the order in which to turn them."""
+    eval_seeds = config.eval_batch_size or config.batch_size
+    no_workers = {"num_workers": 0, "persistent_workers": False}
+    knobs: list[list[Changes]] = [
+        [{"loading": name} for name in config.policy.smaller],
+        [{"feature_dtype": "float16"}] * (config.feature_dtype == "float32"),
+        [no_workers] * (config.num_workers > 0),
+        [{"eval_num_neighbors": None}] * (config.eval_num_neighbors is not None),
+        [{"eval_batch_size": seeds} for seeds in _halves(eval_seeds)],
+        [{"batch_size": seeds} for seeds in _halves(config.batch_size)],
+        [{"num_neighbors": fan_outs} for fan_outs in smaller_fan_outs(config)],
+    ]
+    return [steps for steps in knobs if steps]
+
+
+def _halves(count: int) -> list[int]:
+    """A number halved once, twice and so on, down to 32 to 63."""
+    return [count >> times for times in range(1, count.bit_length() - 5)]
+
+
+def changes_that_fit(
+    config: TrainConfig, size: GraphSize, limit_bytes: int, unforeseen_bytes: int = 0
+) -> list[tuple[Changes, Forecast]]:
+    """Configurations that fit with the fewest knobs turned; for each set of knobs the smallest
+    change.
+
+    `unforeseen_bytes` is memory that a run took beyond its forecast.
+    """
+
+    def fitting(steps: Sequence[Changes]) -> tuple[Changes, Forecast] | None:
+        changes = {name: value for step in steps for name, value in step.items()}
+        changed = config.replace(**changes)
+        if has_own_dtype(changed, size) and "feature_dtype" in changes:
+            return None
+        forecast = predict(changed, size, memory_limit_bytes=limit_bytes)
+        is_fitting = verdict(forecast, limit_bytes - unforeseen_bytes) == FITS
+        return (changes, forecast) if is_fitting else None
+
+    knobs = _knobs(config)
+    for count in range(1, len(knobs) + 1):
+        smallest = []
+        for chosen in itertools.combinations(knobs, count):
+            # Where the largest changes together don't fit, no smaller ones do.
+            if fitting([steps[-1] for steps in chosen]) is not None:
+                tried = (fitting(steps) for steps in itertools.product(*chosen))
+                smallest.append(next(one for one in tried if one is not None))
+        if smallest:
+            return smallest
+    return []
+
+
+def smallest_limit(config: TrainConfig, size: GraphSize, unforeseen_bytes: int = 0) -> int:
+    """The smallest limit that a configuration fits, within 1 %."""
+    forecast = predict(config, size)
+    limit = forecast.least_bytes + forecast.margin_bytes + unforeseen_bytes
+    # Windows of a store, and so its forecast, follow the limit.
+    while True:
+        forecast = predict(config, size, memory_limit_bytes=limit)
+        if verdict(forecast, limit - unforeseen_bytes) == FITS:
+            return limit
+        limit += max(MB, limit // 100)

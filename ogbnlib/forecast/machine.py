@@ -1,0 +1,98 @@
+"""Speed of a machine's processor and disk, for the times of a forecast."""
+
+import contextlib
+import io
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..files import block_buffer
+from ..graph.store import GraphSize, Store
+from ..launcher import job_cores
+from ..memory.reading import processor
+from .pass_memory import DISK_BYTES_PER_S
+
+_READ_BYTES = 8 * 2**20  # reads as `DiskArray` makes them
+_THREADS = 3
+_PROBE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Figures of a machine for the time of a run without a GPU."""
+
+    cores: int
+    flops_per_s: float  # of one core, in a float32 product
+    disk_bytes_per_s: float
+    has_bf16: bool  # whether the processor multiplies bfloat16 itself
+
+    def products_per_s(self, precision: str, threads: int) -> float:
+        """Operations per second in the products of a training step."""
+        # The second core adds 0.74 of the first: 1.29 and 2.03 batches/s, 1.97 and 2.96 in
+        # bfloat16. In bfloat16 a product ran at twice the speed with AVX512_BF16 (167 against 88
+        # GFLOP/s), and on AVX2 at a 24th (2.4 and 57).
+        factor = 1.0
+        if precision != "fp32":
+            factor = 2.0 if self.has_bf16 else 0.04
+        return self.flops_per_s * factor * min(threads, self.cores) ** 0.8
+
+    def __str__(self) -> str:
+        speed = f"{self.flops_per_s / 1e9:.0f} GFLOP/s a core, disk {self.disk_bytes_per_s / 1e9:.1f} GB/s"
+        return f"{self.cores} core{'s' * (self.cores > 1)}, {speed}"
+
+
+# The two cores and the disk on which the guide's figures were measured.
+REFERENCE = Machine(2, 75e9, DISK_BYTES_PER_S, True)
+
+
+def _product() -> float:
+    """Operations per second of one core in a float32 product."""
+    # So small a product runs in one thread of OpenBLAS; a larger one counts threads that wait in a
+    # loop. 60 GFLOP/s here, where products of the size of a hidden layer reach 57 to 75.
+    a = np.ones((64, 64), np.float32)
+    out = a @ a
+    done = 0
+    begin = time.thread_time()
+    while time.thread_time() - begin < _PROBE_S:
+        np.matmul(a, a, out=out)
+        done += 1
+    return 2 * 64**3 * done / (time.thread_time() - begin)
+
+
+def _read(path: Path) -> float:
+    """Bytes per second of large reads past the page cache, from places all over a file; 0.0 for a
+    small one."""
+    pieces = path.stat().st_size // _READ_BYTES
+    if pieces < 64:
+        return 0.0
+    begin = time.perf_counter()
+
+    def part(thread: int) -> int:
+        buffer = block_buffer(_READ_BYTES)
+        done = 0
+        while time.perf_counter() - begin < _PROBE_S:
+            place = (thread + done * _THREADS) * 37 % pieces
+            done += os.preadv(file.fileno(), [buffer], place * _READ_BYTES) // _READ_BYTES
+        return done
+
+    with (
+        io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file,
+        ThreadPoolExecutor(_THREADS) as pool,
+    ):
+        done = sum(pool.map(part, range(_THREADS)))
+    return done * _READ_BYTES / (time.perf_counter() - begin)
+
+
+def probe(size: GraphSize) -> Machine:
+    """Measure this machine; the disk by a store's features, else the reference machine's is
+    taken."""
+    disk = 0.0
+    if isinstance(size, Store):
+        with contextlib.suppress(OSError):
+            disk = _read(size.file_path("x"))
+    has_bf16 = bool(processor() & {"avx512_bf16", "amx_bf16"})
+    return Machine(job_cores(), _product(), disk or DISK_BYTES_PER_S, has_bf16)

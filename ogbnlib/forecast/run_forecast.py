@@ -1,0 +1,213 @@
+"""A run's memory, phase by phase, in named parts, and its time, before anything is loaded.
+
+Only sizes go in, so a forecast takes well under a second for a data set that is not there yet. The
+conversion of a data set to a store is not among the phases: it keeps to any limit by itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..config import TrainConfig
+from ..errors import MB
+from ..graph.store import GraphSize
+from ..registry import POLICIES
+from ..sources.names import check_store, graph_for
+from .batches import Batches, BatchShape
+from .machine import REFERENCE, Machine
+from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
+from .pass_memory import MODEL, Pass, WindowPlan, sweep_s
+from .step_memory import choose_threads, model_state_bytes, step_flops
+
+# The phase in which a run makes the propagated features, if no store has them yet.
+PROPAGATE = "propagate"
+_SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
+
+
+def margin_bytes(predicted_bytes: int) -> int:
+    """The error of a prediction: 8 % or 60 MB, whichever is more."""
+    return max(int(0.08 * predicted_bytes), 60 * MB)
+
+
+@dataclass(frozen=True)
+class PhaseForecast:
+    """The parts in memory at the highest moment of a phase, and the page cache that it would use,
+    in bytes."""
+
+    name: str
+    parts: Mapping[str, int]
+    cache_bytes: int = 0  # which the kernel takes back under pressure
+    unsure_bytes: int = 0  # batches that were not drawn whole may be larger by these
+
+    @property
+    def held_bytes(self) -> int:
+        """Anonymous and shared memory, which only the run itself can give back and which a kill
+        goes by."""
+        return sum(self.parts.values())
+
+
+class Propagation(Protocol):
+    """The plan of a propagation that a run still has to make; `str` describes it."""
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """Columns in memory at a time, of each hop."""
+
+    @property
+    def minutes(self) -> float: ...
+
+
+class Ledger:
+    """The account of a run into which its loading policy writes phases and parts."""
+
+    def __init__(self, config: TrainConfig, size: GraphSize, limit_bytes: int | None):
+        self.config = config
+        self.limit_bytes = limit_bytes
+        self.size = size  # a policy may replace it by the one that it trains on
+        self.held = {"runtime": RUNTIME_BYTES}  # bytes of the parts in memory now
+        self.phases: list[PhaseForecast] = []
+        self.windows: WindowPlan | None = None  # under loading=store
+        self.propagation: Propagation | None = None  # where features are still to be propagated
+        self.least_bytes = 0  # the smallest limit under which the run works at all; 0 for its peak
+        self.num_sorts = 0  # CSCs that stock loaders build in the whole run
+
+    @property
+    def peak(self) -> PhaseForecast:
+        """The phase with the most memory in use."""
+        return max(self.phases, key=lambda phase: phase.held_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak.held_bytes
+
+    def phase(
+        self, name: str, passing: Mapping[str, int], cache_bytes: int = 0, unsure_bytes: int = 0
+    ) -> None:
+        """Add a phase that has, at its highest, all parts of `held` and those of `passing`."""
+        self.phases.append(PhaseForecast(name, {**self.held, **passing}, cache_bytes, unsure_bytes))
+
+    def pass_phase(self, name: str, one: Pass, idle_loaders: int) -> None:
+        """Add the phase of a pass whose batches come from workers, or are made in the process
+        itself."""
+        passing = one.step() | one.workers(idle_loaders)
+        self.phase(name, passing, unsure_bytes=one.unsure_bytes(passing))
+
+    def hold_model(self) -> None:
+        self.held[MODEL] = model_state_bytes(
+            self.config, self.size.num_features, self.size.num_classes
+        )
+
+    def one_pass(self, split: str, training: bool = False) -> Pass:
+        return Pass.over(self.config, self.size, split, training)
+
+    def evaluations(self) -> list[tuple[str, list[str]]]:
+        """Splits evaluated between epochs, with the train loader in memory ("eval"), and after the
+        last ("final")."""
+        config = self.config
+        between: list[str] = []
+        final: list[str] = []
+        if config.epochs > config.eval_every:
+            between = config.splits_to_evaluate(config.eval_every)
+        if config.epochs:
+            final = config.splits_to_evaluate(config.epochs)
+        return [("eval", between), ("final", final)]
+
+
+class Forecast(Ledger):
+    """The result of `predict`."""
+
+    def __init__(
+        self, config: TrainConfig, size: GraphSize, limit_bytes: int | None, machine: Machine
+    ):
+        super().__init__(config, size, limit_bytes)
+        self.machine = machine  # for times
+        POLICIES[config.loading].load().phases(self)
+        self.train = self.one_pass("train", training=True)
+        # the training step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
+        self.gpu: Mapping[str, int] = self.train.on_gpu()
+        self.least_bytes = self.least_bytes or self.peak_bytes
+
+    @property
+    def batches(self) -> Batches:
+        """The batches of training."""
+        return self.train.batches
+
+    @property
+    def batch(self) -> BatchShape:
+        """The mean training batch."""
+        return self.train.batch
+
+    @property
+    def margin_bytes(self) -> int:
+        """The error of the peak: 8 % or 60 MB, or more where batches are not known well."""
+        highest = max(phase.held_bytes + phase.unsure_bytes for phase in self.phases)
+        return max(margin_bytes(self.least_bytes), highest - self.peak_bytes)
+
+    @property
+    def cache_bytes(self) -> int:
+        return max(phase.cache_bytes for phase in self.phases)
+
+    @property
+    def reading(self) -> WindowPlan | None:
+        """The windows in which the store is read; None where batches come from memory or the page
+        cache."""
+        if self.windows is None or self.windows.window_batches is None:
+            return None
+        return self.windows
+
+    @property
+    def epoch_s(self) -> float:
+        """Seconds of a training epoch on `machine`."""
+        config = self.config
+        machine = self.machine
+        step = self.batch, self.size.num_features, self.size.num_classes
+        threads = choose_threads(config, *step, machine.cores)
+        rate = machine.products_per_s(config.precision, threads)
+        # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16
+        # and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
+        batch_s = 0.7e-3 + 0.3e-6 * self.batch.num_nodes + step_flops(config, *step) / rate
+        train_s = self.train.num_batches * batch_s
+        if self.reading is None:
+            return train_s
+        read_s = self.reading.moved_bytes / machine.disk_bytes_per_s
+        # While windows are read, half of a core's training goes on.
+        return max(train_s, read_s + train_s / 2) if self.reading.overlapped else train_s + read_s
+
+    @property
+    def run_s(self) -> float:
+        """Seconds of the whole run on `machine`: loading or propagating, epochs and evaluations."""
+        config = self.config
+        size = self.size
+        disk = self.machine.disk_bytes_per_s
+        files = store_bytes(config, size)
+        seconds = config.epochs * self.epoch_s
+        if self.propagation is not None:
+            seconds += 60 * self.propagation.minutes
+        elif size.hops is None and self.reading is None:
+            seconds += sum(files.values()) / disk
+        for split, seeds in size.num_seeds.items():
+            count = config.num_evaluations(split)
+            # A seed costs an evaluation no more than the training. From disk each split is read in
+            # a pass of its own, once where a spool keeps it, else every time.
+            seconds += count * self.epoch_s * seeds / max(1, size.num_seeds["train"])
+            if self.reading is not None:
+                passes = count if self.reading.spooling is None else min(1, count)
+                seconds += passes * sweep_s(files, len(config.num_neighbors), disk)
+        return seconds + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
+
+
+def predict(
+    config: TrainConfig,
+    size: GraphSize | None = None,
+    *,
+    memory_limit_bytes: int | None = None,
+    machine: Machine = REFERENCE,
+) -> Forecast:
+    """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
+
+    `size` is by default that of `config.dataset`. Batches are drawn from a `Store`; sizes alone
+    give expected ones.
+    """
+    size = size or graph_for(config)
+    check_store(size, config)
+    return Forecast(config, size, memory_limit_bytes, machine)

@@ -1,0 +1,135 @@
+"""Scores of a run's model batch by batch: with sampled neighbors as in its evaluations, or from
+propagated features."""
+
+import contextlib
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch_geometric.data import Data
+
+from ..errors import InputError
+from ..graph.npz import Array
+from ..graph.store import Store
+from ..memory.cuda import resolve_device
+from ..progress import Progress, counted
+from ..propagation.hop_loader import HopLoader
+from ..sampling.policies import STREAM
+from ..training.call import Call
+from ..training.checkpoint import load_state
+from ..training.custom_model import make_model
+from .saved_model import Rows, SavedModel
+
+
+@dataclass(frozen=True)
+class _Seeds:
+    """Nodes in whole batches, and the position of each in the result, -1 for none."""
+
+    nodes: Array
+    places: Array
+    stream: int  # added to the run's seed
+
+
+def _model_scores(
+    saved: SavedModel,
+    store: Store,
+    batches: Iterable[Data],
+    num_batches: int,
+    progress: Progress,
+) -> Generator[Rows, None, None]:
+    """Yield the scores of each batch's seeds; its `input_id` has their positions in the result."""
+    config = saved.config
+    folder = saved.path.parent
+    model = make_model(config, store.num_features, store.num_classes, folder, store=store)
+    load_state(model, saved.weights, saved.path)
+    device = resolve_device(config.device)
+    call = Call.of(model, config.precision)
+    model.to(device).eval()
+    with torch.no_grad(), counted("predicting", num_batches, progress, "batches") as done:
+        for batch in batches:
+            if config.rounds_in_ram:
+                batch.x = batch.x.half()
+            yield batch.input_id.numpy(), call(model, batch, device).cpu().numpy()
+            done(1)
+
+
+def sampled_scores(
+    saved: SavedModel,
+    store: Store,
+    ids: Array | None,
+    memory_limit: str | int | None,
+    progress: Progress,
+) -> Generator[Rows, None, None]:
+    """Yield scores with neighbors sampled as in the run's evaluations, for some or all nodes."""
+    parts = _by_split(store, ids, saved.batch_size)
+    num_batches = sum(-(-len(part.nodes) // saved.batch_size) for part in parts)
+    batches = _sampled_batches(store, saved, parts, memory_limit)
+    return _model_scores(saved, store, batches, num_batches, progress)
+
+
+def _by_split(store: Store, ids: Array | None, size: int) -> list[_Seeds]:
+    """The seeds of each split, and of the nodes in none."""
+    # Batches have `size` nodes, as the run's evaluations; a node outside `ids` has position -1.
+    # If fan-outs differ by hop, or with gcn, a score also depends on the other seeds of its batch.
+    in_no_split = np.ones(store.num_nodes if ids is None else len(ids), np.bool_)
+    order = None if ids is None else np.argsort(ids)
+    parts = []
+    for split, nodes in store.splits.items():
+        places = nodes
+        if ids is not None and order is not None:
+            at = np.minimum(np.searchsorted(ids, nodes, sorter=order), len(ids) - 1)
+            places = np.where(ids[order[at]] == nodes, order[at], -1)
+        in_no_split[places[places >= 0]] = False
+        batch = np.arange(len(nodes)) // size
+        whole = np.isin(batch, batch[places >= 0])
+        parts.append(_Seeds(nodes[whole], places[whole], STREAM[split]))
+    rest = np.flatnonzero(in_no_split)
+    parts.append(_Seeds(rest if ids is None else ids[rest], rest, 0))
+    return [part for part in parts if len(part.nodes)]
+
+
+def _sampled_batches(
+    store: Store, saved: SavedModel, parts: list[_Seeds], memory_limit: str | int | None
+) -> Iterator[Data]:
+    """Yield the batches of some seeds, `input_id` as in `_model_scores`."""
+    for part in parts:
+        batches_of_nodes = store.loader(
+            part.nodes,
+            num_neighbors=saved.config.fan_out(training=False),
+            batch_size=saved.batch_size,
+            memory_limit=memory_limit,
+            shuffle=False,
+            seed=saved.config.seed + part.stream,
+        )
+        with contextlib.closing(batches_of_nodes) as batches:
+            for batch in batches:
+                batch.input_id = torch.from_numpy(part.places)[batch.input_id]
+                yield batch
+
+
+def propagated_scores(
+    saved: SavedModel, graph: Store, store: Store, ids: Array | None, progress: Progress
+) -> Generator[Rows, None, None]:
+    """Yield scores from `store`, which has the propagated features of nodes of `graph` or is
+    `graph` itself."""
+    nodes = np.arange(graph.num_nodes) if ids is None else ids
+    places = nodes
+    if store is not graph:
+        places = _hop_rows(graph, store, nodes)
+    labels = torch.zeros(len(places), dtype=torch.int64)
+    batches = HopLoader(store, torch.from_numpy(places), labels, batch_size=saved.batch_size)
+    return _model_scores(saved, store, batches, len(batches), progress)
+
+
+def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:
+    """Rows of a graph's nodes in a store of propagated features."""
+    wanted = nodes if graph.node_id is None else graph.node_id[nodes]
+    own = np.arange(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)
+    places = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
+    if missing := int((own[places] != wanted).sum()):
+        raise InputError(
+            f"nodes: {store.path} has no features of {missing} of these nodes; propagate for all nodes "
+            "(python -m ogbnlib propagate --nodes all) and train from that store"
+        )
+    return places

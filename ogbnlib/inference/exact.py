@@ -1,0 +1,221 @@
+"""Exact scores of a trained GraphSAGE or GCN for a whole graph, layer by layer, with every
+neighbor, on disk.
+
+A layer takes the mean of neighbors and multiplies it by a matrix. These two steps commute, so the
+narrower side is kept in RAM for all nodes, as many columns at a time as fit, and swept over the
+edges.
+"""
+
+import contextlib
+import itertools
+import shutil
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import InputError, format_bytes
+from ..files import check_own, check_space
+from ..graph.node_set import NodeSet
+from ..graph.npz import Array
+from ..graph.store import Store
+from ..graph.writer import StoreWriter
+from ..progress import Progress, counted
+from ..propagation.columns import Columns, Done, pick
+from ..propagation.hops import left_bytes
+from ..propagation.plan import fixed_bytes
+from ..propagation.sweep import Edges
+from ..registry import MODELS
+from .saved_model import Rows, SavedModel
+
+Chunks = Generator[Array, None, None]
+_STEP_BYTES = 256 * 2**20  # buffers between the layers, and the products' own memory
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """mean(h) @ neighbors + h @ own + bias; without `own` that of GCN, with self-loops and both
+    degrees."""
+
+    neighbors: Array  # float32 [inputs, outputs], as `own`
+    bias: Array
+    own: Array | None = None
+
+    def sweeps_input(self, most: int) -> bool:
+        """Whether the layer takes the mean of its input, not of the product, where `most` columns
+        fit in memory."""
+        inputs, outputs = self.neighbors.shape
+        return inputs < min(outputs, most + 1)
+
+    def blocks(self, most: int) -> list[slice]:
+        """The columns of the result that are computed at a time."""
+        outputs = len(self.bias)
+        width = outputs
+        if not self.sweeps_input(most):
+            width = -(-outputs // -(-outputs // most))
+        return [slice(begin, min(begin + width, outputs)) for begin in range(0, outputs, width)]
+
+
+def exact_scores(
+    saved: SavedModel,
+    store: Store,
+    ids: Array | None,
+    work: Path,
+    memory_limit: str | int | None,
+    progress: Progress,
+) -> Generator[Rows, None, None]:
+    """Yield scores, float32 [n, classes], of some or all nodes, ascending by node.
+
+    `work` is a folder for the layers' results, which is deleted at the end.
+    """
+    layers = []
+    for number in range(len(saved.config.num_neighbors)):
+        names = MODELS[saved.config.model].load().exact_weights
+        tensors = [saved.weights[f"convs.{number}.{name}"] for name in names]
+        layers.append(_Layer(*(tensor.float().cpu().numpy().T for tensor in tensors)))
+    room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers)) - _STEP_BYTES
+    column = 4 * store.num_nodes
+    if room < column:
+        raise InputError(
+            f"memory_limit: expected room for {format_bytes(column)}, one column of all nodes, beside the memory "
+            f"in use, found {format_bytes(max(0, room))}; raise it by the difference"
+        )
+    if check_own(work):  # from a killed process
+        shutil.rmtree(work)
+    work.mkdir()
+    targets = None
+    if ids is not None:
+        targets = NodeSet(store.num_nodes)
+        targets.add(ids)
+    order = None if ids is None else np.argsort(ids)
+    begin = 0
+    try:
+        _check_disk(store, layers, targets, room // column, work)
+        scores = _layer_by_layer(store, layers, targets, room // column, work, progress)
+        with contextlib.closing(scores) as chunks:
+            for values in chunks:
+                places = np.arange(begin, begin + len(values))
+                yield places if order is None else order[places], values
+                begin += len(values)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _check_disk(
+    store: Store, layers: list[_Layer], targets: NodeSet | None, most: int, folder: Path
+) -> None:
+    """Refuse a disk without room for a layer's input and its result at the same time."""
+    column = 4 * store.num_nodes
+    sizes = [0, *(column * len(layer.bias) for layer in layers[:-1])]
+    result_bytes = 0
+    if len(layers[-1].blocks(most)) > 1:
+        result_bytes = 4 * len(layers[-1].bias)
+        result_bytes *= store.num_nodes if targets is None else targets.count()
+    sizes.append(result_bytes)
+    needed = max(before + after for before, after in itertools.pairwise(sizes))
+    check_space(folder, needed, f"{format_bytes(needed)} of free disk space until it is done")
+
+
+@dataclass(frozen=True)
+class _Sweep:
+    """One layer's computation from the rows in `source`, for the nodes `targets`."""
+
+    layer: _Layer
+    source: Columns
+    edges: Edges
+    targets: NodeSet | None
+    sweeps_input: bool
+    is_last: bool
+    done: Done
+
+    def columns(self, columns: slice) -> Chunks:
+        """Yield some columns of the result, rows of `targets` in ascending order."""
+        source = self.source
+        loops = self.layer.own is None
+        matrix = self.layer.neighbors[:, columns]
+
+        def prepare(first: int, end: int) -> Array:
+            part = source.rows(first, end)
+            if not self.sweeps_input:
+                part = part @ matrix
+            if loops:
+                degrees = self.edges.degrees(first, end, loops)
+                part /= np.sqrt(pick(source.members, first, degrees), dtype=np.float32)[:, None]
+            return part
+
+        width = matrix.shape[0 if self.sweeps_input else 1]
+        hop = source.hop(
+            self.edges, self.targets, width, np.float32, prepare, loops=loops, done=self.done
+        )
+        with contextlib.closing(hop) as slices:
+            for first, means, degrees in slices:
+                for begin in range(0, len(means), source.step):
+                    end = begin + source.step
+                    part = pick(self.targets, first + begin, means[begin:end])
+                    degree = pick(self.targets, first + begin, degrees[begin:end])
+                    nodes = range(first + begin, first + min(end, len(means)))
+                    yield self._result(part, degree, nodes, columns)
+
+    def _result(self, means: Array, degrees: Array, nodes: range, columns: slice) -> Array:
+        """Some columns of the result for the targets among consecutive nodes."""
+        layer = self.layer
+        if layer.own is None:
+            means = means * np.sqrt(degrees, dtype=np.float32)[:, None]
+        part = means @ layer.neighbors[:, columns] if self.sweeps_input else means
+        if layer.own is not None:
+            own = self.source.rows(nodes.start, nodes.stop, targets=self.targets)
+            part = part + own @ layer.own[:, columns]
+        part = part + layer.bias[columns]
+        return part if self.is_last else np.maximum(part, 0, out=part)
+
+
+def _layer_by_layer(
+    store: Store,
+    layers: list[_Layer],
+    targets: NodeSet | None,
+    most: int,
+    folder: Path,
+    progress: Progress,
+) -> Chunks:
+    """Compute layer after layer, `most` columns of all nodes in memory at a time."""
+    edges = Edges(store)
+    total = max(1, len(layers) - 1) * edges.nbytes  # bytes to read, approximately
+    itemsize = store.feature_itemsize
+    for layer in layers:
+        rows_bytes = store.num_nodes * layer.neighbors.shape[0] * itemsize
+        total += len(layer.blocks(most)) * (rows_bytes + edges.nbytes)
+        itemsize = 4
+    with contextlib.closing(edges), counted("predicting", total, progress) as done:
+        source = Columns.features(store)
+        needed = edges.needed(targets, len(layers), done)
+        for members in needed:
+            if members is not None:
+                members.count()
+        for number, layer in enumerate(layers):
+            is_last = number == len(layers) - 1
+            sweeps_input = layer.sweeps_input(most)
+            sweep = _Sweep(layer, source, edges, needed[number], sweeps_input, is_last, done)
+            blocks = layer.blocks(most)
+            with contextlib.closing(source):
+                if is_last and len(blocks) == 1:
+                    yield from sweep.columns(blocks[0])
+                    return
+                for columns in blocks:
+                    _write(folder, number, columns, sweep.columns(columns))
+            for file in folder.glob(f"{number - 1}-*.npy"):
+                file.unlink()
+            source = Columns.open(folder, str(number), store.num_nodes, needed[number])
+        with contextlib.closing(source):
+            for first in range(0, store.num_nodes, source.step):
+                yield source.rows(first, min(first + source.step, store.num_nodes))
+
+
+def _write(folder: Path, number: int, columns: slice, chunks: Chunks) -> None:
+    """Write some columns of a layer's result to a file, which `Columns.open` finds by its name."""
+    name = f"{number}-{columns.start}"
+    width = columns.stop - columns.start
+    result = StoreWriter(folder).create(name, np.float32, (width,))
+    with result as writer, contextlib.closing(chunks):
+        for values in chunks:
+            writer.write(values)

@@ -1,0 +1,152 @@
+"""Predictions of a run's model: exact, with every neighbor, or sampled as in its evaluations."""
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import torch
+
+from ..errors import InputError, clear_errors, no_exit
+from ..files import StrPath, check_new, home, locked, sibling_path, write_atomically
+from ..graph.checks import HEADER_BYTES, label_dtype, npy_header
+from ..graph.npz import Array, load
+from ..graph.store import Store
+from ..progress import Progress
+from ..propagation.hops import propagated
+from ..registry import MODELS
+from ..runs.attempt import announce_code
+from ..sampling.pyg_stores import node_ids
+from ..sources.catalog import open_for
+from ..training.train import kept_random_state
+from .batches import propagated_scores, sampled_scores
+from .exact import exact_scores
+from .saved_model import Rows, SavedModel
+
+Nodes = StrPath | Array | torch.Tensor | Sequence[int]
+
+
+@clear_errors()
+@no_exit()
+@kept_random_state()
+def predict(
+    run_dir: StrPath,
+    out: StrPath,
+    *,
+    nodes: Nodes = "labelled",
+    sampled: bool = False,
+    scores: bool = False,
+    memory_limit: str | int | None = None,
+    progress: Progress = True,
+    say: Callable[[str], object] = print,
+    trust: bool = False,
+) -> Path:
+    """Write a run's predictions to a new .npy file, whole or not at all, in bounded memory; return
+    its path.
+
+    The file has the class of each node, int16 or int64 [n], or its scores, float32 [n, classes].
+    Its rows are all nodes, the given ids in their order, or the labelled nodes by ascending id;
+    then `NAME-nodes.npy` has the ids.
+
+    Args:
+        run_dir: Folder of the weights: best.pt if it exists, else checkpoint.pt.
+        nodes: "labelled" (in any split), "all", a .npy file of ids, or ids.
+        sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise
+            all neighbors count, for sage and gcn layer by layer over the whole graph.
+        memory_limit: As for `propagate`.
+        trust: Allow the code of a model (model.py) in a run's folder of another user.
+    """
+    saved = SavedModel.open(run_dir)
+    config = saved.config
+    uses_hops = config.policy.uses_hops
+    announce_code(config, saved.path.parent, trust, say)
+    target = Path(os.path.realpath(home(out)))
+    if target.suffix != ".npy":
+        raise InputError(f"out: expected the name of a .npy file, got {out!s}")
+    beside = target.with_name(f"{target.stem}-nodes.npy")
+    for file in (target, beside):
+        check_new(file)
+    graph = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
+    if not uses_hops:
+        saved.check_data(graph)
+    ids = _wanted(nodes, graph)
+    if not (uses_hops or sampled):
+        _check_exact(config.model)
+    say(f"{saved.path}: predicting with its weights")
+    with locked(sibling_path(target, "lock"), f"{target}: it is being written"):
+        if uses_hops:
+            store = propagated(graph, config, progress=progress, say=say)
+            saved.check_data(store)
+            chunks = propagated_scores(saved, graph, store, ids, progress)
+        elif sampled:
+            chunks = sampled_scores(saved, graph, ids, memory_limit, progress)
+        else:
+            work = sibling_path(target, "work")
+            chunks = exact_scores(saved, graph, ids, work, memory_limit, progress)
+
+        def write(file: BinaryIO) -> None:
+            with contextlib.closing(chunks):
+                num_rows = graph.num_nodes if ids is None else len(ids)
+                _write_rows(file, target, chunks, num_rows, graph, scores)
+            if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
+                assert ids is not None
+                # written here, as np.save hides the cause of a failed write
+                content = npy_header(ids.dtype, ids.shape) + ids.tobytes()
+                write_atomically(beside, lambda other: other.write(content))
+
+        write_atomically(target, write)
+    return target
+
+
+def _wanted(nodes: Nodes, store: Store) -> Array | None:
+    """The nodes to predict, int64 [n]; None for all."""
+    if isinstance(nodes, str) and nodes == "all":
+        return None
+    if isinstance(nodes, str) and nodes == "labelled":
+        return np.unique(np.concatenate([*store.splits.values()]))
+    if not isinstance(nodes, str | os.PathLike):
+        return node_ids(nodes, store)
+    file = home(nodes)
+    if file.suffix != ".npy":
+        raise InputError(f"nodes: expected labelled, all or a .npy file of node ids, got {nodes!r}")
+    return node_ids(load(file), store)
+
+
+def _check_exact(model: str) -> None:
+    """Refuse a model whose layers can't be computed for the whole graph."""
+    exact = [name for name, entry in MODELS.items() if entry.load().exact_weights]
+    if model not in exact:
+        raise InputError(
+            f"model: every neighbor can be counted for {' and '.join(exact)}, got {model}; add --sampled"
+        )
+
+
+def _write_rows(
+    file: BinaryIO,
+    path: Path,
+    chunks: Iterable[Rows],
+    num_rows: int,
+    graph: Store,
+    has_scores: bool,
+) -> None:
+    """Write classes or scores as they come, each row to its position; none of a negative one."""
+    dtype = np.dtype(np.float32 if has_scores else label_dtype(graph.num_classes))
+    row_shape = (graph.num_classes,) * has_scores
+    file.write(npy_header(dtype, (num_rows, *row_shape)))
+    for places, values in chunks:
+        if not np.isfinite(values).all():
+            raise InputError(
+                f"{path}: scores are not finite; run `python -m ogbnlib verify {graph.path}`"
+            )
+        rows = values if has_scores else values.argmax(1).astype(dtype)
+        order = np.argsort(places, kind="stable")
+        order = order[places[order] >= 0]
+        ends = np.flatnonzero(np.diff(places[order]) != 1) + 1
+        for consecutive in np.split(order, ends):
+            if len(consecutive):
+                offset = int(places[consecutive[0]]) * dtype.itemsize * math.prod(row_shape)
+                file.seek(HEADER_BYTES + offset)
+                file.write(np.ascontiguousarray(rows[consecutive]).data)
