@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CLOCK_VARIABLE = "OGBNLIB_CLOCK"  # `boot_s` of the run, for its child processes
+from .environment import CLOCK_VARIABLE
 
 
 def since_boot() -> float:

@@ -15,10 +15,11 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from .environment import RUN_VARIABLE
+
 if TYPE_CHECKING:
     from .memory.recorder import EventLog
 
-RUN_VARIABLE = "OGBNLIB_RUN_DIR"  # the folder of the run that this process belongs to
 _claiming = _thread.allocate_lock()
 _folder = os.environ.get(RUN_VARIABLE)  # None without a watcher
 _log: EventLog | None = None

@@ -35,6 +35,7 @@ ROOMS = [
 ]
 DOOR = {
     **{
+        "environment": -4,
         "errors": -3,
         "output": -3,
         "clock": -3,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig
+from ..environment import CONFIG_VARIABLE, STEP_VARIABLE
 from ..errors import InputError
 from ..files import home
 from ..graph import kernel_cache
@@ -39,7 +40,6 @@ def formulas_of(config: TrainConfig) -> type[BaseModel]:
 
 
 _TRIAL_EDGES = 2**14  # in the random batch, whose step takes a fraction of a second
-STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"  # hands the trial of a run's model to its trainer
 # Measured steps: "state_bytes", and the peaks in "training" and "evaluation" as multiples of the
 # formulas'.
 _trials: dict[str, dict[str, Any]] = {}
@@ -100,7 +100,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
         file, log = Path(tmp, "step.json"), Path(tmp, "stderr")
         argv = [sys.executable, "-m", "ogbnlib.training.child", "--try", *map(str, channels)]
         argv += [json.dumps(asdict(small)), str(file), *([] if run_dir is None else [str(run_dir)])]
-        env = {**os.environ, "OGBNLIB_CONFIG": config.model_dump_json(), "TMPDIR": tmp}
+        env = {**os.environ, CONFIG_VARIABLE: config.model_dump_json(), "TMPDIR": tmp}
         # Files, not pipes: a process that the model has started may hold a pipe open for ever.
         with open(log, "w") as stderr:
             quiet = subprocess.DEVNULL

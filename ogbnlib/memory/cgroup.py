@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..environment import LIMIT_VARIABLE
 from ..errors import format_bytes
-
-# a run's memory_limit, which no cgroup shows under a watchdog
-LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"
 
 
 def read_whole(path: str) -> bytes | None:

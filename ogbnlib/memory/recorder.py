@@ -26,8 +26,6 @@ from .record import BOUNDARIES, SAMPLE_COLUMNS, Event, Record, RunPaths, parse_e
 from .tree import Tree
 
 T = TypeVar("T")
-# a file to which each attempt of a run adds its folder, for an outer watcher
-RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"
 # Closes a line that a kill cut off. Without it, half a number in the last column would pass for a
 # whole one.
 TORN = " torn\n"

@@ -12,12 +12,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
+from ..environment import PARENT_VARIABLE
 from .tree import Tree
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
 # Passed on to a watched command: any of them would otherwise end its watcher alone.
 FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
-PARENT_VARIABLE = "OGBNLIB_PARENT"  # process id of the parent that no child may outlive
 
 
 class Stopped(BaseException):

@@ -15,11 +15,10 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..environment import MARKS_VARIABLE
 from .cgroup import read_whole
 from .written import Written
 
-# in the environment of a watched command: the marks of all its watchers, the outermost first
-MARKS_VARIABLE = "OGBNLIB_TREES"
 _GET_SUBREAPER, _SET_SUBREAPER = 37, 36  # prctl(2)
 _POLL_S = 0.05
 _ROUNDS = (

@@ -22,10 +22,11 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
+from ..environment import RUNS_VARIABLE
 from ..errors import format_bytes
 from ..memory.cgroup import counting_cgroup, effective_limit, read_whole
 from ..memory.reading import Reading, read_memory
-from ..memory.recorder import RUNS_VARIABLE, Recorder
+from ..memory.recorder import Recorder
 from ..memory.signals import Stopped, handled
 from ..runs.exit_codes import STOPPED, meaning_of
 from ..runs.folder import Run, RunEnded

@@ -12,20 +12,19 @@ from typing import Any
 
 from .. import clock
 from ..config import TrainConfig
+from ..environment import RUNS_VARIABLE
 from ..errors import InputError, explained, naming
 from ..files import check_own, home, locked, open_to_write, warn_if_remote, write_json
 from ..forecast.phases import audit
 from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
-from ..memory.recorder import RUNS_VARIABLE, Recorder
+from ..memory.recorder import Recorder
 from ..registry import MODELS
 from .diagnosis import Remedy, Result, explain
 from .exit_codes import UNFINISHED
 from .folder import Run
 
 TORN_FILES = ".*.part"  # left by a kill of files that are written whole or not at all
-# The config of a run to resume, for the child: config.json is still the old one.
-CONFIG_VARIABLE = "OGBNLIB_CONFIG"
 
 
 def slurm_job() -> str | None:

@@ -17,6 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig, check_config
+from ..environment import (
+    CONFIG_VARIABLE,
+    LIMIT_VARIABLE,
+    PARENT_VARIABLE,
+    PROGRESS_VARIABLE,
+    RUN_VARIABLE,
+    RUNS_VARIABLE,
+)
 from ..errors import (
     MB,
     InputError,
@@ -37,18 +45,16 @@ from ..forecast.sizes import RUNTIME_BYTES, raw_bytes
 from ..forecast.step import try_model
 from ..graph import kernel_cache
 from ..graph.store import GraphSize
-from ..marks import RUN_VARIABLE
-from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
+from ..memory.cgroup import effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.reading import read_memory
-from ..memory.recorder import RUNS_VARIABLE
-from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, handled
+from ..memory.signals import STOP_SIGNALS, handled
 from ..output import drawn, in_notebook
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.names import check_store, locate, options_of, size_of
-from .attempt import CONFIG_VARIABLE, Attempt, announce_code, open_run_dir
+from .attempt import Attempt, announce_code, open_run_dir
 from .diagnosis import Diagnosis
 from .evidence import last_words
 from .exit_codes import STOPPED, resumption
@@ -211,7 +217,7 @@ def run(
         argv += ["--resume"] if resume else []
         argv += ["--ranks", str(num_ranks)] if num_ranks > 1 else []
         env = {
-            "OGBNLIB_PROGRESS": "none" if config.progress == "none" else "relayed",
+            PROGRESS_VARIABLE: "none" if config.progress == "none" else "relayed",
             "TMPDIR": tmp,
         }
         env |= {PARENT_VARIABLE: str(os.getpid()), CONFIG_VARIABLE: config.model_dump_json()}

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import clock
+from ..environment import CLOCK_VARIABLE, MARKS_VARIABLE
 from ..errors import InputError, remedy_of
 from ..files import open_to_write, write_all
 from ..memory.limits import Limit, Watchdog
@@ -28,7 +29,7 @@ from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled, resume, suspend
-from ..memory.tree import MARKS_VARIABLE, Tree, adopting, new_mark
+from ..memory.tree import Tree, adopting, new_mark
 from ..memory.written import Written
 from ..output import Live
 from .exit_codes import STOPPED
@@ -149,7 +150,7 @@ def supervise(
                         **os.environ,
                         "PYTHONUNBUFFERED": "1",
                         MARKS_VARIABLE: marks,
-                        clock.CLOCK_VARIABLE: repr(clock.boot_s),
+                        CLOCK_VARIABLE: repr(clock.boot_s),
                         **(env or {}),
                     },
                 )
