@@ -1,7 +1,7 @@
 """Names of the environment variables that this package's processes hand to each other.
 
-The job scripts (slurm/common.sh) name those that a user sets for them: OGBNLIB_ACTIVATE,
-OGBNLIB_MAX_RESTARTS and OGBNLIB_PROCESSES_PER_NODE.
+The job scripts name two more, which a user sets for them: OGBNLIB_ACTIVATE (slurm/common.sh) and
+OGBNLIB_PROCESSES_PER_NODE (slurm/train_ddp.sbatch).
 """
 
 # From `runs.supervise` to every command that it starts.
@@ -27,6 +27,9 @@ KERNELS_VARIABLE = "OGBNLIB_KERNELS"
 # From papermill's engine (`notebook.kernel`) to the kernel: the file to which `runs.attempt` adds
 # the folder of each attempt.
 RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"
+
+# From the user to slurm/common.sh: how often a job may go back to the queue by itself.
+RESTARTS_VARIABLE = "OGBNLIB_MAX_RESTARTS"
 
 # From slurm/notebook.sbatch: set when a requeued job executes a notebook again; read by `files`.
 AGAIN_VARIABLE = "OGBNLIB_AGAIN"
