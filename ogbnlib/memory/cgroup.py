@@ -50,8 +50,7 @@ class Cgroup:
     version: int
 
     def _read(self, v1: str, v2: str) -> int | None:
-        name = {1: v1, 2: v2}[self.version]
-        text = read_whole(f"{self.path}/{name}")
+        text = read_whole(f"{self.path}/{(v1, v2)[self.version - 1]}")
         # v1 writes "no limit" as the largest page-aligned int64, about 2**63.
         if text is None or text.strip() == b"max" or int(text) >= 2**60:
             return None
@@ -63,8 +62,8 @@ class Cgroup:
         return self._count(event) or 0
 
     def _count(self, event: bytes) -> int | None:
-        name = {1: "memory.oom_control", 2: "memory.events"}[self.version]
-        return (read_fields(f"{self.path}/{name}", [event]) or {}).get(event)
+        file = ("memory.oom_control", "memory.events")[self.version - 1]
+        return (read_fields(f"{self.path}/{file}", [event]) or {}).get(event)
 
     def usage_bytes(self) -> int | None:
         return self._read("memory.usage_in_bytes", "memory.current")
@@ -83,7 +82,7 @@ class Cgroup:
 
     def high_bytes(self) -> int | None:
         """The usage above which v2 slows this directory's processes down instead of killing them."""
-        return self._read("no such file", "memory.high")
+        return self._read("memory.high", "memory.high")  # v1 has none
 
     def met_its_limit(self, ooms_before: int) -> bool:
         """Whether usage reached this directory's own limit: since the `oom` events were counted, or under v1 at
@@ -208,15 +207,18 @@ def effective_limit() -> tuple[int, str]:
     and host."""
     import psutil
 
-    limits = [(psutil.virtual_memory().total, "the host's RAM")]
-    limits.append((_number(LIMIT_VARIABLE), "memory_limit"))
+    # Slurm's MB are 2**20 bytes, and its --mem=0 is all memory of the node.
+    node_bytes = _number("SLURM_MEM_PER_NODE") * MB
+    cpus_bytes = _number("SLURM_MEM_PER_CPU") * MB * max(1, _number("SLURM_CPUS_ON_NODE"))
+    limits = [
+        (psutil.virtual_memory().total, "the host's RAM"),
+        (_number(LIMIT_VARIABLE), "memory_limit"),
+        (node_bytes, "Slurm --mem (SLURM_MEM_PER_NODE)"),
+        (cpus_bytes, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"),
+    ]
     for cgroup in _lineage_of():
         source = f"memory cgroup v{cgroup.version} {cgroup.path}"
         limits.append((cgroup.limit_bytes() or 0, source))
-    # Slurm's MB are 2**20 bytes, and its --mem=0 is all memory of the node.
-    limits.append((_number("SLURM_MEM_PER_NODE") * MB, "Slurm --mem (SLURM_MEM_PER_NODE)"))
-    cpu_bytes = _number("SLURM_MEM_PER_CPU") * MB * max(1, _number("SLURM_CPUS_ON_NODE"))
-    limits.append((cpu_bytes, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"))
     return min(limit for limit in limits if limit[0] > 0)
 
 

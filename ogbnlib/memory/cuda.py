@@ -176,5 +176,7 @@ def check_precision(precision: str, device: str) -> None:
     """Refuse float16 on a CPU, where gradients below 6e-8 are lost and no loss scaling saves
     them."""
     if precision == "fp16" and resolve_device(device).type == "cpu":
-        problem = f"found none with device={device!r}; use 'bf16' or 'fp32'"
-        raise InputError(f"precision: expected a GPU for 'fp16', {problem}")
+        raise InputError(
+            f"precision: expected a GPU for 'fp16', found none with device={device!r}; "
+            "use 'bf16' or 'fp32'"
+        )

@@ -152,11 +152,9 @@ class _CgroupLimit(Limit):
         if parent.version == 1:
             names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
             values = dict.fromkeys(names, limit_bytes)
-        if limit_bytes is None:
-            values = {}
         try:
             for name, value in values.items():
-                if "sw" not in name or (path / name).exists():
+                if limit_bytes is not None and ("sw" not in name or (path / name).exists()):
                     (path / name).write_text(str(value))
         except OSError:
             path.rmdir()
@@ -316,7 +314,7 @@ def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, 
         if isinstance(limit, Limit):
             return limit, refused
         refused.append(f"{name}: {limit}")
-    size = format_bytes(limit_bytes)
     raise InputError(
-        f"limit_by: {refused[0]}; a limit of {size} is impossible with it here, use limit_by='auto'"
+        f"limit_by: {refused[0]}; a limit of {format_bytes(limit_bytes)} is impossible with it "
+        "here, use limit_by='auto'"
     )

@@ -137,8 +137,14 @@ class Growth:
         slope, verdict = _judge(late)
         if len(levels) < 5:
             verdict = "too few epochs"
-        ends = sizes[0], sizes[-1]
-        return cls(verdict, slope / stride, len(levels), *ends, has_grown=_has_grown(late))
+        return cls(
+            verdict,
+            slope / stride,
+            len(levels),
+            sizes[0],
+            sizes[-1],
+            has_grown=_has_grown(late),
+        )
 
     @classmethod
     def over_time(cls, floors: Sequence[int], step_s: float) -> Self:

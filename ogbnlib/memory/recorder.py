@@ -96,8 +96,9 @@ class EventLog:
         self._read_from = 0
         began_s = None
         if run_dir is not None:
-            path = RunPaths(run_dir).events
-            self._file, self._read_from, began_s = _open_for_append(path, os.O_APPEND)
+            self._file, self._read_from, began_s = _open_for_append(
+                RunPaths(run_dir).events, os.O_APPEND
+            )
         self._lock = threading.Lock()
         self._last_cuda_s = self._last_largest_s = 0.0
         self._cuda = _Thinning[Event](began_s)

@@ -49,8 +49,7 @@ def _children(pid: int, task: int | str) -> list[int]:
 
 def state_of(pid: int) -> str:
     """The state of a process as in proc(5): "T" is stopped, "Z" ended; "" if it is gone."""
-    text = os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"")
-    return text.rpartition(")")[2][1:2]
+    return os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"").rpartition(")")[2][1:2]
 
 
 def adopt_orphans() -> None:
@@ -149,8 +148,8 @@ class Tree:
         """The command of a process that runs `guard` for this tree."""
         root = str(Path(__file__).parents[2])
         code = f"import sys; sys.path.insert(0, {root!r}); from {__name__} import guard; guard()"
-        arguments = [str(self.parent), str(self.pid), self.mark]
-        return [sys.executable, "-E", "-S", "-c", code, *arguments]
+        start = [sys.executable, "-E", "-S", "-c", code]
+        return [*start, str(self.parent), str(self.pid), self.mark]
 
 
 def new_mark() -> str:

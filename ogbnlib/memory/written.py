@@ -108,7 +108,6 @@ class Written:
 
     def _used_outside(self, pids: list[int]) -> set[_FileId]:
         """The files that other processes than these have open or map."""
-        everybody = {int(path.name) for path in Path("/proc").glob("[0-9]*")}
-        outside = everybody - {*pids}
+        outside = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - {*pids}
         files = {(status.st_dev, status.st_ino) for status in _open_files(outside)}
         return files | _mapped(outside, b"Pss:").keys()

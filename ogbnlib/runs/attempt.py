@@ -141,8 +141,9 @@ class Attempt:
         self.run_dir = before.run_dir
         self.paths = before.paths
         self.recorder = Recorder(self.run_dir)
-        files = self.paths.events, self.paths.timeline
-        self._sizes = {path: path.stat().st_size for path in files}
+        self._sizes = {
+            path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
+        }
         ended_s = max((event["time_s"] for event in before.events), default=0.0)
         started = clock.begin(ended_s)
         self._high = high_events()

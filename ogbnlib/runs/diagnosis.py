@@ -244,9 +244,15 @@ class _Case:
         text = " ".join(filter(None, sentences))
         if remedy:
             text += f" Next: {remedy}."
-        code = self.result.exit_code
-        parts = dict(self.record.parts)
-        return Diagnosis(text, cause, code, self.label, parts, dict(self.record.last), remedy)
+        return Diagnosis(
+            text,
+            cause,
+            self.result.exit_code,
+            self.label,
+            dict(self.record.parts),
+            dict(self.record.last),
+            remedy,
+        )
 
     def _memory(self) -> list[str]:
         """Sentences on the memory in use at the end, and on its growth."""
@@ -258,8 +264,8 @@ class _Case:
             )
         if self.record.parts:
             largest_first = sorted(self.record.parts.items(), key=lambda item: -item[1])
-            named = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest_first)
-            sentences.append(f"It held {named}.")
+            texts = [f"{name} {format_bytes(size)}" for name, size in largest_first]
+            sentences.append(f"It held {', '.join(texts)}.")
         return [*sentences, str(self.record.processes or ""), self._growth()]
 
     def _growth(self) -> str:
@@ -330,8 +336,8 @@ class _Case:
         text = [f"{_killer(result)} after {self.took}, {self.where}."]
         if result.ended_with is not None:
             text.append(f"Its first process then ended with exit code {result.ended_with}.")
-        sentences = [*text, self._throttled(), *self._first_rank(), *self._memory()]
-        return self._diagnosis(sentences, "out of memory", self._memory_remedy())
+        text += [self._throttled(), *self._first_rank(), *self._memory()]
+        return self._diagnosis(text, OUT_OF_MEMORY, self._memory_remedy())
 
     def failed(self) -> Diagnosis:
         """Diagnose by the exit code, and by the evidence in the last words where the code leaves the
@@ -387,9 +393,9 @@ class _Case:
             )
         if self.remedy_of is not None:
             return self.remedy_of(self.config, self.record, killed)
+        command = f"plan --config {self.run_dir}/config.json"
         size = f"{killed.left_bytes / MB:.0f} MB"
-        command = f"plan --config {self.run_dir}/config.json --memory-limit '{size}'"
-        return f"ask `python -m ogbnlib {command}` what fits"
+        return f"ask `python -m ogbnlib {command} --memory-limit '{size}'` what fits"
 
     def _first_rank(self) -> list[str]:
         first = self.record.events.get("rank ended")

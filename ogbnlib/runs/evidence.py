@@ -431,7 +431,7 @@ def _listed(text: str) -> list[dict[str, str]]:
     if re.search(r"^State: [A-Z_]+ \(exit code", text, re.MULTILINE):
         pairs = re.findall(r"^([A-Z][\w ]+): (.*)$", text, re.MULTILINE)
         row = {_NAMES.get(name, name): value for name, value in pairs}
-        state, _, code = row.get("State", "").partition(" (exit code ")
+        state, _, code = row["State"].partition(" (exit code ")
         return [row | {"State": state, "ExitCode": f"{code.rstrip(')')}:0"}]
     text = re.sub(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\S+)", r"JobId=\1_\2", text)
     # a value may contain blanks
@@ -499,8 +499,8 @@ def _by_rank(text: str, *, foreign: bool) -> Finding | None:
     if inner is not None:
         return replace(inner, text=f"rank {rank['rank']}: {inner.text}")
     meaning = meaning_of(rank["code"], foreign=foreign)
-    who = f"rank {rank['rank']}"
-    return Finding(meaning.cause, _about(who, meaning), meaning.remedy, _line_of(rank))
+    text = _about(f"rank {rank['rank']}", meaning)
+    return Finding(meaning.cause, text, meaning.remedy, _line_of(rank))
 
 
 def _by_exception(text: str) -> Finding | None:

@@ -93,7 +93,9 @@ EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
 # Other meanings for a command that is not of this package, whose own codes 75 to 78 are unknown.
 _FOREIGN = {
     **{
-        str(code): Meaning("error", f"ended with {code}, which has no fixed meaning", READ_LOG)
+        str(code): Meaning(
+            "error", f"ended with exit code {code}, which has no fixed meaning", READ_LOG
+        )
         for code in range(STOPPED, UNFINISHED + 1)
     },
     "1": Meaning("error", "ended with 1, which for Python is an exception", READ_LOG),
@@ -292,10 +294,10 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
         return _FOREIGN[key]
     if key in EXIT_CODES:
         meaning = EXIT_CODES[key]
-        if foreign:
-            remedy = meaning.remedy.replace("go on with resume=True", "start it again")
-            meaning = meaning._replace(remedy=remedy)
-        return meaning
+        if not foreign:
+            return meaning
+        remedy = meaning.remedy.replace("go on with resume=True", "start it again")
+        return meaning._replace(remedy=remedy)
     number = int(key) - 128 if key.isdigit() else 0
     if 0 < number <= 64:
         name = next((f" ({one.name})" for one in signal.Signals if one == number), "")

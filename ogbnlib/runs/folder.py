@@ -127,11 +127,8 @@ class Run:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """timeline.csv, `time_s` in `time.time()` seconds."""
-        return (
-            _tables()
-            .csv_table(_content(self.paths.timeline), SAMPLE_COLUMNS, self.paths.timeline)
-            .astype(float)
-        )
+        path = self.paths.timeline
+        return _tables().csv_table(_content(path), SAMPLE_COLUMNS, path).astype(float)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -151,9 +148,9 @@ class Run:
         table = _tables().csv_table(_content(path), METRIC_COLUMNS, path)
         epochs = table["epoch"].tolist()
         if epochs != [*range(1, len(table) + 1)]:
-            expected = "expected a line for each epoch from 1 on"
             raise InputError(
-                f"{path}: {expected}, found {epochs}. Resume the run, which rewrites the file."
+                f"{path}: expected a line for each epoch from 1 on, found {epochs}. Resume the run, "
+                "which rewrites the file."
             )
         return table
 
@@ -171,9 +168,9 @@ class Run:
             if isinstance(error, ValidationError):
                 wrong = error.errors()[0]
                 problem = " ".join([*map(str, wrong["loc"]), wrong["msg"]])
-            expected = f"expected the result of a run, found other content ({problem})"
             raise InputError(
-                f"{path}: {expected}. Move the file away to have the rest of the run diagnosed."
+                f"{path}: expected the result of a run, found other content ({problem}). Move the "
+                "file away to have the rest of the run diagnosed."
             ) from None
         return result
 
@@ -200,8 +197,9 @@ class Run:
         if isinstance(run_dir, Run):
             return run_dir
         if not is_run(home(run_dir)):
-            is_there = home(run_dir).is_dir()
-            problem = "neither in it" if is_there else f"no such folder{whereabouts()}"
+            problem = "neither in it"
+            if not home(run_dir).is_dir():
+                problem = f"no such folder{whereabouts()}"
             raise InputError(
                 f"{run_dir}: expected the folder of a run (config.json, events.jsonl), found {problem}"
             )

@@ -97,14 +97,13 @@ def watch(
             f"argv: expected a command that can be run (`python` before a script), got {masked(argv)}"
         )
     command = masked(argv)  # for the record; the values are executed as they are
-    scripts = [word for word in argv if word.endswith((".py", ".sh"))]
-    name = name or Path([*scripts, argv[0]][0]).stem
+    script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
+    name = name or Path(script).stem
 
     def is_same(earlier: Run) -> bool:
-        is_same_command = earlier.record.start.get("command") == command
-        return is_same_command and _has_ended(earlier, limit_bytes)
+        return earlier.record.start.get("command") == command and not _was_stopped(earlier)
 
-    earlier = _choose_folder(run_dir, runs_dir, name, is_same)
+    earlier = _choose_folder(run_dir, runs_dir, name, limit_bytes, is_same)
     if run_dir is None and earlier.run_dir.exists():
         return earlier
     limit, refused = make_limit(limit_bytes, limit_by)
@@ -115,8 +114,7 @@ def watch(
         attempt = Attempt(
             before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=command
         )
-        facts = {"limits_refused": refused, "notes": notes}
-        return _carry_out(attempt, argv, limit, facts, echo=echo)
+        return _carry_out(attempt, argv, limit, refused, notes, echo=echo)
 
 
 @clear_errors()
@@ -138,7 +136,8 @@ def run(
     included.
 
     Bad input is refused before the child is started; an interruption ends the child and writes
-    `result.json` first. In a notebook, a run that would need more than the job or the machine has
+    `result.json` first. So does a stop signal to this process, which raises `Stopped`, as in
+    `train`. In a notebook, a run that would need more than the job or the machine has
     is not started; its forecast is printed.
 
     Args:
@@ -155,15 +154,14 @@ def run(
         live: In a notebook, draw its memory as it grows.
         num_ranks: Processes on this machine that train together, under the one limit.
         trust: Allow the code of a model (model.py) in a run's folder of another user.
-
-    Raises:
-        Stopped: after a stop signal to this process, as in `train`; the result is written first.
     """
     config = _check_arguments(config, run_dir, resume, live, num_ranks)
-    resumed = Run(run_dir) if resume and run_dir is not None else None
-    limit_bytes, notes = _attainable(memory_limit, say=echo, resumed=resumed)
+    limit_bytes, notes = _attainable(memory_limit, say=echo, before=run_dir if resume else None)
     check_trainer_limit(limit_bytes)
-    earlier = _choose_training_folder(config, run_dir, runs_dir, name, limit_bytes)
+    name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
+    earlier = _choose_folder(
+        run_dir, runs_dir, name, limit_bytes, lambda run: run.known_config == config
+    )
     if run_dir is None and earlier.run_dir.exists():
         if not _was_stopped(earlier):
             return earlier
@@ -249,49 +247,35 @@ def _train(
         }
         if live:
             stack.enter_context(drawn(lambda: Run(folder)._repr_html_()))
-        facts = {"limits_refused": refused, "notes": notes}
-        return _carry_out(attempt, argv, limit, facts, env=env, echo=echo, lock=lock)
+        return _carry_out(
+            attempt, argv, limit, refused, notes, env=env, echo=echo, inherited=(lock,)
+        )
 
 
 def _choose_folder(
-    run_dir: StrPath | None, runs_dir: StrPath, name: str, is_same: Callable[[Run], bool]
+    run_dir: StrPath | None,
+    runs_dir: StrPath,
+    name: str,
+    limit_bytes: int | None,
+    is_same: Callable[[Run], bool],
 ) -> Run:
     """The run's folder: `run_dir`, else a new one below `runs_dir`.
 
-    When a requeued job executes a notebook again, it may be the folder of an earlier run that
-    `is_same`, see `next_run_dir`.
+    When a requeued job executes a notebook again (see `next_run_dir`), it may be the folder of a
+    run of the earlier execution that `is_same`, and that was stopped or had the same limit.
     """
     if run_dir is not None:
         return Run(run_dir)
     while True:
         run = Run(next_run_dir(runs_dir, name, again=True))
-        if not run.run_dir.exists() or is_same(run):
+        is_open = _was_stopped(run) or run.memory_limit_bytes == limit_bytes
+        if not run.run_dir.exists() or (is_open and is_same(run)):
             return run
 
 
-def _choose_training_folder(
-    config: TrainConfig,
-    run_dir: StrPath | None,
-    runs_dir: StrPath,
-    name: str | None,
-    limit_bytes: int | None,
-) -> Run:
-    def is_same(earlier: Run) -> bool:
-        is_open = _was_stopped(earlier) or _has_ended(earlier, limit_bytes)
-        return is_open and earlier.known_config == config
-
-    name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
-    return _choose_folder(run_dir, runs_dir, name, is_same)
-
-
 def _was_stopped(run: Run) -> bool:
-    """Whether a run of a notebook's earlier execution can go on: it was stopped or interrupted."""
+    """Whether a run can go on, because it was stopped or interrupted."""
     return run.exit_code in (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS))
-
-
-def _has_ended(run: Run, limit_bytes: int | None) -> bool:
-    """Whether a run of a notebook's earlier execution has ended under this limit."""
-    return not _was_stopped(run) and run.memory_limit_bytes == limit_bytes
 
 
 def _prepare_code(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, str]:
@@ -328,17 +312,18 @@ def _compile_kernels(how: str) -> None:
     code = "import ogbnlib.training.train as train; train.compile_all([1])"
     with doing("compiling the sampling kernels", how):
         # If it fails, the trainer meets the same error and reports it.
-        subprocess.run([sys.executable, "-c", code], capture_output=True)
+        quiet = subprocess.DEVNULL
+        subprocess.run([sys.executable, "-c", code], stdout=quiet, stderr=quiet)
 
 
 def _attainable(
-    memory_limit: str | int | None, *, say: bool, resumed: Run | None = None
+    memory_limit: str | int | None, *, say: bool, before: StrPath | None = None
 ) -> tuple[int | None, list[str]]:
-    """The limit in bytes, by default that of the run to resume, or the lower one that holds here
+    """The limit in bytes, by default that of the run in `before`, or the lower one that holds here
     anyway; and notes on it."""
     as_before = memory_limit is None
-    if as_before and resumed is not None:
-        memory_limit = resumed.memory_limit_bytes
+    if as_before and before is not None:
+        memory_limit = Run(before).memory_limit_bytes
     if memory_limit is None:
         return None, []
     requested = parse_bytes(memory_limit)
@@ -402,14 +387,14 @@ def _carry_out(
     attempt: Attempt,
     argv: list[str],
     limit: Limit,
-    facts: Mapping[str, object],
+    limits_refused: list[str],
+    notes: list[str],
     *,
     echo: bool,
     env: Mapping[str, str] | None = None,
-    lock: int | None = None,
+    inherited: tuple[int, ...] = (),
 ) -> Run:
-    """Run a child and write the attempt's result, with `facts` in it; a trainer inherits the
-    folder's lock.
+    """Run a child and write the attempt's result; a trainer inherits the folder's lock.
 
     Raises `KeyboardInterrupt` or `RunStopped` where this process was interrupted or told to stop.
     """
@@ -430,7 +415,7 @@ def _carry_out(
             echo=echo,
             how=config.progress if config else "auto",
             holds_back=config is not None,
-            inherited=() if lock is None else (lock,),
+            inherited=inherited,
             stdin=None if reads_input else subprocess.DEVNULL,
         )
         done = attempt.end(
@@ -441,8 +426,9 @@ def _carry_out(
             limit_by=None if limit.limit_bytes is None else limit.name,
             kernel_peak_bytes=outcome.peak_bytes,
             last_output=outcome.unwritable or _last_words(outcome, argv) or None,
+            limits_refused=limits_refused,
+            notes=notes,
             **outcome.evidence,
-            **facts,
         )
     if echo and "left_behind" in outcome.evidence:
         ended = f"ended what the command left behind: {', '.join(outcome.evidence['left_behind'])}"

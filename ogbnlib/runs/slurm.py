@@ -69,7 +69,6 @@ def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
 
 def _answer(argv: list[str], job_id: str, refusals: list[str]) -> list[dict[str, str]]:
     """Rows of a command of Slurm; without any, the reason is added to `refusals`."""
-    reason = f"it knows no job {job_id}"
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
@@ -82,7 +81,7 @@ def _answer(argv: list[str], job_id: str, refusals: list[str]) -> list[dict[str,
         rows = job_rows(done.stdout)
         if rows and done.returncode == 0:
             return rows
-        refusals.append(f"{argv[0]}: {done.stderr.strip() or reason}")
+        refusals.append(f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}")
     return []
 
 
@@ -109,8 +108,7 @@ class _Job:
         work_dir = Path(row.get("WorkDir") or ".")
         self.log_path = _log_path(job_id, row, work_dir)
         # the part of the last attempt, which begins with such a line
-        attempts = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))
-        self.log = attempts[-1]
+        self.log = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))[-1]
         self.rank = failed_rank(cleaned(self.log))
         lines = [line for line in self.log.splitlines() if line.strip()]
         own = ("ogbnlib: ", "slurmstepd", "srun: ")
@@ -177,8 +175,9 @@ class _Job:
         if finding:
             if self.rank:
                 code = code_key(self.rank["code"])
-            text = f"failed: {finding.text} (exit code {code})"
-            return Meaning(finding.cause, text, finding.remedy)
+            return Meaning(
+                finding.cause, f"failed: {finding.text} (exit code {code})", finding.remedy
+            )
         if self.diagnosis and explained:
             outcome = "as its run did"
             if code == "0":
@@ -220,7 +219,7 @@ class _Job:
         if self.run_code != STOPPED and code_key(self.pair) not in (str(STOPPED), "138"):
             return None
         lead_s = _lead_s(self.job_id, self.row)
-        if lead_s + 60 < limit_s:  # Slurm sends the signal up to 60 s early
+        if lead_s == 0 or lead_s + 60 < limit_s:  # Slurm sends the signal up to 60 s early
             return None
         sentence = f"was told to stop as soon as it started: its --signal comes {lead_s} s before "
         sentence += f"the end, and its time limit is {self.row['Timelimit']}"
@@ -334,11 +333,9 @@ def diagnose_job(job_id: str | int) -> JobDiagnosis:
         jobs = {name + folder.name.rpartition(name)[2]: {} for folder in folders}
     ends = [_Job(job_id, row, rows) for job_id, row in (jobs or {name: {}}).items()]
     if all(job.is_empty for job in ends):
-        missing = f"{Path().resolve()} has no runs/*-{name} and no slurm-*-{name}.out"
-        remedy = "Start this in the folder that you submitted from."
-        reasons = "; ".join(sources)
         raise InputError(
-            f"--job: nothing is left of job {name}: {reasons}; and {missing}. {remedy}"
+            f"--job: nothing is left of job {name}: {'; '.join(sources)}; and {Path().resolve()} has no "
+            f"runs/*-{name} and no slurm-*-{name}.out. Start this in the folder that you submitted from."
         )
     tasks = [job.diagnose(sources) for job in sorted(ends, key=_task_number)]
     if len(tasks) == 1:

@@ -168,7 +168,7 @@ def _not_started(error: BaseException, name: str, limit: Limit, recorder: Record
     recorder.stop()
     if not isinstance(error, OSError):
         raise error
-    code = 127 if error.errno == errno.ENOENT else 126
+    code = {errno.ENOENT: 127}.get(error.errno or 0, 126)
     return Outcome(code, f"error: {name}: {error.strerror}", recorder.record, evidence, None)
 
 
@@ -222,13 +222,13 @@ class _Child:
                 interrupted = bool(self.interrupts)
                 evidence, peak = self._close(0 if interrupted else status, tail)
         code = 128 - status if status < 0 else status
-        if interrupted:
-            code = 130
         if evidence["killed_by"]:
+            code = 137  # also where the killer chose a worker, or the parent ended first
             if status >= 0:
                 evidence["ended_with"] = status
-            code = 137  # also where the killer chose a worker, or the parent ended first
-        elif names_left and not interrupted:
+        elif interrupted:
+            code = 130
+        elif names_left:
             evidence["left_behind"] = names_left
         return Outcome(
             code,
