@@ -29,6 +29,7 @@ def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes,
         return None
     text = b"\n" + data
     values = {}
+    # The kernel writes "NAME VALUE" in a cgroup and "NAME: VALUE kB" in /proc.
     for name in names:  # searched, because splitting all lines took most of a sample's time
         at = max(text.find(b"\n%b " % name), text.find(b"\n%b:" % name))
         if at >= 0:

@@ -29,7 +29,7 @@ class KilledBy:
         return max(0, self.limit_bytes - self.others_bytes)
 
     def raised(self, need_bytes: int) -> str:
-        """Where to ask for the `need_bytes` of the run."""
+        """The way to ask for the `need_bytes` of the run."""
         total = need_bytes + self.others_bytes
         # rounded up, so that it is enough when it is read again
         size = f"{-(-total // GB)} GB" if total >= 10 * GB else f"{-(-total // MB)} MB"

@@ -33,8 +33,8 @@ KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
 class Limit:
     """Memory limit of one process tree; `limit_bytes=None` records without limiting.
 
-    Start `limit.command(argv)`, set `tree`, pass each reading to `check` and the exit status to
-    `ended`, and call `close` when the tree is gone.
+    Start `limit.command(argv)`, set `tree`, pass each reading to `check`, call `ended` after
+    its end, and call `close` when the tree is gone.
     """
 
     name = "none"
@@ -76,11 +76,11 @@ class Limit:
         kills = counter.oom_kills() if counter else None
         return None if kills is None else kills - self._kills_before
 
-    def ended(self, status: int, by_sigkill: bool) -> None:
+    def ended(self, by_sigkill: bool) -> None:
         """Find an out-of-memory kill after which the tree ended before the next reading."""
         # The status of the first process can be 0 after the kill of a child. A counter that
         # includes other processes proves nothing without a SIGKILL in the tree.
-        is_own = not self._around or (status and by_sigkill)
+        is_own = by_sigkill or not self._around
         if self.killed_by is None and is_own and self.oom_kills():
             self._blame_kernel()
 

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from ..environment import PARENT_VARIABLE
-from .tree import Tree
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
 # Passed on to a watched command: any of them would otherwise end its watcher alone.
@@ -67,7 +66,7 @@ class Forward(StopRequest):
 
 @contextlib.contextmanager
 def handled(
-    handler: Callable[[int, object], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS
+    handler: Callable[[int, object], object], numbers: Iterable[signal.Signals] = STOP_SIGNALS
 ) -> Iterator[None]:
     """Send signals to `handler` inside the context; without effect off the main thread, which
     Python requires."""
@@ -79,18 +78,6 @@ def handled(
     finally:
         for number, old in before.items():
             signal.signal(number, signal.SIG_DFL if old is None else old)
-
-
-def suspend(tree: Tree) -> None:
-    """Stop a command and then this process, which Ctrl-Z reaches alone, until both go on."""
-    # SIGTSTP would be discarded in the command's session, which no shell controls.
-    tree.signal(signal.SIGSTOP)
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def resume(tree: Tree) -> None:
-    """Have a stopped command go on."""
-    tree.signal(signal.SIGCONT)
 
 
 def _without_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:

@@ -189,7 +189,7 @@ def explain(
     """Diagnose the last attempt of a run, or describe a run at work; `result` is empty where none
     was written.
 
-    `remedy_of` is the planner's `memory_remedy`, where it is at hand.
+    `remedy_of` is the planner's `memory_remedy`; None names the command that asks the planner.
     """
     case = _Case(run_dir, config, result, record, remedy_of)
     if at_work:
@@ -232,7 +232,8 @@ class _Case:
             self.where = "in no named phase" if self.foreign else "before its first phase"
         duration_s = record.duration_s if result.duration_s is None else result.duration_s
         self.took = f"{duration_s:.1f} s"
-        self.throttled = result.throttled
+        # sentences on a `memory.high` that slowed the run down
+        self.throttled = " ".join(map(str, result.throttled))
         self.struck = ""
         if result.kills_around:
             self.struck = (
@@ -279,13 +280,10 @@ class _Case:
         hint = "" if self.label else " No phase is named, so loading may be part of it."
         return f"{growth}{hint}"
 
-    def _throttled(self) -> str:
-        """The sentence on a `memory.high` that slowed the run down."""
-        return " ".join(str(throttle) for throttle in self.throttled)
-
     def at_work(self) -> Diagnosis:
         record = self.record
-        self.throttled = throttled_since(record.start.get("memory_high") or {})
+        throttles = throttled_since(record.start.get("memory_high") or {})
+        self.throttled = " ".join(map(str, throttles))
         if not self.label and not self.foreign:
             self.label = self.where = "starting"
         since = ""
@@ -298,7 +296,7 @@ class _Case:
             amount += f" of {format_bytes(limit)}"
         most = f"{format_bytes(record.held_peak_bytes)} at most"
         text = f"At work, {self.where}{since}; after {self.took} it holds {amount}, {most}."
-        return self._diagnosis([text, self._throttled(), *self._memory()], "at work")
+        return self._diagnosis([text, self.throttled, *self._memory()], "at work")
 
     def without_result(self) -> Diagnosis:
         text = "No result was written: the watching process was itself killed. "
@@ -325,7 +323,7 @@ class _Case:
             growth = self._growth()
         sentences = [
             text + self.struck,
-            self._throttled(),
+            self.throttled,
             str(self.record.processes or ""),
             growth,
         ]
@@ -336,7 +334,7 @@ class _Case:
         text = [f"{_killer(result)} after {self.took}, {self.where}."]
         if result.ended_with is not None:
             text.append(f"Its first process then ended with exit code {result.ended_with}.")
-        text += [self._throttled(), *self._first_rank(), *self._memory()]
+        text += [self.throttled, *self._first_rank(), *self._memory()]
         return self._diagnosis(text, OUT_OF_MEMORY, self._memory_remedy())
 
     def failed(self) -> Diagnosis:
@@ -355,6 +353,7 @@ class _Case:
             f"Exit code {code}: {meaning}.",
             f"It ended{result.under_limit()} after {self.took}, {self.where}.{self.struck}",
         ]
+        # the very call that resumes this run
         if self.config is not None:
             call = resumption(self.run_dir, result.memory_limit_bytes)
             remedy = remedy.replace("resume=True (--resume)", "resume=True")
@@ -362,6 +361,7 @@ class _Case:
         if cause == EXIT_CODES["137"].cause and result.under_limit():
             text.append("The limit's own evidence shows no out-of-memory kill.")
             remedy = "look for who sent it: the job's state in sacct, or dmesg if the whole machine had no memory left"
+        # The trainer records sizes and suggestions of a failed allocation on the GPU.
         oom = self.record.events.get("cuda_oom")
         if code == OUT_OF_CUDA_MEMORY and oom:
             text.append(gpu_sizes(oom) or str(oom.get("message")))
@@ -372,7 +372,7 @@ class _Case:
             text.append(f"Its last words: {result.last_output.rstrip('.')}.")
         if cause == OUT_OF_MEMORY:
             remedy = self._memory_remedy()
-        text.append(self._throttled())
+        text.append(self.throttled)
         if code not in (2, STOPPED, DIVERGED):
             text += [*self._first_rank(), *self._memory()]
         return self._diagnosis(text, cause, remedy)

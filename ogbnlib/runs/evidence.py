@@ -449,6 +449,7 @@ def find_job(text: str) -> Finding | None:
     lone = re.search(r"^ *(\d+)?.*\bOUT_OF_ME(?:MORY\b|\+)", text, re.MULTILINE)
     if lone and not rows:  # a row of sacct without its header
         rows = [{"JobID": lone[1] or "ID", "State": "OUT_OF_MEMORY"}]
+    # of jobs, not of their steps such as 12.batch
     jobs = [row for row in rows if "." not in row.get("JobID", "")] or rows
     unfinished = [row for row in jobs if state_key(row["State"]) != "COMPLETED"]
     if not jobs:
@@ -457,6 +458,7 @@ def find_job(text: str) -> Finding | None:
     name = job.get("JobID", "ID").partition(".")[0]
     own = [row for row in rows if row.get("JobID", "ID").partition(".")[0] == name]
     state = state_key(job["State"])
+    # srun turns the kill of a step for its memory into a job that FAILED.
     if "OUT_OF_MEMORY" in [state_key(row["State"]) for row in own]:
         state = "OUT_OF_MEMORY"
     if state == "FAILED" and code_key(job.get("ExitCode", "")):
@@ -541,6 +543,7 @@ def last_words(output: str, *, killed: bool = False) -> str:
     A command's own "error: ..." comes first, then evidence of `find`, an exception's line, and the
     last line that is no progress bar; of a `killed` command only the first two.
     """
+    # A bar redraws its line after "\r": the last state is what a terminal shows.
     lines = []
     for line in _ESCAPES.sub("", output).replace("\r\n", "\n").split("\n"):
         *before, shown = line.rstrip("\r").split("\r")

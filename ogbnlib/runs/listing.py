@@ -48,7 +48,7 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     for place, inside, _ in os.walk(root):
         if is_run(place):
             runs[os.path.normpath(place)] = Run(place)
-            inside.clear()
+            inside.clear()  # a run holds no other runs
     settings = [_settings(run) for run in runs.values()]
     usual = {}
     for name in dict.fromkeys(name for texts in settings for name in texts):

@@ -218,6 +218,7 @@ def _train(
         announce_code(config, folder, trust, (lambda text: None) if quiet else print)
     env = _prepare_code(config, size, folder if resume else None)
     limit, refused = make_limit(limit_bytes, limit_by)
+    # From here on the limit and the folder's lock are held, and given back in reverse order.
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(limit))
         before, lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
@@ -312,8 +313,9 @@ def _compile_kernels(how: str) -> None:
     code = "import ogbnlib.training.train as train; train.compile_all([1])"
     with doing("compiling the sampling kernels", how):
         # If it fails, the trainer meets the same error and reports it.
-        quiet = subprocess.DEVNULL
-        subprocess.run([sys.executable, "-c", code], stdout=quiet, stderr=quiet)
+        subprocess.run(
+            [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
 
 
 def _attainable(

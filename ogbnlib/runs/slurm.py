@@ -161,12 +161,15 @@ class _Job:
         sentence = meaning.text
         if ":" not in code:
             sentence += f" (exit code {code})"
+        # The job scripts put such a job back into the queue, unless they or Slurm refused to.
         if meaning.cause == "stopped at a checkpoint":
             reasons = re.findall(r"^ogbnlib: .*?(not requeued.*)$", self.log, re.MULTILINE)
             why = "".join(f": {reason}" for reason in reasons[-1:])
             sentence = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{why}"
             remedy = f"{self.resume}; {RESTARTS_VARIABLE} bounds how often a job requeues itself"
             return Meaning(meaning.cause, sentence, remedy)
+        # The result of the job's run says more than the code. Without one, or where torchrun reports
+        # another rank that failed first, the log decides.
         explained = self._is_end_of_run(code)
         failed = code != "0" and self.rank
         finding = None
@@ -199,6 +202,7 @@ class _Job:
     def _with_resumption(self, meaning: Meaning) -> Meaning:
         """The remedy with the command that resumes the run in another job."""
         cause, text, remedy = meaning
+        # The remedies of `exit_codes` name the call; in a job it is another `sbatch`.
         is_resumable = self.resume.startswith("go on")
         if "resume" in remedy and "sbatch" not in remedy:
             remedy = self.resume
@@ -277,7 +281,7 @@ def _end_of(path: Path | None) -> str:
 
 
 def _end_in_job(run: Run, job_id: str) -> tuple[int | None, Diagnosis | None]:
-    """Exit code and diagnosis of a run's last attempt in this job; None where it had none in it.
+    """Exit code and diagnosis of a run's last attempt in this job; None without such an attempt.
 
     A later job may have gone on with the run, and its result is then no fact about this job.
     """

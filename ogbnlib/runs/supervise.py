@@ -28,7 +28,7 @@ from ..memory.limits import Limit, Watchdog
 from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
-from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled, resume, suspend
+from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
 from ..memory.tree import Tree, adopt_orphans, new_mark
 from ..memory.written import Written
 from ..output import Live
@@ -192,7 +192,7 @@ class _Child:
         tail = ""
         status = -signal.SIGKILL
         names_left: list[str] = []
-        self.forward.begin(self.process.pid)
+        self.forward.begin(self.process.pid)  # and send it the signals that came before
         try:
             self.limit.tree = self.tree
             self.recorder.start(
@@ -205,8 +205,8 @@ class _Child:
                 standing, run_dir, self.recorder.record, self.limit.limit_bytes
             )
             with (
-                handled(lambda number, frame: suspend(self.tree), [signal.SIGTSTP]),
-                handled(lambda number, frame: resume(self.tree), [signal.SIGCONT]),
+                handled(self._suspend, [signal.SIGTSTP]),
+                handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
                 _guarded(self.limit),
                 Live(text, how, apart=not self.is_trainer, steps=echo) as live,
             ):
@@ -220,7 +220,7 @@ class _Child:
                 status = self.process.wait()
             finally:
                 interrupted = bool(self.interrupts)
-                evidence, peak = self._close(0 if interrupted else status, tail)
+                evidence, peak = self._close(status, tail)
         code = 128 - status if status < 0 else status
         if evidence["killed_by"]:
             code = 137  # also where the killer chose a worker, or the parent ended first
@@ -266,6 +266,12 @@ class _Child:
                 os.close(log)
         return tail.decode(errors="replace")
 
+    def _suspend(self, number: int, frame: object) -> None:
+        """Stop the command and then this process, which Ctrl-Z reaches alone, until both go on."""
+        # SIGTSTP would be discarded in the command's session, which no shell controls.
+        self.tree.signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
     def _stop_if_asked(self, live: Live) -> None:
         """After an interrupt send SIGTERM, which a trainer answers with a checkpoint; then
         SIGKILL."""
@@ -289,8 +295,9 @@ class _Child:
             # torch's report of a killed worker (torch.utils.data, signal_handling); its trainer
             # then ends by itself.
             worker_killed = re.search(r"worker \(pid\S* \d+\) is killed by signal: Killed", tail)
-            by_sigkill = status in (-signal.SIGKILL, 128 + signal.SIGKILL) or bool(worker_killed)
-            self.limit.ended(0 if status == STOPPED else status, by_sigkill)
+            by_sigkill = worker_killed or status in (-signal.SIGKILL, 128 + signal.SIGKILL)
+            failed = status not in (0, STOPPED) and not self.interrupts
+            self.limit.ended(failed and bool(by_sigkill))
             evidence = self.limit.evidence()
             peak = self.limit.cgroup.peak_bytes() if self.limit.cgroup else None
             self.limit.close()
@@ -323,7 +330,7 @@ def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> 
     """
     assert process.stdout is not None
     pipe = process.stdout.fileno()
-    pipes = [pipe]
+    pipes = [pipe]  # empty once it is closed
     pause_s = 0.2
     ended_s = None
     pending = 0  # bytes that were in the pipe when the process ended

@@ -97,11 +97,9 @@ def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
         if torn > len(whole):
             raise ValueError(f"{torn} lines with another number of values")
     except (ValueError, KeyError) as error:
-        expected = (
-            f"expected the columns {','.join(columns)} in numbers, found other content ({error})"
-        )
         raise InputError(
-            f"{path}: {expected}. Move the file away to see the rest of the run."
+            f"{path}: expected the columns {','.join(columns)} in numbers, found other content "
+            f"({error}). Move the file away to see the rest of the run."
         ) from None
     table.attrs["torn_lines"] = torn
     return table
