@@ -72,14 +72,12 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
 
 def _settings(run: Run) -> dict[str, str]:
     """The config's values as texts; of paths the last part. Empty for a watched command."""
-    if run.known_config is None:
+    config = run.known_config
+    if config is None:
         return {}
-    texts = {}
-    for name, value in run.known_config.model_dump(mode="json").items():
-        if name in ("dataset", "data_dir"):
-            value = os.path.basename(str(value))
-        texts[name] = str(value).replace(" ", "")
-    return texts
+    values = config.model_dump(mode="json")
+    texts = {name: str(value).replace(" ", "") for name, value in values.items()}
+    return texts | {name: os.path.basename(texts[name]) for name in ("dataset", "data_dir")}
 
 
 def _row(run: Run) -> dict[str, object]:

@@ -16,7 +16,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,31 +79,6 @@ class Outcome:
     # why the command had to stop: its samples or output could not be written
     unwritable: str | None = None
     forwarded: int = 0  # the last signal that was passed on, 0 without one
-
-
-class _Unwritable:
-    """Handler of a folder that can't be written: SIGTERM for a trainer, and SIGKILL after
-    `GRACE_S`."""
-
-    # Another command goes on: its work is worth more than its record.
-    message: str | None = None
-
-    def __init__(self, tree: Tree, *, stops: bool):
-        self._pid, self._stops, self.timer = tree.pid, stops, threading.Timer(GRACE_S, tree.kill)
-
-    def __call__(self, error: OSError) -> None:
-        if self.message is not None:
-            return
-        then = "the command is no longer recorded"
-        if self._stops:
-            then = "free some space there and go on with --resume"
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                then = f"{remedy_of(error.errno)}, then go on with --resume"
-        self.message = f"{error.filename}: {error.strerror}; {then}"
-        print(f"error: {self.message}", file=sys.stderr, flush=True)
-        if self._stops:
-            self.timer.start()
-            os.kill(self._pid, signal.SIGTERM)
 
 
 def supervise(
@@ -184,11 +159,13 @@ class _Child:
     interrupts: list[int]
     is_trainer: bool
     stop_until_s: float | None = None  # when SIGKILL follows the SIGTERM of an interrupt
+    unwritable: str | None = None  # why the folder of the run can't be written
+    timer: threading.Timer = field(init=False)  # ends a trainer that does not stop for that
 
     def follow(self, run_dir: Path, echo: bool, how: str) -> Outcome:
         """Record the command and relay its output until it ends; `echo` and `how` as in
         `supervise`."""
-        unwritable = _Unwritable(self.tree, stops=self.is_trainer)
+        self.timer = threading.Timer(GRACE_S, self.tree.kill)
         tail = ""
         status = -signal.SIGKILL
         names_left: list[str] = []
@@ -199,7 +176,7 @@ class _Child:
                 self.tree,
                 self.limit,
                 on_error=self.tree.kill,  # a run without a watchdog must not go on
-                on_unwritable=unwritable,
+                on_unwritable=self._note_unwritable,
             )
             text = functools.partial(
                 standing, run_dir, self.recorder.record, self.limit.limit_bytes
@@ -210,11 +187,11 @@ class _Child:
                 _guarded(self.limit),
                 Live(text, how, apart=not self.is_trainer, steps=echo) as live,
             ):
-                tail = self._relay(RunPaths(run_dir).output, live, echo, unwritable)
+                tail = self._relay(RunPaths(run_dir).output, live, echo)
                 names_left = self.tree.names_left()
         finally:
             self.forward.end()
-            unwritable.timer.cancel()  # before the process is waited for
+            self.timer.cancel()  # before the process is waited for
             self.tree.end()
             try:
                 status = self.process.wait()
@@ -237,11 +214,11 @@ class _Child:
             evidence,
             peak,
             interrupted,
-            unwritable.message,
+            self.unwritable,
             self.forward.number,
         )
 
-    def _relay(self, path: Path, live: Live, echo: bool, unwritable: _Unwritable) -> str:
+    def _relay(self, path: Path, live: Live, echo: bool) -> str:
         """Copy the command's output to the log, and to `live` with `echo`, until it ends; return
         the output's tail."""
         tail = b""
@@ -249,22 +226,38 @@ class _Child:
         try:
             log = open_to_write(path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
-            unwritable(error)
+            self._note_unwritable(error)
         except InputError:  # somebody's link has taken its place
-            unwritable(OSError(errno.EPERM, "expected a file of your own", str(path)))
+            self._note_unwritable(OSError(errno.EPERM, "expected a file of your own", str(path)))
         try:
             for data in _output(self.process, lambda: self._stop_if_asked(live)):
                 tail = (tail + data)[-TAIL_BYTES:]
                 try:
                     write_all(log, data)
                 except OSError as error:
-                    unwritable(OSError(error.errno, error.strerror, str(path)))
+                    self._note_unwritable(OSError(error.errno, error.strerror, str(path)))
                 if echo:
                     live.write(data)
         finally:
             if log >= 0:
                 os.close(log)
         return tail.decode(errors="replace")
+
+    def _note_unwritable(self, error: OSError) -> None:
+        """Stop a trainer whose folder can't be written: SIGTERM, and SIGKILL after `GRACE_S`."""
+        # Another command goes on: its work is worth more than its record.
+        if self.unwritable is not None:
+            return
+        then = "the command is no longer recorded"
+        if self.is_trainer:
+            then = "free some space there and go on with --resume"
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                then = f"{remedy_of(error.errno)}, then go on with --resume"
+        self.unwritable = f"{error.filename}: {error.strerror}; {then}"
+        print(f"error: {self.unwritable}", file=sys.stderr, flush=True)
+        if self.is_trainer:
+            self.timer.start()
+            os.kill(self.tree.pid, signal.SIGTERM)
 
     def _suspend(self, number: int, frame: object) -> None:
         """Stop the command and then this process, which Ctrl-Z reaches alone, until both go on."""
