@@ -31,7 +31,7 @@ _NAMES = {
     "sampling.sampler": "CSCSampler",
     "propagation.hops": "propagate",
     "forecast.planner": "ladder plan",
-    "runs": "list_runs",
+    "runs.listing": "list_runs",
     "runs.folder": "Run diagnose",
     "runs.sandbox": "run scaled_limit watch",
     "training.train": "train",

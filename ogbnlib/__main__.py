@@ -9,9 +9,9 @@ if __name__ == "__main__":
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,9 @@ from .data_commands import app, read_options, say, show
 from .errors import InputError, check_working_folder, clear_errors
 from .files import home
 from .output import steady_output
+
+if TYPE_CHECKING:
+    from .runs.folder import Run
 
 _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands that only print
 
@@ -138,11 +141,8 @@ def train(
         "num_ranks": ranks,
         "trust": trust,
     }
-    with (
-        _interruptible(),
-        contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(),
-    ):
-        done = run(planned, memory_limit, echo=not as_json, **more)
+    with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
+        done = _ended(lambda: run(planned, memory_limit, echo=not as_json, **more))
     show(done.result, f"{done.diagnosis}\nEverything about it is in {run_dir}", as_json)
     raise typer.Exit(done.exit_code or 0)
 
@@ -198,10 +198,11 @@ def watch(
     """
     from .runs.sandbox import watch as watch_command
 
-    with _interruptible():
-        done = watch_command(
+    done = _ended(
+        lambda: watch_command(
             command, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json
         )
+    )
     show(
         done.result,
         f"{done.diagnosis}\nEverything about it is in {done.run_dir}",
@@ -282,10 +283,14 @@ def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False)
     raise typer.Exit(0 if ok else 1)
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
+def _ended(start: "Callable[[], Run]") -> "Run":
+    """Start a run and return it when it has ended, also by a signal to this process."""
+    from .runs.folder import RunStopped
+
     try:
-        yield
+        return start()
+    except RunStopped as stopped:
+        return stopped.run
     except KeyboardInterrupt as stop:
         say(stop)
         raise typer.Exit(130) from None

@@ -10,20 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CLOCK_VARIABLE = "OGBNLIB_CLOCK"  # `boot_s` of the run, for its child processes
+from .environment import CLOCK_VARIABLE
 
 
-def since_boot() -> float:
+def _since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 # wall-clock time of the machine's boot, as it was when the run began
-boot_s = float(os.environ.get(CLOCK_VARIABLE) or time.time() - since_boot())
+boot_s = float(os.environ.get(CLOCK_VARIABLE) or time.time() - _since_boot())
 
 
 def now() -> float:
     """Return `time.time()` seconds by the clock of this process's run."""
-    return boot_s + since_boot()
+    return boot_s + _since_boot()
 
 
 def begin(after_s: float = 0.0) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def begin(after_s: float = 0.0) -> dict[str, Any]:
     record for its start."""
     global boot_s
     if CLOCK_VARIABLE not in os.environ:
-        boot_s = max(time.time(), after_s) - since_boot()
+        boot_s = max(time.time(), after_s) - _since_boot()
     return {"boot": _boot(), "boot_s": boot_s}
 
 
@@ -39,7 +39,7 @@ def now_by(recorded: Mapping[str, Any] | None) -> float:
     """Return the present time by a run's recorded clock, if this is its machine since the same boot;
     else by the wall clock."""
     if recorded and recorded.get("boot") == _boot():
-        return float(recorded["boot_s"]) + since_boot()
+        return float(recorded["boot_s"]) + _since_boot()
     return time.time()
 
 

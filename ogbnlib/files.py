@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .environment import AGAIN_VARIABLE
 from .errors import InputError, format_bytes, naming
 
 StrPath = str | os.PathLike[str]
@@ -391,8 +392,6 @@ def locked(
         os.close(descriptor)
 
 
-# Set when a requeued job executes a notebook again: slurm/notebook.sbatch.
-AGAIN_VARIABLE = "OGBNLIB_AGAIN"
 _calls: Counter[Path] = Counter()  # of `next_run_dir`, by the first name
 
 

@@ -19,11 +19,10 @@ from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
+from .environment import KERNELS_VARIABLE
 from .errors import MB
 
 PACKAGE = Path(__file__).parent
-# The place that a parent process uses, for its children, whose TMPDIR may differ; "" for none.
-VARIABLE = "OGBNLIB_KERNELS"
 MOST_FOLDERS = 4  # one after each change of the sources, so the older ones are deleted
 _ROOM_BYTES = 8 * MB  # all kernels take 5 MB
 
@@ -48,16 +47,16 @@ def folder() -> Path | None:
         except OSError as error:
             refused.append(f"{place} ({(error.strerror or str(error)).lower()})")
             continue
-        os.environ[VARIABLE] = str(place)
+        os.environ[KERNELS_VARIABLE] = str(place)
         return found
-    if os.environ.get(VARIABLE) != "":
+    if os.environ.get(KERNELS_VARIABLE) != "":
         warnings.warn(
             f"compiled kernels can't be stored in {', '.join(refused)}: each process compiles them "
             "again, which takes half a minute and 100 MB; set NUMBA_CACHE_DIR to a folder of your "
             "own",
             stacklevel=2,
         )
-    os.environ[VARIABLE] = ""
+    os.environ[KERNELS_VARIABLE] = ""
     return None
 
 
@@ -91,7 +90,7 @@ def _places() -> Iterator[Path]:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(cache):
         cache = os.path.expanduser("~/.cache")
-    named = [os.environ.get("NUMBA_CACHE_DIR", ""), os.environ.get(VARIABLE, "")]
+    named = [os.environ.get("NUMBA_CACHE_DIR", ""), os.environ.get(KERNELS_VARIABLE, "")]
     places = [os.path.abspath(path) for path in named if path]
     places += [str(PACKAGE / "__pycache__"), cache]
     with contextlib.suppress(OSError):  # none can be written

@@ -18,8 +18,9 @@ class Launch(NamedTuple):
 def job_cores() -> int:
     """Cores that this job may use on this node: its CPU affinity, and at most the cores that a
     Slurm job has."""
-    cores, job_cpus = len(os.sched_getaffinity(0)), os.environ.get("SLURM_CPUS_PER_TASK", "")
-    return min(cores, int(job_cpus)) if job_cpus.isdecimal() and int(job_cpus) else cores
+    cores = len(os.sched_getaffinity(0))
+    job_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    return min(cores, int(job_cpus) or cores) if job_cpus.isdecimal() else cores
 
 
 def launch() -> Launch | None:
@@ -28,8 +29,8 @@ def launch() -> Launch | None:
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
 
-    def number(name: str, least: int, most: int = 2**31) -> int:
-        text = os.environ.get(name, "1" if name == "LOCAL_WORLD_SIZE" else "")
+    def number(name: str, least: int, most: int = 2**31, default: str = "") -> int:
+        text = os.environ.get(name, default)
         if not text.isdecimal() or not least <= int(text) <= most:
             raise InputError(
                 f"{name}: expected a number from {least} to {most} in the environment, as RANK and WORLD_SIZE are set, "
@@ -45,7 +46,7 @@ def launch() -> Launch | None:
         rank,
         num_ranks,
         number("LOCAL_RANK", 0, num_ranks - 1),
-        number("LOCAL_WORLD_SIZE", 1, num_ranks),
+        number("LOCAL_WORLD_SIZE", 1, num_ranks, "1"),
     )
 
 

@@ -15,14 +15,25 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from .environment import RUN_VARIABLE
+
 if TYPE_CHECKING:
     from .memory.recorder import EventLog
 
-RUN_VARIABLE = "OGBNLIB_RUN_DIR"  # the folder of the run that this process belongs to
 _claiming = _thread.allocate_lock()
-_folder = os.environ.get(RUN_VARIABLE)  # None without a watcher
-_log: EventLog | None = None
-_lock = -1
+
+
+class _Place:
+    """The run that this process marks its moments in; `folder` is None without a watcher."""
+
+    log: EventLog | None = None  # open in the one process that marks
+    lock = -1
+
+    def __init__(self, folder: str | None):
+        self.folder = folder
+
+
+_place = _Place(os.environ.get(RUN_VARIABLE))
 
 
 def phase(name: str, epoch: int | str | None = None) -> _Phase:
@@ -34,13 +45,14 @@ def phase(name: str, epoch: int | str | None = None) -> _Phase:
     return _Phase(name, epoch)
 
 
-def mark(name: str, /, **info: Any) -> None:
+def mark(name: str, /, **info: object) -> None:
     """Record a moment of the run. `Run.growth` compares moments named "epoch": `mark("epoch",
     loss=...)`.
 
     Also reads the GPU's memory where torch has used one; `mark("cuda")` does nothing else.
     """
-    if _folder is None or (log := _claim()) is None:
+    log = _claim() if _place.folder is not None else None
+    if log is None:
         return
     from .memory.reading import own_memory
 
@@ -54,16 +66,17 @@ def mark(name: str, /, **info: Any) -> None:
 @contextlib.contextmanager
 def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Record the marks of this process in the run in `folder` inside the block."""
-    global _folder, _log, _lock
-    before, (_folder, _log, _lock) = (_folder, _log, _lock), (os.fspath(folder), None, -1)
+    global _place
+    before = _place
+    _place = _Place(os.fspath(folder))
     try:
         yield
     finally:
-        if _log is not None:
+        if _place.log is not None:
             with _never_raise():
-                _log.close()
+                _place.log.close()
         _forget()
-        _folder, _log, _lock = before
+        _place = before
 
 
 class _Phase(contextlib.ContextDecorator):
@@ -72,17 +85,21 @@ class _Phase(contextlib.ContextDecorator):
     _entered: tuple[contextlib.AbstractContextManager[None], ...] = ()  # the innermost first
 
     def __init__(self, name: object, epoch: object):
-        self._name, self._epoch = name, epoch
+        self._name = name
+        self._epoch = epoch
 
     def _recreate_cm(self) -> _Phase:  # each call of a decorated function has its own phase
         return _Phase(self._name, self._epoch)
 
     def __enter__(self) -> None:
-        if _folder is None:
+        if _place.folder is None:
             return
         with _never_raise():
-            if (log := _claim()) is not None:
-                info = {} if self._epoch is None else {"epoch": _plain(self._epoch)}
+            log = _claim()
+            if log is not None:
+                info = {}
+                if self._epoch is not None:
+                    info["epoch"] = _plain(self._epoch)
                 entered = log.phase(str(_plain(self._name)), **info)
                 entered.__enter__()
                 self._entered = entered, *self._entered
@@ -97,10 +114,10 @@ class _Phase(contextlib.ContextDecorator):
 
 def _claim() -> EventLog | None:
     """The log of this process's run; None when another process marks."""
-    global _log, _lock
     with _claiming:
-        if _log is not None or _folder is None:
-            return _log
+        place = _place
+        if place.log is not None or place.folder is None:
+            return place.log
         import fcntl
 
         from .files import open_to_write
@@ -111,11 +128,11 @@ def _claim() -> EventLog | None:
         with _never_raise():
             if multiprocessing is not None and multiprocessing.parent_process() is not None:
                 raise BlockingIOError
-            _lock = open_to_write(os.path.join(_folder, ".marks"))
-            fcntl.flock(_lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _log = EventLog(_folder)
+            place.lock = open_to_write(os.path.join(place.folder, ".marks"))
+            fcntl.flock(place.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            place.log = EventLog(place.folder)
             os.register_at_fork(after_in_child=_forget)
-    return _log
+    return _place.log
 
 
 @contextlib.contextmanager
@@ -135,22 +152,19 @@ def _never_raise() -> Iterator[None]:
 
 def _forget() -> None:
     """Stop marking without writing anything: this process may be a fork of the one that marks."""
-    global _folder, _log, _lock
-    if _log is not None:
-        _log.close(forget=True)
-    if _lock >= 0:
-        os.close(_lock)
-    _folder, _log, _lock = None, None, -1
+    global _place
+    if _place.log is not None:
+        _place.log.close(forget=True)
+    if _place.lock >= 0:
+        os.close(_place.lock)
+    _place = _Place(None)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """A value that JSON takes: the number in a tensor or array of one element, else a text."""
-    with contextlib.suppress(Exception):  # several elements, a lost device, any class
-        value = value.item() if hasattr(value, "item") else value
-    if (
-        value is None
-        or isinstance(value, bool | str)
-        or (isinstance(value, int | float) and abs(value) < math.inf)
-    ):
-        return value
-    return str(value)
+    if hasattr(value, "item"):
+        with contextlib.suppress(Exception):  # several elements, a lost device, any class
+            value = value.item()
+    if isinstance(value, int | float):
+        return value if math.isfinite(value) else str(value)
+    return value if value is None else str(value)

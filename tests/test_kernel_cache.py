@@ -15,6 +15,7 @@ import pytest
 
 import ogbnlib
 from ogbnlib import kernel_cache
+from ogbnlib.environment import KERNELS_VARIABLE
 
 PACKAGE = Path(ogbnlib.__file__).parent
 # A kernel of one file calls those of another.
@@ -59,7 +60,7 @@ def copy() -> Iterator[Path]:
 
 def python(copy: Path, code: str, *arguments: str, **more: Any) -> str:
     """Output and warnings of `code` with the copy of the package."""
-    hidden = (kernel_cache.VARIABLE, "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
+    hidden = (KERNELS_VARIABLE, "NUMBA_CACHE_DIR", "XDG_CACHE_HOME")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
     env |= {"PYTHONPATH": str(copy)} | more.pop("env", {})
     argv = [*more.pop("prefix", []), sys.executable, "-c", code, *arguments]

@@ -38,6 +38,7 @@ ROOMS = [
 ]
 DOOR = {
     **{
+        "environment": -4,
         "errors": -3,
         "output": -3,
         "clock": -3,

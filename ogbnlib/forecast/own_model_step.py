@@ -10,11 +10,12 @@ from pathlib import Path
 
 from .. import kernel_cache
 from ..config import TrainConfig
+from ..environment import CONFIG_VARIABLE, STEP_VARIABLE
 from ..errors import InputError
 from ..graph.store import GraphSize
 from .batches import BatchShape
 from .memory_parts import expected_batch, hop_size
-from .step_memory import STEP_VARIABLE, Trial, activation_bytes, trial_key, trials
+from .step_memory import Trial, activation_bytes, trial_key, trials
 
 _TRIAL_EDGES = 2**14  # in the random batch, whose step takes a fraction of a second
 
@@ -70,7 +71,7 @@ def _measure(
         ]
         if run_dir is not None:
             argv.append(str(run_dir))
-        env = {**os.environ, "OGBNLIB_CONFIG": config.model_dump_json(), "TMPDIR": folder}
+        env = {**os.environ, CONFIG_VARIABLE: config.model_dump_json(), "TMPDIR": folder}
         # Files, not pipes: a process that the model has started may hold a pipe open for ever.
         with open(log, "w") as stderr:
             quiet = subprocess.DEVNULL

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 
 from ..config import TrainConfig
+from ..environment import STEP_VARIABLE
 from ..files import home
 from ..graph.store import GraphSize
 from ..model import BaseModel, Layer, LayerMemory
@@ -43,7 +44,6 @@ class Trial:
     evaluation: float
 
 
-STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"  # hands the trial of a run's model to its trainer
 trials: dict[str, Trial] = {}  # of this process, by `trial_key`
 
 

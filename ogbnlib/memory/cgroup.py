@@ -7,10 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import format_bytes
-
-# a run's memory_limit, which no cgroup shows under a watchdog
-LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"
+from ..environment import LIMIT_VARIABLE
+from ..errors import MB, format_bytes
 
 
 def read_whole(path: str) -> bytes | None:
@@ -26,15 +24,22 @@ def read_whole(path: str) -> bytes | None:
 def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes, int] | None:
     """Integers of the lines `NAME VALUE` or `NAME: VALUE kB`; None if the file is gone or not
     readable."""
-    if (data := read_whole(path)) is None:
+    data = read_whole(path)
+    if data is None:
         return None
-    values, text = {}, b"\n" + data
+    text = b"\n" + data
+    values = {}
+    # The kernel writes "NAME VALUE" in a cgroup and "NAME: VALUE kB" in /proc.
     for name in names:  # searched, because splitting all lines took most of a sample's time
         at = max(text.find(b"\n%b " % name), text.find(b"\n%b:" % name))
         if at >= 0:
             begin = at + len(name) + 2
             values[name] = int(text[begin : begin + 40].split(None, 1)[0]) * unit
     return values
+
+
+# in memory.stat of v1 and v2: anonymous memory, page cache, shared memory
+_PARTS = {1: (b"total_rss", b"total_cache", b"total_shmem"), 2: (b"anon", b"file", b"shmem")}
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,20 @@ class Cgroup:
     version: int
 
     def _read(self, v1: str, v2: str) -> int | None:
-        text = read_whole(f"{self.path}/{v1 if self.version == 1 else v2}")
+        text = read_whole(f"{self.path}/{(v1, v2)[self.version - 1]}")
         # v1 writes "no limit" as the largest page-aligned int64, about 2**63.
-        return None if text is None or text.strip() == b"max" or int(text) >= 2**60 else int(text)
+        if text is None or text.strip() == b"max" or int(text) >= 2**60:
+            return None
+        return int(text)
+
+    def count(self, event: bytes) -> int:
+        """Number of events in this directory and those inside it: `oom` (v2 found no memory below a
+        limit), `high` (v2 slowed processes down for a `memory.high`)."""
+        return self._count(event) or 0
+
+    def _count(self, event: bytes) -> int | None:
+        file = ("memory.oom_control", "memory.events")[self.version - 1]
+        return (read_fields(f"{self.path}/{file}", [event]) or {}).get(event)
 
     def usage_bytes(self) -> int | None:
         return self._read("memory.usage_in_bytes", "memory.current")
@@ -63,39 +79,26 @@ class Cgroup:
 
     def oom_kills(self) -> int | None:
         """Number of processes in this cgroup that the kernel's out-of-memory killer ended."""
-        name = "memory.oom_control" if self.version == 1 else "memory.events"
-        return (read_fields(f"{self.path}/{name}", [b"oom_kill"]) or {}).get(b"oom_kill")
-
-    def ooms(self) -> int:
-        """Number of times v2 found no memory below this directory's limit or one inside it."""
-        return (read_fields(f"{self.path}/memory.events", [b"oom"]) or {}).get(b"oom", 0)
+        return self._count(b"oom_kill")
 
     def high_bytes(self) -> int | None:
         """The usage above which v2 slows this directory's processes down instead of killing them."""
-        return self._read("", "memory.high") if self.version == 2 else None
-
-    def highs(self) -> int:
-        """Number of times v2 slowed processes down for this directory's `memory.high` or one inside
-        it."""
-        return (read_fields(f"{self.path}/memory.events", [b"high"]) or {}).get(b"high", 0)
+        return self._read("memory.high", "memory.high")  # v1 has none
 
     def met_its_limit(self, ooms_before: int) -> bool:
-        """Whether usage reached this directory's own limit: since `ooms` was read, or under v1 at
+        """Whether usage reached this directory's own limit: since the `oom` events were counted, or under v1 at
         any time."""
         if self.version == 2:
-            return self.ooms() > ooms_before
-        limit, peak = self.limit_bytes(), self.peak_bytes()
+            return self.count(b"oom") > ooms_before
+        limit = self.limit_bytes()
+        peak = self.peak_bytes()
         # A charge of several pages fails below the limit. `memory.failcnt` stays 0 on recent
         # kernels.
         return limit is not None and peak is not None and peak > limit - 2**21
 
     def parts(self) -> tuple[int | None, int | None, int | None]:
         """Anonymous, file (without shared memory) and shared bytes, children included."""
-        names = (
-            (b"total_rss", b"total_cache", b"total_shmem")
-            if self.version == 1
-            else (b"anon", b"file", b"shmem")
-        )
+        names = _PARTS[self.version]
         values = read_fields(f"{self.path}/memory.stat", names) or {}
         if len(values) < len(names):
             return None, None, None
@@ -113,31 +116,37 @@ def _unescaped(field: str) -> str:
 
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
     """Memory cgroup of a process and its mount point; None if no memory controller is mounted."""
-    lines, mounted = (
-        os.fsdecode(read_whole(f"/proc/{file}") or b"")
-        for file in (f"{pid}/cgroup", "self/mountinfo")
-    )
-    mounts: dict[int, list[tuple[str, Path]]] = {1: [], 2: []}
-    for line in mounted.splitlines():
+    inside: dict[int, str] = {}  # version -> path of the process's cgroup
+    for line in os.fsdecode(read_whole(f"/proc/{pid}/cgroup") or b"").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            inside[1] = path
+        elif not controllers:
+            inside[2] = path
+    # a hybrid host has v1 memory and a v2 tree without the memory controller
+    for version, root, mount in sorted(_mounts(), key=lambda mount: mount[0]):
+        if version not in inside:
+            continue
+        # In a container without its own cgroup namespace the path is the host's and not visible:
+        # then the mount point is the container's cgroup.
+        place = mount / os.path.relpath(inside[version], root)
+        if ".." in place.parts or not place.is_dir():
+            place = mount
+        if version == 1 or (place / "memory.current").exists():
+            return Cgroup(place, version), mount
+    return None
+
+
+def _mounts() -> Iterator[tuple[int, str, Path]]:
+    """Version, root and mount point of each mounted memory controller."""
+    for line in os.fsdecode(read_whole("/proc/self/mountinfo") or b"").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        if kind == "cgroup2" or (kind == "cgroup" and "memory" in options.split()[-1].split(",")):
-            root, point = map(_unescaped, before.split()[3:5])
-            mounts[2 if kind == "cgroup2" else 1].append((root, Path(point)))
-    # a hybrid host has v1 memory and a v2 tree without the memory controller
-    for version in (1, 2):
-        for line in lines.splitlines():
-            _, controllers, inside = line.split(":", 2)
-            if ("memory" not in controllers.split(",")) if version == 1 else controllers:
-                continue
-            for root, mount in mounts[version]:
-                # In a container without its own cgroup namespace the path is the host's and not
-                # visible: then the mount point is the container's cgroup.
-                path = mount / os.path.relpath(inside, root)
-                path = path if ".." not in path.parts and path.is_dir() else mount
-                if version == 1 or (path / "memory.current").exists():
-                    return Cgroup(path, version), mount
-    return None
+        root, mount = map(_unescaped, before.split()[3:5])
+        if kind == "cgroup2":
+            yield 2, root, Path(mount)
+        elif kind == "cgroup" and "memory" in options.split()[-1].split(","):
+            yield 1, root, Path(mount)
 
 
 def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
@@ -146,6 +155,12 @@ def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
         yield Cgroup(path, cgroup.version)
         if path == mount:
             return
+
+
+def _lineage_of(pid: int | str = "self") -> Iterator[Cgroup]:
+    pair = find_cgroup(pid)
+    if pair:
+        yield from lineage(*pair)
 
 
 @dataclass(frozen=True)
@@ -167,28 +182,25 @@ class Throttle:
 def high_events() -> dict[str, int]:
     """How often each cgroup around this process that has a `memory.high` has slowed processes down
     so far."""
-    pair = find_cgroup()
-    cgroups = lineage(*pair) if pair else ()
-    return {str(one.path): one.highs() for one in cgroups if one.high_bytes() is not None}
+    return {
+        str(one.path): one.count(b"high") for one in _lineage_of() if one.high_bytes() is not None
+    }
 
 
 def throttled_since(before: Mapping[str, int]) -> list[Throttle]:
     """The cgroups of `high_events` that have slowed processes down since then."""
     cgroups = [(Cgroup(Path(path), 2), count) for path, count in before.items()]
     return [
-        Throttle(str(one.path), one.high_bytes() or 0, one.highs() - count)
+        Throttle(str(one.path), one.high_bytes() or 0, one.count(b"high") - count)
         for one, count in cgroups
-        if one.highs() > count
+        if one.count(b"high") > count
     ]
 
 
 def counting_cgroup(pid: int) -> Cgroup | None:
     """Nearest cgroup of `pid` with an oom_kill counter: the kernel counts a kill in the victim's
     own."""
-    pair = find_cgroup(pid)
-    return next(
-        (group for group in (lineage(*pair) if pair else ()) if group.oom_kills() is not None), None
-    )
+    return next((one for one in _lineage_of(pid) if one.oom_kills() is not None), None)
 
 
 def effective_limit() -> tuple[int, str]:
@@ -196,20 +208,22 @@ def effective_limit() -> tuple[int, str]:
     and host."""
     import psutil
 
-    limits = [(psutil.virtual_memory().total, "the host's RAM")]
-    if value := os.environ.get(LIMIT_VARIABLE):
-        limits.append((int(value), "memory_limit"))
-    if pair := find_cgroup():
-        for cgroup in lineage(*pair):
-            if (limit := cgroup.limit_bytes()) is not None:
-                limits.append((limit, f"memory cgroup v{cgroup.version} {cgroup.path}"))
-    node, cpu, cpus = (
-        os.environ.get(f"SLURM_{name}", "")
-        for name in ("MEM_PER_NODE", "MEM_PER_CPU", "CPUS_ON_NODE")
-    )
-    if node.isdigit():  # Slurm's MB are 2**20 bytes
-        limits.append((int(node) * 2**20, "Slurm --mem (SLURM_MEM_PER_NODE)"))
-    elif cpu.isdigit():
-        number = int(cpus) if cpus.isdigit() else 1
-        limits.append((int(cpu) * 2**20 * number, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"))
-    return min(limit for limit in limits if limit[0] > 0)  # --mem=0 is all memory of the node
+    # Slurm's MB are 2**20 bytes, and its --mem=0 is all memory of the node.
+    node_bytes = _number("SLURM_MEM_PER_NODE") * MB
+    cpus_bytes = _number("SLURM_MEM_PER_CPU") * MB * max(1, _number("SLURM_CPUS_ON_NODE"))
+    limits = [
+        (psutil.virtual_memory().total, "the host's RAM"),
+        (_number(LIMIT_VARIABLE), "memory_limit"),
+        (node_bytes, "Slurm --mem (SLURM_MEM_PER_NODE)"),
+        (cpus_bytes, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"),
+    ]
+    for cgroup in _lineage_of():
+        source = f"memory cgroup v{cgroup.version} {cgroup.path}"
+        limits.append((cgroup.limit_bytes() or 0, source))
+    return min(limit for limit in limits if limit[0] > 0)
+
+
+def _number(variable: str) -> int:
+    """The number in an environment variable, 0 without one."""
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else 0

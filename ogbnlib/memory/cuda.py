@@ -5,6 +5,7 @@ Readings never import torch: where the process has not used CUDA, there is nothi
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -29,11 +30,8 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 def cuda_in_use() -> Any:
     """Return the torch module if this process has used CUDA, else None."""
     torch = sys.modules.get("torch")
-    return (
-        torch
-        if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized()
-        else None
-    )
+    in_use = torch and torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch if in_use else None
 
 
 def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -43,11 +41,8 @@ def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> di
         return {}
     current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
     settings = re.split(r",(?![^\[]*\])", current)  # not at commas inside brackets
-    others = [
-        part
-        for part in settings
-        if part.strip() and part.split(":")[0].strip() != "expandable_segments"
-    ]
+    names = ("", "expandable_segments")
+    others = [part for part in settings if part.split(":")[0].strip() not in names]
     return dict.fromkeys(ALLOCATOR_VARIABLES, ",".join([*others, "expandable_segments:True"]))
 
 
@@ -57,9 +52,7 @@ def prepare_allocator(config: TrainConfig) -> None:
     variables = allocator_environment(config, os.environ)
     if not variables or config.device == "cpu" or not torch.cuda.is_available():
         return
-    if torch.cuda.is_initialized() and any(
-        os.environ.get(name) != value for name, value in variables.items()
-    ):
+    if torch.cuda.is_initialized() and not variables.items() <= os.environ.items():
         expected = "expected a process that has not used CUDA yet, and this one has"
         raise InputError(
             f"expandable_segments: {expected}; restart it, or train with run() in a child process"
@@ -70,10 +63,9 @@ def prepare_allocator(config: TrainConfig) -> None:
 def begin(config: TrainConfig, device: str) -> list[str]:
     """Set the memory cap and reset the peaks; returns notes on options without effect here."""
     if device != "cuda":
-        names = [
-            name for name in ("expandable_segments", "max_cuda_memory") if getattr(config, name)
-        ]
-        return [f"{', '.join(names)}: without effect on the CPU"] if names else []
+        options = ("expandable_segments", "max_cuda_memory")
+        names = ", ".join(name for name in options if getattr(config, name))
+        return [f"{names}: without effect on the CPU"] if names else []
     torch = sys.modules["torch"]
     notes = []
     torch.cuda.init()
@@ -88,7 +80,8 @@ def begin(config: TrainConfig, device: str) -> list[str]:
 
 def end(config: TrainConfig) -> None:
     """Remove the memory cap."""
-    if (torch := cuda_in_use()) is not None and config.max_cuda_memory is not None:
+    torch = cuda_in_use()
+    if torch is not None and config.max_cuda_memory is not None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
@@ -99,7 +92,8 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     until the cache was emptied. With `largest` also the largest unallocated block, and the seconds
     to find it.
     """
-    if (torch := cuda_in_use()) is None:
+    torch = cuda_in_use()
+    if torch is None:
         return None
     stats = torch.cuda.memory_stats_as_nested_dict()
     reserved = stats["reserved_bytes"]["all"]["current"]
@@ -119,14 +113,10 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
         begin_s = time.perf_counter()
         segments = torch.cuda.memory_snapshot(include_traces=False)
         device = torch.cuda.current_device()
-        blocks = [
-            block
-            for segment in segments
-            if segment["device"] == device
-            for block in segment["blocks"]
-        ]
-        unallocated = (int(block["size"]) for block in blocks if block["state"] == "inactive")
-        reading["largest_free_bytes"] = max(unallocated, default=0)
+        own = [segment["blocks"] for segment in segments if segment["device"] == device]
+        blocks = itertools.chain.from_iterable(own)
+        free_sizes = (int(block["size"]) for block in blocks if block["state"] == "inactive")
+        reading["largest_free_bytes"] = max(free_sizes, default=0)
         reading["took_s"] = round(time.perf_counter() - begin_s, 6)
     return reading
 
@@ -152,9 +142,9 @@ def oom_sizes(message: str) -> dict[str, int]:
     sizes = {}
     units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     for name, forms in _SIZES.items():
-        if match := re.search(
-            "|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms), message
-        ):
+        pattern = "|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms)
+        match = re.search(pattern, message)
+        if match:
             number, unit = filter(None, match.groups())
             sizes[name] = int(float(number) * units[unit])
     allocated = sizes.get("allocated_bytes", 0)
@@ -186,5 +176,7 @@ def check_precision(precision: str, device: str) -> None:
     """Refuse float16 on a CPU, where gradients below 6e-8 are lost and no loss scaling saves
     them."""
     if precision == "fp16" and resolve_device(device).type == "cpu":
-        problem = f"found none with device={device!r}; use 'bf16' or 'fp32'"
-        raise InputError(f"precision: expected a GPU for 'fp16', {problem}")
+        raise InputError(
+            f"precision: expected a GPU for 'fp16', found none with device={device!r}; "
+            "use 'bf16' or 'fp32'"
+        )

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from ..errors import GB, MB
 from .cgroup import effective_limit
 
+# Ways to need less memory in a script.
+NEEDING_LESS = "fewer workers, arrays mapped with numpy.load(mmap_mode='r')"
 # Ways to keep memory in a loop without a need.
 KEPT = "a loss that is added up without .item(), outputs or batches in a list"
 
@@ -27,17 +29,12 @@ class KilledBy:
         return max(0, self.limit_bytes - self.others_bytes)
 
     def raised(self, need_bytes: int) -> str:
-        """Where to ask for the `need_bytes` of the run."""
-        size = _rounded_up(need_bytes + self.others_bytes)
+        """The way to ask for the `need_bytes` of the run."""
+        total = need_bytes + self.others_bytes
+        # rounded up, so that it is enough when it is read again
+        size = f"{-(-total // GB)} GB" if total >= 10 * GB else f"{-(-total // MB)} MB"
         if self.cgroup:
             return f"give the cgroup {self.cgroup} {size} (a Slurm job by --mem)"
         if self.limit_bytes is None:
             return f"use a machine, or a job, with {size} of memory"
         return f"raise memory_limit to {size}"
-
-
-def _rounded_up(num_bytes: int) -> str:
-    """A size that is at least `num_bytes` when it is read again."""
-    if num_bytes >= 10 * GB:
-        return f"{-(-num_bytes // GB)} GB"
-    return f"{-(-num_bytes // MB)} MB"

@@ -33,8 +33,8 @@ KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
 class Limit:
     """Memory limit of one process tree; `limit_bytes=None` records without limiting.
 
-    Start `limit.command(argv)`, set `tree`, pass each reading to `check` and the exit status to
-    `ended`, and call `close` when the tree is gone.
+    Start `limit.command(argv)`, set `tree`, pass each reading to `check`, call `ended` after
+    its end, and call `close` when the tree is gone.
     """
 
     name = "none"
@@ -76,23 +76,19 @@ class Limit:
         kills = counter.oom_kills() if counter else None
         return None if kills is None else kills - self._kills_before
 
-    def ended(self, status: int, by_sigkill: bool) -> None:
+    def ended(self, by_sigkill: bool) -> None:
         """Find an out-of-memory kill after which the tree ended before the next reading."""
         # The status of the first process can be 0 after the kill of a child. A counter that
         # includes other processes proves nothing without a SIGKILL in the tree.
-        if (
-            self.killed_by is None
-            and self.oom_kills()
-            and ((status and by_sigkill) or not self._around)
-        ):
+        is_own = by_sigkill or not self._around
+        if self.killed_by is None and is_own and self.oom_kills():
             self._blame_kernel()
 
     def evidence(self) -> dict[str, Any]:
         """Facts about the end for result.json; `kills_around` counts kills of processes outside of
         the tree."""
-        kills, around = self.oom_kills(), 0
-        if self._around and self.killed_by != "kernel":
-            kills, around = None, kills or 0
+        kills = self.oom_kills()
+        of_others = self._around and self.killed_by != "kernel"
         outer = None
         if self._outer is not None:
             # Of others, as the tree has ended; but Linux takes a moment to give back its pages.
@@ -108,18 +104,18 @@ class Limit:
             }
         return {
             "killed_by": self.killed_by,
-            "oom_kills": kills,
-            "kills_around": around,
+            "oom_kills": None if of_others else kills,
+            "kills_around": (kills or 0) if of_others else 0,
             "outer_limit": outer,
         }
 
     def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
-        self._limits = [
-            (group, group.ooms()) for group in cgroups if group.limit_bytes() is not None
-        ]
+        limited = [group for group in cgroups if group.limit_bytes() is not None]
+        self._limits = [(group, group.count(b"oom")) for group in limited]
 
     def _count_kills_of(self, around: Cgroup) -> None:
-        self._around, self._kills_before = around, around.oom_kills() or 0
+        self._around = around
+        self._kills_before = around.oom_kills() or 0
 
     def _blame_kernel(self) -> None:
         self.killed_by = "kernel"
@@ -134,7 +130,7 @@ class Limit:
         """Release the limit's resources."""
 
 
-class CgroupLimit(Limit):
+class _CgroupLimit(Limit):
     """New child of a writable memory cgroup, with `limit_bytes` and no swap."""
 
     cgroup: Cgroup
@@ -152,15 +148,13 @@ class CgroupLimit(Limit):
         self.cgroup = Cgroup(path, parent.version)
         # Swap would only delay the kill; memsw is memory + swap. Both files are absent without swap
         # accounting.
-        texts = {"memory.max": limit_bytes, "memory.swap.max": 0, "memory.oom.group": 1}
+        values = {"memory.max": limit_bytes, "memory.swap.max": 0, "memory.oom.group": 1}
         if parent.version == 1:
-            texts = {
-                "memory.limit_in_bytes": limit_bytes,
-                "memory.memsw.limit_in_bytes": limit_bytes,
-            }
+            names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
+            values = dict.fromkeys(names, limit_bytes)
         try:
-            for name, value in texts.items() if limit_bytes is not None else ():
-                if "sw" not in name or (path / name).exists():
+            for name, value in values.items():
+                if limit_bytes is not None and ("sw" not in name or (path / name).exists()):
                     (path / name).write_text(str(value))
         except OSError:
             path.rmdir()
@@ -191,24 +185,22 @@ class CgroupLimit(Limit):
         )
 
 
-class SystemdLimit(Limit):
+class _SystemdLimit(Limit):
     """Scope made by the user's own systemd (`systemd-run --user --scope`)."""
 
     name = "systemd-run"
 
     def command(self, argv: list[str]) -> list[str]:
-        limits = (
-            ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]
-            if self.limit_bytes
-            else []
-        )
-        return ["systemd-run", "--user", "--scope", "--quiet", "--collect", *limits, "--", *argv]
+        start = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
+        if self.limit_bytes:
+            start += ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]
+        return [*start, "--", *argv]
 
     def check(self, reading: Reading) -> Reading | None:
         # systemd-run enters the scope some time after its start: until then its cgroup is ours.
-        if self.cgroup is None and self.tree and (pair := find_cgroup(self.tree.pid)):
-            own = find_cgroup()
-            if own is None or pair[0] != own[0]:
+        if self.cgroup is None and self.tree:
+            pair = find_cgroup(self.tree.pid)
+            if pair and pair != find_cgroup():
                 self.cgroup = pair[0]
                 self._watch_limits(lineage(*pair))
                 # The scope and its counter vanish with its last process; v2 counts its kills in its
@@ -240,7 +232,7 @@ class Watchdog(Limit):
     def check(self, reading: Reading) -> Reading | None:
         if self.limit_bytes is None or self.killed_by or self.tree is None:
             return super().check(reading)
-        summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
+        summed = reading.rss_sum_bytes
         # Time to fill the memory left at 20 GB/s, from 20 ms up.
         self.longest_pause_s = min(
             Limit.longest_pause_s, max(0.02, (self.limit_bytes - summed) / (20 * 2**30))
@@ -253,7 +245,8 @@ class Watchdog(Limit):
             reading = read_memory(self.tree)
             if reading.held_bytes is None:  # several processes need PSS
                 reading = read_memory(self.tree, pss=True)
-            if (in_use := reading.held_bytes or 0) <= self.limit_bytes:
+            in_use = reading.held_bytes or 0
+            if in_use <= self.limit_bytes:
                 self._next_s = begin_s + 20 * (time.monotonic() - begin_s)
                 self._next_sum = summed + (self.limit_bytes - in_use) // 2
                 return reading
@@ -262,31 +255,31 @@ class Watchdog(Limit):
         return reading
 
 
-def _try_cgroup(limit_bytes: int | None, version: int) -> CgroupLimit | str:
+def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
     # Under v2 a cgroup that has processes can't pass the memory controller on to children, so its
     # ancestors are tried too, up to the first one with a limit: a job must not escape its own
     # allocation.
     pair = find_cgroup()
-    if not pair or pair[0].version != version:
-        return f"no memory controller under cgroup v{version}"
+    if not pair or name != f"cgroup v{pair[0].version}":
+        return f"no memory controller under {name}"
     reasons = []
     for parent in lineage(*pair):
         try:
             control = parent.path / "cgroup.subtree_control"
-            if version == 2 and "memory" not in control.read_text().split():
+            if name == "cgroup v2" and "memory" not in control.read_text().split():
                 control.write_text("+memory")
-            return CgroupLimit(limit_bytes, parent, pair[1])
+            return _CgroupLimit(limit_bytes, parent, pair[1])
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
-        if version == 1 or parent.limit_bytes() is not None:
+        if name == "cgroup v1" or parent.limit_bytes() is not None:
             break
     return "; ".join(reasons)
 
 
-def _try_systemd(limit_bytes: int | None) -> SystemdLimit | str:
+def _try_systemd(limit_bytes: int | None) -> Limit | str:
     if shutil.which("systemd-run") is None:
         return "systemd-run is not installed"
-    probe = SystemdLimit(2**30).command(["true"])
+    probe = _SystemdLimit(2**30).command(["true"])
     try:
         done = subprocess.run(
             probe, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
@@ -295,7 +288,7 @@ def _try_systemd(limit_bytes: int | None) -> SystemdLimit | str:
         return "systemd-run did not answer within 10 s"
     if done.returncode != 0:
         return (done.stderr.strip().splitlines() or ["systemd-run failed"])[-1]
-    return SystemdLimit(limit_bytes)
+    return _SystemdLimit(limit_bytes)
 
 
 def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:
@@ -306,28 +299,22 @@ def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, 
     """
     if limit_by != "auto" and limit_by not in KINDS:
         raise InputError(f"limit_by: expected auto or one of {', '.join(KINDS)}, got {limit_by!r}")
-    refused: list[str] = []
-    if (
-        limit_bytes is None
-        and limit_by == "auto"
-        and "SLURM_JOB_ID" in os.environ
-        and (pair := find_cgroup())
-    ):
+    around = find_cgroup()
+    if limit_bytes is None and limit_by == "auto" and "SLURM_JOB_ID" in os.environ and around:
         # A cgroup below the job's would hide an out-of-memory kill from Slurm, which counts only
         # those in its own under v1: the job's state would not be OUT_OF_MEMORY.
-        return Watchdog(None, pair), refused
-    for name in KINDS if limit_by == "auto" else (limit_by,):
+        limit_by = "watchdog"
+    refused: list[str] = []
+    for name in KINDS:
+        if limit_by not in ("auto", name):
+            continue
         if name == "watchdog":
-            return Watchdog(limit_bytes, find_cgroup()), refused
-        limit = (
-            _try_systemd(limit_bytes)
-            if name == "systemd-run"
-            else _try_cgroup(limit_bytes, int(name[-1]))
-        )
+            return Watchdog(limit_bytes, around), refused
+        limit = _try_systemd(limit_bytes) if "systemd" in name else _try_cgroup(limit_bytes, name)
         if isinstance(limit, Limit):
             return limit, refused
         refused.append(f"{name}: {limit}")
-    size = format_bytes(limit_bytes)
     raise InputError(
-        f"limit_by: {refused[0]}; a limit of {size} is impossible with it here, use limit_by='auto'"
+        f"limit_by: {refused[0]}; a limit of {format_bytes(limit_bytes)} is impossible with it "
+        "here, use limit_by='auto'"
     )

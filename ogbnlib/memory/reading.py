@@ -4,14 +4,13 @@ Only the process can free anonymous pages (`malloc`, tensors); the kernel takes 
 cache, mapped files) back under pressure; RSS counts a shared page (`/dev/shm`) once per process.
 """
 
-import contextlib
 import ctypes
 import functools
 import gc
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..errors import format_bytes
 from .cgroup import Cgroup, effective_limit, read_fields, read_whole
@@ -51,9 +50,8 @@ class Reading:
         source = "cgroup"
         if self.cgroup_anon_bytes is None:
             source = "rss" if (self.num_processes or 1) <= 1 or not _gives_pss() else "pss"
-        anon, shmem, file = (
-            getattr(self, f"{source}_{part}_bytes") for part in ("anon", "shmem", "file")
-        )
+        parts = ("anon", "shmem", "file")
+        anon, shmem, file = (getattr(self, f"{source}_{part}_bytes") for part in parts)
         return None if anon is None else (anon, shmem or 0, file or 0)
 
     @property
@@ -62,25 +60,25 @@ class Reading:
         parts = self.held()
         return None if parts is None else parts[0] + parts[1]
 
+    @property
+    def rss_sum_bytes(self) -> int:
+        """RssAnon + RssShmem of all processes, which counts a shared page once per process."""
+        return (self.rss_anon_bytes or 0) + (self.rss_shmem_bytes or 0)
+
 
 def huge_pages() -> str:
     """The kernel's setting for huge pages: "always", "madvise" (to those who ask), "never"; "" if
     it has none."""
-    with contextlib.suppress(OSError):  # such as "always [madvise] never"
-        return (
-            Path("/sys/kernel/mm/transparent_hugepage/enabled")
-            .read_text()
-            .partition("[")[2]
-            .partition("]")[0]
-        )
-    return ""
+    # such as "always [madvise] never"
+    text = read_whole("/sys/kernel/mm/transparent_hugepage/enabled") or b""
+    return os.fsdecode(text).partition("[")[2].partition("]")[0]
 
 
 @functools.cache
 def processor() -> set[str]:
     """The processor's flags, such as "avx512_bf16"; empty where the kernel names none."""
-    rows = (line.split() for line in os.fsdecode(read_whole("/proc/cpuinfo") or b"").splitlines())
-    return {word for name, *words in filter(None, rows) if name == "flags" for word in words}
+    text = os.fsdecode(read_whole("/proc/cpuinfo") or b"")
+    return {word for flags in re.findall(r"^flags\s*: (.*)$", text, re.M) for word in flags.split()}
 
 
 @functools.cache
@@ -89,12 +87,11 @@ def _gives_pss() -> bool:
 
 
 def _sum_over(pids: Iterable[int], file: str, *names: bytes) -> list[int | None]:
-    rows = [row for pid in pids if (row := read_fields(f"/proc/{pid}/{file}", names, 1024))]
+    rows = [read_fields(f"/proc/{pid}/{file}", names, 1024) for pid in pids]
+    living = [row for row in rows if row]
     # A field that this kernel lacks is unknown, not zero.
-    return [
-        sum(row[name] for row in rows) if rows and all(name in row for row in rows) else None
-        for name in names
-    ]
+    known = {name for name in names if living and all(name in row for row in living)}
+    return [sum(row[name] for row in living) if name in known else None for name in names]
 
 
 def read_rss(pids: Iterable[int]) -> list[int | None]:
@@ -109,20 +106,12 @@ def read_pss(pids: Iterable[int]) -> list[int | None]:
 
 
 def own_memory() -> tuple[int, int, int]:
-    """This process's RssAnon + RssShmem, its whole RSS, and the highest RSS since `reset_peak`, in
+    """This process's RssAnon + RssShmem, its whole RSS, and the highest RSS since the kernel's peak was reset, in
     bytes."""
     names = (b"RssAnon", b"RssShmem", b"VmRSS", b"VmHWM")
     values = read_fields("/proc/self/status", names, 1024) or {}
     anon, shmem, rss, peak = (values.get(name, 0) for name in names)
     return anon + shmem, rss, max(peak, rss)
-
-
-def reset_peak() -> None:
-    """Set the kernel's peak of this process's RSS to its present RSS (proc(5),
-    /proc/PID/clear_refs)."""
-    # without CONFIG_PROC_PAGE_MONITOR a phase's peak is the peak so far
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
 
 
 def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
@@ -136,8 +125,9 @@ def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = F
     shares: list[int | None] = read_pss(pids) if pss else [None] * 4
     if isinstance(tree, Tree) and tree.written and not cgroup:  # which counts these pages
         written_bytes = tree.written.read(pids)
-        rss[-1] = None if rss[-1] is None else rss[-1] + written_bytes
-        shares[-1] = None if shares[-1] is None else shares[-1] + written_bytes
+        for sums in (rss, shares):
+            if sums[-1] is not None:
+                sums[-1] += written_bytes
     return Reading(len(pids), *rss, *shares, *counted)
 
 
@@ -149,12 +139,12 @@ def memory_now() -> str:
     anon, shmem, file = reading.held() or (0, 0, 0)
     text = f"{format_bytes(anon + shmem)} in use of {format_bytes(limit)} ({source}): {format_bytes(anon)} anonymous, "
     text += f"{format_bytes(shmem)} shared; {format_bytes(file)} page cache and mapped files"
-    if gpu := cuda_reading():
-        parts = (
-            f"{format_bytes(gpu[f'{part}_bytes'])} {part}"
-            for part in ("allocated", "reserved", "free")
+    gpu = cuda_reading()
+    if gpu:
+        allocated, reserved, free = (
+            format_bytes(gpu[f"{name}_bytes"]) for name in ("allocated", "reserved", "free")
         )
-        text += f"; GPU: {', '.join(parts)}"
+        text += f"; GPU: {allocated} allocated, {reserved} reserved, {free} free"
     return text
 
 
@@ -183,16 +173,16 @@ def release_memory() -> dict[str, int | None]:
     freed: dict[str, int | None] = {
         "gc": before - after_gc,
         "malloc_trim": after_gc - own_memory()[0],
+        "synchronize": None,
+        "empty_cache": None,
     }
-    freed |= {"synchronize": None, "empty_cache": None}
-    if torch := cuda_in_use():
+    torch = cuda_in_use()
+    if torch:
         reserved = torch.cuda.memory_reserved()
         # waits for queued kernels, whose blocks `empty_cache` could not free
         torch.cuda.synchronize()
         synchronized = torch.cuda.memory_reserved()
         torch.cuda.empty_cache()
-        freed |= {
-            "synchronize": reserved - synchronized,
-            "empty_cache": synchronized - torch.cuda.memory_reserved(),
-        }
+        freed["synchronize"] = reserved - synchronized
+        freed["empty_cache"] = synchronized - torch.cuda.memory_reserved()
     return freed

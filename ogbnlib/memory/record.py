@@ -55,6 +55,12 @@ _NEEDED |= {
 # endings of the fields whose values are numbers
 _NUMERIC = ("bytes", "_s", "_retries", "ooms", "rank", "exit_code")
 _LAST_KEPT = ("dataset", "cuda_oom", "rank ended", "resumed", "finished")
+# fields of "end" -> their names among those of the phase
+_END_FIELDS = {
+    "failed": "failed",
+    "peak_rss_bytes": "peak_rss_bytes",
+    "held_bytes": "end_held_bytes",
+}
 BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and another begins
 
 
@@ -62,27 +68,26 @@ def parse_events(data: bytes) -> Iterator[Event]:
     """Yield the events in these lines, without lines that a kill tore or that are damaged."""
     for line in data.splitlines():
         with contextlib.suppress(ValueError):
-            if _is_sound(event := json.loads(line)):
+            event = json.loads(line)
+            if _is_sound(event):
                 yield event
 
 
-def _is_sound(event: Any) -> bool:
+def _is_sound(event: object) -> bool:
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
     needed = {"time_s", *_NEEDED.get(event["event"], [])}
     for name in needed | event.keys():
-        value, optional = event.get(name), name not in needed
-        if not name.endswith(_NUMERIC):
-            sound = optional or isinstance(value, str)
-        else:
-            sound = (
-                optional if value is None else type(value) in (int, float) and math.isfinite(value)
-            )
-        if not sound:
+        value = event.get(name)
+        is_text = not name.endswith(_NUMERIC)
+        if name not in needed and (is_text or value is None):
+            continue
+        if is_text and not isinstance(value, str):
             return False
-    return isinstance(event.get("command") or [], list) and isinstance(
-        event.get("previous") or {}, dict
-    )
+        if not is_text and not (type(value) in (int, float) and math.isfinite(event[name])):
+            return False
+    is_command = isinstance(event.get("command") or [], list)
+    return is_command and isinstance(event.get("previous") or {}, dict)
 
 
 def phase_label(name: str, info: Mapping[str, Any]) -> str:
@@ -132,8 +137,14 @@ class Growth:
         slope, verdict = _judge(late)
         if len(levels) < 5:
             verdict = "too few epochs"
-        ends = sizes[0], sizes[-1]
-        return cls(verdict, slope / stride, len(levels), *ends, has_grown=_has_grown(late))
+        return cls(
+            verdict,
+            slope / stride,
+            len(levels),
+            sizes[0],
+            sizes[-1],
+            has_grown=_has_grown(late),
+        )
 
     @classmethod
     def over_time(cls, floors: Sequence[int], step_s: float) -> Self:
@@ -152,16 +163,16 @@ class Growth:
         )
 
     def __str__(self) -> str:
-        first, last = format_bytes(self.first_bytes), format_bytes(self.last_bytes)
-        over, unit = f"{self.epochs} epochs", "epoch"
-        if self.over_s is not None:
-            over, unit = f"{self.over_s:.0f} s", "minute"
-        verdict = self.verdict
-        if verdict == "climbs":
-            verdict += f" by {format_bytes(self.slope_bytes)} per {unit}"
-        elif verdict == "levels off" and self.has_grown:
-            return f"Over {over} memory grows from {first} to {last}, but not steadily."
-        return f"Over {over} memory {verdict}, from {first} to {last}."
+        over = f"{self.epochs} epochs" if self.over_s is None else f"{self.over_s:.0f} s"
+        ends = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}"
+        if self.verdict == "climbs":
+            unit = "epoch" if self.over_s is None else "minute"
+            return (
+                f"Over {over} memory climbs by {format_bytes(self.slope_bytes)} per {unit}, {ends}."
+            )
+        if self.verdict == "levels off" and self.has_grown:
+            return f"Over {over} memory grows {ends}, but not steadily."
+        return f"Over {over} memory {self.verdict}, {ends}."
 
 
 def _judge(late: Sequence[int]) -> tuple[float, str]:
@@ -170,7 +181,8 @@ def _judge(late: Sequence[int]) -> tuple[float, str]:
     if climbs:
         return slope, "climbs"
     half = len(late) // 2
-    before, after = late[:half] or [0], late[half:]
+    before = late[:half] or [0]
+    after = late[half:]
     # Both extremes, because those of memory that comes and goes stay where they are.
     rises = all(end(after) > 1.05 * end(before) + 8 * MB for end in (min, max))
     is_flat = max(after) <= 1.05 * min(after) + 8 * MB
@@ -193,15 +205,15 @@ def _climb(late: Sequence[int]) -> tuple[float, bool]:
     # In a leak 85 % of all pairs rise, by 8 MB and 1 % in all, and the second half is hardly slower
     # than the first: a leak keeps its slope, while a warm-up such as 1 - exp(-t) or log(t) has at
     # most 0.6 of it in the second half.
-    half, pairs = len(late) // 2, rises(late)
+    half = len(late) // 2
+    pairs = rises(late)
     # Medians, because one spike must not change the verdict.
-    slope, first, second = map(
-        statistics.median, (pairs, rises(late[: half + 1]), rises(late[half:]))
-    )
-    rising = sum(rise > 0 for rise in pairs) >= 0.85 * len(pairs)
-    return slope, rising and slope * (len(late) - 1) > max(
-        8 * MB, 0.01 * late[0]
-    ) and second >= 0.7 * first
+    slope = statistics.median(pairs)
+    first = statistics.median(rises(late[: half + 1]))
+    second = statistics.median(rises(late[half:]))
+    most_rise = sum(rise > 0 for rise in pairs) >= 0.85 * len(pairs)
+    is_large = slope * (len(late) - 1) > max(8 * MB, 0.01 * late[0])
+    return slope, most_rise and is_large and second >= 0.7 * first
 
 
 # Beginnings of the names of phases in which memory grows because data is loaded or built.
@@ -213,7 +225,7 @@ LOADING = re.compile(
 
 @dataclass(frozen=True)
 class Processes:
-    """How many processes a run had at first and at most, and the memory of each at that moment."""
+    """Numbers of processes of a run, at first and at most, and the memory of each at that moment."""
 
     first: int
     most: int
@@ -234,7 +246,9 @@ class Record:
         origin_s: float = 0.0,
         history: list[Phase] | None = None,
     ):
-        self._origin_s, self._history, self.attempt = origin_s, history, 0
+        self._origin_s = origin_s
+        self._history = history
+        self.attempt = 0
         self._reset(began_s)
 
     def _reset(self, began_s: float | None) -> None:
@@ -276,8 +290,7 @@ class Record:
     @property
     def is_command(self) -> bool:
         """Whether the attempt ran a watched command, not the trainer."""
-        # the second in runs of earlier versions
-        return bool(self.start.keys() & {"command", "watched_pid"})
+        return "command" in self.start
 
     @property
     def held_bytes(self) -> int | None:
@@ -303,49 +316,37 @@ class Record:
     @property
     def processes(self) -> Processes | None:
         """The processes of the run, if they were more than one more than at first."""
-        found = self._processes
-        return found if found and found.most > found.first + 1 else None
+        processes = self._processes
+        return processes if processes and processes.most > processes.first + 1 else None
 
     def _restart_floors(self, begin_s: float) -> None:
-        self._floors, self._floor_s = list[int](), 0.25  # minimum of each time span of `_floor_s`
+        self._floors: list[int] = []  # minimum of each time span of `_floor_s`
+        self._floor_s = 0.25
         self._floors_begin_s = begin_s  # since the start
 
     def _loads(self) -> bool:
         return any(LOADING.match(phase.name) for phase in self._open)
 
     def event(self, event: Event) -> None:
-        kind, at = event["event"], event["time_s"] - self._origin_s
+        """Take the next event."""
+        kind = event["event"]
+        since_s = event["time_s"] - self._origin_s
         if kind == "start":
             for phase in self._open:
-                phase.until_s = at
+                phase.until_s = since_s
             self._reset(event["time_s"])
             self.attempt += 1
             self.events[kind] = {name: value for name, value in event.items() if name != "previous"}
         elif kind == "begin":
-            info = {
-                key: value
-                for key, value in event.items()
-                if key not in ("time_s", "event", "phase")
-            }
-            phase = self._newest = Phase(event["phase"], at, len(self._open), self.attempt, info)
-            self._open.append(phase)
-            if self._history is not None:
-                self._history.append(phase)
-        elif kind in ("end", "mark"):
-            # A single process knows its own memory exactly; with several, the last sample has them
-            # all.
-            held_bytes = (
-                event.get("held_bytes") if (self._num_processes or 1) <= 1 else self.held_bytes
-            )
-            epoch = re.fullmatch(
-                r"((train\w* )?epoch)s?( \d+)?", event["phase" if kind == "end" else "name"].lower()
-            )
-            if held_bytes is not None and epoch:
-                self._levels.setdefault(f"{kind} {epoch[1]}", []).append(held_bytes)
-            if kind == "end":
-                self._end(event, at)
+            self._begin(event, since_s)
+        elif kind == "end":
+            self._add_level(event, event["phase"])
+            self._end(event, since_s)
+        elif kind == "mark":
+            self._add_level(event, event["name"])
         elif kind == "part":
-            name, size = event["name"], int(event["bytes"])
+            name = event["name"]
+            size = int(event["bytes"])
             self.parts.pop(name, None)
             if size:
                 self.parts[name] = size
@@ -353,69 +354,78 @@ class Record:
         elif kind in _LAST_KEPT and not (kind == "rank ended" and kind in self.events):
             self.events[kind] = dict(event)
 
-    def _end(self, event: Event, at: float) -> None:
+    def _begin(self, event: Event, since_s: float) -> None:
+        own = ("time_s", "event", "phase")
+        info = {name: value for name, value in event.items() if name not in own}
+        phase = Phase(event["phase"], since_s, len(self._open), self.attempt, info)
+        self._newest = phase
+        self._open.append(phase)
+        if self._history is not None:
+            self._history.append(phase)
+
+    def _add_level(self, event: Event, name: str) -> None:
+        """Note the memory at the end of an epoch."""
+        epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", name.lower())
+        # A single process knows its own memory exactly; with several, the last sample has them all.
+        is_single = (self._num_processes or 1) <= 1
+        held_bytes = event.get("held_bytes") if is_single else self.held_bytes
+        if held_bytes is not None and epoch:
+            self._levels.setdefault(f"{event['event']} {epoch[1]}", []).append(held_bytes)
+
+    def _end(self, event: Event, since_s: float) -> None:
+        # Growth over time is judged after loading. A repeated phase does not start that anew.
         if self._loads() and event["phase"] not in self._loaded:
             self._loaded.add(event["phase"])
             self._restart_floors(self.duration_s)
         while self._open:
             phase = self._open.pop()
-            phase.until_s = at
-            if phase.name == event["phase"]:
-                phase.end_s = at
-                phase.info |= {
-                    key: event[key] for key in ("failed", "peak_rss_bytes") if key in event
-                }
-                phase.info |= (
-                    {"end_held_bytes": event["held_bytes"]} if "held_bytes" in event else {}
-                )
-                if "failed" in event and (
-                    self._failed is None or phase.depth >= self._failed.depth
-                ):
-                    self._failed = phase
-                return
+            phase.until_s = since_s
+            if phase.name != event["phase"]:
+                continue  # its own end was lost
+            phase.end_s = since_s
+            phase.info |= {_END_FIELDS[name]: event[name] for name in _END_FIELDS if name in event}
+            if "failed" in event and (self._failed is None or phase.depth >= self._failed.depth):
+                self._failed = phase
+            return
 
     def sample(self, time_s: float, reading: Reading) -> None:
+        """Take the next reading of the process tree."""
         if self._began_s is None:
             self._began_s = time_s
         self.duration_s = time_s - self._began_s
         self._num_processes = reading.num_processes
-        sizes = {
-            name: size
-            for name, size in vars(reading).items()
-            if name.endswith("_bytes") and size is not None
-        }
-        sizes.pop("cgroup_limit_bytes", None)
-        if "rss_anon_bytes" in sizes:
-            anon, shmem, file = (
-                sizes.get(f"rss_{part}_bytes", 0) for part in ("anon", "shmem", "file")
-            )
-            sizes |= {"rss_bytes": anon + shmem + file, "anon_shmem_bytes": anon + shmem}
-        if "cgroup_anon_bytes" in sizes:
-            sizes["cgroup_anon_shmem_bytes"] = (
-                sizes["cgroup_anon_bytes"] + sizes["cgroup_shmem_bytes"]
-            )
-        if (parts := reading.held()) is not None:
-            self.last = dict(zip(("anon", "shmem", "file"), parts, strict=True))
-            name, size = self._open[-1].name if self._open else "", parts[0] + parts[1]
+        sizes = {name: size for name, size in vars(reading).items() if size is not None}
+        for name in ("num_processes", "cgroup_limit_bytes"):
+            sizes.pop(name, None)
+        if reading.rss_anon_bytes is not None:
+            sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)
+            sizes["anon_shmem_bytes"] = reading.rss_sum_bytes
+        if reading.cgroup_anon_bytes is not None:
+            shmem_bytes = reading.cgroup_shmem_bytes or 0
+            sizes["cgroup_anon_shmem_bytes"] = reading.cgroup_anon_bytes + shmem_bytes
+        parts = reading.held()
+        if parts is not None:
+            anon, shmem, file = parts
+            self.last = {"anon": anon, "shmem": shmem, "file": file}
+            name = self._open[-1].name if self._open else ""
+            size = anon + shmem
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
-            self._count_processes(reading.num_processes or 1, size)
+            number = reading.num_processes or 1
+            before = self._processes or Processes(number, 0, 0)
+            if number > before.most:
+                self._processes = Processes(before.first, number, size // number)
             if not self._loads():
                 self._add_floor(size)
         for name, size in sizes.items():
             self.peaks[name] = max(self.peaks.get(name, 0), size)
 
-    def _count_processes(self, number: int, size: int) -> None:
-        known = self._processes
-        if known is None or number > known.most:
-            first = known.first if known else number
-            self._processes = Processes(first, number, size // number)
-
     def _add_floor(self, size: int) -> None:
         since_s = max(0.0, self.duration_s - self._floors_begin_s)
         while since_s >= 24 * self._floor_s:  # then each two time spans become one
             pairs = itertools.zip_longest(self._floors[::2], self._floors[1::2], fillvalue=2**63)
-            self._floors, self._floor_s = [min(pair) for pair in pairs], 2 * self._floor_s
+            self._floors = [min(pair) for pair in pairs]
+            self._floor_s *= 2
         at = int(since_s / self._floor_s)
         self._floors += [size] * (at + 1 - len(self._floors))
         self._floors[at] = min(self._floors[at], size)

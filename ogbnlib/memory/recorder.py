@@ -14,20 +14,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar
 
 from .. import clock
 from ..errors import MB
 from ..files import open_to_write, write_all
 from .cuda import cuda_reading
 from .limits import Limit
-from .reading import Reading, own_memory, read_memory, reset_peak
+from .reading import Reading, own_memory, read_memory
 from .record import BOUNDARIES, SAMPLE_COLUMNS, Event, Record, RunPaths, parse_events, phase_label
 from .tree import Tree
 
 T = TypeVar("T")
-# a file to which each attempt of a run adds its folder, for an outer watcher
-RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"
 # Closes a line that a kill cut off. Without it, half a number in the last column would pass for a
 # whole one.
 TORN = " torn\n"
@@ -35,7 +33,7 @@ NUM_BINS = 2000  # of the time that a run has taken; a picture of it has no more
 _CHUNK_BYTES = 2**20
 
 
-class Thinning(Generic[T]):
+class _Thinning(Generic[T]):
     """Choice of the items to keep of an endless series: the largest of each time bin, a 2,000th of
     the time so far."""
 
@@ -50,7 +48,8 @@ class Thinning(Generic[T]):
         """Take one item; return the largest of the time bin that `time_s` has ended, if it ended
         one."""
         ended = None
-        self._began_s = time_s if self._began_s is None else self._began_s
+        if self._began_s is None:
+            self._began_s = time_s
         if self.best is None or time_s - self._bin_s >= (time_s - self._began_s) / NUM_BINS:
             ended = self.close()
             self._bin_s = time_s
@@ -62,7 +61,7 @@ class Thinning(Generic[T]):
         """End the time bin, so that each phase keeps its largest item, which is returned."""
         best = self.best
         self.best = None
-        return None if best is None else best[1]
+        return best and best[1]
 
 
 def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None]:
@@ -74,6 +73,14 @@ def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None
         size += os.pwrite(file, TORN.encode(), size)
     first = re.search(rb'(?:^{"time_s": |\n)(\d+(?:\.\d+)?),', os.pread(file, 1000, 0))
     return file, size, float(first[1]) if first else None
+
+
+def _reset_peak() -> None:
+    """Set the kernel's peak of this process's RSS to its present RSS (proc(5),
+    /proc/PID/clear_refs)."""
+    # without CONFIG_PROC_PAGE_MONITOR a phase's peak is the peak so far
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 class EventLog:
@@ -94,12 +101,12 @@ class EventLog:
             )
         self._lock = threading.Lock()
         self._last_cuda_s = self._last_largest_s = 0.0
-        self._cuda = Thinning[Event](began_s)
+        self._cuda = _Thinning[Event](began_s)
         self.open: list[str] = []  # labels of the open phases, also without a file
         # of the open phases: a reset for an inner one must not lose the outer one's
         self._peaks: list[int] = []
 
-    def mark(self, event: str, **info: Any) -> None:
+    def mark(self, event: str, **info: object) -> None:
         if self._file < 0:
             return
         line = json.dumps({"time_s": round(clock.now(), 4), "event": event, **info}) + "\n"
@@ -107,7 +114,7 @@ class EventLog:
             write_all(self._file, line.encode())
 
     @contextlib.contextmanager
-    def phase(self, name: str, **info: Any) -> Iterator[None]:
+    def phase(self, name: str, **info: object) -> Iterator[None]:
         """Record the block as phase `name`. Phases nest."""
         self.open.append(phase_label(name, info))
         try:
@@ -117,10 +124,10 @@ class EventLog:
             self.open.pop()
 
     @contextlib.contextmanager
-    def _marked(self, name: str, info: dict[str, Any]) -> Iterator[None]:
+    def _marked(self, name: str, info: dict[str, object]) -> Iterator[None]:
         held_bytes, rss, peak = own_memory()
         self._peaks = [max(outer, peak) for outer in self._peaks]
-        reset_peak()
+        _reset_peak()
         self._peaks.append(0)
         self.mark("begin", phase=name, held_bytes=held_bytes, rss_bytes=rss, **info)
         self.cuda(force=True)
@@ -137,7 +144,7 @@ class EventLog:
             self.mark(
                 "end", phase=name, held_bytes=held_bytes, peak_rss_bytes=self._peaks.pop(), **failed
             )
-            reset_peak()
+            _reset_peak()
 
     def part(self, name: str, size_bytes: int) -> None:
         """Record that the run now uses `size_bytes` under this name; 0 means that they were given
@@ -152,16 +159,17 @@ class EventLog:
             return
         # The largest free block, which takes longer, is read once a second.
         largest = largest or now - self._last_largest_s >= 1.0
-        if (reading := cuda_reading(largest)) is None:
+        reading = cuda_reading(largest)
+        if reading is None:
             return
         self._last_cuda_s = now
         self._last_largest_s = now if largest else self._last_largest_s
         reading["time_s"] = round(now, 4)
-        readings = [self._cuda.add(now, reading["allocated_bytes"], reading)]
+        due = [self._cuda.add(now, reading["allocated_bytes"], reading)]
         if force:
             best = self._cuda.close()
-            readings += [None if best is reading else best, reading]
-        for one in filter(None, readings):
+            due += [best, reading] if best is not reading else [reading]
+        for one in filter(None, due):
             self.mark("cuda", **one)
 
     def follow(self) -> Iterator[Event]:
@@ -177,7 +185,8 @@ class EventLog:
     def close(self, *, forget: bool = False) -> None:
         """Close the file; `forget` writes nothing to it before."""
         if self._file >= 0:
-            if not forget and (best := self._cuda.close()):
+            best = self._cuda.close()
+            if best and not forget:
                 self.mark("cuda", **best)
             os.close(self._file)
             self._file = -1
@@ -192,7 +201,8 @@ class _TimelineWriter:
         (self._file, self._end, began_s) = _open_for_append(path)
         if not self._end:
             self._end = os.pwrite(self._file, (",".join(SAMPLE_COLUMNS) + "\n").encode(), 0)
-        self._size, self._thinning = self._end, Thinning[bytes](began_s)
+        self._size = self._end
+        self._thinning = _Thinning[bytes](began_s)
 
     def add(self, time_s: float, reading: Reading) -> None:
         # in the columns' order
@@ -201,7 +211,7 @@ class _TimelineWriter:
         self._end += len(self._thinning.add(time_s, reading.held_bytes or 0, line) or b"")
         assert self._thinning.best is not None
         best = self._thinning.best[1]
-        block = best if line is best else best + line
+        block = line if line is best else best + line
         # before writing: the rest of a longer line might pass for a sample
         if self._end + len(block) < self._size:
             os.ftruncate(self._file, self._end)
@@ -256,7 +266,8 @@ class Recorder:
             try:
                 while True:
                     begin = time.monotonic()
-                    if (reading := self._sample(tree, watched)) is None:
+                    reading = self._sample(tree, watched)
+                    if reading is None:
                         return
                     try:
                         self.add(round(clock.now(), 4), reading)  # rounded as in both files
@@ -266,8 +277,9 @@ class Recorder:
                     if ended:
                         return
                     held_bytes = reading.held_bytes or 0
-                    unchanged = 0 if abs(held_bytes - before) > before / 200 else unchanged + 1
                     # A sample takes 0.1 to 0.6 ms of CPU time; memory at rest needs fewer of them.
+                    is_same = abs(held_bytes - before) <= before / 200
+                    unchanged = unchanged + 1 if is_same else 0
                     before = held_bytes
                     pause_s = interval_s if unchanged < 10 else max(interval_s, 0.15)
                     pause_s = min(pause_s, watched.longest_pause_s)
@@ -299,18 +311,20 @@ class Recorder:
         # 0.5 % of the time. Where only PSS tells what several processes use together, it is read
         # for up to 5 % of the time, and whenever their sum of RSS has grown, so that no peak falls
         # between two readings.
-        begin, cgroup = time.monotonic(), limit.cgroup  # which systemd makes later
+        begin = time.monotonic()
+        cgroup = limit.cgroup  # which systemd makes later
         begin_cpu_s = time.thread_time()  # on a busy machine the time on the clock is not the cost
         reading = read_memory(tree, cgroup=cgroup, pss=begin >= self._pss_due_s)
-        summed = (reading.rss_anon_bytes or 0) + (reading.rss_shmem_bytes or 0)
+        summed = reading.rss_sum_bytes
         grown = summed > 1.02 * self._pss_sum + MB
         if reading.held_bytes is None and grown and begin >= self._pss_allowed_s:
             reading = read_memory(tree, cgroup=cgroup, pss=True)
         if reading.pss_bytes is not None:
             cost_s = time.thread_time() - begin_cpu_s
-            several = cgroup is None and (reading.num_processes or 1) > 1
-            self._pss_allowed_s, self._pss_sum = begin + 20 * cost_s, summed
-            self._pss_due_s = begin + max(1.0, (20 if several else 200) * cost_s)
+            is_needed = cgroup is None and (reading.num_processes or 1) > 1
+            self._pss_allowed_s = begin + 20 * cost_s
+            self._pss_sum = summed
+            self._pss_due_s = begin + max(1.0, (20 if is_needed else 200) * cost_s)
         tree.reap()
         return limit.check(reading)
 
@@ -318,13 +332,9 @@ class Recorder:
         """Record a reading, after the events before it; the last moment of a phase belongs to
         it."""
         events = [*self.log.follow()]
-        moment = (time_s, True)
-        later = (
-            i
-            for i, event in enumerate(events)
-            if (event["time_s"], event["event"] == "end") >= moment
-        )
-        first = next(later, len(events))
+        moments = [(event["time_s"], event["event"] == "end") for event in events]
+        later = [i for i, moment in enumerate(moments) if moment >= (time_s, True)]
+        first = min(later, default=len(events))
         self._events(events[:first])
         self.record.sample(time_s, reading)
         self._rows.add(time_s, reading)

@@ -12,12 +12,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from .tree import Tree
+from ..environment import PARENT_VARIABLE
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
 # Passed on to a watched command: any of them would otherwise end its watcher alone.
 FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
-PARENT_VARIABLE = "OGBNLIB_PARENT"  # process id of the parent that no child may outlive
 
 
 class Stopped(BaseException):
@@ -67,16 +66,13 @@ class Forward(StopRequest):
 
 @contextlib.contextmanager
 def handled(
-    handler: Callable[[int, object], None], numbers: Iterable[signal.Signals] = STOP_SIGNALS
+    handler: Callable[[int, object], object], numbers: Iterable[signal.Signals] = STOP_SIGNALS
 ) -> Iterator[None]:
     """Send signals to `handler` inside the context; without effect off the main thread, which
     Python requires."""
-    main = threading.current_thread() is threading.main_thread()
-    before = (
-        {number: signal.signal(number, handler) for number in _without_nohup(numbers)}
-        if main
-        else {}
-    )
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, handler) for number in _without_nohup(numbers)}
     try:
         yield
     finally:
@@ -84,24 +80,10 @@ def handled(
             signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
-def suspend(tree: Tree | None) -> None:
-    """Stop a command and then this process, which Ctrl-Z reaches alone, until both go on."""
-    # SIGTSTP would be discarded in the command's session, which no shell controls.
-    if tree is not None:
-        tree.signal(signal.SIGSTOP)
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def resume(tree: Tree | None) -> None:
-    """Have a stopped command go on."""
-    if tree is not None:
-        tree.signal(signal.SIGCONT)
-
-
 def _without_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     # nohup sets SIGHUP to be ignored, a shell without job control SIGTSTP, and so it stays.
-    kept = {signal.SIGHUP, signal.SIGTSTP}
-    return [n for n in numbers if n not in kept or signal.getsignal(n) != signal.SIG_IGN]
+    can_be_ignored = {signal.SIGHUP, signal.SIGTSTP}
+    return [n for n in numbers if n not in can_be_ignored or signal.getsignal(n) != signal.SIG_IGN]
 
 
 @contextlib.contextmanager
@@ -134,5 +116,5 @@ def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> 
     # By default the process named in `PARENT_VARIABLE`, else the present one. The name is removed
     # from the environment, as the children of this process have another parent.
     expected = os.environ.pop(PARENT_VARIABLE, str(os.getppid()))
-    if os.getppid() != (int(expected) if parent is None else parent):
+    if os.getppid() != (parent or int(expected)):
         os._exit(128 + number)  # the parent died before prctl

@@ -1,6 +1,6 @@
 """Processes of a command: its descendants, and the daemons among them that this process adopts.
 
-A daemon (fork, setsid, fork) leaves its parent. Inside `adopting` the kernel gives it to the
+A daemon (fork, setsid, fork) leaves its parent. After `adopt_orphans` the kernel gives it to the
 watching process instead of init. A mark in the environment tells it from the watcher's own children.
 """
 
@@ -9,32 +9,28 @@ import ctypes
 import os
 import signal
 import sys
-import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
+from ..environment import MARKS_VARIABLE
 from .cgroup import read_whole
 from .written import Written
 
-# in the environment of a watched command: the marks of all its watchers, the outermost first
-MARKS_VARIABLE = "OGBNLIB_TREES"
-_GET_SUBREAPER, _SET_SUBREAPER = 37, 36  # prctl(2)
+_SET_SUBREAPER = 36  # prctl(2)
 _POLL_S = 0.05
 _ROUNDS = (
     100  # of one signal: a program that starts others without end must not hold up its watcher
 )
 _END_S = 5.0  # a process may hang in the kernel, such as on a network file system
-_lock = threading.Lock()
-_adopting = 0
 
 
 def process_tree(pid: int) -> list[int]:
     """Return `pid` and its living descendants, from `/proc/PID/task/*/children`."""
     # psutil's `children(recursive=True)` takes 35 ms for a tree of 5 among 438 processes, against
     # 0.09 ms here.
-    tree, queue = [], [pid]
+    tree = []
+    queue = [pid]
     while queue:
         current = queue.pop()
         try:
@@ -53,27 +49,12 @@ def _children(pid: int, task: int | str) -> list[int]:
 
 def state_of(pid: int) -> str:
     """The state of a process as in proc(5): "T" is stopped, "Z" ended; "" if it is gone."""
-    text = os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"")
-    return text.rpartition(")")[2][1:2]
+    return os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"").rpartition(")")[2][1:2]
 
 
-@contextlib.contextmanager
-def adopting() -> Iterator[None]:
-    """Become the parent of descendants that lose theirs, until the last of these contexts ends."""
-    global _adopting
-    libc, before = ctypes.CDLL(None), ctypes.c_int(0)
-    with _lock:
-        if _adopting == 0:
-            libc.prctl(_GET_SUBREAPER, ctypes.byref(before))
-            libc.prctl(_SET_SUBREAPER, 1)
-        _adopting += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _adopting -= 1
-            if _adopting == 0:
-                libc.prctl(_SET_SUBREAPER, before.value)
+def adopt_orphans() -> None:
+    """Become the parent of descendants that lose theirs, for the rest of this process."""
+    ctypes.CDLL(None).prctl(_SET_SUBREAPER, 1)
 
 
 class Tree:
@@ -83,7 +64,9 @@ class Tree:
     """
 
     def __init__(self, pid: int, mark: str = "", parent: int = 0):
-        self.pid, self.mark, self.parent = pid, mark, parent or os.getpid()
+        self.pid = pid
+        self.mark = mark
+        self.parent = parent or os.getpid()
         self.written: Written | None = None  # set by the watcher, to count it without a cgroup
         self._members: set[int] = set()
         self._adopted: set[int] = set()
@@ -103,11 +86,10 @@ class Tree:
         # The kernel gives an orphan to the first thread of its new parent. Several threads may be
         # here at once, so no set is changed in place.
         children = {*_children(self.parent, self.parent)} - {self.pid}
-        adopted, others = self._adopted & children, self._others & children
-        for child in children - adopted - others:
-            (adopted if self._is_ours(child) else others).add(child)
-        self._adopted = adopted
-        self._others = others
+        new = children - self._adopted - self._others
+        ours = {child for child in new if self._is_ours(child)}
+        self._adopted = (self._adopted & children) | ours
+        self._others = (self._others & children) | (new - ours)
 
     def _is_ours(self, child: int) -> bool:
         if child in self._members:
@@ -141,7 +123,7 @@ class Tree:
         be another's by now."""
         self.signal(signal.SIGKILL)
 
-    def left(self) -> list[int]:
+    def _left(self) -> list[int]:
         """The living processes but for the command itself."""
         return [
             pid for pid in self.pids() if pid != self.pid and state_of(pid) not in ("Z", "X", "")
@@ -149,14 +131,14 @@ class Tree:
 
     def names_left(self) -> list[str]:
         """Names and numbers of the processes that outlive the command."""
-        left = {pid: read_whole(f"/proc/{pid}/comm") for pid in self.left()}
-        return [f"{os.fsdecode(name).strip()} ({pid})" for pid, name in left.items() if name]
+        names = {pid: read_whole(f"/proc/{pid}/comm") for pid in self._left()}
+        return [f"{os.fsdecode(name).strip()} ({pid})" for pid, name in names.items() if name]
 
     def end(self) -> None:
         """Kill all processes and wait until they are gone, the command's own record excepted."""
         until_s = time.monotonic() + _END_S
         self.kill()
-        while self.left() and time.monotonic() < until_s:
+        while self._left() and time.monotonic() < until_s:
             time.sleep(0.01)
             self.reap()
             self.kill()
@@ -166,8 +148,8 @@ class Tree:
         """The command of a process that runs `guard` for this tree."""
         root = str(Path(__file__).parents[2])
         code = f"import sys; sys.path.insert(0, {root!r}); from {__name__} import guard; guard()"
-        arguments = [str(self.parent), str(self.pid), self.mark]
-        return [sys.executable, "-E", "-S", "-c", code, *arguments]
+        start = [sys.executable, "-E", "-S", "-c", code]
+        return [*start, str(self.parent), str(self.pid), self.mark]
 
 
 def new_mark() -> str:
@@ -180,8 +162,9 @@ def guard() -> None:
 
     SIGSTOP can't be caught, so another process must look. It runs until the watcher ends.
     """
-    parent, pid, mark = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    tree, stopped = Tree(pid, mark, parent), set[int]()
+    parent, pid = map(int, sys.argv[1:3])
+    tree = Tree(pid, sys.argv[3], parent)
+    stopped: set[int] = set()
     while os.getppid() == parent and state_of(pid) not in ("Z", ""):
         if state_of(parent) in ("T", "t"):
             stopped |= tree.signal(signal.SIGSTOP)

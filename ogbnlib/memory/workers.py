@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import InputError
 from .signals import STOP_SIGNALS, block_stop_signals, die_with_parent, ignore
 
-_started: set["Worker"] = set()
+_started: set["_Worker"] = set()
 _FULL = "/dev/shm is full (docker run --shm-size=8g)"
 
 
@@ -31,7 +31,7 @@ class WorkerDied(RuntimeError):
         self.exit_code = exit_code
 
 
-class Worker(ForkProcess):
+class _Worker(ForkProcess):
     """Forked process that dies with its parent and ends by SIGKILL."""
 
     class _Popen(popen_fork.Popen):  # the name is multiprocessing's
@@ -50,16 +50,19 @@ class Worker(ForkProcess):
 
 
 class _Context(ForkContext):
-    Process = Worker
+    Process = _Worker
 
 
 def worker_arguments(num_workers: int) -> dict[str, Any]:
     """Arguments that a `DataLoader` needs besides `num_workers`."""
-    return {"multiprocessing_context": _Context(), "worker_init_fn": _begin} if num_workers else {}
+    if num_workers == 0:
+        return {}
+    return {"multiprocessing_context": _Context(), "worker_init_fn": _begin}
 
 
 def _begin(worker_id: int) -> None:
-    trainer, hook = parent_process(), sys.excepthook
+    trainer = parent_process()
+    hook = sys.excepthook
     assert trainer is not None
     _started.clear()  # these are siblings
     ignore()
@@ -84,7 +87,8 @@ def workers_ended() -> Iterator[None]:
                 # Errors of a dying worker's queues arrive before the kernel reports its death.
                 died = _kill(wait_s=0.0 if clear else 1.0)
                 break
-        if (shortened := _shortened(error, died)) is None:
+        shortened = _shortened(error, died)
+        if shortened is None:
             raise
         raise shortened from None
 
@@ -128,15 +132,11 @@ def _shortened(error: BaseException, died: dict[int, int]) -> Exception | None:
     text = str(error).rstrip()
     if died and isinstance(error, Exception):
         pid, code = next(iter(died.items()))
-        how = (
-            f"was ended by {signal.Signals(-code).name}"
-            if code < 0
-            else f"ended with exit code {code}"
-        )
+        who = f"a DataLoader worker (process {pid})"
+        if code > 0:
+            return WorkerDied(f"{who} ended with exit code {code}")
         cause = f": {_FULL}, or a mapped file shrank" if code == -signal.SIGBUS else ""
-        return WorkerDied(
-            f"a DataLoader worker (process {pid}) {how}{cause}", 128 - code if code < 0 else 1
-        )
+        return WorkerDied(f"{who} was ended by {signal.Signals(-code).name}{cause}", 128 - code)
     if (
         isinstance(error, OSError)
         and error.errno == errno.ENOSPC

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..errors import MB
 from .cgroup import read_fields, read_whole
 
-FOLDER = "/dev/shm"
+_FOLDER = "/dev/shm"
 _FileId = tuple[int, int]  # device and inode
 
 
@@ -26,13 +26,13 @@ def _shmem_bytes() -> int:
 
 def _lying() -> dict[_FileId, os.stat_result]:
     """The files in /dev/shm."""
-    found = {}
-    for folder, _, names in os.walk(FOLDER):
+    files = {}
+    for folder, _, names in os.walk(_FOLDER):
         for name in names:
             with contextlib.suppress(OSError):
                 status = os.lstat(os.path.join(folder, name))
-                found[status.st_dev, status.st_ino] = status
-    return found
+                files[status.st_dev, status.st_ino] = status
+    return files
 
 
 def _open_files(pids: Iterable[int]) -> Iterator[os.stat_result]:
@@ -41,7 +41,7 @@ def _open_files(pids: Iterable[int]) -> Iterator[os.stat_result]:
         with contextlib.suppress(OSError):
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    if os.readlink(entry.path).startswith((FOLDER + "/", "/memfd:")):
+                    if os.readlink(entry.path).startswith((_FOLDER + "/", "/memfd:")):
                         yield os.stat(entry.path)
 
 
@@ -54,7 +54,7 @@ def _mapped(pids: Iterable[int], figure: bytes) -> dict[_FileId, int]:
             words = line.split(None, 5)
             if len(words) == 6 and not words[0].endswith(b":"):
                 current = None
-                if words[5].startswith((FOLDER.encode() + b"/", b"/memfd:")):
+                if words[5].startswith((_FOLDER.encode() + b"/", b"/memfd:")):
                     major, minor = (int(part, 16) for part in words[3].split(b":"))
                     current = os.makedev(major, minor), int(words[4])
                     sizes.setdefault(current, 0)
@@ -72,15 +72,18 @@ class Written:
         self._before = set(_lying())
         self._ours: set[_FileId] = set()
         self._others: set[_FileId] = set()
-        self._shmem_bytes, self._bytes = _shmem_bytes(), 0
+        self._shmem_bytes = _shmem_bytes()
+        self._bytes = 0
         self._due_s = 0.0
 
     def read(self, pids: list[int]) -> int:
         """Return the bytes; looked for at most 5 % of the time, once the machine's figure changed."""
-        begin_s, shmem_bytes = time.monotonic(), _shmem_bytes()
+        begin_s = time.monotonic()
+        shmem_bytes = _shmem_bytes()
         if begin_s < self._due_s or abs(shmem_bytes - self._shmem_bytes) < MB:
             return self._bytes
-        self._shmem_bytes, begin_cpu_s = shmem_bytes, time.thread_time()
+        self._shmem_bytes = shmem_bytes
+        begin_cpu_s = time.thread_time()
         self._bytes = self._look(pids)
         self._due_s = begin_s + 20 * (time.thread_time() - begin_cpu_s)
         return self._bytes
@@ -90,15 +93,12 @@ class Written:
         self._ours |= files.keys() - self._before
         lying = _lying()
         files |= lying
-        self._decide(
-            {
-                file
-                for file, status in lying.items()
-                if status.st_uid == os.geteuid()
-                and file not in self._before | self._ours | self._others
-            },
-            pids,
-        )
+        of_this_user = {file for file, status in lying.items() if status.st_uid == os.geteuid()}
+        unknown = of_this_user - self._before - self._ours - self._others
+        if unknown:
+            used = self._used_outside(pids)
+            self._others |= unknown & used
+            self._ours |= unknown - used
         self._ours &= files.keys()
         sizes = {file: files[file].st_blocks * 512 for file in self._ours}
         if not any(sizes.values()):
@@ -106,14 +106,8 @@ class Written:
         mapped = _mapped(pids, b"Rss:" if len(pids) == 1 else b"Pss:")
         return sum(max(0, size - mapped.get(file, 0)) for file, size in sizes.items())
 
-    def _decide(self, unknown: set[_FileId], pids: list[int]) -> None:
-        """Sort new files that no member has open: used by other processes of this user, or ours."""
-        if not unknown:
-            return
-        everybody = {int(path.name) for path in Path("/proc").glob("[0-9]*")}
-        outside = everybody - {*pids}
-        used = {(status.st_dev, status.st_ino) for status in _open_files(outside)}
-        used |= _mapped(outside, b"Pss:").keys()
-        used -= _mapped(pids, b"Pss:").keys()
-        self._others |= unknown & used
-        self._ours |= unknown - used
+    def _used_outside(self, pids: list[int]) -> set[_FileId]:
+        """The files that other processes than these have open or map."""
+        outside = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - {*pids}
+        files = {(status.st_dev, status.st_ino) for status in _open_files(outside)}
+        return files | _mapped(outside, b"Pss:").keys()

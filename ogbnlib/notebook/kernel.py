@@ -22,13 +22,14 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
+from ..environment import RUNS_VARIABLE
 from ..errors import format_bytes
 from ..memory.cgroup import counting_cgroup, effective_limit, read_whole
 from ..memory.reading import Reading, read_memory
-from ..memory.recorder import RUNS_VARIABLE, Recorder
+from ..memory.recorder import Recorder
 from ..memory.signals import Stopped, handled
 from ..runs.exit_codes import STOPPED, meaning_of
-from ..runs.folder import Run, RunEnded
+from ..runs.folder import Run, RunEnded, RunStopped
 
 
 class KernelDied(DeadKernelError):
@@ -187,7 +188,7 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
         try:
             raise_for_execution_errors(nb, nb.metadata.papermill["output_path"])
         except PapermillExecutionError as error:
-            if error.ename == Stopped.__name__:  # of `train` in the kernel itself
+            if error.ename in (Stopped.__name__, RunStopped.__name__):
                 exit_code = STOPPED
             elif error.ename == RunEnded.__name__ and (code := re.match(r"(\d+): ", error.evalue)):
                 exit_code = int(code[1])

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import pwd
 import stat
 import sys
 import time
@@ -12,28 +11,34 @@ from typing import Any
 
 from .. import clock
 from ..config import TrainConfig
+from ..environment import RUNS_VARIABLE
 from ..errors import InputError, explained, naming
-from ..files import check_own, home, locked, open_to_write, warn_if_remote, write_json
+from ..files import (
+    check_own,
+    home,
+    locked,
+    open_to_write,
+    user_name,
+    warn_if_remote,
+    write_json,
+)
 from ..forecast.audit import audit
 from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
-from ..memory.recorder import RUNS_VARIABLE, Recorder
+from ..memory.recorder import Recorder
 from ..registry import MODELS
 from .diagnosis import Remedy, Result, explain
 from .exit_codes import UNFINISHED
 from .folder import Run
 
-TORN_FILES = ".*.part"  # left by a kill of files that are written whole or not at all
-# The config of a run to resume, for the child: config.json is still the old one.
-CONFIG_VARIABLE = "OGBNLIB_CONFIG"
+_TORN_FILES = ".*.part"  # left by a kill of files that are written whole or not at all
 
 
 def slurm_job() -> str | None:
     """The Slurm job that this process is of, with _TASK in an array; None outside of a job."""
-    environ = os.environ
-    if "SLURM_ARRAY_JOB_ID" in environ and "SLURM_ARRAY_TASK_ID" in environ:
-        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-    return environ.get("SLURM_JOB_ID")
+    if "SLURM_ARRAY_TASK_ID" in os.environ:
+        return "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format(**os.environ)
+    return os.environ.get("SLURM_JOB_ID")
 
 
 @contextlib.contextmanager
@@ -67,7 +72,7 @@ def open_run_dir(
                 raise InputError(
                     f"epochs: the run is already at epoch {num_epochs}, got epochs={config.epochs}"
                 )
-        for torn in run_dir.glob(TORN_FILES):
+        for torn in run_dir.glob(_TORN_FILES):
             torn.unlink(missing_ok=True)
         if config is not None and not resumed:
             config.save(run.paths.config)
@@ -92,18 +97,10 @@ def announce_code(
         owner = path.stat().st_uid
         if owner != os.geteuid() and not trust:
             raise InputError(
-                f"{path}: expected a run of your own, found user {user_name(owner)}'s, whose {code} "
+                f"{path}: expected a run of your own, found one of {user_name(owner)}, whose {code} "
                 "would run as you; read it, and allow it with --trust (trust=True)"
             )
     say(f"running code of {code}")
-
-
-def user_name(number: int) -> str:
-    """Return a user's name, or the number where the machine has none."""
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
 
 
 def _check_content(run_dir: Path, *, resume: bool) -> None:
@@ -111,10 +108,10 @@ def _check_content(run_dir: Path, *, resume: bool) -> None:
     is_run = paths.config.is_file()
     if (resume and is_run) or not run_dir.is_dir():
         return
-    if any(path != paths.lock and not path.match(TORN_FILES) for path in run_dir.iterdir()):
-        content, remedy = ("a run", "resume it or name") if is_run else ("other files", "name")
+    if any(path != paths.lock and not path.match(_TORN_FILES) for path in run_dir.iterdir()):
+        content = "a run in it; resume it or" if is_run else "other files in it;"
         raise InputError(
-            f"{run_dir}: expected a new or empty folder, found {content} in it; {remedy} another one"
+            f"{run_dir}: expected a new or empty folder, found {content} name another one"
         )
 
 
@@ -138,13 +135,11 @@ def lock_of(run_dir: Path) -> contextlib.AbstractContextManager[int]:
 class Attempt:
     """An attempt of a run: marks its start, holds its recorder, and writes its result."""
 
-    def __init__(self, before: Run, config: TrainConfig | None = None, **info: Any):
-        self.before, self.config, self.run_dir, self.paths = (
-            before,
-            config,
-            before.run_dir,
-            before.paths,
-        )
+    def __init__(self, before: Run, config: TrainConfig | None = None, **info: object):
+        self.before = before
+        self.config = config
+        self.run_dir = before.run_dir
+        self.paths = before.paths
         self.recorder = Recorder(self.run_dir)
         self._sizes = {
             path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
@@ -174,7 +169,8 @@ class Attempt:
         *,
         with_forecast: bool = False,
         remedy_of: Remedy | None = None,
-        **evidence: Any,
+        memory_limit_bytes: int | None = None,
+        **evidence: object,
     ) -> Run:
         """Write result.json: exit code, peaks, diagnosis, and with `with_forecast` the predicted
         memory.
@@ -186,9 +182,10 @@ class Attempt:
         if exit_code == 0 and self.config is not None and "finished" not in record.events:
             exit_code = UNFINISHED  # the user's model ended the trainer, by os._exit(0) for example
         kernel_peak = evidence.pop("kernel_peak_bytes", None)
-        values: dict[str, Any] = {
+        values = {
             "exit_code": exit_code,
-            **dict.fromkeys(("memory_limit_bytes", "limit_by", "killed_by", "oom_kills")),
+            "memory_limit_bytes": memory_limit_bytes,
+            **dict.fromkeys(("limit_by", "killed_by", "oom_kills")),
             **evidence,
             "slurm_job": self._job,
             "throttled": throttled_since(self._high),
@@ -200,8 +197,9 @@ class Attempt:
         }
         if with_forecast and self.config is not None:
             event = record.events.get("dataset")  # else the data set's own files have its size
-            limit_bytes = values["memory_limit_bytes"]
-            forecast = audit(self.config, limit_bytes, record.phases, record.largest_parts, event)
+            forecast = audit(
+                self.config, memory_limit_bytes, record.phases, record.largest_parts, event
+            )
             values["forecast"] = {"size_from": "run" if event else "files", **forecast}
         result = Result.model_validate(values)
         result.diagnosis = result.diagnosis or explain(
@@ -209,18 +207,23 @@ class Attempt:
         )
         written = result.model_dump(mode="json", exclude_unset=True)
         try:
-            # An attempt that refused its input before it has resumed leaves the folder as it was.
-            if exit_code == 2 and self.before.result and "resumed" not in record.events:
-                for path, num_bytes in self._sizes.items():
-                    with open(path, "ab", opener=open_to_write) as file:
-                        file.truncate(num_bytes)
-                write_json(self.paths.result, self.before.result)
-            else:
-                write_json(self.paths.result, written)
+            self._write(written, is_refused=exit_code == 2 and "resumed" not in record.events)
         except OSError as error:  # the work is done all the same, and its exit code counts
             print(
                 f"error: {self.paths.result}: it could not be written: {explained(error)}",
                 file=sys.stderr,
             )
-        known = {} if self.config is None else {"config": self.config}
-        return Run(self.run_dir, result=written, diagnosis=result.diagnosis, record=record, **known)
+        run = Run(self.run_dir, result=written, diagnosis=result.diagnosis, record=record)
+        if self.config is not None:
+            run.config = self.config
+        return run
+
+    def _write(self, result: Mapping[str, object], *, is_refused: bool) -> None:
+        """Write result.json. An attempt that refused its input before it has resumed leaves the
+        folder as it was."""
+        if is_refused and self.before.result:
+            for path, num_bytes in self._sizes.items():
+                with open(path, "ab", opener=open_to_write) as file:
+                    file.truncate(num_bytes)
+            result = self.before.result
+        write_json(self.paths.result, result)

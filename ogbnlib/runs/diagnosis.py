@@ -18,9 +18,17 @@ from ..config import TrainConfig
 from ..errors import MB, InputError, format_bytes, printable
 from ..memory.cgroup import Throttle, throttled_since
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
-from ..memory.killed import KEPT, KilledBy
+from ..memory.killed import KEPT, NEEDING_LESS, KilledBy
 from ..memory.record import Growth, Record
-from .evidence import GUIDE, OUT_OF_MEMORY, exception_line, find, find_job, gpu_sizes
+from .evidence import (
+    GUIDE,
+    OUT_OF_MEMORY,
+    Finding,
+    exception_line,
+    find,
+    find_job,
+    gpu_sizes,
+)
 from .exit_codes import (
     DIVERGED,
     EXIT_CODES,
@@ -92,63 +100,59 @@ class Result(BaseModel):
     @property
     def held_peak_bytes(self) -> int:
         """Peak of anonymous + shared memory in any sample."""
-        # old results lack the first
-        names = ("held_bytes", "cgroup_anon_shmem_bytes", "anon_shmem_bytes")
-        return int(
-            next(
-                (
-                    self.sampled_peaks_bytes[name]
-                    for name in names
-                    if self.sampled_peaks_bytes.get(name)
-                ),
-                0,
-            )
-        )
+        return int(self.sampled_peaks_bytes.get("held_bytes", 0))
 
     def under_limit(self) -> str:
-        limit = self.memory_limit_bytes
-        return f" under a limit of {format_bytes(limit)} ({self.limit_by})" if limit else ""
+        if not self.memory_limit_bytes:
+            return ""
+        return f" under a limit of {format_bytes(self.memory_limit_bytes)} ({self.limit_by})"
 
 
 def ended(result: Result | None) -> str:
     """The end of a run in a few words, for a title or a table."""
     if result is None:
         return "no result"
-    code, cause = (
-        result.exit_code,
-        "out of memory" if result.killed_by else meaning_of(str(result.exit_code)).cause,
-    )
-    cause = result.diagnosis.cause if result.diagnosis else cause
-    return f"{cause}, exit code {code}" if code else cause
+    cause = OUT_OF_MEMORY if result.killed_by else meaning_of(str(result.exit_code)).cause
+    if result.diagnosis:
+        cause = result.diagnosis.cause
+    return f"{cause}, exit code {result.exit_code}" if result.exit_code else cause
 
 
 def explain_code(code: str) -> Diagnosis:
     """Diagnosis of an exit code, a signal's name, Slurm's `EXIT:SIGNAL` pair or a job's state."""
-    key, state = code_key(code), state_key(code)
+    key = code_key(code)
+    state = state_key(code)
+    number = None
     if state:
         meaning = meaning_of_state(state, {})
         subject = f"{state}: the job {meaning.text}"
     elif key:
         meaning = meaning_of(code)
-        other = "" if key == code else f", in other words {key}"
-        if ":" in key or key == code.partition(":")[0]:
-            other = ""
-        elif code.endswith(":0"):
-            other += f" unless the script itself said `exit {code[:-2]}`"
+        name = code if code[0].isalpha() else f"Exit code {code}"
+        subject = f"{name}{_other_words(code, key)}: {meaning.text}"
+        if key.isdigit():
+            number = int(key)
         if ":" in code:
             job = "ask `python -m ogbnlib diagnose --job ID`, which reads the job's log, too"
             meaning = meaning._replace(remedy=meaning.remedy.replace(READ_LOG, job))
-        name = code if code[0].isalpha() else f"Exit code {code}"
-        subject = f"{name}{other}: {meaning.text}"
     else:
         raise InputError(
             f"--exit-code: expected 0 to 255, -N for signal N, its name such as SIGKILL, Slurm's pair such as 0:125 or "
             f"a job's state such as OUT_OF_MEMORY, got {code!r}"
         )
-    number = int(key) if key.isdigit() and not state else None
     return Diagnosis(
         f"{subject}. Next: {meaning.remedy}.", meaning.cause, number, None, remedy=meaning.remedy
     )
+
+
+def _other_words(code: str, key: str) -> str:
+    """The exit code that a signal's name, a negative number or Slurm's pair stands for."""
+    if key == code or ":" in key or key == code.partition(":")[0]:
+        return ""
+    words = f", in other words {key}"
+    if code.endswith(":0"):
+        words += f" unless the script itself said `exit {code[:-2]}`"
+    return words
 
 
 def explain_text(text: str) -> Diagnosis:
@@ -160,18 +164,18 @@ def explain_text(text: str) -> Diagnosis:
     if code_key(text) or state_key(text):
         return explain_code(text.strip())
     # a terminal breaks lines
-    found = find(text) or find_job(text) or find(" ".join(text.split()))
-    if found is None:
+    finding = find(text) or find_job(text) or find(" ".join(text.split()))
+    if finding is None:
         message = exception_line(text)
-        said = f"it ends with {message[:200]!r}" if message else "no message in it is known"
+        end = f"it ends with {message[:200]!r}" if message else "no message in it is known"
         remedy = f"look for its words in {GUIDE}; `python -m ogbnlib watch` runs the command again and records it"
-        return Diagnosis(
-            f"Cause unknown: {said}. Next: {remedy}.", "unknown", None, None, remedy=remedy
-        )
-    said = f"{found.text[:1].upper()}{found.text[1:]}. Evidence: {found.line[:200].rstrip('.')}."
-    return Diagnosis(
-        f"{said} Next: {found.remedy}.", found.cause, None, None, found.sizes, remedy=found.remedy
-    )
+        finding = Finding("unknown", f"Cause unknown: {end}", remedy)
+    sentences = [f"{finding.text[:1].upper()}{finding.text[1:]}."]
+    if finding.line:
+        sentences.append(f"Evidence: {finding.line[:200].rstrip('.')}.")
+    sentences.append(f"Next: {finding.remedy}.")
+    text = " ".join(sentences)
+    return Diagnosis(text, finding.cause, None, None, finding.sizes, remedy=finding.remedy)
 
 
 def explain(
@@ -185,7 +189,7 @@ def explain(
     """Diagnose the last attempt of a run, or describe a run at work; `result` is empty where none
     was written.
 
-    `remedy_of` is the planner's `memory_remedy`, where it is at hand.
+    `remedy_of` is the planner's `memory_remedy`; None names the command that asks the planner.
     """
     case = _Case(run_dir, config, result, record, remedy_of)
     if at_work:
@@ -197,7 +201,7 @@ def explain(
     return case.killed() if result.killed_by else case.failed()
 
 
-MOMENT_S = 10.0  # in which imports and the first batch grow, too
+_MOMENT_S = 10.0  # in which imports and the first batch grow, too
 # Causes that an exit code alone leaves open: evidence in the output decides.
 OPEN_CAUSES = ("error", "SIGKILL, cause unknown", "never started")
 
@@ -218,7 +222,9 @@ class _Case:
         self.result = result
         self.record = record
         self.remedy_of = remedy_of
-        self.foreign = _is_foreign(record)
+        # whether the command is not of this package
+        command: list[str] = record.start.get("command") or []
+        self.foreign = bool(command) and command[1:3] != ["-m", "ogbnlib"]
         self.label = record.phase.label if record.phase else None
         if self.label:
             self.where = f"in phase '{self.label}'"
@@ -226,37 +232,42 @@ class _Case:
             self.where = "in no named phase" if self.foreign else "before its first phase"
         duration_s = record.duration_s if result.duration_s is None else result.duration_s
         self.took = f"{duration_s:.1f} s"
-        self.throttled = result.throttled
+        # sentences on a `memory.high` that slowed the run down
+        self.throttled = " ".join(map(str, result.throttled))
         self.struck = ""
         if result.kills_around:
-            self.struck = " Meanwhile the kernel's out-of-memory killer struck "
-            self.struck += f"{result.kills_around} times in its cgroup: perhaps this run."
+            self.struck = (
+                " Meanwhile the kernel's out-of-memory killer struck "
+                f"{result.kills_around} times in its cgroup: perhaps this run."
+            )
 
     def _diagnosis(self, sentences: Iterable[str], cause: str, remedy: str = "") -> Diagnosis:
         text = " ".join(filter(None, sentences))
         if remedy:
             text += f" Next: {remedy}."
-        code = self.result.exit_code
-        memory = dict(self.record.parts), dict(self.record.last)
-        return Diagnosis(text, cause, code, self.label, *memory, remedy)
+        return Diagnosis(
+            text,
+            cause,
+            self.result.exit_code,
+            self.label,
+            dict(self.record.parts),
+            dict(self.record.last),
+            remedy,
+        )
 
     def _memory(self) -> list[str]:
         """Sentences on the memory in use at the end, and on its growth."""
-        record, sentences = self.record, []
-        if record.last:
-            parts = [format_bytes(record.last[part]) for part in ("anon", "shmem", "file")]
-            anon, shmem, file = parts
+        sentences = []
+        if self.record.last:
+            anon, shmem, file = map(format_bytes, self.record.last.values())
             sentences.append(
                 f"The last sample shows {anon} anonymous, {shmem} shared and {file} file memory."
             )
-        if record.parts:
-            largest_first = sorted(record.parts.items(), key=lambda item: -item[1])
-            named = ", ".join(f"{name} {format_bytes(size)}" for name, size in largest_first)
-            sentences.append(f"It held {named}.")
-        return [*sentences, self._processes(), self._growth()]
-
-    def _processes(self) -> str:
-        return str(self.record.processes) if self.record.processes else ""
+        if self.record.parts:
+            largest_first = sorted(self.record.parts.items(), key=lambda item: -item[1])
+            texts = [f"{name} {format_bytes(size)}" for name, size in largest_first]
+            sentences.append(f"It held {', '.join(texts)}.")
+        return [*sentences, str(self.record.processes or ""), self._growth()]
 
     def _growth(self) -> str:
         growth = self.record.growth
@@ -264,18 +275,15 @@ class _Case:
             return ""
         if growth.over_s is None:
             return str(growth)
-        if growth.over_s < MOMENT_S and growth.verdict != "climbs":
+        if growth.over_s < _MOMENT_S and growth.verdict != "climbs":
             return ""
         hint = "" if self.label else " No phase is named, so loading may be part of it."
         return f"{growth}{hint}"
 
-    def _throttled(self) -> str:
-        """The sentence on a `memory.high` that slowed the run down."""
-        return " ".join(str(throttle) for throttle in self.throttled)
-
     def at_work(self) -> Diagnosis:
         record = self.record
-        self.throttled = throttled_since(record.start.get("memory_high") or {})
+        throttles = throttled_since(record.start.get("memory_high") or {})
+        self.throttled = " ".join(map(str, throttles))
         if not self.label and not self.foreign:
             self.label = self.where = "starting"
         since = ""
@@ -288,7 +296,7 @@ class _Case:
             amount += f" of {format_bytes(limit)}"
         most = f"{format_bytes(record.held_peak_bytes)} at most"
         text = f"At work, {self.where}{since}; after {self.took} it holds {amount}, {most}."
-        return self._diagnosis([text, self._throttled(), *self._memory()], "at work")
+        return self._diagnosis([text, self.throttled, *self._memory()], "at work")
 
     def without_result(self) -> Diagnosis:
         text = "No result was written: the watching process was itself killed. "
@@ -301,7 +309,8 @@ class _Case:
     def finished(self) -> Diagnosis:
         result = self.result
         text = f"Finished without an error in {self.took}{result.under_limit()}"
-        if peak := result.held_peak_bytes:
+        peak = result.held_peak_bytes
+        if peak:
             text += f"; it held {format_bytes(peak)} at most"
             if result.peak_source == "kernel counter" and (result.peak_bytes or 0) > peak:
                 text += f", {format_bytes(result.peak_bytes)} with page cache"
@@ -312,7 +321,12 @@ class _Case:
         growth = ""
         if self.record.growth and self.record.growth.verdict != "levels off":
             growth = self._growth()
-        sentences = [text + self.struck, self._throttled(), self._processes(), growth]
+        sentences = [
+            text + self.struck,
+            self.throttled,
+            str(self.record.processes or ""),
+            growth,
+        ]
         return self._diagnosis(sentences, "finished")
 
     def killed(self) -> Diagnosis:
@@ -320,30 +334,34 @@ class _Case:
         text = [f"{_killer(result)} after {self.took}, {self.where}."]
         if result.ended_with is not None:
             text.append(f"Its first process then ended with exit code {result.ended_with}.")
-        sentences = [*text, self._throttled(), *self._first_rank(), *self._memory()]
-        return self._diagnosis(sentences, "out of memory", self._memory_remedy())
+        text += [self.throttled, *self._first_rank(), *self._memory()]
+        return self._diagnosis(text, OUT_OF_MEMORY, self._memory_remedy())
 
     def failed(self) -> Diagnosis:
         """Diagnose by the exit code, and by the evidence in the last words where the code leaves the
         cause open."""
-        result, code = self.result, self.result.exit_code
+        result = self.result
+        code = result.exit_code
         assert code is not None
         cause, meaning, remedy = meaning_of(code, foreign=self.foreign)
-        found = find(result.last_output or "") if cause in OPEN_CAUSES else None
-        head = f"Exit code {code}: {meaning}"
-        if found:
-            cause, remedy = found.cause, found.remedy
-            head = f"Exit code {code}: {found.text}"
+        finding = find(result.last_output or "") if cause in OPEN_CAUSES else None
+        if finding:
+            cause = finding.cause
+            meaning = finding.text
+            remedy = finding.remedy
         text = [
-            f"{head}. It ended{result.under_limit()} after {self.took}, {self.where}.{self.struck}"
+            f"Exit code {code}: {meaning}.",
+            f"It ended{result.under_limit()} after {self.took}, {self.where}.{self.struck}",
         ]
+        # the very call that resumes this run
         if self.config is not None:
-            remedy = remedy.replace("resume=True (--resume)", "resume=True")
             call = resumption(self.run_dir, result.memory_limit_bytes)
+            remedy = remedy.replace("resume=True (--resume)", "resume=True")
             remedy = remedy.replace("go on with resume=True", f"go on with {call}")
         if cause == EXIT_CODES["137"].cause and result.under_limit():
             text.append("The limit's own evidence shows no out-of-memory kill.")
             remedy = "look for who sent it: the job's state in sacct, or dmesg if the whole machine had no memory left"
+        # The trainer records sizes and suggestions of a failed allocation on the GPU.
         oom = self.record.events.get("cuda_oom")
         if code == OUT_OF_CUDA_MEMORY and oom:
             text.append(gpu_sizes(oom) or str(oom.get("message")))
@@ -354,7 +372,7 @@ class _Case:
             text.append(f"Its last words: {result.last_output.rstrip('.')}.")
         if cause == OUT_OF_MEMORY:
             remedy = self._memory_remedy()
-        text.append(self._throttled())
+        text.append(self.throttled)
         if code not in (2, STOPPED, DIVERGED):
             text += [*self._first_rank(), *self._memory()]
         return self._diagnosis(text, cause, remedy)
@@ -363,7 +381,8 @@ class _Case:
         """The way out of an out-of-memory kill."""
         limit = self.result.memory_limit_bytes
         killed = KilledBy(None if limit is None else int(limit))
-        if outer := self.result.outer_limit:
+        outer = self.result.outer_limit
+        if outer:
             killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
         if self.foreign:
             return command_remedy(self.record, killed)
@@ -374,9 +393,9 @@ class _Case:
             )
         if self.remedy_of is not None:
             return self.remedy_of(self.config, self.record, killed)
+        command = f"plan --config {self.run_dir}/config.json"
         size = f"{killed.left_bytes / MB:.0f} MB"
-        command = f"plan --config {self.run_dir}/config.json --memory-limit '{size}'"
-        return f"ask `python -m ogbnlib {command}` what fits"
+        return f"ask `python -m ogbnlib {command} --memory-limit '{size}'` what fits"
 
     def _first_rank(self) -> list[str]:
         first = self.record.events.get("rank ended")
@@ -386,37 +405,35 @@ class _Case:
         return [f"Rank {first['rank']} was the first to end: {meaning}."]
 
 
-def _is_foreign(record: Record) -> bool:
-    """Whether the run is of a command that is not of this package."""
-    command: list[str] = record.start.get("command") or []
-    return bool(command) and command[1:3] != ["-m", "ogbnlib"]
-
-
 def _killer(result: Result) -> str:
+    code = result.exit_code
     if result.killed_by == "watchdog":
-        return f"Killed by this library's watchdog (exit code {result.exit_code}){result.under_limit()}"
+        return f"Killed by this library's watchdog (exit code {code}){result.under_limit()}"
     text = "Killed by" if result.ended_with is None else "A process of it was killed by"
-    text += f" the kernel's out-of-memory killer (exit code {result.exit_code}, oom_kill counter {result.oom_kills})"
-    if outer := result.outer_limit:
+    text += f" the kernel's out-of-memory killer (exit code {code}, oom_kill counter {result.oom_kills})"
+    outer = result.outer_limit
+    if not outer:
+        return text + result.under_limit()
+    text += f" for the limit of {format_bytes(outer.limit_bytes)} of the cgroup {outer.cgroup} around it"
+    if result.memory_limit_bytes:
         own = result.under_limit().replace("under a limit of", "its own limit of")
-        text += f" for the limit of {format_bytes(outer.limit_bytes)} of the cgroup {outer.cgroup} around it"
-        return text + (f", not for{own}" if own else "")
-    return text + result.under_limit()
+        text += f", not for{own}"
+    return text
 
 
 def command_remedy(record: Record, killed: KilledBy) -> str:
     """The remedy for a watched command, whose content no planner knows."""
-    name = record.phase.name if record.phase else ""
-    text = "read or build less at once" + (f" in '{name}'" if name else "")
+    text = "read or build less at once"
+    if record.phase and record.phase.name:
+        text += f" in '{record.phase.name}'"
     text += ": one loader at a time (each of PyG's copies the graph; a store of "
-    text += "`python -m ogbnlib convert` stays on disk), smaller batches, fewer workers, arrays "
-    text += "mapped with numpy.load(mmap_mode='r')"
+    text += f"`python -m ogbnlib convert` stays on disk), smaller batches, {NEEDING_LESS}"
     if record.growth and record.growth.verdict == "climbs":
         # Without marks of epochs it may be no training, and a few seconds of loading climb, too.
-        kept = f"{text}; in training look for"
-        if record.growth.epochs:
-            kept = "find what each epoch keeps:"
-        text = f"{kept} {KEPT}"
+        look = "find what each epoch keeps:"
+        if not record.growth.epochs:
+            look = f"{text}; in training look for"
+        text = f"{look} {KEPT}"
     if killed.limit_bytes is None:
         return text
-    return f"{text}; or raise {'memory_limit' if not killed.cgroup else 'the limit'}"
+    return f"{text}; or raise {'the limit' if killed.cgroup else 'memory_limit'}"

@@ -9,17 +9,17 @@ import re
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from ..errors import format_bytes
 from ..memory.cuda import ALLOCATOR_VARIABLES, oom_sizes
+from ..memory.killed import NEEDING_LESS
 from .exit_codes import EXIT_CODES, Meaning, code_key, meaning_of, meaning_of_state, state_key
 
 GUIDE = "notebooks/guide/troubleshooting.md"
 OUT_OF_MEMORY = "out of memory"
 _LESS = (
     "hold less at once: `python -m ogbnlib plan --memory-limit SIZE` says which settings fit; in a script of your own "
-    "one loader at a time, fewer workers, arrays mapped with numpy.load(mmap_mode='r')"
+    f"one loader at a time, {NEEDING_LESS}"
 )
 _GPU_LESS = EXIT_CODES["76"].remedy.partition(", or ")[2]
 # Groups of the patterns below whose text is a size.
@@ -118,7 +118,7 @@ _JOB_LINES = {
     r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",
 }
 
-_SIGNALS = {signal.strsignal(one): one.value for one in signal.Signals}  # "Killed" -> 9
+_SIGNAL_CODES = {str(signal.strsignal(one)): str(128 + one) for one in signal.Signals}  # "Killed"
 _WORDS = "|".join(
     ("Killed", "Segmentation fault", "Aborted", "Bus error", "Terminated", "Illegal instruction")
 )
@@ -279,6 +279,7 @@ _CONSEQUENCES = re.compile(
     r"|PapermillExecutionError|CellExecutionError",
     re.IGNORECASE,
 )
+_WORD = re.compile(r"[^\W_]")  # ruled lines (====) have none
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(
     r"(?:direct cause of the following exception|another exception occurred):[\s\w\[\]:]*$"
@@ -317,12 +318,12 @@ def find(text: str, *, foreign: bool = True) -> Finding | None:
     program ended with it: not if it was caught and another one followed.
     """
     text = cleaned(text)
-    found = _first(_KERNEL, text)
+    finding = _first(_KERNEL, text)
     state, line = job_state(text.splitlines())
-    if found is None and state:
+    if finding is None and state:
         meaning = meaning_of_state(state, {})
-        found = Finding(meaning.cause, f"the job {meaning.text}", meaning.remedy, line)
-    return found or _by_rank(text, foreign=foreign) or _by_exception(text)
+        finding = Finding(meaning.cause, f"the job {meaning.text}", meaning.remedy, line)
+    return finding or _by_rank(text, foreign=foreign) or _by_exception(text)
 
 
 def _first(clues: Iterable[Clue], text: str) -> Finding | None:
@@ -337,12 +338,11 @@ def _finding(clue: Clue, match: re.Match[str]) -> Finding:
     groups = {name: value for name, value in match.groupdict().items() if value is not None}
     sizes = {name: size_of(groups[name]) for name in _SIZES if name in groups}
     words = groups | {name: format_bytes(size) for name, size in sizes.items()}
-    line = line_of(match)
+    line = _line_of(match)
     meaning = clue.meaning
     if meaning is None:
         word = groups.get("code") or groups.get("signal") or groups["name"]
-        number = _SIGNALS.get(word.capitalize())
-        meaning = meaning_of(number + 128 if number else word, foreign=True)
+        meaning = meaning_of(_SIGNAL_CODES.get(word.capitalize(), word), foreign=True)
         meaning = meaning._replace(text=_about(clue.who, meaning))
     elif meaning.cause == "out of GPU memory":
         return _gpu(match.string, line) or Finding(*meaning, line)
@@ -354,12 +354,11 @@ def _about(who: str, meaning: Meaning) -> str:
     return f"{who} {verb}{meaning.text}"
 
 
-def line_of(match: re.Match[str]) -> str:
+def _line_of(match: re.Match[str]) -> str:
     """The whole line of a match, its lines joined where it has several."""
     begin = match.string.rfind("\n", 0, match.start()) + 1
-    end = match.string.find("\n", match.end())
-    lines = match.string[begin : end if end >= 0 else None].split("\n")
-    return " ".join(" ".join(line.split()) for line in lines)
+    rest = match.string[match.end() :].partition("\n")[0]
+    return " ".join((match.string[begin : match.end()] + rest).split())
 
 
 def size_of(text: str) -> int:
@@ -375,7 +374,7 @@ def cleaned(text: str) -> str:
 
 
 def job_state(lines: Iterable[str]) -> tuple[str, str]:
-    """The state of a Slurm job that the lines of its log prove, and the line; "" where they prove none."""
+    """The state of a Slurm job and the line of its log that proves it; "" without such a line."""
     proofs = [
         (state, line.strip())
         for line in lines
@@ -386,28 +385,26 @@ def job_state(lines: Iterable[str]) -> tuple[str, str]:
     kills = [proof for proof in proofs if proof[0] == "OUT_OF_MEMORY"]
     if kills and proofs[-1][0] != "REQUEUED":
         return kills[0]
-    return proofs[-1] if proofs else ("", "")
+    return [("", ""), *proofs][-1]
 
 
 def job_rows(text: str) -> list[dict[str, str]]:
     """Rows of jobs and steps, under sacct's names, of sacct's table in both forms, squeue's table,
     `scontrol show job` on one line, or seff."""
     lines = text.strip().splitlines()
-    header = next(
-        (i for i, line in enumerate(lines) if re.match(r"\s*JOB_?ID[ |]", line, re.I)), -1
-    )
-    if header < 0:
+    while lines and not re.match(r"\s*JOB_?ID[ |]", lines[0], re.I):
+        del lines[0]
+    if not lines:
         return _listed(text)
-    if "|" in lines[header]:
-        rows = csv.DictReader(lines[header:], restval="", delimiter="|", quoting=csv.QUOTE_NONE)
-        return list(rows)
-    names = [_NAMES.get(name, name) for name in lines[header].split()]
-    ruler = lines[header + 1] if header + 1 < len(lines) else ""
-    cells = [match.span() for match in re.finditer("-+", ruler)]
-    if len(cells) == len(names):
-        body = [[line[a:b].strip() for a, b in cells] for line in lines[header + 2 :]]
+    if "|" in lines[0]:
+        return [*csv.DictReader(lines, restval="", delimiter="|", quoting=csv.QUOTE_NONE)]
+    header, *lines = lines
+    names = [_NAMES.get(name, name) for name in header.split()]
+    cells = [match.span() for match in re.finditer("-+", "".join(lines[:1]))]
+    if len(cells) == len(names):  # the line below the header, which is no row
+        body = [[line[a:b].strip() for a, b in cells] for line in lines]
     else:
-        body = [line.split(None, len(names) - 1) for line in lines[header + 1 :]]
+        body = [line.split(None, len(names) - 1) for line in lines]
     return [dict(zip(names, row, strict=False)) for row in body if row and row[0][:1].isdigit()]
 
 
@@ -434,7 +431,7 @@ def _listed(text: str) -> list[dict[str, str]]:
     if re.search(r"^State: [A-Z_]+ \(exit code", text, re.MULTILINE):
         pairs = re.findall(r"^([A-Z][\w ]+): (.*)$", text, re.MULTILINE)
         row = {_NAMES.get(name, name): value for name, value in pairs}
-        state, _, code = row.get("State", "").partition(" (exit code ")
+        state, _, code = row["State"].partition(" (exit code ")
         return [row | {"State": state, "ExitCode": f"{code.rstrip(')')}:0"}]
     text = re.sub(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\S+)", r"JobId=\1_\2", text)
     # a value may contain blanks
@@ -452,6 +449,7 @@ def find_job(text: str) -> Finding | None:
     lone = re.search(r"^ *(\d+)?.*\bOUT_OF_ME(?:MORY\b|\+)", text, re.MULTILINE)
     if lone and not rows:  # a row of sacct without its header
         rows = [{"JobID": lone[1] or "ID", "State": "OUT_OF_MEMORY"}]
+    # of jobs, not of their steps such as 12.batch
     jobs = [row for row in rows if "." not in row.get("JobID", "")] or rows
     unfinished = [row for row in jobs if state_key(row["State"]) != "COMPLETED"]
     if not jobs:
@@ -459,10 +457,10 @@ def find_job(text: str) -> Finding | None:
     job = (unfinished or jobs)[-1]
     name = job.get("JobID", "ID").partition(".")[0]
     own = [row for row in rows if row.get("JobID", "ID").partition(".")[0] == name]
-    states = {state_key(row["State"]) for row in own}
-    state = "OUT_OF_MEMORY" if "OUT_OF_MEMORY" in states else state_key(job["State"])
-    used = max((row["MaxRSS"] for row in own if row.get("MaxRSS")), key=size_of, default="")
-    facts = {"job": name} | {key: value.strip("()") for key, value in job.items() if value}
+    state = state_key(job["State"])
+    # srun turns the kill of a step for its memory into a job that FAILED.
+    if "OUT_OF_MEMORY" in [state_key(row["State"]) for row in own]:
+        state = "OUT_OF_MEMORY"
     if state == "FAILED" and code_key(job.get("ExitCode", "")):
         meaning = meaning_of(job["ExitCode"], foreign=True)
         remedy = f"ask `python -m ogbnlib diagnose --job {name}`, which reads its log and its run"
@@ -470,13 +468,16 @@ def find_job(text: str) -> Finding | None:
         return Finding(meaning.cause, text, remedy, job["ExitCode"])
     if not state:
         return None
+    facts = {"job": name} | {key: value.strip("()") for key, value in job.items() if value}
     meaning = meaning_of_state(state, facts)
     subject = "the job" if name == "ID" else f"job {name}"
-    sizes = {"used": size_of(used)} if used else {}
-    more = f" (its largest step used {format_bytes(sizes['used'])})" if sizes else ""
-    return Finding(
-        meaning.cause, f"{subject} {meaning.text}{more}", meaning.remedy, job["State"], sizes
-    )
+    text = f"{subject} {meaning.text}"
+    sizes = {}
+    used = [size_of(row["MaxRSS"]) for row in own if row.get("MaxRSS")]
+    if any(used):
+        sizes["used"] = max(used)
+        text += f" (its largest step used {format_bytes(max(used))})"
+    return Finding(meaning.cause, text, meaning.remedy, job["State"], sizes)
 
 
 def failed_rank(text: str) -> re.Match[str] | None:
@@ -500,17 +501,17 @@ def _by_rank(text: str, *, foreign: bool) -> Finding | None:
     if inner is not None:
         return replace(inner, text=f"rank {rank['rank']}: {inner.text}")
     meaning = meaning_of(rank["code"], foreign=foreign)
-    who = f"rank {rank['rank']}"
-    return Finding(meaning.cause, _about(who, meaning), meaning.remedy, line_of(rank))
+    text = _about(f"rank {rank['rank']}", meaning)
+    return Finding(meaning.cause, text, meaning.remedy, _line_of(rank))
 
 
 def _by_exception(text: str) -> Finding | None:
     failure = _last_failure(text)
-    found = _first(_PROGRAM, failure)
-    is_conclusive = found is not None and not _CONSEQUENCES.search(found.line)
+    finding = _first(_PROGRAM, failure)
+    is_conclusive = finding is not None and not _CONSEQUENCES.search(finding.line)
     if not is_conclusive and _CONSEQUENCES.search(failure):
         return _first(_PROGRAM, text)
-    return found
+    return finding
 
 
 def _last_failure(text: str) -> str:
@@ -519,24 +520,21 @@ def _last_failure(text: str) -> str:
     begin = len(parts) - 1
     while begin > 1 and _CHAINED.search(parts[begin - 1]):
         begin -= 1
-    return _TRACEBACK.join(parts[begin:]) if begin else text
+    return _TRACEBACK.join(parts[begin:])
 
 
 def exception_line(text: str) -> str:
     """The line `Type: message` of the last traceback, with the next one after a colon; "" without one."""
     _, traceback, after = cleaned(text).rpartition(_TRACEBACK)
     lines = [line for line in after.split("\n")[1:] if line.strip()]
-    begin = next((i for i, line in enumerate(lines) if not line[0].isspace()), None)
-    if not traceback or begin is None:
+    while lines and lines[0][0].isspace():
+        del lines[0]
+    if not traceback or not lines:
         return ""
-    message = lines[begin].strip()
-    following = lines[begin + 1].strip() if begin + 1 < len(lines) else ""
-    return f"{message} {following}" if message.endswith(":") and _says(following) else message
-
-
-def _says(line: str) -> bool:
-    """Whether a line has a word, as ruled lines (====) have not."""
-    return re.search(r"[^\W_]", line) is not None
+    message, *following = [line.strip() for line in lines[:2]]
+    if message.endswith(":") and _WORD.search("".join(following)):
+        return f"{message} {following[0]}"
+    return message
 
 
 def last_words(output: str, *, killed: bool = False) -> str:
@@ -545,6 +543,7 @@ def last_words(output: str, *, killed: bool = False) -> str:
     A command's own "error: ..." comes first, then evidence of `find`, an exception's line, and the
     last line that is no progress bar; of a `killed` command only the first two.
     """
+    # A bar redraws its line after "\r": the last state is what a terminal shows.
     lines = []
     for line in _ESCAPES.sub("", output).replace("\r\n", "\n").split("\n"):
         *before, shown = line.rstrip("\r").split("\r")
@@ -555,11 +554,12 @@ def last_words(output: str, *, killed: bool = False) -> str:
     errors = [line for line in lines if line.startswith("error: ")]
     if errors:
         return errors[-1]
-    found = find(output)
-    if found or killed:
-        return found.line if found else ""
-    spoken = [line for line in lines if _says(line)]
-    return exception_line(output) or (spoken[-1] if spoken else "")
+    finding = find(output)
+    if finding:
+        return finding.line
+    if killed:
+        return ""
+    return exception_line(output) or ["", *filter(_WORD.search, lines)][-1]
 
 
 def _gpu(message: str, line: str) -> Finding | None:
@@ -569,7 +569,8 @@ def _gpu(message: str, line: str) -> Finding | None:
     sizes = oom_sizes(" ".join(last.split()))
     if "requested_bytes" not in sizes:
         return None
-    requested, unallocated = sizes["requested_bytes"], sizes.get("unallocated_bytes", 0)
+    requested = sizes["requested_bytes"]
+    unallocated = sizes.get("unallocated_bytes", 0)
     free = sizes.get("free_bytes", 0)
     used = sizes.get("reserved_bytes", 0) + free
     others = 0
@@ -589,14 +590,15 @@ def _gpu(message: str, line: str) -> Finding | None:
             f"{format_bytes(others)} is used outside torch's allocator, mostly by other processes."
         )
     else:
-        cause, remedy = "size", _GPU_LESS
+        cause = "size"
+        remedy = _GPU_LESS
         why = "There was not enough memory, not even in pieces: a step needs more than the GPU has."
     text = f"out of GPU memory, by {cause}: {gpu_sizes(sizes)} {why.removesuffix('.')}"
     parts = {name.removesuffix("_bytes"): size for name, size in sizes.items()}
     return Finding(f"out of GPU memory: {cause}", text, remedy, line, parts)
 
 
-def gpu_sizes(oom: Mapping[str, Any]) -> str:
+def gpu_sizes(oom: Mapping[str, float]) -> str:
     """The sizes of a failed allocation on the GPU as a sentence; "" without any."""
     names = {
         "requested": "asked for",

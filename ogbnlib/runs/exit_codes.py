@@ -92,12 +92,20 @@ EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
 }.items()}  # fmt: skip
 # Other meanings for a command that is not of this package, whose own codes 75 to 78 are unknown.
 _FOREIGN = {
+    **{
+        str(code): Meaning(
+            "error", f"ended with exit code {code}, which has no fixed meaning", READ_LOG
+        )
+        for code in range(STOPPED, UNFINISHED + 1)
+    },
     "1": Meaning("error", "ended with 1, which for Python is an exception", READ_LOG),
     "2": Meaning("error", "ended with 2, which most commands use for wrong arguments", READ_LOG),
     "138": Meaning(
         "SIGUSR1", "ended by SIGUSR1, which it does not catch", "catch SIGUSR1, or do not send it"
     ),
 }
+
+
 # State of a Slurm job -> cause, sentence and remedy; the exit code explains any other state.
 _WAIT = "it starts by itself: submit no second one; squeue --start says when"
 PENDING = Meaning("pending", "is {state}: {Reason}", _WAIT)
@@ -105,6 +113,9 @@ RUNNING = Meaning(
     "running", "is {state} after {Elapsed} of {Timelimit}", "watch it with squeue -j {job}"
 )
 STATES = {
+    "COMPLETED": EXIT_CODES["0"],
+    "FAILED": Meaning("error", "ended with an exit code other than 0, which says more than this state",
+                      "ask `python -m ogbnlib diagnose --job {job}`, which reads code, log and run"),
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"), PENDING),
     **dict.fromkeys(("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"), RUNNING),
     "OUT_OF_MEMORY": Meaning("out of memory", "had a process killed for passing its memory of {ReqMem}",
@@ -116,14 +127,6 @@ STATES = {
     "NODE_FAIL": Meaning("node failure", "lost its node {NodeList}", "{resume}; --exclude={NodeList} avoids that node"),
     "BOOT_FAIL": Meaning("node failure", "got a node that did not boot, {NodeList}", "{resume}"),
 }  # fmt: skip
-_PLAIN_STATES = {
-    "COMPLETED": EXIT_CODES["0"],
-    "FAILED": Meaning(
-        "error",
-        "ended with an exit code other than 0, which says more than this state",
-        "ask `python -m ogbnlib diagnose --job {job}`, which reads code, log and run",
-    ),
-}
 # squeue's short names
 _SHORT_STATES = {
     "PD": "PENDING",
@@ -192,7 +195,8 @@ _REASONS = {
 
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this exception."""
-    error, torch = explained(error), sys.modules.get("torch")  # not imported for this
+    error = explained(error)
+    torch = sys.modules.get("torch")  # not imported for this
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return OUT_OF_CUDA_MEMORY
     if isinstance(error, WorkerDied):
@@ -217,31 +221,33 @@ def code_key(code: int | str) -> str:
     text = str(code).strip()
     if text in EXIT_CODES:
         return text
-    if name := re.fullmatch(r"(?:SIG)?([A-Z]+\d?)", text.upper()):
+    name = re.fullmatch(r"(?:SIG)?([A-Z]+\d?)", text.upper())
+    if name:
         number = getattr(signal, f"SIG{name[1]}", None)
         return str(128 + number) if isinstance(number, signal.Signals) else ""
     pair = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)
     if pair:
-        status, number = int(pair[1]), int(pair[2])
-        if number:
-            return f"0:{number}" if f"0:{number}" in EXIT_CODES else str(128 + number)
-        return str(128 + status) if status in _OFTEN else code_key(status)
+        status, number = map(int, pair.groups())
+        if f"0:{number}" in EXIT_CODES:
+            return f"0:{number}"
+        if number or status in _OFTEN:
+            return str(128 + (number or status))
+        return code_key(status)
     if not re.fullmatch(r"-\d{1,2}|\d{1,3}", text) or not -64 <= int(text) <= 255:
         return ""
     number = int(text)
-    if number < 0:  # of Python's subprocess, and of torchrun
-        return str(128 - number)
-    return str(128 + 256 - number) if 256 - number in _OFTEN else str(number)
+    if 256 - number in _OFTEN:
+        number -= 256
+    return str(128 - number if number < 0 else number)  # below 0: Python's subprocess, torchrun
 
 
 def state_key(text: str) -> str:
     """The name of a Slurm job's state in any form: OUT_OF_ME+, `CANCELLED by 1000`, TO; "" for none."""
     word = text.strip().upper().partition(" BY ")[0]
-    names = {**STATES, **_PLAIN_STATES}
     if word.endswith("+"):
-        return next((name for name in names if name.startswith(word[:-1])), "")
+        return next((name for name in STATES if name.startswith(word[:-1])), "")
     word = _SHORT_STATES.get(word, word)
-    return word if word in names else ""
+    return word if word in STATES else ""
 
 
 def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
@@ -249,7 +255,7 @@ def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
 
     The facts are sacct's fields, `resume` (how to go on) and `less` (how to need less memory).
     """
-    meaning = {**STATES, **_PLAIN_STATES}[state]
+    meaning = STATES[state]
     known: dict[str, str] = {
         "Reason": "no reason in its log",
         "NodeList": "",
@@ -284,18 +290,19 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
     """Meaning of an exit code in any form (see `code_key`); `foreign` if the command is not of this
     package."""
     key = code_key(code)
-    number = int(key) if key.isdigit() else -1
-    if key in EXIT_CODES and not (foreign and STOPPED <= number <= UNFINISHED):
+    if foreign and key in _FOREIGN:
+        return _FOREIGN[key]
+    if key in EXIT_CODES:
         meaning = EXIT_CODES[key]
-        if foreign:
-            meaning = _FOREIGN.get(key, meaning)
-            remedy = meaning.remedy.replace("go on with resume=True", "start it again")
-            meaning = meaning._replace(remedy=remedy)
-        return meaning
-    if 128 < number <= 192:
-        name = next((f" ({one.name})" for one in signal.Signals if one == number - 128), "")
+        if not foreign:
+            return meaning
+        remedy = meaning.remedy.replace("go on with resume=True", "start it again")
+        return meaning._replace(remedy=remedy)
+    number = int(key) - 128 if key.isdigit() else 0
+    if 0 < number <= 64:
+        name = next((f" ({one.name})" for one in signal.Signals if one == number), "")
         return Meaning(
-            "error", f"ended by signal {number - 128}{name}", f"{READ_LOG}, and `man 7 signal`"
+            "error", f"ended by signal {number}{name}", f"{READ_LOG}, and `man 7 signal`"
         )
     return Meaning("error", f"ended with exit code {code}, which has no fixed meaning", READ_LOG)
 
@@ -312,14 +319,15 @@ def resumption(run_dir: Path, limit: float | None) -> str:
     """The call that resumes a run, in a notebook or a shell; inside a Slurm job the command submits
     another job."""
     run_dir = run_dir.absolute()  # the reader's working folder may be another one
-    size = "" if not limit else f"{limit / GB:g} GB" if limit >= GB else f"{limit / MB:g} MB"
-    call = (
-        f'run(run_dir="{run_dir}", '
-        + (f'memory_limit="{size}", ' if limit else "")
-        + "resume=True)"
-    )
-    if job := os.environ.get("SLURM_JOB_ID"):
-        command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job}"
-        return f"{call}, or {command}" if in_notebook() else command
     command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
-    return f"{call}, or `{command}" + (f" --memory-limit '{size}'`" if limit else "`")
+    arguments = [f'run_dir="{run_dir}"']
+    if limit:
+        size = f"{limit / GB:g} GB" if limit >= GB else f"{limit / MB:g} MB"
+        arguments.append(f'memory_limit="{size}"')
+        command += f" --memory-limit '{size}'"
+    call = f"run({', '.join(arguments)}, resume=True)"
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return f"{call}, or `{command}`"
+    command = f"`{sbatch_resumption(run_dir)}`, unless Slurm requeued job {job}"
+    return f"{call}, or {command}" if in_notebook() else command

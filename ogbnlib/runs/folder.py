@@ -6,6 +6,7 @@ import contextlib
 import html
 import json
 import os
+import signal
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 from .. import clock
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, printable, shortened
-from ..files import home, is_held, whereabouts
+from ..files import StrPath, home, is_held, whereabouts
 from ..memory.record import (
     METRIC_COLUMNS,
     SAMPLE_COLUMNS,
@@ -29,6 +30,7 @@ from ..memory.record import (
     RunPaths,
     parse_events,
 )
+from ..memory.signals import Stopped
 from ..output import Live
 from ..progress import Count, details, read_count, seconds
 from .diagnosis import Diagnosis, Result, ended, explain
@@ -52,16 +54,29 @@ class RunEnded(RuntimeError):
     """A run that did not finish. The text is its exit code, a colon and its diagnosis."""
 
 
+class RunStopped(Stopped):
+    """A signal to this process that stopped the run of its child; `run` has its result."""
+
+    def __init__(self, run: Run, number: signal.Signals):
+        super().__init__(f"{number.name} stopped the run {run.run_dir}. {run.diagnosis}")
+        self.run = run
+
+
+def is_run(folder: StrPath) -> bool:
+    """Whether a folder is that of a run: trained, or a watched command."""
+    paths = RunPaths(folder)
+    return paths.config.is_file() or paths.events.is_file()
+
+
 def named(runs: Runs) -> dict[str, Run]:
     """Open runs by name: the mapping's keys, else their folders' names, or their paths where names
     repeat."""
     if isinstance(runs, Mapping):
         return {name: Run.open(run) for name, run in runs.items()}
-    opened = [
-        Run.open(run) for run in ([runs] if isinstance(runs, str | os.PathLike | Run) else runs)
-    ]
-    unique = len({run.run_dir.name for run in opened}) == len(opened)
-    return {run.run_dir.name if unique else str(run.run_dir): run for run in opened}
+    several = [runs] if isinstance(runs, str | os.PathLike | Run) else runs
+    opened = [Run.open(run) for run in several]
+    by_name = {run.run_dir.name: run for run in opened}
+    return by_name if len(by_name) == len(opened) else {str(run.run_dir): run for run in opened}
 
 
 class Run:
@@ -70,7 +85,7 @@ class Run:
     Each file is read on first use, but for values in `known`.
     """
 
-    def __init__(self, run_dir: str | os.PathLike[str], **known: Any):
+    def __init__(self, run_dir: StrPath, **known: object):
         self.run_dir = home(run_dir)  # as given, to be shown
         self._folder = self.run_dir.absolute()  # holds when the working folder changes
         self.paths = RunPaths(self._folder)
@@ -80,6 +95,13 @@ class Run:
     def config(self) -> TrainConfig:
         """The resolved config; `InputError` for the run of a watched command."""
         return TrainConfig.load(self.paths.config)
+
+    @property
+    def known_config(self) -> TrainConfig | None:
+        """The config; None for a watched command, or a run of another version."""
+        with contextlib.suppress(InputError):
+            return self.config
+        return None
 
     @cached_property
     def events(self) -> list[Event]:
@@ -105,11 +127,8 @@ class Run:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """timeline.csv, `time_s` in `time.time()` seconds."""
-        return (
-            _tables()
-            .csv_table(_content(self.paths.timeline), SAMPLE_COLUMNS, self.paths.timeline)
-            .astype(float)
-        )
+        path = self.paths.timeline
+        return _tables().csv_table(_content(path), SAMPLE_COLUMNS, path).astype(float)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -127,10 +146,11 @@ class Run:
         """metrics.csv, one row per epoch; empty when none was finished."""
         path = self.paths.metrics
         table = _tables().csv_table(_content(path), METRIC_COLUMNS, path)
-        if (epochs := table["epoch"].tolist()) != [*range(1, len(table) + 1)]:
-            expected = "expected a line for each epoch from 1 on"
+        epochs = table["epoch"].tolist()
+        if epochs != [*range(1, len(table) + 1)]:
             raise InputError(
-                f"{path}: {expected}, found {epochs}. Resume the run, which rewrites the file."
+                f"{path}: expected a line for each epoch from 1 on, found {epochs}. Resume the run, "
+                "which rewrites the file."
             )
         return table
 
@@ -144,11 +164,13 @@ class Run:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            wrong = error.errors()[0] if isinstance(error, ValidationError) else None
-            problem = " ".join([*map(str, wrong["loc"]), wrong["msg"]]) if wrong else error
-            expected = f"expected the result of a run, found other content ({problem})"
+            problem = str(error)
+            if isinstance(error, ValidationError):
+                wrong = error.errors()[0]
+                problem = " ".join([*map(str, wrong["loc"]), wrong["msg"]])
             raise InputError(
-                f"{path}: {expected}. Move the file away to have the rest of the run diagnosed."
+                f"{path}: expected the result of a run, found other content ({problem}). Move the "
+                "file away to have the rest of the run diagnosed."
             ) from None
         return result
 
@@ -166,7 +188,7 @@ class Run:
         """Start of the run in `time.time()` seconds."""
         if self.events:
             return float(self.events[0]["time_s"])
-        return float(self.samples["time_s"].iloc[0]) if len(self.samples) else 0.0
+        return float([*self.samples["time_s"].iloc[:1], 0.0][0])
 
     @classmethod
     @clear_errors()
@@ -174,11 +196,10 @@ class Run:
         """The run in a folder; a `Run` is returned as it is."""
         if isinstance(run_dir, Run):
             return run_dir
-        paths = RunPaths(home(run_dir))
-        if not any(path.is_file() for path in (paths.config, paths.events, paths.timeline)):
-            problem = (
-                "neither in it" if home(run_dir).is_dir() else f"no such folder{whereabouts()}"
-            )
+        if not is_run(home(run_dir)):
+            problem = "neither in it"
+            if not home(run_dir).is_dir():
+                problem = f"no such folder{whereabouts()}"
             raise InputError(
                 f"{run_dir}: expected the folder of a run (config.json, events.jsonl), found {problem}"
             )
@@ -189,25 +210,25 @@ class Run:
 
     def _repr_html_(self) -> str:
         rows = {"run": str(self.run_dir)}
+        sketch = ""
         try:
-            memory, status = _tables().held_memory(self.timeline), self.status
+            memory = _tables().held_memory(self.timeline)
+            status = self.status
             limit_bytes = status["memory_limit_bytes"]
-            limit = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
-            rows |= {"state": self.state, "phase": status["phase"] or "before the first"}
-            rows |= {
-                "peak": f"{format_bytes(self.held_peak_bytes)} held{limit}",
-                "time": seconds(status["duration_s"]),
-            }
-            if len(evaluated := self.metrics.dropna(subset="valid")):
-                for which, row in (
-                    ("last", evaluated.iloc[-1]),
-                    ("best", evaluated.loc[evaluated["valid"].idxmax()]),
-                ):
-                    accuracies = f"valid {row['valid']:.4f}, test {row['test']:.4f} after epoch {row['epoch']:.0f}"
-                    rows[f"{which} accuracy"] = accuracies
-            sketch = _tables().sketch(memory, limit_bytes) if len(memory) else ""
+            rows["state"] = self.state
+            rows["phase"] = status["phase"] or "before the first"
+            rows["peak"] = f"{format_bytes(self.held_peak_bytes)} held"
+            if limit_bytes:
+                rows["peak"] += f" of {format_bytes(limit_bytes)}"
+            rows["time"] = seconds(status["duration_s"])
+            evaluated = self.metrics.dropna(subset="valid")
+            if len(evaluated):
+                rows["last accuracy"] = _accuracy(evaluated.iloc[-1])
+                rows["best accuracy"] = _accuracy(evaluated.loc[evaluated["valid"].idxmax()])
+            if len(memory):
+                sketch = _tables().sketch(memory, limit_bytes)
         except InputError as error:
-            rows, sketch = rows | {"damaged": str(error)}, ""
+            rows["damaged"] = str(error)
         style = "text-align:left;vertical-align:top"
         cells = (
             f'<tr><th style="{style}">{name}</th><td>{html.escape(printable(text))}</td></tr>'
@@ -221,16 +242,15 @@ class Run:
         result = self._parsed or Result()
         if result.diagnosis:
             return result.diagnosis
-        config = None  # of a watched command, or of another version
-        with contextlib.suppress(InputError):
-            config = self.config
-        return explain(self._folder, config, result, self.record, self.is_at_work)
+        return explain(self._folder, self.known_config, result, self.record, self.is_at_work)
 
     @property
     def is_at_work(self) -> bool:
         """Whether a process trains, or watches a command, in the folder now: it holds the folder's
         lock."""
-        return not self.result and is_locked(self._folder)
+        with contextlib.suppress(OSError):  # another user's, or no locks on its file system
+            return not self.result and is_held(self.paths.lock)
+        return False
 
     @property
     def state(self) -> str:
@@ -241,13 +261,13 @@ class Run:
     def status(self) -> dict[str, Any]:
         """The state of the run now; `progress` counts the work of the phase, see
         `progress.Count`."""
-        record, phase = self.record, self.record.phase
+        record = self.record
         count = _count(self._folder, record) if self.is_at_work else None
         return {
             "state": self.state,
-            "progress": None if count is None else asdict(count),
-            "phase": phase.label if phase else None,
-            "phase_since_s": phase.start_s if phase else None,
+            "progress": count and asdict(count),
+            "phase": record.phase and record.phase.label,
+            "phase_since_s": record.phase and record.phase.start_s,
             "held_bytes": record.held_bytes,
             "held_peak_bytes": record.held_peak_bytes,
             "memory_limit_bytes": record.start.get("memory_limit_bytes"),
@@ -300,16 +320,15 @@ class Run:
     @property
     def memory_limit_bytes(self) -> int | None:
         """The limit of the last attempt; None without one."""
-        starts = (
-            [event for event in self.events if event["event"] == "start"] if not self.result else []
-        )
-        return (starts[-1] if starts else self.result).get("memory_limit_bytes")
+        if self.result:
+            return self.result.get("memory_limit_bytes")
+        starts = [event for event in self.events if event["event"] == "start"]
+        return starts[-1].get("memory_limit_bytes") if starts else None
 
     @property
     def held_peak_bytes(self) -> int:
         """Peak of anonymous + shared memory in any sample, without the page cache."""
-        result = self._parsed
-        return result.held_peak_bytes if result else self.record.held_peak_bytes or 0
+        return (self._parsed or self.record).held_peak_bytes or 0
 
     @property
     def rss_peak_bytes(self) -> int:
@@ -338,11 +357,8 @@ def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
     return Run.open(run_dir).diagnosis
 
 
-def is_locked(run_dir: Path) -> bool:
-    """Whether a process has the lock of a run's folder, see `files.is_held`."""
-    with contextlib.suppress(OSError):  # another user's, or no locks on its file system
-        return is_held(RunPaths(run_dir).lock)
-    return False
+def _accuracy(row: pd.Series) -> str:
+    return f"valid {row['valid']:.4f}, test {row['test']:.4f} after epoch {row['epoch']:.0f}"
 
 
 @clear_errors()
@@ -364,7 +380,5 @@ def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[st
     if record.phase:
         return f"{run_dir.name}: {record.phase.label}", more
     if record.is_command:  # which may never name a phase
-        return f"{run_dir.name}: at work", ", ".join(
-            filter(None, [seconds(record.duration_s), more])
-        )
+        return f"{run_dir.name}: at work", f"{seconds(record.duration_s)}, {more}".strip(", ")
     return f"{run_dir.name}: starting", more

@@ -12,12 +12,18 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from .. import kernel_cache
 from ..config import TrainConfig, check_config
+from ..environment import (
+    CONFIG_VARIABLE,
+    LIMIT_VARIABLE,
+    PARENT_VARIABLE,
+    PROGRESS_VARIABLE,
+    RUN_VARIABLE,
+)
 from ..errors import (
     MB,
     InputError,
@@ -29,7 +35,7 @@ from ..errors import (
     shortened,
     without_secrets,
 )
-from ..files import home, next_run_dir
+from ..files import StrPath, next_run_dir
 from ..forecast.fitting import WILL_NOT_FIT, verdict
 from ..forecast.memory_parts import RUNTIME_BYTES, raw_bytes
 from ..forecast.own_model_step import try_model
@@ -38,23 +44,21 @@ from ..forecast.planner import Advice
 from ..forecast.remedies import memory_remedy
 from ..forecast.run_forecast import predict
 from ..graph.store import GraphSize
-from ..marks import RUN_VARIABLE
-from ..memory.cgroup import LIMIT_VARIABLE, effective_limit
+from ..memory.cgroup import effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.reading import read_memory
-from ..memory.recorder import RUNS_VARIABLE
-from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, handled
+from ..memory.signals import STOP_SIGNALS, handled
 from ..output import drawn, in_notebook
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.names import check_store, locate, options_of, size_of
-from .attempt import CONFIG_VARIABLE, Attempt, announce_code, open_run_dir
+from .attempt import Attempt, announce_code, open_run_dir
 from .diagnosis import Diagnosis
 from .evidence import last_words
 from .exit_codes import STOPPED, resumption
-from .folder import Run, RunEnded
-from .supervise import supervise, trainer_environment
+from .folder import Run, RunStopped
+from .supervise import Outcome, supervise, trainer_environment
 
 
 @clear_errors()
@@ -62,9 +66,9 @@ def watch(
     argv: Sequence[str],
     memory_limit: str | int | None = None,
     *,
-    run_dir: str | os.PathLike[str] | None = None,
+    run_dir: StrPath | None = None,
     name: str | None = None,
-    runs_dir: str | os.PathLike[str] = "runs",
+    runs_dir: StrPath = "runs",
     limit_by: str = "auto",
     echo: bool = True,
 ) -> Run:
@@ -79,38 +83,39 @@ def watch(
             `["-m", "ogbnlib", ...]`.
         run_dir: The new or empty folder for the record; by default a new one under `runs_dir`,
             named `name` or after the script.
+
+    Raises:
+        Stopped: as for `run`.
     """
     limit_bytes, notes = _attainable(memory_limit, say=echo)
-    if _is_trainer(argv):
+    if "-m ogbnlib train" in " ".join(argv):
         check_trainer_limit(limit_bytes)
-    argv = [sys.executable, *argv] if argv[:1] and argv[0].startswith("-") else [*argv]
+    argv = [*argv]
+    if argv and argv[0].startswith("-"):
+        argv = [sys.executable, *argv]
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(
             f"argv: expected a command that can be run (`python` before a script), got {masked(argv)}"
         )
-    name = (
-        name or Path(next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])).stem
-    )
-    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name, again=True)
-    # of the notebook's execution before the job was requeued
-    while run_dir is None and folder.exists():
-        earlier = Run(folder)
-        if earlier.record.start.get("command") == masked(argv) and _has_ended(earlier, limit_bytes):
-            return earlier
-        folder = next_run_dir(runs_dir, name, again=True)
+    command = masked(argv)  # for the record; the values are executed as they are
+    script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
+    name = name or Path(script).stem
+
+    def is_same(earlier: Run) -> bool:
+        return earlier.record.start.get("command") == command and not _was_stopped(earlier)
+
+    earlier = _choose_folder(run_dir, runs_dir, name, limit_bytes, is_same)
+    if run_dir is None and earlier.run_dir.exists():
+        return earlier
     limit, refused = make_limit(limit_bytes, limit_by)
-    with contextlib.closing(limit), open_run_dir(None, folder, resume=False) as (before, _):
-        command = masked(argv)  # what is recorded; the values are executed as they are
+    with (
+        contextlib.closing(limit),
+        open_run_dir(None, earlier.run_dir, resume=False) as (before, _),
+    ):
         attempt = Attempt(
             before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=command
         )
-        stdin = subprocess.DEVNULL if os.isatty(0) or in_notebook() else None
-        more = {"limits_refused": refused, "notes": notes}
-        done = _carry_out(attempt, argv, limit, more, echo=echo, how="auto", stdin=stdin)
-    if echo and (left := done.result.get("left_behind")):
-        ended = f"ended what the command left behind: {', '.join(left)}"
-        print(f"note: {ended}; to keep a daemon, start it outside of watch", file=sys.stderr)
-    return done
+        return _carry_out(attempt, argv, limit, refused, notes, echo=echo)
 
 
 @clear_errors()
@@ -118,9 +123,9 @@ def run(
     config: TrainConfig | None = None,
     memory_limit: str | int | None = None,
     *,
-    run_dir: str | os.PathLike[str] | None = None,
+    run_dir: StrPath | None = None,
     name: str | None = None,
-    runs_dir: str | os.PathLike[str] = "runs",
+    runs_dir: StrPath = "runs",
     resume: bool = False,
     limit_by: str = "auto",
     echo: bool = True,
@@ -132,7 +137,8 @@ def run(
     included.
 
     Bad input is refused before the child is started; an interruption ends the child and writes
-    `result.json` first. In a notebook, a run that would need more than the job or the machine has
+    `result.json` first. So does a stop signal to this process, which raises `Stopped`, as in
+    `train`. In a notebook, a run that would need more than the job or the machine has
     is not started; its forecast is printed.
 
     Args:
@@ -150,6 +156,35 @@ def run(
         num_ranks: Processes on this machine that train together, under the one limit.
         trust: Allow the code of a model (model.py) in a run's folder of another user.
     """
+    config = _check_arguments(config, run_dir, resume, live, num_ranks)
+    limit_bytes, notes = _attainable(memory_limit, say=echo, before=run_dir if resume else None)
+    check_trainer_limit(limit_bytes)
+    name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
+    earlier = _choose_folder(
+        run_dir, runs_dir, name, limit_bytes, lambda run: run.known_config == config
+    )
+    if run_dir is None and earlier.run_dir.exists():
+        if not _was_stopped(earlier):
+            return earlier
+        resume = True
+    return _train(
+        config,
+        earlier.run_dir,
+        limit_bytes,
+        limit_by,
+        notes,
+        resume=resume,
+        echo=echo,
+        live=live,
+        num_ranks=num_ranks,
+        trust=trust,
+    )
+
+
+def _check_arguments(
+    config: TrainConfig | None, run_dir: StrPath | None, resume: bool, live: bool, num_ranks: int
+) -> TrainConfig:
+    """Refuse arguments of `run` that contradict each other; return the config to train."""
     if live and not in_notebook():
         raise InputError("live: expected a notebook to draw in, found none; leave it out")
     if config is None:
@@ -161,79 +196,109 @@ def run(
     check_config(config)
     if num_ranks < 1:
         raise InputError(f"num_ranks: expected at least 1, got {num_ranks}")
-    name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
-    folder = home(run_dir) if run_dir is not None else next_run_dir(runs_dir, name, again=True)
-    before_bytes = Run(folder).memory_limit_bytes if resume and memory_limit is None else None
-    limit_bytes, notes = _attainable(
-        before_bytes or memory_limit, say=echo, as_before=bool(before_bytes)
-    )
-    check_trainer_limit(limit_bytes)
-    # of the notebook's execution before the job was requeued
-    while run_dir is None and folder.exists():
-        earlier, same = Run(folder), False
-        with contextlib.suppress(InputError):  # of another version, or of a watched command
-            same = earlier.config == config
-        if same and _has_ended(earlier, limit_bytes):
-            return earlier
-        if resume := same and not _has_ended(earlier, earlier.memory_limit_bytes):
-            break
-        folder = next_run_dir(runs_dir, name, again=True)
+    return config
+
+
+def _train(
+    config: TrainConfig,
+    folder: Path,
+    limit_bytes: int | None,
+    limit_by: str,
+    notes: list[str],
+    *,
+    resume: bool,
+    echo: bool,
+    live: bool,
+    num_ranks: int,
+    trust: bool,
+) -> Run:
+    """Train in a child process, with the arguments of `run` and the limit that holds here."""
     size = check_inputs(config)
     if resume:
         quiet = not echo or config.progress == "none"
         announce_code(config, folder, trust, (lambda text: None) if quiet else print)
-    kernel_cache.folder()  # its place, for the children, whose TMPDIR is another
-    tried: dict[str, str] = {}
-    if config.model not in MODELS:
-        with doing(f"trying out {config.model}", config.progress):
-            tried = try_model(config, size, run_dir=folder if resume else None)
-    if not config.policy.uses_hops:  # a propagation's forecast has room for compiling
-        _compile_kernels(config.progress)
+    env = _prepare_code(config, size, folder if resume else None)
     limit, refused = make_limit(limit_bytes, limit_by)
-    with (
-        contextlib.closing(limit),
-        open_run_dir(config, folder, resume=resume) as (before, lock),
-        _own_tmp() as tmp,
-    ):
+    # From here on the limit and the folder's lock are held, and given back in reverse order.
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.closing(limit))
+        before, lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
         # of a damaged metrics.csv; the trainer writes another
         with contextlib.suppress(InputError):
             if before.is_finished and before.config == config:
                 return before
-        reason = _too_large_to_start(config, size, limit_bytes)
-        attempt = Attempt(
-            before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name, notes=notes
-        )
-        if reason:
+        too_large = _too_large_to_start(config, size, limit_bytes)
+        attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name)
+        if too_large:
             attempt.recorder.stop()
             return attempt.end(
-                None, with_forecast=True, memory_limit_bytes=limit_bytes, diagnosis=reason
+                None, with_forecast=True, memory_limit_bytes=limit_bytes, diagnosis=too_large
             )
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
-        argv += ["--resume"] if resume else []
-        argv += ["--ranks", str(num_ranks)] if num_ranks > 1 else []
-        env = {
-            "OGBNLIB_PROGRESS": "none" if config.progress == "none" else "relayed",
-            "TMPDIR": tmp,
+        if resume:
+            argv.append("--resume")
+        if num_ranks > 1:
+            argv += ["--ranks", str(num_ranks)]
+        env |= {
+            PROGRESS_VARIABLE: "none" if config.progress == "none" else "relayed",
+            PARENT_VARIABLE: str(os.getpid()),
+            CONFIG_VARIABLE: config.model_dump_json(),
+            "TMPDIR": stack.enter_context(_own_tmp()),
+            **trainer_environment(os.environ),
+            **allocator_environment(config, os.environ),
         }
-        env |= {PARENT_VARIABLE: str(os.getpid()), CONFIG_VARIABLE: config.model_dump_json()}
-        env |= trainer_environment(os.environ) | allocator_environment(config, os.environ) | tried
-        more = {"limits_refused": refused, "notes": notes, "with_forecast": True}
-        how: dict[str, Any] = {
-            "echo": echo,
-            "how": config.progress,
-            "holds_back": True,
-            "inherited": (lock,),
-        }
-        with drawn(lambda: Run(folder)._repr_html_()) if live else contextlib.nullcontext():
-            return _carry_out(attempt, argv, limit, more, env=env, **how)
+        if live:
+            stack.enter_context(drawn(lambda: Run(folder)._repr_html_()))
+        return _carry_out(
+            attempt, argv, limit, refused, notes, env=env, echo=echo, inherited=(lock,)
+        )
+
+
+def _choose_folder(
+    run_dir: StrPath | None,
+    runs_dir: StrPath,
+    name: str,
+    limit_bytes: int | None,
+    is_same: Callable[[Run], bool],
+) -> Run:
+    """The run's folder: `run_dir`, else a new one below `runs_dir`.
+
+    When a requeued job executes a notebook again (see `next_run_dir`), it may be the folder of a
+    run of the earlier execution that `is_same`, and that was stopped or had the same limit.
+    """
+    if run_dir is not None:
+        return Run(run_dir)
+    while True:
+        run = Run(next_run_dir(runs_dir, name, again=True))
+        is_open = _was_stopped(run) or run.memory_limit_bytes == limit_bytes
+        if not run.run_dir.exists() or (is_open and is_same(run)):
+            return run
+
+
+def _was_stopped(run: Run) -> bool:
+    """Whether a run can go on, because it was stopped or interrupted."""
+    return run.exit_code in (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS))
+
+
+def _prepare_code(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, str]:
+    """Try out the user's own model and compile the kernels; return the trial's environment
+    variable. `run_dir` is a run to resume."""
+    kernel_cache.folder()  # its place, for the children, whose TMPDIR is another
+    trial: dict[str, str] = {}
+    if config.model not in MODELS:
+        with doing(f"trying out {config.model}", config.progress):
+            trial = try_model(config, size, run_dir=run_dir)
+    if not config.policy.uses_hops:  # a propagation's forecast has room for compiling
+        _compile_kernels(config.progress)
+    return trial
 
 
 def _own_tmp() -> tempfile.TemporaryDirectory[str]:
     """A temporary folder for a trainer and its children: PyG leaves a generated file for each
     process in it."""
     base = tempfile.gettempdir()
-    # workers make sockets below it, whose paths may have 107 characters
-    base = base if len(base) <= 50 else "/tmp"
+    if len(base) > 50:  # workers make sockets below it, whose paths may have 107 characters
+        base = "/tmp"
     return tempfile.TemporaryDirectory(
         dir=base, prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True
     )
@@ -255,19 +320,25 @@ def _compile_kernels(how: str) -> None:
 
 
 def _attainable(
-    memory_limit: str | int | None, *, say: bool, as_before: bool = False
+    memory_limit: str | int | None, *, say: bool, before: StrPath | None = None
 ) -> tuple[int | None, list[str]]:
-    """The limit in bytes, or the lower one that holds here anyway, and notes on it."""
+    """The limit in bytes, by default that of the run in `before`, or the lower one that holds here
+    anyway; and notes on it."""
+    as_before = memory_limit is None
+    if as_before and before is not None:
+        memory_limit = Run(before).memory_limit_bytes
     if memory_limit is None:
         return None, []
-    requested, (available, source), notes = parse_bytes(memory_limit), effective_limit(), []
+    requested = parse_bytes(memory_limit)
+    available, source = effective_limit()
     limit_text = f"memory_limit: {format_bytes(requested)}"
+    notes = []
     if as_before:
         notes.append(f"{limit_text} as before; give another one to change it")
     if requested > available:
         notes.append(f"{limit_text} is above {source}: the limit is {format_bytes(available)}")
-    if say:
-        print(*notes, sep="\n", end="\n" if notes else "", flush=True)
+    if say and notes:
+        print(*notes, sep="\n", flush=True)
     return min(requested, available), notes
 
 
@@ -279,19 +350,6 @@ def check_trainer_limit(limit_bytes: float | None) -> None:
             f"memory_limit: expected more than {fixed}, got {format_bytes(limit_bytes)}; "
             "`python -m ogbnlib plan` forecasts what a run needs"
         )
-
-
-def _is_trainer(argv: Sequence[str]) -> bool:
-    """Whether a command is this package's own `train`."""
-    words = [*argv]
-    return any(words[i : i + 3] == ["-m", "ogbnlib", "train"] for i in range(len(words)))
-
-
-def _has_ended(run: Run, limit_bytes: int | None) -> bool:
-    """Whether a run of a notebook's earlier execution has ended under this limit, other than by a
-    stop signal."""
-    going_on = (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS))
-    return run.exit_code not in going_on and run.memory_limit_bytes == limit_bytes
 
 
 def _too_large_to_start(
@@ -316,47 +374,85 @@ def _too_large_to_start(
     if peak_bytes - forecast.margin_bytes <= room_bytes:
         return None
     advice = Advice(forecast, None)
-    peak, room = format_bytes(forecast.peak_bytes), format_bytes(room_bytes)
+    room = format_bytes(room_bytes)
     remedy = (
         f"give it a memory_limit below {room} to see it killed, or ask for more: {advice.sbatch}"
     )
-    text = f"Not started: by forecast it takes {peak} in phase '{forecast.peak.name}', and {source} leaves {room} "
-    text += f"beside this notebook. Next: {remedy}."
+    text = f"Not started: by forecast it takes {format_bytes(forecast.peak_bytes)} in phase "
+    text += (
+        f"'{forecast.peak.name}', and {source} leaves {room} beside this notebook. Next: {remedy}."
+    )
     print(f"{text}\n\n{advice}\n", flush=True)
     return Diagnosis(text, "not started", None, None, remedy=remedy)
 
 
 def _carry_out(
-    attempt: Attempt, argv: list[str], limit: Limit, more: dict[str, Any], **how: Any
+    attempt: Attempt,
+    argv: list[str],
+    limit: Limit,
+    limits_refused: list[str],
+    notes: list[str],
+    *,
+    echo: bool,
+    env: Mapping[str, str] | None = None,
+    inherited: tuple[int, ...] = (),
 ) -> Run:
-    """Run a child and write the attempt's result, with `more` in it; `how` is for `supervise`."""
-    env = how.pop("env", {}) | {RUN_VARIABLE: str(attempt.run_dir.resolve())}
+    """Run a child and write the attempt's result; a trainer inherits the folder's lock.
+
+    Raises `KeyboardInterrupt` or `RunStopped` where this process was interrupted or told to stop.
+    """
+    config = attempt.config
+    variables = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
     if limit.limit_bytes is not None:
-        env[LIMIT_VARIABLE] = str(limit.limit_bytes)
+        variables[LIMIT_VARIABLE] = str(limit.limit_bytes)
+    reads_input = config is None and not os.isatty(0) and not in_notebook()
     interrupts: list[int] = []
     # the result is written first
     with handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):
-        outcome = supervise(argv, attempt.run_dir, limit, recorder=attempt.recorder, env=env, **how)
-        more |= {"memory_limit_bytes": limit.limit_bytes, "kernel_peak_bytes": outcome.peak_bytes}
-        more["limit_by"] = limit.name if limit.limit_bytes is not None else None
-        words = ""
-        if outcome.exit_code != 0:
-            words = last_words(outcome.tail, killed=outcome.exit_code == 137)
-            words = without_secrets(words, argv)
-        more["last_output"] = outcome.unwritable or words or None
-        done = attempt.end(outcome.exit_code, remedy_of=memory_remedy, **outcome.evidence, **more)
-    if outcome.interrupted or interrupts:
-        resume = f"go on with {resumption(done.run_dir, done.memory_limit_bytes)}"
-        then = resume if attempt.config else done.diagnosis.remedy
-        raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
-    if outcome.forwarded in STOP_SIGNALS and RUNS_VARIABLE in os.environ and in_notebook():
-        # The next cell must not begin: papermill's engine ends with this code, and the job goes
-        # back to the queue.
-        sender = signal.Signals(outcome.forwarded).name
-        raise RunEnded(
-            f"{STOPPED}: {sender} stopped the notebook in the run {done.run_dir}. {done.diagnosis}"
+        outcome = supervise(
+            argv,
+            attempt.run_dir,
+            limit,
+            recorder=attempt.recorder,
+            env=variables,
+            echo=echo,
+            how=config.progress if config else "auto",
+            holds_back=config is not None,
+            inherited=inherited,
+            stdin=None if reads_input else subprocess.DEVNULL,
         )
+        done = attempt.end(
+            outcome.exit_code,
+            with_forecast=config is not None,
+            remedy_of=memory_remedy,
+            memory_limit_bytes=limit.limit_bytes,
+            limit_by=None if limit.limit_bytes is None else limit.name,
+            kernel_peak_bytes=outcome.peak_bytes,
+            last_output=outcome.unwritable or _last_words(outcome, argv) or None,
+            limits_refused=limits_refused,
+            notes=notes,
+            **outcome.evidence,
+        )
+    if echo and "left_behind" in outcome.evidence:
+        ended = f"ended what the command left behind: {', '.join(outcome.evidence['left_behind'])}"
+        print(f"note: {ended}; to keep a daemon, start it outside of watch", file=sys.stderr)
+    if outcome.interrupted or interrupts:
+        then = done.diagnosis.remedy
+        if config:
+            then = f"go on with {resumption(done.run_dir, done.memory_limit_bytes)}"
+        raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
+    if outcome.forwarded in STOP_SIGNALS:
+        # The caller's next run must not begin in the seconds before a SIGKILL; papermill's engine
+        # ends with 75, and the job goes back to the queue.
+        raise RunStopped(done, signal.Signals(outcome.forwarded))
     return done
+
+
+def _last_words(outcome: Outcome, argv: list[str]) -> str:
+    if outcome.exit_code == 0:
+        return ""
+    words = last_words(outcome.tail, killed=outcome.exit_code == 137)
+    return without_secrets(words, argv)
 
 
 def scaled_limit(
@@ -372,9 +468,10 @@ def scaled_limit(
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
     size, full_size = size_of(dataset), size_of(full)
+    allocated = parse_bytes(allocation, "allocation")
     if size.num_edges >= full_size.num_edges:
-        return parse_bytes(allocation, "allocation")
-    share = parse_bytes(allocation, "allocation") * raw_bytes(size) // raw_bytes(full_size)
+        return allocated
+    share = allocated * raw_bytes(size) // raw_bytes(full_size)
     return share + RUNTIME_BYTES + 20 * MB  # machines differ by so much
 
 
@@ -391,11 +488,12 @@ def check_inputs(config: TrainConfig) -> GraphSize:
         raise InputError(
             f"{config.dataset}: expected nodes in the train split to train on, found none"
         )
-    needed = (
-        "early_stopping" if config.early_stopping else "keep=best" if config.keep == "best" else ""
-    )
-    if needed and not size.num_seeds["valid"]:
-        raise InputError(
-            f"{needed}: expected nodes in the valid split, found none in {config.dataset}; leave it out"
-        )
+    for name, is_asked in (
+        ("early_stopping", config.early_stopping),
+        ("keep=best", config.keep == "best"),
+    ):
+        if is_asked and not size.num_seeds["valid"]:
+            raise InputError(
+                f"{name}: expected nodes in the valid split, found none in {config.dataset}; leave it out"
+            )
     return size

@@ -4,11 +4,12 @@ log, and its run."""
 import contextlib
 import re
 import subprocess
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ..environment import RESTARTS_VARIABLE
 from ..errors import InputError
-from ..memory.record import RunPaths
 from .diagnosis import OPEN_CAUSES, Diagnosis, Result
 from .evidence import OUT_OF_MEMORY, cleaned, failed_rank, find, job_rows, job_state, last_words
 from .exit_codes import (
@@ -22,22 +23,10 @@ from .exit_codes import (
     meaning_of_state,
     sbatch_resumption,
 )
-from .folder import Run
+from .folder import Run, is_run
 
-FIELDS = [
-    "JobID",
-    "State",
-    "ExitCode",
-    "ReqMem",
-    "NNodes",
-    "Elapsed",
-    "Timelimit",
-    "NodeList",
-    "Reason",
-    "WorkDir",
-]
-OUT_OF_MEMORY_STATE = "OUT_OF_MEMORY"
-RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
+_FORMAT = "--format=JobID,State,ExitCode,ReqMem,NNodes,Elapsed,Timelimit,NodeList,Reason,WorkDir"
+_RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 
 
 @dataclass(frozen=True)
@@ -64,62 +53,63 @@ class JobDiagnosis:
 
 def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
     """Rows of sacct, else of scontrol, and which of them answered or why neither did."""
-    sacct = ["sacct", "-j", job_id, "--parsable2", f"--format={','.join(FIELDS)}"]
-    answers, refusals = {}, []
-    for argv in (sacct, ["scontrol", "--oneliner", "show", "job", job_id]):
-        try:
-            done = subprocess.run(
-                argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
-            )
-            if rows := job_rows(done.stdout) if done.returncode == 0 else []:
-                answers[argv[0]] = rows
-            else:
-                refusals.append(f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}")
-        except (FileNotFoundError, subprocess.TimeoutExpired) as error:
-            refusals.append(
-                f"{argv[0]} is not installed here" if isinstance(error, OSError) else str(error)
-            )
-    for source, rows in answers.items():
-        # sacct knows neither the script nor the present reason to wait
-        shown = {row["JobID"]: row for row in answers.get("scontrol", [])}
-        merged = [{**shown.get(row["JobID"], {}), **row} for row in rows]
-        for row in merged:
-            row["Reason"] = shown.get(row["JobID"], row).get("Reason", "")
-        return merged, [source]
-    return [], refusals
+    refusals: list[str] = []
+    recorded = _answer(["sacct", "-j", job_id, "--parsable2", _FORMAT], job_id, refusals)
+    shown = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id, refusals)
+    if not recorded:
+        return shown, ["scontrol"] if shown else refusals
+    # sacct knows neither the script nor the present reason to wait
+    present = {row["JobID"]: row for row in shown}
+    rows = []
+    for row in recorded:
+        own = present.get(row["JobID"], row)
+        rows.append({**own, **row, "Reason": own.get("Reason", "")})
+    return rows, ["sacct"]
+
+
+def _answer(argv: list[str], job_id: str, refusals: list[str]) -> list[dict[str, str]]:
+    """Rows of a command of Slurm; without any, the reason is added to `refusals`."""
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        refusals.append(f"{argv[0]} is not installed here")
+    except subprocess.TimeoutExpired as error:
+        refusals.append(str(error))
+    else:
+        rows = job_rows(done.stdout)
+        if rows and done.returncode == 0:
+            return rows
+        refusals.append(f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}")
+    return []
 
 
 def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
     """The run that the log names, else `work_dir`/runs/NAME-JOBID, else the last run of a notebook
     in that folder."""
-    named = [work_dir / name for name in re.findall(RUN_LINE, log, re.MULTILINE)[-1:]]
-    below = [
-        path
-        for deeper in ("", "/*", "/runs/*")
-        for path in work_dir.glob(f"runs/*-{job_id}{deeper}")
-    ]
+    named = [work_dir / name for name in re.findall(_RUN_LINE, log, re.MULTILINE)[-1:]]
+    places = [f"runs/*-{job_id}{deeper}" for deeper in ("", "/*", "/runs/*")]
+    below = [path for place in places for path in work_dir.glob(place)]
     for folders in (named, below):
-        runs = [
-            path
-            for path in folders
-            if RunPaths(path).config.is_file() or RunPaths(path).events.is_file()
-        ]
-        if files := [file for run in runs for file in run.iterdir()]:
+        files = [file for path in folders if is_run(path) for file in path.iterdir()]
+        if files:
             return Run(max(files, key=lambda path: path.stat().st_mtime).parent)
     return None
 
 
 class _Job:
-    """What is left of a job, or of one task of an array: Slurm's rows, its log, and its run."""
+    """The traces of a job, or of one task of an array: Slurm's rows, its log, and its run."""
 
     def __init__(self, job_id: str, row: dict[str, str], rows: list[dict[str, str]]):
-        self.job_id, self.row = job_id, row
+        self.job_id = job_id
+        self.row = row
         self.steps = [step for step in rows if step["JobID"].startswith(f"{job_id}.")]
         work_dir = Path(row.get("WorkDir") or ".")
         self.log_path = _log_path(job_id, row, work_dir)
         # the part of the last attempt, which begins with such a line
-        attempts = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))
-        self.log = attempts[-1]
+        self.log = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))[-1]
+        self.rank = failed_rank(cleaned(self.log))
         lines = [line for line in self.log.splitlines() if line.strip()]
         own = ("ogbnlib: ", "slurmstepd", "srun: ")
         self.words = [line for line in lines if not line.startswith(own)]
@@ -151,10 +141,10 @@ class _Job:
         if short:
             return short
         state = self.state
-        oom_seen = [self.proven, *(step.get("State") for step in self.steps)]
-        if STATES.get(state) not in (PENDING, RUNNING) and OUT_OF_MEMORY_STATE in oom_seen:
-            state = OUT_OF_MEMORY_STATE
-        if state in STATES:
+        states = [self.proven, *(step.get("State") for step in self.steps)]
+        if STATES.get(state) not in (PENDING, RUNNING) and "OUT_OF_MEMORY" in states:
+            state = "OUT_OF_MEMORY"
+        if state in STATES and state not in ("COMPLETED", "FAILED"):  # the exit code says more
             facts = {"job": self.job_id, "state": self.state} | self.row | {"resume": self.resume}
             if self.diagnosis and self.diagnosis.cause == OUT_OF_MEMORY:
                 facts["less"] = self.diagnosis.remedy
@@ -171,20 +161,26 @@ class _Job:
         sentence = meaning.text
         if ":" not in code:
             sentence += f" (exit code {code})"
+        # The job scripts put such a job back into the queue, unless they or Slurm refused to.
         if meaning.cause == "stopped at a checkpoint":
             reasons = re.findall(r"^ogbnlib: .*?(not requeued.*)$", self.log, re.MULTILINE)
             why = "".join(f": {reason}" for reason in reasons[-1:])
             sentence = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{why}"
-            remedy = f"{self.resume}; OGBNLIB_MAX_RESTARTS bounds how often a job requeues itself"
+            remedy = f"{self.resume}; {RESTARTS_VARIABLE} bounds how often a job requeues itself"
             return Meaning(meaning.cause, sentence, remedy)
+        # The result of the job's run says more than the code. Without one, or where torchrun reports
+        # another rank that failed first, the log decides.
         explained = self._is_end_of_run(code)
-        rank = failed_rank(cleaned(self.log)) if code != "0" else None
-        found = None
-        if rank or (meaning.cause in OPEN_CAUSES and not explained):
-            found = find(self.log, foreign=not self.is_ours)
-        if found:
-            code = code_key(rank["code"]) if rank else code
-            return Meaning(found.cause, f"failed: {found.text} (exit code {code})", found.remedy)
+        failed = code != "0" and self.rank
+        finding = None
+        if failed or (meaning.cause in OPEN_CAUSES and not explained):
+            finding = find(self.log, foreign=not self.is_ours)
+        if finding:
+            if self.rank:
+                code = code_key(self.rank["code"])
+            return Meaning(
+                finding.cause, f"failed: {finding.text} (exit code {code})", finding.remedy
+            )
         if self.diagnosis and explained:
             outcome = "as its run did"
             if code == "0":
@@ -206,6 +202,7 @@ class _Job:
     def _with_resumption(self, meaning: Meaning) -> Meaning:
         """The remedy with the command that resumes the run in another job."""
         cause, text, remedy = meaning
+        # The remedies of `exit_codes` name the call; in a job it is another `sbatch`.
         is_resumable = self.resume.startswith("go on")
         if "resume" in remedy and "sbatch" not in remedy:
             remedy = self.resume
@@ -220,10 +217,13 @@ class _Job:
     def _short_limit(self) -> Meaning | None:
         """The end of a job whose time limit is not longer than the lead of its --signal: it is told
         to stop as soon as it starts."""
-        limit_s, lead_s = _seconds(self.row.get("Timelimit", "")), _lead_s(self.row)
-        stopped = self.run_code == STOPPED or code_key(self.pair) in (str(STOPPED), "138")
-        # Slurm sends the signal up to 60 s early.
-        if not stopped or limit_s is None or lead_s is None or lead_s + 60 < limit_s:
+        limit_s = _seconds(self.row.get("Timelimit", ""))
+        if limit_s is None:
+            return None
+        if self.run_code != STOPPED and code_key(self.pair) not in (str(STOPPED), "138"):
+            return None
+        lead_s = _lead_s(self.job_id, self.row)
+        if lead_s == 0 or lead_s + 60 < limit_s:  # Slurm sends the signal up to 60 s early
             return None
         sentence = f"was told to stop as soon as it started: its --signal comes {lead_s} s before "
         sentence += f"the end, and its time limit is {self.row['Timelimit']}"
@@ -232,7 +232,7 @@ class _Job:
     def diagnose(self, asked: list[str]) -> JobDiagnosis:
         cause, sentence, remedy = self.end()
         text = f"Job {self.job_id} {sentence.rstrip('.')}."
-        if self.run and self.diagnosis and failed_rank(cleaned(self.log)):
+        if self.run and self.diagnosis and self.rank:
             # the end of rank 0, which writes the run's result, is a consequence
             text += f" Its run {self.run.run_dir} was in phase '{self.diagnosis.phase}'."
         elif self.run and self.diagnosis:
@@ -245,8 +245,13 @@ class _Job:
             text += f" Next: {remedy}."
         if not self.row:
             text += f" This is from files alone: {'; '.join(asked)}."
-        sources = asked if self.row else []
-        run_dir = str(self.run.run_dir) if self.run else None
+        sources = [*asked] if self.row else []
+        if self.words:
+            sources.append(str(self.log_path))
+        run_dir = None
+        if self.run:
+            run_dir = str(self.run.run_dir)
+            sources.append(run_dir)
         return JobDiagnosis(
             self.job_id,
             text,
@@ -254,7 +259,7 @@ class _Job:
             self.row.get("State"),
             self.pair or None,
             remedy,
-            [*sources, *([str(self.log_path)] if self.words else []), *filter(None, [run_dir])],
+            sources,
             self.steps,
             run_dir,
             self.diagnosis,
@@ -276,13 +281,12 @@ def _end_of(path: Path | None) -> str:
 
 
 def _end_in_job(run: Run, job_id: str) -> tuple[int | None, Diagnosis | None]:
-    """Exit code and diagnosis of a run's last attempt in this job; None where it had none in it.
+    """Exit code and diagnosis of a run's last attempt in this job; None without such an attempt.
 
     A later job may have gone on with the run, and its result is then no fact about this job.
     """
     starts = [event for event in run.events if event["event"] == "start"]
-    # of an earlier version, whose attempts name no job
-    if not any(event.get("slurm_job") for event in starts):
+    if not any(event.get("slurm_job") for event in starts):  # of an earlier version
         return run.exit_code, run.diagnosis
     own = [i for i, event in enumerate(starts) if event.get("slurm_job") == job_id]
     if not own:
@@ -302,20 +306,22 @@ def _seconds(text: str) -> int | None:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _lead_s(row: dict[str, str]) -> int | None:
-    """Seconds before its end at which a job's script asks for a signal; None if that is unknown."""
-    script = Path(row.get("Command", "").partition(" ")[0])
-    text = ""
+def _lead_s(job_id: str, row: dict[str, str]) -> int:
+    """Seconds before its end at which sbatch or a job's script asks for a signal; 0 if that is
+    unknown."""
+    # Slurm before 21.08 does not know the line.
+    submitted = _answer(["sacct", "-j", job_id, "--parsable2", "--format=JobID,SubmitLine"], "", [])
+    text = "".join(f"#SBATCH {one.get('SubmitLine', '')}\n" for one in submitted[:1])
     with contextlib.suppress(OSError):
-        text = script.read_text(errors="replace")
+        text += Path(row.get("Command", "").partition(" ")[0]).read_text(errors="replace")
     leads = re.findall(r"^#SBATCH .*--signal[= ]\S*?@(\d+)", text, re.MULTILINE)
-    return int(leads[-1]) if leads else None
+    return int([*leads, 0][0])
 
 
 def _task_number(job: _Job) -> tuple[int, int]:
     """Order of an array's tasks: by number, after them those that wait, such as 7_[5-8]."""
     numbers = re.findall(r"\d+", job.job_id.partition("_")[2])
-    return "[" in job.job_id, int(numbers[0]) if numbers else 0
+    return "[" in job.job_id, int([*numbers, 0][0])
 
 
 def diagnose_job(job_id: str | int) -> JobDiagnosis:
@@ -327,29 +333,20 @@ def diagnose_job(job_id: str | int) -> JobDiagnosis:
     rows, sources = _ask(name)
     jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}
     if not jobs and "_" not in name and _find_run(name, Path()) is None:
-        jobs = {
-            name + folder.name.rpartition(name)[2]: {}
-            for folder in sorted(Path().glob(f"runs/*-{name}_*"))
-        }
-    found = [_Job(job_id, row, rows) for job_id, row in (jobs or {name: {}}).items()]
-    if all(job.is_empty for job in found):
-        missing = f"{Path().resolve()} has no runs/*-{name} and no slurm-*-{name}.out"
-        remedy = "Start this in the folder that you submitted from."
-        reasons = "; ".join(sources)
+        folders = sorted(Path().glob(f"runs/*-{name}_*"))
+        jobs = {name + folder.name.rpartition(name)[2]: {} for folder in folders}
+    ends = [_Job(job_id, row, rows) for job_id, row in (jobs or {name: {}}).items()]
+    if all(job.is_empty for job in ends):
         raise InputError(
-            f"--job: nothing is left of job {name}: {reasons}; and {missing}. {remedy}"
+            f"--job: nothing is left of job {name}: {'; '.join(sources)}; and {Path().resolve()} has no "
+            f"runs/*-{name} and no slurm-*-{name}.out. Start this in the folder that you submitted from."
         )
-    tasks = [job.diagnose(sources) for job in sorted(found, key=_task_number)]
+    tasks = [job.diagnose(sources) for job in sorted(ends, key=_task_number)]
     if len(tasks) == 1:
         return tasks[0]
-    causes = [task.cause for task in tasks]
-    counts = ", ".join(f"{causes.count(cause)} {cause}" for cause in dict.fromkeys(causes))
-    text = "\n".join(
-        [
-            f"Job {name} is an array; of {len(tasks)} tasks: {counts}.",
-            *(task.text for task in tasks),
-        ]
-    )
-    return JobDiagnosis(
-        name, text, counts, sources=sorted({s for t in tasks for s in t.sources}), tasks=tasks
-    )
+    causes = Counter(task.cause for task in tasks)
+    counts = ", ".join(f"{count} {cause}" for cause, count in causes.items())
+    lines = [f"Job {name} is an array; of {len(tasks)} tasks: {counts}."]
+    lines += [task.text for task in tasks]
+    sources = sorted({source for task in tasks for source in task.sources})
+    return JobDiagnosis(name, "\n".join(lines), counts, sources=sources, tasks=tasks)

@@ -16,19 +16,20 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .. import clock
+from ..environment import CLOCK_VARIABLE, MARKS_VARIABLE
 from ..errors import InputError, remedy_of
 from ..files import open_to_write, write_all
 from ..memory.limits import Limit, Watchdog
 from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
-from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled, resume, suspend
-from ..memory.tree import MARKS_VARIABLE, Tree, adopting, new_mark
+from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
+from ..memory.tree import Tree, adopt_orphans, new_mark
 from ..memory.written import Written
 from ..output import Live
 from .exit_codes import STOPPED
@@ -80,31 +81,6 @@ class Outcome:
     forwarded: int = 0  # the last signal that was passed on, 0 without one
 
 
-class _Unwritable:
-    """Handler of a folder that can't be written: SIGTERM for a trainer, and SIGKILL after
-    `GRACE_S`."""
-
-    # Another command goes on: its work is worth more than its record.
-    message: str | None = None
-
-    def __init__(self, tree: Tree, *, stops: bool):
-        self._pid, self._stops, self.timer = tree.pid, stops, threading.Timer(GRACE_S, tree.kill)
-
-    def __call__(self, error: OSError) -> None:
-        if self.message is not None:
-            return
-        then = "the command is no longer recorded"
-        if self._stops:
-            then = "free some space there and go on with --resume"
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                then = f"{remedy_of(error.errno)}, then go on with --resume"
-        self.message = f"{error.filename}: {error.strerror}; {then}"
-        print(f"error: {self.message}", file=sys.stderr, flush=True)
-        if self._stops:
-            self.timer.start()
-            os.kill(self._pid, signal.SIGTERM)
-
-
 def supervise(
     argv: list[str],
     run_dir: Path,
@@ -126,14 +102,20 @@ def supervise(
     stops it in order, a second one at once. A command that can't be executed ends with 126 or 127,
     as in a shell.
     """
-    recorder, forward, interrupts = recorder or Recorder(run_dir), Forward(), list[int]()
-    marks, written = new_mark(), Written()
+    recorder = recorder or Recorder(run_dir)
+    forward = Forward()
+    interrupts: list[int] = []
+    marks = new_mark()
+    written = Written()
+    own_variables = {
+        "PYTHONUNBUFFERED": "1",
+        MARKS_VARIABLE: marks,
+        CLOCK_VARIABLE: repr(clock.boot_s),
+    }
+    adopt_orphans()
     with (
-        adopting(),
         handled(forward, FORWARDED),
         handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]),
-        handled(lambda number, frame: suspend(limit.tree), [signal.SIGTSTP]),
-        handled(lambda number, frame: resume(limit.tree), [signal.SIGCONT]),
     ):
         try:
             with block_stop_signals() if holds_back else contextlib.nullcontext():
@@ -145,71 +127,174 @@ def supervise(
                     pass_fds=inherited,
                     # Ctrl-C reaches the parent alone, which then ends the child in order
                     start_new_session=True,
-                    env={
-                        **os.environ,
-                        "PYTHONUNBUFFERED": "1",
-                        MARKS_VARIABLE: marks,
-                        clock.CLOCK_VARIABLE: repr(clock.boot_s),
-                        **(env or {}),
-                    },
+                    env={**os.environ, **own_variables, **(env or {})},
                 )
         except BaseException as error:
-            evidence = limit.evidence()
-            limit.close()  # no process was started in it
-            recorder.stop()
-            if not isinstance(error, OSError):
-                raise
-            code, message = (
-                127 if error.errno == errno.ENOENT else 126,
-                f"error: {argv[0]}: {error.strerror}",
-            )
-            return Outcome(code, message, recorder.record, evidence, None)
-        assert process.stdout is not None
+            return _not_started(error, argv[0], limit, recorder)
         tree = Tree(process.pid, marks.rpartition(":")[2])
         tree.written = written
-        forward.begin(process.pid)
-        unwritable = _Unwritable(tree, stops=holds_back)
-        tail, status, left = "", -signal.SIGKILL, list[str]()
+        child = _Child(process, tree, limit, recorder, forward, interrupts, holds_back)
+        return child.follow(run_dir, echo, how)
+
+
+def _not_started(error: BaseException, name: str, limit: Limit, recorder: Recorder) -> Outcome:
+    evidence = limit.evidence()
+    limit.close()  # no process was started in it
+    recorder.stop()
+    if not isinstance(error, OSError):
+        raise error
+    code = {errno.ENOENT: 127}.get(error.errno or 0, 126)
+    return Outcome(code, f"error: {name}: {error.strerror}", recorder.record, evidence, None)
+
+
+@dataclass
+class _Child:
+    """A started command with its limit and recorder; it is ended with all its processes."""
+
+    process: subprocess.Popen[bytes]
+    tree: Tree
+    limit: Limit
+    recorder: Recorder
+    forward: Forward
+    interrupts: list[int]
+    is_trainer: bool
+    stop_until_s: float | None = None  # when SIGKILL follows the SIGTERM of an interrupt
+    unwritable: str | None = None  # why the folder of the run can't be written
+    timer: threading.Timer = field(init=False)  # ends a trainer that does not stop for that
+
+    def follow(self, run_dir: Path, echo: bool, how: str) -> Outcome:
+        """Record the command and relay its output until it ends; `echo` and `how` as in
+        `supervise`."""
+        self.timer = threading.Timer(GRACE_S, self.tree.kill)
+        tail = ""
+        status = -signal.SIGKILL
+        names_left: list[str] = []
+        self.forward.begin(self.process.pid)  # and send it the signals that came before
         try:
-            limit.tree = tree
-            recorder.start(
-                tree,
-                limit,
-                on_error=tree.kill,  # a run without a watchdog must not go on
-                on_unwritable=unwritable,
+            self.limit.tree = self.tree
+            self.recorder.start(
+                self.tree,
+                self.limit,
+                on_error=self.tree.kill,  # a run without a watchdog must not go on
+                on_unwritable=self._note_unwritable,
             )
-            text = functools.partial(standing, run_dir, recorder.record, limit.limit_bytes)
-            with _guarded(limit), Live(text, how, apart=not holds_back, steps=echo) as live:
-                stop = functools.partial(_stop_if_asked, tree, interrupts, [], live)
-                show = live.write if echo else lambda data: None
-                tail = _relay(
-                    process.pid,
-                    process.stdout.fileno(),
-                    RunPaths(run_dir).output,
-                    show,
-                    unwritable,
-                    stop,
-                )
-                left = tree.names_left()
+            text = functools.partial(
+                standing, run_dir, self.recorder.record, self.limit.limit_bytes
+            )
+            with (
+                handled(self._suspend, [signal.SIGTSTP]),
+                handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
+                _guarded(self.limit),
+                Live(text, how, apart=not self.is_trainer, steps=echo) as live,
+            ):
+                tail = self._relay(RunPaths(run_dir).output, live, echo)
+                names_left = self.tree.names_left()
         finally:
-            forward.end()
-            unwritable.timer.cancel()  # before the process is waited for
-            tree.end()
+            self.forward.end()
+            self.timer.cancel()  # before the process is waited for
+            self.tree.end()
             try:
-                status = process.wait()
+                status = self.process.wait()
             finally:
-                process.stdout.close()
-                interrupted = bool(interrupts)
-                evidence, peak = _close(limit, recorder, 0 if interrupted else status, tail)
-    code = 130 if interrupted else 128 - status if status < 0 else status
-    if evidence["killed_by"]:
-        evidence |= {"ended_with": status} if status >= 0 else {}
-        code = 137  # also where the killer chose a worker, or the parent ended first
-    elif left and not interrupted:
-        evidence["left_behind"] = left
-    return Outcome(
-        code, tail, recorder.record, evidence, peak, interrupted, unwritable.message, forward.number
-    )
+                interrupted = bool(self.interrupts)
+                evidence, peak = self._close(status, tail)
+        code = 128 - status if status < 0 else status
+        if evidence["killed_by"]:
+            code = 137  # also where the killer chose a worker, or the parent ended first
+            if status >= 0:
+                evidence["ended_with"] = status
+        elif interrupted:
+            code = 130
+        elif names_left:
+            evidence["left_behind"] = names_left
+        return Outcome(
+            code,
+            tail,
+            self.recorder.record,
+            evidence,
+            peak,
+            interrupted,
+            self.unwritable,
+            self.forward.number,
+        )
+
+    def _relay(self, path: Path, live: Live, echo: bool) -> str:
+        """Copy the command's output to the log, and to `live` with `echo`, until it ends; return
+        the output's tail."""
+        tail = b""
+        log = -1
+        try:
+            log = open_to_write(path, os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            self._note_unwritable(error)
+        except InputError:  # somebody's link has taken its place
+            self._note_unwritable(OSError(errno.EPERM, "expected a file of your own", str(path)))
+        try:
+            for data in _output(self.process, lambda: self._stop_if_asked(live)):
+                tail = (tail + data)[-TAIL_BYTES:]
+                try:
+                    write_all(log, data)
+                except OSError as error:
+                    self._note_unwritable(OSError(error.errno, error.strerror, str(path)))
+                if echo:
+                    live.write(data)
+        finally:
+            if log >= 0:
+                os.close(log)
+        return tail.decode(errors="replace")
+
+    def _note_unwritable(self, error: OSError) -> None:
+        """Stop a trainer whose folder can't be written: SIGTERM, and SIGKILL after `GRACE_S`."""
+        # Another command goes on: its work is worth more than its record.
+        if self.unwritable is not None:
+            return
+        then = "the command is no longer recorded"
+        if self.is_trainer:
+            then = "free some space there and go on with --resume"
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                then = f"{remedy_of(error.errno)}, then go on with --resume"
+        self.unwritable = f"{error.filename}: {error.strerror}; {then}"
+        print(f"error: {self.unwritable}", file=sys.stderr, flush=True)
+        if self.is_trainer:
+            self.timer.start()
+            os.kill(self.tree.pid, signal.SIGTERM)
+
+    def _suspend(self, number: int, frame: object) -> None:
+        """Stop the command and then this process, which Ctrl-Z reaches alone, until both go on."""
+        # SIGTSTP would be discarded in the command's session, which no shell controls.
+        self.tree.signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _stop_if_asked(self, live: Live) -> None:
+        """After an interrupt send SIGTERM, which a trainer answers with a checkpoint; then
+        SIGKILL."""
+        if not self.interrupts:
+            return
+        if self.stop_until_s is None:
+            self.stop_until_s = time.monotonic() + STOP_S
+            live.write("stopping ...\n")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.tree.pid, signal.SIGTERM)
+        elif len(self.interrupts) > 1 or time.monotonic() > self.stop_until_s:
+            self.tree.kill()
+
+    def _close(self, status: int, tail: str) -> tuple[dict[str, Any], int | None]:
+        """Close pipe, recorder and limit; return the limit's evidence and the kernel's peak."""
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        try:
+            self.recorder.stop()
+        finally:
+            # torch's report of a killed worker (torch.utils.data, signal_handling); its trainer
+            # then ends by itself.
+            worker_killed = re.search(r"worker \(pid\S* \d+\) is killed by signal: Killed", tail)
+            by_sigkill = worker_killed or status in (-signal.SIGKILL, 128 + signal.SIGKILL)
+            failed = status not in (0, STOPPED) and not self.interrupts
+            self.limit.ended(failed and bool(by_sigkill))
+            evidence = self.limit.evidence()
+            peak = self.limit.cgroup.peak_bytes() if self.limit.cgroup else None
+            self.limit.close()
+        return evidence, peak
 
 
 @contextlib.contextmanager
@@ -231,80 +316,39 @@ def _guarded(limit: Limit) -> Iterator[None]:
         guard.wait()
 
 
-def _stop_if_asked(tree: Tree, interrupts: list[int], until_s: list[float], live: Live) -> None:
-    """After an interrupt send SIGTERM, which a trainer answers with a checkpoint; then SIGKILL."""
-    if interrupts and not until_s:
-        until_s.append(time.monotonic() + STOP_S)
-        live.write("stopping ...\n")
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(tree.pid, signal.SIGTERM)
-    elif len(interrupts) > 1 or (until_s and time.monotonic() > until_s[0]):
-        tree.kill()
+def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> Iterator[bytes]:
+    """Yield the output of a process until it ends; call `each_time` every 0.2 s or sooner.
 
-
-def _close(
-    limit: Limit, recorder: Recorder, status: int, tail: str
-) -> tuple[dict[str, Any], int | None]:
-    """Close recorder and limit; return the limit's evidence and the kernel's peak."""
-    try:
-        recorder.stop()
-    finally:
-        # torch's report of a killed worker (torch.utils.data, signal_handling); its trainer then
-        # ends by itself.
-        worker_killed = re.search(r"worker \(pid\S* \d+\) is killed by signal: Killed", tail)
-        by_sigkill = status in (-signal.SIGKILL, 128 + signal.SIGKILL) or worker_killed is not None
-        limit.ended(0 if status == STOPPED else status, by_sigkill)
-        evidence = limit.evidence()
-        peak = limit.cgroup.peak_bytes() if limit.cgroup else None
-        limit.close()
-    return evidence, peak
-
-
-def _relay(
-    pid: int,
-    pipe: int,
-    path: Path,
-    show: Callable[[bytes], object],
-    unwritable: _Unwritable,
-    stop: Callable[[], None],
-) -> str:
-    """Copy the child's output from a pipe to the log and to `show` until it ends; return its
-    tail."""
-    tail, pause_s, ended_s, pending, log = b"", 0.2, 0.0, 0, -1
-    try:
-        log = open_to_write(path, os.O_WRONLY | os.O_APPEND)
-    except OSError as error:
-        unwritable(error)
-    except InputError:  # somebody's link has taken its place
-        unwritable(OSError(errno.EPERM, "expected a file of your own", str(path)))
-    try:
-        while True:
-            readable, _, _ = select.select([] if pipe < 0 else [pipe], [], [], pause_s)
-            stop()
-            data = os.read(pipe, 65536) if readable else b""
-            if data:
-                try:
-                    write_all(log, data)
-                except OSError as error:
-                    unwritable(OSError(error.errno, error.strerror, str(path)))
-                tail, pending = (tail + data)[-TAIL_BYTES:], pending - len(data)
-                show(data)
-            elif readable:
-                # Closed, which is nearly always the end; but a command may go on without output.
-                pipe, pause_s = -1, 0.001
-            else:
-                pause_s = min(0.2, 2 * pause_s)
-            # WNOWAIT keeps the process number reserved until `supervise` has ended the whole tree.
-            if not ended_s and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                ended_s = time.monotonic()
-                if pipe >= 0:
-                    (pending,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
-            # An orphaned worker may keep the pipe open for ever: half a second of silence, or of
-            # its output, ends it.
-            if ended_s and (
-                pipe < 0 or (time.monotonic() - ended_s > 0.5 and (not readable or pending <= 0))
-            ):
-                return tail.decode(errors="replace")
-    finally:
-        if log >= 0:
-            os.close(log)
+    The process is not waited for, so that its number stays reserved.
+    """
+    assert process.stdout is not None
+    pipe = process.stdout.fileno()
+    pipes = [pipe]  # empty once it is closed
+    pause_s = 0.2
+    ended_s = None
+    pending = 0  # bytes that were in the pipe when the process ended
+    while True:
+        readable, _, _ = select.select(pipes, [], [], pause_s)
+        each_time()
+        data = os.read(pipe, 65536) if readable else b""
+        if data:
+            pending -= len(data)
+            yield data
+        elif readable:
+            # Closed, which is nearly always the end; but a command may go on without output.
+            pipes = []
+            pause_s = 0.001
+        else:
+            pause_s = min(0.2, 2 * pause_s)
+        if ended_s is None and os.waitid(
+            os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+        ):
+            ended_s = time.monotonic()
+            if pipes:
+                (pending,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+        # An orphaned worker may keep the pipe open for ever: half a second of silence, or of its
+        # output, ends it.
+        if ended_s is not None:
+            is_late = time.monotonic() - ended_s > 0.5
+            if not pipes or (is_late and (not readable or pending <= 0)):
+                return

@@ -14,20 +14,22 @@ from ..memory.reading import Reading
 from ..memory.record import SAMPLE_COLUMNS, Event, Phase, Record
 from ..memory.recorder import TORN
 
-CUDA_COLUMNS = [
+_CUDA_COLUMNS = [
     "allocated_bytes",
     "reserved_bytes",
     "free_bytes",
     "largest_free_bytes",
     "alloc_retries",
     "ooms",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
 ]
-CUDA_COLUMNS += ["peak_allocated_bytes", "peak_reserved_bytes"]
 
 
 def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
     """The record that the run's own recorder had at its end."""
-    record, (time, *names) = Record(), SAMPLE_COLUMNS
+    record = Record()
+    time, *names = SAMPLE_COLUMNS
     # As `Recorder.add` has them: of one moment, a phase's end comes after the sample and other
     # events before it.
     moments = ((event["time_s"], 2 if event["event"] == "end" else 0, event) for event in events)
@@ -35,10 +37,8 @@ def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
     sampled = ((time_s, 1, dict(zip(names, values, strict=True))) for time_s, *values in rows)
     for time_s, order, item in heapq.merge(moments, sampled, key=lambda each: each[:2]):
         if order == 1:
-            record.sample(
-                time_s,
-                Reading(**{name: int(value) for name, value in item.items() if value == value}),
-            )
+            known = {name: int(value) for name, value in item.items() if value == value}
+            record.sample(time_s, Reading(**known))
         else:
             record.event(item)
     return record
@@ -54,18 +54,10 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
     rows = []
     for phase in phases:
         needed = ("held_bytes", "rss_bytes", "end_held_bytes", "peak_rss_bytes")
-        held_bytes, rss, end_held, peak = (phase.info.get(name) or 0 for name in needed)
-        if (
-            phase.attempt == phases[-1].attempt
-            and phase.end_s is not None
-            and held_bytes
-            and rss
-            and end_held
-            and peak
-        ):
-            rows.append(
-                (phase.label, phase.end_s - phase.start_s, end_held - held_bytes, peak - rss)
-            )
+        held_bytes, rss, end_held, peak = sizes = [phase.info.get(name) or 0 for name in needed]
+        if phase.attempt == phases[-1].attempt and phase.end_s is not None and all(sizes):
+            duration_s = phase.end_s - phase.start_s
+            rows.append((phase.label, duration_s, end_held - held_bytes, peak - rss))
     return pd.DataFrame(rows, columns=["phase", "duration_s", "kept_bytes", "transient_bytes"])
 
 
@@ -73,11 +65,10 @@ def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
     """The recorded readings of GPU memory: `time_s` since the run began, and `cuda_` + names of
     `cuda.cuda_reading`."""
     cuda = pd.DataFrame([event for event in events if event["event"] == "cuda"])
-    # NaN what the run's version did not record
-    cuda = cuda.reindex(columns=["time_s", *CUDA_COLUMNS]).astype(float)
+    cuda = cuda.reindex(columns=["time_s", *_CUDA_COLUMNS]).astype(float)
     cuda["time_s"] -= origin_s
     cuda = cuda.sort_values("time_s", ignore_index=True)  # a clock may have been set back
-    cuda.columns = pd.Index(["time_s", *(f"cuda_{name}" for name in CUDA_COLUMNS)])
+    cuda.columns = pd.Index(["time_s", *(f"cuda_{name}" for name in _CUDA_COLUMNS)])
     # not in every reading
     cuda["cuda_largest_free_bytes"] = cuda["cuda_largest_free_bytes"].ffill()
     cuda.insert(
@@ -89,8 +80,10 @@ def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
 def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
     """Read a CSV of numbers without its torn lines, counted in `attrs["torn_lines"]`; only
     `columns` if it is empty."""
+    if not data:
+        return pd.DataFrame(columns=[*columns])
     lines = data.decode("ascii", errors="replace").splitlines(keepends=True)
-    commas = lines[0].count(",") if lines else 0
+    commas = lines[0].count(",")
     whole = [
         line
         for line in lines
@@ -99,18 +92,14 @@ def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
     torn = len(lines) - len(whole)
     try:
         # Counts are read as floats: integers above 2**53 bytes do not occur.
-        table = (
-            pd.read_csv(io.StringIO("".join(whole))) if data else pd.DataFrame(columns=[*columns])
-        )
+        table = pd.read_csv(io.StringIO("".join(whole)))
         table[[*columns]].astype(float)
         if torn > len(whole):
             raise ValueError(f"{torn} lines with another number of values")
     except (ValueError, KeyError) as error:
-        expected = (
-            f"expected the columns {','.join(columns)} in numbers, found other content ({error})"
-        )
         raise InputError(
-            f"{path}: {expected}. Move the file away to see the rest of the run."
+            f"{path}: expected the columns {','.join(columns)} in numbers, found other content "
+            f"({error}). Move the file away to see the rest of the run."
         ) from None
     table.attrs["torn_lines"] = torn
     return table
@@ -155,7 +144,10 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
 def sketch(held: pd.DataFrame, limit_bytes: float | None) -> str:
     """A small picture (SVG) of anonymous + shared memory over time, with the limit as a dashed
     line."""
-    width, height, sizes, times = 240.0, 48.0, held["anon"] + held["shmem"], held["time_s"]
+    width = 240.0
+    height = 48.0
+    sizes = held["anon"] + held["shmem"]
+    times = held["time_s"]
     top = 1.1 * max(float(sizes.max()), limit_bytes or 0.0, 1.0)
     x = width * times / max(float(times.max()), 1e-3)
     points = " ".join(

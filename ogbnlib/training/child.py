@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE
+
 
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
     """Call `work` and return its exit code; print expected errors as one sentence, others with a
@@ -58,7 +60,7 @@ def main(arguments: list[str]) -> int:
     from ..errors import naming
     from ..memory import cuda
     from ..memory.signals import StopRequest, die_with_parent, take_over
-    from ..runs.attempt import CONFIG_VARIABLE, lock_of
+    from ..runs.attempt import lock_of
     from ..runs.folder import Run
     from .distributed import end_here, join
     from .train import train_prepared
@@ -77,7 +79,7 @@ def main(arguments: list[str]) -> int:
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else lock_of(folder)
         with lock, naming(folder), join(config.device, stop) as ranks:
-            how = os.environ.get("OGBNLIB_PROGRESS", "auto")
+            how = os.environ.get(PROGRESS_VARIABLE, "auto")
             train_prepared(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
 
     return exit_code(train)
@@ -90,7 +92,6 @@ def try_model(
     `BatchShape`, to `file`."""
     from ..config import TrainConfig
     from ..files import write_json
-    from ..runs.attempt import CONFIG_VARIABLE
     from .custom_model import make_model
     from .step import measure_step
 
@@ -111,7 +112,7 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
     # --signals-to-handle` died of a SIGUSR1 in its first two seconds, always ended with exit code
     # 1, and outlived a killed parent.
     from ..memory.recorder import EventLog
-    from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, die_with_parent
+    from ..memory.signals import STOP_SIGNALS, die_with_parent
     from ..memory.tree import process_tree
     from ..runs.exit_codes import UNFINISHED
 

@@ -113,7 +113,7 @@ def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(
     step.mkdir(parents=True)
     cgroup(job, 2, **{"memory.max": f"{64 * MB}\n"})
     found = cgroup(step, 2, **{"memory.max": "max\n"}), tmp_path
-    no_slurm.setattr("ogbnlib.memory.cgroup.find_cgroup", lambda: found)
+    no_slurm.setattr("ogbnlib.memory.cgroup.find_cgroup", lambda pid="self": found)
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {job}")
 
 

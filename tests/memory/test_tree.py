@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from conftest import MB, is_alive, wait_until
 
+from ogbnlib.environment import MARKS_VARIABLE
 from ogbnlib.memory.limits import make_limit
-from ogbnlib.memory.tree import MARKS_VARIABLE, process_tree, state_of
+from ogbnlib.memory.tree import process_tree, state_of
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.supervise import supervise
 

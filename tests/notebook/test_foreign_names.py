@@ -7,8 +7,8 @@ from conftest import MB, write_run
 
 from ogbnlib.__main__ import main
 from ogbnlib.notebook import compare_runs, plot_peaks, plot_runs, plot_timeline, verdicts
-from ogbnlib.runs import list_runs
 from ogbnlib.runs.folder import Run
+from ogbnlib.runs.listing import list_runs
 
 
 def test_names_in_a_foreign_folder_reach_terminal_page_and_picture_as_text(

@@ -20,7 +20,7 @@ from ogbnlib.sources.names import size_of
 
 def finished(folder: Path, dataset: Path, exit_code: int = 0, **config: object) -> Run:
     values = {"dataset": str(dataset), "loading": "shared", **config}
-    peaks = {"anon_shmem_bytes": 400 * MB}
+    peaks = {"held_bytes": 400 * MB}
     write_run(folder, exit_code=exit_code, config=values, sampled_peaks_bytes=peaks)
     return Run(folder)
 

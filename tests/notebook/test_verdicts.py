@@ -37,7 +37,7 @@ def make(tmp_path: Path) -> Make:
             "rss_shmem_bytes": 0,
             "rss_file_bytes": 0,
         }
-        peaks = {"anon_shmem_bytes": int(peak * MB)}
+        peaks = {"held_bytes": int(peak * MB)}
         how: dict[str, Any] = {"exit_code": exit_code, "events": events, "samples": [sample]}
         return Run.open(write_run(tmp_path / name, **how, sampled_peaks_bytes=peaks))
 

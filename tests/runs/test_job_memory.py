@@ -9,7 +9,8 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.files import AGAIN_VARIABLE, next_run_dir
+from ogbnlib.environment import AGAIN_VARIABLE
+from ogbnlib.files import next_run_dir
 from ogbnlib.memory.cgroup import effective_limit
 from ogbnlib.memory.reading import read_memory
 from ogbnlib.notebook import (

@@ -2,20 +2,24 @@
 lost."""
 
 import json
+import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MB, tree
+from conftest import MB, tree, wait_until
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, InputError
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.memory.limits import KINDS, make_limit
 from ogbnlib.memory.recorder import _TimelineWriter
+from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.attempt import open_run_dir
 from ogbnlib.runs.exit_codes import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded
@@ -280,3 +284,26 @@ def test_a_trainer_asks_for_huge_pages_where_the_kernel_gives_them(
     assert (trainer_environment({}).get("THP_MEM_ALLOC_ENABLE") == "1") == asked
     # the user's own value
     assert "THP_MEM_ALLOC_ENABLE" not in trainer_environment({"THP_MEM_ALLOC_ENABLE": "0"})
+
+
+def test_a_sweep_of_runs_that_goes_on_after_every_exception_ends_with_the_first_signal(
+    tiny_config: Config, tmp_path: Path
+) -> None:
+    def sweep() -> None:
+        for name in ("first", "second"):
+            try:
+                run(tiny_config(epochs=10**6), run_dir=tmp_path / name, echo=False)
+            except Exception as error:
+                print(f"failed: {error}")
+
+    def stop() -> None:
+        wait_until((tmp_path / "first" / "checkpoint.pt").exists, "a checkpoint")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = threading.Thread(target=stop)
+    stopping.start()
+    with pytest.raises(Stopped, match=f"SIGTERM stopped the run {tmp_path}/first. Exit code 75"):
+        sweep()
+    stopping.join()
+    assert Run(tmp_path / "first").exit_code == STOPPED
+    assert not (tmp_path / "second").exists()

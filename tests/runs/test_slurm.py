@@ -120,7 +120,7 @@ def test_each_ending_that_accounting_shows_is_told_apart(
         assert word in found.text
     assert "sacct" in found.sources
     assert cause == "finished" or f"Next: {found.remedy}." in found.text
-    asked = (tmp_path / "bin" / "sacct.args").read_text().splitlines()[-1]
+    asked = (tmp_path / "bin" / "sacct.args").read_text()
     assert asked.startswith("-j 2 --parsable2 --format=JobID,State,ExitCode,")
 
 
@@ -444,6 +444,15 @@ def test_a_time_limit_that_is_not_longer_than_the_signals_lead_is_named(
     says(scontrol=shown(JobState="FAILED", ExitCode=code, TimeLimit=limit, Command=script))
     found = diagnose_job("2")
     assert ("300 s" in found.text and "--time" in found.remedy) is named
+
+
+def test_a_signals_lead_that_was_given_to_sbatch_is_named(says: Says) -> None:
+    rows = "JobID|State|ExitCode|Timelimit|SubmitLine\n"
+    rows += "2|FAILED|75:0|00:04:00|sbatch --signal=B:USR1@300 slurm/train.sbatch dataset=data"
+    says(sacct=rows)
+    end = diagnose_job("2")
+    assert end.cause == "time limit"
+    assert "300 s before" in end.text
 
 
 def test_after_a_sigkill_of_unknown_sender_the_command_that_resumes_is_there(says: Says) -> None:

@@ -485,7 +485,7 @@ def test_marks_cost_nothing_and_import_nothing_where_nobody_watches() -> None:
     code = "import sys, ogbnlib\nwith ogbnlib.phase('a'): ogbnlib.mark('b')\n"
     code += "print(sorted(name for name in sys.modules if name.startswith('ogbnlib')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['ogbnlib', 'ogbnlib.marks']"
+    assert done.stdout.strip() == "['ogbnlib', 'ogbnlib.environment', 'ogbnlib.marks']"
 
 
 def test_marks_and_phases_with_any_value_are_strict_json_and_nobodys_mistake(

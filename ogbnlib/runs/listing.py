@@ -1,0 +1,106 @@
+"""The table of all runs below a folder."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import GB, InputError
+from ..files import StrPath, home, whereabouts
+from .folder import Run, is_run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COLUMNS = (
+    "when",
+    "ended",
+    "peak GB",
+    "run s",
+    "epochs",
+    "best valid",
+    "test at best",
+    "command",
+    "settings",
+)
+
+
+def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
+    """All runs below `folder`, the oldest first: one row each, named by its path from the working
+    folder.
+
+    Columns: `when` it began, how it `ended`, `peak GB` of anonymous + shared memory, `run s` in all
+    attempts, `epochs`; `best valid` accuracy and `test at best` in the same epoch; the watched
+    `command`; and `settings`: the config values in which it differs from most runs. Missing values
+    are NaN.
+    """
+    import pandas as pd
+
+    root = home(folder)
+    if not root.is_dir():
+        raise InputError(f"{folder}: expected a folder of runs, found none{whereabouts()}")
+    root = Path(os.path.abspath(root))
+    if root.is_relative_to(Path.cwd()):
+        root = root.relative_to(Path.cwd())
+    runs = {}
+    for place, inside, _ in os.walk(root):
+        if is_run(place):
+            runs[os.path.normpath(place)] = Run(place)
+            inside.clear()  # a run holds no other runs
+    settings = [_settings(run) for run in runs.values()]
+    usual = {}
+    for name in dict.fromkeys(name for texts in settings for name in texts):
+        usual[name] = statistics.mode(texts[name] for texts in settings if name in texts)
+    rows = []
+    for run, texts in zip(runs.values(), settings, strict=True):
+        row = _row(run)
+        if texts:
+            special = [f"{name}={text}" for name, text in texts.items() if text != usual[name]]
+            row["settings"] = " ".join(special)
+        rows.append(row)
+    table = pd.DataFrame(rows, pd.Index(runs, name="run"), [*_COLUMNS])
+
+    class Table(pd.DataFrame):  # type: ignore[misc]
+        def _repr_html_(self) -> str | None:
+            with pd.option_context("display.max_colwidth", None):  # show settings in full
+                return super()._repr_html_()
+
+    return Table(table.sort_values("when", kind="stable").dropna(axis="columns", how="all"))
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """The config's values as texts; of paths the last part. Empty for a watched command."""
+    config = run.known_config
+    if config is None:
+        return {}
+    values = config.model_dump(mode="json")
+    texts = {name: str(value).replace(" ", "") for name, value in values.items()}
+    return texts | {name: os.path.basename(texts[name]) for name in ("dataset", "data_dir")}
+
+
+def _row(run: Run) -> dict[str, object]:
+    import pandas as pd
+
+    row: dict[str, object] = {"when": pd.NaT}
+    try:
+        for event in run.events[:1]:
+            row["when"] = pd.Timestamp(event["time_s"], unit="s").round("s")
+        starts = [event for event in run.events if event["event"] == "start"]
+        attempts = [event.get("previous") or {} for event in starts]
+        attempts.append(run.result or {"duration_s": run.record.duration_s})
+        row["ended"] = run.state
+        row["peak GB"] = round(run.held_peak_bytes / GB, 3)
+        row["run s"] = round(sum(attempt.get("duration_s") or 0.0 for attempt in attempts), 1)
+        row["epochs"] = len(run.metrics) or None
+        if run.metrics["valid"].notna().any():
+            best = run.metrics.loc[run.metrics["valid"].idxmax()]
+            row["best valid"] = best["valid"]
+            row["test at best"] = best["test"]
+        command = starts[-1].get("command") if starts else None
+        if command:
+            row["command"] = " ".join([os.path.basename(command[0]), *command[1:]])
+    except InputError as error:
+        row["ended"] = f"damaged: {error}"
+    return row
