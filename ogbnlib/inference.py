@@ -15,9 +15,9 @@ from .config import TrainConfig
 from .errors import InputError, clear_errors, no_exit
 from .files import StrPath, check_new, check_own, home, locked, sibling_path, write_atomically
 from .graph.bits import NodeSet
-from .graph.checks import HEADER_BYTES, label_dtype, npy_header
 from .graph.npz import Array, load
 from .graph.store import Store
+from .graph.store_format import HEADER_BYTES, label_dtype, npy_header
 from .memory.cuda import resolve_device
 from .progress import Progress, counted
 from .propagation.hops import left_bytes, propagated

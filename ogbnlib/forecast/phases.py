@@ -25,7 +25,7 @@ from ..graph.store import GraphSize, Store
 from ..launcher import job_cores
 from ..memory.reading import processor
 from ..registry import POLICIES
-from ..sources.names import check_store, graph_for
+from ..sources.resolve import check_store, graph_for
 from .budget import DISK_BYTES_PER_S, BatchShape, Windows, sweep_s
 from .draws import Batches
 from .passes import MODEL, Pass

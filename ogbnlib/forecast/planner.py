@@ -16,7 +16,7 @@ from ..config import TrainConfig
 from ..errors import GB, MB, InputError, clear_errors, format_bytes, parse_bytes
 from ..graph.store import GraphSize
 from ..registry import MODELS, POLICIES
-from ..sources.names import graph_for
+from ..sources.resolve import graph_for
 from .phases import REFERENCE, Forecast, Machine, margin_bytes, predict
 from .sizes import feature_itemsize, smaller_fan_out
 from .step import formula_of, is_measured, try_model

@@ -20,10 +20,10 @@ import numpy as np
 from ..errors import InputError, naming
 from ..files import BLOCK, Stream, block_buffer, read_blocks, replaced, whole_blocks
 from .bits import kernel, prefetch
-from .checks import HEADER_BYTES
 from .npz import Array
 from .sort import group_by_chunk
 from .store import Store
+from .store_format import HEADER_BYTES
 
 CHUNK_BYTES = 8 * 2**20
 _WRITE_BYTES = 4 * 2**20

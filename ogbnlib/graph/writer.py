@@ -13,7 +13,10 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, explained
 from ..files import Stream, StrPath, write_json
 from ..progress import counted
-from .checks import (
+from .array_checks import split_problems
+from .npz import Array
+from .store import Store, open_store
+from .store_format import (
     FORMAT,
     HEADER_BYTES,
     META,
@@ -22,10 +25,7 @@ from .checks import (
     FileInfo,
     meta_crc32,
     npy_header,
-    split_problems,
 )
-from .npz import Array
-from .store import Store, open_store
 
 
 class ArrayWriter:

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..graph.bits import NodeSet
-from ..graph.checks import HEADER_BYTES
 from ..graph.disk import DiskArray, disk_array
 from ..graph.npz import CHUNK_BYTES, Array, load
 from ..graph.store import Store
+from ..graph.store_format import HEADER_BYTES
 from .sweep import Edges, in_order
 
 Done = Callable[[int], object]

@@ -47,7 +47,7 @@ from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, handled
 from ..output import drawn, in_notebook
 from ..progress import doing
 from ..registry import MODELS
-from ..sources.names import check_store, locate, options_of, size_of
+from ..sources.resolve import check_store, locate, options_of, size_of
 from .attempt import CONFIG_VARIABLE, Attempt, announce_code, open_run_dir
 from .diagnosis import Diagnosis
 from .evidence import last_words

@@ -16,12 +16,12 @@ from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, split_name
 from ..forecast.budget import queued_bytes, usable_bytes
 from ..forecast.passes import Pass
-from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import Store
+from ..graph.store_format import SPLITS
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
-from ..sources.data import as_ids
+from ..sources.arrays import as_ids
 from .loader import StoreLoader, available_bytes
 from .sampler import CSCSampler
 from .store_policy import StoreLoaders

@@ -12,7 +12,7 @@ from ..graph.store import Store, is_store, open_store
 from ..graph.summary import summarized
 from ..progress import Progress
 from .convert import FeatureDtype, convert, disk_bytes
-from .names import existing, options_of, resolve
+from .resolve import existing, options_of, resolve
 from .synth import synthesize_store
 
 

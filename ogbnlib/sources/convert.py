@@ -18,20 +18,22 @@ from numpy.typing import DTypeLike
 
 from ..errors import InputError, Problems, clear_errors, format_bytes, parse_bytes
 from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folder
+from ..graph.array_checks import finite, split_problems
 from ..graph.bits import NodeSet
-from ..graph.checks import Int8Columns, finite, index_dtype, label_dtype, split_problems
+from ..graph.int8 import Int8Columns
 from ..graph.npz import Array
 from ..graph.sort import EdgeSort
 from ..graph.store import Store, open_store
+from ..graph.store_format import index_dtype, label_dtype
 from ..graph.summary import count_labels
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
-from .data import Source
-from .layouts import is_tables
+from .files.layouts import is_tables
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
+from .source import Source
 
 FeatureDtype = Literal["float16", "float32", "int8"]
 _DEFAULT_BYTES = 2**30  # beyond the memory of a process with torch loaded, such as a notebook
@@ -216,7 +218,7 @@ def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any)
         return open_official(official)
     if not {*options} - {"num_classes"} and not is_tables(name):
         return open_raw(name, **options)
-    from .tables import open_tables
+    from .files.own_files import open_tables
 
     return open_tables(name, **options)
 

@@ -19,12 +19,12 @@ import numpy as np
 
 from ..errors import InputError, format_bytes, naming, unknown_name
 from ..files import StrPath, check_own, check_space, home, locked, open_to_write, sibling_path
-from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import GraphSize
+from ..graph.store_format import SPLITS
 from ..progress import counted, doing
-from .data import Source, stamped
 from .ogb import layout_files, open_raw
+from .source import Source, stamped
 
 
 def _known(
@@ -203,7 +203,7 @@ def open_official(located: Located) -> Source:
     All are streamed: ogb's loader needs more than 128 GB for ogbn-papers100M
     (snap-stanford/ogb#407).
     """
-    from .tables import open_tables  # imports pyarrow and pandas
+    from .files.own_files import open_tables  # imports pyarrow and pandas
 
     folder = fetch(located.name, located.folder.parent)
     if located.binary:

@@ -17,16 +17,12 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, clear_errors, naming
 from ..files import StrPath, home, new_folder, write_json
 from ..graph import npz
-from ..graph.checks import (
-    MAX_CLASSES,
-    SPLITS,
-    check_num_classes,
-    clean_labels,
-    count_classes,
-)
 from ..graph.npz import Array, Member
-from .data import Source, as_numpy, from_arrays, stamped
-from .layouts import not_a_data_set, split_folder
+from ..graph.store_format import SPLITS
+from .arrays import as_numpy, from_arrays
+from .files.layouts import not_a_data_set, split_folder
+from .labels import MAX_CLASSES, check_num_classes, clean_labels, count_classes
+from .source import Source, stamped
 
 _LONGEST_ID = 64  # bytes of a line
 

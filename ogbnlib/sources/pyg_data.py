@@ -12,8 +12,8 @@ from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.summary import summarized
 from ..output import in_notebook
+from .arrays import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
 from .convert import convert
-from .data import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
 
 _MASKS = {"train": ("train_mask",), "valid": ("val_mask", "valid_mask"), "test": ("test_mask",)}
 # How other libraries' graphs become a Data, by the library.

@@ -22,9 +22,9 @@ from ..graph.npz import Array
 from ..graph.store import Store
 from ..progress import counted
 from .convert import FeatureDtype, convert
-from .data import Source
 from .official import KNOWN
 from .ogb import open_raw, write_layout
+from .source import Source
 
 PAPERS = KNOWN["ogbn-papers100M"]
 BLOCK = 1024  # papers that appear at once; also the finest class size

@@ -27,9 +27,9 @@ from ogbnlib.runs.sandbox import check_inputs
 from ogbnlib.sources.catalog import open_dataset, prepare_dataset
 from ogbnlib.sources.convert import convert as make_store
 from ogbnlib.sources.convert import open_source
-from ogbnlib.sources.names import locate, size_of
 from ogbnlib.sources.official import KNOWN, fetch
 from ogbnlib.sources.ogb import write_raw
+from ogbnlib.sources.resolve import locate, size_of
 
 SEEDS = {"train": 20, "valid": 10, "test": 5}
 
@@ -252,7 +252,7 @@ def test_a_folder_that_is_called_like_an_official_data_set_is_itself(
 
 
 def test_planning_imports_no_kernels() -> None:
-    code = "import sys, ogbnlib.forecast.planner, ogbnlib.sources.names; "
+    code = "import sys, ogbnlib.forecast.planner, ogbnlib.sources.resolve; "
     code += "assert not {'numba', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 

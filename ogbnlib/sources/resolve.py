@@ -18,10 +18,10 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..files import StrPath, check_new, home
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .data import Source, origin_of, stamped, stored_dtype
-from .layouts import find_files, is_tables, layout_of
+from .files.layouts import find_files, is_tables, layout_of
 from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import layout_files, open_raw
+from .source import Source, origin_of, stamped, stored_dtype
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ def resolve(
             return raw
         if official is not None:
             return open_official(official)
-        from .tables import open_tables  # imports pyarrow and pandas, and most runs have a store
+        from .files.own_files import (
+            open_tables,  # imports pyarrow and pandas, and most runs have a store
+        )
 
         return open_tables(folder)
 

@@ -16,8 +16,8 @@ from conftest import left_in
 
 from ogbnlib import InputError, convert, open_dataset, write_raw
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.sources.names import locate
-from ogbnlib.sources.tables import open_tables
+from ogbnlib.sources.files.own_files import open_tables
+from ogbnlib.sources.resolve import locate
 
 Arrays = dict[str, Any]
 SMALL = 40  # nodes

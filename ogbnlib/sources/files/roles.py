@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import Problems
-from ..graph.checks import SPLITS, refuse_several_labels
-from ..graph.readers import is_number
-from ..graph.table import Table, flags, numbers
+from ...errors import Problems
+from ...graph.store_format import SPLITS
+from ..labels import refuse_several_labels
+from .columns import Table, flags, numbers
+from .readers import is_number
 
 NODE = ("node_id", "node", "id")
 LABEL, SPLIT = ("label", "y", "class"), ("split", "set")

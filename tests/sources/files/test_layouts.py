@@ -12,8 +12,8 @@ from conftest import official_csv, random_arrays
 
 from ogbnlib import InputError, convert, open_dataset
 from ogbnlib.sources.convert import open_source
-from ogbnlib.sources.layouts import find_files, splits_in_order
-from ogbnlib.sources.tables import open_tables
+from ogbnlib.sources.files.layouts import find_files, splits_in_order
+from ogbnlib.sources.files.own_files import open_tables
 
 N, E, F, C = 40, 300, 5, 4
 

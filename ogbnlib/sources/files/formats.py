@@ -5,8 +5,8 @@ import glob
 import re
 from pathlib import Path
 
-from ..errors import InputError
-from ..files import whereabouts
+from ...errors import InputError
+from ...files import whereabouts
 
 _TEXT = (".csv", ".tsv", ".txt", ".edgelist", ".edges", ".el")
 _PACKED = ("", ".gz", ".bz2", ".zst")  # what arrow inflates in pieces

@@ -17,7 +17,7 @@ import scipy.io
 import scipy.sparse
 
 from ogbnlib import InputError
-from ogbnlib.graph.readers import open_reader
+from ogbnlib.sources.files.readers import open_reader
 
 N, E = 50, 400
 

@@ -25,9 +25,9 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from ..errors import InputError, format_bytes, naming
+from ...errors import InputError, format_bytes, naming
+from ...graph.npz import Array, Mapped, Member, member_names
 from .formats import files_of, format_of
-from .npz import Array, Mapped, Member, member_names
 
 _BLOCK_BYTES = 2**22  # of text at a time, and of the longest line
 _BOM = b"\xef\xbb\xbf"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InputError, unknown_name
-from ..files import StrPath, home, whereabouts
-from ..graph.checks import META, SPLITS, nearby
-from ..graph.formats import READABLE, ending, format_of, is_parts
-from ..graph.store import is_store
+from ...errors import InputError, unknown_name
+from ...files import StrPath, home, whereabouts
+from ...graph.store import is_store
+from ...graph.store_format import META, SPLITS, nearby
+from .formats import READABLE, ending, format_of, is_parts
 
 ROLE_NAMES = {  # of each role's file
     "edges": ("edges", "edge_index"), "features": ("features", "x"), "labels": ("labels", "y"),

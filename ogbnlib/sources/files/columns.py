@@ -19,9 +19,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InputError, naming
-from .checks import from_one
-from .npz import Array
+from ...errors import InputError, naming
+from ...graph.array_checks import from_one
+from ...graph.npz import Array
 from .readers import open_reader
 
 _TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
