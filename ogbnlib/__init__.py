@@ -24,7 +24,7 @@ _NAMES = {
     "memory.reading": "memory_now read_memory release_memory",
     "graph.store": "Store open_store",
     "sources.convert": "convert",
-    "sources.ogb": "write_raw",
+    "sources.arrays": "write_raw",
     "sources.files.own_files": "open_tables",
     "sources.synth": "synthesize synthesize_store",
     "sources.catalog": "open_dataset prepare_dataset",

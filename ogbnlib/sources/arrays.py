@@ -1,12 +1,15 @@
-"""Arrays and torch tensors in RAM as a `Source`."""
+"""Arrays and torch tensors in RAM: as a `Source`, or written in OGB's layout."""
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, Problems, format_bytes, split_name
+from ..errors import InputError, Problems, clear_errors, format_bytes, split_name
+from ..files import StrPath, new_folder
 from ..graph import npz
 from ..graph.array_checks import finite, from_one, split_problems
 from ..graph.npz import Array, slices
@@ -18,6 +21,7 @@ from .labels import (
     count_classes,
     refuse_several_labels,
 )
+from .ogb import open_raw, write_layout
 from .source import Source
 
 
@@ -145,3 +149,43 @@ def as_ids(values: Any, num_nodes: int, name: str) -> Array:
         expected = f"expected node ids [n] or a mask of {num_nodes} booleans"
         raise InputError(f"{name}: {expected}, got {ids.dtype} {list(ids.shape)}{hint}")
     return ids.astype(np.int64)
+
+
+@clear_errors()
+def write_raw(
+    path: StrPath,
+    *,
+    edge_index: Any,
+    x: Any,
+    y: Any,
+    splits: Mapping[str, Any],
+    num_classes: int | None = None,
+    name: str | None = None,
+    node_year: Any = None,
+) -> Source:
+    """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes
+    open it too.
+
+    Everything is checked before anything is written, and the folder appears whole or not at all.
+
+    Args:
+        edge_index: whole numbers [2, E], source above destination; a numpy array or a torch tensor,
+            as the others.
+        x: features [N, F], finite; stored as float32.
+        y: labels [N] or [N, 1]: -1 or NaN where there is none.
+        splits: node ids, or boolean masks over all nodes, of train, valid and test.
+        node_year: whole numbers [N] or [N, 1]; OGB's classes read them under the name
+            "ogbn-papers100M".
+    """
+    source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
+    if node_year is not None:
+        years = as_numpy(node_year, "node_year").reshape(-1)
+        if len(years) != source.num_nodes or years.dtype.kind not in "iu":
+            raise InputError(
+                f"node_year: expected {source.num_nodes} whole numbers, "
+                f"got {years.dtype} [{len(years)}]"
+            )
+        source = replace(source, year_chunks=lambda: npz.slices(years, npz.CHUNK_BYTES // 8))
+    with new_folder(path) as folder:
+        write_layout(folder, source)
+    return open_raw(path)

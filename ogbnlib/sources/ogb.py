@@ -6,20 +6,18 @@ member.
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError, clear_errors, naming
-from ..files import StrPath, home, new_folder, write_json
+from ..errors import InputError, naming
+from ..files import StrPath, home, write_json
 from ..graph import npz
 from ..graph.npz import Array, Member
 from ..graph.store_format import SPLITS
-from .arrays import as_numpy, from_arrays
 from .files.layouts import not_a_data_set, split_folder
 from .labels import MAX_CLASSES, check_num_classes, clean_labels, count_classes
 from .source import Source, stamped
@@ -233,43 +231,3 @@ def write_layout(
     # ogb asks on the terminal whether to update when it is missing
     (folder / "RELEASE_v1.txt").touch()
     write_json(folder / "meta.json", source.facts())
-
-
-@clear_errors()
-def write_raw(
-    path: StrPath,
-    *,
-    edge_index: Any,
-    x: Any,
-    y: Any,
-    splits: Mapping[str, Any],
-    num_classes: int | None = None,
-    name: str | None = None,
-    node_year: Any = None,
-) -> Source:
-    """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes
-    open it too.
-
-    Everything is checked before anything is written, and the folder appears whole or not at all.
-
-    Args:
-        edge_index: whole numbers [2, E], source above destination; a numpy array or a torch tensor,
-            as the others.
-        x: features [N, F], finite; stored as float32.
-        y: labels [N] or [N, 1]: -1 or NaN where there is none.
-        splits: node ids, or boolean masks over all nodes, of train, valid and test.
-        node_year: whole numbers [N] or [N, 1]; OGB's classes read them under the name
-            "ogbn-papers100M".
-    """
-    source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
-    if node_year is not None:
-        years = as_numpy(node_year, "node_year").reshape(-1)
-        if len(years) != source.num_nodes or years.dtype.kind not in "iu":
-            raise InputError(
-                f"node_year: expected {source.num_nodes} whole numbers, "
-                f"got {years.dtype} [{len(years)}]"
-            )
-        source = replace(source, year_chunks=lambda: npz.slices(years, npz.CHUNK_BYTES // 8))
-    with new_folder(path) as folder:
-        write_layout(folder, source)
-    return open_raw(path)

@@ -31,8 +31,8 @@ from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.loader import StoreLoader
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.ogb import write_raw
 from ogbnlib.training.train import train
 
 N, FEATURES, CLASSES, BATCH, NUM_NEIGHBORS = 1500, 301, 4, 16, [3, 2]

@@ -21,7 +21,8 @@ from ogbnlib.graph.store import open_store
 from ogbnlib.memory.record import METRIC_COLUMNS
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run, diagnose
-from ogbnlib.sources.ogb import open_raw, write_raw
+from ogbnlib.sources.arrays import write_raw
+from ogbnlib.sources.ogb import open_raw
 from ogbnlib.training.train import TrainResult, train
 
 Config = Callable[..., TrainConfig]

@@ -8,9 +8,11 @@ take 457 MB. DuckDB, with a limit of 400 MB, joined the same ids in 1.3 GB, and 
 from __future__ import annotations
 
 import contextlib
+import re
 import reprlib
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +258,90 @@ class Nodes:
         return dtype, (
             np.array([text.encode() for text in names.to_pylist()], dtype) for names in pieces
         )
+
+
+SPLIT_OF = {
+    "train": "train",
+    "valid": "valid",
+    "val": "valid",
+    "validation": "valid",
+    "test": "test",
+}
+MASK_NAMES = {
+    **{f"{word}mask": split for word, split in SPLIT_OF.items()},
+    **{f"is{word}": split for word, split in SPLIT_OF.items()},
+}
+_MOST_OF_ROLE = {"feature": 4, "left out": 20}  # names of one role; more are counted
+
+
+def option(name: str, *columns: str) -> str:
+    """Return an option of the command line that names columns."""
+    return f"{name} {shlex.quote(','.join(columns))}"
+
+
+def plain(name: str) -> str:
+    """Return a name for comparisons: "Train_Mask" and "trainmask" are the same."""
+    return re.sub(r"[\W_]+", "", name).lower()
+
+
+@dataclass
+class Columns:
+    """The columns of one file with their roles; `uses` are the roles of the file itself."""
+
+    table: Table
+    uses: set[str] = field(default_factory=set)
+    roles: dict[str, str] = field(default_factory=dict)
+    masks: dict[str, str] = field(default_factory=dict)  # the column of each split
+    notes: dict[str, str] = field(default_factory=dict)  # why a column is left out
+
+    def all(self, role: str) -> list[str]:
+        return [name for name in self.table.names if self.roles.get(name) == role]
+
+    def one(self, role: str) -> str | None:
+        return next(iter(self.all(role)), None)
+
+    @property
+    def free(self) -> list[str]:
+        """The columns without a role yet."""
+        return [name for name in self.table.names if name not in self.roles]
+
+    @property
+    def alone(self) -> str | None:
+        """The only column, which needs no name; but the header of a csv file may be a value."""
+        is_sure = not self.table.header or self.table.reader.typed
+        return self.free[0] if is_sure and len(self.free) == 1 else None
+
+    def find(self, name: str | None) -> str | None:
+        """Return the column that the user calls `name`: exactly so, else in any case."""
+        if name is None or name in self.table.names:
+            return name
+        return next((own for own in self.table.names if own.lower() == name.lower()), None)
+
+    def only(self, names: Iterable[str], what: str) -> str | None:
+        """Return the free column with one of these names, None if there is none; two are
+        refused."""
+        known = {plain(name) for name in names}
+        found = [name for name in self.free if plain(name) in known]
+        if len(found) > 1:
+            both = " and ".join(map(repr, found))
+            hint = f"leave the wrong one out, such as {option('--leave-out', found[1])}"
+            raise self.table.refusal(f"one column of {what}, not {both}", hint)
+        return found[0] if found else None
+
+    def mask(self, split: str) -> str | None:
+        """Return the free column that is the mask of a split by its name."""
+        return self.only(
+            (name for name, own in MASK_NAMES.items() if own == split), f"mask of {split}"
+        )
+
+    def describe(self) -> str:
+        """Return one line: the roles, and the columns of each."""
+        parts = []
+        for role in ("id", "source", "target", "feature", "label", "split", "mask", "left out"):
+            texts = [repr(name) + self.notes.get(name, "") for name in self.all(role)]
+            most = _MOST_OF_ROLE.get(role, len(texts))
+            if len(texts) > most:
+                texts = [*texts[: most - 1], f"... ({len(texts)} columns)"]
+            if texts:
+                parts.append(f"{role} {', '.join(texts)}")
+        return f"{self.table.file}: {'; '.join(parts)}"

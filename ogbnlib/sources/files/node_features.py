@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from ...errors import InputError
 from ...graph.npz import CHUNK_BYTES, Array, load, slices
 from ..labels import find_labels
-from .columns import Nodes, Piece, numbers
-from .roles import Columns, option
+from .columns import Columns, Nodes, Piece, numbers, option
 
 _FEW = 20  # in fewer rows, distinct whole numbers may be a feature by chance
 

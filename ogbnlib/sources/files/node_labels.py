@@ -18,9 +18,8 @@ from ..labels import (
     NOT_CLASSES,
     count_classes,
 )
-from .columns import Nodes, Piece, Table, flags, numbers, without_missing
+from .columns import SPLIT_OF, Columns, Nodes, Piece, Table, flags, numbers, without_missing
 from .readers import is_number
-from .roles import SPLIT_OF, Columns
 
 _SEPARATORS = r"[,;|]"
 

@@ -23,11 +23,11 @@ from ..labels import (
     refuse_several_labels,
 )
 from ..source import Source, stamped, stored_dtype
-from .columns import Nodes, Piece, Table, numbers
+from .columns import Columns, Nodes, Piece, Table, numbers, option
 from .layouts import find_files, layout_of, splits_in_order
 from .node_features import Features
 from .node_labels import read_labels, read_split, read_splits
-from .roles import Columns, Named, decide, is_id_like, kinds, option
+from .roles import Named, decide, is_id_like, kinds
 
 _CHUNK_NODES = 2**17
 

@@ -7,28 +7,20 @@ refused.
 """
 
 import re
-import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ...errors import Problems
 from ...graph.store_format import SPLITS
 from ..labels import refuse_several_labels
-from .columns import Table, flags, numbers
+from .columns import MASK_NAMES, SPLIT_OF, Columns, Table, flags, numbers, option, plain
 from .readers import is_number
 
 NODE = ("node_id", "node", "id")
 LABEL, SPLIT = ("label", "y", "class"), ("split", "set")
-SPLIT_OF = {
-    "train": "train",
-    "valid": "valid",
-    "val": "valid",
-    "validation": "valid",
-    "test": "test",
-}
 _ENDS = (("source", "target"), ("src", "dst"))
 _ID_WORDS = ("id", "ids", "idx", "index", "key", "name")
 # Names as `plain` returns them. Columns of features called so are no features.
@@ -36,8 +28,6 @@ _LABEL_LIKE = (
     *("label", "labels", "y", "class", "classes", "target", "targets"),
     *("ytrue", "truelabel", "nodelabel", "classlabel", "groundtruth"),
 )
-_MASKS = {f"{word}mask": split for word, split in SPLIT_OF.items()}
-_MASKS |= {f"is{word}": split for word, split in SPLIT_OF.items()}
 # Words that say which end of an edge a column is, or that it holds ids: not a kind of node.
 _NO_KINDS = {
     *("id", "ids", "idx", "index", "key", "name", "no", "num", "number"),
@@ -48,17 +38,6 @@ _NO_KINDS = {
     *("references", "referenced", "sender", "receiver", "caller", "callee"),
     *("follower", "followee", "followed", "following"),
 }
-_MOST_SHOWN = {"feature": 4, "left out": 20}  # names of one role; more are counted
-
-
-def option(name: str, *columns: str) -> str:
-    """Return an option of the command line that names columns."""
-    return f"{name} {shlex.quote(','.join(columns))}"
-
-
-def plain(name: str) -> str:
-    """Return a name for comparisons: "Train_Mask" and "trainmask" are the same."""
-    return re.sub(r"[\W_]+", "", name).lower()
 
 
 def words(name: str) -> list[str]:
@@ -99,67 +78,6 @@ class Named:
     labels: Sequence[str] | None = None
     ids: str | None = None
     left_out: Sequence[str] = ()
-
-
-@dataclass
-class Columns:
-    """The columns of one file with their roles; `uses` are the roles of the file itself."""
-
-    table: Table
-    uses: set[str] = field(default_factory=set)
-    roles: dict[str, str] = field(default_factory=dict)
-    masks: dict[str, str] = field(default_factory=dict)  # the column of each split
-    notes: dict[str, str] = field(default_factory=dict)  # why a column is left out
-
-    def all(self, role: str) -> list[str]:
-        return [name for name in self.table.names if self.roles.get(name) == role]
-
-    def one(self, role: str) -> str | None:
-        return next(iter(self.all(role)), None)
-
-    @property
-    def free(self) -> list[str]:
-        """The columns without a role yet."""
-        return [name for name in self.table.names if name not in self.roles]
-
-    @property
-    def alone(self) -> str | None:
-        """The only column, which needs no name; but the header of a csv file may be a value."""
-        is_sure = not self.table.header or self.table.reader.typed
-        return self.free[0] if is_sure and len(self.free) == 1 else None
-
-    def find(self, name: str | None) -> str | None:
-        """Return the column that the user calls `name`: exactly so, else in any case."""
-        if name is None or name in self.table.names:
-            return name
-        return next((own for own in self.table.names if own.lower() == name.lower()), None)
-
-    def only(self, names: Iterable[str], what: str) -> str | None:
-        """Return the free column with one of these names, None if there is none; two are
-        refused."""
-        known = {plain(name) for name in names}
-        found = [name for name in self.free if plain(name) in known]
-        if len(found) > 1:
-            both = " and ".join(map(repr, found))
-            hint = f"leave the wrong one out, such as {option('--leave-out', found[1])}"
-            raise self.table.refusal(f"one column of {what}, not {both}", hint)
-        return found[0] if found else None
-
-    def mask(self, split: str) -> str | None:
-        """Return the free column that is the mask of a split by its name."""
-        return self.only((name for name, own in _MASKS.items() if own == split), f"mask of {split}")
-
-    def describe(self) -> str:
-        """Return one line: the roles, and the columns of each."""
-        parts = []
-        for role in ("id", "source", "target", "feature", "label", "split", "mask", "left out"):
-            texts = [repr(name) + self.notes.get(name, "") for name in self.all(role)]
-            most = _MOST_SHOWN.get(role, len(texts))
-            if len(texts) > most:
-                texts = [*texts[: most - 1], f"... ({len(texts)} columns)"]
-            if texts:
-                parts.append(f"{role} {', '.join(texts)}")
-        return f"{self.table.file}: {'; '.join(parts)}"
 
 
 def _ends(columns: Columns, named: Named) -> None:
@@ -256,7 +174,7 @@ def _split(columns: Columns, named: Named) -> None:
 
 def _refuse_rows(columns: Columns, name: str, *values: str) -> None:
     """Refuse to take rows for nodes beside columns that might hold the ids of nodes."""
-    others = [name for name in columns.free if plain(name) not in _MASKS]
+    others = [name for name in columns.free if plain(name) not in MASK_NAMES]
     if columns.one("id") is not None or columns.uses & {"features", "nodes"} or not others:
         return
     # Suggest the column that is named like ids, else the first.
@@ -277,7 +195,7 @@ def _members(split: str) -> Callable[[Columns, Named], None]:
             columns.roles[mask] = "mask"
         elif columns.one("id") is None and columns.alone is not None:
             columns.roles[columns.alone] = "id"
-        others = [name for name in columns.free if plain(name) not in _MASKS]
+        others = [name for name in columns.free if plain(name) not in MASK_NAMES]
         is_shared = columns.uses - {*SPLITS}
         if (mask is None and columns.one("id") is None) or (others and not is_shared):
             hint = "--id-column gives it another name, --leave-out removes the others"
@@ -298,7 +216,7 @@ def _names(columns: Columns, named: Named) -> None:
 def _features(columns: Columns, label: str | None) -> None:
     """Give the remaining columns of the file of features their roles; `label` is the name of the
     labels."""
-    others = {**dict.fromkeys(("mask", *_MASKS), "mask"), "split": "split", "splits": "split"}
+    others = {**dict.fromkeys(("mask", *MASK_NAMES), "mask"), "split": "split", "splits": "split"}
     if label is not None:
         others[plain(label)] = "label"
     named = columns.free if columns.table.header else []
