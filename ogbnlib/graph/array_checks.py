@@ -24,22 +24,26 @@ def split_problems(
     label."""
     checked: dict[str, Array] = {}
     for name, ids in splits.items():
-        if (outside := ids[(ids < 0) | (ids >= num_nodes)]).size:
+        outside = ids[(ids < 0) | (ids >= num_nodes)]
+        if outside.size:
             yield (
                 name,
                 f"expected node ids from 0 to {num_nodes - 1}, found {outside.size} others such as "
                 f"{outside[0]}{from_one(ids, num_nodes)}",
             )
             continue
-        if repeats := len(ids) - len(np.unique(ids)):
+        repeats = len(ids) - len(np.unique(ids))
+        if repeats:
             yield name, f"expected each node once, found {repeats} repeats"
-        if (bare := ids[~labelled(ids)]).size:
+        bare = ids[~labelled(ids)]
+        if bare.size:
             yield (
                 name,
                 f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}",
             )
         for other, before in checked.items():
-            if (shared := np.intersect1d(ids, before)).size:
+            shared = np.intersect1d(ids, before)
+            if shared.size:
                 yield name, f"expected no node of {other}, found {shared.size} such as {shared[0]}"
         checked[name] = ids
 
@@ -47,19 +51,22 @@ def split_problems(
 def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Array]:
     """Yield chunks of features [n, F], cast to `dtype`; refuse values that are not finite before or
     after the cast."""
-    dtype, begin = np.dtype(dtype), 0
+    dtype = np.dtype(dtype)
+    begin = 0
     most = float(np.finfo(dtype).max)
     for values in chunks:
         with np.errstate(over="ignore"):
             out = values.astype(dtype, order="C", copy=False)
         # NaN makes both comparisons false.
         if not (values.size == 0 or (float(values.max()) <= most and float(values.min()) >= -most)):
-            if (wrong := ~np.isfinite(values)).any():
+            wrong = ~np.isfinite(values)
+            if wrong.any():
                 row = begin + int(wrong.any(axis=1).argmax())
                 raise InputError(
                     f"{where}: expected finite values, found NaN or Inf, the first in row {row}"
                 )
-            if (wrong := ~np.isfinite(out)).any():
+            wrong = ~np.isfinite(out)
+            if wrong.any():
                 row = begin + int(wrong.any(axis=1).argmax())
                 remedy = (
                     "use feature_dtype='float32'"

@@ -20,7 +20,8 @@ class Int8Columns(NamedTuple):
     def covering(cls, chunks: Iterable[Array], num_features: int) -> Self:
         """Spread the codes -127 to 127 evenly from each column's smallest value to its largest;
         values are finite."""
-        low, high = np.full(num_features, np.inf), np.full(num_features, -np.inf)
+        low = np.full(num_features, np.inf)
+        high = np.full(num_features, -np.inf)
         for values in chunks:
             np.minimum(low, values.min(axis=0, initial=np.inf), out=low)
             np.maximum(high, values.max(axis=0, initial=-np.inf), out=high)
@@ -37,7 +38,9 @@ class Int8Columns(NamedTuple):
 
     def decode(self, codes: Array, columns: slice = slice(None)) -> Array:
         """Return the values, float32, of some columns of int8 codes [n, F]."""
-        codes, scale, offset = codes[:, columns], self.scale[columns], self.offset[columns]
+        codes = codes[:, columns]
+        scale = self.scale[columns]
+        offset = self.offset[columns]
         out = np.empty(codes.shape, np.float32)
         # rows that stay in a core's cache for the second step
         for begin in range(0, len(codes), 512):

@@ -78,9 +78,12 @@ class Mapped:
 
     def __init__(self, file: Path) -> None:
         array = load(file)
-        self.where, self.shape, self.dtype = str(file), array.shape, array.dtype
+        self.where = str(file)
+        self.shape = array.shape
+        self.dtype = array.dtype
         self.fortran_order = not array.flags.c_contiguous
-        self._values, self._at = array.reshape(-1, order="A"), 0
+        self._values = array.reshape(-1, order="A")
+        self._at = 0
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +116,9 @@ class Member:
     _header = threading.Lock()
 
     def __init__(self, file: Path, name: str) -> None:
-        self.file, self.name, self.where = file, name, f"{file}, member {name}"
+        self.file = file
+        self.name = name
+        self.where = f"{file}, member {name}"
         with naming(self.where, "a sound .npz file", "copy or download it again"):
             self._zip = zipfile.ZipFile(file)
             if f"{name}.npy" not in self._zip.namelist():
@@ -134,7 +139,8 @@ class Member:
             raise InputError(
                 f"{self.where}: expected numbers, found pickled objects, which are never loaded"
             )
-        if size != (expected := math.prod(self.shape) * self.dtype.itemsize):
+        expected = math.prod(self.shape) * self.dtype.itemsize
+        if size != expected:
             shape = f"{self.shape} of {self.dtype}"
             raise InputError(
                 f"{self.where}: expected {expected} bytes for shape {shape}, found {size}"
@@ -154,10 +160,13 @@ class Member:
     def read(self, count: int) -> Array:
         """Return the next `count` values, in the member's own dtype."""
         values = np.empty(count, self.dtype)
-        view, filled = values.view(np.uint8).data, 0
+        view = values.view(np.uint8).data
+        filled = 0
         with naming(self.where, "a sound .npz file", "copy or download it again"):
             while filled < len(view):
-                if not (got := self._stream.readinto(view[filled : filled + CHUNK_BYTES])):  # type: ignore[attr-defined]
+                part = view[filled : filled + CHUNK_BYTES]
+                got = self._stream.readinto(part)  # type: ignore[attr-defined]
+                if not got:
                     raise EOFError("it ends early")
                 filled += got
         return values

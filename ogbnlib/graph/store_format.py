@@ -35,9 +35,11 @@ def label_dtype(num_classes: int) -> type[np.signedinteger[Any]]:
 # nodes | as row | [N] | ids in the graph, ascending | | label_name, if labels were text | UTF-8
 # bytes | [C] | class names | | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node
 # names in the original data set |
-FORMAT, META = "ogbnlib-store", "store.json"
+FORMAT = "ogbnlib-store"
+META = "store.json"
 # a reader of version 1 would take the codes of int8 features for values
-VERSION, INT8_VERSION = 1, 2
+VERSION = 1
+INT8_VERSION = 2
 HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 
 
@@ -117,7 +119,8 @@ def read_meta(path: Path) -> dict[str, Any]:
 def check_file(file: Path, info: FileInfo) -> Stamp:
     """Check the size and header of an array's file against store.json; return its stamp."""
     with open(file, "rb") as stream:
-        stamped, header = stamp(stream.fileno()), stream.read(HEADER_BYTES)
+        stamped = stamp(stream.fileno())
+        header = stream.read(HEADER_BYTES)
     if stamped[0] != info.bytes:
         raise InputError(
             f"{file}: expected {info.bytes} bytes, found {stamped[0]}; copy the store or convert again"

@@ -27,25 +27,64 @@ from .source import Source
 
 def from_arrays(
     name: str,
-    edge_index: Any,
-    x: Any,
-    y: Any,
-    splits: Mapping[str, Any],
+    edge_index: object,
+    x: object,
+    y: object,
+    splits: object,
     num_classes: int | None = None,
 ) -> Source:
-    """Check arrays or torch tensors, without a copy where possible; see `ogb.write_raw`."""
-    edge_index, x, y = as_numpy(edge_index, "edge_index"), as_numpy(x, "x"), as_numpy(y, "y")
-    if x.ndim != 2 or 0 in x.shape:
+    """Check arrays or torch tensors, without a copy where possible; see `write_raw`."""
+    edges = as_numpy(edge_index, "edge_index")
+    features = as_numpy(x, "x")
+    classes = as_numpy(y, "y")
+    if features.ndim != 2 or 0 in features.shape:
         raise InputError(
-            f"x: expected features [N, F] of at least one node and feature, got shape {list(x.shape)}"
+            "x: expected features [N, F] of at least one node and feature, got shape "
+            f"{list(features.shape)}"
         )
-    num_nodes = len(x)
-    if y.shape not in {(num_nodes,), (num_nodes, 1)}:
-        if len(y) == num_nodes and y.ndim == 2:
-            refuse_several_labels(y, "y", "y")
-        raise InputError(
-            f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}"
-        )
+    num_nodes, num_features = features.shape
+    _check_label_shape(classes, num_nodes)
+    _check_edges(edges, num_nodes)
+    check_num_classes(num_classes)
+    labels = clean_labels(classes, int(num_classes or MAX_CLASSES), "y")
+    num_classes = int(num_classes or count_classes([labels], classes.dtype, "y"))
+    ids_of = _split_ids(splits, num_nodes, labels)
+    rows = npz.CHUNK_BYTES // (features.itemsize * num_features)
+    dtype = np.dtype(np.float32)
+    if features.dtype == np.float16:
+        dtype = features.dtype
+    for _ in finite(slices(features, rows), dtype, "x"):
+        pass
+
+    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        for src, dst in zip(*(slices(row, chunk_edges) for row in edges), strict=True):
+            yield src.astype(np.int64, copy=False), dst.astype(np.int64, copy=False)
+
+    return Source(
+        name=name,
+        num_nodes=num_nodes,
+        num_edges=edges.shape[1],
+        num_features=num_features,
+        num_classes=num_classes,
+        feature_dtype=dtype,
+        edge_chunks=edge_chunks,
+        x_chunks=lambda: slices(features, rows),
+        label_chunks=lambda: slices(labels, npz.CHUNK_BYTES // labels.itemsize),
+        read_splits=lambda: dict(ids_of),
+    )
+
+
+def _check_label_shape(y: Array, num_nodes: int) -> None:
+    if y.shape in {(num_nodes,), (num_nodes, 1)}:
+        return
+    if y.ndim == 2 and len(y) == num_nodes:
+        refuse_several_labels(y, "y", "y")
+    raise InputError(
+        f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}"
+    )
+
+
+def _check_edges(edge_index: Array, num_nodes: int) -> None:
     if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
         raise InputError(
             f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} "
@@ -54,13 +93,14 @@ def from_arrays(
     if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
         actual = f"{edge_index.min()} to {edge_index.max()}{from_one(edge_index, num_nodes)}"
         raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
-    check_num_classes(num_classes)
-    labels = clean_labels(y, int(num_classes or MAX_CLASSES), "y")
-    num_classes = int(num_classes or count_classes([labels], y.dtype, "y"))
-    names = (
-        sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
-    )
-    if names != sorted(SPLITS):
+
+
+def _split_ids(splits: object, num_nodes: int, labels: Array) -> dict[str, Array]:
+    """Return the checked int64 ids of `SPLITS`, in this order."""
+    names: object = type(splits).__name__
+    if isinstance(splits, Mapping):
+        names = sorted(map(split_name, splits))
+    if not isinstance(splits, Mapping) or names != sorted(SPLITS):
         raise InputError(
             f"splits: expected a dict with train, valid (or val) and test, got {names}"
         )
@@ -73,23 +113,10 @@ def from_arrays(
     for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
         problems.add(f"splits[{split!r}]: {problem}")
     problems.refuse()
-    dtype = x.dtype if x.dtype in (np.float16, np.float32) else np.dtype(np.float32)
-    for _ in finite(slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])), dtype, "x"):
-        pass
-
-    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        for src, dst in zip(*(slices(row, chunk_edges) for row in edge_index), strict=True):
-            yield src.astype(np.int64, copy=False), dst.astype(np.int64, copy=False)
-
-    return Source(
-        name=name, num_nodes=num_nodes, num_edges=edge_index.shape[1], num_features=x.shape[1],
-        num_classes=num_classes, feature_dtype=dtype, edge_chunks=edge_chunks,
-        x_chunks=lambda: slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])),
-        label_chunks=lambda: slices(labels, npz.CHUNK_BYTES // labels.itemsize), read_splits=lambda: dict(ids_of),
-    )  # fmt: skip
+    return ids_of
 
 
-def is_sparse(value: Any) -> bool:
+def is_sparse(value: object) -> bool:
     """Whether a value is a sparse matrix of torch, torch_sparse or scipy."""
     layout = str(getattr(value, "layout", ""))
     return layout.startswith("torch.sparse") or hasattr(value, "nnz")
@@ -132,7 +159,7 @@ def as_numpy(value: Any, name: str) -> Array:
     return array
 
 
-def as_ids(values: Any, num_nodes: int, name: str) -> Array:
+def as_ids(values: object, num_nodes: int, name: str) -> Array:
     """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, or of zeros
     and ones."""
     ids = as_numpy(values, name)
@@ -155,13 +182,13 @@ def as_ids(values: Any, num_nodes: int, name: str) -> Array:
 def write_raw(
     path: StrPath,
     *,
-    edge_index: Any,
-    x: Any,
-    y: Any,
-    splits: Mapping[str, Any],
+    edge_index: object,
+    x: object,
+    y: object,
+    splits: Mapping[str, object],
     num_classes: int | None = None,
     name: str | None = None,
-    node_year: Any = None,
+    node_year: object = None,
 ) -> Source:
     """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes
     open it too.

@@ -1,6 +1,7 @@
 """Checks of labels from any source: their range, their number of classes, and features that repeat them."""
 
 import math
+import sys
 from collections.abc import Callable, Iterable
 from numbers import Integral
 from typing import Any, NamedTuple, NoReturn
@@ -56,6 +57,18 @@ class LabelColumns(NamedTuple):
     equal: bool  # one column, the labels' own numbers
     by_chance: bool  # so few labels that other columns could be the same
 
+    def refuse(self, place: str, remedy: str) -> None:
+        """Raise an `InputError` about the columns at `place`; if it may be chance, only warn."""
+        text = "the labels in other numbers"
+        if self.equal:
+            text = "equal to the labels"
+        elif len(self.columns) > 1:
+            text = f"together {text}"
+        text = f"{place}: {text}, on all labelled nodes"
+        if not self.by_chance:
+            raise InputError(f"{text}; training would see them; {remedy}")
+        print(f"{text}; so few that it may be chance; else {remedy}", file=sys.stderr)
+
 
 def _values_of_classes(
     chunks: Iterable[Array], labels: Array, columns: Array, num_classes: int
@@ -65,7 +78,8 @@ def _values_of_classes(
 
     It stops reading when no column is left, mostly in the first chunk.
     """
-    values, begin = np.full((num_classes, len(columns)), np.nan), 0
+    values = np.full((num_classes, len(columns)), np.nan)
+    begin = 0
     for chunk in chunks:
         own = labels[begin : begin + len(chunk)]
         begin += len(chunk)
@@ -75,7 +89,8 @@ def _values_of_classes(
         before = values[used]
         same = (rows == rows[first][place]).all(axis=0)
         same &= (np.isnan(before) | (before == rows[first])).all(axis=0)
-        columns, values = columns[same], values[:, same]
+        columns = columns[same]
+        values = values[:, same]
         values[used] = rows[first][:, same]
         if not len(columns):
             break
@@ -95,21 +110,21 @@ def find_labels(
     classes = np.unique(labels[labels >= 0])
     num_classes = int(labels.max(initial=-1)) + 1
     step = max(1, _MOST_VALUES // max(1, num_classes))
-    kept: list[int] = []
+    candidates: list[int] = []
     parts = [np.empty((len(classes), 0))]
     for part in slices(np.arange(num_features), step):
         columns, values = _values_of_classes(open_chunks(), labels, part, num_classes)
         varies = (values[classes] != values[classes[:1]]).any(axis=0)
-        kept += columns[varies].tolist()
+        candidates += columns[varies].tolist()
         parts.append(values[classes][:, varies])
     values = np.concatenate(parts, axis=1)
-    alone = [i for i in range(len(kept)) if len(np.unique(values[:, i])) == len(classes)]
-    if not alone and (not kept or len(np.unique(values, axis=0)) < len(classes)):
+    alone = [i for i in range(len(candidates)) if len(np.unique(values[:, i])) == len(classes)]
+    if not alone and (not candidates or len(np.unique(values, axis=0)) < len(classes)):
         return None
     equal = [i for i in alone if (values[:, i] == classes).all()]
-    chosen = equal[:1] or alone[:1] or range(len(kept))
+    chosen = equal[:1] or alone[:1] or range(len(candidates))
     chance = _log_chance(labels, len(chosen), num_features, bool(equal))
-    return LabelColumns([kept[i] for i in chosen], bool(equal), chance > _CHANCE)
+    return LabelColumns([candidates[i] for i in chosen], bool(equal), chance > _CHANCE)
 
 
 def _log_chance(labels: Array, count: int, num_features: int, equal: bool) -> float:
@@ -144,7 +159,8 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
     seen = np.zeros(MAX_CLASSES, bool)
     for chunk in chunks:
         seen[chunk[chunk >= 0]] = True
-    used, largest = int(seen.sum()), int(np.flatnonzero(seen)[-1]) if seen.any() else -1
+    used = int(seen.sum())
+    largest = int(np.flatnonzero(seen)[-1]) if seen.any() else -1
     if largest < 0:
         raise InputError(f"{where}: expected at least one label, found none")
     # The dtype's largest number, such as 255 in uint8, often means "none"; a stray 15,000,000 would

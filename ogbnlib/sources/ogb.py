@@ -35,7 +35,7 @@ def layout_files(folder: Path) -> dict[str, Path]:
     return {str(file.relative_to(folder)): file for file in files if file.is_file()}
 
 
-def read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
+def _read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
     """Return the int64 ids in the three files of a split's folder, unchecked but for their number."""
     splits = {}
     for name in SPLITS:
@@ -48,7 +48,9 @@ def read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
 def _read_ids(file: Path, num_nodes: int) -> Array:
     """Return the ids in a file, read in pieces: a small compressed file may have billions of
     lines."""
-    ids, rest, count = [np.empty(0, np.int64)], b"", 0
+    ids = [np.empty(0, np.int64)]
+    rest = b""
+    count = 0
     if not file.stat().st_size:
         raise EOFError("it is empty")
     with gzip.open(file, "rb") as stream:
@@ -94,7 +96,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         num_edges=layout.edges.shape[1], num_features=layout.x.shape[1], num_classes=num_classes,
         stamps=stamps, edge_chunks=layout.edge_chunks, x_chunks=layout.x_chunks,
         label_chunks=lambda: layout.label_chunks(num_classes),
-        read_splits=lambda: read_split_files(split_folder(path), layout.x.shape[0]),
+        read_splits=lambda: _read_split_files(split_folder(path), layout.x.shape[0]),
         feature_dtype=np.dtype(np.float16 if layout.x.dtype.itemsize == 2 else np.float32),
     )  # fmt: skip
 
@@ -109,7 +111,8 @@ class _Layout(NamedTuple):
     @classmethod
     def open(cls, path: Path) -> Self:
         """Check the headers of all members, and that each split has its file."""
-        data, labels = path / "raw" / "data.npz", path / "raw" / "node-label.npz"
+        data = path / "raw" / "data.npz"
+        labels = path / "raw" / "node-label.npz"
         layout = cls(
             _header(data, "edge_index", "iu"),
             _header(labels, "node_label", "fiu"),
@@ -154,14 +157,17 @@ class _Layout(NamedTuple):
                 if paired:
                     src, dst = first.read(2 * count).reshape(count, 2).T
                 else:
-                    src, dst = first.read(count), second.read(count)
-                src, dst = np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
+                    src = first.read(count)
+                    dst = second.read(count)
+                src = np.ascontiguousarray(src, np.int64)
+                dst = np.ascontiguousarray(dst, np.int64)
                 self._check_ids(src, dst, begin, first.where)
                 yield src, dst
             (first if paired else second).finish()
 
     def _check_ids(self, src: Array, dst: Array, begin: int, where: str) -> None:
-        low, high = np.minimum(src, dst), np.maximum(src, dst)
+        low = np.minimum(src, dst)
+        high = np.maximum(src, dst)
         if low.min() >= 0 and high.max() < self.x.shape[0]:
             return
         bad = np.flatnonzero((low < 0) | (high >= self.x.shape[0]))[0]
@@ -197,7 +203,8 @@ def write_layout(
     chunk."""
     for part in ("raw", "split/time", "processed"):  # ogb saves into processed/ without making it
         (folder / part).mkdir(parents=True)
-    num_nodes, num_edges = source.num_nodes, source.num_edges
+    num_nodes = source.num_nodes
+    num_edges = source.num_edges
     rows = (chunk[way] for way in (0, 1) for chunk in source.edge_chunks(2**20))
 
     def counted(chunks: Iterable[Array]) -> Iterator[Array]:

@@ -106,7 +106,8 @@ def resolve(request: DataRequest) -> Store | Pending:
         pending = _pending(folder, find_files, lambda: _open_tables(folder), None, dtype, request)
     else:
         pending = _pending_raw(open_raw(folder), folder, request)
-    if (store_of_it := pending.existing()) is not None:
+    store_of_it = pending.existing()
+    if store_of_it is not None:
         return store_of_it
     if is_missing:
         raise InputError(

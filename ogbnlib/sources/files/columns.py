@@ -38,9 +38,12 @@ class Table:
     """Columns of a user's file, or of its parts, read in bounded memory by the `Reader` of its format."""
 
     def __init__(self, file: Path, role: str = "") -> None:
-        self.file, self.reader = file, open_reader(file, role)
-        self.header, self.names = self.reader.header, self.reader.names
-        if twice := [name for name in self.names if self.names.count(name) > 1]:
+        self.file = file
+        self.reader = open_reader(file, role)
+        self.header = self.reader.header
+        self.names = self.reader.names
+        twice = [name for name in self.names if self.names.count(name) > 1]
+        if twice:
             raise InputError(
                 f"{file}: expected each column's name once, found {twice[0]!r} again; rename one"
             )
@@ -168,7 +171,10 @@ class Nodes:
     """
 
     def __init__(self, num_nodes: int, rows: str, names: tuple[Table, str] | None = None) -> None:
-        self.num_nodes, self.names, self.kind, self._width = num_nodes, names, "int64", 1
+        self.num_nodes = num_nodes
+        self.names = names
+        self.kind = "int64"
+        self._width = 1
         range_of_rows = f"node ids from 0 to {num_nodes - 1}, the rows of {rows}"
         self._expected = f"{range_of_rows}; or a file nodes with the id of each row (--relabel)"
         if names is None:
@@ -284,7 +290,7 @@ def plain(name: str) -> str:
     return re.sub(r"[\W_]+", "", name).lower()
 
 
-@dataclass
+@dataclass(eq=False)
 class Columns:
     """The columns of one file with their roles; `uses` are the roles of the file itself."""
 
@@ -293,6 +299,12 @@ class Columns:
     roles: dict[str, str] = field(default_factory=dict)
     masks: dict[str, str] = field(default_factory=dict)  # the column of each split
     notes: dict[str, str] = field(default_factory=dict)  # why a column is left out
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Give the columns that the user leaves out this role."""
+        columns = [column for column in map(self.find, names) if column is not None]
+        self.roles |= dict.fromkeys(columns, "left out")
+        self.notes |= dict.fromkeys(columns, " (--leave-out)")
 
     def all(self, role: str) -> list[str]:
         return [name for name in self.table.names if self.roles.get(name) == role]

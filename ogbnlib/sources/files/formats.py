@@ -52,7 +52,8 @@ def files_of(path: Path) -> list[Path]:
     parts = _parts(path)
     if not parts:
         raise InputError(f"{path}: expected a file or a folder of parts, found none{whereabouts()}")
-    if others := [part.name for part in parts if part.is_dir() or format_of(part) is None]:
+    others = [part.name for part in parts if part.is_dir() or format_of(part) is None]
+    if others:
         pattern = path / "*.csv" if path.is_dir() else path
         hint = f'name the parts by a pattern, such as "{pattern}"'
         raise InputError(f"{path}: expected parts ({READABLE}), found {others[0]}; {hint}")

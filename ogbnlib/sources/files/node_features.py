@@ -1,6 +1,5 @@
 """Features in a user's file: an array, or columns of numbers or of lists."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,8 @@ class Features:
         self._list = False
         if columns is None:
             self._array = load(file)
-            shape, dtype = self._array.shape, self._array.dtype
+            shape = self._array.shape
+            dtype = self._array.dtype
             if len(shape) != 2 or 0 in shape or dtype.kind not in "fiub":
                 raise InputError(
                     f"{file}: expected features [N, F], numbers, found {dtype} {list(shape)}"
@@ -44,14 +44,16 @@ class Features:
 
     def _open(self, columns: Columns) -> None:
         self.table = table = columns.table
-        self.own, self.columns = columns.one("id"), columns.all("feature")
+        self.own = columns.one("id")
+        self.columns = columns.all("feature")
         if not self.columns:
             raise table.refusal("columns of numbers, or one of lists", "add the features")
         batches = table.batches(self.columns)
         first = next((batch for batch in batches if len(batch[0].values)), None)
         if first is None:
             raise InputError(f"{self.file}: expected a row for each node, found none")
-        self.num_rows, self.width = table.num_rows, len(first)
+        self.num_rows = table.num_rows
+        self.width = len(first)
         self._list = any(hasattr(piece.values.type, "value_type") for piece in first)
         if self._list:
             if len(first) > 1:
@@ -103,20 +105,14 @@ class Features:
 
     def refuse_labels(self, nodes: Nodes, labels: Array) -> None:
         """Refuse columns that hold nothing but the labels."""
-        found = find_labels(lambda: self.chunks(nodes), labels, self.width)
-        if found is None:
+        label_columns = find_labels(lambda: self.chunks(nodes), labels, self.width)
+        if label_columns is None:
             return
         if self.columns and not self._list:
-            names = [self.columns[column] for column in found.columns]
+            names = [self.columns[column] for column in label_columns.columns]
             place = f"column {', '.join(map(repr, names))}"
             remedy = f"leave it out: {option('--leave-out', *names)}"
         else:
-            place = f"column {', '.join(map(str, found.columns))} (from 0)"
-            remedy = f"remove it: numpy.delete(features, {found.columns}, axis=1)"
-        text = "equal to the labels" if found.equal else "the labels in other numbers"
-        if len(found.columns) > 1:
-            text = "together the labels in other numbers"
-        text = f"{self.file}, {place}: {text}, on all labelled nodes"
-        if not found.by_chance:
-            raise InputError(f"{text}; training would see them; {remedy}")
-        print(f"{text}; so few that it may be chance; else {remedy}", file=sys.stderr)
+            place = f"column {', '.join(map(str, label_columns.columns))} (from 0)"
+            remedy = f"remove it: numpy.delete(features, {label_columns.columns}, axis=1)"
+        label_columns.refuse(f"{self.file}, {place}", remedy)

@@ -24,7 +24,7 @@ from .readers import is_number
 _SEPARATORS = r"[,;|]"
 
 
-def check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
+def _check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
     """Refuse more rows than nodes, or another number, before anything of the size of the file is in
     memory: a small compressed file may have billions of rows."""
     if one_each and table.num_rows != nodes.num_nodes:
@@ -41,7 +41,7 @@ def _by_node(
     table: Table, own: str | None, columns: Sequence[str], nodes: Nodes
 ) -> Iterator[tuple[Array, list[Piece]]]:
     """Yield (node ids, values of `columns`); each node comes once."""
-    check_rows(table, nodes, one_each=own is None)
+    _check_rows(table, nodes, one_each=own is None)
     seen = np.zeros(nodes.num_nodes, bool)
     for pieces in table.batches([*columns, *([own] if own else [])]):
         begin = pieces[0].begin
@@ -83,7 +83,8 @@ def _refuse_lists(piece: Piece, classes: set[str]) -> None:
 
 def _class_names(table: Table, column: str, num_classes: int) -> list[str]:
     """Return the sorted names of the classes, [] if labels are numbers."""
-    classes, others = set[str](), set[str]()
+    classes = set[str]()
+    others = set[str]()
     for (piece,) in table.batches([column]):
         if piece.values.type != "string":
             _refuse_lists(piece, set())
@@ -127,10 +128,12 @@ def read_labels(
 ) -> tuple[Array, int, Array | None]:
     """Return labels [N], -1 where there is none, the number of classes, and the sorted classes of
     text labels: UTF-8 bytes [C]."""
-    table, column = columns.table, columns.all("label")[0]
-    check_rows(table, nodes, one_each=columns.one("id") is None)
+    table = columns.table
+    column = columns.all("label")[0]
+    _check_rows(table, nodes, one_each=columns.one("id") is None)
     names = _class_names(table, column, num_classes or MAX_CLASSES)
-    labels, kind = np.full(nodes.num_nodes, -1, np.int32), ""
+    labels = np.full(nodes.num_nodes, -1, np.int32)
+    kind = ""
     for ids, (piece,) in _by_node(table, columns.one("id"), [column], nodes):
         kind = kind or str(piece.values.type)
         if names:
@@ -142,7 +145,8 @@ def read_labels(
         dtype = np.dtype(kind if kind.startswith(("int", "uint")) else float)
         num_classes = count_classes([labels], dtype, str(table.file))
         used = labels[labels >= 0]
-        if question := from_one(used, num_classes - 1):
+        question = from_one(used, num_classes - 1)
+        if question:
             print(f"{table.file}: labels from 1 to {num_classes - 1}{question}", file=sys.stderr)
     class_names = np.array([name.encode() for name in names]) if names else None
     return labels.astype(label_dtype(num_classes)), num_classes, class_names
@@ -159,7 +163,8 @@ def _mask(piece: Piece) -> Array:
 def read_split(columns: Columns, split: str, nodes: Nodes) -> Array:
     """Return int64 ids of one split, from a column of ids, or a mask of more than two nodes: two
     flags may be ids."""
-    table, own = columns.table, columns.one("id")
+    table = columns.table
+    own = columns.one("id")
     mask = columns.masks.get(split)
     if mask is not None and own is not None:
         parts = [ids[_mask(piece)] for ids, (piece,) in _by_node(table, own, [mask], nodes)]
@@ -184,7 +189,7 @@ def _flags_of(table: Table, column: str, nodes: Nodes) -> Array | None:
         values = flags(piece, "node ids or a mask")
         is_bool = pa.types.is_boolean(piece.values.type)
         if values.null_count or (table.num_rows <= 2 and not is_bool):
-            check_rows(table, nodes)
+            _check_rows(table, nodes)
             return None
         # of a file that is too long, the first rows are enough
         parts.append(numbers(values).astype(bool))
@@ -201,7 +206,8 @@ def _flags_of(table: Table, column: str, nodes: Nodes) -> Array | None:
 def read_splits(columns: Columns, nodes: Nodes) -> dict[str, Array]:
     """Return int64 ids of the splits, from a column that names the split of each node, empty for
     none, or from a mask of each split."""
-    table, own = columns.table, columns.one("id")
+    table = columns.table
+    own = columns.one("id")
     names = columns.all("split")
     parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
     masks = [columns.masks[split] for split in SPLITS] if not names else []

@@ -8,6 +8,7 @@ Import it on use.
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -213,7 +214,7 @@ def open_tables(
             file. `features` may be "ones", or "degree": log(1 + in-degree) and
             log(1 + out-degree), 8 bytes a node in memory.
     """
-    problems, path = Problems(), layout_of(home(folder).resolve())[1]
+    problems = Problems()
     with problems.catch():
         check_num_classes(num_classes)
     paths = dict[str, Path]()
@@ -225,7 +226,25 @@ def open_tables(
     named = Named(edge_columns, label_columns, id_column, leave_out)
     columns = decide(_open_files(paths, problems), named, problems)
     problems.refuse()
-    features = Features(paths["features"], columns.get("features")) if "features" in paths else None
+    degree = str(files.get("features")) == "degree"
+    source = _read(paths, columns, relabel, num_classes, degree, folder, problems)
+    path = layout_of(home(folder).resolve())[1]
+    return replace(source, name=path.name, path=path, stamps=stamps)
+
+
+def _read(
+    paths: Mapping[str, Path],
+    columns: Mapping[str, Columns],
+    relabel: bool,
+    num_classes: int | None,
+    degree: bool,
+    folder: StrPath,
+    problems: Problems,
+) -> Source:
+    """Read labels and splits, check all files, and return the `Source`; it has no name yet."""
+    features = None
+    if "features" in paths:
+        features = Features(paths["features"], columns.get("features"))
     nodes = _find_nodes(paths, features, columns, relabel, folder)
     edges = columns["edges"]
     ends = [edges.all("source")[0], edges.all("target")[0]]
@@ -239,7 +258,7 @@ def open_tables(
             features.refuse_labels(nodes, labels)
     splits = _read_all_splits(paths, columns, nodes, problems)
     problems.refuse()
-    dtype, degree = stored_dtype(paths.get("features")), str(files.get("features")) == "degree"
+    dtype = stored_dtype(paths.get("features"))
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         for pieces in edges.table.batches(ends):
@@ -252,9 +271,16 @@ def open_tables(
         return finite(features.chunks(nodes), dtype, str(paths["features"]))
 
     return Source(
-        name=path.name, path=path, stamps=stamps, num_nodes=nodes.num_nodes,
+        name="",
+        num_nodes=nodes.num_nodes,
         num_edges=edges.table.num_rows,
-        num_features=features.width if features else 1 + degree, num_classes=num_classes, feature_dtype=dtype,
-        edge_chunks=edge_chunks, x_chunks=x_chunks, label_chunks=lambda: slices(labels, _CHUNK_NODES),
-        read_splits=lambda: dict(splits), node_names=nodes.chunks, label_names=class_names,
-    )  # fmt: skip
+        num_features=1 + degree if features is None else features.width,
+        num_classes=num_classes,
+        feature_dtype=dtype,
+        edge_chunks=edge_chunks,
+        x_chunks=x_chunks,
+        label_chunks=lambda: slices(labels, _CHUNK_NODES),
+        read_splits=lambda: dict(splits),
+        node_names=nodes.chunks,
+        label_names=class_names,
+    )

@@ -31,7 +31,8 @@ from .formats import files_of, format_of
 
 _BLOCK_BYTES = 2**22  # of text at a time, and of the longest line
 _BOM = b"\xef\xbb\xbf"
-_SOURCE, _TARGET = "source", "target"
+_SOURCE = "source"
+_TARGET = "target"
 
 
 def is_number(text: str) -> bool:
@@ -53,7 +54,8 @@ class Reader:
     header = typed = True
 
     def __init__(self, file: Path, names: Sequence[str]) -> None:
-        self.file, self.names = file, list(names)
+        self.file = file
+        self.names = list(names)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
         """Yield arrow arrays of the next values of each of `columns`, about `rows` at a time."""
@@ -110,12 +112,13 @@ def _columns_of(stream: Mapped | Member, member: str, role: str) -> tuple[list[_
     return [_Column(member, 0, shape[1], None)], shape[0]
 
 
-class ArrayReader(Reader):
+class _ArrayReader(Reader):
     """An .npy file of one column, of both ends of edges, or of rows of features; or an .npz archive
     of one such array, or of columns of one length."""
 
     def __init__(self, file: Path, role: str) -> None:
-        found, lengths = dict[str, _Column](), list[int]()
+        found = dict[str, _Column]()
+        lengths = list[int]()
         members = [""] if file.suffix == ".npy" else member_names(file)
         for member in members:
             with self._open(file, member) as stream:
@@ -134,7 +137,8 @@ class ArrayReader(Reader):
             raise InputError(f"{file}: expected columns of one length, found {lengths}")
         super().__init__(file, [*found])
         self.header = self.typed = len(members) > 1
-        self._columns, self._length = found, lengths[0]
+        self._columns = found
+        self._length = lengths[0]
 
     @property
     def num_rows(self) -> int:
@@ -170,7 +174,7 @@ def _arrow(values: Array, column: _Column) -> Any:
     return pa.array(np.ascontiguousarray(native[column.pick :: column.width]))
 
 
-class SparseReader(Reader):
+class _SparseReader(Reader):
     """Edges in a matrix that scipy.sparse.save_npz wrote: from row to column, without the values."""
 
     def __init__(self, file: Path) -> None:
@@ -228,8 +232,13 @@ class _Lines:
     other lines, and leaves one blank between fields."""
 
     def __init__(self, where: Path, mark: bytes, blanks: bool, skip: int) -> None:
-        self.where, self.mark, self.blanks, self.skip = where, mark, blanks, skip
-        self.comments, self._rest, self._begun = 0, b"", False
+        self.where = where
+        self.mark = mark
+        self.blanks = blanks
+        self.skip = skip
+        self.comments = 0
+        self._rest = b""
+        self._begun = False
         self._comment = re.compile(rb"^[ \t]*%s.*\n?" % mark, re.MULTILINE) if mark else None
 
     def __call__(self, block: Any) -> bytes:
@@ -241,10 +250,11 @@ class _Lines:
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         cut = end if len(block) else len(data)
         if not len(block) and cut:
-            data, cut = data + b"\n", cut + 1  # arrow refuses a first line without an end
+            data = data + b"\n"
+            cut = cut + 1  # arrow refuses a first line without an end
         data, self._rest = data[:cut], data[cut:]
         if len(self._rest) > _BLOCK_BYTES:
-            raise too_long(self.where)
+            raise _too_long(self.where)
         if self._comment and self.mark in data:
             data, count = self._comment.subn(b"", data)
             self.comments += count
@@ -261,7 +271,7 @@ class _Lines:
         return data
 
 
-def too_long(file: Path) -> InputError:
+def _too_long(file: Path) -> InputError:
     found = f"found a line longer than {format_bytes(_BLOCK_BYTES)}, or a quote without its end"
     return InputError(f"{file}: expected a table of short lines, {found}")
 
@@ -295,7 +305,7 @@ def _inflated(file: Path) -> Any:
     return pa.input_stream(str(file), compression="detect")
 
 
-def separator(file: Path, first: str, second: str) -> str:
+def _separator(file: Path, first: str, second: str) -> str:
     """Return what separates the fields of a text file's first line: a tab, comma, semicolon or blank.
 
     In a .csv file blanks separate numbers alone: a name may have several words.
@@ -312,7 +322,7 @@ def separator(file: Path, first: str, second: str) -> str:
     return " " if numeric and len(lengths) == 1 else ","
 
 
-class TextReader(Reader):
+class _TextReader(Reader):
     """Text: csv files and edge lists; every field is text.
 
     The first line is the header if no field of it is a number. The first line that is no comment
@@ -326,7 +336,7 @@ class TextReader(Reader):
         self.mark = _mark(file)
         lines = _head(file, self.mark)
         start = list(itertools.islice(lines, 2))
-        self.separator = separator(file, *(start + ["", ""])[:2])
+        self.separator = _separator(file, *(start + ["", ""])[:2])
         if self.separator == " ":
             fields = start[0].split()
         else:
@@ -341,7 +351,8 @@ class TextReader(Reader):
         self.header = not any(map(is_number, first)) or (role == "features" and first == count)
         super().__init__(file, first if self.header else [str(i + 1) for i in range(len(first))])
         if self.empty:
-            self.header, self.names = False, ["1"]
+            self.header = False
+            self.names = ["1"]
         if role == "edges" and first == ["0", "1"]:
             print(
                 f"{file}: 0,1 is read as an edge; if it is a header, remove the line",
@@ -359,7 +370,8 @@ class TextReader(Reader):
             skip = 0
 
     def _batches(self, columns: Sequence[int]) -> Iterator[Any]:
-        texts, stream = {f"f{i}": pa.string() for i in columns}, _inflated(self.file)
+        texts = {f"f{i}": pa.string() for i in columns}
+        stream = _inflated(self.file)
         lines = _Lines(self.file, self.mark, self.separator == " ", self.skip)
         try:
             yield from pa.csv.open_csv(
@@ -377,7 +389,7 @@ class TextReader(Reader):
         except pa.ArrowInvalid as error:
             # arrow's words for a row that does not end within two blocks
             if "straddling" in str(error):
-                raise too_long(self.file) from None
+                raise _too_long(self.file) from None
             self._refuse_bad_row()
             raise
         if lines.comments and not self._told:
@@ -393,7 +405,8 @@ class TextReader(Reader):
             fields_of = map(str.split, lines)
         with contextlib.suppress(csv.Error, OSError):
             for row, fields in enumerate(filter(None, fields_of), -int(self.header) - self.skip):
-                text, expected = self.separator.join(fields), ""
+                text = self.separator.join(fields)
+                expected = ""
                 if row >= 0 and len(fields) != len(self.names):
                     expected = f"{len(self.names)} columns, found {len(fields)}"
                 elif "\ufffd" in text:
@@ -403,7 +416,7 @@ class TextReader(Reader):
                     raise InputError(f"{self.file}, row {row}: expected {expected}: {found}")
 
 
-class MatrixReader(TextReader):
+class _MatrixReader(_TextReader):
     """Edges in a file of Matrix Market: from row to column, counted from 1 there and from 0 here.
 
     The format (https://math.nist.gov/MatrixMarket/formats.html) has a banner, comments, a line of
@@ -411,7 +424,9 @@ class MatrixReader(TextReader):
     directions.
     """
 
-    header, typed, skip = True, True, 1
+    header = True
+    typed = True
+    skip = 1
 
     def __init__(self, file: Path) -> None:
         with _inflated(file) as stream:
@@ -424,8 +439,11 @@ class MatrixReader(TextReader):
         if len(size) != 3 or not all(text.isdecimal() for text in size) or size[0] != size[1]:
             expected = "a square matrix, a line of rows, columns and entries"
             raise InputError(f"{file}: expected {expected}, found {' '.join(size)!r}")
-        self._entries, self.separator, self.empty = int(size[2]), " ", size[2] == "0"
-        self.both, self._told = banner[4] != "general", True  # the banner is no comment
+        self._entries = int(size[2])
+        self.separator = " "
+        self.empty = size[2] == "0"
+        self.both = banner[4] != "general"
+        self._told = True  # the banner is no comment
         values = {"pattern": [], "complex": ["real", "imaginary"]}.get(banner[3], ["weight"])
         Reader.__init__(self, file, [_SOURCE, _TARGET, *values])
         if self.both:
@@ -458,7 +476,7 @@ class MatrixReader(TextReader):
 # --------------------------------------------------------------------------------- parquet and arrow
 
 
-class ParquetReader(Reader):
+class _ParquetReader(Reader):
     """A parquet file, read page by page."""
 
     def __init__(self, file: Path) -> None:
@@ -479,7 +497,7 @@ class ParquetReader(Reader):
             yield [batch.column(name) for name in columns]
 
 
-class ArrowReader(Reader):
+class _ArrowReader(Reader):
     """An Arrow (Feather) file, or a stream of Arrow's record batches, mapped."""
 
     def __init__(self, file: Path) -> None:
@@ -516,7 +534,7 @@ def _kind(values: Any) -> str:
     return "text" if "string" in kind or "binary" in kind or "utf8" in kind else "numbers"
 
 
-class PartsReader(Reader):
+class _PartsReader(Reader):
     """Several files one after the other, with the same columns."""
 
     def __init__(self, path: Path, files: Sequence[Path], role: str) -> None:
@@ -525,7 +543,8 @@ class PartsReader(Reader):
         self._readers = [reader for reader in readers if reader.file.stat().st_size] or readers[:1]
         first = self._readers[0]
         super().__init__(path, first.names)
-        self.header, self.typed = first.header, first.typed
+        self.header = first.header
+        self.typed = first.typed
         for reader in self._readers[1:]:
             # `split` leaves the header in the first part of a text file alone
             if first.header and not reader.header and len(reader.names) == len(first.names):
@@ -540,7 +559,9 @@ class PartsReader(Reader):
         return sum(reader.num_rows for reader in self._readers)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
-        kinds, begin, self._begins = dict[str, str](), 0, []
+        kinds = dict[str, str]()
+        begin = 0
+        self._begins = []
         for reader in self._readers:
             self._begins.append(begin)
             with naming(reader.file, "a table"):
@@ -565,7 +586,7 @@ def open_reader(path: Path, role: str = "") -> Reader:
     split or ""."""
     files = files_of(path)
     if files != [path]:
-        return PartsReader(path, files, role)
+        return _PartsReader(path, files, role)
     kind = format_of(path)
     with naming(path, "a table"):
         if kind == "archive" and {"format", "shape", "data"} <= {*member_names(path)}:
@@ -574,11 +595,15 @@ def open_reader(path: Path, role: str = "") -> Reader:
                 raise InputError(
                     f"{path}: a sparse matrix is read as edges alone; in Python: {line}"
                 )
-            return SparseReader(path)
+            return _SparseReader(path)
         if kind == "matrix":
             if role != "edges":
                 raise InputError(f"{path}: a file of Matrix Market is read as edges alone")
-            return MatrixReader(path)
-        if kind in ("parquet", "arrow"):
-            return ParquetReader(path) if kind == "parquet" else ArrowReader(path)
-        return TextReader(path, role) if kind == "text" else ArrayReader(path, role)
+            return _MatrixReader(path)
+        if kind == "parquet":
+            return _ParquetReader(path)
+        if kind == "arrow":
+            return _ArrowReader(path)
+        if kind == "text":
+            return _TextReader(path, role)
+        return _ArrayReader(path, role)

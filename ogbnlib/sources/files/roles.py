@@ -8,7 +8,7 @@ refused.
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,8 @@ from .columns import MASK_NAMES, SPLIT_OF, Columns, Table, flags, numbers, optio
 from .readers import is_number
 
 NODE = ("node_id", "node", "id")
-LABEL, SPLIT = ("label", "y", "class"), ("split", "set")
+LABEL = ("label", "y", "class")
+SPLIT = ("split", "set")
 _ENDS = (("source", "target"), ("src", "dst"))
 _ID_WORDS = ("id", "ids", "idx", "index", "key", "name")
 # Names as `plain` returns them. Columns of features called so are no features.
@@ -148,7 +149,8 @@ def _label(columns: Columns, named: Named) -> None:
 
 def _refuse_many(columns: Columns) -> None:
     """Refuse several columns of zeros and ones, true or false, as several labels of a node."""
-    table, many = columns.table, columns.free
+    table = columns.table
+    many = columns.free
     pieces = next(iter(table.batches(many)), [])
     # without the first row: it may be the names 0, 1, 2 that pandas writes
     values = [flags(piece)[int(not table.header) :] for piece in pieces]
@@ -254,29 +256,49 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
     for role, table in tables.items():
         of_table.setdefault(id(table), Columns(table)).uses.add(role)
     files = {role: of_table[id(table)] for role, table in tables.items()}
-    sound = set[int]()
     for columns in of_table.values():
-        left_out = [own for own in map(columns.find, named.left_out) if own is not None]
-        columns.roles |= dict.fromkeys(left_out, "left out")
-        columns.notes |= dict.fromkeys(left_out, " (--leave-out)")
+        columns.leave_out(named.left_out)
+    sound = [columns for columns in of_table.values() if _find_roles(columns, named, problems)]
+    if files.get("features") in sound:
         with problems.catch():
-            if columns.uses != {"edges"}:
-                _ids(columns, named)
-            for role in columns.uses & {*_FINDERS}:
-                _FINDERS[role](columns, named)
-            sound.add(id(columns))
-    if "features" in files and id(files["features"]) in sound:
-        label = named.labels[-1] if named.labels else None
-        if label is None and "labels" in files:
-            label = files["labels"].one("label")
-        with problems.catch():
-            _features(files["features"], None if label is None or is_number(label) else label)
-    for option, names in (("id_column", [named.ids]), ("leave_out", named.left_out)):
-        for name in names:
-            if name is not None and all(own.find(name) is None for own in files.values()):
-                problems.add(f"{option}: no file has a column {name!r}")
-    for columns in of_table.values() if not problems else ():
-        columns.roles |= dict.fromkeys(columns.free, "left out")
-        if columns.table.file.suffix != ".npy":
-            print(columns.describe(), file=sys.stderr)
+            _features(files["features"], _label_name(files, named))
+    _check_names(files.values(), named, problems)
+    if not problems:
+        for columns in of_table.values():
+            columns.roles |= dict.fromkeys(columns.free, "left out")
+            if columns.table.file.suffix != ".npy":
+                print(columns.describe(), file=sys.stderr)
     return files
+
+
+def _find_roles(columns: Columns, named: Named, problems: Problems) -> bool:
+    """Give columns their roles but feature; return whether there was no mistake."""
+    with problems.catch():
+        if columns.uses != {"edges"}:
+            _ids(columns, named)
+        for role in columns.uses & {*_FINDERS}:
+            _FINDERS[role](columns, named)
+        return True
+    return False
+
+
+def _label_name(files: Mapping[str, Columns], named: Named) -> str | None:
+    """Return the name of the labels' column, None if it has none."""
+    label = None
+    if named.labels:
+        label = named.labels[-1]
+    elif "labels" in files:
+        label = files["labels"].one("label")
+    if label is None or is_number(label):
+        return None
+    return label
+
+
+def _check_names(files: Iterable[Columns], named: Named, problems: Problems) -> None:
+    """Add a mistake for each name that the user gives and that no file has."""
+    names = [("leave_out", name) for name in named.left_out]
+    if named.ids is not None:
+        names.insert(0, ("id_column", named.ids))
+    for parameter, name in names:
+        if all(columns.find(name) is None for columns in files):
+            problems.add(f"{parameter}: no file has a column {name!r}")

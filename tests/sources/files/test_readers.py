@@ -249,7 +249,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str) -> None:
     code = """
 import sys
 from pathlib import Path
-from ogbnlib.graph import readers
+from ogbnlib.sources.files import readers
 readers._BLOCK_BYTES = 2**18
 def peak(): return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 before = peak()
