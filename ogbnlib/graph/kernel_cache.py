@@ -39,12 +39,12 @@ def folder() -> Path | None:
     refused = []
     for place in _places():
         try:
-            found = _prepare(place)
+            prepared = _prepare(place)
         except OSError as error:
             refused.append(f"{place} ({(error.strerror or str(error)).lower()})")
             continue
         os.environ[VARIABLE] = str(place)
-        return found
+        return prepared
     if os.environ.get(VARIABLE) != "":
         warnings.warn(
             f"compiled kernels can't be stored in {', '.join(refused)}: each process compiles them "

@@ -42,9 +42,9 @@ def load(file: Path) -> Array:
         if columns is not None and file.stat().st_size % (4 * columns) == 0:
             return np.memmap(file, "<f4", "r").reshape(-1, columns)
         array = f"np.memmap({file.name!r}, 'float32', 'r', shape=(N, F))"
-        line = f"np.save({'new_' + file.name!r}, {array})"
         raise InputError(
-            f"{file}: expected a file of np.save, found no header, as np.memmap and tofile write; in Python: {line}"
+            f"{file}: expected a file of np.save, found no header, as np.memmap and tofile write; in Python: "
+            f"np.save({'new_' + file.name!r}, {array})"
         )
     with naming(file, "a numpy array without objects"):
         array = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -141,9 +141,9 @@ class Member:
             )
         expected = math.prod(self.shape) * self.dtype.itemsize
         if size != expected:
-            shape = f"{self.shape} of {self.dtype}"
             raise InputError(
-                f"{self.where}: expected {expected} bytes for shape {shape}, found {size}"
+                f"{self.where}: expected {expected} bytes for shape {self.shape} of {self.dtype}, "
+                f"found {size}"
             )
 
     def again(self) -> "Member":

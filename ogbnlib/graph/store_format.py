@@ -104,8 +104,10 @@ def read_meta(path: Path) -> dict[str, Any]:
         and meta.get("version") in (VERSION, INT8_VERSION)
     )
     if not known:
-        problem = f"expected {FORMAT}, version {VERSION} or {INT8_VERSION}"
-        raise InputError(f"{file}: {problem}; use a newer ogbnlib or convert again")
+        raise InputError(
+            f"{file}: expected {FORMAT}, version {VERSION} or {INT8_VERSION}; "
+            "use a newer ogbnlib or convert again"
+        )
     if (
         meta.get("crc32") != meta_crc32(meta)
         or text != (json.dumps(meta, indent=2) + "\n").encode()

@@ -144,8 +144,10 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
     for expected, (count, first) in counts.items():
         yield f"expected {expected}, found {count} others, the first at {first}"
     if name == "colptr" and (store.colptr[0], store.colptr[-1]) != (0, store.num_edges):
-        ends = f"{store.colptr[0]} and {store.colptr[-1]}"
-        yield f"expected to begin with 0 and to end with {store.num_edges} edges, found {ends}"
+        yield (
+            f"expected to begin with 0 and to end with {store.num_edges} edges, found "
+            f"{store.colptr[0]} and {store.colptr[-1]}"
+        )
     if crc32 != store.files[name].crc32:
         yield f"checksum {crc32:08x}, but {META} has {store.files[name].crc32:08x}: the file was damaged or changed"
 

@@ -91,8 +91,10 @@ def _check_edges(edge_index: Array, num_nodes: int) -> None:
             f"{list(edge_index.shape)}; pass edge_index.T of [E, 2], edge_index.long() of floats"
         )
     if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
-        actual = f"{edge_index.min()} to {edge_index.max()}{from_one(edge_index, num_nodes)}"
-        raise InputError(f"edge_index: expected node ids from 0 to {num_nodes - 1}, got {actual}")
+        raise InputError(
+            f"edge_index: expected node ids from 0 to {num_nodes - 1}, got "
+            f"{edge_index.min()} to {edge_index.max()}{from_one(edge_index, num_nodes)}"
+        )
 
 
 def _split_ids(splits: object, num_nodes: int, labels: Array) -> dict[str, Array]:
@@ -173,8 +175,10 @@ def as_ids(values: object, num_nodes: int, name: str) -> Array:
         hint = (
             f"; of several masks pass one as splits, such as {name}[:, 0]" if ids.ndim == 2 else ""
         )
-        expected = f"expected node ids [n] or a mask of {num_nodes} booleans"
-        raise InputError(f"{name}: {expected}, got {ids.dtype} {list(ids.shape)}{hint}")
+        raise InputError(
+            f"{name}: expected node ids [n] or a mask of {num_nodes} booleans, "
+            f"got {ids.dtype} {list(ids.shape)}{hint}"
+        )
     return ids.astype(np.int64)
 
 

@@ -114,8 +114,11 @@ def prepare_dataset(
         store = open_dataset(dataset, data_dir=data_dir, undirected=undirected)
     else:
         store = _synthetic_store(home(data_dir), scale, seed, bool(undirected))
-    sizes = f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features"
-    print(f"{shown(store.path)}: {sizes}, {format_bytes(store.nbytes)}")
+    print(
+        f"{shown(store.path)}: "
+        f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
+        f"{format_bytes(store.nbytes)}"
+    )
     return str(store.path)
 
 

@@ -229,8 +229,10 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
     )
     least = fixed + _MIN_WORKSPACE
     if limit < least:
-        expected = f"at least {format_bytes(least)} to convert {source.name} (this process uses {format_bytes(used)})"
-        raise InputError(f"memory_limit: expected {expected}, got {format_bytes(limit)}")
+        raise InputError(
+            f"memory_limit: expected at least {format_bytes(least)} to convert {source.name} "
+            f"(this process uses {format_bytes(used)}), got {format_bytes(limit)}"
+        )
     return limit - fixed
 
 
@@ -297,11 +299,11 @@ def convert(
     x_dtype = np.dtype(feature_dtype or source.feature_dtype)
     check_new(target)
     final, temporary = disk_bytes(source, undirected, x_dtype)
-    needed = f"{format_bytes(final)} for the store, {format_bytes(temporary)} until it is done"
     check_space(
         target,
         final + temporary,
-        f"{format_bytes(final + temporary)} of free disk space ({needed})",
+        f"{format_bytes(final + temporary)} of free disk space "
+        f"({format_bytes(final)} for the store, {format_bytes(temporary)} until it is done)",
     )
     # int8: one more pass
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)

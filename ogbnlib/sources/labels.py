@@ -34,14 +34,14 @@ def refuse_several_labels(
 ) -> NoReturn:
     """Refuse labels [N, C] with the way out: how to make one label a node, or to choose a
     column."""
-    found = f"{where}: expected one label a node, found {values.shape[1]}"
+    text = f"{where}: expected one label a node, found {values.shape[1]}"
     what = "several values"
     if values.dtype.kind in "fiub" and np.isin(values, (0, 1)).all():
         if (values.sum(axis=1) == 1).all():
-            raise InputError(f"{found} columns of one-hot labels; use {name}.argmax(axis=1)")
+            raise InputError(f"{text} columns of one-hot labels; use {name}.argmax(axis=1)")
         what = "several labels (multi-label)"
     raise InputError(
-        f"{found} columns; {what} a node are not supported: "
+        f"{text} columns; {what} a node are not supported: "
         f"use one, such as {choose or f'{name}[:, 0]'}, and train a model for each"
     )
 

@@ -118,8 +118,10 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
                 have = 0
             size = int(answer.headers.get("Content-Length") or 0)
             needed = size + have + size  # the archive and its content
-            rest = f"{format_bytes(size)} to fetch after {format_bytes(have)}"
-            say(f"{url}: {rest}; needs {format_bytes(needed)} of disk")
+            say(
+                f"{url}: {format_bytes(size)} to fetch after {format_bytes(have)}; "
+                f"needs {format_bytes(needed)} of disk"
+            )
             purpose = f"{format_bytes(needed)} of free disk space to unpack {url}"
             check_space(archive.parent, needed, purpose)
             with (
@@ -197,8 +199,10 @@ def locate_official(name: str, root: StrPath) -> Located:
         files += [f"RELEASE_v{meta['version']}.txt"]
     missing = [file for file in files if not (folder / file).is_file()]
     if folder.exists() and missing:
-        remedy = f"move it away and download it again, or name {folder} as a folder of your own"
-        raise InputError(f"{folder}: expected {', '.join(missing)} in it, found none; {remedy}")
+        raise InputError(
+            f"{folder}: expected {', '.join(missing)} in it, found none; "
+            f"move it away and download it again, or name {folder} as a folder of your own"
+        )
     return Located(name, meta, folder, binary, folder.exists(), int(meta["num classes"]))
 
 

@@ -63,8 +63,10 @@ def _read_ids(file: Path, num_nodes: int) -> Array:
             ids.append(np.array([line for line in whole if line.strip()], dtype=np.int64))
             count += len(ids[-1])
             if count > num_nodes or len(rest) > _LONGEST_ID:
-                expected = f"expected at most {num_nodes} lines of a node id each"
-                raise InputError(f"{file}: {expected}, found more lines, or longer ones")
+                raise InputError(
+                    f"{file}: expected at most {num_nodes} lines of a node id each, "
+                    "found more lines, or longer ones"
+                )
     return np.concatenate(ids)
 
 
@@ -124,8 +126,10 @@ class _Layout(NamedTuple):
                 f"{layout.x.where}: expected [N, F] of at least one node and one feature, found shape {x}"
             )
         if layout.x.fortran_order and 1 not in x:
-            order = "expected rows (C order), found columns (Fortran order)"
-            raise InputError(f"{layout.x.where}: {order}; save np.ascontiguousarray")
+            raise InputError(
+                f"{layout.x.where}: expected rows (C order), found columns (Fortran order); "
+                "save np.ascontiguousarray"
+            )
         if edges != (2, edges[-1]) or label not in {(x[0],), (x[0], 1)}:
             shapes = {"edge_index": edges, "node_label": label, "node_feat": x}
             raise InputError(

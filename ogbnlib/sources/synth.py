@@ -223,9 +223,10 @@ def _citations_like(
     least = 8 * BLOCK
     split_sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
     if num_nodes < least or min(split_sizes.values()) < 1:
-        smallest = f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split)"
         raise InputError(
-            f"scale: expected at least {smallest}, got {scale!r}, which makes {num_nodes} nodes"
+            f"scale: expected at least "
+            f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split), "
+            f"got {scale!r}, which makes {num_nodes} nodes"
         )
     random = np.random.default_rng(seed)
     keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)

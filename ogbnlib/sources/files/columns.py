@@ -97,9 +97,10 @@ class Piece:
         if wrong.any():
             at = int(wrong.argmax())
             file, row = self.table.reader.place(self.begin + at)
-            found = reprlib.repr(self.values[at].as_py())
-            place = f"{file}, column {self.name!r}, row {row}"
-            raise InputError(f"{place}: expected {expected}, found {found}{hint}")
+            value = reprlib.repr(self.values[at].as_py())
+            raise InputError(
+                f"{file}, column {self.name!r}, row {row}: expected {expected}, found {value}{hint}"
+            )
 
     def cast(self, kind: str, expected: str, hint: str = "") -> Any:
         """Cast to int64, double or string; missing values become null, and 3.0 is the whole number
@@ -333,12 +334,12 @@ class Columns:
         """Return the free column with one of these names, None if there is none; two are
         refused."""
         known = {plain(name) for name in names}
-        found = [name for name in self.free if plain(name) in known]
-        if len(found) > 1:
-            both = " and ".join(map(repr, found))
-            hint = f"leave the wrong one out, such as {option('--leave-out', found[1])}"
+        columns = [name for name in self.free if plain(name) in known]
+        if len(columns) > 1:
+            both = " and ".join(map(repr, columns))
+            hint = f"leave the wrong one out, such as {option('--leave-out', columns[1])}"
             raise self.table.refusal(f"one column of {what}, not {both}", hint)
-        return found[0] if found else None
+        return columns[0] if columns else None
 
     def mask(self, split: str) -> str | None:
         """Return the free column that is the mask of a split by its name."""

@@ -120,13 +120,13 @@ def _stem(path: Path) -> str:
 def _named(entries: Iterable[Path], role: str) -> list[Path]:
     """The files and folders of parts with a role's names, in their order; those in a format of
     `_PREFERRED` come first."""
-    found = [
+    files = [
         entry
         for name in ROLE_NAMES[role]
         for entry in entries
         if _stem(entry) == name and (is_parts(entry) or (entry.is_file() and format_of(entry)))
     ]
-    return sorted(found, key=lambda path: not _is_preferred(path))
+    return sorted(files, key=lambda path: not _is_preferred(path))
 
 
 def _is_preferred(path: Path) -> bool:
@@ -293,18 +293,21 @@ def _content(folder: Path) -> str:
     if data:
         return f"found {data[0].relative_to(folder)}, a file of torch; {_from_torch(data[0])}"
     names = [entry.name + "/" * entry.is_dir() for entry in entries]
-    found = ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" * (len(names) > _FEW))
+    content = ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" * (len(names) > _FEW))
     inner = [entry for entry in entries if _is_data_set(entry)]
     if inner:
-        return f"found {found or 'nothing'}; name {inner[0]}"
+        return f"found {content or 'nothing'}; name {inner[0]}"
     if any(map(format_of, entries)):
         hint = (
             "name them one by one: --edges FILE --features FILE --labels FILE ..., or rename them"
         )
     else:
         hint = "write one with ogbnlib.write_raw, or Store.from_data"
-    expected = "expected in it are edges, features, labels, train, valid and test, or raw/data.npz"
-    return f"found {found or 'nothing'}; {expected}; {hint}"
+    return (
+        f"found {content or 'nothing'}; "
+        "expected in it are edges, features, labels, train, valid and test, or raw/data.npz; "
+        f"{hint}"
+    )
 
 
 def _is_data_set(path: Path) -> bool:
@@ -317,9 +320,11 @@ def _from_torch(file: Path) -> str:
     """Return the line of Python for a `Data` that torch saved."""
     folder = file.parent.parent if file.parent.name == "processed" else Path(_stem_of_torch(file))
     store = f"{folder.name}_store"
-    line = f"ogbnlib.Store.from_data(torch.load({str(file)!r}, weights_only=False), {store!r})"
-    of_set = f"if it is (data, slices) of a PyG data set, Store.from_data(dataset[0], {store!r})"
-    return f"in Python, if you trust the file: {line}; {of_set}"
+    return (
+        f"in Python, if you trust the file: "
+        f"ogbnlib.Store.from_data(torch.load({str(file)!r}, weights_only=False), {store!r}); "
+        f"if it is (data, slices) of a PyG data set, Store.from_data(dataset[0], {store!r})"
+    )
 
 
 def _stem_of_torch(file: Path) -> str:

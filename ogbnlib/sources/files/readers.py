@@ -117,7 +117,7 @@ class _ArrayReader(Reader):
     of one such array, or of columns of one length."""
 
     def __init__(self, file: Path, role: str) -> None:
-        found = dict[str, _Column]()
+        columns_of_file = dict[str, _Column]()
         lengths = list[int]()
         members = [""] if file.suffix == ".npy" else member_names(file)
         for member in members:
@@ -131,13 +131,13 @@ class _ArrayReader(Reader):
                     )
                 columns, length = _columns_of(stream, member, "" if several else role)
             names = [member] if several else [str(i + 1) for i in range(len(columns))]
-            found |= dict(zip(names, columns, strict=True))
+            columns_of_file |= dict(zip(names, columns, strict=True))
             lengths.append(length)
         if len({*lengths}) != 1:
             raise InputError(f"{file}: expected columns of one length, found {lengths}")
-        super().__init__(file, [*found])
+        super().__init__(file, [*columns_of_file])
         self.header = self.typed = len(members) > 1
-        self._columns = found
+        self._columns = columns_of_file
         self._length = lengths[0]
 
     @property
@@ -184,8 +184,10 @@ class _SparseReader(Reader):
         with Member(file, "shape") as member:
             shape = member.read(2).tolist()
         if self._format not in ("coo", "csr", "csc"):
-            expected = "a scipy matrix of the format coo, csr or csc"
-            raise InputError(f"{file}: expected {expected}, found {self._format}; save .tocoo()")
+            raise InputError(
+                f"{file}: expected a scipy matrix of the format coo, csr or csc, "
+                f"found {self._format}; save .tocoo()"
+            )
         if shape[0] != shape[1]:
             raise InputError(f"{file}: expected a square matrix of N nodes, found {shape}")
         with Member(file, "data") as member:
@@ -272,8 +274,10 @@ class _Lines:
 
 
 def _too_long(file: Path) -> InputError:
-    found = f"found a line longer than {format_bytes(_BLOCK_BYTES)}, or a quote without its end"
-    return InputError(f"{file}: expected a table of short lines, {found}")
+    return InputError(
+        f"{file}: expected a table of short lines, "
+        f"found a line longer than {format_bytes(_BLOCK_BYTES)}, or a quote without its end"
+    )
 
 
 def _mark(file: Path) -> bytes:
@@ -394,8 +398,11 @@ class _TextReader(Reader):
             raise
         if lines.comments and not self._told:
             self._told = True
-            count = f"{lines.comments} comment line{'s' if lines.comments > 1 else ''}"
-            print(f"{self.file}: {count} ({self.mark.decode()}) skipped", file=sys.stderr)
+            print(
+                f"{self.file}: {lines.comments} comment line{'s' if lines.comments > 1 else ''}"
+                f" ({self.mark.decode()}) skipped",
+                file=sys.stderr,
+            )
 
     def _refuse_bad_row(self) -> None:
         """Refuse the first row that arrow can't read, which it doesn't name."""
@@ -412,8 +419,8 @@ class _TextReader(Reader):
                 elif "\ufffd" in text:
                     expected = "text in UTF-8, found other bytes"
                 if expected:
-                    found = reprlib.repr(text)
-                    raise InputError(f"{self.file}, row {row}: expected {expected}: {found}")
+                    content = reprlib.repr(text)
+                    raise InputError(f"{self.file}, row {row}: expected {expected}: {content}")
 
 
 class _MatrixReader(_TextReader):
@@ -454,11 +461,11 @@ class _MatrixReader(_TextReader):
         return super().num_rows if self.both else self._entries
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
-        found = 0
+        count = 0
         for batch in [] if self.empty else self._batches([0, 1]):
-            with naming(self.file, f"whole numbers after entry {found}"):
+            with naming(self.file, f"whole numbers after entry {count}"):
                 source, target = (np.asarray(column.cast("int64")) - 1 for column in batch.columns)
-            found += len(source)
+            count += len(source)
             if min(source.min(initial=0), target.min(initial=0)) < 0:
                 raise InputError(f"{self.file}: expected rows and columns from 1 on, found less")
             if self.both:
@@ -469,8 +476,8 @@ class _MatrixReader(_TextReader):
                 )
             ends = {_SOURCE: source, _TARGET: target}
             yield [pa.array(ends[name]) for name in columns]
-        if found != self._entries:
-            raise InputError(f"{self.file}: expected {self._entries} entries, found {found}")
+        if count != self._entries:
+            raise InputError(f"{self.file}: expected {self._entries} entries, found {count}")
 
 
 # --------------------------------------------------------------------------------- parquet and arrow
@@ -550,8 +557,11 @@ class _PartsReader(Reader):
             if first.header and not reader.header and len(reader.names) == len(first.names):
                 reader.names = list(first.names)
             if reader.names != first.names:
-                expected = f"expected the columns of {first.file.name}, {', '.join(first.names)}"
-                raise InputError(f"{reader.file}: {expected}; found {', '.join(reader.names)}")
+                raise InputError(
+                    f"{reader.file}: "
+                    f"expected the columns of {first.file.name}, {', '.join(first.names)}; "
+                    f"found {', '.join(reader.names)}"
+                )
         self._begins = [0]
 
     @cached_property
@@ -569,9 +579,9 @@ class _PartsReader(Reader):
                     for name, array in zip(columns, values, strict=True):
                         kind = _kind(array)
                         if kind and kinds.setdefault(name, kind) != kind:
-                            expected = f"expected {kinds[name]} as in the parts before"
                             raise InputError(
-                                f"{reader.file}, column {name!r}: {expected}, found {array.type}"
+                                f"{reader.file}, column {name!r}: "
+                                f"expected {kinds[name]} as in the parts before, found {array.type}"
                             )
                     begin += len(values[0])
                     yield values
@@ -591,9 +601,9 @@ def open_reader(path: Path, role: str = "") -> Reader:
     with naming(path, "a table"):
         if kind == "archive" and {"format", "shape", "data"} <= {*member_names(path)}:
             if role != "edges":
-                line = f"np.save({path.stem + '.npy'!r}, scipy.sparse.load_npz({path.name!r}).toarray())"
                 raise InputError(
-                    f"{path}: a sparse matrix is read as edges alone; in Python: {line}"
+                    f"{path}: a sparse matrix is read as edges alone; in Python: "
+                    f"np.save({path.stem + '.npy'!r}, scipy.sparse.load_npz({path.name!r}).toarray())"
                 )
             return _SparseReader(path)
         if kind == "matrix":

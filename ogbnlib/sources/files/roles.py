@@ -232,8 +232,8 @@ def _features(columns: Columns, label: str | None) -> None:
         hint = f"{option('--leave-out', *ids, *labels)}, or rename what is a feature"
         if ids:
             hint = f"if {ids[0]!r} holds the node ids: {option('--id-column', ids[0])}; else {hint}"
-        found = ", ".join(map(repr, ids + labels))
-        raise columns.table.refusal(f"columns of features, not {found}", hint)
+        refused = ", ".join(map(repr, ids + labels))
+        raise columns.table.refusal(f"columns of features, not {refused}", hint)
     columns.roles |= dict.fromkeys(columns.free, "feature")
 
 
