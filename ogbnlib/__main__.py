@@ -56,7 +56,7 @@ def plan(
     from .forecast import planner
     from .forecast.fitting import WILL_NOT_FIT
     from .forecast.machine import probe
-    from .sources.names import graph_for
+    from .sources.resolve import graph_for
 
     assignments, memory_limit = read_options(config, set_, memory_limit)
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **assignments}

@@ -185,7 +185,7 @@ def convert(
     """Turn a data set into a store on disk, in bounded memory."""
     from .sources.convert import convert as make_store
     from .sources.convert import open_source
-    from .sources.layouts import ROLE_NAMES
+    from .sources.files.layouts import ROLE_NAMES
 
     files = (edges, features, labels, train, valid, test, splits, nodes)
     options: dict[str, Any] = dict(zip(ROLE_NAMES, files, strict=True))

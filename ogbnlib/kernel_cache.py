@@ -43,12 +43,12 @@ def folder() -> Path | None:
     refused = []
     for place in _places():
         try:
-            found = _prepare(place)
+            prepared = _prepare(place)
         except OSError as error:
             refused.append(f"{place} ({(error.strerror or str(error)).lower()})")
             continue
         os.environ[KERNELS_VARIABLE] = str(place)
-        return found
+        return prepared
     if os.environ.get(KERNELS_VARIABLE) != "":
         warnings.warn(
             f"compiled kernels can't be stored in {', '.join(refused)}: each process compiles them "

@@ -7,7 +7,7 @@ from dataclasses import fields
 from ..config import TrainConfig
 from ..errors import InputError
 from ..graph.store import GraphSize, Store
-from ..sources.names import graph_for
+from ..sources.resolve import graph_for
 from .run_forecast import PROPAGATE, Forecast, PhaseForecast, predict
 
 

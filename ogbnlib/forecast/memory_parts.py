@@ -15,8 +15,8 @@ import numpy as np
 
 from ..config import TrainConfig
 from ..errors import MB
-from ..graph.checks import index_dtype, label_dtype
 from ..graph.store import GraphSize
+from ..graph.store_format import index_dtype, label_dtype
 from .batches import BatchShape
 
 # A training process at rest, kernels loaded (`train.warm_up`); a test compares it with a real

@@ -11,7 +11,7 @@ from ..config import TrainConfig
 from ..errors import GB, MB, InputError, clear_errors, format_bytes, parse_bytes
 from ..graph.store import GraphSize
 from ..registry import MODELS
-from ..sources.names import graph_for
+from ..sources.resolve import graph_for
 from .fitting import FITS, Changes, assignments, changes_that_fit, smallest_limit, spaced, verdict
 from .machine import REFERENCE, Machine
 from .memory_parts import feature_itemsize

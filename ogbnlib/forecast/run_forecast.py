@@ -12,7 +12,7 @@ from ..config import TrainConfig
 from ..errors import MB
 from ..graph.store import GraphSize
 from ..registry import POLICIES
-from ..sources.names import check_store, graph_for
+from ..sources.resolve import check_store, graph_for
 from .batches import Batches, BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges

@@ -9,9 +9,9 @@ import numpy as np
 
 from ..files import Stream
 from ..kernels import kernel
-from .checks import index_dtype
 from .node_set import NodeSet, put
 from .npz import Array
+from .store_format import index_dtype
 from .writer import ArrayWriter
 
 _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read back in sequence

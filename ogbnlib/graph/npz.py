@@ -42,9 +42,9 @@ def load(file: Path) -> Array:
         if columns is not None and file.stat().st_size % (4 * columns) == 0:
             return np.memmap(file, "<f4", "r").reshape(-1, columns)
         array = f"np.memmap({file.name!r}, 'float32', 'r', shape=(N, F))"
-        line = f"np.save({'new_' + file.name!r}, {array})"
         raise InputError(
-            f"{file}: expected a file of np.save, found no header, as np.memmap and tofile write; in Python: {line}"
+            f"{file}: expected a file of np.save, found no header, as np.memmap and tofile write; in Python: "
+            f"np.save({'new_' + file.name!r}, {array})"
         )
     with naming(file, "a numpy array without objects"):
         array = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -78,9 +78,12 @@ class Mapped:
 
     def __init__(self, file: Path) -> None:
         array = load(file)
-        self.where, self.shape, self.dtype = str(file), array.shape, array.dtype
+        self.where = str(file)
+        self.shape = array.shape
+        self.dtype = array.dtype
         self.fortran_order = not array.flags.c_contiguous
-        self._values, self._at = array.reshape(-1, order="A"), 0
+        self._values = array.reshape(-1, order="A")
+        self._at = 0
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +116,9 @@ class Member:
     _header = threading.Lock()
 
     def __init__(self, file: Path, name: str) -> None:
-        self.file, self.name, self.where = file, name, f"{file}, member {name}"
+        self.file = file
+        self.name = name
+        self.where = f"{file}, member {name}"
         with naming(self.where, "a sound .npz file", "copy or download it again"):
             self._zip = zipfile.ZipFile(file)
             if f"{name}.npy" not in self._zip.namelist():
@@ -134,10 +139,11 @@ class Member:
             raise InputError(
                 f"{self.where}: expected numbers, found pickled objects, which are never loaded"
             )
-        if size != (expected := math.prod(self.shape) * self.dtype.itemsize):
-            shape = f"{self.shape} of {self.dtype}"
+        expected = math.prod(self.shape) * self.dtype.itemsize
+        if size != expected:
             raise InputError(
-                f"{self.where}: expected {expected} bytes for shape {shape}, found {size}"
+                f"{self.where}: expected {expected} bytes for shape {self.shape} of {self.dtype}, "
+                f"found {size}"
             )
 
     def again(self) -> "Member":
@@ -154,10 +160,13 @@ class Member:
     def read(self, count: int) -> Array:
         """Return the next `count` values, in the member's own dtype."""
         values = np.empty(count, self.dtype)
-        view, filled = values.view(np.uint8).data, 0
+        view = values.view(np.uint8).data
+        filled = 0
         with naming(self.where, "a sound .npz file", "copy or download it again"):
             while filled < len(view):
-                if not (got := self._stream.readinto(view[filled : filled + CHUNK_BYTES])):  # type: ignore[attr-defined]
+                part = view[filled : filled + CHUNK_BYTES]
+                got = self._stream.readinto(part)  # type: ignore[attr-defined]
+                if not got:
                     raise EOFError("it ends early")
                 filled += got
         return values

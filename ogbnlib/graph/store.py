@@ -1,7 +1,7 @@
 """The on-disk graph: a folder of plain `.npy` files and a versioned `store.json`, opened
 memory-mapped.
 
-`np.load(file, mmap_mode="r")` opens each; `checks` lists them.
+`np.load(file, mmap_mode="r")` opens each; `store_format` lists them.
 """
 
 import io
@@ -22,8 +22,10 @@ from ..errors import InputError, clear_errors, naming
 from ..files import Stamp, StrPath, home, replaced, stamp
 from ..registry import STORE_METHODS
 from . import npz
-from .checks import HEADER_BYTES, META, SPLITS, FileInfo, Int8Columns, check_file, finite, read_meta
+from .array_checks import finite
+from .int8 import Int8Columns
 from .npz import Array
+from .store_format import HEADER_BYTES, META, SPLITS, FileInfo, check_file, read_meta
 from .text import Text, decoded
 
 if TYPE_CHECKING:

@@ -13,7 +13,10 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, explained
 from ..files import Stream, StrPath, write_json
 from ..progress import counted
-from .checks import (
+from .array_checks import split_problems
+from .npz import Array
+from .store import Store, open_store
+from .store_format import (
     FORMAT,
     HEADER_BYTES,
     META,
@@ -22,22 +25,17 @@ from .checks import (
     FileInfo,
     meta_crc32,
     npy_header,
-    split_problems,
 )
-from .npz import Array
-from .store import Store, open_store
 
 
 class ArrayWriter:
     """A `.npy` file written in pieces along the first axis, of a length not known before."""
 
     def __init__(self, stream: Stream, dtype: DTypeLike, row_shape: tuple[int, ...]) -> None:
-        self.dtype, self.row_shape, self.length, self.crc32 = (
-            np.dtype(dtype).newbyteorder("<"),
-            row_shape,
-            0,
-            0,
-        )
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.row_shape = row_shape
+        self.length = 0
+        self.crc32 = 0
         self._stream = stream
         self._stream.append(bytes(HEADER_BYTES))
 
@@ -108,7 +106,10 @@ class StoreWriter:
 def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[str]:
     """Yield the problems of one array by itself, in one pass over its file."""
     # how many wrong, and the first
-    num_nodes, crc32, last, counts = store.num_nodes, 0, -1, dict[str, list[int]]()
+    num_nodes = store.num_nodes
+    crc32 = 0
+    last = -1
+    counts = dict[str, list[int]]()
     for begin, rows in store.chunks(name):
         crc32 = zlib.crc32(rows.data, crc32)
         wrong: dict[str, Array] = {}
@@ -135,15 +136,18 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
                 unsorted[falls[store.colptr[starts] != falls] - begin] = True
                 wrong["sorted columns without repeats (undirected)"] = unsorted
         for expected, rule in wrong.items():
-            if count := int(rule.sum()):
+            count = int(rule.sum())
+            if count:
                 first = begin + int(np.flatnonzero(rule)[0]) // max(1, rule[0].size)
                 counts.setdefault(expected, [0, first])[0] += count
         done(rows.nbytes)
     for expected, (count, first) in counts.items():
         yield f"expected {expected}, found {count} others, the first at {first}"
     if name == "colptr" and (store.colptr[0], store.colptr[-1]) != (0, store.num_edges):
-        ends = f"{store.colptr[0]} and {store.colptr[-1]}"
-        yield f"expected to begin with 0 and to end with {store.num_edges} edges, found {ends}"
+        yield (
+            f"expected to begin with 0 and to end with {store.num_edges} edges, found "
+            f"{store.colptr[0]} and {store.colptr[-1]}"
+        )
     if crc32 != store.files[name].crc32:
         yield f"checksum {crc32:08x}, but {META} has {store.files[name].crc32:08x}: the file was damaged or changed"
 
@@ -160,7 +164,8 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     """Read every byte of a store once, in bounded memory; return a list of problems, empty for a
     sound store."""
     try:
-        store, problems = open_store(path), list[tuple[str, str]]()
+        store = open_store(path)
+        problems = list[tuple[str, str]]()
         with counted("verify", store.nbytes, progress) as done:
             for name in store.files:
                 problems += [(name, problem) for problem in _problems(store, name, done)]

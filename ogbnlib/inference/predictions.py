@@ -12,9 +12,9 @@ import torch
 
 from ..errors import InputError, clear_errors, no_exit
 from ..files import StrPath, check_new, home, locked, sibling_path, write_atomically
-from ..graph.checks import HEADER_BYTES, label_dtype, npy_header
 from ..graph.npz import Array, load
 from ..graph.store import Store
+from ..graph.store_format import HEADER_BYTES, label_dtype, npy_header
 from ..progress import Progress
 from ..propagation.hops import propagated
 from ..registry import MODELS

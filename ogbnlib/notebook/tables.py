@@ -15,7 +15,7 @@ from ..forecast.step_memory import saved_bytes
 from ..memory.record import Phase
 from ..runs.folder import Run, RunLike, Runs, named
 from ..sources.catalog import open_dataset
-from ..sources.names import size_of
+from ..sources.resolve import size_of
 
 
 def compare_runs(runs: Runs) -> pd.DataFrame:

@@ -10,10 +10,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..graph.checks import HEADER_BYTES
 from ..graph.node_set import NodeSet
 from ..graph.npz import CHUNK_BYTES, Array, load
 from ..graph.store import Store
+from ..graph.store_format import HEADER_BYTES
 from ..io.disk_array import DiskArray
 from .sweep import Edges, in_order
 

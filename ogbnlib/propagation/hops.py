@@ -33,17 +33,18 @@ from ..files import (
     sibling_path,
     write_json,
 )
-from ..graph.checks import finite, index_dtype
+from ..graph.array_checks import finite
 from ..graph.node_set import NodeSet
 from ..graph.npz import CHUNK_BYTES, Array, load
 from ..graph.store import Store, is_store, open_store
+from ..graph.store_format import index_dtype
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from ..sources.catalog import made_once
 from ..sources.convert import FeatureDtype
-from ..sources.names import check_hops, check_store
+from ..sources.resolve import check_hops, check_store
 from .columns import Columns, Done, pick
 from .plan import (
     NORMS,

@@ -52,7 +52,7 @@ from ..memory.signals import STOP_SIGNALS, handled
 from ..output import drawn, in_notebook
 from ..progress import doing
 from ..registry import MODELS
-from ..sources.names import check_store, locate, options_of, size_of
+from ..sources.resolve import DataRequest, check_store, locate, size_of
 from .attempt import Attempt, announce_code, open_run_dir
 from .diagnosis import Diagnosis
 from .evidence import last_words
@@ -482,7 +482,7 @@ def check_inputs(config: TrainConfig) -> GraphSize:
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
-    size = locate(config.dataset, **options_of(config))
+    size = locate(DataRequest.of(config))
     check_store(size, config)
     if config.epochs and not size.num_seeds["train"]:
         raise InputError(

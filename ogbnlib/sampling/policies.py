@@ -20,7 +20,7 @@ from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..memory.workers import worker_arguments
 from ..registry import POLICIES
-from ..sources.names import check_store
+from ..sources.resolve import check_store
 
 if TYPE_CHECKING:
     from torch import Tensor

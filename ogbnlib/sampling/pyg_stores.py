@@ -13,11 +13,11 @@ from torch_geometric.data.graph_store import EdgeLayout
 from torch_geometric.utils import index_to_mask
 
 from ..errors import InputError, clear_errors, format_bytes, split_name
-from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import Store
+from ..graph.store_format import SPLITS
 from ..memory.available import available_bytes
-from ..sources.data import as_ids
+from ..sources.arrays import as_ids
 from .sampler import CSCSampler
 
 _MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}

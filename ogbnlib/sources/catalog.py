@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from ..config import TrainConfig
 from ..errors import clear_errors, format_bytes
@@ -12,7 +12,7 @@ from ..graph.store import Store, is_store, open_store
 from ..graph.summary import summarized
 from ..progress import Progress
 from .convert import FeatureDtype, convert, disk_bytes
-from .names import existing, options_of, resolve
+from .resolve import DataRequest, resolve
 from .synth import synthesize_store
 
 
@@ -47,27 +47,36 @@ def open_dataset(
         say: called with the data, the place and the size of a new store, then with its summary.
         memory_limit, progress, check: those of `convert`; `check` is called while waiting too.
     """
-    pending = resolve(
-        dataset,
-        data_dir=data_dir,
-        undirected=undirected,
-        feature_dtype=feature_dtype,
-        download=download,
-    )
+    request = DataRequest(dataset, data_dir, undirected, feature_dtype, download)
+    return _open(request, memory_limit, say, progress, check)
+
+
+def _open(
+    request: DataRequest,
+    memory_limit: str | int | None,
+    say: Callable[[str], object],
+    progress: Progress,
+    check: Callable[[], None],
+) -> Store:
+    pending = resolve(request)
     if isinstance(pending, Store):
         return pending
     with made_once(pending.target, check):
-        if (store := existing(pending)) is not None:
+        store = pending.existing()
+        if store is not None:
             return store
-        source = pending.source()
+        source = pending.open()
         about = format_bytes(disk_bytes(source, pending.undirected, pending.dtype)[0])
         say(f"{pending.folder}: converting it, once, to {pending.target}, about {about}")
-        how: dict[str, Any] = {
-            "undirected": pending.undirected,
-            "feature_dtype": pending.dtype.name,
-        }
-        how |= {"memory_limit": memory_limit, "progress": progress, "check": check}
-        store = convert(source, pending.target, **how)
+        store = convert(
+            source,
+            pending.target,
+            undirected=pending.undirected,
+            feature_dtype=cast(FeatureDtype, pending.dtype.name),
+            memory_limit=memory_limit,
+            progress=progress,
+            check=check,
+        )
         say(summarized(store))
         return store
 
@@ -78,9 +87,16 @@ def made_once(target: Path, check: Callable[[], None]) -> contextlib.AbstractCon
     return locked(sibling_path(target, "once"), f"{target}: it is being made", wait=check)
 
 
-def open_for(config: TrainConfig, **how: Any) -> Store:
-    """`open_dataset` for a run, with more of its options in `how`."""
-    return open_dataset(config.dataset, **options_of(config), **how)
+def open_for(
+    config: TrainConfig,
+    *,
+    memory_limit: str | int | None = None,
+    say: Callable[[str], object] = print,
+    progress: Progress = True,
+    check: Callable[[], None] = lambda: None,
+) -> Store:
+    """Open the data set of a run as `open_dataset` does."""
+    return _open(DataRequest.of(config), memory_limit, say, progress, check)
 
 
 @clear_errors()
@@ -97,15 +113,23 @@ def prepare_dataset(
     if dataset:
         store = open_dataset(dataset, data_dir=data_dir, undirected=undirected)
     else:
-        path = (
-            home(data_dir)
-            / f"synthetic-{scale:g}-seed{seed}{'-undirected' if undirected else ''}.store"
-        )
-        with contextlib.nullcontext() if is_store(path) else made_once(path, lambda: None):
-            if not is_store(path):
-                print(f"{path}: generating it, once")
-                synthesize_store(path, scale, seed, undirected=bool(undirected))
-        store = open_store(path)
-    sizes = f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features"
-    print(f"{shown(store.path)}: {sizes}, {format_bytes(store.nbytes)}")
+        store = _synthetic_store(home(data_dir), scale, seed, bool(undirected))
+    print(
+        f"{shown(store.path)}: "
+        f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
+        f"{format_bytes(store.nbytes)}"
+    )
     return str(store.path)
+
+
+def _synthetic_store(data_dir: Path, scale: float, seed: int, undirected: bool) -> Store:
+    name = f"synthetic-{scale:g}-seed{seed}"
+    if undirected:
+        name += "-undirected"
+    path = data_dir / f"{name}.store"
+    if not is_store(path):
+        with made_once(path, lambda: None):
+            if not is_store(path):  # another process may have made it meanwhile
+                print(f"{path}: generating it, once")
+                synthesize_store(path, scale, seed, undirected=undirected)
+    return open_store(path)

@@ -18,20 +18,22 @@ from numpy.typing import DTypeLike
 
 from ..errors import InputError, Problems, clear_errors, format_bytes, parse_bytes
 from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folder
-from ..graph.checks import Int8Columns, finite, index_dtype, label_dtype, split_problems
+from ..graph.array_checks import finite, split_problems
 from ..graph.edge_sort import EdgeSort
+from ..graph.int8 import Int8Columns
 from ..graph.node_set import NodeSet
 from ..graph.npz import Array
 from ..graph.store import Store, open_store
+from ..graph.store_format import index_dtype, label_dtype
 from ..graph.summary import count_labels
 from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
-from .data import Source
-from .layouts import is_tables
+from .files.layouts import is_tables
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
+from .source import Source
 
 FeatureDtype = Literal["float16", "float32", "int8"]
 _DEFAULT_BYTES = 2**30  # beyond the memory of a process with torch loaded, such as a notebook
@@ -56,9 +58,10 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
-def _check_labels(source: Source, splits: Mapping[str, Array]) -> dict[str, Any]:
+def _check_labels(source: Source, splits: Mapping[str, Array]) -> dict[str, object]:
     """Refuse splits that can't be trained on; return the summary's entries of labels."""
-    labelled, begin = NodeSet(source.num_nodes), 0
+    labelled = NodeSet(source.num_nodes)
+    begin = 0
     sizes = np.zeros(source.num_classes, np.int64)
     for chunk in source.label_chunks():
         some = chunk >= 0
@@ -72,99 +75,131 @@ def _check_labels(source: Source, splits: Mapping[str, Array]) -> dict[str, Any]
     return count_labels(sizes, source.num_nodes)
 
 
-def _write(
-    source: Source,
-    writer: StoreWriter,
-    done: Callable[[int], object],
-    dtype: DTypeLike,
-    undirected: bool,
-    space: int,
-) -> None:
-    """Write all arrays of a store, the features in a second thread; `space` is the memory to sort
-    in."""
-    splits, stop, lock = source.read_splits(), threading.Event(), threading.Lock()
-    writer.entries["summary"] = _check_labels(source, splits)
+class _Conversion:
+    """Writing all arrays of a store, the features in a second thread.
 
-    def count(number: int) -> None:
-        if stop.is_set():
-            raise CancelledError  # another thread has failed; its error is the one to report
-        with lock:
-            done(number)
+    When one thread fails, the other one ends with a `CancelledError` at its next chunk.
+    """
 
-    def per_node(
-        name: str, kind: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()
+    def __init__(
+        self,
+        source: Source,
+        writer: StoreWriter,
+        dtype: np.dtype[np.generic],
+        done: Callable[[int], object],
     ) -> None:
-        with writer.create(name, kind, row_shape) as out:
+        self._source = source
+        self._writer = writer
+        self._dtype = dtype
+        self._done = done
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+
+    def write(self, undirected: bool, workspace: int) -> None:
+        """Write the store; `workspace` is the memory to sort the edges in."""
+        splits = self._source.read_splits()
+        self._writer.entries["summary"] = _check_labels(self._source, splits)
+        with ThreadPoolExecutor(1) as pool:
+            features = pool.submit(self._write_features)
+            try:
+                self._write_edges(undirected, workspace)
+                self._write_nodes(splits)
+                features.result()
+            except CancelledError:
+                features.result()
+                raise
+            finally:
+                self._stop.set()
+
+    def _count(self, number: int) -> None:
+        if self._stop.is_set():
+            raise CancelledError  # another thread has failed; its error is the one to report
+        with self._lock:
+            self._done(number)
+
+    def _write_chunks(
+        self, name: str, kind: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()
+    ) -> None:
+        with self._writer.create(name, kind, row_shape) as out:
             for chunk in chunks:
                 out.write(chunk)
-                count(chunk.nbytes)
+                self._count(chunk.nbytes)
 
-    def surveyed(chunk: Array) -> Array:
-        count(chunk.size)
-        return chunk
+    def _write_edges(self, undirected: bool, workspace: int) -> None:
+        source = self._source
+        edges = EdgeSort(
+            self._writer.folder,
+            source.num_nodes,
+            source.num_edges,
+            undirected=undirected,
+            workspace=workspace,
+            done=self._count,
+        )
+        with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
+            edges.read(ahead)
+        with (
+            self._writer.create("row", index_dtype(source.num_nodes)) as row,
+            self._writer.create("colptr", "<i8") as colptr,
+        ):
+            edges.write(row, colptr)
+        self._writer.entries["summary"] |= {
+            "edges_read": source.num_edges,
+            "merged_edges": (1 + undirected) * source.num_edges - row.length,
+            "self_loops": edges.num_self_loops,
+            "isolated_nodes": source.num_nodes - edges.connected.count(),
+        }
 
-    def write_features() -> None:
+    def _write_nodes(self, splits: Mapping[str, Array]) -> None:
+        """Write labels, splits and names."""
+        source = self._source
+        self._write_chunks("y", label_dtype(source.num_classes), source.label_chunks())
+        for split, nodes in splits.items():
+            self._writer.write(split, nodes)
+        names = source.node_names()
+        if names is not None:
+            self._write_chunks("node_name", *names)
+        if source.label_names is not None:
+            self._writer.write("label_name", source.label_names)
+
+    def _write_features(self) -> None:
         try:
-            kind, where = np.float32 if dtype == np.int8 else dtype, f"{source.name}, node_feat"
-            encode: Callable[[Array], Array] = np.asarray
-            if dtype == np.int8:  # the columns' ranges take a pass of their own
-                with contextlib.closing(_ahead(source.x_chunks())) as ahead:
-                    columns = Int8Columns.covering(
-                        finite(map(surveyed, ahead), kind, where), source.num_features
-                    )
-                writer.entries |= columns.entries()
-                encode = columns.encode
-            with contextlib.closing(_ahead(source.x_chunks())) as ahead:
-                per_node(
-                    "x", dtype, map(encode, finite(ahead, kind, where)), (source.num_features,)
-                )
+            if self._dtype == np.int8:
+                columns = self._survey_features()
+                self._writer.entries |= columns.entries()
+                with self._features(np.float32) as chunks:
+                    self._write_x(map(columns.encode, chunks))
+            else:
+                with self._features(self._dtype) as chunks:
+                    self._write_x(chunks)
         except BaseException:
-            stop.set()
+            self._stop.set()
             raise
 
-    edges = EdgeSort(
-        writer.folder,
-        source.num_nodes,
-        source.num_edges,
-        undirected=undirected,
-        workspace=space,
-        done=count,
-    )
-    with ThreadPoolExecutor(1) as pool:
-        features = pool.submit(write_features)
-        try:
-            with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
-                edges.read(ahead)
-            with (
-                writer.create("row", index_dtype(source.num_nodes)) as row,
-                writer.create("colptr", "<i8") as colptr,
-            ):
-                edges.write(row, colptr)
-            both = 2 if undirected else 1
-            writer.entries["summary"] |= {
-                "edges_read": source.num_edges,
-                "merged_edges": both * source.num_edges - row.length,
-                "self_loops": edges.num_self_loops,
-                "isolated_nodes": source.num_nodes - edges.connected.count(),
-            }
-            per_node("y", label_dtype(source.num_classes), source.label_chunks())
-            for name, nodes in splits.items():
-                writer.write(name, nodes)
-            if (names := source.node_names()) is not None:
-                per_node("node_name", *names)
-            if source.label_names is not None:
-                writer.write("label_name", source.label_names)
-            features.result()
-        except CancelledError:
-            features.result()
-            raise
-        finally:
-            stop.set()
+    def _write_x(self, chunks: Iterable[Array]) -> None:
+        self._write_chunks("x", self._dtype, chunks, (self._source.num_features,))
+
+    def _survey_features(self) -> Int8Columns:
+        """Return the ranges of the columns, which take a pass of their own."""
+
+        def counted_chunks(chunks: Iterable[Array]) -> Iterator[Array]:
+            for chunk in chunks:
+                self._count(chunk.size)
+                yield chunk
+
+        with self._features(np.float32) as chunks:
+            return Int8Columns.covering(counted_chunks(chunks), self._source.num_features)
+
+    @contextlib.contextmanager
+    def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
+        with contextlib.closing(_ahead(self._source.x_chunks())) as ahead:
+            yield finite(ahead, dtype, f"{self._source.name}, node_feat")
 
 
-def disk_bytes(source: Source, undirected: bool, feature_dtype: np.dtype[Any]) -> tuple[int, int]:
+def disk_bytes(
+    source: Source, undirected: bool, feature_dtype: np.dtype[np.generic]
+) -> tuple[int, int]:
     """Return the bytes of the finished store, at most, and of the temporary files."""
-    num_pairs = source.num_edges * (2 if undirected else 1)
+    num_pairs = source.num_edges * (1 + undirected)
     item = np.dtype(index_dtype(source.num_nodes)).itemsize
     per_node = (
         8
@@ -176,12 +211,11 @@ def disk_bytes(source: Source, undirected: bool, feature_dtype: np.dtype[Any]) -
 
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
     """The bytes left for sorting."""
-    used, available = own_memory()[0], effective_limit()[0]
-    limit = (
-        min(used + _DEFAULT_BYTES, int(0.95 * available))
-        if memory_limit is None
-        else parse_bytes(memory_limit)
-    )
+    used = own_memory()[0]
+    available = effective_limit()[0]
+    limit = min(used + _DEFAULT_BYTES, int(0.95 * available))
+    if memory_limit is not None:
+        limit = parse_bytes(memory_limit)
     data_bytes = (
         source.num_nodes * source.num_features * source.feature_dtype.itemsize
         + 16 * source.num_edges
@@ -193,9 +227,12 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
         + source.num_nodes // 8
         + 8 * source.num_classes
     )
-    if limit < (least := fixed + _MIN_WORKSPACE):
-        expected = f"at least {format_bytes(least)} to convert {source.name} (this process uses {format_bytes(used)})"
-        raise InputError(f"memory_limit: expected {expected}, got {format_bytes(limit)}")
+    least = fixed + _MIN_WORKSPACE
+    if limit < least:
+        raise InputError(
+            f"memory_limit: expected at least {format_bytes(least)} to convert {source.name} "
+            f"(this process uses {format_bytes(used)}), got {format_bytes(limit)}"
+        )
     return limit - fixed
 
 
@@ -216,7 +253,7 @@ def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any)
         return open_official(official)
     if not {*options} - {"num_classes"} and not is_tables(name):
         return open_raw(name, **options)
-    from .tables import open_tables
+    from .files.own_files import open_tables
 
     return open_tables(name, **options)
 
@@ -251,23 +288,22 @@ def convert(
         progress: show it: a bar, in a log a line every 30 s. A function is called instead.
         check: called between chunks; its exception ends the conversion, and nothing is left behind.
     """
-    source = source if isinstance(source, Source) else open_source(source)
+    if not isinstance(source, Source):
+        source = open_source(source)
     if feature_dtype not in (None, *get_args(FeatureDtype)):
         raise InputError(
             f"feature_dtype: expected {', '.join(get_args(FeatureDtype))}, got {feature_dtype!r}"
         )
     workspace = _workspace(source, memory_limit)
-    target, x_dtype = (
-        Path(os.path.realpath(home(path))),
-        np.dtype(feature_dtype or source.feature_dtype),
-    )
+    target = Path(os.path.realpath(home(path)))
+    x_dtype = np.dtype(feature_dtype or source.feature_dtype)
     check_new(target)
     final, temporary = disk_bytes(source, undirected, x_dtype)
-    needed = f"{format_bytes(final)} for the store, {format_bytes(temporary)} until it is done"
     check_space(
         target,
         final + temporary,
-        f"{format_bytes(final + temporary)} of free disk space ({needed})",
+        f"{format_bytes(final + temporary)} of free disk space "
+        f"({format_bytes(final)} for the store, {format_bytes(temporary)} until it is done)",
     )
     # int8: one more pass
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)
@@ -275,7 +311,7 @@ def convert(
     made_of = {**source.origin, "num_nodes": source.num_nodes}
     with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:
         writer = StoreWriter(folder)
-        _write(source, writer, done, x_dtype, undirected, workspace)
+        _Conversion(source, writer, x_dtype, done).write(undirected, workspace)
         source.check_unchanged()
         writer.finish(source.name, source.num_classes, undirected=undirected, origin=made_of)
     return open_store(target)

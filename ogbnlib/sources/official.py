@@ -13,29 +13,29 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from ..errors import InputError, format_bytes, naming, unknown_name
 from ..files import StrPath, check_own, check_space, home, locked, open_to_write, sibling_path
-from ..graph.checks import SPLITS
 from ..graph.npz import Array
 from ..graph.store import GraphSize
+from ..graph.store_format import SPLITS
 from ..progress import counted, doing
-from .data import Source, stamped
 from .ogb import layout_files, open_raw
+from .source import Source, stamped
 
 
 def _known(
     name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int
 ) -> GraphSize:
     both = name == "ogbn-products"
-    stored: Literal["raw", "csv"] = "raw" if name == "ogbn-papers100M" else "csv"
+    stored: Literal["raw", "csv"] = "csv"
+    if name == "ogbn-papers100M":
+        stored = "raw"
     splits = dict(zip(SPLITS, seeds, strict=True))
-    return GraphSize(
-        name, nodes, edges * (2 if both else 1), features, classes, splits, both, stored
-    )
+    return GraphSize(name, nodes, edges * (1 + both), features, classes, splits, both, stored)
 
 
 # The official data sets that can be a store. Open Graph Benchmark (Hu et al., NeurIPS 2020), table
@@ -85,7 +85,7 @@ def fetch(
     located = locate_official(name, home(root))
     if located.present:
         return located.folder
-    url, folder = located.meta["url"], located.folder
+    folder = located.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     archive = sibling_path(folder, "zip.part")  # kept when the connection breaks
     with (
@@ -93,56 +93,9 @@ def fetch(
         tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside,
         naming(archive),
     ):
-        have = archive.stat().st_size if check_own(archive, stat.S_ISREG) else 0
+        _download(located.meta["url"], archive, say, progress)
         try:
-            request = urllib.request.Request(
-                url, headers={"Range": f"bytes={have}-"} if have else {}
-            )
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                have = have if answer.status == 206 else 0
-                size = int(answer.headers.get("Content-Length") or 0)
-                needed = size + have + size  # the archive and its content
-                fetched = f"{format_bytes(size)} to fetch after {format_bytes(have)}"
-                say(f"{url}: {fetched}; needs {format_bytes(needed)} of disk")
-                check_space(
-                    folder.parent,
-                    needed,
-                    f"{format_bytes(needed)} of free disk space to unpack {url}",
-                )
-                with (
-                    open(archive, "ab" if have else "wb", opener=open_to_write) as out,
-                    counted("download", size, progress) as done,
-                ):
-                    while piece := answer.read(2**20):
-                        out.write(piece)
-                        done(len(piece))
-            if archive.stat().st_size < have + size:
-                raise ConnectionError(
-                    f"it ended after {archive.stat().st_size} of {have + size} bytes"
-                )
-        except (
-            urllib.error.URLError,
-            ConnectionError,
-            TimeoutError,
-            http.client.HTTPException,
-        ) as error:
-            if getattr(error, "code", None) != 416 or not have:  # 416: nothing is missing
-                text = (
-                    f"download: {url} could not be fetched ({error}); the next attempt resumes it"
-                )
-                raise InputError(text) from None
-        try:
-            shown, damaged = (
-                "auto" if progress else "none",
-                naming(url, "a sound .zip file", "download it again"),
-            )
-            with (
-                damaged,
-                doing("unpack", shown),
-                naming(beside),
-                zipfile.ZipFile(archive) as packed,
-            ):
-                packed.extractall(beside)
+            _unpack(archive, Path(beside), located.meta["url"], progress)
         except InputError:
             archive.unlink()
             raise
@@ -151,13 +104,66 @@ def fetch(
     return folder
 
 
+def _download(url: str, archive: Path, say: Callable[[str], object], progress: bool) -> None:
+    """Append what is missing of a file."""
+    have = 0
+    if check_own(archive, stat.S_ISREG):
+        have = archive.stat().st_size
+    request = urllib.request.Request(url)
+    if have:
+        request.add_header("Range", f"bytes={have}-")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            if answer.status != 206:  # the server sends the whole file
+                have = 0
+            size = int(answer.headers.get("Content-Length") or 0)
+            needed = size + have + size  # the archive and its content
+            say(
+                f"{url}: {format_bytes(size)} to fetch after {format_bytes(have)}; "
+                f"needs {format_bytes(needed)} of disk"
+            )
+            purpose = f"{format_bytes(needed)} of free disk space to unpack {url}"
+            check_space(archive.parent, needed, purpose)
+            with (
+                open(archive, "ab" if have else "wb", opener=open_to_write) as out,
+                counted("download", size, progress) as done,
+            ):
+                while piece := answer.read(2**20):
+                    out.write(piece)
+                    done(len(piece))
+        length = archive.stat().st_size
+        if length < have + size:
+            raise ConnectionError(f"it ended after {length} of {have + size} bytes")
+    except (
+        urllib.error.URLError,
+        ConnectionError,
+        TimeoutError,
+        http.client.HTTPException,
+    ) as error:
+        if have and getattr(error, "code", None) == 416:  # nothing is missing
+            return
+        raise InputError(
+            f"download: {url} could not be fetched ({error}); the next attempt resumes it"
+        ) from None
+
+
+def _unpack(archive: Path, target: Path, url: str, progress: bool) -> None:
+    with (
+        naming(url, "a sound .zip file", "download it again"),
+        doing("unpack", "auto" if progress else "none"),
+        naming(target),
+        zipfile.ZipFile(archive) as packed,
+    ):
+        packed.extractall(target)
+
+
 def is_official(name: str) -> bool:
     """Whether a name is one of OGB's; a folder of that name comes first."""
-    # `check_official` refuses all but the first
+    # `_check_official` refuses all but the first
     return name.startswith(("ogbn-", "ogbn_", *_OTHER_TASKS)) and not Path(name).is_dir()
 
 
-def check_official(name: str) -> None:
+def _check_official(name: str) -> None:
     """Refuse an official name that is unknown, or whose data set can't be a store, with the
     reason."""
     if name in REFUSED:
@@ -175,13 +181,14 @@ def check_official(name: str) -> None:
 def locate_official(name: str, root: StrPath) -> Located:
     """Do all checks of `open_official` without reading or downloading anything; imports neither
     torch nor ogb."""
-    check_official(name)
+    _check_official(name)
     master = importlib.util.find_spec("ogb").submodule_search_locations[0]  # type: ignore[union-attr, index]
     with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
         head, *lines = csv.reader(file)
     at = head.index(name)
     meta = {line[0]: line[at] for line in lines}
-    folder, binary = Path(root) / name.replace("-", "_"), meta["binary"] == "True"
+    folder = Path(root) / name.replace("-", "_")
+    binary = meta["binary"] == "True"
     files = ["raw/data.npz"]
     if not binary:
         raw = ("edge", "node-feat", "node-label")
@@ -192,8 +199,10 @@ def locate_official(name: str, root: StrPath) -> Located:
         files += [f"RELEASE_v{meta['version']}.txt"]
     missing = [file for file in files if not (folder / file).is_file()]
     if folder.exists() and missing:
-        remedy = f"move it away and download it again, or name {folder} as a folder of your own"
-        raise InputError(f"{folder}: expected {', '.join(missing)} in it, found none; {remedy}")
+        raise InputError(
+            f"{folder}: expected {', '.join(missing)} in it, found none; "
+            f"move it away and download it again, or name {folder} as a folder of your own"
+        )
     return Located(name, meta, folder, binary, folder.exists(), int(meta["num classes"]))
 
 
@@ -203,7 +212,7 @@ def open_official(located: Located) -> Source:
     All are streamed: ogb's loader needs more than 128 GB for ogbn-papers100M
     (snap-stanford/ogb#407).
     """
-    from .tables import open_tables  # imports pyarrow and pandas
+    from .files.own_files import open_tables  # imports pyarrow and pandas
 
     folder = fetch(located.name, located.folder.parent)
     if located.binary:
@@ -211,14 +220,17 @@ def open_official(located: Located) -> Source:
     raw = folder / "raw"
     split = folder / "split" / located.meta["split"]
     stamps = stamped(layout_files(folder))
-    files: dict[str, Any] = {
-        "edges": raw / "edge.csv.gz",
-        "features": raw / "node-feat.csv.gz",
-        "labels": raw / "node-label.csv.gz",
-        **{name: split / f"{name}.csv.gz" for name in SPLITS},
-    }
     try:
-        source = open_tables(folder, num_classes=located.num_classes, **files)
+        source = open_tables(
+            folder,
+            num_classes=located.num_classes,
+            edges=raw / "edge.csv.gz",
+            features=raw / "node-feat.csv.gz",
+            labels=raw / "node-label.csv.gz",
+            train=split / "train.csv.gz",
+            valid=split / "valid.csv.gz",
+            test=split / "test.csv.gz",
+        )
         _check_counts(raw, source)
     except InputError as error:
         raise InputError(f"{error}; download the data set again if it is damaged") from None

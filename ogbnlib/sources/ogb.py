@@ -6,27 +6,21 @@ member.
 
 import gzip
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError, clear_errors, naming
-from ..files import StrPath, home, new_folder, write_json
+from ..errors import InputError, naming
+from ..files import StrPath, home, write_json
 from ..graph import npz
-from ..graph.checks import (
-    MAX_CLASSES,
-    SPLITS,
-    check_num_classes,
-    clean_labels,
-    count_classes,
-)
 from ..graph.npz import Array, Member
-from .data import Source, as_numpy, from_arrays, stamped
-from .layouts import not_a_data_set, split_folder
+from ..graph.store_format import SPLITS
+from .files.layouts import not_a_data_set, split_folder
+from .labels import MAX_CLASSES, check_num_classes, clean_labels, count_classes
+from .source import Source, stamped
 
 _LONGEST_ID = 64  # bytes of a line
 
@@ -41,7 +35,7 @@ def layout_files(folder: Path) -> dict[str, Path]:
     return {str(file.relative_to(folder)): file for file in files if file.is_file()}
 
 
-def read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
+def _read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
     """Return the int64 ids in the three files of a split's folder, unchecked but for their number."""
     splits = {}
     for name in SPLITS:
@@ -54,7 +48,9 @@ def read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
 def _read_ids(file: Path, num_nodes: int) -> Array:
     """Return the ids in a file, read in pieces: a small compressed file may have billions of
     lines."""
-    ids, rest, count = [np.empty(0, np.int64)], b"", 0
+    ids = [np.empty(0, np.int64)]
+    rest = b""
+    count = 0
     if not file.stat().st_size:
         raise EOFError("it is empty")
     with gzip.open(file, "rb") as stream:
@@ -67,8 +63,10 @@ def _read_ids(file: Path, num_nodes: int) -> Array:
             ids.append(np.array([line for line in whole if line.strip()], dtype=np.int64))
             count += len(ids[-1])
             if count > num_nodes or len(rest) > _LONGEST_ID:
-                expected = f"expected at most {num_nodes} lines of a node id each"
-                raise InputError(f"{file}: {expected}, found more lines, or longer ones")
+                raise InputError(
+                    f"{file}: expected at most {num_nodes} lines of a node id each, "
+                    "found more lines, or longer ones"
+                )
     return np.concatenate(ids)
 
 
@@ -100,7 +98,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         num_edges=layout.edges.shape[1], num_features=layout.x.shape[1], num_classes=num_classes,
         stamps=stamps, edge_chunks=layout.edge_chunks, x_chunks=layout.x_chunks,
         label_chunks=lambda: layout.label_chunks(num_classes),
-        read_splits=lambda: read_split_files(split_folder(path), layout.x.shape[0]),
+        read_splits=lambda: _read_split_files(split_folder(path), layout.x.shape[0]),
         feature_dtype=np.dtype(np.float16 if layout.x.dtype.itemsize == 2 else np.float32),
     )  # fmt: skip
 
@@ -115,7 +113,8 @@ class _Layout(NamedTuple):
     @classmethod
     def open(cls, path: Path) -> Self:
         """Check the headers of all members, and that each split has its file."""
-        data, labels = path / "raw" / "data.npz", path / "raw" / "node-label.npz"
+        data = path / "raw" / "data.npz"
+        labels = path / "raw" / "node-label.npz"
         layout = cls(
             _header(data, "edge_index", "iu"),
             _header(labels, "node_label", "fiu"),
@@ -127,8 +126,10 @@ class _Layout(NamedTuple):
                 f"{layout.x.where}: expected [N, F] of at least one node and one feature, found shape {x}"
             )
         if layout.x.fortran_order and 1 not in x:
-            order = "expected rows (C order), found columns (Fortran order)"
-            raise InputError(f"{layout.x.where}: {order}; save np.ascontiguousarray")
+            raise InputError(
+                f"{layout.x.where}: expected rows (C order), found columns (Fortran order); "
+                "save np.ascontiguousarray"
+            )
         if edges != (2, edges[-1]) or label not in {(x[0],), (x[0], 1)}:
             shapes = {"edge_index": edges, "node_label": label, "node_feat": x}
             raise InputError(
@@ -160,14 +161,17 @@ class _Layout(NamedTuple):
                 if paired:
                     src, dst = first.read(2 * count).reshape(count, 2).T
                 else:
-                    src, dst = first.read(count), second.read(count)
-                src, dst = np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
+                    src = first.read(count)
+                    dst = second.read(count)
+                src = np.ascontiguousarray(src, np.int64)
+                dst = np.ascontiguousarray(dst, np.int64)
                 self._check_ids(src, dst, begin, first.where)
                 yield src, dst
             (first if paired else second).finish()
 
     def _check_ids(self, src: Array, dst: Array, begin: int, where: str) -> None:
-        low, high = np.minimum(src, dst), np.maximum(src, dst)
+        low = np.minimum(src, dst)
+        high = np.maximum(src, dst)
         if low.min() >= 0 and high.max() < self.x.shape[0]:
             return
         bad = np.flatnonzero((low < 0) | (high >= self.x.shape[0]))[0]
@@ -203,7 +207,8 @@ def write_layout(
     chunk."""
     for part in ("raw", "split/time", "processed"):  # ogb saves into processed/ without making it
         (folder / part).mkdir(parents=True)
-    num_nodes, num_edges = source.num_nodes, source.num_edges
+    num_nodes = source.num_nodes
+    num_edges = source.num_edges
     rows = (chunk[way] for way in (0, 1) for chunk in source.edge_chunks(2**20))
 
     def counted(chunks: Iterable[Array]) -> Iterator[Array]:
@@ -237,43 +242,3 @@ def write_layout(
     # ogb asks on the terminal whether to update when it is missing
     (folder / "RELEASE_v1.txt").touch()
     write_json(folder / "meta.json", source.facts())
-
-
-@clear_errors()
-def write_raw(
-    path: StrPath,
-    *,
-    edge_index: Any,
-    x: Any,
-    y: Any,
-    splits: Mapping[str, Any],
-    num_classes: int | None = None,
-    name: str | None = None,
-    node_year: Any = None,
-) -> Source:
-    """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes
-    open it too.
-
-    Everything is checked before anything is written, and the folder appears whole or not at all.
-
-    Args:
-        edge_index: whole numbers [2, E], source above destination; a numpy array or a torch tensor,
-            as the others.
-        x: features [N, F], finite; stored as float32.
-        y: labels [N] or [N, 1]: -1 or NaN where there is none.
-        splits: node ids, or boolean masks over all nodes, of train, valid and test.
-        node_year: whole numbers [N] or [N, 1]; OGB's classes read them under the name
-            "ogbn-papers100M".
-    """
-    source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
-    if node_year is not None:
-        years = as_numpy(node_year, "node_year").reshape(-1)
-        if len(years) != source.num_nodes or years.dtype.kind not in "iu":
-            raise InputError(
-                f"node_year: expected {source.num_nodes} whole numbers, "
-                f"got {years.dtype} [{len(years)}]"
-            )
-        source = replace(source, year_chunks=lambda: npz.slices(years, npz.CHUNK_BYTES // 8))
-    with new_folder(path) as folder:
-        write_layout(folder, source)
-    return open_raw(path)

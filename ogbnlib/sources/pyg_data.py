@@ -6,14 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import InputError
 from ..files import StrPath
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.summary import summarized
 from ..output import in_notebook
-from .convert import convert
-from .data import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
+from ..progress import Progress
+from .arrays import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
+from .convert import FeatureDtype, convert
+from .labels import find_labels
+from .source import Source
 
 _MASKS = {"train": ("train_mask",), "valid": ("val_mask", "valid_mask"), "test": ("test_mask",)}
 # How other libraries' graphs become a Data, by the library.
@@ -44,8 +49,14 @@ def from_data(
     path: StrPath,
     *,
     splits: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    name: str | None = None,
+    undirected: bool = False,
+    feature_dtype: FeatureDtype | None = None,
+    memory_limit: str | int | None = None,
+    progress: Progress = True,
+    check: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = _say,
-    **options: Any,
 ) -> Store:
     """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index` or `adj_t`,
     `train_mask`, `val_mask`, `test_mask`.
@@ -59,7 +70,9 @@ def from_data(
         say: called with the attributes that a store does not keep, such as edge_attr, and with the
             store's summary; by default both go to standard error, in a notebook to standard
             output.
-        options: num_classes and name; and those of `convert`.
+        num_classes: by default the largest label plus one.
+        name: by default that of the folder.
+        undirected, feature_dtype, memory_limit, progress, check: those of `convert`.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(
@@ -67,22 +80,13 @@ def from_data(
             "call from_data(data, path)"
         )
     values = _attributes(data)
-    masks = {}
-    if splits is None:
-        masks = {
-            split: next((name for name in names if name in values), names[0])
-            for split, names in _MASKS.items()
-        }
-    edges = "adj_t" if "adj_t" in values and "edge_index" not in values else "edge_index"
+    masks = _mask_names(values) if splits is None else {}
+    edges = "edge_index"
+    if "adj_t" in values and "edge_index" not in values:
+        edges = "adj_t"
     required = [edges, "x", "y", *masks.values()]
     _check_complete(values, required)
-    x = as_numpy(values["x"], "x")
-    num_nodes = len(x) if x.ndim else 0
-    if values.get("num_nodes", num_nodes) != num_nodes:
-        raise InputError(
-            f"x: expected a row for each of data.num_nodes={values['num_nodes']} nodes, "
-            f"found {num_nodes} rows"
-        )
+    num_nodes = _count_nodes(values)
     others = sorted({*values} - {*required, "num_nodes", "train_mask", "val_mask", "test_mask"})
     edge_index = values[edges]
     if edges == "adj_t":
@@ -94,12 +98,49 @@ def from_data(
         splits = {
             split: as_ids(values[mask], num_nodes, f"data.{mask}") for split, mask in masks.items()
         }
-    name = options.pop("name", None) or Path(path).absolute().name
-    num_classes = options.pop("num_classes", None)
-    source = from_arrays(name, edge_index, x, values["y"], splits, num_classes)
-    store = convert(source, path, **options)
+    name = name or Path(path).absolute().name
+    source = from_arrays(name, edge_index, values["x"], values["y"], splits, num_classes)
+    _refuse_labels(source)
+    store = convert(
+        source,
+        path,
+        undirected=undirected,
+        feature_dtype=feature_dtype,
+        memory_limit=memory_limit,
+        progress=progress,
+        check=check,
+    )
     say(summarized(store))
     return store
+
+
+def _refuse_labels(source: Source) -> None:
+    """Refuse features that hold nothing but the labels, as for files."""
+    labels = np.concatenate([*source.label_chunks()])
+    label_columns = find_labels(source.x_chunks, labels, source.num_features)
+    if label_columns is not None:
+        columns = label_columns.columns
+        place = f"data.x, column {', '.join(map(str, columns))} (from 0)"
+        label_columns.refuse(place, f"remove it: data.x = numpy.delete(data.x, {columns}, axis=1)")
+
+
+def _mask_names(values: Mapping[str, object]) -> dict[str, str]:
+    """Return the name of each split's mask, the usual one if there is none."""
+    return {
+        split: next((name for name in names if name in values), names[0])
+        for split, names in _MASKS.items()
+    }
+
+
+def _count_nodes(values: Mapping[str, object]) -> int:
+    x = as_numpy(values["x"], "x")
+    num_nodes = len(x) if x.ndim else 0
+    if values.get("num_nodes", num_nodes) != num_nodes:
+        raise InputError(
+            f"x: expected a row for each of data.num_nodes={values['num_nodes']} nodes, "
+            f"found {num_nodes} rows"
+        )
+    return num_nodes
 
 
 def _attributes(data: Any) -> dict[str, Any]:

@@ -9,9 +9,9 @@ plus noise.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from statistics import NormalDist
-from typing import Any
+from types import UnionType
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from ..files import StrPath, check_space, home, new_folder
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..kernels import kernel, kernel_with
-from ..progress import counted
+from ..progress import Progress, counted
 from ..splitmix64 import GAMMA, mix
 from .convert import FeatureDtype, convert
-from .data import Source
 from .official import KNOWN
 from .ogb import open_raw, write_layout
+from .source import Source
 
 PAPERS = KNOWN["ogbn-papers100M"]
 BLOCK = 1024  # papers that appear at once; also the finest class size
@@ -33,7 +33,8 @@ _NODES = 2**15  # per chunk: 16 MB of features
 # of all papers, in order of time
 _PERIODS = {"train": (0.2, 0.7), "valid": (0.7, 0.82), "test": (0.82, 1.0)}
 # As in ogbn-papers100M: valid is 2018 and test 2019 or later.
-_FIRST_YEAR, _VALID_YEAR = 1980, 2018
+_FIRST_YEAR = 1980
+_VALID_YEAR = 2018
 # Tuned at scale 0.01 with an MLP on [x, Ax, AAx]: accuracy 0.21 on features alone, 0.40 with one
 # hop, 0.47 with two; with reverse edges 0.58 and 0.68. For papers100M, 0.49 and 0.63-0.66 are
 # reported (pyg-team#9386).
@@ -62,17 +63,17 @@ _NUM_STREAMS = 9
 
 
 @kernel_with(inline="always")
-def _draw(key: Any, node: Any, k: Any) -> Any:
+def _draw(key: np.uint64, node: int, k: int) -> np.uint64:
     return mix(mix(key + np.uint64(node) * GAMMA) + np.uint64(k) * GAMMA)
 
 
 @kernel_with(inline="always")
-def _uniform(bits: Any) -> Any:
+def _uniform(bits: np.uint64) -> float:
     return np.float64(bits >> np.uint64(11)) * 2.0**-53
 
 
 @kernel_with(inline="always")
-def _degree(keys: Any, j: Any, degrees: Any) -> Any:
+def _degree(keys: Array, j: int, degrees: Array) -> int:
     """The number of references of the paper at time j; the first block cites no paper."""
     if j < 1024:
         return 0
@@ -81,7 +82,7 @@ def _degree(keys: Any, j: Any, degrees: Any) -> Any:
 
 
 @kernel
-def _count_edges(begin: Any, end: Any, keys: Any, order: Any, degrees: Any) -> Any:
+def _count_edges(begin: int, end: int, keys: Array, order: Array, degrees: Array) -> int:
     num_nodes, _, inverse, shift = order
     total = 0
     for v in range(begin, end):
@@ -91,17 +92,17 @@ def _count_edges(begin: Any, end: Any, keys: Any, order: Any, degrees: Any) -> A
 
 @kernel
 def _citations(
-    begin: Any,
-    end: Any,
-    keys: Any,
-    order: Any,
-    degrees: Any,
-    slot_class: Any,
-    class_slot: Any,
-    shape: Any,
-    src: Any,
-    dst: Any,
-) -> Any:
+    begin: int,
+    end: int,
+    keys: Array,
+    order: Array,
+    degrees: Array,
+    slot_class: Array,
+    class_slot: Array,
+    shape: tuple[float, ...],
+    src: Array,
+    dst: Array,
+) -> None:
     """The references of papers `begin` to `end`, from citing `src` to cited `dst`."""
     num_nodes, multiplier, inverse, shift = order
     homophily, recent, recent_span, age_power, fame_power, field_blocks, loyalty, field_fame = shape
@@ -141,7 +142,9 @@ def _citations(
 
 
 @kernel
-def _label(ids: Any, keys: Any, order: Any, slot_class: Any, noise: Any, out: Any) -> Any:
+def _label(
+    ids: Array, keys: Array, order: Array, slot_class: Array, noise: float, out: Array
+) -> None:
     num_nodes, _, inverse, shift = order
     for i in range(len(ids)):
         j = (ids[i] - shift + num_nodes) % num_nodes * inverse % num_nodes
@@ -153,8 +156,8 @@ def _label(ids: Any, keys: Any, order: Any, slot_class: Any, noise: Any, out: An
 
 @kernel
 def _features(
-    begin: Any, end: Any, keys: Any, order: Any, slot_class: Any, means: Any, out: Any
-) -> Any:
+    begin: int, end: int, keys: Array, order: Array, slot_class: Array, means: Array, out: Array
+) -> None:
     """Class mean plus noise: the sum of four 16-bit uniforms, of mean 131,070 and deviation 37,837.
 
     Rounded to multiples of 2**-8, which float16 holds exactly: compressed, that is half the size in
@@ -178,26 +181,53 @@ def _features(
             out[v - begin, f] = np.rint(value * 256.0) / 256.0
 
 
+def _check_number(
+    name: str, value: float, low: float, high: float, kinds: type | UnionType = int
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
+        raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
+
+
+def _degrees(num_nodes: int) -> Array:
+    """Return 1,024 quantiles of the number of references a paper."""
+    quantile = np.exp([_DEGREE_SIGMA * NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
+    mean = PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK)
+    return quantile / quantile.mean() * mean
+
+
+def _class_sizes(random: np.random.Generator, num_classes: int) -> Array:
+    """Return the slots of each class in a block, at least one."""
+    weights = 1.0 / (random.permutation(num_classes) + 3.0) ** _ZIPF
+    sizes = 1 + np.floor(weights / weights.sum() * (BLOCK - num_classes)).astype(np.int64)
+    sizes[np.argmax(sizes)] += BLOCK - sizes.sum()
+    return sizes
+
+
+def _class_means(random: np.random.Generator, num_classes: int, num_features: int) -> Array:
+    """Return the mean features of each class, in a space of low rank."""
+    rank = min(_RANK, num_features)
+    axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]
+    latent = random.standard_normal((num_classes, rank))
+    latent *= _SIGNAL / np.linalg.norm(latent, axis=1, keepdims=True)
+    return latent @ axes.T
+
+
 def _citations_like(
     path: StrPath, scale: float, seed: int, num_features: int, num_classes: int
 ) -> Source:
     """The generated data set; the kernels' lookup tables take a few hundred kB at any scale."""
-    limits = {"scale": (scale, 0, 1), "seed": (seed, 0, math.inf)}
-    limits |= {
-        "num_features": (num_features, 1, 2**16),
-        "num_classes": (num_classes, 2, BLOCK // 2),
-    }
-    for name, (value, low, high) in limits.items():
-        kinds = int | float if name == "scale" else int
-        if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-            raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
+    _check_number("scale", scale, 0, 1, int | float)
+    _check_number("seed", seed, 0, math.inf)
+    _check_number("num_features", num_features, 1, 2**16)
+    _check_number("num_classes", num_classes, 2, BLOCK // 2)
     num_nodes = round(PAPERS.num_nodes * scale)
     least = 8 * BLOCK
     split_sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}
     if num_nodes < least or min(split_sizes.values()) < 1:
-        smallest = f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split)"
         raise InputError(
-            f"scale: expected at least {smallest}, got {scale!r}, which makes {num_nodes} nodes"
+            f"scale: expected at least "
+            f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split), "
+            f"got {scale!r}, which makes {num_nodes} nodes"
         )
     random = np.random.default_rng(seed)
     keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
@@ -210,15 +240,8 @@ def _citations_like(
         [num_nodes, multiplier, pow(multiplier, -1, num_nodes), int(random.integers(num_nodes))],
         np.int64,
     )
-    quantile = np.exp([_DEGREE_SIGMA * NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
-    degrees = (
-        quantile
-        / quantile.mean()
-        * (PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK))
-    )
-    weights = 1.0 / (random.permutation(num_classes) + 3.0) ** _ZIPF
-    sizes = 1 + np.floor(weights / weights.sum() * (BLOCK - num_classes)).astype(np.int64)
-    sizes[np.argmax(sizes)] += BLOCK - sizes.sum()
+    degrees = _degrees(num_nodes)
+    sizes = _class_sizes(random, num_classes)
     slot_class = np.repeat(np.arange(num_classes), sizes)
     class_slot = np.concatenate([[0], np.cumsum(sizes)])
     field_blocks = max(1, num_nodes // _FIELD)
@@ -232,11 +255,7 @@ def _citations_like(
         _LOYALTY,
         _FIELD_FAME_POWER,
     )
-    rank = min(_RANK, num_features)
-    axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]
-    latent = random.standard_normal((num_classes, rank))
-    latent *= _SIGNAL / np.linalg.norm(latent, axis=1, keepdims=True)
-    means = latent @ axes.T
+    means = _class_means(random, num_classes, num_features)
 
     def spans(step: int) -> Iterator[tuple[int, int]]:
         return ((begin, min(begin + step, num_nodes)) for begin in range(0, num_nodes, step))
@@ -332,13 +351,23 @@ def synthesize_store(
     num_features: int = 128,
     num_classes: int = 172,
     feature_dtype: FeatureDtype = "float16",
-    **options: Any,
+    undirected: bool = False,
+    memory_limit: str | int | None = None,
+    progress: Progress = True,
+    check: Callable[[], None] = lambda: None,
 ) -> Store:
     """Write the data set of `synthesize` as a store, bit for bit the one that `convert` makes of
     it.
 
-    At the real size that saves a raw file of 40 GB, and compressing it. `options` are those of
-    `convert`.
+    At the real size that saves a raw file of 40 GB, and compressing it. The parameters from
+    `undirected` on are those of `convert`.
     """
-    model = _citations_like(path, scale, seed, num_features, num_classes)
-    return convert(model, path, feature_dtype=feature_dtype, **options)
+    return convert(
+        _citations_like(path, scale, seed, num_features, num_classes),
+        path,
+        feature_dtype=feature_dtype,
+        undirected=undirected,
+        memory_limit=memory_limit,
+        progress=progress,
+        check=check,
+    )

@@ -18,8 +18,8 @@ from ..forecast.batches import Batches, BatchShape
 from ..forecast.memory_parts import distinct_nodes, store_bytes, trained_edges
 from ..forecast.pass_memory import Pass, sweep_s
 from ..forecast.step_memory import model_state_bytes
-from ..graph.checks import index_dtype
 from ..graph.npz import CHUNK_BYTES
+from ..graph.store_format import index_dtype
 
 TRAIN_S_PER_NODE = 2.5e-6  # for the choice of windows only
 # largest window in a spool, read in one piece; a larger one gains only with large batches

@@ -26,8 +26,8 @@ import numpy as np
 from torch import Tensor
 
 from ..files import whole_blocks
-from ..graph.checks import index_dtype
 from ..graph.store import Store
+from ..graph.store_format import index_dtype
 from ..io.disk_array import DiskArray, Interrupted
 from ..io.spool_file import SpoolFile
 from ..kernels import Array

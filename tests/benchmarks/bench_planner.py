@@ -24,13 +24,13 @@ from ogbnlib.errors import GB, MB
 from ogbnlib.forecast.fitting import FITS
 from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.run_forecast import predict
-from ogbnlib.graph.checks import SPLITS
 from ogbnlib.graph.store import open_store
+from ogbnlib.graph.store_format import SPLITS
 from ogbnlib.propagation.plan import propagated_path
 from ogbnlib.runs.sandbox import run
+from ogbnlib.sources.arrays import from_arrays
 from ogbnlib.sources.catalog import prepare_dataset
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.data import from_arrays
 
 OWN = ("Edge", "Gin", "Mlp")
 OWN_MODELS = """

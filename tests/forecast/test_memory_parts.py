@@ -17,8 +17,8 @@ from ogbnlib.forecast.memory_parts import expected_batch, stock_csc_bytes, store
 from ogbnlib.forecast.pass_memory import Pass
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.names import size_of
 from ogbnlib.sources.official import KNOWN
+from ogbnlib.sources.resolve import size_of
 from ogbnlib.sources.synth import synthesize_store
 
 PAPERS = KNOWN["ogbn-papers100M"]

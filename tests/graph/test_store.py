@@ -15,8 +15,8 @@ from conftest import csc_of, flip, raw_arrays
 
 from ogbnlib.errors import InputError
 from ogbnlib.graph import npz, store
-from ogbnlib.graph.checks import HEADER_BYTES, META, SPLITS, meta_crc32
 from ogbnlib.graph.store import Store, open_store
+from ogbnlib.graph.store_format import HEADER_BYTES, META, SPLITS, meta_crc32
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources.convert import convert
 

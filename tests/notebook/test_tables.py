@@ -15,7 +15,7 @@ from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.notebook.plots import plot_runs, plot_timeline
 from ogbnlib.notebook.tables import compare_runs, forecast_table
 from ogbnlib.runs.folder import Run
-from ogbnlib.sources.names import size_of
+from ogbnlib.sources.resolve import size_of
 
 
 def finished(folder: Path, dataset: Path, exit_code: int = 0, **config: object) -> Run:

@@ -12,7 +12,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.runs.attempt import Attempt
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.sources.names import size_of
+from ogbnlib.sources.resolve import size_of
 
 Config = Callable[..., TrainConfig]
 

@@ -25,9 +25,10 @@ from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.supervise import supervise
 from ogbnlib.sources import convert as module
+from ogbnlib.sources.arrays import from_arrays, write_raw
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.data import Source, from_arrays
-from ogbnlib.sources.ogb import open_raw, write_raw
+from ogbnlib.sources.ogb import open_raw
+from ogbnlib.sources.source import Source
 
 N, E, F, C = 200, 1500, 5, 4
 

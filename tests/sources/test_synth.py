@@ -12,7 +12,7 @@ from conftest import csc_of, raw_arrays
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources import synth as citations
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.data import Source
+from ogbnlib.sources.source import Source
 from ogbnlib.sources.synth import synthesize, synthesize_store
 
 TINY = 1e-4  # 11,106 nodes

@@ -17,8 +17,9 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
+from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.ogb import open_raw, write_raw
+from ogbnlib.sources.ogb import open_raw
 from ogbnlib.training.step import Learner
 from ogbnlib.training.train import TrainResult, train
 

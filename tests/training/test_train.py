@@ -21,7 +21,8 @@ from ogbnlib.graph.store import open_store
 from ogbnlib.memory.record import METRIC_COLUMNS
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run, diagnose
-from ogbnlib.sources.ogb import open_raw, write_raw
+from ogbnlib.sources.arrays import write_raw
+from ogbnlib.sources.ogb import open_raw
 from ogbnlib.training.train import TrainResult, train
 
 Config = Callable[..., TrainConfig]
@@ -72,7 +73,8 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            "ogbnlib.sources.names.open_raw", lambda _: dataclasses.replace(source, x_chunks=chunks)
+            "ogbnlib.sources.resolve.open_raw",
+            lambda _: dataclasses.replace(source, x_chunks=chunks),
         )
         words = "stopped by SIGUSR1 while the data set was converted; go on with resume=True"
         with pytest.raises(Stopped, match=words):

@@ -29,8 +29,8 @@ from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.choice import EpochSampler
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.ogb import write_raw
 from ogbnlib.training.train import train
 from ogbnlib.windows.plan import Windows
 from ogbnlib.windows.spool import Preparation

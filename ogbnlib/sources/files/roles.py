@@ -7,27 +7,21 @@ refused.
 """
 
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import Problems
-from ..graph.checks import SPLITS, refuse_several_labels
-from ..graph.readers import is_number
-from ..graph.table import Table, flags, numbers
+from ...errors import Problems
+from ...graph.store_format import SPLITS
+from ..labels import refuse_several_labels
+from .columns import MASK_NAMES, SPLIT_OF, Columns, Table, flags, numbers, option, plain
+from .readers import is_number
 
 NODE = ("node_id", "node", "id")
-LABEL, SPLIT = ("label", "y", "class"), ("split", "set")
-SPLIT_OF = {
-    "train": "train",
-    "valid": "valid",
-    "val": "valid",
-    "validation": "valid",
-    "test": "test",
-}
+LABEL = ("label", "y", "class")
+SPLIT = ("split", "set")
 _ENDS = (("source", "target"), ("src", "dst"))
 _ID_WORDS = ("id", "ids", "idx", "index", "key", "name")
 # Names as `plain` returns them. Columns of features called so are no features.
@@ -35,8 +29,6 @@ _LABEL_LIKE = (
     *("label", "labels", "y", "class", "classes", "target", "targets"),
     *("ytrue", "truelabel", "nodelabel", "classlabel", "groundtruth"),
 )
-_MASKS = {f"{word}mask": split for word, split in SPLIT_OF.items()}
-_MASKS |= {f"is{word}": split for word, split in SPLIT_OF.items()}
 # Words that say which end of an edge a column is, or that it holds ids: not a kind of node.
 _NO_KINDS = {
     *("id", "ids", "idx", "index", "key", "name", "no", "num", "number"),
@@ -47,17 +39,6 @@ _NO_KINDS = {
     *("references", "referenced", "sender", "receiver", "caller", "callee"),
     *("follower", "followee", "followed", "following"),
 }
-_MOST_SHOWN = {"feature": 4, "left out": 20}  # names of one role; more are counted
-
-
-def option(name: str, *columns: str) -> str:
-    """Return an option of the command line that names columns."""
-    return f"{name} {shlex.quote(','.join(columns))}"
-
-
-def plain(name: str) -> str:
-    """Return a name for comparisons: "Train_Mask" and "trainmask" are the same."""
-    return re.sub(r"[\W_]+", "", name).lower()
 
 
 def words(name: str) -> list[str]:
@@ -98,67 +79,6 @@ class Named:
     labels: Sequence[str] | None = None
     ids: str | None = None
     left_out: Sequence[str] = ()
-
-
-@dataclass
-class Columns:
-    """The columns of one file with their roles; `uses` are the roles of the file itself."""
-
-    table: Table
-    uses: set[str] = field(default_factory=set)
-    roles: dict[str, str] = field(default_factory=dict)
-    masks: dict[str, str] = field(default_factory=dict)  # the column of each split
-    notes: dict[str, str] = field(default_factory=dict)  # why a column is left out
-
-    def all(self, role: str) -> list[str]:
-        return [name for name in self.table.names if self.roles.get(name) == role]
-
-    def one(self, role: str) -> str | None:
-        return next(iter(self.all(role)), None)
-
-    @property
-    def free(self) -> list[str]:
-        """The columns without a role yet."""
-        return [name for name in self.table.names if name not in self.roles]
-
-    @property
-    def alone(self) -> str | None:
-        """The only column, which needs no name; but the header of a csv file may be a value."""
-        is_sure = not self.table.header or self.table.reader.typed
-        return self.free[0] if is_sure and len(self.free) == 1 else None
-
-    def find(self, name: str | None) -> str | None:
-        """Return the column that the user calls `name`: exactly so, else in any case."""
-        if name is None or name in self.table.names:
-            return name
-        return next((own for own in self.table.names if own.lower() == name.lower()), None)
-
-    def only(self, names: Iterable[str], what: str) -> str | None:
-        """Return the free column with one of these names, None if there is none; two are
-        refused."""
-        known = {plain(name) for name in names}
-        found = [name for name in self.free if plain(name) in known]
-        if len(found) > 1:
-            both = " and ".join(map(repr, found))
-            hint = f"leave the wrong one out, such as {option('--leave-out', found[1])}"
-            raise self.table.refusal(f"one column of {what}, not {both}", hint)
-        return found[0] if found else None
-
-    def mask(self, split: str) -> str | None:
-        """Return the free column that is the mask of a split by its name."""
-        return self.only((name for name, own in _MASKS.items() if own == split), f"mask of {split}")
-
-    def describe(self) -> str:
-        """Return one line: the roles, and the columns of each."""
-        parts = []
-        for role in ("id", "source", "target", "feature", "label", "split", "mask", "left out"):
-            texts = [repr(name) + self.notes.get(name, "") for name in self.all(role)]
-            most = _MOST_SHOWN.get(role, len(texts))
-            if len(texts) > most:
-                texts = [*texts[: most - 1], f"... ({len(texts)} columns)"]
-            if texts:
-                parts.append(f"{role} {', '.join(texts)}")
-        return f"{self.table.file}: {'; '.join(parts)}"
 
 
 def _ends(columns: Columns, named: Named) -> None:
@@ -229,7 +149,8 @@ def _label(columns: Columns, named: Named) -> None:
 
 def _refuse_many(columns: Columns) -> None:
     """Refuse several columns of zeros and ones, true or false, as several labels of a node."""
-    table, many = columns.table, columns.free
+    table = columns.table
+    many = columns.free
     pieces = next(iter(table.batches(many)), [])
     # without the first row: it may be the names 0, 1, 2 that pandas writes
     values = [flags(piece)[int(not table.header) :] for piece in pieces]
@@ -255,7 +176,7 @@ def _split(columns: Columns, named: Named) -> None:
 
 def _refuse_rows(columns: Columns, name: str, *values: str) -> None:
     """Refuse to take rows for nodes beside columns that might hold the ids of nodes."""
-    others = [name for name in columns.free if plain(name) not in _MASKS]
+    others = [name for name in columns.free if plain(name) not in MASK_NAMES]
     if columns.one("id") is not None or columns.uses & {"features", "nodes"} or not others:
         return
     # Suggest the column that is named like ids, else the first.
@@ -276,7 +197,7 @@ def _members(split: str) -> Callable[[Columns, Named], None]:
             columns.roles[mask] = "mask"
         elif columns.one("id") is None and columns.alone is not None:
             columns.roles[columns.alone] = "id"
-        others = [name for name in columns.free if plain(name) not in _MASKS]
+        others = [name for name in columns.free if plain(name) not in MASK_NAMES]
         is_shared = columns.uses - {*SPLITS}
         if (mask is None and columns.one("id") is None) or (others and not is_shared):
             hint = "--id-column gives it another name, --leave-out removes the others"
@@ -297,7 +218,7 @@ def _names(columns: Columns, named: Named) -> None:
 def _features(columns: Columns, label: str | None) -> None:
     """Give the remaining columns of the file of features their roles; `label` is the name of the
     labels."""
-    others = {**dict.fromkeys(("mask", *_MASKS), "mask"), "split": "split", "splits": "split"}
+    others = {**dict.fromkeys(("mask", *MASK_NAMES), "mask"), "split": "split", "splits": "split"}
     if label is not None:
         others[plain(label)] = "label"
     named = columns.free if columns.table.header else []
@@ -311,8 +232,8 @@ def _features(columns: Columns, label: str | None) -> None:
         hint = f"{option('--leave-out', *ids, *labels)}, or rename what is a feature"
         if ids:
             hint = f"if {ids[0]!r} holds the node ids: {option('--id-column', ids[0])}; else {hint}"
-        found = ", ".join(map(repr, ids + labels))
-        raise columns.table.refusal(f"columns of features, not {found}", hint)
+        refused = ", ".join(map(repr, ids + labels))
+        raise columns.table.refusal(f"columns of features, not {refused}", hint)
     columns.roles |= dict.fromkeys(columns.free, "feature")
 
 
@@ -335,29 +256,49 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
     for role, table in tables.items():
         of_table.setdefault(id(table), Columns(table)).uses.add(role)
     files = {role: of_table[id(table)] for role, table in tables.items()}
-    sound = set[int]()
     for columns in of_table.values():
-        left_out = [own for own in map(columns.find, named.left_out) if own is not None]
-        columns.roles |= dict.fromkeys(left_out, "left out")
-        columns.notes |= dict.fromkeys(left_out, " (--leave-out)")
+        columns.leave_out(named.left_out)
+    sound = [columns for columns in of_table.values() if _find_roles(columns, named, problems)]
+    if files.get("features") in sound:
         with problems.catch():
-            if columns.uses != {"edges"}:
-                _ids(columns, named)
-            for role in columns.uses & {*_FINDERS}:
-                _FINDERS[role](columns, named)
-            sound.add(id(columns))
-    if "features" in files and id(files["features"]) in sound:
-        label = named.labels[-1] if named.labels else None
-        if label is None and "labels" in files:
-            label = files["labels"].one("label")
-        with problems.catch():
-            _features(files["features"], None if label is None or is_number(label) else label)
-    for option, names in (("id_column", [named.ids]), ("leave_out", named.left_out)):
-        for name in names:
-            if name is not None and all(own.find(name) is None for own in files.values()):
-                problems.add(f"{option}: no file has a column {name!r}")
-    for columns in of_table.values() if not problems else ():
-        columns.roles |= dict.fromkeys(columns.free, "left out")
-        if columns.table.file.suffix != ".npy":
-            print(columns.describe(), file=sys.stderr)
+            _features(files["features"], _label_name(files, named))
+    _check_names(files.values(), named, problems)
+    if not problems:
+        for columns in of_table.values():
+            columns.roles |= dict.fromkeys(columns.free, "left out")
+            if columns.table.file.suffix != ".npy":
+                print(columns.describe(), file=sys.stderr)
     return files
+
+
+def _find_roles(columns: Columns, named: Named, problems: Problems) -> bool:
+    """Give columns their roles but feature; return whether there was no mistake."""
+    with problems.catch():
+        if columns.uses != {"edges"}:
+            _ids(columns, named)
+        for role in columns.uses & {*_FINDERS}:
+            _FINDERS[role](columns, named)
+        return True
+    return False
+
+
+def _label_name(files: Mapping[str, Columns], named: Named) -> str | None:
+    """Return the name of the labels' column, None if it has none."""
+    label = None
+    if named.labels:
+        label = named.labels[-1]
+    elif "labels" in files:
+        label = files["labels"].one("label")
+    if label is None or is_number(label):
+        return None
+    return label
+
+
+def _check_names(files: Iterable[Columns], named: Named, problems: Problems) -> None:
+    """Add a mistake for each name that the user gives and that no file has."""
+    names = [("leave_out", name) for name in named.left_out]
+    if named.ids is not None:
+        names.insert(0, ("id_column", named.ids))
+    for parameter, name in names:
+        if all(columns.find(name) is None for columns in files):
+            problems.add(f"{parameter}: no file has a column {name!r}")

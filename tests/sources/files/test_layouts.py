@@ -12,8 +12,8 @@ from conftest import official_csv, random_arrays
 
 from ogbnlib import InputError, convert, open_dataset
 from ogbnlib.sources.convert import open_source
-from ogbnlib.sources.layouts import find_files, splits_in_order
-from ogbnlib.sources.tables import open_tables
+from ogbnlib.sources.files.layouts import find_files, splits_in_order
+from ogbnlib.sources.files.own_files import open_tables
 
 N, E, F, C = 40, 300, 5, 4
 
@@ -216,3 +216,18 @@ def test_a_named_file_that_can_not_be_read_is_told_the_nearest_way(
         (tmp_path / name).touch()
     with pytest.raises(InputError, match=CHOSEN[name]):
         find_files(tmp_path, {"train": tmp_path / name})
+
+
+def test_all_files_that_are_missing_or_unreadable_are_named_at_once(tmp_path: Path) -> None:
+    (tmp_path / "x.mat").touch()
+    chosen = {"edges": tmp_path / "links.csv", "features": tmp_path / "x.mat"}
+    with pytest.raises(InputError) as caught:
+        find_files(tmp_path, chosen)
+    text = str(caught.value)
+    assert text.startswith("3 mistakes:")
+    for sentence in (
+        "links.csv: expected a file of edges, found none",
+        "x.mat: expected a file of features",
+        f"{tmp_path}: expected files of labels, train, valid, test",
+    ):
+        assert sentence in text

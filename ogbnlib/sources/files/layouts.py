@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InputError, unknown_name
-from ..files import StrPath, home, whereabouts
-from ..graph.checks import META, SPLITS, nearby
-from ..graph.formats import READABLE, ending, format_of, is_parts
-from ..graph.store import is_store
+from ...errors import InputError, Problems, unknown_name
+from ...files import StrPath, home, whereabouts
+from ...graph.store import is_store
+from ...graph.store_format import META, SPLITS, nearby
+from .formats import READABLE, ending, format_of, is_parts
 
 ROLE_NAMES = {  # of each role's file
     "edges": ("edges", "edge_index"), "features": ("features", "x"), "labels": ("labels", "y"),
@@ -26,7 +26,8 @@ _FEW = 8  # names of files in a message
 def split_folder(path: Path) -> Path:
     """Return the folder of the split: split/time, or the only one in split/."""
     folders = [entry for entry in (path / "split").glob("*") if entry.is_dir()]
-    if (time := path / "split" / "time") in folders:
+    time = path / "split" / "time"
+    if time in folders:
         return time
     if len(folders) != 1:
         names = sorted(entry.name for entry in folders)
@@ -102,7 +103,8 @@ def splits_in_order(num_nodes: int, labels: Path) -> dict[str, tuple[int, int]]:
     splits."""
     is_full = num_nodes == _IGB_FULL
     labelled = _IGB_LABELLED.get(labels.name, num_nodes) if is_full else num_nodes
-    train, valid = int(labelled * 0.6), int(labelled * 0.2)
+    train = int(labelled * 0.6)
+    valid = int(labelled * 0.2)
     bounds = (0, train, train + valid, labelled)
     return dict(zip(SPLITS, itertools.pairwise(bounds), strict=True))
 
@@ -118,13 +120,13 @@ def _stem(path: Path) -> str:
 def _named(entries: Iterable[Path], role: str) -> list[Path]:
     """The files and folders of parts with a role's names, in their order; those in a format of
     `_PREFERRED` come first."""
-    found = [
+    files = [
         entry
         for name in ROLE_NAMES[role]
         for entry in entries
         if _stem(entry) == name and (is_parts(entry) or (entry.is_file() and format_of(entry)))
     ]
-    return sorted(found, key=lambda path: not _is_preferred(path))
+    return sorted(files, key=lambda path: not _is_preferred(path))
 
 
 def _is_preferred(path: Path) -> bool:
@@ -154,29 +156,52 @@ def find_files(
     """
     layout, folder = layout_of(home(folder))
     own = {role: home(file) for role, file in (chosen or {}).items() if file is not None}
-    if unknown := [role for role in own if role not in ROLE_NAMES]:
+    unknown = [role for role in own if role not in ROLE_NAMES]
+    if unknown:
         raise InputError(f"files: {unknown_name(unknown[0], ROLE_NAMES, 'role of a file')}")
-    skipped = {"features"} if str(own.get("features")) in ("ones", "degree") else set()
-    if ("splits" in own) != bool({*SPLITS} & {*own}):  # named files replace those in the folder
-        skipped |= {*SPLITS} if "splits" in own else {"splits"}
-    entries, files = _entries(folder), dict[str, Path]()
-    for role in ROLE_NAMES:
-        if role in own and role not in skipped:
-            files[role] = _checked(own[role], role)
-        elif role not in skipped:
-            found = layout.candidates(folder, role) if layout else _named(entries, role)
-            for file in _first(folder, role, found, layout is None, say):
-                files[role] = file
+    done = _replaced_roles(own)
+    entries = _entries(folder)
+    files = dict[str, Path]()
+    problems = Problems()
+    for role in [role for role in ROLE_NAMES if role not in done]:
+        try:
+            if role in own:
+                candidates = [_checked(own[role], role)]
+            elif layout is None:
+                candidates = _only_named(entries, role, folder)
+            else:
+                candidates = layout.candidates(folder, role)
+        except InputError as error:
+            problems.add(str(error))
+            done.add(role)  # its file is wrong, not missing
+            continue
+        if candidates:
+            files[role] = candidates[0]
+        if len(candidates) > 1:
+            names = ", ".join(file.name for file in candidates[1:])
+            say(f"{folder}: {candidates[0].name} is read, not {names}; --{role} names another")
     if "splits" in files and {*SPLITS} & {*files}:
-        raise InputError(f"{folder}: expected either splits or train, valid and test, found both")
+        problems.add(f"{folder}: expected either splits or train, valid and test, found both")
     if layout and folder.name in _OGB_BOTH_WAYS and "edges" not in own:
         name = folder.name.replace("_", "-")
         say(f"{folder}: OGB adds reverse edges to {name}: pass that name, or --undirected")
     in_order = layout is not None and layout.splits is None
-    missing = [role for role in _required(files, in_order) if role not in {*files, *skipped}]
+    missing = [role for role in _required(files, in_order) if role not in {*files, *done}]
     if missing:
-        raise _missing(folder, missing, entries)
+        problems.add(_missing(folder, missing, entries))
+    problems.refuse()
     return files
+
+
+def _replaced_roles(own: Mapping[str, Path]) -> set[str]:
+    """Return the roles for which no file is read, given the files that the user names."""
+    roles = set[str]()
+    if str(own.get("features")) in ("ones", "degree"):
+        roles.add("features")
+    names_splits = "splits" in own
+    if names_splits != bool({*SPLITS} & {*own}):  # named files replace those in the folder
+        roles |= {*SPLITS} if names_splits else {"splits"}
+    return roles
 
 
 def _required(files: Mapping[str, Path], in_order: bool) -> tuple[str, ...]:
@@ -186,26 +211,18 @@ def _required(files: Mapping[str, Path], in_order: bool) -> tuple[str, ...]:
     return required if has_splits else (*required, *SPLITS)
 
 
-def _first(
-    folder: Path,
-    role: str,
-    found: list[Path],
-    is_equal: bool,
-    say: Callable[[str], object],
-) -> list[Path]:
-    """Return the first of the files found for a role; refuse several in formats of one rank if their
-    order means nothing (`is_equal`)."""
-    if is_equal and len(found) > 1 and _is_preferred(found[0]) == _is_preferred(found[1]):
-        names = ", ".join(file.name for file in found)
+def _only_named(entries: Iterable[Path], role: str, folder: Path) -> list[Path]:
+    """Return the files of a role by their names; refuse several in formats of one rank, whose order
+    means nothing."""
+    files = _named(entries, role)
+    if len(files) > 1 and _is_preferred(files[0]) == _is_preferred(files[1]):
+        names = ", ".join(file.name for file in files)
         raise InputError(f"{folder}: expected one file of {role}, found {names}")
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found[1:])
-        say(f"{folder}: {found[0].name} is read, not {names}; --{role} names another")
-    return found[:1]
+    return files
 
 
-def _missing(folder: Path, missing: list[str], entries: list[Path]) -> InputError:
-    """Return the error for roles without a file."""
+def _missing(folder: Path, missing: list[str], entries: list[Path]) -> str:
+    """Return the message on roles without a file."""
     hints = []
     for role in missing:
         hints += [
@@ -219,8 +236,8 @@ def _missing(folder: Path, missing: list[str], entries: list[Path]) -> InputErro
         hints.append(f"for a split without nodes, an empty file does: {missing[-1]}.csv")
     expected = f"expected files of {', '.join(missing)} ({READABLE})"
     if not folder.is_dir():
-        return InputError(f"{folder}: {expected}, found no such folder{whereabouts()}")
-    return InputError("; ".join([f"{folder}: {expected}, found none", *hints]))
+        return f"{folder}: {expected}, found no such folder{whereabouts()}"
+    return "; ".join([f"{folder}: {expected}, found none", *hints])
 
 
 def _checked(file: Path, role: str) -> Path:
@@ -272,20 +289,25 @@ def _content(folder: Path) -> str:
         return "found a graph of several kinds of nodes in OGB's layout; only one kind can be used"
     entries = [entry for entry in _entries(folder) if not entry.name.startswith(".")]
     torch_files = [*folder.glob("*.pt"), *(folder / "processed").glob("*.pt")]
-    if data := [file for file in torch_files if not file.name.startswith("pre_")]:
+    data = [file for file in torch_files if not file.name.startswith("pre_")]
+    if data:
         return f"found {data[0].relative_to(folder)}, a file of torch; {_from_torch(data[0])}"
     names = [entry.name + "/" * entry.is_dir() for entry in entries]
-    found = ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" * (len(names) > _FEW))
-    if inner := [entry for entry in entries if _is_data_set(entry)]:
-        return f"found {found or 'nothing'}; name {inner[0]}"
+    content = ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" * (len(names) > _FEW))
+    inner = [entry for entry in entries if _is_data_set(entry)]
+    if inner:
+        return f"found {content or 'nothing'}; name {inner[0]}"
     if any(map(format_of, entries)):
         hint = (
             "name them one by one: --edges FILE --features FILE --labels FILE ..., or rename them"
         )
     else:
         hint = "write one with ogbnlib.write_raw, or Store.from_data"
-    expected = "expected in it are edges, features, labels, train, valid and test, or raw/data.npz"
-    return f"found {found or 'nothing'}; {expected}; {hint}"
+    return (
+        f"found {content or 'nothing'}; "
+        "expected in it are edges, features, labels, train, valid and test, or raw/data.npz; "
+        f"{hint}"
+    )
 
 
 def _is_data_set(path: Path) -> bool:
@@ -298,9 +320,11 @@ def _from_torch(file: Path) -> str:
     """Return the line of Python for a `Data` that torch saved."""
     folder = file.parent.parent if file.parent.name == "processed" else Path(_stem_of_torch(file))
     store = f"{folder.name}_store"
-    line = f"ogbnlib.Store.from_data(torch.load({str(file)!r}, weights_only=False), {store!r})"
-    of_set = f"if it is (data, slices) of a PyG data set, Store.from_data(dataset[0], {store!r})"
-    return f"in Python, if you trust the file: {line}; {of_set}"
+    return (
+        f"in Python, if you trust the file: "
+        f"ogbnlib.Store.from_data(torch.load({str(file)!r}, weights_only=False), {store!r}); "
+        f"if it is (data, slices) of a PyG data set, Store.from_data(dataset[0], {store!r})"
+    )
 
 
 def _stem_of_torch(file: Path) -> str:

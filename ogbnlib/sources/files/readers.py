@@ -25,13 +25,14 @@ import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet
 
-from ..errors import InputError, format_bytes, naming
+from ...errors import InputError, format_bytes, naming
+from ...graph.npz import Array, Mapped, Member, member_names
 from .formats import files_of, format_of
-from .npz import Array, Mapped, Member, member_names
 
 _BLOCK_BYTES = 2**22  # of text at a time, and of the longest line
 _BOM = b"\xef\xbb\xbf"
-_SOURCE, _TARGET = "source", "target"
+_SOURCE = "source"
+_TARGET = "target"
 
 
 def is_number(text: str) -> bool:
@@ -53,7 +54,8 @@ class Reader:
     header = typed = True
 
     def __init__(self, file: Path, names: Sequence[str]) -> None:
-        self.file, self.names = file, list(names)
+        self.file = file
+        self.names = list(names)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
         """Yield arrow arrays of the next values of each of `columns`, about `rows` at a time."""
@@ -110,12 +112,13 @@ def _columns_of(stream: Mapped | Member, member: str, role: str) -> tuple[list[_
     return [_Column(member, 0, shape[1], None)], shape[0]
 
 
-class ArrayReader(Reader):
+class _ArrayReader(Reader):
     """An .npy file of one column, of both ends of edges, or of rows of features; or an .npz archive
     of one such array, or of columns of one length."""
 
     def __init__(self, file: Path, role: str) -> None:
-        found, lengths = dict[str, _Column](), list[int]()
+        columns_of_file = dict[str, _Column]()
+        lengths = list[int]()
         members = [""] if file.suffix == ".npy" else member_names(file)
         for member in members:
             with self._open(file, member) as stream:
@@ -128,13 +131,14 @@ class ArrayReader(Reader):
                     )
                 columns, length = _columns_of(stream, member, "" if several else role)
             names = [member] if several else [str(i + 1) for i in range(len(columns))]
-            found |= dict(zip(names, columns, strict=True))
+            columns_of_file |= dict(zip(names, columns, strict=True))
             lengths.append(length)
         if len({*lengths}) != 1:
             raise InputError(f"{file}: expected columns of one length, found {lengths}")
-        super().__init__(file, [*found])
+        super().__init__(file, [*columns_of_file])
         self.header = self.typed = len(members) > 1
-        self._columns, self._length = found, lengths[0]
+        self._columns = columns_of_file
+        self._length = lengths[0]
 
     @property
     def num_rows(self) -> int:
@@ -170,7 +174,7 @@ def _arrow(values: Array, column: _Column) -> Any:
     return pa.array(np.ascontiguousarray(native[column.pick :: column.width]))
 
 
-class SparseReader(Reader):
+class _SparseReader(Reader):
     """Edges in a matrix that scipy.sparse.save_npz wrote: from row to column, without the values."""
 
     def __init__(self, file: Path) -> None:
@@ -180,8 +184,10 @@ class SparseReader(Reader):
         with Member(file, "shape") as member:
             shape = member.read(2).tolist()
         if self._format not in ("coo", "csr", "csc"):
-            expected = "a scipy matrix of the format coo, csr or csc"
-            raise InputError(f"{file}: expected {expected}, found {self._format}; save .tocoo()")
+            raise InputError(
+                f"{file}: expected a scipy matrix of the format coo, csr or csc, "
+                f"found {self._format}; save .tocoo()"
+            )
         if shape[0] != shape[1]:
             raise InputError(f"{file}: expected a square matrix of N nodes, found {shape}")
         with Member(file, "data") as member:
@@ -228,8 +234,13 @@ class _Lines:
     other lines, and leaves one blank between fields."""
 
     def __init__(self, where: Path, mark: bytes, blanks: bool, skip: int) -> None:
-        self.where, self.mark, self.blanks, self.skip = where, mark, blanks, skip
-        self.comments, self._rest, self._begun = 0, b"", False
+        self.where = where
+        self.mark = mark
+        self.blanks = blanks
+        self.skip = skip
+        self.comments = 0
+        self._rest = b""
+        self._begun = False
         self._comment = re.compile(rb"^[ \t]*%s.*\n?" % mark, re.MULTILINE) if mark else None
 
     def __call__(self, block: Any) -> bytes:
@@ -241,10 +252,11 @@ class _Lines:
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         cut = end if len(block) else len(data)
         if not len(block) and cut:
-            data, cut = data + b"\n", cut + 1  # arrow refuses a first line without an end
+            data = data + b"\n"
+            cut = cut + 1  # arrow refuses a first line without an end
         data, self._rest = data[:cut], data[cut:]
         if len(self._rest) > _BLOCK_BYTES:
-            raise too_long(self.where)
+            raise _too_long(self.where)
         if self._comment and self.mark in data:
             data, count = self._comment.subn(b"", data)
             self.comments += count
@@ -261,9 +273,11 @@ class _Lines:
         return data
 
 
-def too_long(file: Path) -> InputError:
-    found = f"found a line longer than {format_bytes(_BLOCK_BYTES)}, or a quote without its end"
-    return InputError(f"{file}: expected a table of short lines, {found}")
+def _too_long(file: Path) -> InputError:
+    return InputError(
+        f"{file}: expected a table of short lines, "
+        f"found a line longer than {format_bytes(_BLOCK_BYTES)}, or a quote without its end"
+    )
 
 
 def _mark(file: Path) -> bytes:
@@ -295,7 +309,7 @@ def _inflated(file: Path) -> Any:
     return pa.input_stream(str(file), compression="detect")
 
 
-def separator(file: Path, first: str, second: str) -> str:
+def _separator(file: Path, first: str, second: str) -> str:
     """Return what separates the fields of a text file's first line: a tab, comma, semicolon or blank.
 
     In a .csv file blanks separate numbers alone: a name may have several words.
@@ -312,7 +326,7 @@ def separator(file: Path, first: str, second: str) -> str:
     return " " if numeric and len(lengths) == 1 else ","
 
 
-class TextReader(Reader):
+class _TextReader(Reader):
     """Text: csv files and edge lists; every field is text.
 
     The first line is the header if no field of it is a number. The first line that is no comment
@@ -326,7 +340,7 @@ class TextReader(Reader):
         self.mark = _mark(file)
         lines = _head(file, self.mark)
         start = list(itertools.islice(lines, 2))
-        self.separator = separator(file, *(start + ["", ""])[:2])
+        self.separator = _separator(file, *(start + ["", ""])[:2])
         if self.separator == " ":
             fields = start[0].split()
         else:
@@ -341,7 +355,8 @@ class TextReader(Reader):
         self.header = not any(map(is_number, first)) or (role == "features" and first == count)
         super().__init__(file, first if self.header else [str(i + 1) for i in range(len(first))])
         if self.empty:
-            self.header, self.names = False, ["1"]
+            self.header = False
+            self.names = ["1"]
         if role == "edges" and first == ["0", "1"]:
             print(
                 f"{file}: 0,1 is read as an edge; if it is a header, remove the line",
@@ -359,7 +374,8 @@ class TextReader(Reader):
             skip = 0
 
     def _batches(self, columns: Sequence[int]) -> Iterator[Any]:
-        texts, stream = {f"f{i}": pa.string() for i in columns}, _inflated(self.file)
+        texts = {f"f{i}": pa.string() for i in columns}
+        stream = _inflated(self.file)
         lines = _Lines(self.file, self.mark, self.separator == " ", self.skip)
         try:
             yield from pa.csv.open_csv(
@@ -377,13 +393,16 @@ class TextReader(Reader):
         except pa.ArrowInvalid as error:
             # arrow's words for a row that does not end within two blocks
             if "straddling" in str(error):
-                raise too_long(self.file) from None
+                raise _too_long(self.file) from None
             self._refuse_bad_row()
             raise
         if lines.comments and not self._told:
             self._told = True
-            count = f"{lines.comments} comment line{'s' if lines.comments > 1 else ''}"
-            print(f"{self.file}: {count} ({self.mark.decode()}) skipped", file=sys.stderr)
+            print(
+                f"{self.file}: {lines.comments} comment line{'s' if lines.comments > 1 else ''}"
+                f" ({self.mark.decode()}) skipped",
+                file=sys.stderr,
+            )
 
     def _refuse_bad_row(self) -> None:
         """Refuse the first row that arrow can't read, which it doesn't name."""
@@ -393,17 +412,18 @@ class TextReader(Reader):
             fields_of = map(str.split, lines)
         with contextlib.suppress(csv.Error, OSError):
             for row, fields in enumerate(filter(None, fields_of), -int(self.header) - self.skip):
-                text, expected = self.separator.join(fields), ""
+                text = self.separator.join(fields)
+                expected = ""
                 if row >= 0 and len(fields) != len(self.names):
                     expected = f"{len(self.names)} columns, found {len(fields)}"
                 elif "\ufffd" in text:
                     expected = "text in UTF-8, found other bytes"
                 if expected:
-                    found = reprlib.repr(text)
-                    raise InputError(f"{self.file}, row {row}: expected {expected}: {found}")
+                    content = reprlib.repr(text)
+                    raise InputError(f"{self.file}, row {row}: expected {expected}: {content}")
 
 
-class MatrixReader(TextReader):
+class _MatrixReader(_TextReader):
     """Edges in a file of Matrix Market: from row to column, counted from 1 there and from 0 here.
 
     The format (https://math.nist.gov/MatrixMarket/formats.html) has a banner, comments, a line of
@@ -411,7 +431,9 @@ class MatrixReader(TextReader):
     directions.
     """
 
-    header, typed, skip = True, True, 1
+    header = True
+    typed = True
+    skip = 1
 
     def __init__(self, file: Path) -> None:
         with _inflated(file) as stream:
@@ -424,8 +446,11 @@ class MatrixReader(TextReader):
         if len(size) != 3 or not all(text.isdecimal() for text in size) or size[0] != size[1]:
             expected = "a square matrix, a line of rows, columns and entries"
             raise InputError(f"{file}: expected {expected}, found {' '.join(size)!r}")
-        self._entries, self.separator, self.empty = int(size[2]), " ", size[2] == "0"
-        self.both, self._told = banner[4] != "general", True  # the banner is no comment
+        self._entries = int(size[2])
+        self.separator = " "
+        self.empty = size[2] == "0"
+        self.both = banner[4] != "general"
+        self._told = True  # the banner is no comment
         values = {"pattern": [], "complex": ["real", "imaginary"]}.get(banner[3], ["weight"])
         Reader.__init__(self, file, [_SOURCE, _TARGET, *values])
         if self.both:
@@ -436,11 +461,11 @@ class MatrixReader(TextReader):
         return super().num_rows if self.both else self._entries
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
-        found = 0
+        count = 0
         for batch in [] if self.empty else self._batches([0, 1]):
-            with naming(self.file, f"whole numbers after entry {found}"):
+            with naming(self.file, f"whole numbers after entry {count}"):
                 source, target = (np.asarray(column.cast("int64")) - 1 for column in batch.columns)
-            found += len(source)
+            count += len(source)
             if min(source.min(initial=0), target.min(initial=0)) < 0:
                 raise InputError(f"{self.file}: expected rows and columns from 1 on, found less")
             if self.both:
@@ -451,14 +476,14 @@ class MatrixReader(TextReader):
                 )
             ends = {_SOURCE: source, _TARGET: target}
             yield [pa.array(ends[name]) for name in columns]
-        if found != self._entries:
-            raise InputError(f"{self.file}: expected {self._entries} entries, found {found}")
+        if count != self._entries:
+            raise InputError(f"{self.file}: expected {self._entries} entries, found {count}")
 
 
 # --------------------------------------------------------------------------------- parquet and arrow
 
 
-class ParquetReader(Reader):
+class _ParquetReader(Reader):
     """A parquet file, read page by page."""
 
     def __init__(self, file: Path) -> None:
@@ -479,7 +504,7 @@ class ParquetReader(Reader):
             yield [batch.column(name) for name in columns]
 
 
-class ArrowReader(Reader):
+class _ArrowReader(Reader):
     """An Arrow (Feather) file, or a stream of Arrow's record batches, mapped."""
 
     def __init__(self, file: Path) -> None:
@@ -516,7 +541,7 @@ def _kind(values: Any) -> str:
     return "text" if "string" in kind or "binary" in kind or "utf8" in kind else "numbers"
 
 
-class PartsReader(Reader):
+class _PartsReader(Reader):
     """Several files one after the other, with the same columns."""
 
     def __init__(self, path: Path, files: Sequence[Path], role: str) -> None:
@@ -525,14 +550,18 @@ class PartsReader(Reader):
         self._readers = [reader for reader in readers if reader.file.stat().st_size] or readers[:1]
         first = self._readers[0]
         super().__init__(path, first.names)
-        self.header, self.typed = first.header, first.typed
+        self.header = first.header
+        self.typed = first.typed
         for reader in self._readers[1:]:
             # `split` leaves the header in the first part of a text file alone
             if first.header and not reader.header and len(reader.names) == len(first.names):
                 reader.names = list(first.names)
             if reader.names != first.names:
-                expected = f"expected the columns of {first.file.name}, {', '.join(first.names)}"
-                raise InputError(f"{reader.file}: {expected}; found {', '.join(reader.names)}")
+                raise InputError(
+                    f"{reader.file}: "
+                    f"expected the columns of {first.file.name}, {', '.join(first.names)}; "
+                    f"found {', '.join(reader.names)}"
+                )
         self._begins = [0]
 
     @cached_property
@@ -540,7 +569,9 @@ class PartsReader(Reader):
         return sum(reader.num_rows for reader in self._readers)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
-        kinds, begin, self._begins = dict[str, str](), 0, []
+        kinds = dict[str, str]()
+        begin = 0
+        self._begins = []
         for reader in self._readers:
             self._begins.append(begin)
             with naming(reader.file, "a table"):
@@ -548,9 +579,9 @@ class PartsReader(Reader):
                     for name, array in zip(columns, values, strict=True):
                         kind = _kind(array)
                         if kind and kinds.setdefault(name, kind) != kind:
-                            expected = f"expected {kinds[name]} as in the parts before"
                             raise InputError(
-                                f"{reader.file}, column {name!r}: {expected}, found {array.type}"
+                                f"{reader.file}, column {name!r}: "
+                                f"expected {kinds[name]} as in the parts before, found {array.type}"
                             )
                     begin += len(values[0])
                     yield values
@@ -565,20 +596,24 @@ def open_reader(path: Path, role: str = "") -> Reader:
     split or ""."""
     files = files_of(path)
     if files != [path]:
-        return PartsReader(path, files, role)
+        return _PartsReader(path, files, role)
     kind = format_of(path)
     with naming(path, "a table"):
         if kind == "archive" and {"format", "shape", "data"} <= {*member_names(path)}:
             if role != "edges":
-                line = f"np.save({path.stem + '.npy'!r}, scipy.sparse.load_npz({path.name!r}).toarray())"
                 raise InputError(
-                    f"{path}: a sparse matrix is read as edges alone; in Python: {line}"
+                    f"{path}: a sparse matrix is read as edges alone; in Python: "
+                    f"np.save({path.stem + '.npy'!r}, scipy.sparse.load_npz({path.name!r}).toarray())"
                 )
-            return SparseReader(path)
+            return _SparseReader(path)
         if kind == "matrix":
             if role != "edges":
                 raise InputError(f"{path}: a file of Matrix Market is read as edges alone")
-            return MatrixReader(path)
-        if kind in ("parquet", "arrow"):
-            return ParquetReader(path) if kind == "parquet" else ArrowReader(path)
-        return TextReader(path, role) if kind == "text" else ArrayReader(path, role)
+            return _MatrixReader(path)
+        if kind == "parquet":
+            return _ParquetReader(path)
+        if kind == "arrow":
+            return _ArrowReader(path)
+        if kind == "text":
+            return _TextReader(path, role)
+        return _ArrayReader(path, role)

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from ogbnlib import InputError, Store, convert
-from ogbnlib.graph.checks import find_labels
-from ogbnlib.sources.data import from_arrays
-from ogbnlib.sources.tables import open_tables
+from ogbnlib.sources.arrays import from_arrays
+from ogbnlib.sources.files.own_files import open_tables
+from ogbnlib.sources.labels import find_labels
 
 NODES = 60
 

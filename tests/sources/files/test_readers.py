@@ -17,7 +17,7 @@ import scipy.io
 import scipy.sparse
 
 from ogbnlib import InputError
-from ogbnlib.graph.readers import open_reader
+from ogbnlib.sources.files.readers import open_reader
 
 N, E = 50, 400
 
@@ -249,7 +249,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, name: str) -> None:
     code = """
 import sys
 from pathlib import Path
-from ogbnlib.graph import readers
+from ogbnlib.sources.files import readers
 readers._BLOCK_BYTES = 2**18
 def peak(): return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0])
 before = peak()

@@ -8,9 +8,11 @@ take 457 MB. DuckDB, with a limit of 400 MB, joined the same ids in 1.3 GB, and 
 from __future__ import annotations
 
 import contextlib
+import re
 import reprlib
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InputError, naming
-from .checks import from_one
-from .npz import Array
+from ...errors import InputError, naming
+from ...graph.array_checks import from_one
+from ...graph.npz import Array
 from .readers import open_reader
 
 _TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
@@ -36,9 +38,12 @@ class Table:
     """Columns of a user's file, or of its parts, read in bounded memory by the `Reader` of its format."""
 
     def __init__(self, file: Path, role: str = "") -> None:
-        self.file, self.reader = file, open_reader(file, role)
-        self.header, self.names = self.reader.header, self.reader.names
-        if twice := [name for name in self.names if self.names.count(name) > 1]:
+        self.file = file
+        self.reader = open_reader(file, role)
+        self.header = self.reader.header
+        self.names = self.reader.names
+        twice = [name for name in self.names if self.names.count(name) > 1]
+        if twice:
             raise InputError(
                 f"{file}: expected each column's name once, found {twice[0]!r} again; rename one"
             )
@@ -92,9 +97,10 @@ class Piece:
         if wrong.any():
             at = int(wrong.argmax())
             file, row = self.table.reader.place(self.begin + at)
-            found = reprlib.repr(self.values[at].as_py())
-            place = f"{file}, column {self.name!r}, row {row}"
-            raise InputError(f"{place}: expected {expected}, found {found}{hint}")
+            value = reprlib.repr(self.values[at].as_py())
+            raise InputError(
+                f"{file}, column {self.name!r}, row {row}: expected {expected}, found {value}{hint}"
+            )
 
     def cast(self, kind: str, expected: str, hint: str = "") -> Any:
         """Cast to int64, double or string; missing values become null, and 3.0 is the whole number
@@ -166,7 +172,10 @@ class Nodes:
     """
 
     def __init__(self, num_nodes: int, rows: str, names: tuple[Table, str] | None = None) -> None:
-        self.num_nodes, self.names, self.kind, self._width = num_nodes, names, "int64", 1
+        self.num_nodes = num_nodes
+        self.names = names
+        self.kind = "int64"
+        self._width = 1
         range_of_rows = f"node ids from 0 to {num_nodes - 1}, the rows of {rows}"
         self._expected = f"{range_of_rows}; or a file nodes with the id of each row (--relabel)"
         if names is None:
@@ -256,3 +265,96 @@ class Nodes:
         return dtype, (
             np.array([text.encode() for text in names.to_pylist()], dtype) for names in pieces
         )
+
+
+SPLIT_OF = {
+    "train": "train",
+    "valid": "valid",
+    "val": "valid",
+    "validation": "valid",
+    "test": "test",
+}
+MASK_NAMES = {
+    **{f"{word}mask": split for word, split in SPLIT_OF.items()},
+    **{f"is{word}": split for word, split in SPLIT_OF.items()},
+}
+_MOST_OF_ROLE = {"feature": 4, "left out": 20}  # names of one role; more are counted
+
+
+def option(name: str, *columns: str) -> str:
+    """Return an option of the command line that names columns."""
+    return f"{name} {shlex.quote(','.join(columns))}"
+
+
+def plain(name: str) -> str:
+    """Return a name for comparisons: "Train_Mask" and "trainmask" are the same."""
+    return re.sub(r"[\W_]+", "", name).lower()
+
+
+@dataclass(eq=False)
+class Columns:
+    """The columns of one file with their roles; `uses` are the roles of the file itself."""
+
+    table: Table
+    uses: set[str] = field(default_factory=set)
+    roles: dict[str, str] = field(default_factory=dict)
+    masks: dict[str, str] = field(default_factory=dict)  # the column of each split
+    notes: dict[str, str] = field(default_factory=dict)  # why a column is left out
+
+    def leave_out(self, names: Iterable[str]) -> None:
+        """Give the columns that the user leaves out this role."""
+        columns = [column for column in map(self.find, names) if column is not None]
+        self.roles |= dict.fromkeys(columns, "left out")
+        self.notes |= dict.fromkeys(columns, " (--leave-out)")
+
+    def all(self, role: str) -> list[str]:
+        return [name for name in self.table.names if self.roles.get(name) == role]
+
+    def one(self, role: str) -> str | None:
+        return next(iter(self.all(role)), None)
+
+    @property
+    def free(self) -> list[str]:
+        """The columns without a role yet."""
+        return [name for name in self.table.names if name not in self.roles]
+
+    @property
+    def alone(self) -> str | None:
+        """The only column, which needs no name; but the header of a csv file may be a value."""
+        is_sure = not self.table.header or self.table.reader.typed
+        return self.free[0] if is_sure and len(self.free) == 1 else None
+
+    def find(self, name: str | None) -> str | None:
+        """Return the column that the user calls `name`: exactly so, else in any case."""
+        if name is None or name in self.table.names:
+            return name
+        return next((own for own in self.table.names if own.lower() == name.lower()), None)
+
+    def only(self, names: Iterable[str], what: str) -> str | None:
+        """Return the free column with one of these names, None if there is none; two are
+        refused."""
+        known = {plain(name) for name in names}
+        columns = [name for name in self.free if plain(name) in known]
+        if len(columns) > 1:
+            both = " and ".join(map(repr, columns))
+            hint = f"leave the wrong one out, such as {option('--leave-out', columns[1])}"
+            raise self.table.refusal(f"one column of {what}, not {both}", hint)
+        return columns[0] if columns else None
+
+    def mask(self, split: str) -> str | None:
+        """Return the free column that is the mask of a split by its name."""
+        return self.only(
+            (name for name, own in MASK_NAMES.items() if own == split), f"mask of {split}"
+        )
+
+    def describe(self) -> str:
+        """Return one line: the roles, and the columns of each."""
+        parts = []
+        for role in ("id", "source", "target", "feature", "label", "split", "mask", "left out"):
+            texts = [repr(name) + self.notes.get(name, "") for name in self.all(role)]
+            most = _MOST_OF_ROLE.get(role, len(texts))
+            if len(texts) > most:
+                texts = [*texts[: most - 1], f"... ({len(texts)} columns)"]
+            if texts:
+                parts.append(f"{role} {', '.join(texts)}")
+        return f"{self.table.file}: {'; '.join(parts)}"

@@ -5,8 +5,8 @@ import glob
 import re
 from pathlib import Path
 
-from ..errors import InputError
-from ..files import whereabouts
+from ...errors import InputError
+from ...files import whereabouts
 
 _TEXT = (".csv", ".tsv", ".txt", ".edgelist", ".edges", ".el")
 _PACKED = ("", ".gz", ".bz2", ".zst")  # what arrow inflates in pieces
@@ -52,16 +52,19 @@ def files_of(path: Path) -> list[Path]:
     parts = _parts(path)
     if not parts:
         raise InputError(f"{path}: expected a file or a folder of parts, found none{whereabouts()}")
-    if others := [part.name for part in parts if part.is_dir() or format_of(part) is None]:
+    others = [part.name for part in parts if part.is_dir() or format_of(part) is None]
+    if others:
         pattern = path / "*.csv" if path.is_dir() else path
-        hint = f'name the parts by a pattern, such as "{pattern}"'
-        raise InputError(f"{path}: expected parts ({READABLE}), found {others[0]}; {hint}")
+        raise InputError(
+            f"{path}: expected parts ({READABLE}), found {others[0]}; "
+            f'name the parts by a pattern, such as "{pattern}"'
+        )
     return parts
 
 
 def _parts(path: Path) -> list[Path]:
-    found = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
-    visible = [part for part in found if part.name[0] not in "._"]
+    entries = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
+    visible = [part for part in entries if part.name[0] not in "._"]
     return sorted(visible, key=_natural)
 
 

@@ -1,0 +1,80 @@
+"""Checks of features and splits that hold for any source and for a store."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..errors import InputError
+from .npz import Array
+
+
+def from_one(values: Array, count: int) -> str:
+    """Return the question to ask about ids or classes from 1 to `count`, where 0 to count - 1 are
+    expected; "" for others."""
+    if values.size and values.min() >= 1 and values.max() == count:
+        return "; do they begin at 1? Then subtract 1"
+    return ""
+
+
+def split_problems(
+    splits: Mapping[str, Array], num_nodes: int, labelled: Callable[[Array], Array]
+) -> Iterator[tuple[str, str]]:
+    """Yield (split, problem) for int64 ids of splits; `labelled` returns which of some nodes have a
+    label."""
+    checked: dict[str, Array] = {}
+    for name, ids in splits.items():
+        outside = ids[(ids < 0) | (ids >= num_nodes)]
+        if outside.size:
+            yield (
+                name,
+                f"expected node ids from 0 to {num_nodes - 1}, found {outside.size} others such as "
+                f"{outside[0]}{from_one(ids, num_nodes)}",
+            )
+            continue
+        repeats = len(ids) - len(np.unique(ids))
+        if repeats:
+            yield name, f"expected each node once, found {repeats} repeats"
+        bare = ids[~labelled(ids)]
+        if bare.size:
+            yield (
+                name,
+                f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}",
+            )
+        for other, before in checked.items():
+            shared = np.intersect1d(ids, before)
+            if shared.size:
+                yield name, f"expected no node of {other}, found {shared.size} such as {shared[0]}"
+        checked[name] = ids
+
+
+def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Array]:
+    """Yield chunks of features [n, F], cast to `dtype`; refuse values that are not finite before or
+    after the cast."""
+    dtype = np.dtype(dtype)
+    begin = 0
+    most = float(np.finfo(dtype).max)
+    for values in chunks:
+        with np.errstate(over="ignore"):
+            out = values.astype(dtype, order="C", copy=False)
+        # NaN makes both comparisons false.
+        if not (values.size == 0 or (float(values.max()) <= most and float(values.min()) >= -most)):
+            wrong = ~np.isfinite(values)
+            if wrong.any():
+                row = begin + int(wrong.any(axis=1).argmax())
+                raise InputError(
+                    f"{where}: expected finite values, found NaN or Inf, the first in row {row}"
+                )
+            wrong = ~np.isfinite(out)
+            if wrong.any():
+                row = begin + int(wrong.any(axis=1).argmax())
+                remedy = (
+                    "use feature_dtype='float32'"
+                    if dtype == np.float16
+                    else "scale the features down"
+                )
+                raise InputError(
+                    f"{where}: found a value beyond {most:g}, the largest {dtype}, in row {row}; {remedy}"
+                )
+        begin += len(values)
+        yield out

@@ -1,0 +1,50 @@
+"""Features in one byte a value."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from .npz import Array
+from .store_format import INT8_VERSION
+
+
+class Int8Columns(NamedTuple):
+    """Features in one byte: code q of column f has the value `q * scale[f] + offset[f]`; both are
+    float32 [F]."""
+
+    scale: Array
+    offset: Array
+
+    @classmethod
+    def covering(cls, chunks: Iterable[Array], num_features: int) -> Self:
+        """Spread the codes -127 to 127 evenly from each column's smallest value to its largest;
+        values are finite."""
+        low = np.full(num_features, np.inf)
+        high = np.full(num_features, -np.inf)
+        for values in chunks:
+            np.minimum(low, values.min(axis=0, initial=np.inf), out=low)
+            np.maximum(high, values.max(axis=0, initial=-np.inf), out=high)
+        scale = np.where(high > low, (high - low) / 254, 1.0)  # a constant column is its offset
+        return cls(scale.astype(np.float32), ((low + high) / 2).astype(np.float32))
+
+    def entries(self) -> dict[str, Any]:
+        """Return the entries of store.json."""
+        return {"version": INT8_VERSION, "int8": [part.tolist() for part in self]}
+
+    def encode(self, values: Array) -> Array:
+        """Return the nearest codes, int8, of float values [n, F]."""
+        return np.clip(np.rint((values - self.offset) / self.scale), -127, 127).astype(np.int8)
+
+    def decode(self, codes: Array, columns: slice = slice(None)) -> Array:
+        """Return the values, float32, of some columns of int8 codes [n, F]."""
+        codes = codes[:, columns]
+        scale = self.scale[columns]
+        offset = self.offset[columns]
+        out = np.empty(codes.shape, np.float32)
+        # rows that stay in a core's cache for the second step
+        for begin in range(0, len(codes), 512):
+            part = out[begin : begin + 512]
+            np.multiply(codes[begin : begin + 512], scale, out=part)
+            part += offset
+        return out

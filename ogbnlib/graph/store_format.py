@@ -1,0 +1,134 @@
+"""Checks of features, labels and splits from any source, and the format of a store's files."""
+
+import difflib
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from ..errors import InputError, naming
+from ..files import Stamp, stamp, whereabouts
+
+SPLITS = ("train", "valid", "test")
+
+
+def index_dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
+    """Return the dtype of node ids in `row`: int32, or int64 from 2**31 nodes on."""
+    return np.int32 if num_nodes < 2**31 else np.int64
+
+
+def label_dtype(num_classes: int) -> type[np.signedinteger[Any]]:
+    """Return the dtype of cleaned labels: int16, or int64 beyond 32,767 classes."""
+    return np.int16 if num_classes <= 32767 else np.int64
+
+
+# The files of a store: | file | dtype | shape | content | | colptr | int64 | [N + 1] | the in-edges
+# of node v are row[colptr[v]:colptr[v + 1]] | | row | int32 (int64 from 2**31 nodes on) | [E] |
+# sources | | x | float16, float32, or int8 (`Int8Columns`) | [N, F] | features, C order | | y |
+# int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none | | train, valid, test | int64 |
+# [n] | node ids of the splits, in their original order | | node_id, of propagated features of some
+# nodes | as row | [N] | ids in the graph, ascending | | label_name, if labels were text | UTF-8
+# bytes | [C] | class names | | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node
+# names in the original data set |
+FORMAT = "ogbnlib-store"
+META = "store.json"
+# a reader of version 1 would take the codes of int8 features for values
+VERSION = 1
+INT8_VERSION = 2
+HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
+
+
+@dataclass(frozen=True)
+class FileInfo:
+    """One array of a store: little-endian dtype, shape, size of the whole file and CRC-32 of the
+    data in it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    crc32: int
+
+
+def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
+    """Return the 4,096 bytes before the data: format 1.0 (numpy.lib.format), C order, padded with
+    spaces."""
+    text = repr(
+        {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
+            "fortran_order": False,
+            "shape": shape,
+        }
+    )
+    magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+    return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
+
+
+def meta_crc32(meta: Mapping[str, Any]) -> int:
+    content = {key: value for key, value in meta.items() if key != "crc32"}
+    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+
+
+def nearby(path: Path) -> str:
+    """Return the end of the message on a missing store: stores near it, else the working folder."""
+    folders = [*path.parents[:2], path.with_name(f"{path.name}.store")]
+    if path.is_dir():
+        folders += sorted(path.iterdir())
+    elif path.parent.is_dir():
+        names = [entry.name for entry in path.parent.iterdir()]
+        folders += [path.with_name(name) for name in difflib.get_close_matches(path.name, names)]
+    stores = [str(folder) for folder in folders if (folder / META).is_file()]
+    if stores:
+        return f"; did you mean the store {' or '.join(stores[:3])}?"
+    return "" if path.exists() else whereabouts()
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Return the content of a store's store.json."""
+    file = path / META
+    if not file.is_file():
+        hint = nearby(path)
+        if "?" not in hint:
+            hint = f"; `python -m ogbnlib convert` makes one of other data{hint}"
+        raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
+    text = file.read_bytes()
+    with naming(file, "JSON", "convert again"):
+        meta = json.loads(text)
+    known = (
+        isinstance(meta, dict)
+        and meta.get("format") == FORMAT
+        and meta.get("version") in (VERSION, INT8_VERSION)
+    )
+    if not known:
+        raise InputError(
+            f"{file}: expected {FORMAT}, version {VERSION} or {INT8_VERSION}; "
+            "use a newer ogbnlib or convert again"
+        )
+    if (
+        meta.get("crc32") != meta_crc32(meta)
+        or text != (json.dumps(meta, indent=2) + "\n").encode()
+    ):
+        raise InputError(
+            f"{file}: checksum mismatch: the file was damaged or edited; convert again"
+        )
+    return meta
+
+
+def check_file(file: Path, info: FileInfo) -> Stamp:
+    """Check the size and header of an array's file against store.json; return its stamp."""
+    with open(file, "rb") as stream:
+        stamped = stamp(stream.fileno())
+        header = stream.read(HEADER_BYTES)
+    if stamped[0] != info.bytes:
+        raise InputError(
+            f"{file}: expected {info.bytes} bytes, found {stamped[0]}; copy the store or convert again"
+        )
+    if header != npy_header(info.dtype, info.shape):
+        raise InputError(
+            f"{file}: expected the header of {info.dtype} {info.shape}, found another; convert again"
+        )
+    return stamped

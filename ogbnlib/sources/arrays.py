@@ -1,0 +1,222 @@
+"""Arrays and torch tensors in RAM: as a `Source`, or written in OGB's layout."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError, Problems, clear_errors, format_bytes, split_name
+from ..files import StrPath, new_folder
+from ..graph import npz
+from ..graph.array_checks import finite, from_one, split_problems
+from ..graph.npz import Array, slices
+from ..graph.store_format import SPLITS
+from .labels import (
+    MAX_CLASSES,
+    check_num_classes,
+    clean_labels,
+    count_classes,
+    refuse_several_labels,
+)
+from .ogb import open_raw, write_layout
+from .source import Source
+
+
+def from_arrays(
+    name: str,
+    edge_index: object,
+    x: object,
+    y: object,
+    splits: object,
+    num_classes: int | None = None,
+) -> Source:
+    """Check arrays or torch tensors, without a copy where possible; see `write_raw`."""
+    edges = as_numpy(edge_index, "edge_index")
+    features = as_numpy(x, "x")
+    classes = as_numpy(y, "y")
+    if features.ndim != 2 or 0 in features.shape:
+        raise InputError(
+            "x: expected features [N, F] of at least one node and feature, got shape "
+            f"{list(features.shape)}"
+        )
+    num_nodes, num_features = features.shape
+    _check_label_shape(classes, num_nodes)
+    _check_edges(edges, num_nodes)
+    check_num_classes(num_classes)
+    labels = clean_labels(classes, int(num_classes or MAX_CLASSES), "y")
+    num_classes = int(num_classes or count_classes([labels], classes.dtype, "y"))
+    ids_of = _split_ids(splits, num_nodes, labels)
+    rows = npz.CHUNK_BYTES // (features.itemsize * num_features)
+    dtype = np.dtype(np.float32)
+    if features.dtype == np.float16:
+        dtype = features.dtype
+    for _ in finite(slices(features, rows), dtype, "x"):
+        pass
+
+    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        for src, dst in zip(*(slices(row, chunk_edges) for row in edges), strict=True):
+            yield src.astype(np.int64, copy=False), dst.astype(np.int64, copy=False)
+
+    return Source(
+        name=name,
+        num_nodes=num_nodes,
+        num_edges=edges.shape[1],
+        num_features=num_features,
+        num_classes=num_classes,
+        feature_dtype=dtype,
+        edge_chunks=edge_chunks,
+        x_chunks=lambda: slices(features, rows),
+        label_chunks=lambda: slices(labels, npz.CHUNK_BYTES // labels.itemsize),
+        read_splits=lambda: dict(ids_of),
+    )
+
+
+def _check_label_shape(y: Array, num_nodes: int) -> None:
+    if y.shape in {(num_nodes,), (num_nodes, 1)}:
+        return
+    if y.ndim == 2 and len(y) == num_nodes:
+        refuse_several_labels(y, "y", "y")
+    raise InputError(
+        f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}"
+    )
+
+
+def _check_edges(edge_index: Array, num_nodes: int) -> None:
+    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
+        raise InputError(
+            f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} "
+            f"{list(edge_index.shape)}; pass edge_index.T of [E, 2], edge_index.long() of floats"
+        )
+    if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
+        raise InputError(
+            f"edge_index: expected node ids from 0 to {num_nodes - 1}, got "
+            f"{edge_index.min()} to {edge_index.max()}{from_one(edge_index, num_nodes)}"
+        )
+
+
+def _split_ids(splits: object, num_nodes: int, labels: Array) -> dict[str, Array]:
+    """Return the checked int64 ids of `SPLITS`, in this order."""
+    names: object = type(splits).__name__
+    if isinstance(splits, Mapping):
+        names = sorted(map(split_name, splits))
+    if not isinstance(splits, Mapping) or names != sorted(SPLITS):
+        raise InputError(
+            f"splits: expected a dict with train, valid (or val) and test, got {names}"
+        )
+    ids_of = {
+        split_name(split): as_ids(ids, num_nodes, f"splits[{split!r}]")
+        for split, ids in splits.items()
+    }
+    ids_of = {split: ids_of[split] for split in SPLITS}
+    problems = Problems()
+    for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
+        problems.add(f"splits[{split!r}]: {problem}")
+    problems.refuse()
+    return ids_of
+
+
+def is_sparse(value: object) -> bool:
+    """Whether a value is a sparse matrix of torch, torch_sparse or scipy."""
+    layout = str(getattr(value, "layout", ""))
+    return layout.startswith("torch.sparse") or hasattr(value, "nnz")
+
+
+def sparse_remedy(name: str, function: str = "to_edge_index") -> str:
+    """Return how the sparse adjacency matrix `name` becomes an edge_index."""
+    return (
+        f"torch_geometric.utils.{function}({name})[0] if its rows are sources, and that .flip(0) "
+        "if they are destinations, as in PyG's adj_t"
+    )
+
+
+def _refuse_sparse(value: Any, name: str) -> None:
+    if not is_sparse(value):
+        return
+    shape = list(value.shape if hasattr(value, "shape") else value.sizes())
+    text = f"{name}: expected a dense array, got a sparse one of shape {shape}"
+    if name == "edge_index":
+        of_scipy = type(value).__module__.startswith("scipy")
+        function = "from_scipy_sparse_matrix" if of_scipy else "to_edge_index"
+        raise InputError(f"{text}; pass {sparse_remedy(name, function)}")
+    dense_bytes = 4 * math.prod(shape)
+    raise InputError(f"{text}, which takes {format_bytes(dense_bytes)} as dense float32")
+
+
+def as_numpy(value: Any, name: str) -> Array:
+    """Return an array or a torch tensor (on any device) as numpy, without a copy where possible."""
+    _refuse_sparse(value, name)
+    try:
+        # exact in float32
+        value = value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value
+        array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"{name}: expected a numpy array or a torch tensor numpy can hold; {error}"
+        ) from None
+    if array.dtype.kind not in "fiub":
+        raise InputError(f"{name}: expected numbers, got {array.dtype}")
+    return array
+
+
+def as_ids(values: object, num_nodes: int, name: str) -> Array:
+    """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, or of zeros
+    and ones."""
+    ids = as_numpy(values, name)
+    # Two whole numbers may be ids; more that are all 0 or 1 would repeat ids.
+    is_mask = ids.dtype.kind == "b" or (ids.size > 2 and bool(np.isin(ids, (0, 1)).all()))
+    if ids.ndim == 1 and is_mask:
+        if len(ids) != num_nodes:
+            raise InputError(f"{name}: found a mask of {len(ids)} values for {num_nodes} nodes")
+        ids = np.flatnonzero(ids)
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        hint = (
+            f"; of several masks pass one as splits, such as {name}[:, 0]" if ids.ndim == 2 else ""
+        )
+        raise InputError(
+            f"{name}: expected node ids [n] or a mask of {num_nodes} booleans, "
+            f"got {ids.dtype} {list(ids.shape)}{hint}"
+        )
+    return ids.astype(np.int64)
+
+
+@clear_errors()
+def write_raw(
+    path: StrPath,
+    *,
+    edge_index: object,
+    x: object,
+    y: object,
+    splits: Mapping[str, object],
+    num_classes: int | None = None,
+    name: str | None = None,
+    node_year: object = None,
+) -> Source:
+    """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes
+    open it too.
+
+    Everything is checked before anything is written, and the folder appears whole or not at all.
+
+    Args:
+        edge_index: whole numbers [2, E], source above destination; a numpy array or a torch tensor,
+            as the others.
+        x: features [N, F], finite; stored as float32.
+        y: labels [N] or [N, 1]: -1 or NaN where there is none.
+        splits: node ids, or boolean masks over all nodes, of train, valid and test.
+        node_year: whole numbers [N] or [N, 1]; OGB's classes read them under the name
+            "ogbn-papers100M".
+    """
+    source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
+    if node_year is not None:
+        years = as_numpy(node_year, "node_year").reshape(-1)
+        if len(years) != source.num_nodes or years.dtype.kind not in "iu":
+            raise InputError(
+                f"node_year: expected {source.num_nodes} whole numbers, "
+                f"got {years.dtype} [{len(years)}]"
+            )
+        source = replace(source, year_chunks=lambda: npz.slices(years, npz.CHUNK_BYTES // 8))
+    with new_folder(path) as folder:
+        write_layout(folder, source)
+    return open_raw(path)

@@ -1,0 +1,118 @@
+"""Features in a user's file: an array, or columns of numbers or of lists."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.compute as pc
+
+from ...errors import InputError
+from ...graph.npz import CHUNK_BYTES, Array, load, slices
+from ..labels import find_labels
+from .columns import Columns, Nodes, Piece, numbers, option
+
+_FEW = 20  # in fewer rows, distinct whole numbers may be a feature by chance
+
+
+def _feature(piece: Piece) -> Array:
+    """Return a column of features as float64."""
+    hint = f"; a column of text is no feature: {option('--leave-out', piece.name)}"
+    return numbers(piece.cast("double", "a number", hint))
+
+
+class Features:
+    """A file of features: an array, or the columns whose role is feature."""
+
+    def __init__(self, file: Path, columns: Columns | None) -> None:
+        self.file = file
+        self.own: str | None = None
+        self.columns: list[str] = []
+        self._array: Array | None = None
+        self._list = False
+        if columns is None:
+            self._array = load(file)
+            shape = self._array.shape
+            dtype = self._array.dtype
+            if len(shape) != 2 or 0 in shape or dtype.kind not in "fiub":
+                raise InputError(
+                    f"{file}: expected features [N, F], numbers, found {dtype} {list(shape)}"
+                )
+            self.num_rows, self.width = shape
+        else:
+            self._open(columns)
+
+    def _open(self, columns: Columns) -> None:
+        self.table = table = columns.table
+        self.own = columns.one("id")
+        self.columns = columns.all("feature")
+        if not self.columns:
+            raise table.refusal("columns of numbers, or one of lists", "add the features")
+        batches = table.batches(self.columns)
+        first = next((batch for batch in batches if len(batch[0].values)), None)
+        if first is None:
+            raise InputError(f"{self.file}: expected a row for each node, found none")
+        self.num_rows = table.num_rows
+        self.width = len(first)
+        self._list = any(hasattr(piece.values.type, "value_type") for piece in first)
+        if self._list:
+            if len(first) > 1:
+                hint = option("--leave-out", *self.columns[1:])
+                raise table.refusal("columns of numbers, or one of lists", hint)
+            values = first[0].values[0].as_py()
+            first[0].refuse([not values], "a list of numbers")
+            self.width = len(values)
+        elif not self.own and len(first) > 1 and len(first[0].values) >= _FEW:
+            self._refuse_ids(first)
+
+    def _refuse_ids(self, first: list[Piece]) -> None:
+        """Refuse a column of different whole numbers: the first one, or one of row numbers."""
+        for piece in first:
+            values = _feature(piece)
+            whole = (values == np.floor(values)).all() and values.min() >= 0
+            in_range = piece is first[0] or values.max() <= self.num_rows
+            if whole and in_range and len(np.unique(values)) == len(values):
+                hint = (
+                    f"if it holds node ids: {option('--id-column', piece.name)}; "
+                    f"else {option('--leave-out', piece.name)}, or save the features as .npy"
+                )
+                raise self.table.refusal(
+                    f"features, not different whole numbers in column {piece.name!r}, ids?", hint
+                )
+
+    def chunks(self, nodes: Nodes) -> Iterator[Array]:
+        """Yield rows of features [n, F] in the order of `nodes`: an array's own dtype, else
+        float64."""
+        rows = max(1, CHUNK_BYTES // (8 * self.width))
+        if self._array is not None:
+            yield from slices(self._array, rows)
+            return
+        for pieces in self.table.batches([*self.columns, *([self.own] if self.own else [])], rows):
+            if self.own:
+                ids = pieces.pop()
+                wrong = nodes(ids) != np.arange(ids.begin, ids.begin + len(ids.values))
+                ids.refuse(wrong, "the nodes in the order of their names")
+            if self._list:
+                lists = pieces[0].values
+                lengths = numbers(
+                    pc.if_else(lists.is_null(), -1, pc.list_value_length(lists)).fill_null(-1)
+                )
+                pieces[0].refuse(lengths != self.width, f"a list of {self.width} numbers")
+                flat = replace(pieces[0], values=lists.flatten())
+                yield numbers(flat.cast("double", "a number")).reshape(-1, self.width)
+            else:
+                yield np.stack([_feature(piece) for piece in pieces], axis=1)
+
+    def refuse_labels(self, nodes: Nodes, labels: Array) -> None:
+        """Refuse columns that hold nothing but the labels."""
+        label_columns = find_labels(lambda: self.chunks(nodes), labels, self.width)
+        if label_columns is None:
+            return
+        if self.columns and not self._list:
+            names = [self.columns[column] for column in label_columns.columns]
+            place = f"column {', '.join(map(repr, names))}"
+            remedy = f"leave it out: {option('--leave-out', *names)}"
+        else:
+            place = f"column {', '.join(map(str, label_columns.columns))} (from 0)"
+            remedy = f"remove it: numpy.delete(features, {label_columns.columns}, axis=1)"
+        label_columns.refuse(f"{self.file}, {place}", remedy)

@@ -1,0 +1,286 @@
+"""Files of one's own as a `Source`: edges, features, labels and splits, in any format of
+`readers`.
+
+Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names.
+Import it on use.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from ...errors import InputError, Problems, clear_errors
+from ...files import StrPath, home
+from ...graph.array_checks import finite
+from ...graph.npz import Array, load, slices
+from ...graph.store_format import SPLITS
+from ..labels import (
+    check_num_classes,
+    refuse_several_labels,
+)
+from ..source import Source, stamped, stored_dtype
+from .columns import Columns, Nodes, Piece, Table, numbers, option
+from .layouts import find_files, layout_of, splits_in_order
+from .node_features import Features
+from .node_labels import read_labels, read_split, read_splits
+from .roles import Named, decide, is_id_like, kinds
+
+_CHUNK_NODES = 2**17
+
+
+def _refuse_unused_ids(columns: Columns, nodes: Nodes, name: str, *values: str) -> None:
+    """Refuse to take rows for nodes if a column that is left out could hold the nodes' ids."""
+    if columns.one("id") is not None or columns.table.num_rows != nodes.num_nodes:
+        return
+    for column in columns.all("left out"):
+        reason = "" if column in columns.notes else _id_evidence(columns.table, column, nodes)
+        if reason:
+            raise InputError(
+                f"{columns.table.file}, column {column!r}: it could hold the node ids ({reason}); "
+                f"if it does, name it: {option(name, column, *values)}; "
+                f"if row i is node i: {option('--leave-out', column)}"
+            )
+
+
+def _id_evidence(table: Table, column: str, nodes: Nodes) -> str:
+    """Return why a column could hold the ids of the nodes, "" if it can't or if its order is that
+    of the rows. Memory use is 24 bytes a node."""
+
+    def text(piece: Piece) -> Array:
+        return pd.util.hash_array(numbers(piece.cast("string", "text")), categorize=False)
+
+    def whole(piece: Piece) -> Array:
+        return numbers(piece.cast("int64", "a whole number"))
+
+    def number(piece: Piece) -> Array:
+        return numbers(piece.cast("double", "a number"))
+
+    values = np.empty(0)
+    for read in (nodes, whole, number, text):
+        with contextlib.suppress(InputError):
+            values = np.concatenate([read(piece) for (piece,) in table.batches([column])])
+            break
+    if len(np.unique(values)) < len(values) or (np.diff(values) == 1).all():
+        return ""
+    if read is whole and values.max() - values.min() + 1 == len(values):
+        return f"consecutive numbers from {values.min()} to {values.max()}"
+    if read is number and not is_id_like(column):
+        return ""
+    return "each node once" if read is nodes else "all different"
+
+
+def _refuse_two_kinds(edges: Columns, nodes: Nodes) -> None:
+    """Refuse edges between two kinds of nodes whose ids overlap.
+
+    Two names of kinds are the evidence, and one id in both columns; kinds with ids apart are
+    accepted.
+    """
+    names = [edges.all("source")[0], edges.all("target")[0]]
+    if not edges.table.header or not kinds(names):
+        return
+    seen = np.zeros((2, nodes.num_nodes), bool)
+    for pieces in edges.table.batches(names):
+        for own, piece in zip(seen, pieces, strict=True):
+            own[nodes(piece)] = True
+        shared = np.flatnonzero(seen[0] & seen[1])
+        if len(shared):
+            first, second = names
+            raise InputError(
+                f"{edges.table.file}: columns {first!r} and {second!r} name two kinds of nodes, "
+                f"but node {shared[0]} is in both: give each kind its own ids, such as "
+                f"{second} + the number of the first kind, or names in a file nodes; "
+                "if both are one kind, call the columns source and target"
+            )
+
+
+def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Table]:
+    """Open the table of each role; one file of several roles is one table."""
+    tables: dict[str, Table] = {}
+    of_file: dict[Path, Table] = {}
+    for role, file in paths.items():
+        is_array = file.suffix == ".npy" and file.is_file()
+        if role == "features" and is_array:
+            continue
+        with problems.catch():
+            if role == "labels" and is_array:
+                shape = load(file).shape
+                if len(shape) == 2 and shape[1] > 1:
+                    refuse_several_labels(load(file)[: 2**16], str(file))
+            if file not in of_file or role == "edges":
+                of_file[file] = Table(file, "split" if role in SPLITS else role)
+            tables[role] = of_file[file]
+    return tables
+
+
+def _find_nodes(
+    paths: Mapping[str, Path],
+    features: Features | None,
+    columns: Mapping[str, Columns],
+    relabel: bool,
+    where: StrPath,
+) -> Nodes:
+    """Return the map from ids to rows: names of a file nodes or of the features, else row
+    numbers."""
+    names = None
+    if features is not None and features.own is not None:
+        names = (features.table, features.own)
+    if "nodes" in columns:
+        names = (columns["nodes"].table, columns["nodes"].all("id")[0])
+    if relabel and names is None:
+        raise InputError(
+            f"--relabel: {where}: expected a file nodes, or a column node_id of features, found none"
+        )
+    labels = columns["labels"]
+    if features is not None:
+        num_nodes = features.num_rows
+    elif names is not None:
+        num_nodes = names[0].num_rows
+    elif labels.one("id") is None:
+        num_nodes = labels.table.num_rows
+    else:
+        raise InputError(
+            f"{where}: expected, without features, a file nodes, or a label for each node in order"
+        )
+    rows = paths.get("features", paths.get("nodes", paths["labels"]))
+    return Nodes(num_nodes, rows.name, names)
+
+
+def _read_all_splits(
+    paths: Mapping[str, Path], columns: Mapping[str, Columns], nodes: Nodes, problems: Problems
+) -> dict[str, Array]:
+    """Return int64 ids of the splits."""
+    if "splits" in columns:
+        with problems.catch():
+            return read_splits(columns["splits"], nodes)
+    if "train" not in columns:  # a layout without files of splits
+        bounds = splits_in_order(nodes.num_nodes, paths["labels"])
+        return {split: np.arange(*ends) for split, ends in bounds.items()}
+    splits = {split: np.empty(0, np.int64) for split in SPLITS}
+    for split in SPLITS:
+        if split in columns:
+            with problems.catch():
+                splits[split] = read_split(columns[split], split, nodes)
+    return splits
+
+
+def _stand_ins(
+    degree: bool, num_nodes: int, edge_chunks: Callable[[int], Iterator[tuple[Array, Array]]]
+) -> Iterator[Array]:
+    """Return ones [N, 1], or logarithms of degrees [N, 2], for a graph without features."""
+    if not degree:
+        return slices(np.broadcast_to(np.ones(1, np.float32), (num_nodes, 1)), _CHUNK_NODES)
+    degrees = np.zeros((num_nodes, 2), np.float32)
+    for src, dst in edge_chunks(2**20):
+        np.add.at(degrees[:, 0], dst, 1)
+        np.add.at(degrees[:, 1], src, 1)
+    return slices(np.log1p(degrees, out=degrees), _CHUNK_NODES)
+
+
+@clear_errors()
+def open_tables(
+    folder: StrPath,
+    *,
+    relabel: bool = False,
+    edge_columns: Sequence[str] | None = None,
+    label_columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    leave_out: Sequence[str] = (),
+    num_classes: int | None = None,
+    **files: StrPath | None,
+) -> Source:
+    """Open a user's own files for conversion: those in a folder by their names, or named one by
+    one.
+
+    Labels and splits are read here, and a csv file of features for the number of its rows. Standard
+    error lists the role of each column. One error reports the mistakes of all files.
+
+    Args:
+        relabel: require names as ids; without it ids are names if the names are there.
+        edge_columns: the columns of source and target; "1", "2" and so on where columns have no
+            names, here as below.
+        label_columns: the columns of the node and of its label, or of the label alone: row i is
+            node i.
+        id_column: the column of node ids in features, labels, nodes and splits, or one named
+            "node_id", "node" or "id".
+        leave_out: columns that are never used, in any file.
+        num_classes: the largest label plus one if None.
+        files: paths of `edges`, `features` and so on, instead of those in the folder; also a
+            folder of parts or a pattern such as "edges/part-*.csv". Several roles may have the same
+            file. `features` may be "ones", or "degree": log(1 + in-degree) and
+            log(1 + out-degree), 8 bytes a node in memory.
+    """
+    problems = Problems()
+    with problems.catch():
+        check_num_classes(num_classes)
+    paths = dict[str, Path]()
+    with problems.catch():
+        paths = find_files(folder, files, lambda text: print(text, file=sys.stderr))
+    if not paths:
+        problems.refuse()
+    stamps = stamped(paths)
+    named = Named(edge_columns, label_columns, id_column, leave_out)
+    columns = decide(_open_files(paths, problems), named, problems)
+    problems.refuse()
+    degree = str(files.get("features")) == "degree"
+    source = _read(paths, columns, relabel, num_classes, degree, folder, problems)
+    path = layout_of(home(folder).resolve())[1]
+    return replace(source, name=path.name, path=path, stamps=stamps)
+
+
+def _read(
+    paths: Mapping[str, Path],
+    columns: Mapping[str, Columns],
+    relabel: bool,
+    num_classes: int | None,
+    degree: bool,
+    folder: StrPath,
+    problems: Problems,
+) -> Source:
+    """Read labels and splits, check all files, and return the `Source`; it has no name yet."""
+    features = None
+    if "features" in paths:
+        features = Features(paths["features"], columns.get("features"))
+    nodes = _find_nodes(paths, features, columns, relabel, folder)
+    edges = columns["edges"]
+    ends = [edges.all("source")[0], edges.all("target")[0]]
+    with problems.catch():
+        _refuse_two_kinds(edges, nodes)
+    with problems.catch():
+        label = columns["labels"].all("label")[0]
+        _refuse_unused_ids(columns["labels"], nodes, "--label-columns", label)
+        labels, num_classes, class_names = read_labels(columns["labels"], nodes, num_classes)
+        if features is not None:
+            features.refuse_labels(nodes, labels)
+    splits = _read_all_splits(paths, columns, nodes, problems)
+    problems.refuse()
+    dtype = stored_dtype(paths.get("features"))
+
+    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        for pieces in edges.table.batches(ends):
+            src, dst = map(nodes, pieces)
+            yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
+
+    def x_chunks() -> Iterator[Array]:
+        if features is None:
+            return _stand_ins(degree, nodes.num_nodes, edge_chunks)
+        return finite(features.chunks(nodes), dtype, str(paths["features"]))
+
+    return Source(
+        name="",
+        num_nodes=nodes.num_nodes,
+        num_edges=edges.table.num_rows,
+        num_features=1 + degree if features is None else features.width,
+        num_classes=num_classes,
+        feature_dtype=dtype,
+        edge_chunks=edge_chunks,
+        x_chunks=x_chunks,
+        label_chunks=lambda: slices(labels, _CHUNK_NODES),
+        read_splits=lambda: dict(splits),
+        node_names=nodes.chunks,
+        label_names=class_names,
+    )

@@ -1,0 +1,255 @@
+"""Names of data sets: each means a store, or data that `catalog` converts to one once; and their
+sizes.
+
+The store is `NAME.store` (`NAME-undirected.store`, `-float16`) next to the data, or in `data_dir`.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, get_args
+
+import numpy as np
+
+from ..config import TrainConfig
+from ..errors import InputError
+from ..files import StrPath, check_new, home
+from ..graph.store import GraphSize, Store, is_store, open_store
+from .files.layouts import find_files, is_tables, layout_of
+from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official, open_official
+from .ogb import layout_files, open_raw
+from .source import Source, origin_of, stamped, stored_dtype
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """A data set's name with the options of `open_dataset` that decide which store it means."""
+
+    dataset: StrPath
+    data_dir: StrPath | None = None
+    undirected: bool | None = None
+    feature_dtype: str | None = None
+    download: bool = False
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Self:
+        """Return the request of a run."""
+        dtype = None
+        if (
+            config.policy.reads_disk and config.feature_dtype != "float32"
+        ):  # in RAM it is rounded on reading
+            dtype = config.feature_dtype
+        return cls(config.dataset, config.data_dir, config.undirected, dtype, config.download)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A data set that is not a store, and the store to make of it."""
+
+    folder: Path
+    find: Callable[[Path], Mapping[str, Path]]  # its files
+    open: Callable[[], Source]  # downloads missing data
+    size: GraphSize | None  # None for a user's own files
+    target: Path
+    undirected: bool
+    dtype: np.dtype[np.generic]  # of the store's features
+
+    def existing(self) -> Store | None:
+        """Return the store that was made of these data before, or None.
+
+        An official data set's raw files may be deleted then.
+        """
+        if not is_store(self.target):
+            return None
+        store = open_store(self.target)
+        now = store.origin
+        if self.folder.exists():
+            now = origin_of(self.folder, stamped(self.find(self.folder)))
+        if store.origin.get("files") != now.get("files"):
+            raw = store.origin.get("raw")
+            if raw != now["raw"]:
+                raise InputError(
+                    f"{store.path}: expected the store of {self.folder}, found one of {raw}; move it away"
+                )
+            raise InputError(
+                f"{self.folder}: it changed since {store.path} was made of it; delete the store to "
+                "convert the data again, or name the store as the data set to keep the old data"
+            )
+        if (store.undirected, store.feature_dtype) != (self.undirected, self.dtype):
+            raise InputError(
+                f"{store.path}: expected a store with undirected={self.undirected}, {self.dtype} "
+                "features, found another; move it away, or name it as the data set"
+            )
+        return store
+
+
+def resolve(request: DataRequest) -> Store | Pending:
+    """Return the store that a name means, or the data to convert, after all checks of
+    `open_dataset`.
+
+    A name is a store's folder, an official data set, a folder of a user's own files, or a folder in
+    OGB's binary layout, in this order; any folder comes before an official name.
+    """
+    name = str(home(request.dataset))
+    if is_store(name):
+        store = open_store(name)
+        _check_direction(store, request.undirected)
+        return store
+    is_missing = False
+    folder = layout_of(Path(os.path.abspath(name)))[1]
+    if is_official(name):
+        official = locate_official(name, home(request.data_dir or OFFICIAL_DIR))
+        is_missing = not official.present and not request.download
+        pending = _pending_official(official, request)
+    elif is_tables(name):
+        dtype = stored_dtype(find_files(folder)["features"])
+        pending = _pending(folder, find_files, lambda: _open_tables(folder), None, dtype, request)
+    else:
+        pending = _pending_raw(open_raw(folder), folder, request)
+    store_of_it = pending.existing()
+    if store_of_it is not None:
+        return store_of_it
+    if is_missing:
+        raise InputError(
+            f"{pending.folder}: {name} is not there; pass download=True, or data_dir, the folder that holds it"
+        )
+    _check_target(pending.target)
+    return pending
+
+
+def _pending_official(official: Located, request: DataRequest) -> Pending:
+    if official.present and official.binary:
+        raw = open_raw(official.folder, num_classes=official.num_classes)
+        return _pending_raw(raw, official.folder, request)
+    size = KNOWN[official.name]
+    dtype = np.dtype(np.float32)
+    return _pending(
+        official.folder, layout_files, lambda: open_official(official), size, dtype, request
+    )
+
+
+def _pending_raw(raw: Source, folder: Path, request: DataRequest) -> Pending:
+    return _pending(folder, layout_files, lambda: raw, raw.size, raw.feature_dtype, request)
+
+
+def _open_tables(folder: Path) -> Source:
+    from .files.own_files import open_tables  # imports pyarrow; most runs have a store
+
+    return open_tables(folder)
+
+
+def _pending(
+    folder: Path,
+    find: Callable[[Path], Mapping[str, Path]],
+    open_source: Callable[[], Source],
+    size: GraphSize | None,
+    own: np.dtype[np.generic],
+    request: DataRequest,
+) -> Pending:
+    """Name the store of a folder's data, whose features have the dtype `own`."""
+    dtype = np.dtype(request.feature_dtype or own)
+    name = folder.name
+    if request.undirected:
+        name += "-undirected"
+    if dtype != own:
+        name += f"-{dtype}"
+    place = folder.parent if request.data_dir is None else home(request.data_dir)
+    target = place / f"{name}.store"
+    return Pending(folder, find, open_source, size, target, bool(request.undirected), dtype)
+
+
+def _check_target(target: Path) -> None:
+    """Refuse a place where no store can be written."""
+    check_new(target)
+    parent = next(folder for folder in target.absolute().parents if folder.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
+        raise InputError(
+            f"{target}: the data set's store can't be written here; pass data_dir, a folder of your own"
+        )
+
+
+def _check_direction(store: GraphSize, undirected: bool | None) -> None:
+    if undirected in (None, store.undirected):
+        return
+    origin = getattr(store, "origin", {})
+    remedy = f"make the store again with undirected={undirected}"
+    if "raw" in origin:
+        remedy = f"name the data it was made of, {origin['raw']}"
+    raise InputError(
+        f"undirected: {getattr(store, 'path', store.name)} was made with "
+        f"undirected={store.undirected}, asked for was {undirected}; {remedy}"
+    )
+
+
+def locate(request: DataRequest) -> GraphSize:
+    """Check a data set and return its sizes; nothing is written or downloaded.
+
+    Before the store exists, sizes are those of the data, with the `feature_itemsize` of the store.
+    """
+    data = resolve(request)
+    if isinstance(data, Store):
+        return data.size
+    return dataclasses.replace(data.size or data.open().size, feature_itemsize=data.dtype.itemsize)
+
+
+def size_of(dataset: str, data_dir: StrPath | None = None) -> GraphSize:
+    """Return the sizes of a data set for planning: those of `locate`, or the known ones of an
+    official data set."""
+    graph = _graph_of(DataRequest(dataset, data_dir))
+    return graph.size if isinstance(graph, Store) else graph
+
+
+def graph_for(config: TrainConfig) -> GraphSize:
+    """Open the store of a run's data set; before it exists, return its sizes (`size_of`)."""
+    return _graph_of(DataRequest.of(config))
+
+
+def _graph_of(request: DataRequest) -> GraphSize:
+    name = str(request.dataset)
+    known = None
+    if is_official(name):
+        known = KNOWN.get(name)
+    try:
+        data = resolve(request)
+    except (InputError, OSError):
+        if known is None:
+            raise
+        return known
+    if isinstance(data, Store):
+        return data
+    if known is not None:
+        return known
+    size = data.size or data.open().size
+    return dataclasses.replace(size, feature_itemsize=data.dtype.itemsize)
+
+
+def check_store(size: GraphSize, config: TrainConfig) -> None:
+    """Refuse a data set without the direction or the hops that `config` needs."""
+    if size.stored == "store":
+        _check_direction(size, config.undirected)
+    if config.policy.uses_hops and size.hops not in (None, config.hops):
+        raise InputError(
+            f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops"
+        )
+    if not config.policy.uses_hops and size.hops is not None:
+        raise InputError(
+            f"loading: {size.name} has propagated features and no edges: set loading=propagated"
+        )
+
+
+def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
+    """Refuse wrong parameters of a propagation, and a data set without edges."""
+    if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
+        raise InputError(f"hops: expected a number of hops, at least 1, got {hops!r}")
+    for name, value, known in (
+        ("norm", norm, get_args(TrainConfig.model_fields["norm"].annotation)),
+        ("nodes", nodes, ("labelled", "all")),
+    ):
+        if value not in known:
+            raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+    if size.hops is not None:
+        raise InputError(
+            f"{size.name}: expected a graph, found the features of {size.hops} hops, without edges"
+        )

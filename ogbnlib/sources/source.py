@@ -1,0 +1,120 @@
+"""A `Source` is anything that can be written as a store or in OGB's layout, such as arrays in
+RAM."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import InputError
+from ..files import Stamp, stamp
+from ..graph.npz import Array, load
+from ..graph.store import GraphSize
+from .files.formats import files_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A data set, read in pieces; each call begins at the first one. Damage and wrong values are an
+    `InputError`.
+
+    Attributes:
+        feature_dtype: of the features in a store.
+        edge_chunks: yields (sources, destinations) int64, in range, at most as many at a time as
+            its argument.
+        x_chunks: yields rows of features [n, F] in any float dtype, unchecked.
+        label_chunks: yields labels: int16 or int64 [n], -1 for none.
+        read_splits: returns int64 ids of `SPLITS`, in this order, unchecked.
+        node_names: returns the dtype of the nodes' names, and the names in order of the nodes; None
+            without names.
+        label_names: the names of the classes, UTF-8 bytes [C]; None if labels were numbers.
+        year_chunks: yields years int64 [n]; None if the nodes have none. Only OGB's layout has
+            them.
+        path: the data's folder; None for data in RAM.
+        stamps: the files that are read, with their `stamp` at opening, by the names that the
+            store's origin has.
+        generated: the store's origin, for generated data.
+    """
+
+    name: str
+    num_nodes: int
+    num_edges: int
+    num_features: int
+    num_classes: int
+    feature_dtype: np.dtype[Any]
+    edge_chunks: Callable[[int], Iterator[tuple[Array, Array]]] = field(repr=False)
+    x_chunks: Callable[[], Iterator[Array]] = field(repr=False)
+    label_chunks: Callable[[], Iterator[Array]] = field(repr=False)
+    read_splits: Callable[[], dict[str, Array]] = field(repr=False)
+    node_names: Callable[[], tuple[np.dtype[Any], Iterator[Array]] | None] = field(
+        default=lambda: None, repr=False
+    )
+    label_names: Array | None = field(default=None, repr=False)
+    year_chunks: Callable[[], Iterator[Array]] | None = field(default=None, repr=False)
+    path: Path | None = None
+    stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
+    generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def check_unchanged(self) -> None:
+        """Refuse files that changed since they were opened: a mix of old and new data has no wrong
+        checksum."""
+        for file, before in self.stamps.values():
+            if not file.exists() or stamp(file) != before:
+                raise InputError(
+                    f"{file}: it changed while it was read; start again when it is complete"
+                )
+
+    def where(self, split: str) -> str:
+        """Return the file of a split, for messages."""
+        files = [
+            file
+            for name, (file, _) in self.stamps.items()
+            if split in (name, file.name.split(".")[0])
+        ]
+        return str(files[0]) if files else f"{self.name}, split {split}"
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        return dict(self.generated) if self.path is None else origin_of(self.path, self.stamps)
+
+    def facts(self) -> dict[str, Any]:
+        """Return name and sizes, the content of meta.json."""
+        return {
+            name: getattr(self, name)
+            for name in ("name", "num_nodes", "num_edges", "num_features", "num_classes")
+        }
+
+    @property
+    def size(self) -> GraphSize:
+        num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
+        return GraphSize(
+            **self.facts(), num_seeds=num_seeds, feature_itemsize=self.feature_dtype.itemsize
+        )
+
+
+def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
+    """Return the stamps of files, and of the parts of a folder or pattern."""
+    stamps = {}
+    for name, path in files.items():
+        for file in files_of(path):
+            stamps[name if file == path else f"{name}/{file.name}"] = (file, stamp(file))
+    return stamps
+
+
+def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[str, Any]:
+    """Return the origin that a store records: the folder's path, and each file's size and mtime in
+    ns."""
+    return {
+        "raw": str(folder.resolve()),
+        "files": {name: [*before[:2]] for name, (_, before) in stamps.items()},
+    }
+
+
+def stored_dtype(features: Path | None) -> np.dtype[Any]:
+    """Return the dtype of a file's features in a store: float16 for an .npy file of float16, else
+    float32."""
+    if features is not None and features.suffix == ".npy" and features.is_file():
+        return np.dtype(np.float16 if load(features).dtype == np.float16 else np.float32)
+    return np.dtype(np.float32)
