@@ -58,7 +58,7 @@ INSTEAD |= dict.fromkeys(("shuffle", "drop_last"), "training always shuffles all
 INSTEAD |= dict.fromkeys(("optimizer", "optim", "opt"), "Adam trains, with lr and weight_decay")
 INSTEAD |= dict.fromkeys(
     ("loss", "criterion", "loss_fn", "label_smoothing"),
-    "the loss is the cross-entropy, in loss_and_gradient (training/step.py)",
+    "the loss is the cross-entropy, in loss_and_gradient (training/learner.py)",
 )
 INSTEAD |= dict.fromkeys(
     ("in_channels", "num_features", "out_channels", "num_classes"),

@@ -26,7 +26,7 @@ from ..memory.reading import own_disk_bytes
 from ..memory.record import METRIC_COLUMNS, RunPaths
 from ..runs.attempt import check_changes
 from ..runs.folder import Run
-from .step import Learner
+from .learner import Learner
 
 Row = dict[str, float | None]
 _VERSION = 3

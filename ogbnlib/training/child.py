@@ -77,8 +77,10 @@ def main(arguments: list[str]) -> int:
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else lock_of(folder)
         with lock, naming(folder), join(config.device, stop) as ranks:
-            how = os.environ.get("OGBNLIB_PROGRESS", "auto")
-            train_prepared(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
+            display = os.environ.get("OGBNLIB_PROGRESS", "auto")
+            train_prepared(
+                config, folder, stop, ranks, resume="--resume" in arguments, display=display
+            )
 
     return exit_code(train)
 
@@ -92,7 +94,7 @@ def try_model(
     from ..files import write_json
     from ..runs.attempt import CONFIG_VARIABLE
     from .custom_model import make_model
-    from .step import measure_step
+    from .learner import measure_step
 
     def work() -> None:
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))

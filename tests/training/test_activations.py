@@ -30,8 +30,8 @@ from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sampling.window import compile_kernels
 from ogbnlib.sources.catalog import open_for
+from ogbnlib.training.learner import allocator_peak, loss_and_gradient
 from ogbnlib.training.network import GNN
-from ogbnlib.training.step import allocator_peak, loss_and_gradient
 
 # saved and peak bytes, and the share of each that is forecast
 Ratios = tuple[int, int, float, float]

@@ -19,7 +19,7 @@ from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw, write_raw
-from ogbnlib.training.step import Learner
+from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import TrainResult, train
 
 Config = Callable[..., TrainConfig]
