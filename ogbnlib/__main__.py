@@ -18,9 +18,9 @@ import typer
 from . import data_commands as option
 from .config import TrainConfig
 from .data_commands import app, read_options, say, show
+from .display import steady_output
 from .errors import InputError, check_working_folder, clear_errors
 from .files import home
-from .output import steady_output
 
 _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands that only print
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from .errors import InputError, printable
-from .values import no_value, parse_assignments, read_parameters
+from .parameters import no_value, parse_assignments, read_parameters
 
 HELP = "Convert data, plan memory, train, and explain kills.\n\nEach command has its own --help."
 app = typer.Typer(

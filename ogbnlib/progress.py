@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import clock
+from .display import Live
 from .errors import format_bytes
-from .output import Live
 
 
 def seconds(value: float) -> str:

@@ -17,9 +17,9 @@ from web import Remote
 from ogbnlib.__main__ import app
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.planner import FITS, ladder, plan
+from ogbnlib.parameters import parse_assignments, read_parameters
 from ogbnlib.runs.diagnosis import explain_code, explain_text
 from ogbnlib.sources.synth import synthesize
-from ogbnlib.values import parse_assignments, read_parameters
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "notebooks" / "guide" / "papers100M.md"

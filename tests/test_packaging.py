@@ -36,7 +36,7 @@ ROOMS = [
 DOOR = {
     **{
         "errors": -3,
-        "output": -3,
+        "display": -3,
         "clock": -3,
         "progress": -2,
         "files": -2,
@@ -44,7 +44,7 @@ DOOR = {
         "registry": -2,
         "model": -2,
     },
-    **{"values": -1, "config": -1},
+    **{"parameters": -1, "config": -1},
     **{"marks": 0, "doctor": 1, "inference": 8, "__init__": 9, "data_commands": 9, "__main__": 9},
 }
 MODULES = sorted(

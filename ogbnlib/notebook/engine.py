@@ -16,7 +16,7 @@ import click
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import InputError, explained, parse_bytes, unknown_name
-from ..values import check_numbers
+from ..parameters import check_numbers
 
 
 class ParameterError(click.ClickException, InputError):

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from .. import clock
 from ..config import TrainConfig
+from ..display import Live
 from ..errors import InputError, clear_errors, format_bytes, printable, shortened
 from ..files import home, is_held, whereabouts
 from ..memory.record import (
@@ -29,7 +30,6 @@ from ..memory.record import (
     RunPaths,
     parse_events,
 )
-from ..output import Live
 from ..progress import Count, details, read_count, seconds
 from .diagnosis import Diagnosis, Result, ended, explain
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import TrainConfig, check_config
+from ..display import drawn, in_notebook
 from ..errors import (
     MB,
     InputError,
@@ -44,7 +45,6 @@ from ..memory.limits import Limit, make_limit
 from ..memory.reading import read_memory
 from ..memory.recorder import RUNS_VARIABLE
 from ..memory.signals import PARENT_VARIABLE, STOP_SIGNALS, handled
-from ..output import drawn, in_notebook
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.names import check_store, locate, options_of, size_of

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import clock
+from ..display import Live
 from ..errors import InputError, remedy_of
 from ..files import open_to_write, write_all
 from ..memory.limits import Limit, Watchdog
@@ -30,7 +31,6 @@ from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled, resume, suspend
 from ..memory.tree import MARKS_VARIABLE, Tree, adopting, new_mark
 from ..memory.written import Written
-from ..output import Live
 from .exit_codes import STOPPED
 from .folder import standing
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..display import in_notebook
 from ..errors import InputError
 from ..files import StrPath
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.summary import summarized
-from ..output import in_notebook
 from .convert import convert
 from .data import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
 

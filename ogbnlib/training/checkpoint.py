@@ -124,10 +124,7 @@ def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str,
             f"{run_dir}: expected the weights of a run (best.pt or checkpoint.pt), found neither"
         )
     content = read_checkpoint(path)
-    # A best.pt of an earlier version has no fingerprint; the checkpoint next to it has the same
-    # data set.
-    data = content["data"] if "data" in content else read_checkpoint(paths.checkpoint)["data"]
-    return TrainConfig.restore(content["config"]), content["model"], data, path
+    return TrainConfig.restore(content["config"]), content["model"], content["data"], path
 
 
 def load_state(part: Any, state: Mapping[str, Any], path: Path) -> None:

@@ -171,7 +171,7 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    from ..output import steady_output
+    from ..display import steady_output
 
     options = sys.argv[1:]
     with steady_output():

@@ -16,13 +16,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from .. import clock
+from ..display import Live
 from ..files import open_to_write
 from ..graph.disk import Interrupted
 from ..memory.reading import own_memory
 from ..memory.record import RunPaths
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
-from ..output import Live
 from ..progress import Count, details
 from ..sampling.policies import Loaders, set_epoch
 from .checkpoint import Checkpointer, Row, State

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 
-from ogbnlib import output
 from ogbnlib.config import TrainConfig
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
