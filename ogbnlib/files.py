@@ -12,7 +12,6 @@ import pwd
 import shutil
 import socket
 import stat
-import sys
 import time
 import uuid
 import warnings
@@ -35,9 +34,11 @@ def stamp(file: StrPath | int) -> Stamp:
 
 def replaced(path: StrPath) -> InputError:
     """Return the error for a file that changed while this process used it."""
-    what = "expected the file that this process opened first, found it replaced, changed or gone"
-    remedy = "put the old data back to go on (--resume), or write new data to a new folder and start a new run on them"
-    return InputError(f"{path}: {what}; {remedy}")
+    return InputError(
+        f"{path}: expected the file that this process opened first, found it replaced, changed or "
+        "gone; put the old data back to go on (--resume), or write new data to a new folder and "
+        "start a new run on them"
+    )
 
 
 def check_same(path: StrPath, before: Stamp) -> None:
@@ -54,33 +55,19 @@ def home(path: StrPath) -> Path:
             hint = "; ogbnlib.Store.from_data(data, path) writes it as a store"
         raise InputError(f"expected a path, got {type(path).__name__}{hint}")
     text = os.fspath(path)
-    _check_encoding(text)
     if text != text.strip() or not text.isprintable():  # such as the CR of a Windows file
         raise InputError(
             f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it"
         )
-    path, name = os.path.expanduser(text), text.partition("/")[0]
+    expanded = os.path.expanduser(text)
+    name = text.partition("/")[0]
     no_home = name == "~" and os.environ.get("HOME") == ""  # "~/data" would be /data
-    if name.startswith("~") and (no_home or not os.path.isabs(path)):
+    if name.startswith("~") and (no_home or not os.path.isabs(expanded)):
         raise InputError(
             f"{text}: expected a path, found {name} without a home folder; set HOME, write the path "
             f"in full, or ./{text} for a folder of that name"
         )
-    return Path(path)
-
-
-def _check_encoding(text: str) -> None:
-    """Refuse a path that this Python can't pass on: in the C locale its file names are ASCII."""
-    encoding = sys.getfilesystemencoding()
-    odd = any("\udc80" <= letter <= "\udcff" for letter in text) and encoding != "utf-8"
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        odd = True
-    if odd:
-        shown = text.encode(errors="surrogateescape").decode(errors="replace")
-        expected = f"expected ASCII letters, since this Python's file names are {encoding}"
-        raise InputError(f"{shown}: {expected}; set PYTHONUTF8=1, or a UTF-8 locale")
+    return Path(expanded)
 
 
 def shown(path: Path) -> Path:
@@ -127,8 +114,9 @@ def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> b
         status = os.lstat(path)
     except FileNotFoundError:
         return False
-    if found := _objection(status, path, is_kind):
-        raise _not_own(path, found, "folder" if is_kind is stat.S_ISDIR else "file")
+    objection = _objection(status, path, is_kind)
+    if objection:
+        raise _not_own(path, objection, "folder" if is_kind is stat.S_ISDIR else "file")
     return True
 
 
@@ -143,15 +131,17 @@ def _objection(status: os.stat_result, path: StrPath, is_kind: Callable[[int], b
     own = {os.geteuid(), 0}
     if own == {0}:  # root of a container, who works in folders of the host's users
         own.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
-    return "" if status.st_uid in own else f"one of {user_name(status.st_uid)}"
+    return "" if status.st_uid in own else f"one of {_user_name(status.st_uid)}"
 
 
-def _not_own(path: StrPath, found: str, kind: str = "file") -> InputError:
-    remedy = "delete it if nobody needs it, or name another place"
-    return InputError(f"{path}: expected nothing or a {kind} of your own, found {found}; {remedy}")
+def _not_own(path: StrPath, objection: str, kind: str = "file") -> InputError:
+    return InputError(
+        f"{path}: expected nothing or a {kind} of your own, found {objection}; "
+        "delete it if nobody needs it, or name another place"
+    )
 
 
-def user_name(uid: int) -> str:
+def _user_name(uid: int) -> str:
     """Return a user's name, or the number of one without an entry, as in a container."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -171,11 +161,12 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
         if error.errno == errno.EISDIR:
             raise
         if check_own(path, stat.S_ISREG) and isinstance(error, PermissionError):
-            raise _not_own(path, f"one of {user_name(os.lstat(path).st_uid)}") from None
+            raise _not_own(path, f"one of {_user_name(os.lstat(path).st_uid)}") from None
         raise
     try:
-        if found := _objection(os.fstat(descriptor), path, stat.S_ISREG):
-            raise _not_own(path, found)
+        objection = _objection(os.fstat(descriptor), path, stat.S_ISREG)
+        if objection:
+            raise _not_own(path, objection)
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
     except BaseException:
@@ -264,16 +255,15 @@ def file_system(path: StrPath) -> str:
     import psutil
 
     place = Path(os.path.realpath(path))
-    around = [
-        part for part in psutil.disk_partitions(all=True) if place.is_relative_to(part.mountpoint)
-    ]
-    return max(around, key=lambda part: len(part.mountpoint)).fstype if around else ""
+    mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
+    return mounts.get(max(filter(place.is_relative_to, mounts), key=len, default=""), "")
 
 
 def warn_if_remote(path: StrPath, what: str) -> None:
     """Warn once per folder that `what` is unreliable on its network file system."""
     # Each machine caches pages and locks on its own there.
-    if (kind := file_system(path)).startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
+    kind = file_system(path)
+    if kind.startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
         warnings.warn(
             f"{os.path.realpath(path)}: it lies on a network file system ({kind}): {what}",
             stacklevel=2,
@@ -284,9 +274,8 @@ def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
     """Refuse to write to a disk with less than `needed_bytes` free; `what` is the message's
     expectation."""
     path = home(path).absolute()
-    free = shutil.disk_usage(
-        next(folder for folder in (path, *path.parents) if folder.is_dir())
-    ).free
+    place = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
     if free < needed_bytes:
         raise InputError(f"{path}: expected {what}, found {format_bytes(free)}")
 
@@ -311,19 +300,19 @@ def is_held(path: StrPath) -> bool:
 
 def _holder(path: StrPath) -> str:
     """Return the process that wrote itself into a lock, and its user if that is another one."""
-    text, uid = b"", os.geteuid()
+    name = ""
+    user = ""
     with contextlib.suppress(OSError):  # its holder may end now
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            text, uid = os.read(descriptor, 200), os.fstat(descriptor).st_uid
-        finally:
-            os.close(descriptor)
-    shown = "".join(filter(str.isprintable, text.decode(errors="replace")))
-    of = f" of {user_name(uid)}" if uid != os.geteuid() else ""
-    return f"{shown or 'another process'}{of}"
+        with open(descriptor, errors="replace") as file:
+            name = "".join(filter(str.isprintable, file.read(200)))
+            uid = os.fstat(descriptor).st_uid
+        if uid != os.geteuid():
+            user = f" of {_user_name(uid)}"
+    return f"{name or 'another process'}{user}"
 
 
-def hold(path: StrPath) -> int | None:
+def _hold(path: StrPath) -> int | None:
     """Lock a file by flock(2), write this process into it, return its descriptor; None if another
     process has it."""
     # A killed process loses the lock. A child that inherits the descriptor has it too, until the
@@ -346,9 +335,8 @@ def hold(path: StrPath) -> int | None:
                 return None
             if os.fstat(descriptor).st_nlink:  # else its last holder has removed it just now
                 os.ftruncate(descriptor, 0)
-                os.pwrite(
-                    descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0
-                )
+                holder = f"process {os.getpid()} on {socket.gethostname()}\n"
+                os.pwrite(descriptor, holder.encode(), 0)
                 stack.pop_all()
                 return descriptor
 
@@ -364,9 +352,10 @@ def locked(
     with `what`. With `keep` the file stays, and a child that inherits the descriptor has the lock
     until its end.
     """
-    path, tries = Path(path), 0
+    path = Path(path)
+    tries = 0
     try:
-        while (descriptor := hold(path)) is None:
+        while (descriptor := _hold(path)) is None:
             if wait is not None:
                 wait()
             elif tries:
@@ -385,7 +374,7 @@ def locked(
         yield descriptor
     finally:
         if not keep:
-            path.unlink(missing_ok=True)  # before the release, see `hold`
+            path.unlink(missing_ok=True)  # before the release, see `_hold`
             with contextlib.suppress(OSError):  # where there are no locks
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # for forks, too
         os.close(descriptor)
@@ -432,8 +421,10 @@ class Stream(io.FileIO):
         view = memoryview(data)
         while len(view):
             written = os.pwrite(self.fileno(), view[:DROP_BYTES], offset)
-            view, offset = view[written:], offset + written
-            self.size, self._dirty_bytes = max(self.size, offset), self._dirty_bytes + written
+            view = view[written:]
+            offset += written
+            self.size = max(self.size, offset)
+            self._dirty_bytes += written
             if self._dirty_bytes >= self.most_dirty_bytes:
                 self.drop()
 
@@ -446,9 +437,11 @@ class Stream(io.FileIO):
     def fill(self, view: memoryview, offset: int) -> None:
         """Read the bytes from `offset` on until `view` is full."""
         while len(view):
-            if not (count := os.preadv(self.fileno(), [view], offset)):
+            count = os.preadv(self.fileno(), [view], offset)
+            if not count:
                 raise OSError(errno.EIO, "temporary file ends early", self.name)
-            view, offset = view[count:], offset + count
+            view = view[count:]
+            offset += count
 
 
 BLOCK = 4096  # O_DIRECT, which bypasses the page cache, reads and writes whole blocks
@@ -480,7 +473,8 @@ def block_buffer(num_bytes: int) -> memoryview:
 def read_blocks(descriptor: int, buffer: memoryview, begin: int, size: int) -> memoryview | None:
     """Read the blocks of `size` bytes from byte `begin` on into `buffer`; None if the file ends
     before."""
-    view, done = buffer[: whole_blocks(size)], 0
+    view = buffer[: whole_blocks(size)]
+    done = 0
     while done < size:
         reached = done + os.preadv(descriptor, [view[done:]], begin + done)
         if reached < size:

@@ -27,7 +27,6 @@ from ..errors import (
     masked,
     parse_bytes,
     shortened,
-    without_secrets,
 )
 from ..files import home, next_run_dir
 from ..forecast.passes import STEP
@@ -341,7 +340,6 @@ def _carry_out(
         words = ""
         if outcome.exit_code != 0:
             words = last_words(outcome.tail, killed=outcome.exit_code == 137)
-            words = without_secrets(words, argv)
         more["last_output"] = outcome.unwritable or words or None
         done = attempt.end(outcome.exit_code, remedy_of=memory_remedy, **outcome.evidence, **more)
     if outcome.interrupted or interrupts:
