@@ -55,12 +55,9 @@ def read_options(
 
 
 def _print_dataset(dataset: Any, kind: str, as_json: bool) -> None:
-    names = ("num_nodes", "num_edges", "num_features", "num_classes")
-    facts = {
-        "path": str(dataset.path),
-        "format": kind,
-        **{name: getattr(dataset, name) for name in names},
-    }
+    facts: dict[str, Any] = {"path": str(dataset.path), "format": kind}
+    for name in ("num_nodes", "num_edges", "num_features", "num_classes"):
+        facts[name] = getattr(dataset, name)
     text = f"{dataset.path}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {kind}"
     if kind == "store":
         from .graph.summary import summarized
@@ -191,17 +188,17 @@ def convert(
     options: dict[str, Any] = dict(zip(ROLE_NAMES, files, strict=True))
     options |= {"id_column": id_column, "num_classes": num_classes, "relabel": relabel or None}
     lists = {"edge_columns": edge_columns, "label_columns": label_columns, "leave_out": leave_out}
-    for name, columns in lists.items():
-        options[name] = None if columns is None else columns.split(",")
-    opened = open_source(
-        source, data_dir, **{k: value for k, value in options.items() if value is not None}
+    options |= {name: text.split(",") for name, text in lists.items() if text is not None}
+    options = {name: value for name, value in options.items() if value is not None}
+    store = make_store(
+        open_source(source, data_dir, **options),
+        store_dir,
+        undirected=undirected,
+        feature_dtype=feature_dtype,  # type: ignore[arg-type]  # `convert` refuses others
+        memory_limit=memory_limit,
+        progress=not as_json,
     )
-    how: dict[str, Any] = {
-        "undirected": undirected,
-        "feature_dtype": feature_dtype,
-        "memory_limit": memory_limit,
-    }
-    _print_dataset(make_store(opened, store_dir, progress=not as_json, **how), "store", as_json)
+    _print_dataset(store, "store", as_json)
 
 
 @app.command()
@@ -234,14 +231,19 @@ def propagate(
     from .graph.store import open_store
     from .propagation.hops import propagate as propagate_store
 
-    how: dict[str, Any] = {"hops": hops, "norm": norm, "self_loops": self_loops, "nodes": nodes}
-    how |= {
-        "feature_dtype": feature_dtype,
-        "memory_limit": memory_limit,
-        "progress": not as_json,
-        "say": say,
-    }
-    _print_dataset(propagate_store(open_store(store_dir), target, **how), "store", as_json)
+    store = propagate_store(
+        open_store(store_dir),
+        target,
+        hops=hops,
+        norm=norm,  # type: ignore[arg-type]  # `propagate` refuses other texts
+        self_loops=self_loops,
+        nodes=nodes,  # type: ignore[arg-type]
+        feature_dtype=feature_dtype,  # type: ignore[arg-type]
+        memory_limit=memory_limit,
+        progress=not as_json,
+        say=say,
+    )
+    _print_dataset(store, "store", as_json)
 
 
 @app.command()
