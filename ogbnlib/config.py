@@ -37,6 +37,10 @@ _RULES = ConfigDict(allow_inf_nan=False)
 _FREE = Resume()
 _NOTED = Resume("")
 _COMPARE = "; compare accuracies with this in mind"
+_CHECKPOINTING = (
+    "activation_checkpointing: expected with sage, gcn or gat; in your own model call "
+    "torch.utils.checkpoint"
+)
 
 
 class _Parameters(BaseModel):
@@ -316,24 +320,6 @@ def _resume_rule(name: str) -> Resume | None:
     return next((item for item in marks if isinstance(item, Resume)), None)
 
 
-def _heads_problem(config: TrainConfig, kind: Any) -> str:
-    """Describe wrong `heads` or other arguments of a registered model; "" for the user's own one."""
-    if kind is None:
-        return ""
-    known = {"heads"} if kind.has_heads else set()
-    if config.model_args.keys() - known:
-        takes = " ".join(known) or "none"
-        return f"model_args: {config.model} takes {takes}, got {config.model_args}"
-    heads = config.model_args.get("heads", 4)
-    if type(heads) is not int or heads < 1:
-        return f"model_args: expected heads of at least 1, a whole number, got {heads!r}"
-    if kind.has_heads and config.hidden_channels % heads:
-        return (
-            f"hidden_channels: expected a multiple of heads={heads}, got {config.hidden_channels}"
-        )
-    return ""
-
-
 def _problem(item: Any, name: object = "") -> str:
     """Return one of pydantic's errors as `name: expectation, got value`."""
     if item["type"] == "missing":
@@ -358,34 +344,71 @@ def check_value(field: str, value: object, name: str = "") -> None:
 
 def _conflict(config: TrainConfig) -> str:
     """Describe the first combination of values that no run can have; "" if there is none."""
-    layers, fan_outs = len(config.num_neighbors), config.eval_num_neighbors
-    if not config.dataset.strip():
-        return "dataset: expected a folder or an official name such as 'ogbn-arxiv', got an empty string"
-    if fan_outs is not None and len(fan_outs) not in (1, layers):
-        return f"eval_num_neighbors: expected one fan-out or {layers}, as in num_neighbors, got {list(fan_outs)}"
-    if config.feature_dtype == "int8" and not config.on_disk:
-        return f"feature_dtype: int8 is for a store on disk: expected loading=store, got loading={config.loading}"
-    if config.persistent_workers and config.num_workers == 0:
-        return "persistent_workers: needs num_workers of at least 1, got num_workers=0"
-    kind = MODELS[config.model].load() if config.model in MODELS else None
-    if problem := _heads_problem(config, kind):
-        return problem
-    name = "early_stopping" if config.early_stopping else "keep" if config.keep == "best" else ""
-    if name and "valid" not in config.eval_splits:
-        return f"{name}: expected 'valid' in eval_splits, got {list(config.eval_splits)}"
-    if kind and kind.propagated != config.propagated:
-        known = {name: entry.load() for name, entry in MODELS.items()}
-        fitting = [name for name, one in known.items() if one.propagated == config.propagated]
-        return (
-            f"model: loading={config.loading} takes {', '.join(fitting)}, or your own model, "
-            f"got {config.model!r}"
-        )
-    if config.activation_checkpointing and (kind is None or config.propagated):
-        return (
-            "activation_checkpointing: expected with sage, gcn or gat; in your own model call "
-            "torch.utils.checkpoint"
-        )
-    return ""
+    layers = len(config.num_neighbors)
+    evaluated = config.eval_num_neighbors or ()
+    needs_valid = ["early_stopping"] * bool(config.early_stopping) + ["keep"] * (
+        config.keep == "best"
+    )
+    problems = [
+        (
+            not config.dataset.strip(),
+            "dataset: expected a folder or an official name such as 'ogbn-arxiv', got an empty string",
+        ),
+        (
+            len(evaluated) not in (0, 1, layers),
+            f"eval_num_neighbors: expected one fan-out or {layers}, as in num_neighbors, got "
+            f"{list(evaluated)}",
+        ),
+        (
+            config.feature_dtype == "int8" and not config.on_disk,
+            "feature_dtype: int8 is for a store on disk: expected loading=store, got "
+            f"loading={config.loading}",
+        ),
+        (
+            config.persistent_workers and config.num_workers == 0,
+            "persistent_workers: needs num_workers of at least 1, got num_workers=0",
+        ),
+        (
+            needs_valid and "valid" not in config.eval_splits,
+            f"{', '.join(needs_valid[:1])}: expected 'valid' in eval_splits, got "
+            f"{list(config.eval_splits)}",
+        ),
+        *_model_problems(config),
+    ]
+    return next((text for applies, text in problems if applies), "")
+
+
+def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
+    """Return problems of the model with other values, each with whether it applies."""
+    kinds = {name: entry.load() for name, entry in MODELS.items()}
+    kind = kinds.get(config.model)
+    if kind is None:  # the user's own
+        return [(config.activation_checkpointing, _CHECKPOINTING)]
+    fitting = [name for name, one in kinds.items() if one.propagated == config.propagated]
+    known_arguments = {"heads"} if kind.has_heads else set()
+    heads = config.model_args.get("heads", 4)
+    is_count = type(heads) is int and heads > 0
+    return [
+        (
+            config.model_args.keys() - known_arguments,
+            f"model_args: {config.model} takes {' '.join(known_arguments) or 'none'}, got "
+            f"{config.model_args}",
+        ),
+        (
+            not is_count,
+            f"model_args: expected heads of at least 1, a whole number, got {heads!r}",
+        ),
+        (
+            kind.has_heads and is_count and config.hidden_channels % heads,
+            f"hidden_channels: expected a multiple of heads={heads}, got {config.hidden_channels}",
+        ),
+        (
+            config.model not in fitting,
+            f"model: loading={config.loading} takes {', '.join(fitting)}, or your own model, got "
+            f"{config.model!r}",
+        ),
+        (config.activation_checkpointing and config.propagated, _CHECKPOINTING),
+    ]
 
 
 def check_config(config: object) -> None:

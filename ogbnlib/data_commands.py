@@ -1,5 +1,6 @@
 """The command line's options, and its commands that create and check data sets."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -32,7 +33,11 @@ RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
 _NewDtype = Annotated[
     str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")
 ]
-StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
+_Relabel = Annotated[
+    bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")
+]
+_CacheLimit = Annotated[str | None, typer.Option(help='Such as "4 GB", page cache included.')]
+_StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
 
 
 def say(text: object) -> None:
@@ -122,6 +127,7 @@ def download(
 _FILES = (
     "Your own files, folders or patterns: .npy, .npz, .parquet, .feather, .csv, .txt, .mtx; .gz"
 )
+_file = functools.partial(typer.Option, rich_help_panel=_FILES)
 
 
 @app.command()
@@ -133,24 +139,14 @@ def convert(
         ),
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
-    edges: Annotated[Path | None, typer.Option(help="Edges.", rich_help_panel=_FILES)] = None,
-    features: Annotated[
-        Path | None, typer.Option(help="Features; or ones, degree.", rich_help_panel=_FILES)
-    ] = None,
-    labels: Annotated[Path | None, typer.Option(help="Labels.", rich_help_panel=_FILES)] = None,
-    train: Annotated[
-        Path | None, typer.Option(help="Node ids or a mask.", rich_help_panel=_FILES)
-    ] = None,
-    valid: Annotated[
-        Path | None, typer.Option("--valid", "--val", help="The same.", rich_help_panel=_FILES)
-    ] = None,
-    test: Annotated[Path | None, typer.Option(help="The same.", rich_help_panel=_FILES)] = None,
-    splits: Annotated[
-        Path | None, typer.Option(help="Columns node_id and split.", rich_help_panel=_FILES)
-    ] = None,
-    nodes: Annotated[
-        Path | None, typer.Option(help="Name of each row of features.", rich_help_panel=_FILES)
-    ] = None,
+    edges: Annotated[Path | None, _file(help="Edges.")] = None,
+    features: Annotated[Path | None, _file(help="Features; or ones, degree.")] = None,
+    labels: Annotated[Path | None, _file(help="Labels.")] = None,
+    train: Annotated[Path | None, _file(help="Node ids or a mask.")] = None,
+    valid: Annotated[Path | None, _file("--valid", "--val", help="The same.")] = None,
+    test: Annotated[Path | None, _file(help="The same.")] = None,
+    splits: Annotated[Path | None, _file(help="Columns node_id and split.")] = None,
+    nodes: Annotated[Path | None, _file(help="Name of each row of features.")] = None,
     edge_columns: Annotated[
         str | None, typer.Option(help='Such as "citing,cited"; default source,target.')
     ] = None,
@@ -166,17 +162,13 @@ def convert(
     num_classes: Annotated[
         int | None, typer.Option(help="Default: the largest label plus one.")
     ] = None,
-    relabel: Annotated[
-        bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")
-    ] = False,
+    relabel: _Relabel = False,
     data_dir: DataDir = Path("dataset"),
     undirected: Annotated[
         bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")
     ] = False,
     feature_dtype: _NewDtype = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help='Such as "4 GB", page cache included.')
-    ] = None,
+    memory_limit: _CacheLimit = None,
     as_json: Json = False,
 ) -> None:
     """Turn a data set into a store on disk, in bounded memory."""
@@ -203,7 +195,7 @@ def convert(
 
 @app.command()
 def propagate(
-    store_dir: StoreDir,
+    store_dir: _StoreDir,
     target: Annotated[
         Path, typer.Argument(help="The folder of the new store, of propagated features.")
     ],
@@ -247,7 +239,7 @@ def propagate(
 
 
 @app.command()
-def verify(store_dir: StoreDir, as_json: Json = False) -> None:
+def verify(store_dir: _StoreDir, as_json: Json = False) -> None:
     """Read a whole store and check checksums, offsets, ids and features. Exits with 1 if anything
     is wrong."""
     from .graph.writer import verify_store

@@ -52,8 +52,7 @@ class Problems:
         if len(self._texts) == 1:
             raise InputError(self._texts[0])
         if self._texts:
-            lines = "\n".join(f"- {text}" for text in self._texts)
-            raise InputError(f"{len(self._texts)} mistakes:\n{lines}")
+            raise InputError("\n- ".join([f"{len(self._texts)} mistakes:", *self._texts]))
 
 
 def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
@@ -116,29 +115,25 @@ def explained(error: BaseException) -> BaseException:
     named = isinstance(error.filename, str | bytes | os.PathLike)
     where = os.fsdecode(error.filename) if named else "a file"
     if error.errno == errno.ENOENT and not os.path.isabs(where):
-        problem = _working_folder_problem()
-        if problem is not None:
+        try:
+            check_working_folder()
+        except InputError as problem:
             return problem
     if not named and error.errno not in _DISK:
         return error
     return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy_of(error.errno)}")
 
 
-def _working_folder_problem() -> InputError | None:
-    """Return the error for a working folder that was deleted or can't be read, None for others."""
+def check_working_folder() -> None:
+    """Refuse a working folder that was deleted or can't be read: there torch's MKL ends the process
+    while it is imported."""
     try:
         os.getcwd()
     except OSError as error:
         reason = f"{error.strerror}: deleted, moved, or not yours".lower()
-        return InputError(f"working folder: {reason}; `cd` to one that exists and start again")
-    return None
-
-
-def check_working_folder() -> None:
-    """Refuse a deleted working folder, where torch's MKL ends the process while it is imported."""
-    problem = _working_folder_problem()
-    if problem is not None:
-        raise problem
+        raise InputError(
+            f"working folder: {reason}; `cd` to one that exists and start again"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -122,16 +122,17 @@ def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> b
 
 def _objection(status: os.stat_result, path: StrPath, is_kind: Callable[[int], bool]) -> str:
     """Name what makes a file unsafe to write, or a folder unsafe to clear; "" if nothing does."""
-    if stat.S_ISLNK(status.st_mode):
-        return "a link"
-    if not is_kind(status.st_mode):
-        return "something of another kind"
-    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-        return "a file with a second name (a hard link)"
     own = {os.geteuid(), 0}
     if own == {0}:  # root of a container, who works in folders of the host's users
         own.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
-    return "" if status.st_uid in own else f"one of {_user_name(status.st_uid)}"
+    is_file = stat.S_ISREG(status.st_mode)
+    objections = {
+        "a link": stat.S_ISLNK(status.st_mode),
+        "something of another kind": not is_kind(status.st_mode),
+        "a file with a second name (a hard link)": is_file and status.st_nlink > 1,
+        f"one of {_user_name(status.st_uid)}": status.st_uid not in own,
+    }
+    return next((name for name, applies in objections.items() if applies), "")
 
 
 def _not_own(path: StrPath, objection: str, kind: str = "file") -> InputError:
@@ -179,13 +180,12 @@ def write_all(descriptor: int, data: bytes, offset: int | None = None) -> None:
     """Write all of `data`, at its end or from byte `offset` on. The kernel writes a part where a
     disk or a limit is reached, and names the cause at the next call."""
     view = memoryview(data)
-    while len(view):
+    done = 0
+    while done < len(view):
         if offset is None:
-            written = os.write(descriptor, view)
+            done += os.write(descriptor, view[done:])
         else:
-            written = os.pwrite(descriptor, view, offset)
-            offset += written
-        view = view[written:]
+            done += os.pwrite(descriptor, view[done:], offset + done)
 
 
 def _sync(path: Path) -> None:
