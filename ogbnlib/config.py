@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from . import parameters as p
 from .errors import InputError, clear_errors
@@ -195,12 +196,12 @@ class TrainConfig(_Parameters):
         return self
 
     @classmethod
-    def create(cls, values: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+    def create(cls, values: Mapping[str, object] | None = None, /, **more: object) -> Self:
         """A config from names and values; one `InputError` reports every mistake."""
         return cls(**{**(values or {}), **more})
 
     @classmethod
-    def restore(cls, values: Mapping[str, Any]) -> Self:
+    def restore(cls, values: Mapping[str, object]) -> Self:
         """A config from saved values; parameters of 0.2.0 that are gone are ignored with a
         warning."""
         removed = sorted(values.keys() & p.REMOVED)
@@ -210,7 +211,7 @@ class TrainConfig(_Parameters):
             )
         return cls.create({name: value for name, value in values.items() if name not in removed})
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """A new config with some values changed, validated like a new one."""
         return self.create({**self.model_dump(), **changes})
 
@@ -298,7 +299,7 @@ class TrainConfig(_Parameters):
         """Whether a resumed run may change all of these parameters."""
         return all(_resume_rule(name) is not None for name in names)
 
-    def changes(self, before: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    def changes(self, before: Mapping[str, object]) -> tuple[list[str], list[str]]:
         """Compare with the values of the run to resume: changes to refuse, and sentences about
         allowed ones."""
         refused = []
@@ -320,7 +321,7 @@ def _resume_rule(name: str) -> Resume | None:
     return next((item for item in marks if isinstance(item, Resume)), None)
 
 
-def _problem(item: Any, name: object = "") -> str:
+def _problem(item: ErrorDetails, name: object = "") -> str:
     """Return one of pydantic's errors as `name: expectation, got value`."""
     if item["type"] == "missing":
         return f"{name}: expected a value, got none"

@@ -101,7 +101,7 @@ def _list(value: object) -> object:
     return [word.strip("'\"") for word in value.strip().strip("[]()").replace(",", " ").split()]
 
 
-def no_value(value: Any) -> Any:
+def no_value(value: object) -> Any:
     """Return None for the texts that stand for it, and any other value as it is."""
     if isinstance(value, str) and value.strip().lower() in {"", "none", "null"}:
         return None

@@ -17,7 +17,7 @@ import click
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode, v4
 from papermill.clientwrap import PapermillNotebookClient
-from papermill.engines import NBClientEngine
+from papermill.engines import NBClientEngine, NotebookExecutionManager
 from papermill.exceptions import PapermillExecutionError
 from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
@@ -41,7 +41,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
     """papermill's client with a kernel whose memory is recorded and that gets the signals papermill
     received."""
 
-    def __init__(self, nb_man: Any, pending: set[int], **options: Any):
+    def __init__(self, nb_man: NotebookExecutionManager, pending: set[int], **options: Any):
         super().__init__(nb_man, **options)
         self._pending = pending
         self._cell_peak = 0
@@ -90,7 +90,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
                 )
                 self._process.send_signal(signum)
 
-    def execute_cell(self, cell: Any, index: int) -> Any:
+    def execute_cell(self, cell: NotebookNode, index: int) -> Any:
         if cell.cell_type != "code":
             return super().execute_cell(cell, index)
         self._index = index
@@ -164,7 +164,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             "phase": phase,
         }
 
-    def output(self, outs: list[Any], *args: Any) -> Any:
+    def output(self, outs: list[NotebookNode], *args: Any) -> Any:
         """Merge successive pieces of one stream; of a progress bar only the last state is saved."""
         out = super().output(outs, *args)
         if out is not None and out.output_type == "stream" and outs[-1:] == [out]:
@@ -179,7 +179,7 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
     """papermill's engine with this client, and its exit codes."""
 
     @classmethod
-    def execute_notebook(cls, nb: Any, kernel_name: str, **options: Any) -> Any:
+    def execute_notebook(cls, nb: NotebookNode, kernel_name: str, **options: Any) -> Any:
         """Execute `nb`; after a dead kernel, or a training run that did not finish, papermill exits
         with its code."""
         exit_code = None
@@ -215,7 +215,7 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
     @classmethod
     def execute_managed_notebook(
         cls,
-        nb_man: Any,
+        nb_man: NotebookExecutionManager,
         kernel_name: str,
         *,
         start_timeout: int,

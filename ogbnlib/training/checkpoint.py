@@ -89,7 +89,7 @@ def check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) ->
         )
 
 
-def _write(path: Path, content: Mapping[str, Any], keep: Path | None = None) -> None:
+def _write(path: Path, content: Mapping[str, object], keep: Path | None = None) -> None:
     buffer = io.BytesIO()
     torch.save({"version": _VERSION, **content}, buffer)
     data = buffer.getbuffer()
@@ -127,7 +127,7 @@ def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str,
     return TrainConfig.restore(content["config"]), content["model"], content["data"], path
 
 
-def load_state(part: Stateful, state: Mapping[str, Any], path: Path) -> None:
+def load_state(part: Stateful, state: Mapping[str, object], path: Path) -> None:
     """Set a model or an optimizer to its state in the file at `path`; `InputError` if it does not
     fit."""
     must = "its __init__ must make the same layers and buffers as when they were saved"
@@ -159,7 +159,7 @@ class Checkpointer:
     All ranks call its methods; the first one writes. `data` is the data set's `fingerprint`.
     """
 
-    def __init__(self, run_dir: Path | None, data: Mapping[str, Any], learner: Learner):
+    def __init__(self, run_dir: Path | None, data: Mapping[str, object], learner: Learner):
         self.run_dir = run_dir
         self.data = data
         self.learner = learner
