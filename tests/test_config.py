@@ -18,6 +18,7 @@ from conftest import tree
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError, format_bytes, parse_bytes
 from ogbnlib.parameters import INSTEAD, parse_assignments, read_parameters
+from ogbnlib.registry import MODELS
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
 
@@ -95,7 +96,7 @@ BAD_VALUES = [
     ("batch_size", 0, "greater than 0"),
     ("lr", math.nan, "finite"),
     ("loading", "sharde", "'shared'"),
-    ("model", "transformer", "gat, gcn, sage"),
+    ("model", "transformer", ", ".join(MODELS)),
     ("num_neighbors", [3, 0], "at least 1"),
     ("num_neighbors", 3, "tuple"),
     ("persistent_workers", True, "num_workers"),
