@@ -143,15 +143,14 @@ class Live:
         # A bar must not get into the file to which standard output goes; a notebook shows stderr as
         # a mistake.
         to_stderr = self._apart and not in_notebook()
-        every_s = 1.0
         if self.how == "bar":
             to_stderr = sys.stderr.isatty()
-            every_s = _BAR_EVERY_S
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._draw = tqdm.status_printer(self._stream)
         if self.how != "none":
             self._show()
             self._stack.callback(self._clear)
+            every_s = {"bar": _BAR_EVERY_S}.get(self.how, 1.0)
             self._stack.enter_context(_repeated(self._show, every_s))
         return self
 

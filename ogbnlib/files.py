@@ -176,7 +176,7 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
     return descriptor
 
 
-def write_all(descriptor: int, data: bytes, offset: int | None = None) -> None:
+def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
     """Write all of `data`, at its end or from byte `offset` on. The kernel writes a part where a
     disk or a limit is reached, and names the cause at the next call."""
     view = memoryview(data)
@@ -301,15 +301,16 @@ def is_held(path: StrPath) -> bool:
 def _holder(path: StrPath) -> str:
     """Return the process that wrote itself into a lock, and its user if that is another one."""
     name = ""
-    user = ""
+    uid = os.geteuid()
     with contextlib.suppress(OSError):  # its holder may end now
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, errors="replace") as file:
             name = "".join(filter(str.isprintable, file.read(200)))
             uid = os.fstat(descriptor).st_uid
-        if uid != os.geteuid():
-            user = f" of {_user_name(uid)}"
-    return f"{name or 'another process'}{user}"
+    names = [name or "another process"]
+    if uid != os.geteuid():
+        names.append(_user_name(uid))
+    return " of ".join(names)
 
 
 def _hold(path: StrPath) -> int | None:
@@ -335,8 +336,7 @@ def _hold(path: StrPath) -> int | None:
                 return None
             if os.fstat(descriptor).st_nlink:  # else its last holder has removed it just now
                 os.ftruncate(descriptor, 0)
-                holder = f"process {os.getpid()} on {socket.gethostname()}\n"
-                os.pwrite(descriptor, holder.encode(), 0)
+                write_all(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 stack.pop_all()
                 return descriptor
 
@@ -419,12 +419,11 @@ class Stream(io.FileIO):
     def put(self, data: Any, offset: int) -> None:
         """Write all of `data` from byte `offset` on."""
         view = memoryview(data)
-        while len(view):
-            written = os.pwrite(self.fileno(), view[:DROP_BYTES], offset)
-            view = view[written:]
-            offset += written
-            self.size = max(self.size, offset)
-            self._dirty_bytes += written
+        for begin in range(0, len(view), DROP_BYTES):
+            part = view[begin : begin + DROP_BYTES]
+            write_all(self.fileno(), part, offset + begin)
+            self.size = max(self.size, offset + begin + len(part))
+            self._dirty_bytes += len(part)
             if self._dirty_bytes >= self.most_dirty_bytes:
                 self.drop()
 

@@ -50,40 +50,36 @@ _ELSEWHERE = {
     "progress": "verbose progress_bar enable_progress_bar silent quiet",
 }
 # What to write in place of a name that is no parameter of a run.
-INSTEAD = {name: f"write {ours}" for ours, names in _ELSEWHERE.items() for name in names.split()}
-INSTEAD |= dict.fromkeys(
-    ("num_layers", "n_layers", "layers", "depth", "num_gnn_layers"),
-    "write one fan-out per layer in num_neighbors: [15, 10, 5] has three",
-)
-INSTEAD |= dict.fromkeys(("shuffle", "drop_last"), "training always shuffles all seeds")
-INSTEAD |= dict.fromkeys(("optimizer", "optim", "opt"), "Adam trains, with lr and weight_decay")
-INSTEAD |= dict.fromkeys(
-    ("loss", "criterion", "loss_fn", "label_smoothing"),
-    "the loss is the cross-entropy, in loss_and_gradient (training/learner.py)",
-)
-INSTEAD |= dict.fromkeys(
-    ("in_channels", "num_features", "out_channels", "num_classes"),
-    "it follows from the data set",
-)
-INSTEAD |= {
+INSTEAD = {
+    **{name: f"write {ours}" for ours, names in _ELSEWHERE.items() for name in names.split()},
+    **dict.fromkeys(
+        ("num_layers", "n_layers", "layers", "depth", "num_gnn_layers"),
+        "write one fan-out per layer in num_neighbors: [15, 10, 5] has three",
+    ),
+    **dict.fromkeys(("shuffle", "drop_last"), "training always shuffles all seeds"),
+    **dict.fromkeys(("optimizer", "optim", "opt"), "Adam trains, with lr and weight_decay"),
+    **dict.fromkeys(
+        ("loss", "criterion", "loss_fn", "label_smoothing"),
+        "the loss is the cross-entropy, in loss_and_gradient (training/learner.py)",
+    ),
+    **dict.fromkeys(
+        ("in_channels", "num_features", "out_channels", "num_classes"),
+        "it follows from the data set",
+    ),
+    **dict.fromkeys(
+        ("run_dir", "out_dir", "output_dir", "save_dir"),
+        "write --run-dir, or run(config, run_dir=...)",
+    ),
+    **dict.fromkeys(
+        ("ranks", "num_ranks", "world_size"), "write --ranks, or run(config, num_ranks=...)"
+    ),
     "memory_limit": "write --memory-limit, or run(config, memory_limit=...)",
-    "run_dir": "write --run-dir, or run(config, run_dir=...)",
-    "out_dir": "write --run-dir, or run(config, run_dir=...)",
-    "output_dir": "write --run-dir, or run(config, run_dir=...)",
-    "save_dir": "write --run-dir, or run(config, run_dir=...)",
     "resume": "write --resume, or run(config, resume=True)",
     "limit_by": "write --limit-by, or run(config, limit_by=...)",
-    "ranks": "write --ranks, or run(config, num_ranks=...)",
-    "num_ranks": "write --ranks, or run(config, num_ranks=...)",
-    "world_size": "write --ranks, or run(config, num_ranks=...)",
-    "n_heads": 'write model_args={"heads": 4}',
-    "num_heads": 'write model_args={"heads": 4}',
-}
-# Parameters of versions 0.1.0 and 0.2.0.
-INSTEAD |= {
+    # heads and the names below are parameters of versions 0.1.0 and 0.2.0
+    **dict.fromkeys(("n_heads", "num_heads", "heads"), 'write model_args={"heads": 4}'),
     "cuda_snapshot": "write torch.cuda.memory._record_memory_history() in a script under `watch`",
     "empty_cache_every": "write release_every",
-    "heads": 'write model_args={"heads": 4}',
     "lr_schedule_args": 'write lr_schedule="cosine:T_max=40"',
     "sampling": "write nothing: each node draws its own neighbors",
     "sampler": "write store.sampler(...) behind PyG's own loader",

@@ -80,13 +80,11 @@ def read_count(path: Path) -> Count | None:
 
 def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None = None) -> str:
     """` 33%|###3      | 3100/9432 [00:50<01:42, 61.70it/s, loss 1.68], 1.20 GB of 4.00 GB`."""
-    parts = []
-    if count is not None:
-        parts.append(str(count))
+    parts = ["" if count is None else str(count)]
     if held_bytes is not None:
-        limit = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
-        parts.append(f"{format_bytes(held_bytes)}{limit}")
-    return ", ".join(parts)
+        limits = [format_bytes(limit_bytes)] * bool(limit_bytes)
+        parts.append(" of ".join([format_bytes(held_bytes), *limits]))
+    return ", ".join(filter(None, parts))
 
 
 @contextlib.contextmanager

@@ -92,8 +92,7 @@ def begin_notebook() -> None:
     """
     from ..doctor import machine
 
-    ipython = sys.modules.get("IPython")
-    shell = ipython and ipython.get_ipython()
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     cells = shell.user_ns["In"] if shell else []
     for defaults, injected in itertools.pairwise(cells):
         # papermill's cell of values, below the cell of defaults

@@ -113,11 +113,9 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             facts = self._facts(self._recorder)
             error = KernelDied(facts["cause"])
             error.facts = facts
-        index = self._index
-        if index is None:
-            codes = (i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code")
-            index = next(codes, None)
-        if index is not None:
+        # the cell that ran, else the first one of code
+        codes = [i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code"]
+        for index in codes[:1] if self._index is None else [self._index]:
             cell = self.nb.cells[index]
             name = type(error).__name__
             text = str(error)

@@ -62,8 +62,7 @@ def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> _VerdictTab
             words = [f"{name} {_WORDS[part.holds]}" for name, part in parts.items()]
             verdict = f"half true: {', '.join(words)}"
         texts = [": ".join(filter(None, [name, part.measured])) for name, part in parts.items()]
-        measured = "; ".join(texts)
-        rows.append((belief, measured, verdict))
+        rows.append((belief, "; ".join(texts), verdict))
     return _VerdictTable(rows, columns=["belief", "measured", "verdict"])
 
 

@@ -127,7 +127,7 @@ def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str,
     return TrainConfig.restore(content["config"]), content["model"], content["data"], path
 
 
-def load_state(part: Stateful, state: Mapping[str, object], path: Path) -> None:
+def load_state(part: Stateful, state: dict[str, Any], path: Path) -> None:
     """Set a model or an optimizer to its state in the file at `path`; `InputError` if it does not
     fit."""
     must = "its __init__ must make the same layers and buffers as when they were saved"
@@ -184,8 +184,9 @@ class Checkpointer:
                 with self.log.phase("checkpoint"):
                     parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
                     paths = RunPaths(self.run_dir)
-                    content = {**vars(state), **self._about, **parts}
-                    _write(paths.checkpoint, content, paths.previous)
+                    _write(
+                        paths.checkpoint, {**vars(state), **self._about, **parts}, paths.previous
+                    )
         self._saved = replace(state)
 
     def save_epoch(self, state: State) -> None:

@@ -189,8 +189,7 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
         ) from None
     # A model that sees more than x and edge_index knows the seeds, and may return their scores
     # alone.
-    knows_seeds = {*call.arguments.values()} - {"x", "edge_index"}
-    least_rows = seeds if knows_seeds else len(batch.x)
+    least_rows = seeds if {*call.arguments.values()} - {"x", "edge_index"} else len(batch.x)
     shape = list(scores.shape) if isinstance(scores, Tensor) else []
     if len(shape) != 2 or shape[1] != num_classes or not least_rows <= shape[0] <= len(batch.x):
         raise InputError(

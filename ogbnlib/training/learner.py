@@ -5,7 +5,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -23,13 +23,8 @@ from .distributed import Ranks
 from .fused_sage import torch_threads
 from .network import GNN
 
-
-class Stateful(Protocol):
-    """A part of a checkpoint: the model, the optimizer or the gradient scaler."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: Any) -> object: ...
+# A part of a checkpoint.
+Stateful: TypeAlias = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
 
 
 def loss_and_gradient(scores: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, Tensor]:

@@ -208,7 +208,12 @@ def train_prepared(
         loaders.waiting = functools.partial(_wait, progress, ranks, stop)
         with contextlib.closing(loaders), workers_ended():
             model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
-            learner = _make_learner(config, model, ranks, log, progress)
+            device = resolve_device(config.device)
+            progress.note(*cuda.begin(config, device.type))
+            log.part(
+                "model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters())
+            )
+            learner = Learner(config, model, device, ranks, log)
             ranks.expect_beats(store.nbytes)
             checkpointer = Checkpointer(run_dir, fingerprint(store, config), learner)
             trainer = Trainer(loaders, checkpointer, progress, stop)
@@ -330,8 +335,7 @@ def _make_model(
     is_custom = model is None and config.model not in MODELS
     with ranks.together():
         if run_dir and is_custom and ranks.first:
-            note = find_code(config, run_dir, keep=True)[1]
-            progress.note(*filter(None, [note]))
+            progress.note(*filter(None, find_code(config, run_dir, keep=True)[1:]))
     with ranks.together():
         widths = loaders.num_features, loaders.num_classes
         model = make_model(config, *widths, run_dir, model, progress.note, store)
@@ -342,13 +346,3 @@ def _make_model(
             "(persistent=False): a resumed run and predict start with the values of its __init__"
         )
     return model
-
-
-def _make_learner(
-    config: TrainConfig, model: nn.Module, ranks: Ranks, log: EventLog, progress: Progress
-) -> Learner:
-    """Bring the model to its device, with its optimizer."""
-    device = resolve_device(config.device)
-    progress.note(*cuda.begin(config, device.type))
-    log.part("model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters()))
-    return Learner(config, model, device, ranks, log)

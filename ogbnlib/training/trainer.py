@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -109,22 +109,22 @@ class Progress:
             self.keep(count, complete)
 
 
+@dataclass
 class Trainer:
     """Epochs of a learner over the batches of its loaders, from `state` on."""
 
-    def __init__(
-        self, loaders: Loaders, checkpointer: Checkpointer, progress: Progress, stop: StopRequest
-    ):
-        self.loaders = loaders
-        self.checkpointer = checkpointer
-        self.progress = progress
-        self.stop = stop
-        self.learner = checkpointer.learner
+    loaders: Loaders
+    checkpointer: Checkpointer
+    progress: Progress
+    stop: StopRequest
+    state: State = field(default_factory=State)
+
+    def __post_init__(self) -> None:
+        self.learner = self.checkpointer.learner
         self.config = self.learner.config
         self.log = self.learner.log
         self.ranks = self.learner.ranks
-        self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
-        self.state = State()
+        self.num_seeds = {split: len(ids) for split, ids in self.loaders.splits.items()}
 
     def _boundary(self, training: bool = False) -> None:
         """Save or stop between two steps or two batches of an evaluation; a run stops on a signal
@@ -264,9 +264,16 @@ class Trainer:
         loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
         begin_s = time.monotonic()
         scores = self._evaluate_epoch(epoch)
-        row: Row = {"epoch": epoch, "loss": loss, "train": None, "valid": None, "test": None}
-        row |= scores
-        row |= {"time_s": self.state.time_s, "eval_time_s": time.monotonic() - begin_s}
+        row: Row = {
+            "epoch": epoch,
+            "loss": loss,
+            "train": None,
+            "valid": None,
+            "test": None,
+            **scores,
+            "time_s": self.state.time_s,
+            "eval_time_s": time.monotonic() - begin_s,
+        }
         self.state = State(
             epoch=epoch,
             history=[*self.state.history, row],

@@ -31,8 +31,7 @@ class Model(SampledModel):
     def conv(inputs: int, outputs: int, *, heads: int, last: bool) -> Any:
         from torch_geometric.nn import GATConv
 
-        channels = outputs if last else outputs // heads
-        return GATConv(inputs, channels, heads=heads, concat=not last)
+        return GATConv(inputs, outputs if last else outputs // heads, heads=heads, concat=not last)
 
 
 def _width(layer: Layer) -> int:
