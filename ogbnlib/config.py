@@ -449,8 +449,9 @@ class _Explained(inspect.Parameter):
 
 _fields = inspect.signature(_Parameters).parameters.values()
 _shown = [_Explained(one.name, one.kind, default=one.default) for one in _fields]
-_first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
-TrainConfig.create.__func__.__signature__ = inspect.Signature([_first, *_shown])  # type: ignore[attr-defined]
+TrainConfig.create.__func__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY), *_shown]
+)
 # Its public place. TAB would first read the source of pydantic and typing, for 3 s, if jedi looked
 # for its class here.
 TrainConfig.__module__ = "ogbnlib"

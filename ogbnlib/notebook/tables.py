@@ -147,13 +147,10 @@ def best_epochs(runs: Runs) -> pd.DataFrame:
             .dropna(subset="valid")
             .head(1)
         )
-        row = {
+        rows[name] = {
             "best epoch": best["epoch"].max(),
             "valid": best["valid"].max(),
             "test": best["test"].max(),
-        }
-        rows[name] = {
-            **row,
             "epochs trained": len(run.metrics),
             "peak GB": round(run.held_peak_bytes / GB, 3),
         }

@@ -309,12 +309,11 @@ class Layers(NamedTuple):
 
         `both` is overwritten, and gathered again if it is None.
         """
-        count = len(grad)
         width = x.shape[1]
         values = _values(x)
         again = both is None
         parts = _parts(len(grad))
-        means = grad.new_empty(count, 2 * width) if both is None else both
+        means = grad.new_empty(len(grad), 2 * width) if both is None else both
         array = _values(means)
         halves = (means[:, :width], means[:, width:])
         as_pyg = len(parts) == 1 and grad.dtype == torch.float32

@@ -29,7 +29,6 @@ from ..graph import kernel_cache
 from ..graph.store import Store, is_store
 from ..launcher import job_cores, local_ranks
 from ..memory import cuda
-from ..memory.cuda import resolve_device
 from ..memory.reading import huge_pages, malloc_trim, own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
@@ -208,7 +207,7 @@ def train_prepared(
         loaders.waiting = functools.partial(_wait, progress, ranks, stop)
         with contextlib.closing(loaders), workers_ended():
             model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
-            device = resolve_device(config.device)
+            device = cuda.resolve_device(config.device)
             progress.note(*cuda.begin(config, device.type))
             log.part(
                 "model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters())
