@@ -83,8 +83,14 @@ def whereabouts() -> str:
 def write_atomically(
     path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None
 ) -> None:
-    """Write a file whole or not at all: `write(file)` fills a sibling, which is synced and then
-    renamed to `path`."""
+    """Write a file whole or not at all.
+
+    Args:
+        path: The file to write or replace.
+        write: Called with a hidden sibling, open for writing bytes; the sibling is synced and then
+            renamed to `path`.
+        keep: Place for the file that is replaced; without it that file is lost.
+    """
     path = Path(path)
     beside = sibling_path(path, f"{uuid.uuid4().hex}.part")
     with naming(path):
@@ -348,9 +354,12 @@ def locked(
     """Hold a lock file against other processes and yield its descriptor; the kernel releases that
     of a killed process.
 
-    While another one holds it, `wait` is called twice a second; without it an `InputError` begins
-    with `what`. With `keep` the file stays, and a child that inherits the descriptor has the lock
-    until its end.
+    Args:
+        path: The lock file, made if it is missing.
+        what: Beginning of the `InputError` while another process has the lock.
+        wait: Called twice a second in that case, in place of the error.
+        keep: Whether the file stays; then a child that inherits the descriptor has the lock until
+            its end.
     """
     path = Path(path)
     tries = 0

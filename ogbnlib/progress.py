@@ -103,10 +103,14 @@ def counted(
     unit: str = "bytes",
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[int], None]]:
-    """Count work on `total` units, shown or passed to `progress`; yields a function to call with
-    each number done.
+    """Count work; yields a function to call with each number done.
 
-    Each call begins with `check`, whose exception ends the work.
+    Args:
+        what: Name of the work, as shown.
+        total: Number of units, the whole work.
+        progress: Whether to show the count, or a function to call with it instead.
+        unit: "bytes" or "batches".
+        check: Called first at each number; its exception ends the work.
     """
     count = Count(total, unit)
 

@@ -153,10 +153,14 @@ def _has_saved(run_dir: Path) -> bool:
 
 
 class Checkpointer:
-    """Saves and restores a run's state in its folder, if it has one; never saves a value that is
-    not finite.
+    """Saves and restores a run's state in its folder; never saves a value that is not finite.
 
-    All ranks call its methods; the first one writes. `data` is the data set's `fingerprint`.
+    All ranks call its methods; the first one writes.
+
+    Args:
+        run_dir: The run's folder; None saves nothing.
+        data: The data set's `fingerprint`, kept in each checkpoint.
+        learner: Its model, optimizer and gradient scaler are saved.
     """
 
     def __init__(self, run_dir: Path | None, data: Mapping[str, object], learner: Learner):

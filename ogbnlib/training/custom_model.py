@@ -43,8 +43,20 @@ def make_model(
     note: Callable[[str], object] = lambda text: None,
     store: Store | None = None,
 ) -> nn.Module:
-    """Return the model of a config, with weights drawn by its seed; a custom one, or `model`, after
-    a trial batch."""
+    """Return the model of a config, with weights drawn by its seed; a custom one after a trial batch.
+
+    Args:
+        config: The run's parameters.
+        num_features: Columns of a batch's x; of all hops together under loading=propagated.
+        num_classes: Columns of the model's scores.
+        run_dir: The run's folder, whose copy of a custom model's code is used if there is one.
+        model: The user's own object, used in place of `config.model`.
+        note: Called with the call that made a custom model.
+        store: Graph for PNA's histogram of degrees; a small one stands for it if omitted.
+
+    Raises:
+        InputError: for code that can't be imported, created or trained.
+    """
     if model is None and config.model in MODELS:
         torch.manual_seed(config.seed)
         return registered_model(config, num_features, num_classes)

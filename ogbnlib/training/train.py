@@ -184,8 +184,16 @@ def train_prepared(
     display: str,
     model: nn.Module | None = None,
 ) -> TrainResult:
-    """Train in a folder that the caller has prepared and locked; `display` as for `Progress`, the
-    rest as for `train`."""
+    """Train in a folder that the caller has prepared and locked.
+
+    Args:
+        run_dir: The run's folder; None keeps nothing on disk.
+        stop: A stop signal sets its number; the run then ends at the next batch boundary.
+        ranks: This process among those that train together.
+        resume: Go on from the last checkpoint if there is one.
+        display: As for `Progress`.
+        model: The user's own object, used in place of `config.model`.
+    """
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         if isinstance(config.num_threads, int):
@@ -213,6 +221,7 @@ def train_prepared(
                 "model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters())
             )
             learner = Learner(config, model, device, ranks, log)
+            # The checkpoint is read after the model exists: its weights are loaded in place.
             ranks.expect_beats(store.nbytes)
             checkpointer = Checkpointer(run_dir, fingerprint(store, config), learner)
             trainer = Trainer(loaders, checkpointer, progress, stop)

@@ -33,7 +33,10 @@ _SHOWN_EVERY_S = 0.5
 class Progress:
     """Progress of a run, shown here and written to progress.json for other processes.
 
-    `display` is as `config.progress`, or "relayed": the process that started this one shows it.
+    Args:
+        display: As `config.progress`, or "relayed": the process that started this one shows it.
+        log: Events of the run; its innermost open phase is the name of the step.
+        run_dir: Folder of progress.json; None writes none.
     """
 
     def __init__(self, display: str, log: EventLog, run_dir: Path | None = None):
@@ -111,7 +114,10 @@ class Progress:
 
 @dataclass
 class Trainer:
-    """Epochs of a learner over the batches of its loaders, from `state` on."""
+    """Epochs of a learner over the batches of its loaders, from `state` on.
+
+    All ranks of a run call the same methods in the same order; the first one writes and prints.
+    """
 
     loaders: Loaders
     checkpointer: Checkpointer
