@@ -38,10 +38,6 @@ _RULES = ConfigDict(allow_inf_nan=False)
 _FREE = Resume()
 _NOTED = Resume("")
 _COMPARE = "; compare accuracies with this in mind"
-_CHECKPOINTING = (
-    "activation_checkpointing: expected with sage, gcn or gat; in your own model call "
-    "torch.utils.checkpoint"
-)
 
 
 class _Parameters(BaseModel):
@@ -383,8 +379,14 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
     """Return problems of the model with other values, each with whether it applies."""
     kinds = {name: entry.load() for name, entry in MODELS.items()}
     kind = kinds.get(config.model)
+    sampled = [name for name, one in kinds.items() if not one.propagated]
+    checkpointing = (
+        config.activation_checkpointing and (kind is None or config.propagated),
+        f"activation_checkpointing: expected with {', '.join(sampled)}; in your own model call "
+        "torch.utils.checkpoint",
+    )
     if kind is None:  # the user's own
-        return [(config.activation_checkpointing, _CHECKPOINTING)]
+        return [checkpointing]
     fitting = [name for name, one in kinds.items() if one.propagated == config.propagated]
     known_arguments = {"heads"} if kind.has_heads else set()
     heads = config.model_args.get("heads", 4)
@@ -408,7 +410,7 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
             f"model: loading={config.loading} takes {', '.join(fitting)}, or your own model, got "
             f"{config.model!r}",
         ),
-        (config.activation_checkpointing and config.propagated, _CHECKPOINTING),
+        checkpointing,
     ]
 
 
