@@ -39,14 +39,6 @@ _NAMES = {
     "notebook.magics": "load_ipython_extension",
 }
 _MODULE = {name: module for module, names in _NAMES.items() for name in names.split()}
-# Names of earlier versions.
-_RENAMED = {
-    **dict.fromkeys(("beliefs", "claims"), "ogbnlib.notebook.verdicts"),
-    "measure_runtime_bytes": "ogbnlib.scaled_limit, which adds it",
-    "predict_nodes": "ogbnlib.predict",
-    "recommend": "ogbnlib.ladder or ogbnlib.plan",
-    "runs": "ogbnlib.list_runs",
-}
 __all__ = sorted([*_MODULE, "mark", "phase", "__version__"])
 
 
@@ -63,12 +55,10 @@ def __getattr__(name: str) -> Any:
 
             check_working_folder()
         return getattr(importlib.import_module(module), name)
-    now = _RENAMED.get(name)
+    place = ""
     if not name.startswith("_") and name in importlib.import_module(f"{__name__}.notebook").__all__:
-        now = f"ogbnlib.notebook.{name}"
-    raise AttributeError(
-        f"module {__name__!r} has no attribute {name!r}" + (f"; it is {now} now" if now else "")
-    )
+        place = f"; it is ogbnlib.notebook.{name}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
 
 
 def __dir__() -> list[str]:

@@ -11,16 +11,20 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from . import data_commands as option
 from .config import TrainConfig
+from .config import parameters as config_parameters
 from .data_commands import app, read_options, say, show
+from .display import steady_output
 from .errors import InputError, check_working_folder, clear_errors
 from .files import home
-from .output import steady_output
+
+if TYPE_CHECKING:
+    from .runs.folder import Run
 
 if TYPE_CHECKING:
     from .runs.folder import Run
@@ -48,13 +52,10 @@ def plan(
     NOT FIT.
     """
     if parameters:
-        from .config import parameters as known
-
-        return show(
-            known(), "\n".join(f"{name}\n    {text}" for name, text in known().items()), as_json
-        )
-    from .forecast import planner
-    from .forecast.fitting import WILL_NOT_FIT
+        meanings = config_parameters()
+        text = "\n".join(f"{name}\n    {meaning}" for name, meaning in meanings.items())
+        return show(meanings, text, as_json)
+    from .forecast import fitting, planner
     from .forecast.machine import probe
     from .sources.resolve import graph_for
 
@@ -67,18 +68,16 @@ def plan(
         table = planner.ladder(**values)
         return show({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
     size = graph_for(planned)
-    advice = planner.plan(planned, memory_limit, size=size, machine=(here := probe(size)))
-    run_s, evaluations = (
-        advice.forecast.run_s,
-        sum(map(planned.num_evaluations, ("train", "valid", "test"))),
+    machine = probe(size)
+    advice = planner.plan(planned, memory_limit, size=size, machine=machine)
+    run_s = advice.forecast.run_s
+    evaluations = sum(map(planned.num_evaluations, ("train", "valid", "test")))
+    text = (
+        f"{advice}\n{planned.epochs} epochs, {evaluations} evaluations and loading: "
+        f"about {run_s / 3600:.2f} h here ({machine}; no GPU)"
     )
-    whole = f"{planned.epochs} epochs, {evaluations} evaluations and loading: about {run_s / 3600:.2f} h here"
-    show(
-        {**advice.to_dict(), "run_s": round(run_s, 1)},
-        f"{advice}\n{whole} ({here}; no GPU)",
-        as_json,
-    )
-    raise typer.Exit(1 if advice.verdict == WILL_NOT_FIT else 0)
+    show({**advice.to_dict(), "run_s": round(run_s, 1)}, text, as_json)
+    raise typer.Exit(1 if advice.verdict == fitting.WILL_NOT_FIT else 0)
 
 
 @app.command()
@@ -121,30 +120,46 @@ def train(
             raise InputError(
                 "--memory-limit, --ranks: expected without a launcher such as torchrun"
             )
-        from .memory.signals import die_with_parent
-        from .training.child import exit_code
-        from .training.distributed import end, end_here
-        from .training.train import train as train_here
-
-        die_with_parent()
-        end_here()
-        quiet = planned.replace(progress="none") if as_json else planned
-        code = exit_code(lambda: train_here(quiet, run_dir, resume=resume, trust=trust), say)
-        if os.environ["RANK"] == "0" and code != 2:
-            ended = Run(run_dir)
-            show(ended.result, f"{ended.diagnosis}\nEverything about it is in {run_dir}", as_json)
-        end(code)
-    more: dict[str, Any] = {
-        "run_dir": run_dir,
-        "resume": resume,
-        "limit_by": limit_by,
-        "num_ranks": ranks,
-        "trust": trust,
-    }
+        _train_as_rank(planned, run_dir, resume, trust, as_json)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        done = _ended(lambda: run(planned, memory_limit, echo=not as_json, **more))
-    show(done.result, f"{done.diagnosis}\nEverything about it is in {run_dir}", as_json)
+        done = _ended(
+            lambda: run(
+                planned,
+                memory_limit,
+                echo=not as_json,
+                run_dir=run_dir,
+                resume=resume,
+                limit_by=limit_by,
+                num_ranks=ranks,
+                trust=trust,
+            )
+        )
+    _show_end(done, as_json)
     raise typer.Exit(done.exit_code or 0)
+
+
+def _train_as_rank(
+    config: TrainConfig, run_dir: Path, resume: bool, trust: bool, as_json: bool
+) -> NoReturn:
+    """Train in this process, and end it with the exit code."""
+    from .memory.signals import die_with_parent
+    from .runs.folder import Run
+    from .training.child import exit_code
+    from .training.distributed import end, end_here
+    from .training.train import train as train_here
+
+    die_with_parent()
+    end_here()
+    quiet = config.replace(progress="none") if as_json else config
+    code = exit_code(lambda: train_here(quiet, run_dir, resume=resume, trust=trust), say)
+    if os.environ["RANK"] == "0" and code != 2:
+        _show_end(Run(run_dir), as_json)
+    end(code)
+
+
+def _show_end(run: "Run", as_json: bool, *, err: bool = False) -> None:
+    text = f"{run.diagnosis}\nEverything about it is in {run.run_dir}"
+    show(run.result, text, as_json, err=err)
 
 
 @app.command()
@@ -168,14 +183,17 @@ def predict(
     sampled."""
     from .inference.predictions import predict as predict_classes
 
-    how: dict[str, Any] = {
-        "nodes": nodes,
-        "sampled": sampled,
-        "scores": scores,
-        "memory_limit": memory_limit,
-        "trust": trust,
-    }
-    path = predict_classes(run_dir, out, **how, progress=not as_json, say=say)
+    path = predict_classes(
+        run_dir,
+        out,
+        nodes=nodes,
+        sampled=sampled,
+        scores=scores,
+        memory_limit=memory_limit,
+        trust=trust,
+        progress=not as_json,
+        say=say,
+    )
     show({"path": str(path)}, str(path), as_json)
 
 
@@ -203,12 +221,7 @@ def watch(
             command, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json
         )
     )
-    show(
-        done.result,
-        f"{done.diagnosis}\nEverything about it is in {done.run_dir}",
-        as_json,
-        err=True,
-    )
+    _show_end(done, as_json, err=True)
     raise typer.Exit(done.exit_code or 0)
 
 
@@ -274,10 +287,13 @@ def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False)
     from .doctor import examine
 
     checks = examine(root)
-    lines, ok = [], all(check.ok for check in checks)
+    ok = all(check.ok for check in checks)
+    lines = []
     for check in checks:
-        lines.append(f"{'ok  ' if check.ok else 'FAIL'} {check.name:<14} {check.result}")
-        if not check.ok:
+        if check.ok:
+            lines.append(f"ok   {check.name:<14} {check.result}")
+        else:
+            lines.append(f"FAIL {check.name:<14} {check.result}")
             lines.append(f"     {'':<14} fix: {check.fix}")
     show({"checks": [vars(check) for check in checks], "ok": ok}, "\n".join(lines), as_json)
     raise typer.Exit(0 if ok else 1)
@@ -320,7 +336,8 @@ def main() -> int:
         sys.stdout.flush()
         # A standard output that can't be written ends no command; one that only prints exits with 2
         # then.
-        if (refused := refusal()) and not isinstance(refused, BrokenPipeError):
+        refused = refusal()
+        if refused and not isinstance(refused, BrokenPipeError):
             typer.echo(
                 f"error: standard output: {refused.strerror}; the rest is not shown", err=True
             )

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
-from . import values as v
+from . import parameters as p
 from .errors import InputError, clear_errors
 from .files import write_json
 from .registry import MODELS, POLICIES, Policy
@@ -34,7 +35,9 @@ class Resume(NamedTuple):
 
 
 _RULES = ConfigDict(allow_inf_nan=False)
-FREE, NOTED, _COMPARE = Resume(), Resume(""), "; compare accuracies with this in mind"
+_FREE = Resume()
+_NOTED = Resume("")
+_COMPARE = "; compare accuracies with this in mind"
 
 
 class _Parameters(BaseModel):
@@ -43,15 +46,15 @@ class _Parameters(BaseModel):
     )
 
     # data
-    dataset: Annotated[v.Dataset, FREE]
+    dataset: Annotated[p.Dataset, _FREE]
     """A store, a folder in OGB's binary layout or of your own files, or an official name such as
     "ogbn-arxiv"."""
-    data_dir: Annotated[v.OptionalPath, FREE] = None
+    data_dir: Annotated[p.OptionalPath, _FREE] = None
     """Folder of official data sets ("dataset") and of stores of other data (by default next to the
     data)."""
-    download: Annotated[bool, FREE] = False
+    download: Annotated[bool, _FREE] = False
     """Allow the download of an official data set; without it a missing one is an error."""
-    undirected: v.OptionalBool = None
+    undirected: p.OptionalBool = None
     """Add reverse edges. If omitted, an existing store's own setting is used, and a new store is
     directed."""
     feature_dtype: Literal["float32", "float16", "int8"] = "float32"
@@ -59,103 +62,103 @@ class _Parameters(BaseModel):
     int8 is for stores."""
 
     # loading
-    loading: Annotated[Loading, FREE] = "shared"
+    loading: Annotated[Loading, _FREE] = "shared"
     """Place of the graph: three stock loaders, one at a time, one CSC for all, on disk, or features
     propagated once."""
-    lookahead: Annotated[v.SizeOrWord, FREE] = "auto"
+    lookahead: Annotated[p.SizeOrWord, _FREE] = "auto"
     """loading=store: memory for batches sampled ahead."""
-    spool: Annotated[v.SizeOrWord, FREE] = "auto"
+    spool: Annotated[p.SizeOrWord, _FREE] = "auto"
     """loading=store: disk for windows of batches prepared for several epochs, in SLURM_TMPDIR or
     TMPDIR."""
-    num_neighbors: v.FanOut = (3, 2)
+    num_neighbors: p.FanOut = (3, 2)
     """One fan-out per layer, nearest hop first; -1 takes all neighbors."""
-    batch_size: v.Count = 128
+    batch_size: p.Count = 128
     """Seeds per sampled batch."""
-    accumulate: Annotated[v.Count, FREE] = 1
+    accumulate: Annotated[p.Count, _FREE] = 1
     """Batches per optimizer step and process."""
     eval_batch_size: Annotated[
-        v.OptionalCount, Resume(f"{_COMPARE}, unless eval_num_neighbors is one number")
+        p.OptionalCount, Resume(f"{_COMPARE}, unless eval_num_neighbors is one number")
     ] = None
     """Seeds per batch of an evaluation; None: batch_size."""
-    num_workers: Annotated[v.CountOrZero, FREE] = 0
+    num_workers: Annotated[p.CountOrZero, _FREE] = 0
     """Sampling processes per loader."""
-    persistent_workers: Annotated[bool, FREE] = False
+    persistent_workers: Annotated[bool, _FREE] = False
     """Keep the workers between epochs; needs num_workers > 0."""
-    pin_memory: Annotated[bool, FREE] = False
+    pin_memory: Annotated[bool, _FREE] = False
     """Page-locked batches for faster copies to a GPU."""
 
     # loading=propagated
-    hops: v.Count = 2
+    hops: p.Count = 2
     """loading=propagated: number of times that features are propagated to neighbors."""
     norm: Literal["row", "sym", "gcn"] = "sym"
     """loading=propagated: row is the mean over in-neighbors, sym divides by roots of degrees, gcn
     is sym with each node as its own neighbor once."""
 
     # model
-    model: v.Model = "sage"
+    model: p.Model = "sage"
     """sage, gcn, gat; sgc, sign, sagn with loading=propagated; or your own class,
     "my_model.py:Net": README."""
-    model_args: v.Arguments = {}
+    model_args: p.Arguments = {}
     """More arguments of your own model's __init__, or {"heads": 8} for gat and sagn (4); a dict or
     JSON text."""
-    hidden_channels: v.Count = 16
+    hidden_channels: p.Count = 16
     """Width of the layers."""
-    dropout: Annotated[v.Float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[p.Float, Field(ge=0, lt=1)] = 0.0
     """Share of a hidden layer's values that training drops."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Precision of the layers' products (torch.autocast); fp16 needs a GPU."""
-    activation_checkpointing: Annotated[bool, FREE] = False
+    activation_checkpointing: Annotated[bool, _FREE] = False
     """Compute layers again in the backward pass: less memory, same gradients."""
 
     # training
-    epochs: Annotated[v.CountOrZero, FREE] = 3
+    epochs: Annotated[p.CountOrZero, _FREE] = 3
     """Passes over the train split."""
-    lr: Annotated[v.Float, Field(gt=0), NOTED] = 0.01
+    lr: Annotated[p.Float, Field(gt=0), _NOTED] = 0.01
     """Adam's learning rate."""
-    lr_schedule: Annotated[v.Schedule, NOTED] = "constant"
+    lr_schedule: Annotated[p.Schedule, _NOTED] = "constant"
     """"cosine:T_max=40,eta_min=0.001" falls from lr to eta_min (0) in T_max epochs and stays there;
     "step:step_size=10,gamma=0.5" multiplies by gamma (0.1) every step_size epochs."""
-    weight_decay: Annotated[v.Float, Field(ge=0), NOTED] = 0.0
+    weight_decay: Annotated[p.Float, Field(ge=0), _NOTED] = 0.0
     """Adam's weight decay."""
-    checkpoint_every_s: Annotated[v.Float, Field(ge=0), FREE] = 600.0
+    checkpoint_every_s: Annotated[p.Float, Field(ge=0), _FREE] = 600.0
     """Seconds between checkpoints within an epoch; 0: at epoch ends only."""
-    seed: v.CountOrZero = 0
+    seed: p.CountOrZero = 0
     """Seed of weights, order, neighbors and dropout; on a CPU it determines the run."""
-    device: Annotated[Literal["auto", "cpu", "cuda"], FREE] = "auto"
+    device: Annotated[Literal["auto", "cpu", "cuda"], _FREE] = "auto"
     """auto: a GPU where there is one."""
     num_threads: Annotated[
-        v.Threads, Resume("; torch sums in another order, and weights may differ slightly")
+        p.Threads, Resume("; torch sums in another order, and weights may differ slightly")
     ] = 1
     """Threads of torch; auto: one for small steps, all of the job's cores for large ones; None:
     torch's own choice."""
 
     # evaluation
-    train_eval: Annotated[Literal["every_epoch", "final", "never"], FREE] = "final"
+    train_eval: Annotated[Literal["every_epoch", "final", "never"], _FREE] = "final"
     """Time of the evaluation on the train split."""
-    eval_every: Annotated[v.Count, FREE] = 1
+    eval_every: Annotated[p.Count, _FREE] = 1
     """Epochs between evaluations; the last epoch is always evaluated."""
-    eval_splits: Annotated[v.Splits, FREE] = ("valid", "test")
+    eval_splits: Annotated[p.Splits, _FREE] = ("valid", "test")
     """Splits to evaluate; may be ("valid",) or () for none."""
-    eval_num_neighbors: Annotated[v.EvalFanOut, Resume(_COMPARE)] = None
+    eval_num_neighbors: Annotated[p.EvalFanOut, Resume(_COMPARE)] = None
     """As num_neighbors, or one number for all hops (-1: all neighbors); None: num_neighbors. With
     one number accuracies are the same for every eval_batch_size, except for gcn, whose degrees
     depend on the batch."""
-    early_stopping: Annotated[v.Patience, FREE] = 0
+    early_stopping: Annotated[p.Patience, _FREE] = 0
     """Stop after this many evaluations in a row without a better valid accuracy; 0: never."""
     keep: Literal["last", "best"] = "last"
     """best: also keep best.pt, the model with the best valid accuracy so far."""
-    release_every: Annotated[v.CountOrZero, FREE] = 0
+    release_every: Annotated[p.CountOrZero, _FREE] = 0
     """Call release_memory() every k batches, in training and evaluation, with empty_cache() on a
     GPU; 0: never."""
 
     # GPU memory; no effect on a CPU
-    expandable_segments: Annotated[bool, FREE] = False
+    expandable_segments: Annotated[bool, _FREE] = False
     """Let the allocator's segments grow in place: less fragmentation."""
-    max_cuda_memory: Annotated[v.OptionalBytes, FREE] = None
+    max_cuda_memory: Annotated[p.OptionalBytes, _FREE] = None
     """Cap on GPU memory such as "4 GB", to reproduce the out-of-memory error of a small card on a
     large one."""
 
-    progress: Annotated[Literal["auto", "bar", "lines", "none"], FREE] = "auto"
+    progress: Annotated[Literal["auto", "bar", "lines", "none"], _FREE] = "auto"
     """Display of progress; auto: a bar in a terminal or JupyterLab, else lines."""
 
 
@@ -169,7 +172,7 @@ class TrainConfig(_Parameters):
 
     def __init__(self, /, **values: Any):
         known = type(self).model_fields
-        problems = [v.unknown_parameter(name, known) for name in values if name not in known]
+        problems = [p.unknown_parameter(name, known) for name in values if name not in known]
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -182,27 +185,28 @@ class TrainConfig(_Parameters):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if problem := _conflict(self):
+        problem = _conflict(self)
+        if problem:
             raise ValueError(problem)
         return self
 
     @classmethod
-    def create(cls, values: Mapping[str, Any] | None = None, /, **more: Any) -> Self:
+    def create(cls, values: Mapping[str, object] | None = None, /, **more: object) -> Self:
         """A config from names and values; one `InputError` reports every mistake."""
         return cls(**{**(values or {}), **more})
 
     @classmethod
-    def restore(cls, values: Mapping[str, Any]) -> Self:
-        """A config from saved values; an earlier version's parameters are translated, or ignored
-        with a warning."""
-        values = v.translate(values)
-        if removed := sorted(values.keys() & v.REPLACED):
+    def restore(cls, values: Mapping[str, object]) -> Self:
+        """A config from saved values; parameters of 0.2.0 that are gone are ignored with a
+        warning."""
+        removed = sorted(values.keys() & p.REMOVED)
+        if removed:
             warnings.warn(
                 f"{', '.join(removed)}: ignored, this version has no such parameter", stacklevel=2
             )
         return cls.create({name: value for name, value in values.items() if name not in removed})
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: object) -> Self:
         """A new config with some values changed, validated like a new one."""
         return self.create({**self.model_dump(), **changes})
 
@@ -243,9 +247,11 @@ class TrainConfig(_Parameters):
     def learning_rate(self, epoch: int) -> float:
         """Learning rate of `epoch`, counted from 1; it has no state that a resumed run would
         need."""
-        done, (name, arguments) = epoch - 1, v.parse_schedule(self.lr_schedule)
+        done = epoch - 1
+        name, arguments = p.parse_schedule(self.lr_schedule)
         if name == "cosine":
-            lowest, share = arguments.get("eta_min", 0.0), min(done / arguments["T_max"], 1.0)
+            lowest = arguments.get("eta_min", 0.0)
+            share = min(done / arguments["T_max"], 1.0)
             return lowest + (self.lr - lowest) * (1 + math.cos(math.pi * share)) / 2
         if name == "step":
             return self.lr * arguments.get("gamma", 0.1) ** (done // arguments["step_size"])
@@ -263,9 +269,9 @@ class TrainConfig(_Parameters):
         """The fan-outs of a pass, one per layer."""
         if training or self.eval_num_neighbors is None:
             return self.num_neighbors
-        return self.eval_num_neighbors * (
-            len(self.num_neighbors) if len(self.eval_num_neighbors) == 1 else 1
-        )
+        if len(self.eval_num_neighbors) == 1:
+            return self.eval_num_neighbors * len(self.num_neighbors)
+        return self.eval_num_neighbors
 
     def splits_to_evaluate(self, epoch: int) -> list[str]:
         """The splits to evaluate after `epoch`: every `eval_every` epochs and after the last."""
@@ -288,10 +294,11 @@ class TrainConfig(_Parameters):
         """Whether a resumed run may change all of these parameters."""
         return all(_resume_rule(name) is not None for name in names)
 
-    def changes(self, before: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    def changes(self, before: Mapping[str, object]) -> tuple[list[str], list[str]]:
         """Compare with the values of the run to resume: changes to refuse, and sentences about
         allowed ones."""
-        refused, notes, before = [], [], v.translate(before)
+        refused = []
+        notes = []
         for name, value in self.model_dump(mode="json").items():
             if before.get(name, value) == value:
                 continue
@@ -309,25 +316,7 @@ def _resume_rule(name: str) -> Resume | None:
     return next((item for item in marks if isinstance(item, Resume)), None)
 
 
-def _heads_problem(config: TrainConfig, kind: Any) -> str:
-    """Describe wrong `heads` or other arguments of a registered model; "" for the user's own one."""
-    if kind is None:
-        return ""
-    known = {"heads"} if kind.has_heads else set()
-    if config.model_args.keys() - known:
-        takes = " ".join(known) or "none"
-        return f"model_args: {config.model} takes {takes}, got {config.model_args}"
-    heads = config.model_args.get("heads", 4)
-    if type(heads) is not int or heads < 1:
-        return f"model_args: expected heads of at least 1, a whole number, got {heads!r}"
-    if kind.has_heads and config.hidden_channels % heads:
-        return (
-            f"hidden_channels: expected a multiple of heads={heads}, got {config.hidden_channels}"
-        )
-    return ""
-
-
-def _problem(item: Any, name: object = "") -> str:
+def _problem(item: ErrorDetails, name: object = "") -> str:
     """Return one of pydantic's errors as `name: expectation, got value`."""
     if item["type"] == "missing":
         return f"{name}: expected a value, got none"
@@ -351,34 +340,77 @@ def check_value(field: str, value: object, name: str = "") -> None:
 
 def _conflict(config: TrainConfig) -> str:
     """Describe the first combination of values that no run can have; "" if there is none."""
-    layers, fan_outs = len(config.num_neighbors), config.eval_num_neighbors
-    if not config.dataset.strip():
-        return "dataset: expected a folder or an official name such as 'ogbn-arxiv', got an empty string"
-    if fan_outs is not None and len(fan_outs) not in (1, layers):
-        return f"eval_num_neighbors: expected one fan-out or {layers}, as in num_neighbors, got {list(fan_outs)}"
-    if config.feature_dtype == "int8" and not config.policy.reads_disk:
-        return f"feature_dtype: int8 is for a store on disk: expected loading=store, got loading={config.loading}"
-    if config.persistent_workers and config.num_workers == 0:
-        return "persistent_workers: needs num_workers of at least 1, got num_workers=0"
-    kind = MODELS[config.model].load() if config.model in MODELS else None
-    if problem := _heads_problem(config, kind):
-        return problem
-    name = "early_stopping" if config.early_stopping else "keep" if config.keep == "best" else ""
-    if name and "valid" not in config.eval_splits:
-        return f"{name}: expected 'valid' in eval_splits, got {list(config.eval_splits)}"
-    if kind and kind.propagated != config.policy.uses_hops:
-        known = {name: entry.load() for name, entry in MODELS.items()}
-        fitting = [name for name, one in known.items() if one.propagated == config.policy.uses_hops]
-        return (
-            f"model: loading={config.loading} takes {', '.join(fitting)}, or your own model, "
-            f"got {config.model!r}"
-        )
-    if config.activation_checkpointing and (kind is None or config.policy.uses_hops):
-        return (
-            "activation_checkpointing: expected with sage, gcn or gat; in your own model call "
-            "torch.utils.checkpoint"
-        )
-    return ""
+    layers = len(config.num_neighbors)
+    evaluated = config.eval_num_neighbors or ()
+    needs_valid = ["early_stopping"] * bool(config.early_stopping) + ["keep"] * (
+        config.keep == "best"
+    )
+    problems = [
+        (
+            not config.dataset.strip(),
+            "dataset: expected a folder or an official name such as 'ogbn-arxiv', got an empty string",
+        ),
+        (
+            len(evaluated) not in (0, 1, layers),
+            f"eval_num_neighbors: expected one fan-out or {layers}, as in num_neighbors, got "
+            f"{list(evaluated)}",
+        ),
+        (
+            config.feature_dtype == "int8" and not config.policy.reads_disk,
+            "feature_dtype: int8 is for a store on disk: expected loading=store, got "
+            f"loading={config.loading}",
+        ),
+        (
+            config.persistent_workers and config.num_workers == 0,
+            "persistent_workers: needs num_workers of at least 1, got num_workers=0",
+        ),
+        (
+            needs_valid and "valid" not in config.eval_splits,
+            f"{', '.join(needs_valid[:1])}: expected 'valid' in eval_splits, got "
+            f"{list(config.eval_splits)}",
+        ),
+        *_model_problems(config),
+    ]
+    return next((text for applies, text in problems if applies), "")
+
+
+def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
+    """Return problems of the model with other values, each with whether it applies."""
+    kinds = {name: entry.load() for name, entry in MODELS.items()}
+    kind = kinds.get(config.model)
+    sampled = [name for name, one in kinds.items() if not one.propagated]
+    checkpointing = (
+        config.activation_checkpointing and (kind is None or config.policy.uses_hops),
+        f"activation_checkpointing: expected with {', '.join(sampled)}; in your own model call "
+        "torch.utils.checkpoint",
+    )
+    if kind is None:  # the user's own
+        return [checkpointing]
+    fitting = [name for name, one in kinds.items() if one.propagated == config.policy.uses_hops]
+    known_arguments = {"heads"} if kind.has_heads else set()
+    heads = config.model_args.get("heads", 4)
+    is_count = type(heads) is int and heads > 0
+    return [
+        (
+            config.model_args.keys() - known_arguments,
+            f"model_args: {config.model} takes {' '.join(known_arguments) or 'none'}, got "
+            f"{config.model_args}",
+        ),
+        (
+            not is_count,
+            f"model_args: expected heads of at least 1, a whole number, got {heads!r}",
+        ),
+        (
+            kind.has_heads and is_count and config.hidden_channels % heads,
+            f"hidden_channels: expected a multiple of heads={heads}, got {config.hidden_channels}",
+        ),
+        (
+            config.model not in fitting,
+            f"model: loading={config.loading} takes {', '.join(fitting)}, or your own model, got "
+            f"{config.model!r}",
+        ),
+        checkpointing,
+    ]
 
 
 def check_config(config: object) -> None:
@@ -393,11 +425,9 @@ def parameters() -> dict[str, str]:
     """The meaning of each parameter, by name, default and choices."""
     meanings = {}
     for name, info in TrainConfig.model_fields.items():
-        choices = (
-            f" ({', '.join(get_args(info.annotation))})"
-            if get_origin(info.annotation) is Literal
-            else ""
-        )
+        choices = ""
+        if get_origin(info.annotation) is Literal:
+            choices = f" ({', '.join(get_args(info.annotation))})"
         default = "" if info.is_required() else f"={info.default!r}"
         meanings[f"{name}{default}{choices}"] = (info.description or "").replace("\n", " ")
     return meanings
@@ -420,8 +450,9 @@ class _Explained(inspect.Parameter):
 
 _fields = inspect.signature(_Parameters).parameters.values()
 _shown = [_Explained(one.name, one.kind, default=one.default) for one in _fields]
-_first = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
-TrainConfig.create.__func__.__signature__ = inspect.Signature([_first, *_shown])  # type: ignore[attr-defined]
+TrainConfig.create.__func__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY), *_shown]
+)
 # Its public place. TAB would first read the source of pydantic and typing, for 3 s, if jedi looked
 # for its class here.
 TrainConfig.__module__ = "ogbnlib"

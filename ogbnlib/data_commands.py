@@ -1,5 +1,6 @@
 """The command line's options, and its commands that create and check data sets."""
 
+import functools
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .errors import InputError, printable
-from .values import no_value, parse_assignments, read_parameters
+from .parameters import no_value, parse_assignments, read_parameters
 
 HELP = "Convert data, plan memory, train, and explain kills.\n\nEach command has its own --help."
 app = typer.Typer(
@@ -32,7 +33,11 @@ RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
 _NewDtype = Annotated[
     str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")
 ]
-StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
+_Relabel = Annotated[
+    bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")
+]
+_CacheLimit = Annotated[str | None, typer.Option(help='Such as "4 GB", page cache included.')]
+_StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
 
 
 def say(text: object) -> None:
@@ -55,12 +60,9 @@ def read_options(
 
 
 def _print_dataset(dataset: Any, kind: str, as_json: bool) -> None:
-    names = ("num_nodes", "num_edges", "num_features", "num_classes")
-    facts = {
-        "path": str(dataset.path),
-        "format": kind,
-        **{name: getattr(dataset, name) for name in names},
-    }
+    facts: dict[str, Any] = {"path": str(dataset.path), "format": kind}
+    for name in ("num_nodes", "num_edges", "num_features", "num_classes"):
+        facts[name] = getattr(dataset, name)
     text = f"{dataset.path}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {kind}"
     if kind == "store":
         from .graph.summary import summarized
@@ -125,6 +127,7 @@ def download(
 _FILES = (
     "Your own files, folders or patterns: .npy, .npz, .parquet, .feather, .csv, .txt, .mtx; .gz"
 )
+_file = functools.partial(typer.Option, rich_help_panel=_FILES)
 
 
 @app.command()
@@ -136,24 +139,14 @@ def convert(
         ),
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
-    edges: Annotated[Path | None, typer.Option(help="Edges.", rich_help_panel=_FILES)] = None,
-    features: Annotated[
-        Path | None, typer.Option(help="Features; or ones, degree.", rich_help_panel=_FILES)
-    ] = None,
-    labels: Annotated[Path | None, typer.Option(help="Labels.", rich_help_panel=_FILES)] = None,
-    train: Annotated[
-        Path | None, typer.Option(help="Node ids or a mask.", rich_help_panel=_FILES)
-    ] = None,
-    valid: Annotated[
-        Path | None, typer.Option("--valid", "--val", help="The same.", rich_help_panel=_FILES)
-    ] = None,
-    test: Annotated[Path | None, typer.Option(help="The same.", rich_help_panel=_FILES)] = None,
-    splits: Annotated[
-        Path | None, typer.Option(help="Columns node_id and split.", rich_help_panel=_FILES)
-    ] = None,
-    nodes: Annotated[
-        Path | None, typer.Option(help="Name of each row of features.", rich_help_panel=_FILES)
-    ] = None,
+    edges: Annotated[Path | None, _file(help="Edges.")] = None,
+    features: Annotated[Path | None, _file(help="Features; or ones, degree.")] = None,
+    labels: Annotated[Path | None, _file(help="Labels.")] = None,
+    train: Annotated[Path | None, _file(help="Node ids or a mask.")] = None,
+    valid: Annotated[Path | None, _file("--valid", "--val", help="The same.")] = None,
+    test: Annotated[Path | None, _file(help="The same.")] = None,
+    splits: Annotated[Path | None, _file(help="Columns node_id and split.")] = None,
+    nodes: Annotated[Path | None, _file(help="Name of each row of features.")] = None,
     edge_columns: Annotated[
         str | None, typer.Option(help='Such as "citing,cited"; default source,target.')
     ] = None,
@@ -169,17 +162,13 @@ def convert(
     num_classes: Annotated[
         int | None, typer.Option(help="Default: the largest label plus one.")
     ] = None,
-    relabel: Annotated[
-        bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")
-    ] = False,
+    relabel: _Relabel = False,
     data_dir: DataDir = Path("dataset"),
     undirected: Annotated[
         bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")
     ] = False,
     feature_dtype: _NewDtype = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(help='Such as "4 GB", page cache included.')
-    ] = None,
+    memory_limit: _CacheLimit = None,
     as_json: Json = False,
 ) -> None:
     """Turn a data set into a store on disk, in bounded memory."""
@@ -191,22 +180,22 @@ def convert(
     options: dict[str, Any] = dict(zip(ROLE_NAMES, files, strict=True))
     options |= {"id_column": id_column, "num_classes": num_classes, "relabel": relabel or None}
     lists = {"edge_columns": edge_columns, "label_columns": label_columns, "leave_out": leave_out}
-    for name, columns in lists.items():
-        options[name] = None if columns is None else columns.split(",")
-    opened = open_source(
-        source, data_dir, **{k: value for k, value in options.items() if value is not None}
+    options |= {name: text.split(",") for name, text in lists.items() if text is not None}
+    options = {name: value for name, value in options.items() if value is not None}
+    store = make_store(
+        open_source(source, data_dir, **options),
+        store_dir,
+        undirected=undirected,
+        feature_dtype=feature_dtype,  # type: ignore[arg-type]  # `convert` refuses others
+        memory_limit=memory_limit,
+        progress=not as_json,
     )
-    how: dict[str, Any] = {
-        "undirected": undirected,
-        "feature_dtype": feature_dtype,
-        "memory_limit": memory_limit,
-    }
-    _print_dataset(make_store(opened, store_dir, progress=not as_json, **how), "store", as_json)
+    _print_dataset(store, "store", as_json)
 
 
 @app.command()
 def propagate(
-    store_dir: StoreDir,
+    store_dir: _StoreDir,
     target: Annotated[
         Path, typer.Argument(help="The folder of the new store, of propagated features.")
     ],
@@ -231,18 +220,22 @@ def propagate(
     from .graph.store import open_store
     from .propagation.hops import propagate as propagate_store
 
-    how: dict[str, Any] = {"hops": hops, "norm": norm, "nodes": nodes}
-    how |= {
-        "feature_dtype": feature_dtype,
-        "memory_limit": memory_limit,
-        "progress": not as_json,
-        "say": say,
-    }
-    _print_dataset(propagate_store(open_store(store_dir), target, **how), "store", as_json)
+    store = propagate_store(
+        open_store(store_dir),
+        target,
+        hops=hops,
+        norm=norm,  # type: ignore[arg-type]  # `propagate` refuses other texts
+        nodes=nodes,  # type: ignore[arg-type]
+        feature_dtype=feature_dtype,  # type: ignore[arg-type]
+        memory_limit=memory_limit,
+        progress=not as_json,
+        say=say,
+    )
+    _print_dataset(store, "store", as_json)
 
 
 @app.command()
-def verify(store_dir: StoreDir, as_json: Json = False) -> None:
+def verify(store_dir: _StoreDir, as_json: Json = False) -> None:
     """Read a whole store and check checksums, offsets, ids and features. Exits with 1 if anything
     is wrong."""
     from .graph.writer import verify_store

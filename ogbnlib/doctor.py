@@ -23,6 +23,8 @@ from .memory.limits import make_limit
 from .memory.reading import huge_pages
 
 _SHOWN = ("torch", "torch_geometric", "ogb", "numba", "pandas")
+_HUGE_PAGES = {"always": "on", "madvise": "on where asked for, as run() does"}
+_NO_HUGE_PAGES = "off, large steps take a third longer; an administrator can switch them to madvise"
 
 
 @dataclass(frozen=True)
@@ -59,76 +61,71 @@ def machine() -> str:
         f"ogbnlib {__version__}",
         *(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN[:2]),
     ]
-    gpu = "no GPU"
-    if Path("/proc/driver/nvidia").exists():
-        import torch
-
-        gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else gpu
-    kind = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    gpu = _gpu() if Path("/proc/driver/nvidia").exists() else ""
+    kinds = re.findall(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     where = [
         platform.system(),
-        kind[1] if kind else platform.machine(),
+        *(kinds[:1] or [platform.machine()]),
         f"{len(os.sched_getaffinity(0))} cores",
+        f"{format_bytes(effective_limit()[0])} of memory",
+        gpu or "no GPU",
     ]
-    where += [f"{format_bytes(effective_limit()[0])} of memory", gpu]
     return f"{', '.join(versions)}, Python {platform.python_version()}\n{', '.join(where)}"
+
+
+def _gpu() -> str:
+    """Name of the GPU, "" without one; imports torch."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
 def examine(root: Path) -> list[Check]:
     """Run all checks, in the order of the report."""
-    root, here, checks = home(root), Path.cwd(), [_packages()]
-    if checks[0].ok:
-        import torch
-
-        device = (
-            torch.cuda.get_device_name()
-            if torch.cuda.is_available()
-            else "no GPU, training runs on the CPU"
-        )
-        checks.append(Check("devices", True, device))
-    limit, source = effective_limit()
-    checks.append(Check("memory limit", True, f"{format_bytes(limit)}, from {source}"))
-    trial, refusals = make_limit(min(limit, 2**30))  # a watchdog is possible everywhere
+    root = home(root)
+    packages = _packages()
+    checks = [packages]
+    if packages.ok:
+        checks.append(Check("devices", True, _gpu() or "no GPU, training runs on the CPU"))
+    limit_bytes, source = effective_limit()
+    checks.append(Check("memory limit", True, f"{format_bytes(limit_bytes)}, from {source}"))
+    trial, refusals = make_limit(min(limit_bytes, 2**30))  # a watchdog is possible everywhere
     trial.close()
-    more = f" ({'; '.join(refusals)})" if trial.name == "watchdog" else ""
-    checks.append(Check("limit by", True, trial.name + more))
-    pages = {"always": "on", "madvise": "on where asked for, as run() does"}.get(huge_pages())
-    pages = (
-        pages or "off, large steps take a third longer; an administrator can switch them to madvise"
-    )
-    checks.append(Check("huge pages", True, pages))
+    reasons = f" ({'; '.join(refusals)})" if trial.name == "watchdog" else ""
+    checks.append(Check("limit by", True, f"{trial.name}{reasons}"))
+    checks.append(Check("huge pages", True, _HUGE_PAGES.get(huge_pages(), _NO_HUGE_PAGES)))
     # DataLoader workers pass batches through /dev/shm; Docker's default of 64 MB ends in SIGBUS.
-    shm = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
+    shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
     grow = "docker run --shm-size=8g ..., or mount -t tmpfs -o size=8g tmpfs /dev/shm, or keep num_workers=0"
-    checks.append(Check("/dev/shm", shm >= 2**30, format_bytes(shm), "" if shm >= 2**30 else grow))
-    place = (root if root.is_dir() else here).resolve()
-    free = shutil.disk_usage(place).free
+    checks.append(_at_least("/dev/shm", shm_bytes, 2**30, format_bytes(shm_bytes), grow))
+    place = (root if root.is_dir() else Path.cwd()).resolve()
+    free_bytes = shutil.disk_usage(place).free
     # enough for the notebooks' generated data
     clear = f"free 2 GB under {place}, or work in another folder"
-    checks.append(
-        Check("disk", free >= 2**31, f"{format_bytes(free)} free", "" if free >= 2**31 else clear)
-    )
-    # Only a new conversion or propagation to the same place would clear or resume what a killed one
-    # left.
-    folders = {
-        folder.resolve()
-        for folder in (root, here, *here.iterdir())
-        if os.access(folder, os.R_OK | os.X_OK)
-    }
-    parts = [path for folder in sorted(folders) if folder.is_dir() for path in abandoned(folder)]
-    size = sum(file.stat().st_size for path in parts for file in path.rglob("*") if file.is_file())
-    text = (
-        f"{format_bytes(size)} of killed processes"
-        if parts
-        else f"none of killed processes in {root} and {here}"
-    )
-    checks.append(
-        Check("leftovers", not parts, text, f"rm -r {shlex.join(map(str, parts))}" if parts else "")
-    )
+    checks.append(_at_least("disk", free_bytes, 2**31, f"{format_bytes(free_bytes)} free", clear))
+    checks.append(_leftovers(root, Path.cwd()))
     names = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir())
-    return [
-        *checks,
-        Check(
-            "data sets", True, f"{', '.join(names) or 'none'} in {root} (generated data needs none)"
-        ),
-    ]
+    data_sets = f"{', '.join(names) or 'none'} in {root} (generated data needs none)"
+    return [*checks, Check("data sets", True, data_sets)]
+
+
+def _at_least(name: str, size_bytes: int, least_bytes: int, result: str, fix: str) -> Check:
+    if size_bytes >= least_bytes:
+        return Check(name, True, result)
+    return Check(name, False, result, fix)
+
+
+def _leftovers(*places: Path) -> Check:
+    """Files of killed processes in these folders, and in those of the last one.
+
+    Only a new conversion or propagation to the same place would clear or resume them.
+    """
+    around = {folder.resolve() for folder in (*places, *places[-1].iterdir())}
+    folders = [path for path in around if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]
+    parts = [path for folder in sorted(folders) for path in abandoned(folder)]
+    if not parts:
+        where = " and ".join(map(str, places))
+        return Check("leftovers", True, f"none of killed processes in {where}")
+    size = sum(file.stat().st_size for path in parts for file in path.rglob("*") if file.is_file())
+    fix = f"rm -r {shlex.join(map(str, parts))}"
+    return Check("leftovers", False, f"{format_bytes(size)} of killed processes", fix)

@@ -7,10 +7,12 @@ import os
 import re
 import resource
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-MB, GB = 2**20, 2**30  # the units of every text, table and plot
+# The units of every text, table and plot.
+MB = 2**20
+GB = 2**30
 _BINARY = {"": 1, "K": 2**10, "M": MB, "G": GB, "T": 2**40}
 _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
 
@@ -50,8 +52,7 @@ class Problems:
         if len(self._texts) == 1:
             raise InputError(self._texts[0])
         if self._texts:
-            lines = "\n".join(f"- {text}" for text in self._texts)
-            raise InputError(f"{len(self._texts)} mistakes:\n{lines}")
+            raise InputError("\n- ".join([f"{len(self._texts)} mistakes:", *self._texts]))
 
 
 def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
@@ -114,29 +115,25 @@ def explained(error: BaseException) -> BaseException:
     named = isinstance(error.filename, str | bytes | os.PathLike)
     where = os.fsdecode(error.filename) if named else "a file"
     if error.errno == errno.ENOENT and not os.path.isabs(where):
-        problem = working_folder_problem()
-        if problem is not None:
+        try:
+            check_working_folder()
+        except InputError as problem:
             return problem
     if not named and error.errno not in _DISK:
         return error
     return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy_of(error.errno)}")
 
 
-def working_folder_problem() -> InputError | None:
-    """Return the error for a working folder that was deleted or can't be read, None for others."""
+def check_working_folder() -> None:
+    """Refuse a working folder that was deleted or can't be read: there torch's MKL ends the process
+    while it is imported."""
     try:
         os.getcwd()
     except OSError as error:
         reason = f"{error.strerror}: deleted, moved, or not yours".lower()
-        return InputError(f"working folder: {reason}; `cd` to one that exists and start again")
-    return None
-
-
-def check_working_folder() -> None:
-    """Refuse a deleted working folder, where torch's MKL ends the process while it is imported."""
-    problem = working_folder_problem()
-    if problem is not None:
-        raise problem
+        raise InputError(
+            f"working folder: {reason}; `cd` to one that exists and start again"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -151,7 +148,8 @@ def clear_errors() -> Iterator[None]:
             shortened(stop)
         raise
     except OSError as error:
-        if (clear := explained(error)) is error:
+        clear = explained(error)
+        if clear is error:
             raise
         raise clear from None
 
@@ -176,10 +174,9 @@ def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]
             raise
         if not expected or isinstance(error, MemoryError):
             raise
-        text = f"found damage or other content ({' '.join(str(error).split())})"
-        raise InputError(
-            "; ".join(filter(None, [f"{path}: expected {expected}, {text}", remedy]))
-        ) from None
+        what = f"found damage or other content ({' '.join(str(error).split())})"
+        texts = [f"{path}: expected {expected}, {what}", remedy]
+        raise InputError("; ".join(filter(None, texts))) from None
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:
@@ -221,7 +218,9 @@ def format_bytes(count: float | None) -> str:
         return "unknown"
     if abs(count) >= GB:
         return f"{count / GB:.2f} GB"
-    return f"{count / MB:.0f} MB" if abs(count) >= MB else f"{count / 2**10:.0f} kB"
+    if abs(count) >= MB:
+        return f"{count / MB:.0f} MB"
+    return f"{count / 2**10:.0f} kB"
 
 
 _SECRET = (
@@ -236,7 +235,6 @@ _IN_TEXT = re.compile(
 )
 _NAMED = re.compile(rf"((?:--?)?{_SECRET}=).*", re.IGNORECASE | re.DOTALL)
 _OPTION = re.compile(rf"--?{_SECRET}", re.IGNORECASE)
-MASK = "***"
 
 
 def masked(argv: Iterable[str]) -> list[str]:
@@ -246,22 +244,13 @@ def masked(argv: Iterable[str]) -> list[str]:
     for argument in argv:
         named = _NAMED.fullmatch(argument)
         if follows and not argument.startswith("--"):
-            shown.append(MASK)
+            shown.append("***")
         elif named:
-            shown.append(named[1] + MASK)
+            shown.append(f"{named[1]}***")
         else:
-            shown.append(_IN_TEXT.sub(lambda match: f"{match[1] or match[2]}{MASK}", argument))
+            shown.append(_IN_TEXT.sub(lambda match: f"{match[1] or match[2]}***", argument))
         follows = _OPTION.fullmatch(argument) is not None
     return shown
-
-
-def without_secrets(line: str, argv: Sequence[str]) -> str:
-    """Replace what `masked` hides of a command where the command's own output repeats it."""
-    for argument, shown in zip(argv, masked(argv), strict=True):
-        value = argument.removeprefix(shown.removesuffix(MASK))
-        if shown.endswith(MASK) and len(value) > 3:  # a "3" is in too many lines, and no secret
-            line = line.replace(value, MASK)
-    return line
 
 
 def split_name(name: Any) -> Any:

@@ -12,7 +12,6 @@ import pwd
 import shutil
 import socket
 import stat
-import sys
 import time
 import uuid
 import warnings
@@ -36,9 +35,11 @@ def stamp(file: StrPath | int) -> Stamp:
 
 def replaced(path: StrPath) -> InputError:
     """Return the error for a file that changed while this process used it."""
-    what = "expected the file that this process opened first, found it replaced, changed or gone"
-    remedy = "put the old data back to go on (--resume), or write new data to a new folder and start a new run on them"
-    return InputError(f"{path}: {what}; {remedy}")
+    return InputError(
+        f"{path}: expected the file that this process opened first, found it replaced, changed or "
+        "gone; put the old data back to go on (--resume), or write new data to a new folder and "
+        "start a new run on them"
+    )
 
 
 def check_same(path: StrPath, before: Stamp) -> None:
@@ -55,33 +56,19 @@ def home(path: StrPath) -> Path:
             hint = "; ogbnlib.Store.from_data(data, path) writes it as a store"
         raise InputError(f"expected a path, got {type(path).__name__}{hint}")
     text = os.fspath(path)
-    _check_encoding(text)
     if text != text.strip() or not text.isprintable():  # such as the CR of a Windows file
         raise InputError(
             f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it"
         )
-    path, name = os.path.expanduser(text), text.partition("/")[0]
+    expanded = os.path.expanduser(text)
+    name = text.partition("/")[0]
     no_home = name == "~" and os.environ.get("HOME") == ""  # "~/data" would be /data
-    if name.startswith("~") and (no_home or not os.path.isabs(path)):
+    if name.startswith("~") and (no_home or not os.path.isabs(expanded)):
         raise InputError(
             f"{text}: expected a path, found {name} without a home folder; set HOME, write the path "
             f"in full, or ./{text} for a folder of that name"
         )
-    return Path(path)
-
-
-def _check_encoding(text: str) -> None:
-    """Refuse a path that this Python can't pass on: in the C locale its file names are ASCII."""
-    encoding = sys.getfilesystemencoding()
-    odd = any("\udc80" <= letter <= "\udcff" for letter in text) and encoding != "utf-8"
-    try:
-        os.fsencode(text)
-    except UnicodeEncodeError:
-        odd = True
-    if odd:
-        shown = text.encode(errors="surrogateescape").decode(errors="replace")
-        expected = f"expected ASCII letters, since this Python's file names are {encoding}"
-        raise InputError(f"{shown}: {expected}; set PYTHONUTF8=1, or a UTF-8 locale")
+    return Path(expanded)
 
 
 def shown(path: Path) -> Path:
@@ -97,8 +84,14 @@ def whereabouts() -> str:
 def write_atomically(
     path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None
 ) -> None:
-    """Write a file whole or not at all: `write(file)` fills a sibling, which is synced and then
-    renamed to `path`."""
+    """Write a file whole or not at all.
+
+    Args:
+        path: The file to write or replace.
+        write: Called with a hidden sibling, open for writing bytes; the sibling is synced and then
+            renamed to `path`.
+        keep: Place for the file that is replaced; without it that file is lost.
+    """
     path = Path(path)
     beside = sibling_path(path, f"{uuid.uuid4().hex}.part")
     with naming(path):
@@ -128,28 +121,32 @@ def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> b
         status = os.lstat(path)
     except FileNotFoundError:
         return False
-    if found := _objection(status, path, is_kind):
-        raise _not_own(path, found, "folder" if is_kind is stat.S_ISDIR else "file")
+    objection = _objection(status, path, is_kind)
+    if objection:
+        raise _not_own(path, objection, "folder" if is_kind is stat.S_ISDIR else "file")
     return True
 
 
 def _objection(status: os.stat_result, path: StrPath, is_kind: Callable[[int], bool]) -> str:
     """Name what makes a file unsafe to write, or a folder unsafe to clear; "" if nothing does."""
-    if stat.S_ISLNK(status.st_mode):
-        return "a link"
-    if not is_kind(status.st_mode):
-        return "something of another kind"
-    if stat.S_ISREG(status.st_mode) and status.st_nlink > 1:
-        return "a file with a second name (a hard link)"
     own = {os.geteuid(), 0}
     if own == {0}:  # root of a container, who works in folders of the host's users
         own.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
-    return "" if status.st_uid in own else f"one of {user_name(status.st_uid)}"
+    is_file = stat.S_ISREG(status.st_mode)
+    objections = {
+        "a link": stat.S_ISLNK(status.st_mode),
+        "something of another kind": not is_kind(status.st_mode),
+        "a file with a second name (a hard link)": is_file and status.st_nlink > 1,
+        f"one of {user_name(status.st_uid)}": status.st_uid not in own,
+    }
+    return next((name for name, applies in objections.items() if applies), "")
 
 
-def _not_own(path: StrPath, found: str, kind: str = "file") -> InputError:
-    remedy = "delete it if nobody needs it, or name another place"
-    return InputError(f"{path}: expected nothing or a {kind} of your own, found {found}; {remedy}")
+def _not_own(path: StrPath, objection: str, kind: str = "file") -> InputError:
+    return InputError(
+        f"{path}: expected nothing or a {kind} of your own, found {objection}; "
+        "delete it if nobody needs it, or name another place"
+    )
 
 
 def user_name(uid: int) -> str:
@@ -175,8 +172,9 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
             raise _not_own(path, f"one of {user_name(os.lstat(path).st_uid)}") from None
         raise
     try:
-        if found := _objection(os.fstat(descriptor), path, stat.S_ISREG):
-            raise _not_own(path, found)
+        objection = _objection(os.fstat(descriptor), path, stat.S_ISREG)
+        if objection:
+            raise _not_own(path, objection)
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
     except BaseException:
@@ -185,17 +183,16 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
     return descriptor
 
 
-def write_all(descriptor: int, data: bytes, offset: int | None = None) -> None:
+def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
     """Write all of `data`, at its end or from byte `offset` on. The kernel writes a part where a
     disk or a limit is reached, and names the cause at the next call."""
     view = memoryview(data)
-    while len(view):
+    done = 0
+    while done < len(view):
         if offset is None:
-            written = os.write(descriptor, view)
+            done += os.write(descriptor, view[done:])
         else:
-            written = os.pwrite(descriptor, view, offset)
-            offset += written
-        view = view[written:]
+            done += os.pwrite(descriptor, view[done:], offset + done)
 
 
 def _sync(path: Path) -> None:
@@ -265,16 +262,15 @@ def file_system(path: StrPath) -> str:
     import psutil
 
     place = Path(os.path.realpath(path))
-    around = [
-        part for part in psutil.disk_partitions(all=True) if place.is_relative_to(part.mountpoint)
-    ]
-    return max(around, key=lambda part: len(part.mountpoint)).fstype if around else ""
+    mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
+    return mounts.get(max(filter(place.is_relative_to, mounts), key=len, default=""), "")
 
 
 def warn_if_remote(path: StrPath, what: str) -> None:
     """Warn once per folder that `what` is unreliable on its network file system."""
     # Each machine caches pages and locks on its own there.
-    if (kind := file_system(path)).startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
+    kind = file_system(path)
+    if kind.startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
         warnings.warn(
             f"{os.path.realpath(path)}: it lies on a network file system ({kind}): {what}",
             stacklevel=2,
@@ -285,9 +281,8 @@ def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
     """Refuse to write to a disk with less than `needed_bytes` free; `what` is the message's
     expectation."""
     path = home(path).absolute()
-    free = shutil.disk_usage(
-        next(folder for folder in (path, *path.parents) if folder.is_dir())
-    ).free
+    place = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
     if free < needed_bytes:
         raise InputError(f"{path}: expected {what}, found {format_bytes(free)}")
 
@@ -312,19 +307,20 @@ def is_held(path: StrPath) -> bool:
 
 def _holder(path: StrPath) -> str:
     """Return the process that wrote itself into a lock, and its user if that is another one."""
-    text, uid = b"", os.geteuid()
+    name = ""
+    uid = os.geteuid()
     with contextlib.suppress(OSError):  # its holder may end now
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            text, uid = os.read(descriptor, 200), os.fstat(descriptor).st_uid
-        finally:
-            os.close(descriptor)
-    shown = "".join(filter(str.isprintable, text.decode(errors="replace")))
-    of = f" of {user_name(uid)}" if uid != os.geteuid() else ""
-    return f"{shown or 'another process'}{of}"
+        with open(descriptor, errors="replace") as file:
+            name = "".join(filter(str.isprintable, file.read(200)))
+            uid = os.fstat(descriptor).st_uid
+    names = [name or "another process"]
+    if uid != os.geteuid():
+        names.append(user_name(uid))
+    return " of ".join(names)
 
 
-def hold(path: StrPath) -> int | None:
+def _hold(path: StrPath) -> int | None:
     """Lock a file by flock(2), write this process into it, return its descriptor; None if another
     process has it."""
     # A killed process loses the lock. A child that inherits the descriptor has it too, until the
@@ -347,9 +343,7 @@ def hold(path: StrPath) -> int | None:
                 return None
             if os.fstat(descriptor).st_nlink:  # else its last holder has removed it just now
                 os.ftruncate(descriptor, 0)
-                os.pwrite(
-                    descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0
-                )
+                write_all(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 stack.pop_all()
                 return descriptor
 
@@ -361,13 +355,17 @@ def locked(
     """Hold a lock file against other processes and yield its descriptor; the kernel releases that
     of a killed process.
 
-    While another one holds it, `wait` is called twice a second; without it an `InputError` begins
-    with `what`. With `keep` the file stays, and a child that inherits the descriptor has the lock
-    until its end.
+    Args:
+        path: The lock file, made if it is missing.
+        what: Beginning of the `InputError` while another process has the lock.
+        wait: Called twice a second in that case, in place of the error.
+        keep: Whether the file stays; then a child that inherits the descriptor has the lock until
+            its end.
     """
-    path, tries = Path(path), 0
+    path = Path(path)
+    tries = 0
     try:
-        while (descriptor := hold(path)) is None:
+        while (descriptor := _hold(path)) is None:
             if wait is not None:
                 wait()
             elif tries:
@@ -386,7 +384,7 @@ def locked(
         yield descriptor
     finally:
         if not keep:
-            path.unlink(missing_ok=True)  # before the release, see `hold`
+            path.unlink(missing_ok=True)  # before the release, see `_hold`
             with contextlib.suppress(OSError):  # where there are no locks
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # for forks, too
         os.close(descriptor)
@@ -429,10 +427,11 @@ class Stream(io.FileIO):
     def put(self, data: Any, offset: int) -> None:
         """Write all of `data` from byte `offset` on."""
         view = memoryview(data)
-        while len(view):
-            written = os.pwrite(self.fileno(), view[:DROP_BYTES], offset)
-            view, offset = view[written:], offset + written
-            self.size, self._dirty_bytes = max(self.size, offset), self._dirty_bytes + written
+        for begin in range(0, len(view), DROP_BYTES):
+            part = view[begin : begin + DROP_BYTES]
+            write_all(self.fileno(), part, offset + begin)
+            self.size = max(self.size, offset + begin + len(part))
+            self._dirty_bytes += len(part)
             if self._dirty_bytes >= self.most_dirty_bytes:
                 self.drop()
 
@@ -445,9 +444,11 @@ class Stream(io.FileIO):
     def fill(self, view: memoryview, offset: int) -> None:
         """Read the bytes from `offset` on until `view` is full."""
         while len(view):
-            if not (count := os.preadv(self.fileno(), [view], offset)):
+            count = os.preadv(self.fileno(), [view], offset)
+            if not count:
                 raise OSError(errno.EIO, "temporary file ends early", self.name)
-            view, offset = view[count:], offset + count
+            view = view[count:]
+            offset += count
 
 
 BLOCK = 4096  # O_DIRECT, which bypasses the page cache, reads and writes whole blocks
@@ -479,7 +480,8 @@ def block_buffer(num_bytes: int) -> memoryview:
 def read_blocks(descriptor: int, buffer: memoryview, begin: int, size: int) -> memoryview | None:
     """Read the blocks of `size` bytes from byte `begin` on into `buffer`; None if the file ends
     before."""
-    view, done = buffer[: whole_blocks(size)], 0
+    view = buffer[: whole_blocks(size)]
+    done = 0
     while done < size:
         reached = done + os.preadv(descriptor, [view[done:]], begin + done)
         if reached < size:

@@ -26,6 +26,16 @@ class Layer(NamedTuple):
     fused: bool  # by `training.fused_sage`: on the CPU
     edge_list: bool  # in place of a sparse matrix, as `forward(x, edge_index)` gets it
 
+    @property
+    def item(self) -> int:
+        """Bytes of a number in products."""
+        return 2 if self.half else 4
+
+    @property
+    def copy(self) -> int:
+        """Bytes of a number in the half-width copy of an input, 0 where there is none."""
+        return 2 if self.half else 0
+
 
 class LayerMemory(NamedTuple):
     """Bytes of one layer in a training step."""

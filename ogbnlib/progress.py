@@ -8,19 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import clock
+from .display import Live
 from .errors import format_bytes
-from .output import Live
 
 
 def seconds(value: float) -> str:
     """Format a duration: `47 s`, `12 min`, `3.4 h`."""
-    return (
-        f"{value:.0f} s"
-        if value < 100
-        else f"{value / 60:.0f} min"
-        if value < 6000
-        else f"{value / 3600:.1f} h"
-    )
+    if value < 100:
+        return f"{value:.0f} s"
+    if value < 6000:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h"
 
 
 @dataclass
@@ -40,25 +38,31 @@ class Count:
     def add(self, number: float) -> None:
         self.done += number
         took_s = clock.now() - self.began_s
-        # cached data in a shorter time is no speed
-        self.per_s = self.done / took_s if took_s > 0.5 else 0.0
+        if took_s > 0.5:  # cached data in a shorter time is no speed
+            self.per_s = self.done / took_s
 
     def __str__(self) -> str:
         from tqdm import tqdm
 
-        rest = [f"loss {self.loss:.2f}"] if self.loss is not None else []
-        rest += [f"run {seconds(self.run_left_s)}"] if self.run_left_s is not None else []
-        scale = (
-            {"unit": "B", "unit_scale": True, "unit_divisor": 1024} if self.unit == "bytes" else {}
-        )
-        shown = {
-            "prefix": self.what or "",
-            "rate": self.per_s,
-            "postfix": ", ".join(rest),
-            "ascii": True,
-        }
+        rest = []
+        if self.loss is not None:
+            rest.append(f"loss {self.loss:.2f}")
+        if self.run_left_s is not None:
+            rest.append(f"run {seconds(self.run_left_s)}")
+        in_bytes = self.unit == "bytes"
         return str(
-            tqdm.format_meter(self.done, self.total, clock.now() - self.began_s, **scale, **shown)
+            tqdm.format_meter(
+                self.done,
+                self.total,
+                clock.now() - self.began_s,
+                prefix=self.what or "",
+                rate=self.per_s,
+                postfix=", ".join(rest),
+                ascii=True,
+                unit="B" if in_bytes else "it",
+                unit_scale=in_bytes,
+                unit_divisor=1024,
+            )
         )
 
 
@@ -69,22 +73,25 @@ def read_count(path: Path) -> Count | None:
     """Read progress.json; None if it is missing, half written or not one."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         count = Count(**json.loads(path.read_bytes()))
-        return count if str(count) else None
+        str(count)  # refuses numbers that are none
+        return count
     return None
 
 
 def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None = None) -> str:
     """` 33%|###3      | 3100/9432 [00:50<01:42, 61.70it/s, loss 1.68], 1.20 GB of 4.00 GB`."""
-    limit = f" of {format_bytes(limit_bytes)}" if limit_bytes else ""
-    memory = "" if held_bytes is None else format_bytes(held_bytes) + limit
-    return ", ".join(filter(None, ["" if count is None else str(count), memory]))
+    parts = ["" if count is None else str(count)]
+    if held_bytes is not None:
+        limits = [format_bytes(limit_bytes)] * bool(limit_bytes)
+        parts.append(" of ".join([format_bytes(held_bytes), *limits]))
+    return ", ".join(filter(None, parts))
 
 
 @contextlib.contextmanager
-def doing(what: str, how: str = "auto") -> Iterator[None]:
+def doing(what: str, display: str = "auto") -> Iterator[None]:
     """Show the time spent on work whose progress can't be counted."""
     begin = time.monotonic()
-    with Live(lambda: (what, seconds(time.monotonic() - begin)), how):
+    with Live(lambda: (what, seconds(time.monotonic() - begin)), display):
         yield
 
 
@@ -96,10 +103,14 @@ def counted(
     unit: str = "bytes",
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[int], None]]:
-    """Count work on `total` units, shown or passed to `progress`; yields a function to call with
-    each number done.
+    """Count work; yields a function to call with each number done.
 
-    Each call begins with `check`, whose exception ends the work.
+    Args:
+        what: Name of the work, as shown.
+        total: Number of units, the whole work.
+        progress: Whether to show the count, or a function to call with it instead.
+        unit: "bytes" or "batches".
+        check: Called first at each number; its exception ends the work.
     """
     count = Count(total, unit)
 

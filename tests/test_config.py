@@ -17,9 +17,10 @@ from conftest import tree
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError, format_bytes, parse_bytes
+from ogbnlib.parameters import INSTEAD, parse_assignments, read_parameters
+from ogbnlib.registry import MODELS
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
-from ogbnlib.values import INSTEAD, parse_assignments, read_parameters
 
 
 def make(**values: Any) -> TrainConfig:
@@ -95,7 +96,7 @@ BAD_VALUES = [
     ("batch_size", 0, "greater than 0"),
     ("lr", math.nan, "finite"),
     ("loading", "sharde", "'shared'"),
-    ("model", "transformer", "gat, gcn, sage"),
+    ("model", "transformer", ", ".join(MODELS)),
     ("num_neighbors", [3, 0], "at least 1"),
     ("num_neighbors", 3, "tuple"),
     ("persistent_workers", True, "num_workers"),
@@ -156,32 +157,20 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]
 
 
-@pytest.mark.parametrize(
-    ("earlier", "now"),
-    [
-        ({"heads": 8}, {"model_args": {"heads": 8}}),
-        ({"heads": 4, "self_loops": False, "lr_schedule_args": {}}, {}),
-        ({"heads": 8, "model": "sage"}, {"model": "sage"}),
-        ({"heads": 2, "model": "m.py:Net"}, {"model": "m.py:Net", "model_args": {"heads": 2}}),
-        (
-            {"lr_schedule": "step", "lr_schedule_args": {"step_size": 9}},
-            {"lr_schedule": "step:step_size=9"},
-        ),
-        ({"norm": "sym", "self_loops": True}, {"norm": "gcn"}),
-    ],
-    ids=str,
-)
-def test_a_parameter_of_an_earlier_version_is_translated_or_ignored_with_a_warning(
-    tmp_path: Path, earlier: dict[str, Any], now: dict[str, Any]
+def test_a_parameter_of_the_last_version_is_ignored_with_a_warning_and_others_are_refused(
+    tmp_path: Path,
 ) -> None:
-    config = make(**{"model": "gat", **now})
-    others = {"sampler": "numba", "spool_dir": None, "empty_cache_every": 3}
-    saved = {**make(**{"model": "gat"}).model_dump(mode="json"), **earlier, **others}
+    config = make(model="gat")
+    saved = {**config.model_dump(mode="json"), "sampling": "nodes"}
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    with pytest.warns(UserWarning, match="^empty_cache_every, sampler, spool_dir: ignored"):
+    with pytest.warns(UserWarning, match="^sampling: ignored, this version has no such parameter"):
         assert TrainConfig.load(tmp_path / "config.json") == config
     assert config.changes(saved) == ([], [])
-    assert TrainConfig.restore({"dataset": "d", "self_loops": True}).norm == "gcn"
+    (tmp_path / "config.json").write_text(json.dumps({"dataset": "d", "heads": 8}))
+    with pytest.raises(
+        InputError, match=r"config\.json: unknown parameter 'heads': write model_args"
+    ):
+        TrainConfig.load(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from ogbnlib.__main__ import app
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.fitting import FITS
 from ogbnlib.forecast.planner import ladder, plan
+from ogbnlib.parameters import parse_assignments, read_parameters
 from ogbnlib.runs.diagnosis import explain_code, explain_text
 from ogbnlib.sources.synth import synthesize
-from ogbnlib.values import parse_assignments, read_parameters
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "notebooks" / "guide" / "papers100M.md"

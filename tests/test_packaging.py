@@ -40,7 +40,7 @@ DOOR = {
     **{
         "environment": -4,
         "errors": -3,
-        "output": -3,
+        "display": -3,
         "clock": -3,
         "progress": -2,
         "files": -2,
@@ -51,7 +51,7 @@ DOOR = {
         "splitmix64": -2,
         "model": -2,
     },
-    **{"values": -1, "config": -1},
+    **{"parameters": -1, "config": -1},
     **{"marks": 0, "doctor": 1, "__init__": 12, "data_commands": 12, "__main__": 12},
 }
 MODULES = sorted(

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ogbnlib import output
+from ogbnlib import display
 from ogbnlib.config import TrainConfig
+from ogbnlib.display import Live
 from ogbnlib.errors import GB, InputError
-from ogbnlib.output import Live
 from ogbnlib.progress import Count, counted, details, read_count
 from ogbnlib.runs.sandbox import run
 
@@ -41,7 +41,7 @@ def terminal() -> Iterator[Terminal]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "_BAR_EVERY_S", 0.01)
+    monkeypatch.setattr(display, "_BAR_EVERY_S", 0.01)
 
 
 def test_a_line_has_the_count_the_speed_the_loss_the_time_left_and_the_memory() -> None:

@@ -42,7 +42,7 @@ def _model_scores(
     config = saved.config
     folder = saved.path.parent
     model = make_model(config, store.num_features, store.num_classes, folder, store=store)
-    load_state(model, saved.weights, saved.path)
+    load_state(model, dict(saved.weights), saved.path)
     device = resolve_device(config.device)
     call = Call.of(model, config.precision)
     model.to(device).eval()

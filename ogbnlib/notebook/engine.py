@@ -16,7 +16,7 @@ import click
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import InputError, explained, parse_bytes, unknown_name
-from ..values import check_numbers
+from ..parameters import check_numbers
 
 
 class ParameterError(click.ClickException, InputError):
@@ -39,12 +39,9 @@ class _Engine:
         kernels = KernelSpecManager().find_kernel_specs()
         if kernel_name not in kernels:
             raise ParameterError(f"-k: {unknown_name(kernel_name, kernels, 'kernel')}")
-        cell = next(
-            (cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", [])), None
-        )
-        check_parameters(
-            dict(nb.metadata.papermill.get("parameters") or {}), cell.source if cell else ""
-        )
+        tagged = (cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", []))
+        defaults = "".join(cell.source for cell in itertools.islice(tagged, 1))
+        check_parameters(dict(nb.metadata.papermill.get("parameters") or {}), defaults)
         return self.__getattr__("execute_notebook")(nb, kernel_name, **options)
 
     def __getattr__(self, name: str) -> Any:
@@ -95,13 +92,13 @@ def begin_notebook() -> None:
     """
     from ..doctor import machine
 
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    for defaults, injected in itertools.pairwise(shell.user_ns["In"] if shell else []):
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    cells = shell.user_ns["In"] if shell else []
+    for defaults, injected in itertools.pairwise(cells):
         # papermill's cell of values, below the cell of defaults
         if injected.startswith("# Parameters\n"):
-            check_parameters(
-                {name: value for name, (_, value) in _assignments(injected).items()}, defaults
-            )
+            values = {name: value for name, (_, value) in _assignments(injected).items()}
+            check_parameters(values, defaults)
             break
     print(machine())
     if "JPY_SESSION_NAME" in os.environ:  # JupyterLab, whose user waits and may close the tab
@@ -122,23 +119,31 @@ def check_parameters(values: dict[str, Any], defaults: str) -> None:
     known = _assignments(defaults) if values else {}
     problems = []
     for name, value in values.items():
-        if name not in known:
-            if not name.startswith("PAPERMILL_"):  # of --inject-paths
-                problems.append(unknown_name(name, known, "parameter"))
-        elif not _accepts((kind := known[name][0]), value):
-            # papermill's -p turns "8" into a number and leaves "[5, 4]" as text
-            example = json.dumps(known[name][1], default=list)
-            how = f"-r {name} TEXT" if _accepts(kind, "text") else f"-y '{name}: {example}'"
-            problems.append(
-                f"{name}: expected {kind}, found {value!r} ({type(value).__name__}); pass it as in {how}"
-            )
-        elif problem := _out_of_range(name, value, known[name][1], defaults):
-            problems.append(problem)
-    if problems:
-        raise ParameterError("\n".join(problems))
+        if name in known:
+            problems.append(_problem(name, value, *known[name], defaults))
+        elif not name.startswith("PAPERMILL_"):  # of --inject-paths
+            problems.append(unknown_name(name, known, "parameter"))
+    if any(problems):
+        raise ParameterError("\n".join(filter(None, problems)))
 
 
-def _out_of_range(name: str, value: Any, default: object, defaults: str) -> str:
+def _problem(
+    name: str, value: object, annotation: str | None, default: object, defaults: str
+) -> str:
+    """Describe a value of the wrong type or range; "" if it fits."""
+    if _accepts(annotation, value):
+        return _out_of_range(name, value, default, defaults)
+    # papermill's -p turns "8" into a number and leaves "[5, 4]" as text
+    example = f"-y '{name}: {json.dumps(default, default=list)}'"
+    if _accepts(annotation, "text"):
+        example = f"-r {name} TEXT"
+    return (
+        f"{name}: expected {annotation}, found {value!r} ({type(value).__name__}); pass it as in "
+        f"{example}"
+    )
+
+
+def _out_of_range(name: str, value: object, default: object, defaults: str) -> str:
     """Describe a value that no run can have; "" if there is none.
 
     A name that is, or ends with, that of a run's parameter follows its rule; a limit and a size
@@ -155,8 +160,8 @@ def _out_of_range(name: str, value: Any, default: object, defaults: str) -> str:
     try:
         for field in fields:
             check_value(field, value, name)
-        if _is_size(name, default) and value != "auto":
-            _check_sizes(name, value if isinstance(value, list) else [value])
+        if value != "auto" and _is_size(name, default):
+            _check_sizes(name, value)
     except InputError as error:
         return str(error)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -173,15 +178,19 @@ def _out_of_range(name: str, value: Any, default: object, defaults: str) -> str:
 
 def _is_size(name: str, default: object) -> bool:
     """Whether a parameter is a size or a list of sizes, by its name or its default."""
-    sizes = default if isinstance(default, list) else [default]
-    try:
-        return name.endswith("_limit") or [parse_bytes(size) for size in sizes] != []
-    except InputError:
-        return False
+    if name.endswith("_limit"):
+        return True
+    with contextlib.suppress(InputError):
+        return [parse_bytes(size) for size in _listed(default)] != []
+    return False
 
 
-def _check_sizes(name: str, sizes: list[Any]) -> None:
-    for size in sizes:
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else [value]
+
+
+def _check_sizes(name: str, sizes: object) -> None:
+    for size in _listed(sizes):
         size_bytes = parse_bytes(size, name)
         if name == "memory_limit":
             from ..runs.sandbox import check_trainer_limit
@@ -202,10 +211,12 @@ def _assignments(source: str) -> dict[str, tuple[str | None, object]]:
         # an expression, or no value, does not show a type
         with contextlib.suppress(ValueError, TypeError):
             default = ast.literal_eval(statement.value)  # type: ignore[arg-type]
-        kind = None if default is None else type(default).__name__
         if isinstance(statement, ast.AnnAssign):
-            kind = ast.unparse(statement.annotation).strip("'\"")
-        target = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+            kind: str | None = ast.unparse(statement.annotation).strip("'\"")
+            target = statement.target
+        else:
+            kind = None if default is None else type(default).__name__
+            target = statement.targets[0]  # type: ignore[assignment]
         parameters[ast.unparse(target)] = kind, default
     return parameters
 

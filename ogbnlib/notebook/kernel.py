@@ -17,7 +17,7 @@ import click
 from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode, v4
 from papermill.clientwrap import PapermillNotebookClient
-from papermill.engines import NBClientEngine
+from papermill.engines import NBClientEngine, NotebookExecutionManager
 from papermill.exceptions import PapermillExecutionError
 from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
@@ -38,13 +38,14 @@ class KernelDied(DeadKernelError):
     facts: dict[str, str]  # cause, exit code, limit, peak, next step and phase
 
 
-class Client(PapermillNotebookClient):  # type: ignore[misc]
+class _Client(PapermillNotebookClient):  # type: ignore[misc]
     """papermill's client with a kernel whose memory is recorded and that gets the signals papermill
     received."""
 
-    def __init__(self, nb_man: Any, pending: set[int], **options: Any):
+    def __init__(self, nb_man: NotebookExecutionManager, pending: set[int], **options: Any):
         super().__init__(nb_man, **options)
-        self._pending, self._cell_peak = pending, 0
+        self._pending = pending
+        self._cell_peak = 0
         self._kills_before: int | None = None
         self._recorder: Recorder | None = None
         self._index: int | None = None  # of the code cell that runs, or ran last
@@ -69,8 +70,8 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
         super().start_new_kernel(env={**env, RUNS_VARIABLE: str(self._runs)}, **options)
         self._process = self.km.provisioner.process
-        self._cgroup, recorder = counting_cgroup(self._process.pid), Recorder(self._runs.parent)
-        self._recorder = recorder.start(
+        self._cgroup = counting_cgroup(self._process.pid)
+        self._recorder = Recorder(self._runs.parent).start(
             self._process.pid, interval_s=0.1, on_sample=self._on_sample
         )
 
@@ -79,8 +80,8 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
         would end by it."""
         self._cell_peak = max(self._cell_peak, reading.held_bytes or 0)
         for signum in sorted(self._pending):
-            # the kernel has ended
-            if (status := read_whole(f"/proc/{self._process.pid}/status")) is None:
+            status = read_whole(f"/proc/{self._process.pid}/status")
+            if status is None:  # the kernel has ended
                 return
             mask = int(status.partition(b"SigCgt:")[2].split()[0], 16)  # its lowest bit is signal 1
             if signum != signal.SIGUSR1 or mask >> (signum - 1) & 1:
@@ -90,11 +91,12 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
                 )
                 self._process.send_signal(signum)
 
-    def execute_cell(self, cell: Any, index: int) -> Any:
+    def execute_cell(self, cell: NotebookNode, index: int) -> Any:
         if cell.cell_type != "code":
             return super().execute_cell(cell, index)
-        self._index, self._cell_peak = index, 0
-        self._kills_before = self._cgroup.oom_kills() if self._cgroup else None
+        self._index = index
+        self._cell_peak = 0
+        self._kills_before = self._kills()
         try:
             return super().execute_cell(cell, index)
         except BaseException as error:
@@ -112,9 +114,12 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
             facts = self._facts(self._recorder)
             error = KernelDied(facts["cause"])
             error.facts = facts
-        first = next((i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code"), None)
-        if (index := first if self._index is None else self._index) is not None:
-            cell, name, text = self.nb.cells[index], type(error).__name__, str(error)
+        # the cell that ran, else the first one of code
+        codes = [i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code"]
+        for index in codes[:1] if self._index is None else [self._index]:
+            cell = self.nb.cells[index]
+            name = type(error).__name__
+            text = str(error)
             # of the kernel's interruption
             cell.outputs = [out for out in cell.outputs if out.output_type != "error"]
             cell.outputs.append(
@@ -123,17 +128,20 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
             self.nb_man.cell_exception(cell, cell_index=index)
         return error
 
+    def _kills(self) -> int | None:
+        """Return how many processes of the kernel's cgroup were killed for memory, if it counts."""
+        return self._cgroup.oom_kills() if self._cgroup else None
+
     def _facts(self, recorder: Recorder) -> dict[str, str]:
         status = self._process.wait()
         # status 0 in mid-notebook is an error, too
         code = 128 - status if status < 0 else status or 1
         _, cause, remedy = meaning_of(code)
-        before, after = self._kills_before, self._cgroup.oom_kills() if self._cgroup else None
+        before = self._kills_before
+        after = self._kills()
         if status == 0:
-            cause, remedy = (
-                "exit with status 0 before the notebook's end",
-                "look for os._exit in the cell that ran",
-            )
+            cause = "exit with status 0 before the notebook's end"
+            remedy = "look for os._exit in the cell that ran"
         elif code == 137 and before is not None and after is not None and after > before:
             cause = "out of memory: killed by the kernel's out-of-memory killer, as its cgroup's counter shows"
             remedy = "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
@@ -146,15 +154,16 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
                 phase += f"; in it the run {run.run_dir}. {run.diagnosis}"
         limit, source = effective_limit()
         peak = f"{format_bytes(recorder.record.held_peak_bytes)} anonymous and shared, of kernel and children"
-        facts = {
+        return {
             "cause": cause,
             "exit code": str(code),
             "limit": f"{format_bytes(limit)} ({source})",
             "peak": peak,
+            "next": remedy,
+            "phase": phase,
         }
-        return facts | {"next": remedy, "phase": phase}
 
-    def output(self, outs: list[Any], *args: Any) -> Any:
+    def output(self, outs: list[NotebookNode], *args: Any) -> Any:
         """Merge successive pieces of one stream; of a progress bar only the last state is saved."""
         out = super().output(outs, *args)
         if out is not None and out.output_type == "stream" and outs[-1:] == [out]:
@@ -166,8 +175,10 @@ class Client(PapermillNotebookClient):  # type: ignore[misc]
 
 
 class NotebookEngine(NBClientEngine):  # type: ignore[misc]
+    """papermill's engine with this client, and its exit codes."""
+
     @classmethod
-    def execute_notebook(cls, nb: Any, kernel_name: str, **options: Any) -> Any:
+    def execute_notebook(cls, nb: NotebookNode, kernel_name: str, **options: Any) -> Any:
         """Execute `nb`; after a dead kernel, or a training run that did not finish, papermill exits
         with its code."""
         exit_code = None
@@ -188,10 +199,11 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
         try:
             raise_for_execution_errors(nb, nb.metadata.papermill["output_path"])
         except PapermillExecutionError as error:
+            codes = re.findall(r"^(\d+): ", error.evalue)
             if error.ename in (Stopped.__name__, RunStopped.__name__):
                 exit_code = STOPPED
-            elif error.ename == RunEnded.__name__ and (code := re.match(r"(\d+): ", error.evalue)):
-                exit_code = int(code[1])
+            elif error.ename == RunEnded.__name__ and codes:
+                exit_code = int(codes[0])
             if exit_code is not None:
                 ended = click.ClickException(str(error))
                 ended.exit_code = exit_code  # type: ignore[misc]  # of papermill's command line
@@ -202,7 +214,7 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
     @classmethod
     def execute_managed_notebook(
         cls,
-        nb_man: Any,
+        nb_man: NotebookExecutionManager,
         kernel_name: str,
         *,
         start_timeout: int,
@@ -213,4 +225,4 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
         options |= {"timeout": execution_timeout, "startup_timeout": start_timeout, "log": logger}
         pending: set[int] = set()  # signals to forward
         with handled(lambda number, _: pending.add(number)):
-            Client(nb_man, pending, kernel_name=kernel_name, **options).execute()
+            _Client(nb_man, pending, kernel_name=kernel_name, **options).execute()

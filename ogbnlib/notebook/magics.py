@@ -17,12 +17,15 @@ import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from .. import marks
 from ..errors import InputError, clear_errors, format_bytes, shortened
+
+if TYPE_CHECKING:
+    from ..runs.folder import Run
 
 # A line of the child's output in place of a display, with its number; terminals do not show lines
 # of this kind.
@@ -55,6 +58,8 @@ def _as_line_magic(lines: list[str]) -> list[str]:
 
 
 class Magics:
+    """The two magics of a shell."""
+
     def __init__(self, shell: Any):
         self._shell = shell
         self._recording = contextlib.ExitStack()
@@ -87,23 +92,25 @@ class Magics:
         from ..runs.folder import Run
 
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as folder:
-            recorder, begin_s, before = Recorder(folder), time.monotonic(), own_memory()[0]
+            recorder = Recorder(folder)
+            begin_s = time.monotonic()
+            before = own_memory()[0]
             recorder.log.mark("start")
             recorder.start(os.getpid(), interval_s=0.02)
             try:
                 with marks.attached(folder), marks.phase("cell"):
                     yield
-                took_s, rest = time.monotonic() - begin_s, own_memory()[0] - before
+                took_s = time.monotonic() - begin_s
+                rest = own_memory()[0] - before
             finally:
                 recorder.stop()
             peak = max(recorder.record.held_peak_bytes or 0, before)
-            text = f"{took_s:.1f} s, peak {format_bytes(peak)}, {format_bytes(peak - before)} above the start; "
-            text += (
-                f"{format_bytes(rest)} left behind"
-                if rest >= 0
-                else f"{format_bytes(-rest)} given back"
+            what = "left behind" if rest >= 0 else "given back"
+            print(
+                f"memory: {took_s:.1f} s, peak {format_bytes(peak)}, {format_bytes(peak - before)} "
+                f"above the start; {format_bytes(abs(rest))} {what}",
+                flush=True,
             )
-            print(f"memory: {text}", flush=True)
             self._draw(Run(folder), "memory")
 
     @clear_errors()
@@ -128,33 +135,18 @@ class Magics:
         parser.add_argument("--out", dest="outputs", nargs="+", default=[])
         parser.add_argument("--limit-by", default="auto")
         options = parser.parse_argstring(line)
-        inputs, outputs = (
-            re.findall(r"[^\s,]+", " ".join(names)) for names in (options.inputs, options.outputs)
-        )
-        limit, limit_by = " ".join(options.limit).strip("'\""), options.limit_by.strip("'\"")
+        outputs = _split(options.outputs)
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as path:
             folder = Path(path)
-            for name in inputs:
-                if name not in self._shell.user_ns:
-                    raise InputError(
-                        f"--in {name}: expected a variable of the notebook, found none of this name"
-                    )
-                _dump(folder, name, self._shell.user_ns[name], "--in")
-            job = {
-                "cell": cell,
-                "in": inputs,
-                "out": outputs,
-                "path": [path or os.getcwd() for path in sys.path],
-            }
-            job |= {"number": self._shell.execution_count - 1, "colors": self._shell.colors}
-            (folder / "job").write_bytes(pickle.dumps(job))
+            self._write_job(folder, cell, _split(options.inputs), outputs)
             argv = [sys.executable, "-m", __name__, str(folder)]
+            limit = " ".join(options.limit).strip("'\"")
+            limit_by = options.limit_by.strip("'\"")
+            stream = _Output(folder, sys.stdout, self._shell.display_pub)
             try:
-                with contextlib.redirect_stdout(
-                    _Output(folder, sys.stdout, self._shell.display_pub)
-                ) as output:
+                with contextlib.redirect_stdout(stream):
                     done = watch(argv, limit, run_dir=folder / "memory_limit", limit_by=limit_by)
-                    output.write("\n" * bool(output.rest))
+                    stream.write("\n" * bool(stream.rest))
             except KeyboardInterrupt:
                 raise shortened(
                     KeyboardInterrupt("the limited cell was interrupted; its process has ended")
@@ -169,19 +161,34 @@ class Magics:
             self._draw(done, f"memory_limit: {done.state}")
             files = {name: folder / f"--out-{name}.pickle" for name in outputs}
             if done.exit_code == 0 and all(file.exists() for file in files.values()):
-                self._shell.user_ns.update(
-                    {name: pickle.loads(file.read_bytes()) for name, file in files.items()}
-                )
+                for name, file in files.items():
+                    self._shell.user_ns[name] = pickle.loads(file.read_bytes())
             elif outputs:
-                state = (
-                    done.state
-                    if done.exit_code
-                    else "exit before the end of the cell, as by os._exit(0)"
-                )
+                state = "exit before the end of the cell, as by os._exit(0)"
+                if done.exit_code:
+                    state = done.state
                 what = f"--out {', '.join(outputs)}: not set, as the cell's process ended: {state}"
                 raise shortened(CellFailed(what))
 
-    def _draw(self, run: Any, title: str) -> None:
+    def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
+        """Write the cell and its input variables for the child process."""
+        for name in inputs:
+            if name not in self._shell.user_ns:
+                raise InputError(
+                    f"--in {name}: expected a variable of the notebook, found none of this name"
+                )
+            _dump(folder, name, self._shell.user_ns[name], "--in")
+        job = {
+            "cell": cell,
+            "in": inputs,
+            "out": outputs,
+            "path": [path or os.getcwd() for path in sys.path],
+            "number": self._shell.execution_count - 1,
+            "colors": self._shell.colors,
+        }
+        (folder / "job").write_bytes(pickle.dumps(job))
+
+    def _draw(self, run: "Run", title: str) -> None:
         if not hasattr(self._shell, "kernel") or not len(run.samples):
             return
         from IPython.display import Image, display
@@ -197,16 +204,25 @@ class Magics:
         display(Image(picture.getvalue()))
 
 
+def _split(names: list[str]) -> list[str]:
+    """Split names at blanks and commas."""
+    return re.findall(r"[^\s,]+", " ".join(names))
+
+
 class _Output(io.TextIOBase):
     """Stream of the child's output to the notebook, with each display in its place."""
 
     def __init__(self, folder: Path, stream: Any, publisher: Any):
-        self._folder, self._stream, self._publisher, self.rest = folder, stream, publisher, ""
+        self._folder = folder
+        self._stream = stream
+        self._publisher = publisher
+        self.rest = ""
 
     def write(self, text: str) -> int:
-        text, self.rest = self.rest + text, ""
-        if cut := _DISPLAY_BEGUN.search(text):
-            text, self.rest = text[: cut.start()], cut[0]
+        text = self.rest + text
+        begun = _DISPLAY_BEGUN.search(text)
+        self.rest = begun[0] if begun else ""
+        text = text.removesuffix(self.rest)
         for i, piece in enumerate(_DISPLAY.split(text)):
             if i % 2:
                 call, args, options = pickle.loads((self._folder / f"display-{piece}").read_bytes())
@@ -271,7 +287,8 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
             send("publish", format_dict, md_dict)
 
     class Shell(InteractiveShell):  # type: ignore[misc]
-        display_pub_class, displayhook_class = Publisher, Hook
+        display_pub_class = Publisher
+        displayhook_class = Hook
         error_lines: tuple[str, ...] = ()
         enable_gui = ask_exit = show_usage_error = lambda *_: None
 
@@ -302,7 +319,8 @@ def main(folder: Path) -> int:
                 shell.user_ns[name] = pickle.loads((folder / f"--in-{name}.pickle").read_bytes())
         with marks.phase("cell"):
             done = shell.run_cell(job["cell"])
-        if error := done.error_before_exec or done.error_in_exec:
+        error = done.error_before_exec or done.error_in_exec
+        if error:
             lines = [*shell.error_lines]
             if isinstance(error, NameError):
                 lines.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,7 +81,9 @@ def _mark(
 def _unit(largest_bytes: float) -> tuple[int, str, Callable[[float], str]]:
     """Return a figure's unit (bytes, name, format of a number): GB if the largest size reaches
     one."""
-    return (GB, "GB", "{:.2f} GB".format) if largest_bytes >= GB else (MB, "MB", "{:.0f} MB".format)
+    if largest_bytes >= GB:
+        return GB, "GB", "{:.2f} GB".format
+    return MB, "MB", "{:.0f} MB".format
 
 
 def _plain(text: object) -> str:
@@ -109,28 +112,30 @@ def _draw_run(
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
     colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else ax.title.get_color()
     ax.set_title(_plain(title or f"{run.run_dir.name}: {run.state}"), fontsize=10, color=colour)
-    # Shade each phase, inner phases above outer ones, with upright names where the span is wide
-    # enough.
+    _shade_phases(ax, run, end_s)
+    return end_s
+
+
+def _shade_phases(ax: Axes, run: Run, end_s: float) -> None:
+    """Shade each phase, inner ones above outer ones, with upright names where the span is wide
+    enough."""
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
-    phases = [
-        phase
-        for phase in run.phases
-        if not is_training or phase.name.lower().startswith((*_SHADES,))
-    ]
-    # Before the first phase Python imports torch, which takes 0.3 GB.
-    spans = (
-        [(0.0, min(phase.start_s for phase in phases), "imports" if is_training else "start")]
-        if phases
-        else []
-    )
+    phases = run.phases
+    if is_training:
+        phases = [phase for phase in phases if phase.name.lower().startswith((*_SHADES,))]
+    spans = []
+    if phases:
+        # Before the first phase Python imports torch, which takes 0.3 GB.
+        first_s = min(phase.start_s for phase in phases)
+        spans.append((0.0, first_s, "imports" if is_training else "start"))
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
-        shades = (
-            shade for prefix, shade in _SHADES.items() if phase.name.lower().startswith(prefix)
-        )
+        name = phase.name.lower()
+        shades = (shade for prefix, shade in _SHADES.items() if name.startswith(prefix))
         label, colour = next(shades, ("_other", "#ececec"))
-        hidden = stop - phase.start_s < 0.004 * end_s  # thinner than a line
-        label = "_again" if hidden or label in ax.get_legend_handles_labels()[1] else label
+        is_thin = stop - phase.start_s < 0.004 * end_s  # thinner than a line
+        if is_thin or label in ax.get_legend_handles_labels()[1]:
+            label = "_again"
         ax.axvspan(
             phase.start_s, stop, color=colour, label=label, linewidth=0, zorder=0.01 * phase.depth
         )
@@ -139,13 +144,6 @@ def _draw_run(
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
         spans.append((max([phase.start_s, *covered]), stop, _plain(phase.label)))
-    style: dict[str, Any] = {
-        "rotation": 90,
-        "ha": "center",
-        "va": "top",
-        "fontsize": 8,
-        "color": "#333333",
-    }
     figure: Any = ax.get_figure()
     # a line of text, in points
     narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s
@@ -157,9 +155,12 @@ def _draw_run(
                 label,
                 transform=ax.get_xaxis_transform(),
                 zorder=4,
-                **style,
+                rotation=90,
+                ha="center",
+                va="top",
+                fontsize=8,
+                color="#333333",
             )
-    return end_s
 
 
 def plot_timeline(
@@ -195,7 +196,8 @@ def plot_timeline(
         height = limit or in_use[-1]
         ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
         ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
-        if phase := run.diagnosis.phase:
+        phase = run.diagnosis.phase
+        if phase:
             ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
     elif len(in_use):
         at = int(in_use.argmax())
@@ -318,7 +320,8 @@ def plot_accuracy(runs: Runs) -> Figure:
     the best epoch."""
     figure, ((losses, accuracies),) = _figure(1, 2, (10, 4))
     for name, run in named(runs).items():
-        name, metrics = _plain(name), run.metrics
+        name = _plain(name)
+        metrics = run.metrics
         (line,) = losses.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
         colour = line.get_color()
         best = metrics[metrics["valid"] == metrics["valid"].max()].head(1)
@@ -358,10 +361,10 @@ def plot_peaks(
         size if isinstance(size, int | float) else Run.open(size).held_peak_bytes
         for size in peaks.values()
     ]
-    colours = [
-        KILLED if limit_bytes and size >= 0.98 * limit_bytes else PARTS["anon"][1] for size in sizes
-    ]
-    unit, name, text = _unit(max([*sizes, limit_bytes or 0]))
+    largest = max([*sizes, limit_bytes or 0])
+    killed_bytes = 0.98 * limit_bytes if limit_bytes else math.inf
+    colours = [KILLED if size >= killed_bytes else PARTS["anon"][1] for size in sizes]
+    unit, name, text = _unit(largest)
     bars = ax.barh([_plain(name) for name in peaks], [size / unit for size in sizes], color=colours)
     # of a run that was not started
     labels = [text(size / unit) if size else "not measured" for size in sizes]
@@ -371,7 +374,7 @@ def plot_peaks(
         ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--")
         style = {"ha": "center", "color": LIMIT, "xycoords": ("data", "axes fraction")}
         _mark(ax, f"limit {text(limit_bytes / unit)}", (limit_bytes / unit, 1.0), (0, 3), **style)
-    ax.set(xlim=(0, 1.15 * max([*sizes, limit_bytes or 0]) / unit), xlabel=f"peak memory in {name}")
+    ax.set(xlim=(0, 1.15 * largest / unit), xlabel=f"peak memory in {name}")
     return ax
 
 

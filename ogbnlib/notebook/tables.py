@@ -30,7 +30,8 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
             "peak GB": round(run.held_peak_bytes / GB, 3) or float("nan"),
             "run s": round(run.result.get("duration_s", run.record.duration_s), 1),
         }
-        if len(metrics := run.metrics):
+        metrics = run.metrics
+        if len(metrics):
             epoch_s = metrics["time_s"].mean()
             eval_s = metrics["eval_time_s"].sum()
             rows[name] |= {"epoch s": round(epoch_s, 2), "eval s": round(eval_s, 2)}
@@ -55,9 +56,7 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
             "predicted MB": round(here.peak_bytes / MB),
             "measured MB": round(measured / MB, 0),
             "error %": round(100 * (here.peak_bytes / measured - 1), 1),
-            "epoch s": round(run.metrics["time_s"].iloc[-1], 2)
-            if len(run.metrics)
-            else float("nan"),
+            "epoch s": round(run.metrics["time_s"].iloc[-1:].mean(), 2),
             f"{full} GB": round(full_forecast.peak_bytes / GB, 2),
             "its peak in": full_forecast.peak.name,
         }
@@ -101,18 +100,17 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
     for name, run in named(runs).items():
         table = run.cuda
         metrics = run.metrics
+        allocated = table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]]
+        reserved = table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]]
+        releases = [event for event in run.events if event["event"] == "release"]
         rows[name] = {
             "ended": run.state,
-            "allocated GB": table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]].max().max()
-            / GB,
-            "reserved GB": table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]].max().max()
-            / GB,
+            "allocated GB": allocated.max().max() / GB,
+            "reserved GB": reserved.max().max() / GB,
             "unallocated GB": table["cuda_unallocated_bytes"].max() / GB,
             "retries": table["cuda_alloc_retries"].max(),
-            "release s": sum(
-                event.get("took_s", 0) for event in run.events if event["event"] == "release"
-            ),
-            "epoch s": metrics["time_s"].mean() if len(metrics) else float("nan"),
+            "release s": sum(event.get("took_s", 0) for event in releases),
+            "epoch s": metrics["time_s"].mean(),
         }
     return pd.DataFrame.from_dict(rows, orient="index").round(3)
 
@@ -149,13 +147,10 @@ def best_epochs(runs: Runs) -> pd.DataFrame:
             .dropna(subset="valid")
             .head(1)
         )
-        row = {
+        rows[name] = {
             "best epoch": best["epoch"].max(),
             "valid": best["valid"].max(),
             "test": best["test"].max(),
-        }
-        rows[name] = {
-            **row,
             "epochs trained": len(run.metrics),
             "peak GB": round(run.held_peak_bytes / GB, 3),
         }
@@ -174,7 +169,8 @@ def phase_seconds(runs: Runs) -> pd.DataFrame:
             if phase.end_s is None:
                 continue
             own[phase.name] += phase.end_s - phase.start_s
-            if (outer := entered.get(phase.depth - 1)) and outer.end_s is not None:
+            outer = entered.get(phase.depth - 1)
+            if outer is not None and outer.end_s is not None:
                 own[outer.name] -= phase.end_s - phase.start_s
         columns[name] = own
     return pd.DataFrame(columns).fillna(0.0).round(3)

@@ -14,7 +14,8 @@ from ..forecast.fitting import FITS
 from ..forecast.planner import Advice
 from ..runs.folder import Run
 
-WORDS = {True: "holds", False: "does not hold", None: "not measured"}
+_OPPOSITE = {True: False, False: True, None: None}
+_WORDS = {True: "holds", False: "does not hold", None: "not measured"}
 # First word of a verdict -> background; the text is dark on each, also in a dark theme.
 _COLOURS = {"holds": "#a9dfb0", "half": "#f9dc8c", "does": "#f4b0a8", "not": "#d0d0d0"}
 
@@ -26,7 +27,7 @@ class Finding(NamedTuple):
     holds: bool | None
 
 
-class VerdictTable(pd.DataFrame):  # type: ignore[misc]
+class _VerdictTable(pd.DataFrame):  # type: ignore[misc]
     """Table with one row per belief that is printed without shortened texts."""
 
     def __repr__(self) -> str:
@@ -47,7 +48,7 @@ class VerdictTable(pd.DataFrame):  # type: ignore[misc]
         return str(style.to_html())
 
 
-def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> VerdictTable:
+def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> _VerdictTable:
     """Return a table with the columns belief, measured and verdict.
 
     The verdict on several named findings is "half true" if only some hold, and "not measured" if
@@ -57,16 +58,13 @@ def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> VerdictTabl
     for belief, finding in beliefs.items():
         parts = {"": finding} if isinstance(finding, Finding) else finding
         answers = {part.holds for part in parts.values()}
-        verdict = WORDS[None if None in answers else all(answers)]
+        verdict = _WORDS[None if None in answers else all(answers)]
         if answers == {True, False}:
-            verdict = "half true: " + ", ".join(
-                f"{name} {WORDS[part.holds]}" for name, part in parts.items()
-            )
-        measured = "; ".join(
-            f"{name}: {part.measured}" if name else part.measured for name, part in parts.items()
-        )
-        rows.append((belief, measured, verdict))
-    return VerdictTable(rows, columns=["belief", "measured", "verdict"])
+            words = [f"{name} {_WORDS[part.holds]}" for name, part in parts.items()]
+            verdict = f"half true: {', '.join(words)}"
+        texts = [": ".join(filter(None, [name, part.measured])) for name, part in parts.items()]
+        rows.append((belief, "; ".join(texts), verdict))
+    return _VerdictTable(rows, columns=["belief", "measured", "verdict"])
 
 
 def not_measured(reason: str) -> Finding:
@@ -77,21 +75,24 @@ def not_measured(reason: str) -> Finding:
 def at_least(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
     """Check that a figure reaches a threshold; `text` formats the figure, as in "{:.0%} of the
     time"."""
-    if math.isnan(value):
-        return not_measured("not measured here")
-    return Finding(text.format(value), bool(value >= threshold))
+    return _compared(value, value >= threshold, text.format(value))
 
 
 def at_most(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
     """Check that a figure does not exceed a threshold."""
-    finding = at_least(value, threshold, text)
-    return finding if finding.holds is None else finding._replace(holds=bool(value <= threshold))
+    return _compared(value, value <= threshold, text.format(value))
 
 
 def close_to(value: float, expected: float, text: str = "{:.3g}", by: float = 0.1) -> Finding:
     """Check that a figure differs from the expected one by the share `by` at most."""
-    finding = at_most(abs(value / expected - 1), by)
-    return finding if finding.holds is None else finding._replace(measured=text.format(value))
+    difference = abs(value / expected - 1)
+    return _compared(difference, difference <= by, text.format(value))
+
+
+def _compared(figure: float, holds: bool, measured: str) -> Finding:
+    if math.isnan(figure):
+        return not_measured("not measured here")
+    return Finding(measured, bool(holds))
 
 
 def lower_peak(before: Run, after: Run, by: float = 0.02) -> Finding:
@@ -106,8 +107,9 @@ def higher_peak(before: Run, after: Run, by_bytes: float) -> Finding:
 
 
 def _peaks(before: Run, after: Run, holds: bool) -> Finding:
-    if unfinished := {run.run_dir.name: run for run in (before, after) if run.exit_code != 0}:
-        return Finding(finished(unfinished).measured, None)
+    unfinished = {run.run_dir.name: run for run in (before, after) if run.exit_code != 0}
+    if unfinished:
+        return not_measured(finished(unfinished).measured)
     return Finding(
         f"from {format_bytes(before.held_peak_bytes)} to {format_bytes(after.held_peak_bytes)}",
         holds,
@@ -120,19 +122,23 @@ def finished(runs: Mapping[str, Run]) -> Finding:
     measured = ", ".join(f"{name} {end}" for name, end in ends.items())
     if "finished" in ends.values():
         return Finding(measured, True)
-    return Finding(measured, False if any(run.has_loaded for run in runs.values()) else None)
+    if any(run.has_loaded for run in runs.values()):
+        return Finding(measured, False)
+    return not_measured(measured)
 
 
 def _end(run: Run) -> str:
     if not run.exit_code:
         return run.state
-    return f"exit code {run.exit_code}{'' if run.has_loaded else ' before it loaded data'}"
+    if run.has_loaded:
+        return f"exit code {run.exit_code}"
+    return f"exit code {run.exit_code} before it loaded data"
 
 
 def killed(runs: Mapping[str, Run]) -> Finding:
     """Check that none of the runs finished; not measured where none came to its data."""
     finding = finished(runs)
-    return finding if finding.holds is None else finding._replace(holds=not finding.holds)
+    return finding._replace(holds=_OPPOSITE[finding.holds])
 
 
 def killed_in(run: Run, phase: str) -> Finding:
@@ -158,10 +164,11 @@ def fits(plans: Mapping[str, Advice]) -> Finding:
 def losses_differ(runs: Mapping[str, Run]) -> Finding:
     """Check that the losses of the finished runs differ in any digit."""
     losses = {name: tuple(run.metrics["loss"]) for name, run in runs.items() if run.exit_code == 0}
-    measured = "last loss " + ", ".join(
-        f"{name} {series[-1]:.6f}" for name, series in losses.items()
-    )
-    return Finding(measured, len(set(losses.values())) > 1 if len(losses) > 1 else None)
+    texts = [f"{name} {series[-1]:.6f}" for name, series in losses.items()]
+    measured = f"last loss {', '.join(texts)}"
+    if len(losses) < 2:
+        return not_measured(measured)
+    return Finding(measured, len(set(losses.values())) > 1)
 
 
 def takes_at_most(one_s: Sequence[float], other_s: Sequence[float], factor: float) -> Finding:
@@ -178,7 +185,9 @@ def takes_at_most(one_s: Sequence[float], other_s: Sequence[float], factor: floa
     measured = (
         f"{ratios[len(ratios) // 2]:.2f} times as long, from {ratios[0]:.2f} to {ratios[-1]:.2f}"
     )
-    return Finding(measured, None if 0.1 < share < 0.9 else share >= 0.9)
+    if 0.1 < share < 0.9:
+        return not_measured(measured)
+    return Finding(measured, share >= 0.9)
 
 
 def as_accurate(one: float, other: float, num_nodes: int) -> Finding:
@@ -186,4 +195,6 @@ def as_accurate(one: float, other: float, num_nodes: int) -> Finding:
     of the difference."""
     error = math.sqrt((one * (1 - one) + other * (1 - other)) / num_nodes)  # of two binomial shares
     measured = f"{one:.3f} against {other:.3f}, standard error of the difference {error:.3f}"
-    return Finding(measured, None if abs(one - other) <= 2 * error else one > other)
+    if abs(one - other) <= 2 * error:
+        return not_measured(measured)
+    return Finding(measured, one > other)

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ..display import in_notebook
 from ..errors import GB, MB, Diverged, InputError, RankHung, explained
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.signals import Stopped
 from ..memory.workers import WorkerDied
-from ..output import in_notebook
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77

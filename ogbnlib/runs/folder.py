@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from .. import clock
 from ..config import TrainConfig
+from ..display import Live
 from ..errors import InputError, clear_errors, format_bytes, printable, shortened
 from ..files import StrPath, home, is_held, whereabouts
 from ..memory.record import (
@@ -31,7 +32,6 @@ from ..memory.record import (
     parse_events,
 )
 from ..memory.signals import Stopped
-from ..output import Live
 from ..progress import Count, details, read_count, seconds
 from .diagnosis import Diagnosis, Result, ended, explain
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .. import kernel_cache
 from ..config import TrainConfig, check_config
+from ..display import drawn, in_notebook
 from ..environment import (
     CONFIG_VARIABLE,
     LIMIT_VARIABLE,
@@ -33,7 +34,6 @@ from ..errors import (
     masked,
     parse_bytes,
     shortened,
-    without_secrets,
 )
 from ..files import StrPath, next_run_dir
 from ..forecast.fitting import WILL_NOT_FIT, verdict
@@ -49,7 +49,6 @@ from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
-from ..output import drawn, in_notebook
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.resolve import DataRequest, check_store, locate, size_of
@@ -428,7 +427,7 @@ def _carry_out(
             memory_limit_bytes=limit.limit_bytes,
             limit_by=None if limit.limit_bytes is None else limit.name,
             kernel_peak_bytes=outcome.peak_bytes,
-            last_output=outcome.unwritable or _last_words(outcome, argv) or None,
+            last_output=outcome.unwritable or _last_words(outcome) or None,
             limits_refused=limits_refused,
             notes=notes,
             **outcome.evidence,
@@ -448,11 +447,10 @@ def _carry_out(
     return done
 
 
-def _last_words(outcome: Outcome, argv: list[str]) -> str:
+def _last_words(outcome: Outcome) -> str:
     if outcome.exit_code == 0:
         return ""
-    words = last_words(outcome.tail, killed=outcome.exit_code == 137)
-    return without_secrets(words, argv)
+    return last_words(outcome.tail, killed=outcome.exit_code == 137)
 
 
 def scaled_limit(

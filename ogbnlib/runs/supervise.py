@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import clock
+from ..display import Live
 from ..environment import CLOCK_VARIABLE, MARKS_VARIABLE
 from ..errors import InputError, remedy_of
 from ..files import open_to_write, write_all
@@ -31,7 +32,6 @@ from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
 from ..memory.tree import Tree, adopt_orphans, new_mark
 from ..memory.written import Written
-from ..output import Live
 from .exit_codes import STOPPED
 from .folder import standing
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..display import in_notebook
 from ..errors import InputError
 from ..files import StrPath
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.summary import summarized
-from ..output import in_notebook
 from ..progress import Progress
 from .arrays import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
 from .convert import FeatureDtype, convert

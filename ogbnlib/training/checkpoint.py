@@ -26,7 +26,7 @@ from ..memory.reading import own_disk_bytes
 from ..memory.record import METRIC_COLUMNS, RunPaths
 from ..runs.attempt import check_changes
 from ..runs.folder import Run
-from .step import Learner
+from .learner import Learner, Stateful
 
 Row = dict[str, float | None]
 _VERSION = 3
@@ -73,23 +73,22 @@ def check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     fingerprints."""
     names = ("sizes", "direction (undirected)", "edges", "labels", "splits", "features")
     changed = [name for name in names if before[name] != now[name]]
-    then, stored = before["features in the store"], now["features in the store"]
+    then = before["features in the store"]
+    stored = now["features in the store"]
     if then != stored and then.keys() == stored.keys() and "features" not in changed:
         changed.append("features")
     if changed:
-        dtypes = (
-            ""
-            if before["dtype"] == now["dtype"]
-            else f" ({now['dtype']}, {before['dtype']} before)"
-        )
-        expected = f"expected the data set that {path} was trained on ({before['path']})"
-        remedy = "use that data set, or train on this one in a new run_dir"
+        dtypes = ""
+        if before["dtype"] != now["dtype"]:
+            dtypes = f" ({now['dtype']}, {before['dtype']} before)"
         raise InputError(
-            f"{now['path']}: {expected}, found other {', '.join(changed)}{dtypes}; {remedy}"
+            f"{now['path']}: expected the data set that {path} was trained on ({before['path']}), "
+            f"found other {', '.join(changed)}{dtypes}; use that data set, or train on this one in "
+            "a new run_dir"
         )
 
 
-def _write(path: Path, content: Mapping[str, Any], keep: Path | None = None) -> None:
+def _write(path: Path, content: Mapping[str, object], keep: Path | None = None) -> None:
     buffer = io.BytesIO()
     torch.save({"version": _VERSION, **content}, buffer)
     data = buffer.getbuffer()
@@ -124,13 +123,10 @@ def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str,
             f"{run_dir}: expected the weights of a run (best.pt or checkpoint.pt), found neither"
         )
     content = read_checkpoint(path)
-    # A best.pt of an earlier version has no fingerprint; the checkpoint next to it has the same
-    # data set.
-    data = content["data"] if "data" in content else read_checkpoint(paths.checkpoint)["data"]
-    return TrainConfig.restore(content["config"]), content["model"], data, path
+    return TrainConfig.restore(content["config"]), content["model"], content["data"], path
 
 
-def load_state(part: Any, state: Mapping[str, Any], path: Path) -> None:
+def load_state(part: Stateful, state: dict[str, Any], path: Path) -> None:
     """Set a model or an optimizer to its state in the file at `path`; `InputError` if it does not
     fit."""
     must = "its __init__ must make the same layers and buffers as when they were saved"
@@ -146,16 +142,33 @@ def _write_metrics(run_dir: Path, history: list[Row]) -> None:
     write_atomically(RunPaths(run_dir).metrics, lambda file: file.write(text.getvalue().encode()))
 
 
-class Checkpointer:
-    """Saves and restores a run's state in its folder, if it has one; never saves a value that is
-    not finite.
+def _has_saved(run_dir: Path) -> bool:
+    """Whether a run has a checkpoint, sound or not, or its record shows that it had one."""
+    run = Run(run_dir)
+    if run.paths.checkpoint.is_file() or run.paths.previous.is_file() or len(run.metrics):
+        return True
+    events = ((event["event"], event.get("phase"), "failed" in event) for event in run.events)
+    return ("end", "checkpoint", False) in events
 
-    All ranks call its methods; the first one writes. `data` is the data set's `fingerprint`.
+
+class Checkpointer:
+    """Saves and restores a run's state in its folder; never saves a value that is not finite.
+
+    All ranks call its methods; the first one writes.
+
+    Args:
+        run_dir: The run's folder; None saves nothing.
+        data: The data set's `fingerprint`, kept in each checkpoint.
+        learner: Its model, optimizer and gradient scaler are saved.
     """
 
-    def __init__(self, run_dir: Path | None, data: Mapping[str, Any], learner: Learner):
-        self.run_dir, self.data, self.learner = run_dir, data, learner
-        self.config, self.ranks, self.log = learner.config, learner.ranks, learner.log
+    def __init__(self, run_dir: Path | None, data: Mapping[str, object], learner: Learner):
+        self.run_dir = run_dir
+        self.data = data
+        self.learner = learner
+        self.config = learner.config
+        self.ranks = learner.ranks
+        self.log = learner.log
         self.saved_s = time.monotonic()
         self._about = {"config": self.config.model_dump(mode="json"), "data": dict(data)}
         self._saved: State | None = None
@@ -183,18 +196,17 @@ class Checkpointer:
         """Write metrics.csv, best.pt if the valid accuracy is the best so far, and
         checkpoint.pt."""
         row = state.history[-1]
-        earlier = [valid for each in state.history[:-1] if (valid := each["valid"]) is not None]
-        is_best = row["valid"] is not None and row["valid"] > max(earlier, default=-1.0)
+        earlier = [each["valid"] for each in state.history[:-1]]
+        best = max((valid for valid in earlier if valid is not None), default=-1.0)
+        is_best = row["valid"] is not None and row["valid"] > best
         if self.run_dir is not None and self.ranks.first:
             _write_metrics(self.run_dir, state.history)
             self.log.mark("metrics", **row)
             self.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
             # before the checkpoint: a resumed run would not come back here
             if self.config.keep == "best" and is_best:
-                _write(
-                    RunPaths(self.run_dir).best,
-                    {**row, **self._about, "model": self.learner.model.state_dict()},
-                )
+                weights = self.learner.model.state_dict()
+                _write(RunPaths(self.run_dir).best, {**row, **self._about, "model": weights})
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
@@ -202,21 +214,18 @@ class Checkpointer:
         notes for the user."""
         # nothing is written into it here, as another rank may refuse to resume
         assert self.run_dir is not None
-        last, previous = RunPaths(self.run_dir).checkpoint, RunPaths(self.run_dir).previous
-        problems = [] if last.is_file() else [f"{last}: expected a checkpoint, found none"]
-        content, path = None, last
-        for path in filter(Path.is_file, (last, previous)):
+        paths = RunPaths(self.run_dir)
+        problems = []
+        if not paths.checkpoint.is_file():
+            problems.append(f"{paths.checkpoint}: expected a checkpoint, found none")
+        for path in filter(Path.is_file, (paths.checkpoint, paths.previous)):
             try:
                 content = read_checkpoint(path, self.learner.device)
                 break
             except (InputError, OSError) as error:
                 problems.append(str(explained(error)))
-        if content is None:
-            run, saved = Run(self.run_dir), ("end", "checkpoint", False)
-            events = (
-                (event["event"], event.get("phase"), "failed" in event) for event in run.events
-            )
-            if path.is_file() or len(run.metrics) or saved in events:
+        else:
+            if _has_saved(self.run_dir):
                 raise InputError(
                     f"{'; '.join(problems)}; put a copy back, or begin again in a new run_dir"
                 )
@@ -231,7 +240,8 @@ class Checkpointer:
         for group in self.learner.optimizer.param_groups:
             group.update(lr=self.config.lr, weight_decay=self.config.weight_decay)
         state = State(**{item.name: content[item.name] for item in fields(State)})
-        if path == previous:
+        self._damaged = path == paths.previous
+        if self._damaged:
             notes.append(
                 f"{problems[0]}; going on from the previous checkpoint, {path} (epoch {state.epoch + 1})"
             )
@@ -240,12 +250,13 @@ class Checkpointer:
                 f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}"
             )
         if state.batches_per_step not in (0, self.learner.batches_per_step):
-            text = f"a step has {self.learner.batches_per_step} batches from here on, {state.batches_per_step} before"
-            notes.append(f"{text}; set accumulate to keep its size with another number of ranks")
-        self._damaged, self._saved = (
-            path == previous,
-            replace(state) if state.batches_per_step else None,
-        )
+            notes.append(
+                f"a step has {self.learner.batches_per_step} batches from here on, "
+                f"{state.batches_per_step} before; set accumulate to keep its size with another "
+                "number of ranks"
+            )
+        if state.batches_per_step:
+            self._saved = replace(state)
         self.learner.loss_sum.fill_(state.loss_sum / self.ranks.num_ranks)
         return state, notes
 
@@ -271,15 +282,20 @@ class Checkpointer:
         self, state: State, what: str = "the loss or a weight is no longer finite"
     ) -> Diverged:
         """Return the error that says where the run diverged and how to go on."""
-        epoch, lr = state.epoch + 1, self.config.learning_rate(state.epoch + 1)
+        epoch = state.epoch + 1
+        lr = self.config.learning_rate(epoch)
         self.log.mark("diverged", epoch=epoch, position=state.position, lr=lr)
         remedy = "go on with a smaller lr (--resume --set lr=...)"
         if self.run_dir is None:
             remedy = "start again with a smaller lr (without a run_dir there is no checkpoint)"
-        elif (saved := self._saved) is not None:
-            where = f"checkpoint.pt is finite, from epoch {saved.epoch + 1} with {saved.position:,} seeds trained"
-            previous = RunPaths(self.run_dir).previous.name
-            remedy = f"{where}; {remedy}; if that diverges at once, move it away to go on from {previous}"
-        at = f"in epoch {epoch}, after {state.position:,} seeds, with lr={lr:g} and precision={self.config.precision}"
-        verify = "`python -m ogbnlib verify` looks for features that are not finite"
-        return Diverged(f"diverged: {what} {at}; {remedy}; {verify}")
+        elif self._saved is not None:
+            remedy = (
+                f"checkpoint.pt is finite, from epoch {self._saved.epoch + 1} with "
+                f"{self._saved.position:,} seeds trained; {remedy}; if that diverges at once, move "
+                f"it away to go on from {RunPaths(self.run_dir).previous.name}"
+            )
+        return Diverged(
+            f"diverged: {what} in epoch {epoch}, after {state.position:,} seeds, with lr={lr:g} and "
+            f"precision={self.config.precision}; {remedy}; `python -m ogbnlib verify` looks for "
+            "features that are not finite"
+        )

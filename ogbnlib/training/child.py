@@ -14,8 +14,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE
 
@@ -79,8 +83,10 @@ def main(arguments: list[str]) -> int:
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else lock_of(folder)
         with lock, naming(folder), join(config.device, stop) as ranks:
-            how = os.environ.get(PROGRESS_VARIABLE, "auto")
-            train_prepared(config, folder, stop, ranks, resume="--resume" in arguments, how=how)
+            display = os.environ.get(PROGRESS_VARIABLE, "auto")
+            train_prepared(
+                config, folder, stop, ranks, resume="--resume" in arguments, display=display
+            )
 
     return exit_code(train)
 
@@ -93,7 +99,7 @@ def try_model(
     from ..config import TrainConfig
     from ..files import write_json
     from .custom_model import make_model
-    from .step import measure_step
+    from .learner import measure_step
 
     def work() -> None:
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
@@ -111,13 +117,12 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
     # This runs torchrun's code but handles signals itself. With torch 2.13 `torchrun
     # --signals-to-handle` died of a SIGUSR1 in its first two seconds, always ended with exit code
     # 1, and outlived a killed parent.
-    from ..memory.recorder import EventLog
     from ..memory.signals import STOP_SIGNALS, die_with_parent
     from ..memory.tree import process_tree
-    from ..runs.exit_codes import UNFINISHED
 
     def pass_on() -> None:  # the first stop signal to every rank, also to ranks that start later
-        number, done = signal.sigwait(STOP_SIGNALS), {os.getpid()}
+        number = signal.sigwait(STOP_SIGNALS)
+        done = {os.getpid()}
         while True:
             for pid in {*process_tree(os.getpid())} - done:
                 done.add(pid)
@@ -146,31 +151,35 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
             ]
         )
     except ChildFailedError as error:
-        first_s = min(failure.timestamp for failure in error.failures.values())
-        # Timestamps are whole seconds. The launcher then sends the others SIGTERM, and SIGKILL 30 s
-        # later.
-        early = {rank: f for rank, f in error.failures.items() if f.timestamp <= first_s + 1}
-        codes = {rank: f.exitcode for rank, f in early.items()}
-        rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
-        code = codes[rank] if codes[rank] >= 0 else 128 - codes[rank]
-        if set(codes.values()) == {143}:  # all lost the connection to a rank that did not fail
-            print(
-                "error: a rank ended with exit code 0 in the middle of the training",
-                file=sys.stderr,
-                flush=True,
-            )
-            return UNFINISHED
-        if code == UNFINISHED:  # it has named the rank that hangs
-            return code
-        log = EventLog(arguments[0])
-        log.mark("rank ended", rank=rank, pid=early[rank].pid, exit_code=code)
-        log.close()
-        return code
+        return _first_end(error.failures, arguments[0])
     return 0
 
 
+def _first_end(failures: Mapping[int, "ProcessFailure"], run_dir: str) -> int:
+    """Return the exit code of the first rank to end, and record which one it was."""
+    from ..memory.recorder import EventLog
+    from ..runs.exit_codes import UNFINISHED
+
+    first_s = min(failure.timestamp for failure in failures.values())
+    # Timestamps are whole seconds. The launcher then sends the others SIGTERM, and SIGKILL 30 s
+    # later.
+    early = {rank: f for rank, f in failures.items() if f.timestamp <= first_s + 1}
+    codes = {rank: f.exitcode for rank, f in early.items()}
+    rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
+    code = codes[rank] if codes[rank] >= 0 else 128 - codes[rank]
+    if set(codes.values()) == {143}:  # all lost the connection to a rank that did not fail
+        text = "error: a rank ended with exit code 0 in the middle of the training"
+        print(text, file=sys.stderr, flush=True)
+        return UNFINISHED
+    if code != UNFINISHED:  # else it has named the rank that hangs
+        log = EventLog(run_dir)
+        log.mark("rank ended", rank=rank, pid=early[rank].pid, exit_code=code)
+        log.close()
+    return code
+
+
 if __name__ == "__main__":
-    from ..output import steady_output
+    from ..display import steady_output
 
     options = sys.argv[1:]
     with steady_output():

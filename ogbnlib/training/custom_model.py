@@ -43,45 +43,45 @@ def make_model(
     note: Callable[[str], object] = lambda text: None,
     store: Store | None = None,
 ) -> nn.Module:
-    """Return the model of a config, with weights drawn by its seed; a custom one, or `model`, after
-    a trial batch."""
-    kind = None
-    if model is None and config.model not in MODELS:
-        place, _, name = config.model.rpartition(":")
-        code = find_code(config, run_dir)[0]
-        try:
-            module = (
-                _run_file(code, home(place))
-                if place.endswith(".py")
-                else importlib.import_module(place)
-            )
-        except (Exception, SystemExit) as error:
-            raise InputError(
-                f"{place}: expected Python that can be imported, found {_describe(error)}"
-            ) from None
-        kind = getattr(module, name, None)
-        if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-            raise InputError(
-                f"{place}: expected a class {name} derived from torch.nn.Module, found {kind!r}"
-            )
-    torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
-    if model is None and kind is None:
+    """Return the model of a config, with weights drawn by its seed; a custom one after a trial batch.
+
+    Args:
+        config: The run's parameters.
+        num_features: Columns of a batch's x; of all hops together under loading=propagated.
+        num_classes: Columns of the model's scores.
+        run_dir: The run's folder, whose copy of a custom model's code is used if there is one.
+        model: The user's own object, used in place of `config.model`.
+        note: Called with the call that made a custom model.
+        store: Graph for PNA's histogram of degrees; a small one stands for it if omitted.
+
+    Raises:
+        InputError: for code that can't be imported, created or trained.
+    """
+    if model is None and config.model in MODELS:
+        torch.manual_seed(config.seed)
         return registered_model(config, num_features, num_classes)
-    offered = {name: getattr(config, name) for name in ("hidden_channels", "dropout", "heads")}
-    offered |= dict.fromkeys(("in_channels", "num_features"), num_features)
-    offered |= dict.fromkeys(("out_channels", "num_classes"), num_classes) | {
-        "num_layers": len(config.num_neighbors)
-    }
+    kind = _import_class(config, run_dir) if model is None else None
+    torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
     parameters = {} if kind is None else inspect.signature(kind).parameters
-    arguments = {
+    offered = {
+        "hidden_channels": config.hidden_channels,
+        "dropout": config.dropout,
+        "heads": config.heads,
+        "in_channels": num_features,
+        "num_features": num_features,
+        "out_channels": num_classes,
+        "num_classes": num_classes,
+        "num_layers": len(config.num_neighbors),
+    }
+    arguments: dict[str, Any] = {
         name: value for name, value in offered.items() if name in parameters
-    } | config.model_args
+    }
+    arguments |= config.model_args
     if config.dropout and "dropout" not in arguments:
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
     if kind is not None:
-        call = (
-            f"{config.model}({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
-        )
+        texts = [f"{name}={value!r}" for name, value in arguments.items()]
+        call = f"{config.model}({', '.join(texts)})"
         if "deg" in parameters or issubclass(kind, PNA):  # PNA takes it among its **kwargs
             arguments["deg"] = torch.tensor([0, 1]) if store is None else _degree_histogram(store)
         try:
@@ -94,6 +94,25 @@ def make_model(
     return model
 
 
+def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
+    """Return the class that `config.model` names, of a file or of a module."""
+    place, _, name = config.model.rpartition(":")
+    code = find_code(config, run_dir)[0]
+    try:
+        is_file = place.endswith(".py")
+        module = _run_file(code, home(place)) if is_file else importlib.import_module(place)
+    except (Exception, SystemExit) as error:
+        raise InputError(
+            f"{place}: expected Python that can be imported, found {_describe(error)}"
+        ) from None
+    kind = getattr(module, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise InputError(
+            f"{place}: expected a class {name} derived from torch.nn.Module, found {kind!r}"
+        )
+    return kind
+
+
 def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> tuple[Path, str]:
     """Return the file with the model's code and a note for the user; `keep` copies it to the run's
     folder."""
@@ -102,51 +121,47 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
         raise InputError(
             f"model: {config.model} is in no file; write it to one (%%writefile my_model.py)"
         )
-    source, is_file, copy = (
-        Path(place),
-        place.endswith(".py"),
-        Path() if run_dir is None else RunPaths(run_dir).model,
-    )
+    source = Path(place)
+    is_file = place.endswith(".py")
+    copy = Path() if run_dir is None else RunPaths(run_dir).model
     # no such module, or one without a file: the import says so
     with contextlib.suppress(Exception):
         source = home(place) if is_file else Path(importlib.util.find_spec(place).origin)  # type: ignore
     content = source.read_bytes() if source.is_file() else None
     if keep and content is not None and not copy.is_file():
         write_atomically(copy, lambda file: file.write(content))
-    if not copy.is_file() or content == copy.read_bytes():
-        return copy if copy.is_file() and is_file else source, ""
-    if not is_file and content is not None:  # the copy of a module could not import its neighbours
+    if not copy.is_file():
+        return source, ""
+    if content == copy.read_bytes():
+        return copy if is_file else source, ""
+    if content is None:
+        return copy, f"{source}: gone since the run began; using its copy, {copy}"
+    if not is_file:  # the copy of a module could not import its neighbours
         raise InputError(
             f"{source}: changed since the run began; restore it from {copy}, or use a new run_dir"
         )
-    return (
-        copy,
-        f"{source}: {'gone' if content is None else 'changed'} since the run began; using its copy, {copy}",
-    )
+    return copy, f"{source}: changed since the run began; using its copy, {copy}"
 
 
 def _run_file(code: Path, source: Path) -> types.ModuleType:
     """Run the copy under the name of its source, whose folder has the data and modules that the
     code reads."""
-    file, text = (
-        (source if source.is_file() else code).absolute(),
-        importlib.util.decode_source(code.read_bytes()),
-    )
+    file = (source if source.is_file() else code).absolute()
+    text = importlib.util.decode_source(code.read_bytes())
     # PyG reads the lines of a forward, and the source may have changed since it was copied.
     linecache.cache[str(file)] = len(text), None, text.splitlines(keepends=True), str(file)
     sys.path[:] = [str(file.parent), *(folder for folder in sys.path if folder != str(file.parent))]
     # else `import utils` silently gives the utils of another model
     for neighbor in file.parent.glob("*.py"):
         loaded = getattr(sys.modules.get(neighbor.stem), "__file__", None) or neighbor
-        imports = re.search(
-            rf"^\s*(import|from)\b.*\b{re.escape(neighbor.stem)}\b", text, re.MULTILINE
-        )
-        if imports and Path(loaded).resolve() != neighbor.resolve():
+        imports = rf"^\s*(import|from)\b.*\b{re.escape(neighbor.stem)}\b"
+        if Path(loaded).resolve() != neighbor.resolve() and re.search(imports, text, re.MULTILINE):
             raise ImportError(
                 f"{neighbor} has the name of {loaded}, which is loaded; rename it or use a new process"
             )
     module = types.ModuleType("ogbnlib_custom_model")
-    module.__file__, sys.modules[module.__name__] = str(file), module
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module
     exec(compile(text, str(file), "exec"), vars(module))
     return module
 
@@ -155,14 +170,12 @@ def _describe(error: BaseException) -> str:
     """Return an error of the user's code on one line, with the place of its innermost frame outside
     libraries."""
     frames = traceback.extract_tb(error.__traceback__)
-    files = [
+    innermost = [
         frame for frame in frames if "lib/python" not in frame.filename and frame.filename[0] != "<"
-    ]
-    place = (
-        ""
-        if files[-1].filename == __file__
-        else f" in {files[-1].filename}, line {files[-1].lineno}"
-    )
+    ][-1]
+    place = f" in {innermost.filename}, line {innermost.lineno}"
+    if innermost.filename == __file__:
+        place = ""
     return f"{type(error).__name__}{place}: {' '.join(str(error).split())}"
 
 
@@ -176,7 +189,9 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
             "one that passes everything on, as around a model of torch.compile or DataParallel; "
             "pass the model itself"
         )
-    hops, seeds, call = len(config.num_neighbors), 4, Call.of(model, "fp32")
+    hops = len(config.num_neighbors)
+    seeds = 4
+    call = Call.of(model, "fp32")
     batch = random_batch([seeds] * (hops + 1), [seeds] * hops, num_features)
     try:
         scores = call.scores(model.eval(), batch, next(model.parameters(), batch.x).device)
@@ -186,33 +201,31 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
         ) from None
     # A model that sees more than x and edge_index knows the seeds, and may return their scores
     # alone.
-    rows = range(
-        seeds if {*call.arguments.values()} - {"x", "edge_index"} else len(batch.x),
-        len(batch.x) + 1,
-    )
-    if (
-        not isinstance(scores, Tensor)
-        or len(scores) not in rows
-        or scores.shape[1:] != (num_classes,)
-    ):
-        shape = list(scores.shape) if isinstance(scores, Tensor) else type(scores).__name__
+    least_rows = seeds if {*call.arguments.values()} - {"x", "edge_index"} else len(batch.x)
+    shape = list(scores.shape) if isinstance(scores, Tensor) else []
+    if len(shape) != 2 or shape[1] != num_classes or not least_rows <= shape[0] <= len(batch.x):
         raise InputError(
-            f"{config.model}: expected scores [{rows[-1]}, {num_classes}] of its forward, found {shape}"
+            f"{config.model}: expected scores [{len(batch.x)}, {num_classes}] of its forward, found "
+            f"{shape or type(scores).__name__}"
         )
-    steps: list[Any] = [scores.grad_fn]
-    for step in steps:  # the list grows by the operations behind each step
-        steps += [
-            before for before, _ in getattr(step, "next_functions", ()) if before not in steps
-        ]
-    used = {
-        step.variable for step in steps if isinstance(getattr(step, "variable", None), nn.Parameter)
-    }
+    used = _used_parameters(scores)
     if not used or used - {*model.parameters()}:
         others = "others, which are neither trained nor saved" if used else "none of them used"
-        hint = "keep layers in torch.nn.ModuleList, not in a list, and return scores before argmax or detach"
         raise InputError(
-            f"{config.model}: expected forward to use the model's own parameters, found {others}; {hint}"
+            f"{config.model}: expected forward to use the model's own parameters, found {others}; "
+            "keep layers in torch.nn.ModuleList, not in a list, and return scores before argmax or "
+            "detach"
         )
+
+
+def _used_parameters(scores: Tensor) -> set[nn.Parameter]:
+    """Return the parameters that scores depend on, by the operations that autograd recorded."""
+    steps: list[Any] = [scores.grad_fn]
+    for step in steps:  # the list grows by the operations behind each step
+        inputs = getattr(step, "next_functions", ())
+        steps += [before for before, _ in inputs if before not in steps]
+    variables = [getattr(step, "variable", None) for step in steps]
+    return {variable for variable in variables if isinstance(variable, nn.Parameter)}
 
 
 def _degree_histogram(store: Store) -> Tensor:

@@ -8,6 +8,8 @@ gloo.
 
 import contextlib
 import datetime
+import functools
+import itertools
 import os
 import socket
 import sys
@@ -28,7 +30,9 @@ from ..progress import seconds
 _TIMEOUT = datetime.timedelta(hours=12)  # another rank may download and convert the data set
 # A training rank hangs if it shows no sign of life for ten minutes plus one pass over the store on
 # a slow disk; for one minute after a stop signal, when the time limit is near.
-_PATIENCE_S, _SLOW_DISK_BYTES_PER_S, _STOPPING_S = 600.0, 50e6, 60.0
+_PATIENCE_S = 600.0
+_SLOW_DISK_BYTES_PER_S = 50e6
+_STOPPING_S = 60.0
 _BEAT_S = 1.0
 
 
@@ -42,15 +46,14 @@ class Ranks:
         local_rank: int = 0,
         stop: StopRequest | None = None,
     ):
-        self.rank, self.num_ranks, self.local_rank, self._stop = (
-            rank,
-            num_ranks,
-            local_rank,
-            stop or StopRequest(),
-        )
+        self.rank = rank
+        self.num_ranks = num_ranks
+        self.local_rank = local_rank
+        self._stop = stop or StopRequest()
         self.first = rank == 0  # it writes, prints and scores
         self._patience_s: float | None = None  # None: wait for ever
-        self._beaten_s, self._sign = 0.0, object()
+        self._beaten_s = 0.0
+        self._sign: object = None
         if num_ranks > 1:
             self._store: Any = dist.distributed_c10d._get_default_store()
             self._store.set(
@@ -64,19 +67,20 @@ class Ranks:
             and sign != self._sign
             and time.monotonic() - self._beaten_s >= _BEAT_S
         ):
-            self._beaten_s, self._sign = time.monotonic(), sign
+            self._beaten_s = time.monotonic()
+            self._sign = sign
             self._store.add(f"ogbnlib/beats/{self.rank}", 1)
 
     def expect_beats(self, num_bytes: int) -> None:
         """Start to report ranks that hang, allowing for the time to read `num_bytes`."""
         self._patience_s = _PATIENCE_S + num_bytes / _SLOW_DISK_BYTES_PER_S
 
-    def _take_part(self, collective: Callable[..., Any], tensor: Tensor, **how: Any) -> Tensor:
+    def _take_part(self, collective: Callable[..., Any], tensor: Tensor) -> Tensor:
         if self.num_ranks > 1:
             if tensor.is_cuda:
                 # nothing interrupts a waiting NCCL kernel, so start it when all ranks are ready
                 self.highest(0)
-            work = collective(tensor, async_op=True, **how)
+            work = collective(tensor, async_op=True)
             if not tensor.is_cuda:
                 self._wait(work)
             work.wait()
@@ -95,9 +99,9 @@ class Ranks:
                 continue
             looked_s = now_s
             self.beat(now_s)
-            patience_s = (
-                min(self._patience_s, _STOPPING_S) if self._stop.number else self._patience_s
-            )
+            patience_s = self._patience_s
+            if self._stop.number:
+                patience_s = min(patience_s, _STOPPING_S)
             for rank in range(self.num_ranks):
                 count = self._store.add(f"ogbnlib/beats/{rank}", 0)
                 before, since_s = seen.setdefault(rank, (count, now_s))
@@ -105,10 +109,11 @@ class Ranks:
                     seen[rank] = count, now_s
                 elif rank != self.rank and now_s - since_s >= patience_s:
                     process = self._store.get(f"ogbnlib/process/{rank}").decode()
-                    what = f"rank {rank} ({process}) has shown no sign of life for {seconds(now_s - since_s)}"
-                    remedy = "go on from the last checkpoint (--resume), and if it hangs again, look at it with"
                     raise RankHung(
-                        f"{what} while rank {self.rank} waited for it; {remedy} `py-spy dump --pid`"
+                        f"rank {rank} ({process}) has shown no sign of life for "
+                        f"{seconds(now_s - since_s)} while rank {self.rank} waited for it; go on "
+                        "from the last checkpoint (--resume), and if it hangs again, look at it "
+                        "with `py-spy dump --pid`"
                     )
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -120,22 +125,20 @@ class Ranks:
         share."""
         if self.num_ranks == 1:
             return list(numbers)
-        return self._take_part(
-            dist.all_reduce, torch.tensor(numbers), op=dist.ReduceOp.MAX
-        ).tolist()
+        maximum = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX)
+        return self._take_part(maximum, torch.tensor(numbers)).tolist()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values of the tensors to all ranks, in place."""
-        shared = (
-            [tensor.detach() for tensor in tensors if tensor.numel()] if self.num_ranks > 1 else []
-        )
+        if self.num_ranks == 1:
+            return
+        shared = [tensor.detach() for tensor in tensors if tensor.numel()]
         if not shared:
             return
         flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in shared])
-        self._take_part(dist.broadcast, flat, src=0)
-        for tensor, part in zip(
-            shared, torch.split(flat, [tensor.nbytes for tensor in shared]), strict=True
-        ):
+        self._take_part(functools.partial(dist.broadcast, src=0), flat)
+        parts = torch.split(flat, [tensor.nbytes for tensor in shared])
+        for tensor, part in zip(shared, parts, strict=True):
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -147,16 +150,13 @@ class Ranks:
         # a batch would have to invent one, whose numbers would enter BatchNorm's buffers.
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         counts = self.sum(torch.tensor([int(parameter.grad is not None) for parameter in trained]))
-        used = [
-            parameter for parameter, count in zip(trained, counts.tolist(), strict=True) if count
-        ]
+        used = list(itertools.compress(trained, counts.tolist()))
         for dtype in dict.fromkeys(parameter.dtype for parameter in used):
             group = [parameter for parameter in used if parameter.dtype == dtype]
             own = [torch.zeros_like(value) if value.grad is None else value.grad for value in group]
             flat = self.sum(torch.cat([gradient.reshape(-1) for gradient in own]))
-            for parameter, part in zip(
-                group, torch.split(flat, [value.numel() for value in group]), strict=True
-            ):
+            parts = torch.split(flat, [value.numel() for value in group])
+            for parameter, part in zip(group, parts, strict=True):
                 parameter.grad = part.view_as(parameter)
 
     @contextlib.contextmanager
@@ -167,24 +167,24 @@ class Ranks:
         try:
             yield
         except (InputError, OSError, Stopped) as error:
-            if isinstance(mine := explained(error), OSError):
+            mine = explained(error)
+            if isinstance(mine, OSError):
                 raise
         # The lowest rank with an error sends its text to the others.
         first = self.num_ranks - self.highest(0 if mine is None else self.num_ranks - self.rank)[0]
         if first < self.num_ranks:
             buffer = torch.zeros(8192, dtype=torch.uint8)
             if first == self.rank:
-                text = f"{'stopped' if isinstance(mine, Stopped) else ''}\n{mine}".encode()[
-                    : len(buffer)
-                ]
+                kind = "stopped" if isinstance(mine, Stopped) else ""
+                text = f"{kind}\n{mine}".encode()[: len(buffer)]
                 buffer[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
-            stopped, _, message = (
-                bytes(self.sum(buffer).tolist())
-                .rstrip(b"\0")
-                .decode(errors="ignore")
-                .partition("\n")
-            )
-            raise mine or (Stopped(message) if stopped else InputError(f"{message} (rank {first})"))
+            text = bytes(self.sum(buffer).tolist()).rstrip(b"\0")
+            kind, _, message = text.decode(errors="ignore").partition("\n")
+            if mine is not None:
+                raise mine
+            if kind:
+                raise Stopped(message)
+            raise InputError(f"{message} (rank {first})")
 
 
 _ends_here = False
@@ -194,14 +194,18 @@ _ends_here = False
 def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
     """Connect to the other ranks of the launcher's environment; without a launcher this process is
     alone."""
-    if (here := launch()) is None:
+    here = launch()
+    if here is None:
         yield Ranks()
         return
     backend = "gloo"
     if resolve_device(device).type == "cuda":
-        if here.local_rank >= (num_gpus := torch.cuda.device_count()):
-            expected = f"expected a GPU for each of the {here.num_local_ranks} ranks of this node"
-            raise InputError(f"ranks: {expected}, found {num_gpus}; start fewer, or use device=cpu")
+        num_gpus = torch.cuda.device_count()
+        if here.local_rank >= num_gpus:
+            raise InputError(
+                f"ranks: expected a GPU for each of the {here.num_local_ranks} ranks of this node, "
+                f"found {num_gpus}; start fewer, or use device=cpu"
+            )
         torch.cuda.set_device(here.local_rank)
         backend = "cpu:gloo,cuda:nccl"
     owned = not dist.is_initialized()
@@ -210,7 +214,8 @@ def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
     stopped: Stopped | None = None
     try:
         yield Ranks(here.rank, here.num_ranks, here.local_rank, stop)
-    except Stopped as error:  # on all ranks; after another error the others may wait for this one, and notice its end
+    except Stopped as error:
+        # on all ranks; after another error the others may wait for this one, and notice its end
         stopped = error
     # gloo's threads need Python's lock to drop the tensors of the last collective, but its end
     # waits for them with the lock held (pytorch/pytorch#56297): one stop of three blocked for ever.

@@ -12,7 +12,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -25,10 +25,12 @@ from ..kernels import kernel, kernel_with, prefetch
 from .models.sage import PART_ROWS
 
 T = TypeVar("T")
+# For each layer: its input, what `_gather` wrote (None: gather again), its edges, its two matrices.
+_Tape: TypeAlias = list[tuple[Tensor, Tensor | None, Array, list[Tensor]]]
 
 
 @kernel
-def bounds_of(sources: Any, targets: Any, sizes: Any, bounds: Any) -> Any:
+def bounds_of(sources: Array, targets: Array, sizes: Array, bounds: Array) -> bool:
     """Write where each target's edges begin, and their number to the end; return whether targets
     ascend, ids exist.
 
@@ -55,7 +57,7 @@ def bounds_of(sources: Any, targets: Any, sizes: Any, bounds: Any) -> Any:
 
 
 @kernel
-def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> None:
+def _gather(begin: int, end: int, bounds: Array, col: Array, x: Array, out: Array) -> None:
     """Write the mean of the neighbors' rows of `x` and the own row of the targets from `begin` to
     `end`."""
     width = x.shape[1]
@@ -92,7 +94,7 @@ def _gather(begin: Any, end: Any, bounds: Any, col: Any, x: Any, out: Any) -> No
 
 
 @kernel
-def _by_source(bounds: Any, col: Any, num_sources: Any) -> Any:
+def _by_source(bounds: Array, col: Array, num_sources: int) -> tuple[Array, Array]:
     """`(bounds, targets)` of each source's edges, their targets ascending."""
     ends = np.zeros(num_sources + 1, np.int64)
     targets = np.empty(bounds[-1], np.int64)
@@ -111,15 +113,15 @@ def _by_source(bounds: Any, col: Any, num_sources: Any) -> Any:
 # Multiplies and adds in one rounding, as torch's sparse product does in its backward pass.
 @kernel_with(fastmath={"contract"})
 def _spread(
-    begin: Any,
-    end: Any,
-    bounds: Any,
-    ends: Any,
-    targets: Any,
-    grads: Any,
-    x: Any,
-    scale: Any,
-    out: Any,
+    begin: int,
+    end: int,
+    bounds: Array,
+    ends: Array,
+    targets: Array,
+    grads: Array,
+    x: Array,
+    scale: float,
+    out: Array,
 ) -> None:
     """Write rows `begin` to `end` of the gradient of `x`; `grads` are those of `_gather`'s output.
 
@@ -308,12 +310,11 @@ class Layers(NamedTuple):
 
         `both` is overwritten, and gathered again if it is None.
         """
-        count = len(grad)
         width = x.shape[1]
         values = _values(x)
         again = both is None
         parts = _parts(len(grad))
-        means = grad.new_empty(count, 2 * width) if both is None else both
+        means = grad.new_empty(len(grad), 2 * width) if both is None else both
         array = _values(means)
         halves = (means[:, :width], means[:, width:])
         as_pyg = len(parts) == 1 and grad.dtype == torch.float32
@@ -351,14 +352,14 @@ class Layers(NamedTuple):
         )
         return gradients, into
 
-    def forward(self, keep: str) -> tuple[Tensor, list[Any]]:
+    def forward(self, keep: str) -> tuple[Tensor, _Tape]:
         """Return the last layer's output, and what to keep: "nothing", each layer's "input", or
         "all".
 
         With "input" the backward pass gathers the means again, as activation checkpointing asks
         for.
         """
-        tape = []
+        tape: _Tape = []
         x = self.x
         last = len(self.targets) - 1
         for layer, count in enumerate(self.targets):
@@ -375,7 +376,7 @@ class Layers(NamedTuple):
             x = out
         return x, tape
 
-    def backward(self, tape: list[Any], grad: Any) -> list[Tensor]:
+    def backward(self, tape: _Tape, grad: Tensor) -> list[Tensor]:
         """Return the gradients of the weights, float32, and empty `tape`."""
         gradients = list[Tensor]()
         grad = grad.to(self.dtype)
@@ -383,8 +384,10 @@ class Layers(NamedTuple):
         scale = float(torch.ones((), dtype=self.dtype).div_(1 - self.dropout))
         while tape:
             x, both, edges, weights = tape.pop()
-            own, grad = self._gradients(x, both, edges, weights, grad, scale if tape else None)
+            own, into = self._gradients(x, both, edges, weights, grad, scale if tape else None)
             gradients = own + gradients
+            if into is not None:
+                grad = into
             del x, both
         return gradients
 

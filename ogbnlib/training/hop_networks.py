@@ -71,7 +71,6 @@ class SAGN(nn.Module):
         scores = (by_head[:, :1] * own).sum(-1, keepdim=True)
         scores = scores + (by_head * other).sum(-1, keepdim=True)
         shares = F.leaky_relu(scores, 0.2).softmax(1)
-        attended = (shares * by_head).sum(1).flatten(1)
-        hidden = (attended + self.own(x[:, 0])).relu()
+        hidden = ((shares * by_head).sum(1).flatten(1) + self.own(x[:, 0])).relu()
         out: Tensor = self.out(F.dropout(hidden, self.dropout, self.training))
         return out

@@ -23,7 +23,7 @@ from ..registry import MODELS
 from .convolutions import MeanSAGEConv
 from .fused_sage import Layers, bounds_of, torch_threads
 
-# A loss and its gradient by the scores that it gets; see `step.loss_and_gradient`.
+# A loss and its gradient by the scores that it gets; see `learner.loss_and_gradient`.
 Differentiate: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # oneDNN and ATen each cache 1024 products compiled for one shape, but sampled batches hardly ever

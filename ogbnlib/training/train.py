@@ -6,13 +6,13 @@ the same weights, bit for bit, as an uninterrupted one, under every loading poli
 """
 
 import contextlib
+import functools
 import os
 import signal
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +29,6 @@ from ..graph.store import Store, is_store
 from ..launcher import job_cores, local_ranks
 from ..memory import cuda
 from ..memory.available import available_bytes
-from ..memory.cuda import resolve_device
 from ..memory.reading import huge_pages, malloc_trim, own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
@@ -42,7 +41,7 @@ from ..runs.exit_codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..runs.supervise import HUGE_PAGES
-from ..sampling.policies import make_loaders
+from ..sampling.policies import Loaders, make_loaders
 from ..sources.catalog import open_for
 from ..windows.window import compile_kernels
 from .call import random_batch
@@ -50,8 +49,8 @@ from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model
 from .distributed import Ranks, join
 from .fused_sage import compile_layer
+from .learner import Learner
 from .network import GNN
-from .step import Learner
 from .trainer import Progress, Trainer
 
 
@@ -132,7 +131,8 @@ def train(
             )
         config = config.replace(model=f"{type(model).__module__}:{type(model).__qualname__}")
     cuda.prepare_allocator(config)
-    stop, folder = StopRequest(), None if run_dir is None else home(run_dir)
+    stop = StopRequest()
+    folder = None if run_dir is None else home(run_dir)
     with handled(stop), join(config.device, stop) as ranks, contextlib.ExitStack() as stack:
         with ranks.together():
             size = check_inputs(config)
@@ -151,13 +151,14 @@ def train(
                 stack.enter_context(_recorded(before, config))
         with naming(folder):
             return train_prepared(
-                config, folder, stop, ranks, resume=resume, how=config.progress, model=model
+                config, folder, stop, ranks, resume=resume, display=config.progress, model=model
             )
 
 
 @contextlib.contextmanager
 def _recorded(before: Run, config: TrainConfig) -> Iterator[None]:
-    attempt, code = Attempt(before, config), 0
+    attempt = Attempt(before, config)
+    code = 0
     attempt.recorder.start(os.getpid())
     try:
         yield
@@ -177,92 +178,47 @@ def train_prepared(
     ranks: Ranks,
     *,
     resume: bool,
-    how: str,
+    display: str,
     model: nn.Module | None = None,
 ) -> TrainResult:
-    """Train in a folder that the caller has prepared and locked; `how` as for `Progress`, the rest
-    as for `train`."""
-    threads = torch.get_num_threads()
-    if config.num_threads != "auto" and config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    log, shown = EventLog(run_dir if ranks.first else None), contextlib.ExitStack()
-    try:
-        progress = Progress(how, log, run_dir) if ranks.first else Progress("none", log)
-        shown.enter_context(contextlib.closing(progress))
-        shown.enter_context(progress.live)
-        with log.phase("open"):
-            # first one rank of each node, which converts the data; then the others
-            for turn in (True, False):
-                with ranks.together():
-                    if turn == (ranks.local_rank == 0):
-                        store = _open(config, log, progress, stop)
-        log.mark("dataset", path=str(store.path), **asdict(store.size))
-        log.mark("note", ranks=ranks.num_ranks)
-        if empty := [split for split in config.eval_splits if not store.num_seeds[split]]:
-            progress.note(
-                f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated"
-            )
-            config = config.replace(
-                eval_splits=[split for split in config.eval_splits if split not in empty]
-            )
+    """Train in a folder that the caller has prepared and locked.
+
+    Args:
+        run_dir: The run's folder; None keeps nothing on disk.
+        stop: A stop signal sets its number; the run then ends at the next batch boundary.
+        ranks: This process among those that train together.
+        resume: Go on from the last checkpoint if there is one.
+        display: As for `Progress`.
+        model: The user's own object, used in place of `config.model`.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        if isinstance(config.num_threads, int):
+            torch.set_num_threads(config.num_threads)
+        log = EventLog(run_dir if ranks.first else None)
+        stack.callback(log.close)
+        stack.callback(cuda.end, config)
+        progress = Progress(display, log, run_dir) if ranks.first else Progress("none", log)
+        stack.callback(progress.close)
+        stack.enter_context(progress.live)
+        stack.enter_context(_recorded_cuda_oom(config, log))
+        store = _open_in_turn(config, log, progress, stop, ranks)
+        config = _without_empty_splits(config, store, progress)
         if not config.policy.uses_hops:
             with log.phase("compile kernels"):
                 compile_all(list(config.num_neighbors))
-
-        def waiting(reading: tuple[str, int, int] | None) -> bool:
-            if reading is not None:
-                progress.reading(*reading)
-            ranks.beat(reading or time.monotonic())
-            # several stop together, at the end of a step
-            return ranks.num_ranks == 1 and bool(stop.number)
-
+        waiting = functools.partial(_wait, progress, ranks, stop)
         loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, waiting)
-        step = (
-            Pass.over(config, store.size, "train", training=True).batch,
-            loaders.num_features,
-            loaders.num_classes,
-        )
-        if config.num_threads == "auto":
-            torch.set_num_threads(
-                choose_threads(config, *step, max(1, job_cores() // local_ranks()))
-            )
-            log.mark("note", num_threads=torch.get_num_threads())
-        if (
-            HUGE_PAGES not in os.environ
-            and huge_pages() == "madvise"
-            and step_flops(config, *step) >= LARGE_FLOPS
-        ):
-            text = "faster with huge pages (2 MB): start Python with {}=1 in the environment, or train with run()"
-            progress.note(f"large steps are {text.format(HUGE_PAGES)}")
-
+        _prepare_processor(config, store, loaders, progress)
         with contextlib.closing(loaders), workers_ended():
-            is_custom = model is None and config.model not in MODELS
-            # the first rank copies a custom model's code, and every rank runs the copy
-            with ranks.together():
-                if (
-                    run_dir
-                    and is_custom
-                    and ranks.first
-                    and (text := find_code(config, run_dir, keep=True)[1])
-                ):
-                    progress.note(text)
-            with ranks.together():
-                widths = loaders.num_features, loaders.num_classes
-                model = make_model(config, *widths, run_dir, model, progress.note, store)
-            unsaved = ", ".join(
-                sorted({name for name, _ in model.named_buffers()} - model.state_dict().keys())
-            )
-            if unsaved and run_dir is not None:
-                effect = "a resumed run and predict start with the values of its __init__"
-                progress.note(
-                    f"the model's buffers {unsaved} are in no checkpoint (persistent=False): {effect}"
-                )
-            device = resolve_device(config.device)
+            model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
+            device = cuda.resolve_device(config.device)
             progress.note(*cuda.begin(config, device.type))
             log.part(
                 "model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters())
             )
             learner = Learner(config, model, device, ranks, log)
+            # The checkpoint is read after the model exists: its weights are loaded in place.
             ranks.expect_beats(store.nbytes)
             checkpointer = Checkpointer(run_dir, fingerprint(store, config), learner)
             trainer = Trainer(loaders, checkpointer, progress, stop)
@@ -275,19 +231,33 @@ def train_prepared(
             trainer.run()
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)
+
+
+@contextlib.contextmanager
+def _recorded_cuda_oom(config: TrainConfig, log: EventLog) -> Iterator[None]:
+    """Record the GPU's memory, and what would fit, when it ran out."""
+    try:
+        yield
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
-        text = (
-            str(error).partition(" If reserved but unallocated")[0].splitlines()
-            or [type(error).__name__]
-        )[0]
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        text = first_line.partition(" If reserved but unallocated")[0]
         sizes = {**(cuda.cuda_reading(largest=True) or {}), **cuda.oom_sizes(text)}
         log.mark("cuda_oom", message=text, suggestions=oom_suggestions(config, sizes), **sizes)
         raise
-    finally:
-        shown.close()
-        cuda.end(config)
-        log.close()
-        torch.set_num_threads(threads)
+
+
+def _open_in_turn(
+    config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest, ranks: Ranks
+) -> Store:
+    """Open the data set: one rank of each node first, which converts it, then the others."""
+    with log.phase("open"):
+        for converts in (True, False):
+            with ranks.together():
+                if converts == (ranks.local_rank == 0):
+                    store = _open(config, log, progress, stop)
+    log.mark("dataset", path=str(store.path), **asdict(store.size))
+    log.mark("note", ranks=ranks.num_ranks)
+    return store
 
 
 def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:
@@ -299,13 +269,85 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
                 f"stopped by {name} while the data set was converted; go on with resume=True (--resume)"
             )
 
-    how: dict[str, Any] = {"say": progress.say, "progress": progress.keep, "check": check}
-    store = open_for(config, memory_limit=own_memory()[0] + min(available_bytes(), 2**30), **how)
+    store = open_for(
+        config,
+        memory_limit=own_memory()[0] + min(available_bytes(), 2**30),
+        say=progress.say,
+        progress=progress.keep,
+        check=check,
+    )
     if not config.policy.uses_hops:
         return store
-    if store.hops is not None or is_store(propagated_path(store, config)):
-        return propagated(store, config, **how)
-    with log.phase(PROPAGATE):
-        result = propagated(store, config, **how)
-    malloc_trim()  # else 30 MB of small blocks stay for the whole run
+    exists = store.hops is not None or is_store(propagated_path(store, config))
+    with contextlib.nullcontext() if exists else log.phase(PROPAGATE):
+        result = propagated(store, config, say=progress.say, progress=progress.keep, check=check)
+    if not exists:
+        malloc_trim()  # else 30 MB of small blocks stay for the whole run
     return result
+
+
+def _without_empty_splits(config: TrainConfig, store: Store, progress: Progress) -> TrainConfig:
+    """Return the config without evaluations of splits that have no nodes, and say so."""
+    empty = [split for split in config.eval_splits if not store.num_seeds[split]]
+    if not empty:
+        return config
+    progress.note(
+        f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated"
+    )
+    return config.replace(eval_splits=[split for split in config.eval_splits if split not in empty])
+
+
+def _prepare_processor(
+    config: TrainConfig, store: Store, loaders: Loaders, progress: Progress
+) -> None:
+    """Choose the number of threads by the size of a step, and say when huge pages would help."""
+    batch = Pass.over(config, store.size, "train", training=True).batch
+    widths = loaders.num_features, loaders.num_classes
+    if config.num_threads == "auto":
+        cores = max(1, job_cores() // local_ranks())
+        torch.set_num_threads(choose_threads(config, batch, *widths, cores))
+        loaders.log.mark("note", num_threads=torch.get_num_threads())
+    if HUGE_PAGES in os.environ or huge_pages() != "madvise":
+        return
+    if step_flops(config, batch, *widths) >= LARGE_FLOPS:
+        progress.note(
+            "large steps are faster with huge pages (2 MB): start Python with "
+            f"{HUGE_PAGES}=1 in the environment, or train with run()"
+        )
+
+
+def _wait(
+    progress: Progress, ranks: Ranks, stop: StopRequest, reading: tuple[str, int, int] | None
+) -> bool:
+    """Show what a batch waits for, and return whether a stop signal ends the wait."""
+    if reading is not None:
+        progress.reading(*reading)
+    ranks.beat(reading or time.monotonic())
+    # several ranks stop together, at the end of a step
+    return ranks.num_ranks == 1 and bool(stop.number)
+
+
+def _make_model(
+    config: TrainConfig,
+    run_dir: Path | None,
+    ranks: Ranks,
+    model: nn.Module | None,
+    store: Store,
+    loaders: Loaders,
+    progress: Progress,
+) -> nn.Module:
+    """Create the model; the first rank copies a custom one's code, and every rank runs the copy."""
+    is_custom = model is None and config.model not in MODELS
+    with ranks.together():
+        if run_dir and is_custom and ranks.first:
+            progress.note(*filter(None, find_code(config, run_dir, keep=True)[1:]))
+    with ranks.together():
+        widths = loaders.num_features, loaders.num_classes
+        model = make_model(config, *widths, run_dir, model, progress.note, store)
+    unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
+    if unsaved and run_dir is not None:
+        progress.note(
+            f"the model's buffers {', '.join(sorted(unsaved))} are in no checkpoint "
+            "(persistent=False): a resumed run and predict start with the values of its __init__"
+        )
+    return model

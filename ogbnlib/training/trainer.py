@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -15,13 +15,13 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from .. import clock
+from ..display import Live
 from ..files import open_to_write
 from ..io.disk_array import Interrupted
 from ..memory.reading import own_memory
 from ..memory.record import RunPaths
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
-from ..output import Live
 from ..progress import Count, details
 from ..sampling.policies import Loaders, set_epoch
 from .checkpoint import Checkpointer, Row, State
@@ -30,21 +30,29 @@ _SHOWN_EVERY_S = 0.5
 
 
 class Progress:
-    """Progress of a run, shown here and written to progress.json for other processes."""
+    """Progress of a run, shown here and written to progress.json for other processes.
 
-    # `how` is as `config.progress`, or "relayed": the process that started this one shows it.
-    def __init__(self, how: str, log: EventLog, run_dir: Path | None = None):
-        self._log, self._how, self._count, self._shown_s = log, how, Count(0), 0.0
+    Args:
+        display: As `config.progress`, or "relayed": the process that started this one shows it.
+        log: Events of the run; its innermost open phase is the name of the step.
+        run_dir: Folder of progress.json; None writes none.
+    """
+
+    def __init__(self, display: str, log: EventLog, run_dir: Path | None = None):
+        self._log = log
+        self._display = display
+        self._count = Count(0)
+        self._shown_s = 0.0
         self._read = Count(0)
         self._file = -1 if run_dir is None else open_to_write(RunPaths(run_dir).progress)
-        self.live = Live(self._text, "none" if how == "relayed" else how)
+        self.live = Live(self._text, display.replace("relayed", "none"))
 
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
 
     def say(self, line: str) -> None:
-        if self._how != "none":
+        if self._display != "none":
             self.live.write(f"{line}\n")
 
     def note(self, *texts: str) -> None:
@@ -53,20 +61,23 @@ class Progress:
             self._log.mark("note", text=text)
             self.say(text)
 
+    @property
+    def _phase(self) -> str:
+        return self._log.open[-1] if self._log.open else "starting"
+
     def _text(self) -> tuple[str, str]:
-        phase = (self._log.open[-1:] or ["starting"])[0]
+        phase = self._phase
         return phase, details(self._count if self._count.phase == phase else None, own_memory()[0])
 
     def keep(self, count: Count, complete: Callable[[Count], None] = lambda count: None) -> None:
         """Show the count of the current phase after a call of `complete` on it, at most every 0.5
         s."""
-        if (now := time.monotonic()) - self._shown_s < _SHOWN_EVERY_S and count is self._count:
+        now_s = time.monotonic()
+        if now_s - self._shown_s < _SHOWN_EVERY_S and count is self._count:
             return
-        self._count, self._shown_s, count.phase = (
-            count,
-            now,
-            (self._log.open[-1:] or ["starting"])[0],
-        )
+        count.phase = self._phase
+        self._count = count
+        self._shown_s = now_s
         complete(count)
         if self._file >= 0:
             # the next checkpoint reports a folder that can't be written
@@ -100,51 +111,54 @@ class Progress:
             self.keep(count, complete)
 
 
+@dataclass
 class Trainer:
-    def __init__(
-        self, loaders: Loaders, checkpointer: Checkpointer, progress: Progress, stop: StopRequest
-    ):
-        self.loaders, self.checkpointer, self.progress, self.stop = (
-            loaders,
-            checkpointer,
-            progress,
-            stop,
-        )
-        self.learner = learner = checkpointer.learner
-        self.config, self.log, self.ranks = learner.config, learner.log, learner.ranks
-        self.num_seeds = {split: len(ids) for split, ids in loaders.splits.items()}
-        self.state = State()
+    """Epochs of a learner over the batches of its loaders, from `state` on.
+
+    All ranks of a run call the same methods in the same order; the first one writes and prints.
+    """
+
+    loaders: Loaders
+    checkpointer: Checkpointer
+    progress: Progress
+    stop: StopRequest
+    state: State = field(default_factory=State)
+
+    def __post_init__(self) -> None:
+        self.learner = self.checkpointer.learner
+        self.config = self.learner.config
+        self.log = self.learner.log
+        self.ranks = self.learner.ranks
+        self.num_seeds = {split: len(ids) for split, ids in self.loaders.splits.items()}
 
     def _boundary(self, training: bool = False) -> None:
         """Save or stop between two steps or two batches of an evaluation; a run stops on a signal
         only here."""
-        due = (
-            training
-            and 0 < self.config.checkpoint_every_s <= time.monotonic() - self.checkpointer.saved_s
-        )
+        age_s = time.monotonic() - self.checkpointer.saved_s
+        due = training and 0 < self.config.checkpoint_every_s <= age_s
         # Reading the loss of a GPU would wait for it at every step, so there each checkpoint checks
         # it.
-        spoiled = (
-            training
-            and self.learner.device.type == "cpu"
-            and not math.isfinite(self.learner.loss_sum)
-        )
+        on_cpu = self.learner.device.type == "cpu"
+        spoiled = training and on_cpu and not math.isfinite(self.learner.loss_sum)
         number, due_anywhere, diverged = self.ranks.highest(
             self.stop.number, int(due), int(spoiled)
         )
+        state = self.state
         if diverged:
-            raise self.checkpointer.diverged(self.state)
+            raise self.checkpointer.diverged(state)
         if number:
-            name, state, folder = signal.Signals(number).name, self.state, self.checkpointer.run_dir
+            name = signal.Signals(number).name
             self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
             self.checkpointer.save(state)
-            where = f"in epoch {state.epoch + 1}, {state.position:,} of {self.num_seeds['train']:,} seeds trained"
-            hint = (
-                "go on with resume=True (--resume)" if folder else "nothing is kept without run_dir"
+            hint = "go on with resume=True (--resume)"
+            if self.checkpointer.run_dir is None:
+                hint = "nothing is kept without run_dir"
+            raise Stopped(
+                f"stopped by {name} in epoch {state.epoch + 1}, {state.position:,} of "
+                f"{self.num_seeds['train']:,} seeds trained; {hint}"
             )
-            raise Stopped(f"stopped by {name} {where}; {hint}")
         if due_anywhere:
-            self.checkpointer.save(self.state)
+            self.checkpointer.save(state)
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
@@ -157,13 +171,11 @@ class Trainer:
 
     def train_epoch(self) -> None:
         """Train on the remaining seeds of the current epoch."""
-        config, state, learner, num_seeds = (
-            self.config,
-            self.state,
-            self.learner,
-            self.num_seeds["train"],
-        )
-        epoch, loader = state.epoch + 1, self.loaders.train_loader()
+        state = self.state
+        learner = self.learner
+        num_seeds = self.num_seeds["train"]
+        epoch = state.epoch + 1
+        loader = self.loaders.train_loader()
         set_epoch(loader, epoch, state.position)
         learner.begin(epoch)
         begin = time.monotonic() - state.time_s
@@ -171,10 +183,12 @@ class Trainer:
         with self.log.phase("train epoch", epoch=epoch), contextlib.closing(shown) as batches:
             self._boundary()
             while state.position < num_seeds:
-                end = min(state.position + config.batch_size * learner.batches_per_step, num_seeds)
+                size = self.config.batch_size * learner.batches_per_step
+                end = min(state.position + size, num_seeds)
                 with self._stoppable():
                     learner.step(batches, epoch, state.position, end)
-                state.position, state.time_s = end, time.monotonic() - begin
+                state.position = end
+                state.time_s = time.monotonic() - begin
                 state.batches_per_step = learner.batches_per_step
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
@@ -182,23 +196,24 @@ class Trainer:
     def _complete(self, count: Count) -> None:
         """Add the epoch's loss so far and the remaining time of the run to a count of training
         batches."""
-        state, rows = self.state, self.state.history
+        state = self.state
+        rows = state.history
         if state.position:
             count.loss = float(self.learner.loss_sum) * self.ranks.num_ranks / state.position
         if count.done > 1:
             epochs = self.config.epochs - state.epoch
             in_epoch = self.num_seeds["train"] / self.config.batch_size / self.ranks.num_ranks
             batches = count.total - count.done + (epochs - 1) * in_epoch
-            evaluated_s = sum(row["eval_time_s"] or 0.0 for row in rows) / max(len(rows), 1)
             # Without the first batch, which waits for reading or for workers.
-            count.run_left_s = (
-                batches * (clock.now() - count.began_s) / (count.done - 1) + epochs * evaluated_s
-            )
+            batch_s = (clock.now() - count.began_s) / (count.done - 1)
+            evaluated_s = sum(row["eval_time_s"] or 0.0 for row in rows) / max(len(rows), 1)
+            count.run_left_s = batches * batch_s + epochs * evaluated_s
 
     def evaluate(self, split: str) -> float:
         """Return the accuracy on `split`."""
         self.learner.begin()
-        num_seeds, ranks = self.num_seeds[split], self.ranks
+        num_seeds = self.num_seeds[split]
+        ranks = self.ranks
         size = self.config.eval_batch_size or self.config.batch_size
         predicted = torch.zeros(num_seeds, dtype=torch.int64)
         rounds = range(0, num_seeds, size * ranks.num_ranks)
@@ -214,7 +229,8 @@ class Trainer:
                     self.learner.after_batch()
             assert next(batches, None) is None, "the loader has more batches than its share"
         ranks.sum(predicted)  # one rank has filled each place, the others have zeros there
-        if undefined := int((predicted < 0).sum()):
+        undefined = int((predicted < 0).sum())
+        if undefined:
             what = f"scores of {undefined:,} of {num_seeds:,} {split} nodes are NaN"
             raise self.checkpointer.diverged(self.state, what)
         share = accuracy(self.loaders.labels[split], predicted) if ranks.first else 0.0
@@ -223,56 +239,71 @@ class Trainer:
     def run(self) -> None:
         """Train the remaining epochs, each with its evaluation, its row of metrics.csv and its
         checkpoint."""
-        config, num_seeds, learner = self.config, self.num_seeds["train"], self.learner
-
-        def is_over(*more: float | None) -> bool:
-            return config.is_over([*(row["valid"] for row in self.state.history), *more])
-
-        while not is_over():
-            epoch = self.state.epoch + 1
-            if self.state.position < num_seeds:  # else it was interrupted in its evaluation
-                self.train_epoch()
-                self.checkpointer.check_finite(self.state)
-            loss = float(self.ranks.sum(learner.loss_sum.clone())) / max(num_seeds, 1)
-            if epoch == config.epochs:
-                # The final evaluation needs no train loader: its CSC and workers make room for the
-                # eval loaders.
-                self.loaders.drop_train_loader()
-            begin, splits = time.monotonic(), config.splits_to_evaluate(epoch)
-            if splits:
-                # a kill during the evaluation must not lose the epoch
-                self.checkpointer.save(self.state)
-            scores: Row = {split: self.evaluate(split) for split in splits}
-            # it is the last one after all
-            if epoch < config.epochs and is_over(scores.get("valid")):
-                self.loaders.drop_train_loader()
-                final = config.replace(epochs=epoch).splits_to_evaluate(epoch)
-                scores |= {split: self.evaluate(split) for split in final if split not in scores}
-            row: Row = {
-                "epoch": epoch,
-                "loss": loss,
-                "train": None,
-                "valid": None,
-                "test": None,
-                **scores,
-            }
-            row |= {"time_s": self.state.time_s, "eval_time_s": time.monotonic() - begin}
-            steps = self.state.batches_per_step
-            self.state = State(
-                epoch=epoch, history=[*self.state.history, row], batches_per_step=steps
+        while not self._is_over():
+            self._run_epoch()
+        epoch = self.state.epoch
+        if epoch < self.config.epochs:
+            self.progress.note(
+                f"no better valid accuracy in {self.config.early_stopping} evaluations: "
+                f"epoch {epoch} was the last"
             )
-            learner.loss_sum.zero_()
-            self.checkpointer.save_epoch(self.state)
-            self.progress.say(epoch_line(row))
-        if self.state.epoch < config.epochs:
-            none = f"no better valid accuracy in {config.early_stopping} evaluations"
-            self.progress.note(f"{none}: epoch {self.state.epoch} was the last")
         # fp16 skips every step whose gradient is not finite; Adam has a state after the first step
         # not skipped.
-        if self.state.epoch and learner.scaler.is_enabled() and not learner.optimizer.state:
+        if epoch and self.learner.scaler.is_enabled() and not self.learner.optimizer.state:
             raise self.checkpointer.diverged(
                 self.state, "no step was ever taken, as no gradient was finite,"
             )
+
+    def _is_over(self, *valid: float | None) -> bool:
+        """Whether training ends after the epochs so far, and one more with this valid accuracy."""
+        return self.config.is_over([*(row["valid"] for row in self.state.history), *valid])
+
+    def _run_epoch(self) -> None:
+        """Train the rest of the current epoch, evaluate, and save its row and its checkpoint."""
+        epoch = self.state.epoch + 1
+        num_seeds = self.num_seeds["train"]
+        if self.state.position < num_seeds:  # else it was interrupted in its evaluation
+            self.train_epoch()
+            self.checkpointer.check_finite(self.state)
+        loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
+        begin_s = time.monotonic()
+        scores = self._evaluate_epoch(epoch)
+        row: Row = {
+            "epoch": epoch,
+            "loss": loss,
+            "train": None,
+            "valid": None,
+            "test": None,
+            **scores,
+            "time_s": self.state.time_s,
+            "eval_time_s": time.monotonic() - begin_s,
+        }
+        self.state = State(
+            epoch=epoch,
+            history=[*self.state.history, row],
+            batches_per_step=self.state.batches_per_step,
+        )
+        self.learner.loss_sum.zero_()
+        self.checkpointer.save_epoch(self.state)
+        self.progress.say(_epoch_line(row))
+
+    def _evaluate_epoch(self, epoch: int) -> Row:
+        """Return the accuracies that are due after an epoch."""
+        if epoch == self.config.epochs:
+            # The final evaluation needs no train loader: its CSC and workers make room for the
+            # eval loaders.
+            self.loaders.drop_train_loader()
+        splits = self.config.splits_to_evaluate(epoch)
+        if splits:
+            # a kill during the evaluation must not lose the epoch
+            self.checkpointer.save(self.state)
+        scores: Row = {split: self.evaluate(split) for split in splits}
+        # it is the last one after all
+        if epoch < self.config.epochs and self._is_over(scores.get("valid")):
+            self.loaders.drop_train_loader()
+            final = self.config.replace(epochs=epoch).splits_to_evaluate(epoch)
+            scores |= {split: self.evaluate(split) for split in final if split not in scores}
+        return scores
 
 
 def accuracy(labels: Tensor, predicted: Tensor) -> float:
@@ -281,7 +312,7 @@ def accuracy(labels: Tensor, predicted: Tensor) -> float:
     return int((labels == predicted).sum()) / len(labels)
 
 
-def epoch_line(row: Row) -> str:
+def _epoch_line(row: Row) -> str:
     """Format a row as `Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186.0s + 80.2s
     eval`."""
     parts = [f"Epoch {row['epoch']:03.0f}", f"Loss: {row['loss']:.4f}"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ogbnlib import registry
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.audit import kind_of
 from ogbnlib.forecast.batches import batch_bytes
@@ -22,7 +23,7 @@ from ogbnlib.sources.official import KNOWN
 MB, GB = 2**20, 10**9
 NODES, EDGES = 111_059_956, 1_615_685_872
 PAPERS = KNOWN["ogbn-papers100M"]
-POLICIES = ("eager", "lazy", "shared", "store")
+POLICIES = [name for name, policy in registry.POLICIES.items() if not policy.propagated]
 
 
 def config(**values: Any) -> TrainConfig:

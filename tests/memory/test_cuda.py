@@ -22,7 +22,7 @@ from ogbnlib.memory.cuda import (
 from ogbnlib.runs.diagnosis import explain_text
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
-from ogbnlib.training.step import Learner
+from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]

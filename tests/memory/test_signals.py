@@ -19,8 +19,8 @@ from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.signals import STOP_SIGNALS, Stopped, block_stop_signals
 from ogbnlib.runs.exit_codes import STOPPED
 from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.training.learner import Learner
 from ogbnlib.training.network import GNN
-from ogbnlib.training.step import Learner
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]

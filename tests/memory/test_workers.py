@@ -19,7 +19,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.workers import WorkerDied
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.training.step import Learner
+from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]

@@ -17,7 +17,7 @@ from ogbnlib.notebook.verdicts import Finding
 from ogbnlib.runs.folder import Run
 
 Make = Callable[..., Run]
-HOLDS, FAILS, UNKNOWN = (verdicts.WORDS[holds] for holds in (True, False, None))
+HOLDS, FAILS, UNKNOWN = (verdicts._WORDS[holds] for holds in (True, False, None))
 
 
 @pytest.fixture

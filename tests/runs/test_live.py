@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 
-from ogbnlib import output
+from ogbnlib import display
 from ogbnlib.config import TrainConfig
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
@@ -89,12 +89,12 @@ def test_a_run_at_work_says_from_elsewhere_what_it_has_done_and_is_followed_to_i
     assert str(found.diagnosis).startswith("At work, in phase '")
     told: list[str] = []
 
-    def stop(live: output.Live) -> None:
+    def stop(live: display.Live) -> None:
         told.append(live._text()[0])
         if len(told) == 2:
             os.kill(process.pid, signal.SIGTERM)
 
-    monkeypatch.setattr(output.Live, "_show", stop)
+    monkeypatch.setattr(display.Live, "_show", stop)
     ended = Run.open(folder).follow()
     assert ended.exit_code == 75
     assert all(line.startswith("r: ") for line in told)

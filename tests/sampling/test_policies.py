@@ -12,6 +12,7 @@ import torch
 from conftest import batches_of
 from torch_geometric.loader import NodeLoader
 
+from ogbnlib import registry
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.recorder import EventLog
@@ -22,7 +23,7 @@ from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.catalog import open_for
 
 Make = Callable[..., Loaders]
-POLICIES = ("eager", "lazy", "shared")
+POLICIES = [name for name, policy in registry.POLICIES.items() if not policy.on_disk]
 
 
 @pytest.fixture

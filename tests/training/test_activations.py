@@ -29,8 +29,8 @@ from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.policies import make_loaders, set_epoch
 from ogbnlib.sources.catalog import open_for
+from ogbnlib.training.learner import allocator_peak, loss_and_gradient
 from ogbnlib.training.network import GNN
-from ogbnlib.training.step import allocator_peak, loss_and_gradient
 from ogbnlib.windows.window import compile_kernels
 
 # saved and peak bytes, and the share of each that is forecast

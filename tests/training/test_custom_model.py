@@ -28,7 +28,7 @@ from ogbnlib.runs.sandbox import run
 from ogbnlib.training import custom_model
 from ogbnlib.training.call import Call, random_batch
 from ogbnlib.training.custom_model import make_model
-from ogbnlib.training.step import Learner
+from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]

@@ -18,8 +18,8 @@ from ogbnlib.errors import InputError
 from ogbnlib.memory.cuda import check_precision
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.training import fused_sage as sage
+from ogbnlib.training.learner import loss_and_gradient
 from ogbnlib.training.network import GNN
-from ogbnlib.training.step import loss_and_gradient
 
 Batch = tuple[Tensor, Tensor, list[int], list[int]]
 

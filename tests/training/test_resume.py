@@ -20,7 +20,7 @@ from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
-from ogbnlib.training.step import Learner
+from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import TrainResult, train
 
 Config = Callable[..., TrainConfig]

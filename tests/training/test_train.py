@@ -15,6 +15,7 @@ import pytest
 import torch
 from conftest import left_in, raw_arrays, same, scores, weights
 
+from ogbnlib import registry
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import open_store
@@ -26,7 +27,7 @@ from ogbnlib.sources.ogb import open_raw
 from ogbnlib.training.train import TrainResult, train
 
 Config = Callable[..., TrainConfig]
-POLICIES = ("eager", "lazy", "shared", "store")
+POLICIES = [name for name, policy in registry.POLICIES.items() if not policy.propagated]
 
 
 def column(result: TrainResult, name: str) -> list[float | None]:

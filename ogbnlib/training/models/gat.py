@@ -20,21 +20,18 @@ class Model(SampledModel):
     def memory(layer: Layer) -> LayerMemory:
         """Keeps [S + 2 T + E, H], 16 bytes an edge for each head and once more, and the output; takes
         3 [E, H]."""
-        item = 2 if layer.half else 4
-        copy = 2 if layer.half else 0
         wide = _width(layer)
         edges = layer.edges + layer.targets  # self-loops
-        products = item * (layer.sources + layer.targets + edges) * wide
+        products = layer.item * (layer.sources + layer.targets + edges) * wide
         products += 16 * edges * (1 + layer.heads)
-        products += 2 * copy * layer.sources * layer.inputs
-        return layer_memory(layer, products, (12 + 2 * copy) * edges * wide)
+        products += 2 * layer.copy * layer.sources * layer.inputs
+        return layer_memory(layer, products, (12 + 2 * layer.copy) * edges * wide)
 
     @staticmethod
     def conv(inputs: int, outputs: int, *, heads: int, last: bool) -> Any:
         from torch_geometric.nn import GATConv
 
-        channels = outputs if last else outputs // heads
-        return GATConv(inputs, channels, heads=heads, concat=not last)
+        return GATConv(inputs, outputs if last else outputs // heads, heads=heads, concat=not last)
 
 
 def _width(layer: Layer) -> int:

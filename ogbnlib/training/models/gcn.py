@@ -14,12 +14,11 @@ class Model(SampledModel):
     @staticmethod
     def memory(layer: Layer) -> LayerMemory:
         """Keeps the sparse matrix, its self-loops and the output."""
-        copy = 2 if layer.half else 0
         matrix = 4 * layer.edges + 12 * layer.targets
         # Products of the sources, twice their gradient, and the matrix transposed: 3 [S, out] and
         # 16 bytes an edge.
-        scratch = (12 + copy) * layer.sources * layer.outputs + 16 * layer.edges
-        products = matrix + copy * layer.sources * layer.inputs
+        scratch = (12 + layer.copy) * layer.sources * layer.outputs + 16 * layer.edges
+        products = matrix + layer.copy * layer.sources * layer.inputs
         # Under autocast dropout's result is the next layer's copy.
         return layer_memory(layer, products, scratch, matrix, masks=2 if layer.half else 3)
 

@@ -38,32 +38,29 @@ class Model(SampledModel):
 def _fused_memory(layer: Layer) -> LayerMemory:
     """Keeps the mean and the targets' own features, [T, 2 in], whose memory their gradients take, and
     the output."""
-    item = 2 if layer.half else 4
     # The two matrices are copied side by side, and each part has their gradient.
     scratch = 8 * layer.inputs * layer.outputs * (1 + -(-layer.targets // PART_ROWS))
     if not layer.first:
         # the gradient of the input, for which the edges are sorted by source
-        scratch += item * layer.inputs * layer.sources + 8 * (layer.edges + layer.sources)
+        scratch += layer.item * layer.inputs * layer.sources + 8 * (layer.edges + layer.sources)
     elif layer.dropout and not layer.last:
-        scratch += item * layer.targets * layer.outputs
-    products = 2 * layer.targets * (item * layer.inputs + 4)
-    return layer_memory(layer, products, scratch, item=item, masks=1)
+        scratch += layer.item * layer.targets * layer.outputs
+    products = 2 * layer.targets * (layer.item * layer.inputs + 4)
+    return layer_memory(layer, products, scratch, item=layer.item, masks=1)
 
 
 def _memory(layer: Layer) -> LayerMemory:
     """Keeps the mean of the neighbors [T, in], the sparse matrix and the output."""
-    item = 2 if layer.half else 4
-    copy = 2 if layer.half else 0
     matrix = 4 * layer.edges + 8 * layer.targets
     if layer.first:
         products = 4 * layer.targets * layer.inputs + matrix
         # two more outputs
-        scratch = layer.targets * (2 * item * layer.outputs + copy * layer.inputs)
+        scratch = layer.targets * (2 * layer.item * layer.outputs + layer.copy * layer.inputs)
     else:
-        products = item * layer.targets * layer.inputs + matrix
+        products = layer.item * layer.targets * layer.inputs + matrix
         # twice the gradient of the input [S, in]; dropout's result makes room for one
-        room = item if layer.dropout else 0
-        scratch = (8 + copy - room) * layer.sources * layer.inputs
+        room = layer.item if layer.dropout else 0
+        scratch = (8 + layer.copy - room) * layer.sources * layer.inputs
     if layer.edge_list:
         scratch += 8 * layer.edges * layer.inputs  # [E, in] and its gradient
-    return layer_memory(layer, products, scratch, matrix, item=item)
+    return layer_memory(layer, products, scratch, matrix, item=layer.item)

@@ -23,9 +23,8 @@ class Model(PropagatedModel):
     def memory(layer: Layer) -> LayerMemory:
         """Keeps all hops side by side, their attention, and the ReLU's and the dropout's results of
         their sum."""
-        attention = 3 * (layer.hops + 1) * layer.heads
-        kept = layer.outputs + attention + 2 * _hidden(layer)
-        return linear_memory(layer, 4 * layer.targets * kept)
+        columns = layer.outputs + 3 * (layer.hops + 1) * layer.heads + 2 * _hidden(layer)
+        return linear_memory(layer, 4 * layer.targets * columns)
 
     @staticmethod
     def widths(depth: int, features: int, hidden: int, classes: int) -> list[tuple[int, int]]:

@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Any, Self, TextIO
 
 from .errors import printable
 
-LINE_EVERY_S = 30.0
-_BAR_EVERY_S, _DRAWN_EVERY_S = 0.5, 2.0
+_LINE_EVERY_S = 30.0
+_BAR_EVERY_S = 0.5
+_DRAWN_EVERY_S = 2.0
 
 
 def in_notebook() -> bool:
@@ -30,14 +31,15 @@ class _SafeFile(io.FileIO):
     error: OSError | None = None
 
     def write(self, data: Any) -> int:
-        try:
-            return len(data) if self.error else super().write(data)
-        except OSError as error:
-            self.error = error
-            return len(data)
+        if self.error is None:
+            try:
+                return super().write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
 
 
-def _safe_stream(stream: Any) -> Any:
+def _safe_stream(stream: TextIO | None) -> TextIO:
     if stream is None:  # closed before Python started
         return open(os.devnull, "w")
     if type(stream) is not io.TextIOWrapper:  # a notebook's or a test's
@@ -53,12 +55,16 @@ def _safe_stream(stream: Any) -> Any:
 def steady_output() -> Iterator[Callable[[], OSError | None]]:
     """Drop output that can't be written; yields a function that returns standard output's first
     error, or None."""
-    stdout, stderr = _safe_stream(sys.stdout), _safe_stream(sys.stderr)
+    stdout = _safe_stream(sys.stdout)
+    stderr = _safe_stream(sys.stderr)
+
+    def first_error() -> OSError | None:
+        file = getattr(getattr(stdout, "buffer", None), "raw", None)
+        return file.error if isinstance(file, _SafeFile) else None
+
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
-            yield lambda: getattr(
-                getattr(getattr(stdout, "buffer", None), "raw", None), "error", None
-            )
+            yield first_error
         finally:
             for stream in (stdout, stderr):
                 with contextlib.suppress(ValueError):  # closed inside
@@ -117,18 +123,18 @@ class Live:
     ):
         # A person watches a terminal or JupyterLab; papermill sets no session name.
         watched = sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
-        self.how = how if how != "auto" else "bar" if watched else "lines"
-        self._text, self._apart, self._steps, self._stack = (
-            text,
-            apart,
-            steps,
-            contextlib.ExitStack(),
-        )
-        self._decoder, self._lock = (
-            codecs.getincrementaldecoder("utf-8")("replace"),
-            threading.Lock(),
-        )
-        self._at_line_start, self._last_s, self._kinds = True, time.monotonic(), set[str]()
+        if how == "auto":
+            how = "bar" if watched else "lines"
+        self.how = how
+        self._text = text
+        self._apart = apart
+        self._steps = steps
+        self._stack = contextlib.ExitStack()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._lock = threading.Lock()
+        self._at_line_start = True
+        self._last_s = time.monotonic()
+        self._kinds: set[str] = set()
 
     def __enter__(self) -> Self:
         from tqdm import tqdm
@@ -136,15 +142,16 @@ class Live:
         self._stack.enter_context(steady_output())
         # A bar must not get into the file to which standard output goes; a notebook shows stderr as
         # a mistake.
-        to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not in_notebook()
+        to_stderr = self._apart and not in_notebook()
+        if self.how == "bar":
+            to_stderr = sys.stderr.isatty()
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._draw = tqdm.status_printer(self._stream)
         if self.how != "none":
             self._show()
             self._stack.callback(self._clear)
-            self._stack.enter_context(
-                _repeated(self._show, _BAR_EVERY_S if self.how == "bar" else 1.0)
-            )
+            every_s = {"bar": _BAR_EVERY_S}.get(self.how, 1.0)
+            self._stack.enter_context(_repeated(self._show, every_s))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -161,21 +168,20 @@ class Live:
             else:  # a notebook's
                 sys.stdout.write(self._decoder.decode(data))
             sys.stdout.flush()
-            self._at_line_start, self._last_s = data.endswith(b"\n"), time.monotonic()
+            self._at_line_start = data.endswith(b"\n")
+            self._last_s = time.monotonic()
 
     def _show(self) -> None:
-        step, more = self._text()
-        line, kind = f"{step}: {more}" if more else step, re.sub(r"\d+", "", step)
-        line = printable(line).replace("\n", " ")
+        step, details = self._text()
+        kind = re.sub(r"\d+", "", step)
+        line = printable(": ".join(filter(None, [step, details]))).replace("\n", " ")
         with self._lock:
             new = self._steps and kind not in self._kinds
             if self.how == "bar" and self._at_line_start:
-                self._draw(
-                    line[: shutil.get_terminal_size().columns - 1]
-                    if self._stream.isatty()
-                    else line
-                )
-            elif self.how == "lines" and (new or time.monotonic() - self._last_s >= LINE_EVERY_S):
+                if self._stream.isatty():
+                    line = line[: shutil.get_terminal_size().columns - 1]
+                self._draw(line)
+            elif self.how == "lines" and (new or time.monotonic() - self._last_s >= _LINE_EVERY_S):
                 self._kinds.add(kind)
                 self._last_s = time.monotonic()
                 print(line, file=self._stream, flush=True)

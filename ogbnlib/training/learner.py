@@ -5,7 +5,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from .call import Call, random_batch
 from .distributed import Ranks
 from .fused_sage import torch_threads
 from .network import GNN
+
+# A part of a checkpoint.
+Stateful: TypeAlias = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
 
 
 def loss_and_gradient(scores: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -61,8 +64,12 @@ class Learner:
         ranks: Ranks,
         log: EventLog,
     ):
-        self.config, self.device, self.ranks, self.log = config, device, ranks, log
-        self.model, self.call = model.to(device), Call.of(model, config.precision)
+        self.config = config
+        self.device = device
+        self.ranks = ranks
+        self.log = log
+        self.model = model.to(device)
+        self.call = Call.of(model, config.precision)
         self.share_model()  # a custom model may draw its weights from any random state
         # Fused into one kernel: a step of six small parameters takes 0.04 instead of 0.11 ms.
         values = list(self.model.parameters())
@@ -72,12 +79,13 @@ class Learner:
         )
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
         # The objects in a checkpoint, by their names there.
-        self.parts: dict[str, Any] = {
+        self.parts: dict[str, Stateful] = {
             "model": self.model,
             "optimizer": self.optimizer,
             "scaler": self.scaler,
         }
-        self._layers = {*model.state_dict()}, {*values}
+        self._names = {*model.state_dict()}
+        self._values = {*values}
         # over this rank's seeds of the epoch
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.batches_per_step = config.accumulate * ranks.num_ranks  # over all ranks
@@ -90,15 +98,15 @@ class Learner:
     def check_layers(self) -> None:
         """Refuse parameters and buffers created or replaced after the optimizer, which would stay
         untrained."""
-        names, values = self._layers
-        other = names ^ {*self.model.state_dict()}
-        other |= {name for name, value in self.model.named_parameters() if value not in values}
+        parameters = self.model.named_parameters()
+        other = self._names ^ {*self.model.state_dict()}
+        other |= {name for name, value in parameters if value not in self._values}
         if other:
-            expected = (
-                "expected all layers and buffers to be created in __init__ or the first batch"
+            raise InputError(
+                f"{self.config.model}: expected all layers and buffers to be created in __init__ or "
+                f"the first batch, found {', '.join(sorted(other))} created, replaced or removed "
+                "later, which no optimizer trains"
             )
-            problem = f"{', '.join(sorted(other))} created, replaced or removed later, which no optimizer trains"
-            raise InputError(f"{self.config.model}: {expected}, found {problem}")
 
     def begin(self, epoch: int = 0) -> None:
         """Begin an epoch of training, or with 0 an evaluation."""
@@ -125,17 +133,19 @@ class Learner:
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
         """One optimizer step with the mean gradient over all seeds from `begin` to `end` of the
         order."""
-        config, ranks = self.config, self.ranks
-        for value in self._layers[1]:  # as `optimizer.zero_grad` does, in 1 instead of 8 us
+        ranks = self.ranks
+        for value in self._values:  # as `optimizer.zero_grad` does, in 1 instead of 8 us
             value.grad = None
         ranks.share(self.model.buffers())  # a resumed run starts with the first rank's buffers, too
-        size = config.batch_size
-        scale, loss_sum, fused = 1 / (end - begin), self.loss_sum, False
+        size = self.config.batch_size
+        scale = 1 / (end - begin)
+        loss_sum = self.loss_sum
+        fused = False
         self.scaler.scale(loss_sum)  # creates the scale, also on a rank without a batch
         for _ in range(begin + ranks.rank * size, end, ranks.num_ranks * size):
             batch = next(batches)
             # Dropout is a function of (seed, epoch, batch), like the choice of neighbors.
-            key = int(batch_key(np.uint64(config.seed), epoch, int(batch.input_id[0])))
+            key = int(batch_key(np.uint64(self.config.seed), epoch, int(batch.input_id[0])))
             torch.default_generator.manual_seed(key)
             if self.device.type == "cuda":
                 torch.cuda.manual_seed(key)
@@ -163,20 +173,19 @@ class Learner:
         """Add the gradients of `scale` times the loss of a batch, and return the loss."""
         labels = batch.y[: batch.batch_size].to(self.device, torch.int64)
         differentiate = functools.partial(loss_and_gradient, labels=labels, scale=scale)
-        model: Any = self.model
-        if fused:
-            loss: Tensor = model.add_gradients(batch, differentiate)
-            return loss
-        scores = self.call(model, batch, self.device)
+        if fused and isinstance(self.model, GNN):
+            return self.model.add_gradients(batch, differentiate)
+        scores = self.call(self.model, batch, self.device)
         loss, gradient = differentiate(scores.detach())
         scores.backward(self.scaler.scale(gradient))  # type: ignore[no-untyped-call]
         return loss
 
     def after_batch(self) -> None:
         """Release memory every `release_every` batches."""
-        config, self._batches = self.config, self._batches + 1
+        self._batches += 1
         self.log.cuda()
-        if config.release_every and self._batches % config.release_every == 0:
+        every = self.config.release_every
+        if every and self._batches % every == 0:
             begin_s = time.perf_counter()
             freed = release_memory()
             self.log.mark(
@@ -208,11 +217,14 @@ def measure_step(
 ) -> dict[str, int]:
     """Measure a model's state, and the peaks of a training step and an evaluation of a random
     batch, in bytes."""
-    batch, cpu = random_batch(hop_nodes, hop_edges, num_features), torch.device("cpu")
-    model, call = model.to(cpu), Call.of(model, config.precision)
+    cpu = torch.device("cpu")
+    batch = random_batch(hop_nodes, hop_edges, num_features)
+    model = model.to(cpu)
+    call = Call.of(model, config.precision)
 
     def train() -> None:
-        scores, labels = call(model, batch, cpu), torch.zeros(hop_nodes[0], dtype=torch.int64)
+        scores = call(model, batch, cpu)
+        labels = torch.zeros(hop_nodes[0], dtype=torch.int64)
         gradient = loss_and_gradient(scores.detach(), labels, 1.0)[1]
         scores.backward(gradient)  # type: ignore[no-untyped-call]
 
@@ -231,9 +243,8 @@ def measure_step(
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {text}"
         ) from None
-    state_bytes = 4 * sum(value.nbytes for value in model.parameters())
     return {
-        "state_bytes": state_bytes,
+        "state_bytes": 4 * sum(value.nbytes for value in model.parameters()),
         "training_bytes": training_bytes,
         "evaluation_bytes": evaluation_bytes,
     }

@@ -11,7 +11,7 @@ from conftest import same
 from torch import Tensor
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.training import step
+from ogbnlib.training import learner
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
@@ -54,7 +54,7 @@ def test_another_loss_in_its_one_place_trains_every_model(
     results = []
     for smoothing in (0.0, 0.2):
         other = partial(smoothed, smoothing=smoothing)
-        monkeypatch.setattr(step, "loss_and_gradient", other)
+        monkeypatch.setattr(learner, "loss_and_gradient", other)
         results.append(train(config))
     again, changed = results
     assert again.history[0]["loss"] == plain.history[0]["loss"]

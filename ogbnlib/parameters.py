@@ -1,10 +1,11 @@
-"""Values of parameters as command line, papermill, YAML and JSON pass them. Imports neither torch
-nor numpy."""
+"""Names and values of parameters as command line, papermill, YAML and JSON pass them. Imports neither
+torch nor numpy."""
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -49,46 +50,43 @@ _ELSEWHERE = {
     "progress": "verbose progress_bar enable_progress_bar silent quiet",
 }
 # What to write in place of a name that is no parameter of a run.
-INSTEAD = {name: f"write {ours}" for ours, names in _ELSEWHERE.items() for name in names.split()}
-INSTEAD |= dict.fromkeys(
-    ("num_layers", "n_layers", "layers", "depth", "num_gnn_layers"),
-    "write one fan-out per layer in num_neighbors: [15, 10, 5] has three",
-)
-INSTEAD |= dict.fromkeys(("shuffle", "drop_last"), "training always shuffles all seeds")
-INSTEAD |= dict.fromkeys(("optimizer", "optim", "opt"), "Adam trains, with lr and weight_decay")
-INSTEAD |= dict.fromkeys(
-    ("loss", "criterion", "loss_fn", "label_smoothing"),
-    "the loss is the cross-entropy, in loss_and_gradient (training/step.py)",
-)
-INSTEAD |= dict.fromkeys(
-    ("in_channels", "num_features", "out_channels", "num_classes"),
-    "it follows from the data set",
-)
-INSTEAD |= {
+INSTEAD = {
+    **{name: f"write {ours}" for ours, names in _ELSEWHERE.items() for name in names.split()},
+    **dict.fromkeys(
+        ("num_layers", "n_layers", "layers", "depth", "num_gnn_layers"),
+        "write one fan-out per layer in num_neighbors: [15, 10, 5] has three",
+    ),
+    **dict.fromkeys(("shuffle", "drop_last"), "training always shuffles all seeds"),
+    **dict.fromkeys(("optimizer", "optim", "opt"), "Adam trains, with lr and weight_decay"),
+    **dict.fromkeys(
+        ("loss", "criterion", "loss_fn", "label_smoothing"),
+        "the loss is the cross-entropy, in loss_and_gradient (training/learner.py)",
+    ),
+    **dict.fromkeys(
+        ("in_channels", "num_features", "out_channels", "num_classes"),
+        "it follows from the data set",
+    ),
+    **dict.fromkeys(
+        ("run_dir", "out_dir", "output_dir", "save_dir"),
+        "write --run-dir, or run(config, run_dir=...)",
+    ),
+    **dict.fromkeys(
+        ("ranks", "num_ranks", "world_size"), "write --ranks, or run(config, num_ranks=...)"
+    ),
     "memory_limit": "write --memory-limit, or run(config, memory_limit=...)",
-    "run_dir": "write --run-dir, or run(config, run_dir=...)",
-    "out_dir": "write --run-dir, or run(config, run_dir=...)",
-    "output_dir": "write --run-dir, or run(config, run_dir=...)",
-    "save_dir": "write --run-dir, or run(config, run_dir=...)",
     "resume": "write --resume, or run(config, resume=True)",
     "limit_by": "write --limit-by, or run(config, limit_by=...)",
-    "ranks": "write --ranks, or run(config, num_ranks=...)",
-    "num_ranks": "write --ranks, or run(config, num_ranks=...)",
-    "world_size": "write --ranks, or run(config, num_ranks=...)",
-    "n_heads": 'write model_args={"heads": 4}',
-    "num_heads": 'write model_args={"heads": 4}',
+    # heads and the names below are parameters of versions 0.1.0 and 0.2.0
+    **dict.fromkeys(("n_heads", "num_heads", "heads"), 'write model_args={"heads": 4}'),
+    "cuda_snapshot": "write torch.cuda.memory._record_memory_history() in a script under `watch`",
+    "empty_cache_every": "write release_every",
+    "lr_schedule_args": 'write lr_schedule="cosine:T_max=40"',
+    "sampling": "write nothing: each node draws its own neighbors",
+    "sampler": "write store.sampler(...) behind PyG's own loader",
+    "self_loops": 'write norm="gcn"',
+    "spool_dir": "write the environment variable TMPDIR",
 }
-# Parameters of earlier versions, which config.json of an old run has, and what to write instead.
-REPLACED = {
-    "cuda_snapshot": "torch.cuda.memory._record_memory_history() in a script under `watch`",
-    "empty_cache_every": "release_every",
-    "heads": 'model_args={"heads": 4}',
-    "lr_schedule_args": 'lr_schedule="cosine:T_max=40"',
-    "sampling": "nothing: each node draws its own neighbors",
-    "sampler": "store.sampler(...) behind PyG's own loader",
-    "self_loops": 'norm="gcn"',
-    "spool_dir": "the environment variable TMPDIR",
-}
+REMOVED = {"sampling"}  # parameters of 0.2.0 that config.json of its runs has
 
 
 def _list(value: object) -> object:
@@ -99,10 +97,11 @@ def _list(value: object) -> object:
     return [word.strip("'\"") for word in value.strip().strip("[]()").replace(",", " ").split()]
 
 
-def no_value(value: Any) -> Any:
+def no_value(value: object) -> Any:
     """Return None for the texts that stand for it, and any other value as it is."""
-    is_none = isinstance(value, str) and value.strip().lower() in {"", "none", "null"}
-    return None if is_none else value
+    if isinstance(value, str) and value.strip().lower() in {"", "none", "null"}:
+        return None
+    return value
 
 
 def _number(value: object) -> object:
@@ -117,6 +116,10 @@ def _fan_out(value: int) -> int:
     return value
 
 
+def _one_for_all_hops(value: object) -> object:
+    return [value] if type(value) is int else value
+
+
 def _size(value: object) -> object:
     try:
         return None if value is None else parse_bytes(value, "size")
@@ -124,9 +127,18 @@ def _size(value: object) -> object:
         raise ValueError(f'expected a size such as "4 GB", got {value!r}') from None
 
 
+def _size_or_word(value: object) -> object:
+    if type(value) is int or value in ("auto", "off"):  # a saved config has whole numbers
+        return value
+    return _size(value)
+
+
 def _path(value: object) -> object:
-    text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    return str(home(text)) if isinstance(text, str) and text.startswith("~") else text
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if isinstance(value, str) and value.startswith("~"):
+        return str(home(value))
+    return value
 
 
 def _model(value: object) -> object:
@@ -139,33 +151,36 @@ def _model(value: object) -> object:
     return f"{_path(place)}:{name}"
 
 
-# Required and optional argument of each schedule, named as in torch's CosineAnnealingLR and StepLR.
-_SCHEDULES = {"constant": ("", ""), "cosine": ("T_max", "eta_min"), "step": ("step_size", "gamma")}
+# Arguments of each schedule, the required one first, named as in torch's CosineAnnealingLR and StepLR.
+_SCHEDULES: dict[str, dict[str, type[int] | type[float]]] = {
+    "constant": {},
+    "cosine": {"T_max": int, "eta_min": float},
+    "step": {"step_size": int, "gamma": float},
+}
+_RANGES = {int: (1, 2**31 - 1, "a number of epochs"), float: (0, 1, "a number from 0 to 1")}
 
 
-def parse_schedule(text: str) -> tuple[str, dict[str, Any]]:
+def parse_schedule(text: str) -> tuple[str, dict[str, float]]:
     """Split "cosine:T_max=40,eta_min=0.001" into its name and its arguments."""
     name, _, rest = (part.strip() for part in text.partition(":"))
     if name not in _SCHEDULES:
         raise ValueError(f"expected constant, cosine:T_max=40 or step:step_size=10, got {text!r}")
-    required, optional = _SCHEDULES[name]
-    pairs = [[word.strip() for word in pair.split("=")] for pair in rest.split(",") if pair.strip()]
-    arguments, names = dict[str, Any](), [pair[0] for pair in pairs]
-    if sorted(names) not in [
-        sorted(filter(None, known)) for known in ((required,), (required, optional))
-    ]:
-        takes = f"needs {required} and takes {optional}" if required else "takes none"
+    kinds = _SCHEDULES[name]
+    pairs = [pair.partition("=") for pair in rest.split(",") if pair.strip()]
+    names = [key.strip() for key, _, _ in pairs]
+    required = [*kinds][:1]
+    if len({*names}) < len(names) or not {*required} <= {*names} <= {*kinds}:
+        takes = "needs {} and takes {}".format(*kinds) if kinds else "takes none"
         raise ValueError(f"{name} {takes}, got {', '.join(names) or 'none'}")
-    for key, *words in pairs:
-        kind, expected = (
-            (int, "a number of epochs") if key == required else (float, "a number from 0 to 1")
-        )
+    arguments = {}
+    for key, (_, _, word) in zip(names, pairs, strict=True):
+        lowest, highest, expected = _RANGES[kinds[key]]
+        number = math.nan
         with contextlib.suppress(ValueError):
-            arguments[key] = kind("=".join(words))
-        if not (
-            1 <= arguments.get(key, 0) < 2**31 if kind is int else 0 <= arguments.get(key, -1) <= 1
-        ):
-            raise ValueError(f"expected {expected} for {key}, got {'='.join(words)!r}")
+            number = kinds[key](word)
+        if not lowest <= number <= highest:
+            raise ValueError(f"expected {expected} for {key}, got {word.strip()!r}")
+        arguments[key] = number
     return name, arguments
 
 
@@ -190,18 +205,15 @@ OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(no_
 OptionalBytes = Annotated[
     Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(no_value)
 ]
-SizeOrWord = Annotated[  # a saved config has whole numbers
-    Literal["auto", "off"] | Annotated[int, Field(gt=0)],
-    BeforeValidator(
-        lambda value: value if type(value) is int or value in ("auto", "off") else _size(value)
-    ),
+SizeOrWord = Annotated[
+    Literal["auto", "off"] | Annotated[int, Field(gt=0)], BeforeValidator(_size_or_word)
 ]
 Neighbors = Annotated[Int, AfterValidator(_fan_out)]
 FanOut = Annotated[tuple[Neighbors, ...], BeforeValidator(_list), Field(min_length=1)]
 EvalFanOut = Annotated[
     tuple[Neighbors, ...] | None,
     BeforeValidator(_list),
-    BeforeValidator(lambda value: [value] if type(value) is int else value),
+    BeforeValidator(_one_for_all_hops),
     BeforeValidator(no_value),
 ]
 Split = Annotated[Literal["valid", "test"], BeforeValidator(split_name)]
@@ -218,30 +230,11 @@ Schedule = Annotated[str, AfterValidator(lambda text: parse_schedule(text) and t
 Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 
-def translate(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved values of an earlier version in this one's form, as far as weights depend on them."""
-    values = dict(values)
-    if arguments := values.pop("lr_schedule_args", {}):
-        pairs = ",".join(f"{name}={value}" for name, value in arguments.items())
-        values["lr_schedule"] = f"{values.get('lr_schedule', 'constant')}:{pairs}"
-    if values.pop("self_loops", False):
-        norm = values.get("norm", "sym")
-        values["norm"] = "gcn" if norm == "sym" else f"{norm}-loops"
-    model = values.get("model", "sage")
-    heads = values.pop("heads", 4)
-    # other models never had any
-    if heads != 4 and (model not in MODELS or MODELS[model].load().has_heads):
-        values["model_args"] = {**values.get("model_args", {}), "heads": heads}
-    return values
-
-
 def unknown_parameter(name: str, known: Iterable[str]) -> str:
     """Return the message for a name that is no parameter: what to write instead, or the closest
     names."""
     plain = name.strip().lower().replace("-", "_")
-    if name not in REPLACED and plain in known:
-        return f"unknown parameter {name!r}: write {plain}"
-    instead = f"write {REPLACED[name]}" if name in REPLACED else INSTEAD.get(plain)
+    instead = f"write {plain}" if plain in known else INSTEAD.get(plain)
     if instead is None:
         return unknown_name(name, known, "parameter")
     return f"unknown parameter {name!r}: {instead}"
@@ -276,8 +269,9 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
         if len(text) > _MOST_YAML:
             raise InputError(f"{file}: expected {expected} of at most 1 MB, found more")
         for event in yaml.parse(text, yaml.SafeLoader):
+            name = getattr(event, "anchor", None)
             # ten lines of anchors and aliases can stand for 10**9 values
-            if name := getattr(event, "anchor", None):
+            if name:
                 place = f"{file}, line {event.start_mark.line + 1}"
                 raise InputError(f"{place}: expected values without YAML's & and *, found {name!r}")
         tree = yaml.compose(text, yaml.SafeLoader)
@@ -295,9 +289,10 @@ def check_numbers(text: str, place: str) -> None:
     for event in yaml.parse(text, yaml.SafeLoader):
         if not isinstance(event, yaml.ScalarEvent) or not event.implicit[0]:
             continue
-        value, number = yaml.safe_load(event.value), None
+        value = yaml.safe_load(event.value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
+        number = None
         with contextlib.suppress(ValueError):
             number = float(event.value)
         if number != value:
