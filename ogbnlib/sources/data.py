@@ -18,6 +18,7 @@ from ..graph.checks import (
     check_num_classes,
     clean_labels,
     count_classes,
+    find_labels,
     finite,
     from_one,
     refuse_several_labels,
@@ -157,6 +158,7 @@ def from_arrays(
     check_num_classes(num_classes)
     labels = clean_labels(y, int(num_classes or MAX_CLASSES), "y")
     num_classes = int(num_classes or count_classes([labels], y.dtype, "y"))
+    _refuse_labels(x, labels)
     names = (
         sorted(map(split_name, splits)) if isinstance(splits, Mapping) else type(splits).__name__
     )
@@ -187,6 +189,19 @@ def from_arrays(
         x_chunks=lambda: slices(x, npz.CHUNK_BYTES // (x.itemsize * x.shape[1])),
         label_chunks=lambda: slices(labels, npz.CHUNK_BYTES // labels.itemsize), read_splits=lambda: dict(ids_of),
     )  # fmt: skip
+
+
+def _refuse_labels(x: Array, labels: Array) -> None:
+    """Refuse columns of features that hold nothing but the labels."""
+    rows = max(1, npz.CHUNK_BYTES // (x.itemsize * x.shape[1]))
+    copies = find_labels(lambda: slices(x, rows), labels, x.shape[1])
+    if copies is None or copies.by_chance:
+        return
+    text = "equal to the labels" if copies.equal else "the labels in other numbers"
+    raise InputError(
+        f"x, columns {copies.columns} (from 0): {text}, on all labelled nodes; training would see "
+        f"them; remove them: numpy.delete(x, {copies.columns}, axis=1)"
+    )
 
 
 def is_sparse(value: Any) -> bool:
