@@ -224,7 +224,8 @@ def code_key(code: int | str) -> str:
     if pair:
         status, number = int(pair[1]), int(pair[2])
         if number:
-            return f"0:{number}" if f"0:{number}" in EXIT_CODES else str(128 + number)
+            # Slurm adds 128 to the signal of a process that dumped core
+            return f"0:{number}" if f"0:{number}" in EXIT_CODES else str(128 + number % 128)
         return str(128 + status) if status in _OFTEN else code_key(status)
     if not re.fullmatch(r"-\d{1,2}|\d{1,3}", text) or not -64 <= int(text) <= 255:
         return ""
@@ -268,6 +269,9 @@ def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
         known[name] = value
         if not value[:1].isdigit():
             text = re.sub(rf" (of|after) \{{{name}\}}", "", text)
+    if not known["NodeList"]:
+        known["NodeList"] = "NODE"
+        text = re.sub(r",? \{NodeList\}", "", text)
     return Meaning(meaning.cause, text.format(**known), meaning.remedy.format(**known))
 
 
