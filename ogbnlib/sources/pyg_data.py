@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import InputError
 from ..files import StrPath
+from ..graph.checks import from_one
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.summary import summarized
@@ -97,6 +98,10 @@ def from_data(
     name = options.pop("name", None) or Path(path).absolute().name
     num_classes = options.pop("num_classes", None)
     source = from_arrays(name, edge_index, x, values["y"], splits, num_classes)
+    labels = as_numpy(values["y"], "y")
+    question = from_one(labels[labels >= 0], source.num_classes - 1)
+    if num_classes is None and question:
+        say(f"{path}: labels from 1 to {source.num_classes - 1}{question}")
     store = convert(source, path, **options)
     say(summarized(store))
     return store

@@ -216,3 +216,12 @@ def test_a_named_file_that_can_not_be_read_is_told_the_nearest_way(
         (tmp_path / name).touch()
     with pytest.raises(InputError, match=CHOSEN[name]):
         find_files(tmp_path, {"train": tmp_path / name})
+
+
+def test_the_working_folder_without_a_data_set_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (".", ""):
+        with pytest.raises(InputError, match="expected a data set, found nothing"):
+            open_source(name)

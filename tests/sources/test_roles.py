@@ -428,3 +428,11 @@ def test_labels_among_features_in_memory_are_refused(values: Any) -> None:
     x = np.column_stack([g["x"].to_numpy(), values(g["y"])])
     with pytest.raises(InputError, match=r"columns \[2.*labels.*numpy.delete\(x, \[2"):
         from_arrays("own", g["edges"], x, g["y"], g["splits"])
+
+
+def test_labels_from_one_of_a_data_are_said(tmp_path: Path) -> None:
+    g = graph()
+    lines: list[str] = []
+    values = {"edge_index": g["edges"], "x": g["x"].to_numpy(), "y": g["y"] + 1}
+    Store.from_data(values, tmp_path / "store", splits=g["splits"], say=lines.append)
+    assert "labels from 1 to 4; do they begin at 1" in lines[0]
