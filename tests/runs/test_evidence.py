@@ -298,7 +298,8 @@ CODES = {
 def test_a_code_is_understood_in_every_form_in_which_it_is_written(code: str) -> None:
     found = explain_code(code)
     assert (found.cause, found.exit_code) == CODES[code]
-    assert " ." not in str(found) and "= " not in str(found)
+    assert " ." not in str(found)
+    assert "= " not in str(found)
     assert "no fixed meaning" not in found.text
     assert not re.search("{|}", found.text)
 
