@@ -75,7 +75,8 @@ def meta_crc32(meta: Mapping[str, Any]) -> int:
 
 def nearby(path: Path) -> str:
     """Return the end of the message on a missing store: stores near it, else the working folder."""
-    folders = [*path.parents[:2], path.with_name(f"{path.name}.store")]
+    path = path.absolute()  # "." has no name
+    folders = [*path.parents[:2], path.parent / f"{path.name}.store"]
     if path.is_dir():
         folders += sorted(path.iterdir())
     elif path.parent.is_dir():

@@ -227,12 +227,11 @@ def code_key(code: int | str) -> str:
         return str(128 + number) if isinstance(number, signal.Signals) else ""
     pair = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)
     if pair:
-        status, number = map(int, pair.groups())
-        if f"0:{number}" in EXIT_CODES:
-            return f"0:{number}"
-        if number or status in _OFTEN:
-            return str(128 + (number or status))
-        return code_key(status)
+        status, number = int(pair[1]), int(pair[2])
+        if number:
+            # Slurm adds 128 to the signal of a process that dumped core
+            return f"0:{number}" if f"0:{number}" in EXIT_CODES else str(128 + number % 128)
+        return str(128 + status) if status in _OFTEN else code_key(status)
     if not re.fullmatch(r"-\d{1,2}|\d{1,3}", text) or not -64 <= int(text) <= 255:
         return ""
     number = int(text)
@@ -274,6 +273,9 @@ def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
         known[name] = value
         if not value[:1].isdigit():
             text = re.sub(rf" (of|after) \{{{name}\}}", "", text)
+    if not known["NodeList"]:
+        known["NodeList"] = "NODE"
+        text = re.sub(r",? \{NodeList\}", "", text)
     return Meaning(meaning.cause, text.format(**known), meaning.remedy.format(**known))
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ..display import in_notebook
 from ..errors import InputError
 from ..files import StrPath
+from ..graph.array_checks import from_one
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.summary import summarized
@@ -101,6 +102,10 @@ def from_data(
     name = name or Path(path).absolute().name
     source = from_arrays(name, edge_index, values["x"], values["y"], splits, num_classes)
     _refuse_labels(source)
+    labels = as_numpy(values["y"], "y")
+    question = from_one(labels[labels >= 0], source.num_classes - 1)
+    if num_classes is None and question:
+        say(f"{path}: labels from 1 to {source.num_classes - 1}{question}")
     store = convert(
         source,
         path,

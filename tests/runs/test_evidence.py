@@ -281,7 +281,7 @@ CODES = {
     **dict.fromkeys(("-9", "9:0", "0:9", "137:0", "137", "247", "SIGKILL", "sigkill", "KILL"), (KILLED, 137)),
     **dict.fromkeys(("-15", "15:0", "0:15", "143:0", "241", "SIGTERM"), ("SIGTERM", 143)),
     **dict.fromkeys(("-7", "0:7", "SIGBUS"), ("error", 135)),
-    **dict.fromkeys(("-6", "0:6", "134", "250", "SIGABRT"), ("error", 134)),
+    **dict.fromkeys(("-6", "0:6", "0:134", "134", "250", "SIGABRT"), ("error", 134)),
     **dict.fromkeys(("124", "124:0"), ("time limit", 124)),
     **dict.fromkeys(("1", "1:0"), ("error", 1)),
     "0:0": ("finished", 0),
@@ -298,6 +298,8 @@ CODES = {
 def test_a_code_is_understood_in_every_form_in_which_it_is_written(code: str) -> None:
     found = explain_code(code)
     assert (found.cause, found.exit_code) == CODES[code]
+    assert " ." not in str(found)
+    assert "= " not in str(found)
     assert "no fixed meaning" not in found.text
     assert not re.search("{|}", found.text)
 

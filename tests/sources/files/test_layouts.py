@@ -231,3 +231,12 @@ def test_all_files_that_are_missing_or_unreadable_are_named_at_once(tmp_path: Pa
         f"{tmp_path}: expected files of labels, train, valid, test",
     ):
         assert sentence in text
+
+
+def test_the_working_folder_without_a_data_set_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (".", ""):
+        with pytest.raises(InputError, match="expected a data set, found nothing"):
+            open_source(name)

@@ -420,3 +420,19 @@ def test_arrays_in_memory_are_refused_with_the_same_words() -> None:
     for changed, sentence in wrong:
         with pytest.raises(InputError, match=sentence):
             from_arrays(**{**arrays, **changed})
+
+
+@pytest.mark.parametrize("values", [lambda y: y, lambda y: 2.5 - y, lambda y: np.eye(4)[y]])
+def test_labels_among_features_in_memory_are_refused(values: Any) -> None:
+    g = graph()
+    x = np.column_stack([g["x"].to_numpy(), values(g["y"])])
+    with pytest.raises(InputError, match=r"columns \[2.*labels.*numpy.delete\(x, \[2"):
+        from_arrays("own", g["edges"], x, g["y"], g["splits"])
+
+
+def test_labels_from_one_of_a_data_are_said(tmp_path: Path) -> None:
+    g = graph()
+    lines: list[str] = []
+    values = {"edge_index": g["edges"], "x": g["x"].to_numpy(), "y": g["y"] + 1}
+    Store.from_data(values, tmp_path / "store", splits=g["splits"], say=lines.append)
+    assert "labels from 1 to 4; do they begin at 1" in lines[0]
