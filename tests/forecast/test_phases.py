@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from all_policies import IN_MEMORY, settings
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.budget import batch_bytes
@@ -15,13 +16,13 @@ from ogbnlib.forecast.passes import WORKERS, Pass
 from ogbnlib.forecast.phases import Forecast, kind_of, predict
 from ogbnlib.forecast.sizes import RUNTIME_BYTES
 from ogbnlib.graph.store import GraphSize
+from ogbnlib.registry import POLICIES
 from ogbnlib.runs.folder import Run
 from ogbnlib.sources.official import KNOWN
 
 MB, GB = 2**20, 10**9
 NODES, EDGES = 111_059_956, 1_615_685_872
 PAPERS = KNOWN["ogbn-papers100M"]
-POLICIES = ("eager", "lazy", "shared", "store")
 
 
 def config(**values: Any) -> TrainConfig:
@@ -102,7 +103,7 @@ EVALUATIONS = [
 
 
 @pytest.mark.parametrize("values", EVALUATIONS, ids=str)
-@pytest.mark.parametrize("policy", ["eager", "lazy", "shared"])
+@pytest.mark.parametrize("policy", IN_MEMORY)
 def test_each_phase_of_a_run_is_foreseen_with_the_loaders_that_are_resident_in_it(
     tiny_config: Callable[..., TrainConfig], tmp_path: Path, policy: str, values: dict[str, Any]
 ) -> None:
@@ -147,7 +148,8 @@ def test_every_config_has_a_forecast_under_every_limit(
     size: GraphSize, values: dict[str, Any]
 ) -> None:
     for policy, limit in itertools.product(POLICIES, (None, MB, 400 * MB, 2**36)):
-        plan = forecast(size, limit, loading=policy, **values)
+        model = settings(policy) if POLICIES[policy].propagated else {}
+        plan = forecast(size, limit, **(settings(policy) | values | model))
         assert 0 < plan.least_bytes <= plan.peak_bytes
         assert min(min(phase.parts.values()) for phase in plan.phases) >= 0
         assert plan.epoch_s > 0

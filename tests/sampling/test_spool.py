@@ -133,7 +133,7 @@ def test_windows_are_packed_while_the_first_shard_is_filled(
 
     def late(*arguments: Any) -> Window:
         # two are packed at a time, for a shard of one window
-        assert next(order) < 2 or filled.wait(20)
+        assert next(order) < 2 or filled.wait(180)
         return pack(*arguments)
 
     monkeypatch.setattr(Window, "pack", late)
@@ -166,7 +166,6 @@ def test_the_next_structure_file_is_sampled_while_the_last_shards_of_this_one_ar
     wait_until(
         lambda: sum("sample_s" in one for one in loader.seen) == 2,
         "a second pass over the graph",
-        20,
     )
     assert ["windows" in one for one in loader.seen] == [False, True, True, False]
 
