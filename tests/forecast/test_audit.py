@@ -18,9 +18,9 @@ from ogbnlib.forecast.sizes import RUNTIME_BYTES
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.runs.supervise import trainer_environment
-from ogbnlib.sampling.window import compile_kernels
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.synth import synthesize
+from ogbnlib.training.train import compile_all
 
 
 def audited(folder: Path, dataset: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("audit")
     synthesize(folder / "raw", scale=0.002, progress=False)
     convert(folder / "raw", folder / "store", progress=False)
-    compile_kernels([3, 2])  # compiling them takes 90 MB that later runs do not
+    compile_all([3, 2])  # compiling them takes 90 MB that later runs do not
     done = {}
     for name, changes in RUNS.items():
         data = folder / ("store" if changes["loading"] == "store" else "raw")
@@ -139,7 +139,7 @@ def test_the_predicted_peak_is_within_the_margin_of_the_measured_one(
 
 
 def test_python_and_torch_alone_take_what_the_constant_says() -> None:
-    compile_kernels([3, 2])  # else the measured process compiles them
+    compile_all([3, 2])  # else the measured process compiles them
     code = "import ogbnlib.training.train as train; from ogbnlib.memory.reading import own_memory\n"
     code += "train.warm_up(); print(own_memory()[0])"
     argv, env = [sys.executable, "-c", code], {**os.environ, **trainer_environment({})}
