@@ -6,9 +6,11 @@ import gc
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,6 +44,45 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 180.0
             return value
         time.sleep(0.01)
     raise AssertionError(f"waited {timeout_s:.0f} s for {what}")
+
+
+# The longest come first, so that no process of pytest-xdist is alone with one at the end. The first
+# compiles the kernels, while the second one's files need none.
+FIRST = ("test_faults.py", "test_engine.py", "test_watch.py", "test_sandbox.py", "test_audit.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with `FIRST`; the other files keep their order."""
+    places = {name: place for place, name in enumerate(FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Keep the tests of a file in one process, but for those of one notebook each."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFileOrNotebook(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file, _, test = nodeid.partition("::")
+            notebook = re.search(r"\[(\d\d_\w+)\]", test)
+            return notebook[1] if notebook and "test_notebooks" in file else file
+
+    return ByFileOrNotebook(config, log)
+
+
+@contextlib.contextmanager
+def touched(file: Path, condition: Callable[[], Any]) -> Iterator[None]:
+    """Create `file`, for which a child process waits, once `condition` holds."""
+
+    def wait() -> None:
+        wait_until(condition, file.name)
+        file.touch()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    yield
+    thread.join()
 
 
 def is_alive(pid: int) -> bool:
@@ -172,6 +213,21 @@ def flip(file: Path, at: int, bits: int = 1) -> None:
     file.write_bytes(content)
 
 
+def freeze() -> None:
+    """Exempt all present objects from garbage collection, as the trainer's own process does.
+
+    Each release of memory in this process would walk what the imports left, for 0.3 s.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen_imports() -> None:
+    """What a test file and those before it imported is walked by no release of memory."""
+    freeze()
+
+
 @pytest.fixture(scope="session")
 def synth_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store, papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214
@@ -237,12 +293,9 @@ def store(tiny_store: Path) -> Store:
 @pytest.fixture(scope="session")
 def tiny_config(tiny_dir: Path, tiny_store: Path) -> Callable[..., TrainConfig]:
     """A config on `tiny_dir`, which is converted already, with changes."""
-    # As the trainer's own process does: walking what the imports leave would take 0.3 s of every
-    # release.
     import ogbnlib.training.train  # noqa: F401
 
-    gc.collect()
-    gc.freeze()
+    freeze()
 
     def make(**changes: Any) -> TrainConfig:
         values = {

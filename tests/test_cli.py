@@ -1,30 +1,48 @@
 """Promises of the command line: exit codes are the run's, mistakes are one sentence, `--json` is
 JSON alone."""
 
+import contextlib
 import gzip
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 from conftest import MB, csc_of, official_csv, raw_arrays, tree, write_run
 
+from ogbnlib.__main__ import main
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.store import open_store
 from ogbnlib.sources.ogb import open_raw
 
 
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "ogbnlib", *arguments]
+    return subprocess.run(argv, capture_output=True, text=True)
+
+
 def cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "ogbnlib", *arguments], capture_output=True, text=True, cwd=cwd
-    )
+    """The command line in this process: the start of another one takes a second."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(cwd or Path.cwd()),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch("sys.argv", ["ogbnlib", *arguments]),
+    ):
+        code = main()
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
 def test_help_begins_with_what_the_commands_are_for() -> None:
-    usage, first, *_ = [line.strip() for line in cli("--help").stdout.splitlines() if line.strip()]
+    usage, first, *_ = [
+        line.strip() for line in process("--help").stdout.splitlines() if line.strip()
+    ]
     assert usage.startswith("Usage: ")
     assert first == "Convert data, plan memory, train, and explain kills."
 
@@ -37,7 +55,7 @@ def trained(
     tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("cli") / "run"
-    return folder, cli(
+    return folder, process(
         "train", "--run-dir", str(folder), "--set", f"dataset={tiny_dir}", *TINY, "--json"
     )
 
@@ -54,7 +72,7 @@ def test_train_ends_with_0_and_its_json_is_the_result(
 def test_train_ends_with_137_when_the_child_is_killed(tiny_dir: Path, tmp_path: Path) -> None:
     arguments = ["--set", f"dataset={tiny_dir}", *TINY, "--memory-limit", "500 MB"]
     arguments += ["--set", "hidden_channels=1000000"]
-    done = cli("train", "--run-dir", str(tmp_path / "run"), *arguments)
+    done = process("train", "--run-dir", str(tmp_path / "run"), *arguments)
     assert done.returncode == 137
     assert "Killed by" in done.stdout
     assert str(tmp_path / "run") in done.stdout
@@ -65,7 +83,7 @@ def test_train_resumes_with_the_values_of_the_run(
     trained: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
     folder, _ = trained
-    done = cli("train", "--run-dir", str(folder), "--resume", "--set", "epochs=2")
+    done = process("train", "--run-dir", str(folder), "--resume", "--set", "epochs=2")
     assert done.returncode == 0, done.stderr
     assert "Epoch 002 | Loss: " in done.stdout
     assert "Epoch 001" not in done.stdout

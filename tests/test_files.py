@@ -235,6 +235,15 @@ def trace(event, arguments):
     os.write(int(os.environ["TRACE"]), f"{event} {os.fsdecode(arguments[0])}\\n".encode())
 sys.addaudithook(trace)
 """
+ONE_BY_ONE = """
+import sys
+from ogbnlib.__main__ import main
+commands = sys.argv[1:]
+for command in commands:
+    sys.argv = ["ogbnlib", *command.split()]
+    main()
+print(len(commands), "commands")
+"""
 # Python's and numba's caches of compiled code hold nothing of a user; and `doctor` tries a cgroup.
 NOT_DATA = ("/dev/null", "__pycache__", "/sys/fs/cgroup/", "/proc/self/")
 
@@ -255,21 +264,22 @@ def test_commands_that_answer_write_nothing_anywhere(tmp_path: Path, tiny_store:
         "verify data",
     ]
     before = tree(tmp_path)
-    for command in commands:
-        reader, writer = os.pipe()
-        done = subprocess.run(
-            [sys.executable, "-m", "ogbnlib", *command.split()],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path), "TRACE": str(writer)},
-            pass_fds=[writer],
-            capture_output=True,
-            text=True,
-        )
-        os.close(writer)
-        with open(reader) as lines:
-            written = [line for line in lines if not any(part in line for part in NOT_DATA)]
-        assert written == [], command
-        assert "Traceback" not in done.stderr
+    reader, writer = os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE, *commands],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "TRACE": str(writer)},
+        pass_fds=[writer],
+        capture_output=True,
+        text=True,
+    )
+    os.close(writer)
+    with open(reader) as lines:
+        written = [line for line in lines if not any(part in line for part in NOT_DATA)]
+    assert written == []
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"{len(commands)} commands"
+    assert "Traceback" not in done.stderr
     after = {name: content for name, content in tree(tmp_path).items() if "__pycache__" not in name}
     assert after == before
 

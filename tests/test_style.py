@@ -10,7 +10,13 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
-    "arguments", [["ruff", "check"], ["ruff", "format", "--check"], ["mypy"]], ids=" ".join
+    "arguments",
+    [
+        ["ruff", "check"],
+        ["ruff", "format", "--check"],
+        pytest.param(["mypy"], marks=pytest.mark.slow),
+    ],
+    ids=" ".join,
 )
 def test_the_code_passes(arguments: list[str]) -> None:
     done = subprocess.run(

@@ -19,6 +19,7 @@ from .labels import (
     check_num_classes,
     clean_labels,
     count_classes,
+    find_labels,
     refuse_several_labels,
 )
 from .ogb import open_raw, write_layout
@@ -60,7 +61,7 @@ def from_arrays(
         for src, dst in zip(*(slices(row, chunk_edges) for row in edges), strict=True):
             yield src.astype(np.int64, copy=False), dst.astype(np.int64, copy=False)
 
-    return Source(
+    source = Source(
         name=name,
         num_nodes=num_nodes,
         num_edges=edges.shape[1],
@@ -72,6 +73,12 @@ def from_arrays(
         label_chunks=lambda: slices(labels, npz.CHUNK_BYTES // labels.itemsize),
         read_splits=lambda: dict(ids_of),
     )
+    label_columns = find_labels(source.x_chunks, labels, num_features)
+    if label_columns is not None:
+        columns = label_columns.columns
+        place = f"x, column {', '.join(map(str, columns))} (from 0)"
+        label_columns.refuse(place, f"remove it: numpy.delete(x, {columns}, axis=1)")
+    return source
 
 
 def _check_label_shape(y: Array, num_nodes: int) -> None:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..display import in_notebook
 from ..errors import InputError
 from ..files import StrPath
@@ -18,8 +16,6 @@ from ..graph.summary import summarized
 from ..progress import Progress
 from .arrays import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
 from .convert import FeatureDtype, convert
-from .labels import find_labels
-from .source import Source
 
 _MASKS = {"train": ("train_mask",), "valid": ("val_mask", "valid_mask"), "test": ("test_mask",)}
 # How other libraries' graphs become a Data, by the library.
@@ -101,7 +97,6 @@ def from_data(
         }
     name = name or Path(path).absolute().name
     source = from_arrays(name, edge_index, values["x"], values["y"], splits, num_classes)
-    _refuse_labels(source)
     labels = as_numpy(values["y"], "y")
     question = from_one(labels[labels >= 0], source.num_classes - 1)
     if num_classes is None and question:
@@ -117,16 +112,6 @@ def from_data(
     )
     say(summarized(store))
     return store
-
-
-def _refuse_labels(source: Source) -> None:
-    """Refuse features that hold nothing but the labels, as for files."""
-    labels = np.concatenate([*source.label_chunks()])
-    label_columns = find_labels(source.x_chunks, labels, source.num_features)
-    if label_columns is not None:
-        columns = label_columns.columns
-        place = f"data.x, column {', '.join(map(str, columns))} (from 0)"
-        label_columns.refuse(place, f"remove it: data.x = numpy.delete(data.x, {columns}, axis=1)")
 
 
 def _mask_names(values: Mapping[str, object]) -> dict[str, str]:

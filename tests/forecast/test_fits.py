@@ -15,7 +15,7 @@ from ogbnlib.errors import GB
 from ogbnlib.memory.limits import Limit
 
 ONCE = {"epochs": 1, "train_eval": "never", "eval_splits": "valid"}
-WORST: list[dict[str, Any]] = [
+SLOW: list[dict[str, Any]] = [
     {"loading": "shared", "undirected": True, "num_neighbors": "-1 -1 -1", "batch_size": 256},
     {
         "loading": "shared",
@@ -24,6 +24,8 @@ WORST: list[dict[str, Any]] = [
         "batch_size": 512,
         "hidden_channels": 64,
     },
+]
+FAST: list[dict[str, Any]] = [
     {"loading": "store", "num_neighbors": "15 10", "batch_size": 1024, "hidden_channels": 64},
     {"loading": "shared", "graph": "hubs-1-400000-64", "eval_num_neighbors": -1},
 ]
@@ -35,7 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "settings", WORST, ids=lambda given: f"{given['loading']}-{given.get('num_neighbors', '')}"
+    "settings",
+    [*FAST, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)],
+    ids=lambda given: f"{given['loading']}-{given.get('num_neighbors', '')}",
 )
 def test_what_is_said_to_fit_is_not_killed_and_uses_three_quarters_of_its_forecast(
     settings: dict[str, Any], folder: Path, kernel_limit: Callable[[int], Limit]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from all_policies import IN_MEMORY, settings
 
-from ogbnlib import registry
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.audit import kind_of
 from ogbnlib.forecast.batches import batch_bytes
@@ -17,13 +17,13 @@ from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.pass_memory import WORKERS, Pass
 from ogbnlib.forecast.run_forecast import Forecast, predict
 from ogbnlib.graph.store import GraphSize
+from ogbnlib.registry import POLICIES
 from ogbnlib.runs.folder import Run
 from ogbnlib.sources.official import KNOWN
 
 MB, GB = 2**20, 10**9
 NODES, EDGES = 111_059_956, 1_615_685_872
 PAPERS = KNOWN["ogbn-papers100M"]
-POLICIES = [name for name, policy in registry.POLICIES.items() if not policy.propagated]
 
 
 def config(**values: Any) -> TrainConfig:
@@ -104,7 +104,7 @@ EVALUATIONS = [
 
 
 @pytest.mark.parametrize("values", EVALUATIONS, ids=str)
-@pytest.mark.parametrize("policy", ["eager", "lazy", "shared"])
+@pytest.mark.parametrize("policy", IN_MEMORY)
 def test_each_phase_of_a_run_is_foreseen_with_the_loaders_that_are_resident_in_it(
     tiny_config: Callable[..., TrainConfig], tmp_path: Path, policy: str, values: dict[str, Any]
 ) -> None:
@@ -149,7 +149,8 @@ def test_every_config_has_a_forecast_under_every_limit(
     size: GraphSize, values: dict[str, Any]
 ) -> None:
     for policy, limit in itertools.product(POLICIES, (None, MB, 400 * MB, 2**36)):
-        plan = forecast(size, limit, loading=policy, **values)
+        model = settings(policy) if POLICIES[policy].uses_hops else {}
+        plan = forecast(size, limit, **(settings(policy) | values | model))
         assert 0 < plan.least_bytes <= plan.peak_bytes
         assert min(min(phase.parts.values()) for phase in plan.phases) >= 0
         assert plan.epoch_s > 0

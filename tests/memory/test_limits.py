@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MB, is_alive, python_child, tree, wait_until
+from conftest import MB, is_alive, python_child, touched, tree, wait_until
 
 from ogbnlib.errors import InputError
 from ogbnlib.memory import limits
@@ -115,10 +115,16 @@ def test_the_watchdog_kills_what_passes_the_limit(tmp_path: Path, code: str) -> 
 def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Path) -> None:
     code = (
         "import os, time\nblock = b'x' * (60 << 20)\n"
-        "for _ in range(2):\n    if os.fork() == 0: time.sleep(1); os._exit(0)\n"
-        "time.sleep(1.2)"
+        "for _ in range(2):\n    if os.fork() == 0: break\n"
+        f"while not os.path.exists({str(tmp_path / 'seen')!r}): time.sleep(0.01)"
     )
-    outcome = start(code, tmp_path, make_limit(120 * MB, "watchdog")[0])
+
+    def all_three() -> bool:
+        file = tmp_path / "timeline.csv"
+        return file.exists() and Run(tmp_path).timeline["rss_anon_bytes"].max() > 180 * MB
+
+    with touched(tmp_path / "seen", all_three):
+        outcome = start(code, tmp_path, make_limit(120 * MB, "watchdog")[0])
     assert Run(tmp_path).timeline["rss_anon_bytes"].max() > 180 * MB
     assert (outcome.exit_code, outcome.evidence["killed_by"]) == (0, None)
 
@@ -132,7 +138,7 @@ def test_no_process_of_the_tree_outlives_the_run(tmp_path: Path, limit_by: str) 
     orphan = int(outcome.tail)
     try:
         assert outcome.exit_code == 0
-        wait_until(lambda: not is_alive(orphan), "the orphan's end", 5)
+        wait_until(lambda: not is_alive(orphan), "the orphan's end")
     finally:
         if is_alive(orphan):
             os.kill(orphan, 9)
@@ -145,7 +151,7 @@ def test_a_limit_that_is_no_longer_watched_ends_the_run(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     limit.check = full_disk  # type: ignore[method-assign]
-    code = "import sys, time; time.sleep(4); open(sys.argv[1], 'w')"
+    code = "import sys, time; time.sleep(60); open(sys.argv[1], 'w')"
     with pytest.raises(OSError, match="No space left"):
         start(code, tmp_path, limit, str(tmp_path / "went-on"))
     assert not (tmp_path / "went-on").exists()
@@ -274,13 +280,27 @@ Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 from ogbnlib.memory.limits import make_limit
 from ogbnlib.runs.supervise import supervise
 limit, _ = make_limit(int(sys.argv[2]) or None)
+os.environ["BEGUN"] = f"{sys.argv[3]}/begun"
 neighbour = subprocess.Popen([sys.executable, "-c", sys.argv[5]]) if sys.argv[5] else None
+os.environ["NEIGHBOUR"] = str(neighbour and neighbour.pid)
 done = supervise([sys.executable, "-c", sys.argv[4]], Path(sys.argv[3]), limit, echo=False)
 ended = neighbour.wait() if neighbour else None
 print(json.dumps([done.exit_code, done.evidence, done.peak_bytes, done.record.held_peak_bytes, ended]))
 """
-HOG_SOON = "import time; time.sleep(1.5)\n" + HOG
-SMALL = "import sys, time; held = b'x' * (30 << 20); time.sleep({}); sys.exit({})"
+# The neighbour fills memory once the run has its own, and the run ends after the neighbour.
+HOG_THEN = (
+    "import os, time\nwhile not os.path.exists(os.environ['BEGUN']): time.sleep(0.01)\n" + HOG
+)
+SMALL = """
+import os, sys, time
+held = b"x" * (30 << 20)
+time.sleep(1)  # several samples
+open(os.environ["BEGUN"], "w").close()
+while " Z " not in open(f"/proc/{os.environ['NEIGHBOUR']}/stat").read():
+    time.sleep(0.01)
+time.sleep(1)
+sys.exit(int(os.environ["EXIT_CODE"]))
+"""
 
 
 def inside(
@@ -302,7 +322,7 @@ def inside(
         neighbour,
     ]
     keep = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
-    done = subprocess.run(command, capture_output=True, text=True, env={**keep, **env}, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env={**keep, **env}, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     answer: tuple[int, dict[str, Any], int | None, int, int | None] = json.loads(
         done.stdout.splitlines()[-1]
@@ -315,7 +335,8 @@ def test_in_a_job_another_process_killed_for_memory_is_not_the_runs_end(
     tmp_path: Path, kernel_limit: Callable[[int], Limit], exit_code: int
 ) -> None:
     job = kernel_limit(400 * MB)
-    done = inside(job, 0, tmp_path, SMALL.format(4, exit_code), HOG_SOON, SLURM_JOB_ID="1")
+    env = {"SLURM_JOB_ID": "1", "EXIT_CODE": str(exit_code)}
+    done = inside(job, 0, tmp_path, SMALL, HOG_THEN, **env)
     code, evidence, peak, held, neighbour = done
     assert neighbour == -9
     assert job.oom_kills() == 1

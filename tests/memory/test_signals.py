@@ -187,7 +187,7 @@ def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGUSR1)
-    said, _ = child.communicate("\n", timeout=60)
+    said, _ = child.communicate("\n", timeout=180)
     assert (child.returncode, said) == (0, f"{int(signal.SIGUSR1)}\n")
 
 
@@ -215,7 +215,7 @@ def test_the_command_line_ends_with_75_and_goes_on_with_resume(
         # as Slurm sends it, to every process of the job step
         for pid in (process.pid, process.pid, *children):
             os.kill(pid, signal.SIGUSR1)
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=180)
     finally:
         process.kill()
     assert process.returncode == STOPPED, said + errors

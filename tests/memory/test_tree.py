@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import MB, is_alive, wait_until
+from conftest import MB, is_alive, touched, wait_until
 
 from ogbnlib.environment import MARKS_VARIABLE
 from ogbnlib.memory.limits import make_limit
@@ -44,15 +43,11 @@ def test_a_daemon_counts_and_is_ended_and_named_at_the_end(tmp_path: Path, limit
     file = tmp_path / "daemon"
     argv = [sys.executable, "-c", DAEMON, str(file), "100"]
 
-    def seen() -> None:  # the command goes on once a sample has the daemon's memory
-        wait_until(lambda: (Run(tmp_path).record.held_peak_bytes or 0) > 100 * MB, "the sample")
-        wait_until(file.exists, "the daemon's number")
-        file.with_name("daemon.seen").touch()
+    def seen() -> bool:
+        return (Run(tmp_path).record.held_peak_bytes or 0) > 100 * MB and file.exists()
 
-    watching = threading.Thread(target=seen)
-    watching.start()
-    done = supervise(argv, tmp_path, make_limit(300 * MB, limit_by)[0], echo=False)
-    watching.join()
+    with touched(tmp_path / "daemon.seen", seen):
+        done = supervise(argv, tmp_path, make_limit(300 * MB, limit_by)[0], echo=False)
     daemon = int(file.read_text())
     assert done.exit_code == 0
     assert not is_alive(daemon)

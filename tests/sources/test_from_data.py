@@ -311,7 +311,7 @@ def test_val_is_valid_wherever_a_split_is_named(tmp_path: Path) -> None:
 def test_a_feature_that_is_the_labels_is_refused(tmp_path: Path) -> None:
     data = data_of()
     leaky = torch.cat([data.x, data.y[:, None].float()], dim=1)
-    sentence = r"data.x, column 5 \(from 0\): equal to the labels, on all labelled nodes"
+    sentence = r"x, column 5 \(from 0\): equal to the labels, on all labelled nodes"
     with pytest.raises(InputError, match=sentence):
         Store.from_data(data_of(x=leaky), tmp_path / "store", progress=False)
     one_hot = torch.nn.functional.one_hot(data.y).float()

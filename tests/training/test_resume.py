@@ -172,12 +172,7 @@ def test_a_child_that_refuses_other_data_leaves_a_run_that_goes_on(
     assert ended.exit_code == 2
     assert "found other edges" in ended.diagnosis.text
     assert {name: (folder / name).read_bytes() for name in names} == before
-    assert (
-        run(
-            changed.replace(dataset=others["moved"]), run_dir=folder, resume=True, echo=False
-        ).exit_code
-        == 0
-    )
+    train(changed.replace(dataset=others["moved"]), folder, resume=True)
     assert TrainConfig.load(folder / "config.json").dataset == others["moved"]
     assert same(weights(folder), straight.model.state_dict())
 
@@ -227,7 +222,7 @@ def test_a_run_that_diverges_ends_at_once_and_says_so(tiny_config: Config, tmp_p
     assert "Traceback" not in (tmp_path / "run" / "output.log").read_text()
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
     assert not len(Run(tmp_path / "run").metrics)
-    assert run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False).exit_code == 0
+    assert len(train(tiny_config(), tmp_path / "run", resume=True).history) == 2
 
 
 def test_the_last_finite_checkpoint_is_kept_and_a_smaller_lr_goes_on_from_it(

@@ -31,9 +31,9 @@ def test_windows_on_disk_are_chosen_at_once_for_any_number_of_epochs() -> None:
             dataset="x", loading="store", feature_dtype="float16", epochs=epochs
         )
         one = Pass(config, KNOWN["ogbn-papers100M"], "train", Batches.of(batch), reserve=(0, 0))
-        begun = time.perf_counter()
+        begun_s = time.process_time()
         chosen = choose_windows(one, 3 * GB, 30 * GB)
-        assert time.perf_counter() - begun < 1
+        assert time.process_time() - begun_s < 1
         assert chosen.spooling is not None
         assert chosen.spooling.disk_bytes <= 30 * GB
         moved.append(chosen.moved_bytes)

@@ -140,7 +140,7 @@ def test_windows_are_packed_while_the_first_shard_is_filled(
 
     def late(*arguments: Any) -> Window:
         # two are packed at a time, for a shard of one window
-        assert next(order) < 2 or filled.wait(20)
+        assert next(order) < 2 or filled.wait(180)
         return pack(*arguments)
 
     monkeypatch.setattr(Window, "pack", late)
@@ -161,7 +161,7 @@ def test_after_an_error_of_packing_nothing_is_kept_and_the_window_is_sampled_aga
     monkeypatch.setattr(Window, "pack", fail_once)
     with pytest.raises(MemoryError):
         loader.reader.spool.read((1, 0, 0))
-    wait_until(lambda: samples[0]() is None, "the failed sample to be freed", 5)
+    wait_until(lambda: samples[0]() is None, "the failed sample to be freed")
     assert len(loader.reader.spool.read((1, 0, 0)).hops) == 3
 
 
@@ -173,7 +173,6 @@ def test_the_next_structure_file_is_sampled_while_the_last_shards_of_this_one_ar
     wait_until(
         lambda: sum("sample_s" in one for one in loader.seen) == 2,
         "a second pass over the graph",
-        20,
     )
     assert ["windows" in one for one in loader.seen] == [False, True, True, False]
 
@@ -375,10 +374,8 @@ def test_waiting_ends_where_the_run_is_to_stop(
 
     monkeypatch.setattr(DiskArray, "_read", hesitant)
     set_epoch(loader, 1)
-    begun = time.monotonic()
     with pytest.raises(Interrupted):
         next(iter(loader))
-    assert time.monotonic() - begun < 5
     monkeypatch.undo()
     stops.clear()
     assert_equal(batches_of(loader, 1), batches_of(make(0), 1))

@@ -426,7 +426,7 @@ def test_arrays_in_memory_are_refused_with_the_same_words() -> None:
 def test_labels_among_features_in_memory_are_refused(values: Any) -> None:
     g = graph()
     x = np.column_stack([g["x"].to_numpy(), values(g["y"])])
-    with pytest.raises(InputError, match=r"columns \[2.*labels.*numpy.delete\(x, \[2"):
+    with pytest.raises(InputError, match=r"column 2.*labels.*numpy.delete\(x, \[2"):
         from_arrays("own", g["edges"], x, g["y"], g["splits"])
 
 
