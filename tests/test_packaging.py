@@ -280,7 +280,7 @@ BOUNDS = {
     "several names at once per 1,000 lines": 8,
     "if-expressions per 1,000 lines": 20,
     "walrus per 1,000 lines": 4,
-    "functions over 60 lines": 5,
+    "functions over 60 lines": 4,
     "functions with over 20 branches": 4,
     "public names per 1,000 lines": 25,
     "floors": 18,

@@ -212,10 +212,118 @@ def _class_means(random: np.random.Generator, num_classes: int, num_features: in
     return latent @ axes.T
 
 
+class _CitationGraph:
+    """The chunks of a generated graph of papers and citations.
+
+    The kernels' lookup tables take a few hundred kB at any scale.
+    """
+
+    def __init__(
+        self,
+        num_nodes: int,
+        split_sizes: dict[str, int],
+        seed: int,
+        num_features: int,
+        num_classes: int,
+    ):
+        self.num_nodes = num_nodes
+        self.num_features = num_features
+        self._split_sizes = split_sizes
+        self._num_fields = max(1, num_nodes // _FIELD)
+        self._period = num_nodes // self._num_fields  # nodes of a field
+        # The order of these draws is part of the generated graph.
+        random = np.random.default_rng(seed)
+        self._keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
+        self._order = _shuffled_order(num_nodes, random)
+        sizes = _class_sizes(random, num_classes)
+        self._means = _class_means(random, num_classes, num_features)
+        self._slot_class = np.repeat(np.arange(num_classes), sizes)
+        self._class_slot = np.concatenate([[0], np.cumsum(sizes)])
+        self._degrees = _degrees(num_nodes)
+
+    def _spans(self, step: int) -> Iterator[tuple[int, int]]:
+        for begin in range(0, self.num_nodes, step):
+            yield begin, min(begin + step, self.num_nodes)
+
+    def _num_edges(self, begin: int, end: int) -> int:
+        return int(_count_edges(begin, end, self._keys, self._order, self._degrees))
+
+    def num_edges(self) -> int:
+        return sum(self._num_edges(*span) for span in self._spans(_NODES))
+
+    def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        shape = (
+            _HOMOPHILY,
+            _RECENT,
+            _RECENT_SPAN,
+            _AGE_POWER,
+            _FAME_POWER,
+            self._num_fields,
+            _LOYALTY,
+            _FIELD_FAME_POWER,
+        )
+        classes = self._slot_class, self._class_slot
+        for span in self._spans(max(1, min(2 * _NODES, chunk_edges // 16))):
+            count = self._num_edges(*span)
+            src = np.empty(count, np.int64)
+            dst = np.empty(count, np.int64)
+            _citations(*span, self._keys, self._order, self._degrees, *classes, shape, src, dst)
+            yield src, dst
+
+    def x_chunks(self) -> Iterator[Array]:
+        for begin, end in self._spans(_NODES):
+            out = np.empty((end - begin, self.num_features), np.float32)
+            _features(begin, end, self._keys, self._order, self._slot_class, self._means, out)
+            yield out
+
+    def read_splits(self) -> dict[str, Array]:
+        """Labelled nodes, each split spread evenly over its period; ascending ids."""
+        splits = {}
+        for number, (name, size) in enumerate(self._split_sizes.items()):
+            begin, end = (int(part * self._period) for part in _PERIODS[name])
+            edges = begin + np.arange(size + 1, dtype=np.int64) * (end - begin) // size
+            draw = np.random.default_rng([int(self._keys[8]), number])
+            times = draw.integers(edges[:-1], edges[1:])
+            times += times // BLOCK * BLOCK * (self._num_fields - 1)  # the blocks of the field
+            ids = (times * int(self._order[1]) + int(self._order[3])) % self.num_nodes
+            splits[name] = np.sort(ids)
+        return splits
+
+    def label_chunks(self) -> Iterator[Array]:
+        labelled = np.sort(np.concatenate(list(self.read_splits().values())))
+        for begin, end in self._spans(_NODES):
+            ids = labelled[np.searchsorted(labelled, begin) : np.searchsorted(labelled, end)]
+            values = np.empty(len(ids), np.int16)
+            out = np.full(end - begin, -1, np.int16)
+            _label(ids, self._keys, self._order, self._slot_class, _LABEL_NOISE, values)
+            out[ids - begin] = values
+            yield out
+
+    def year_chunks(self) -> Iterator[Array]:
+        valid, test = (int(_PERIODS[split][0] * self._period) for split in ("valid", "test"))
+        begins = [*np.linspace(0, valid, _VALID_YEAR - _FIRST_YEAR + 1), test]
+        for begin, end in self._spans(_NODES):
+            ids = np.arange(begin, end)
+            times = (ids - self._order[3]) % self.num_nodes * self._order[2] % self.num_nodes
+            # the time of a split is counted in the blocks of its field
+            times = times // (BLOCK * self._num_fields) * BLOCK + times % BLOCK
+            yield _FIRST_YEAR - 1 + np.searchsorted(begins, times, side="right")
+
+
+def _shuffled_order(num_nodes: int, random: np.random.Generator) -> Array:
+    """Return N, a multiplier, its inverse modulo N, and a shift, int64 [4]: a node's id is
+    (time * multiplier + shift) mod N."""
+    multiplier = int(num_nodes * 0.6180339887)  # the golden section spreads neighbors in time
+    while math.gcd(multiplier, num_nodes) != 1:
+        multiplier += 1
+    shift = int(random.integers(num_nodes))
+    return np.array([num_nodes, multiplier, pow(multiplier, -1, num_nodes), shift], np.int64)
+
+
 def _citations_like(
     path: StrPath, scale: float, seed: int, num_features: int, num_classes: int
 ) -> Source:
-    """The generated data set; the kernels' lookup tables take a few hundred kB at any scale."""
+    """Return the generated data set of this scale, after checks of all values."""
     _check_number("scale", scale, 0, 1, int | float)
     _check_number("seed", seed, 0, math.inf)
     _check_number("num_features", num_features, 1, 2**16)
@@ -229,90 +337,21 @@ def _citations_like(
             f"{least / PAPERS.num_nodes:.1e} ({least} nodes, a label in each split), "
             f"got {scale!r}, which makes {num_nodes} nodes"
         )
-    random = np.random.default_rng(seed)
-    keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
-    # N, a multiplier, its inverse modulo N, and a shift: id = (time * multiplier + shift) mod N.
-    # the golden section spreads neighbors in time over all ids
-    multiplier = int(num_nodes * 0.6180339887)
-    while math.gcd(multiplier, num_nodes) != 1:
-        multiplier += 1
-    order = np.array(
-        [num_nodes, multiplier, pow(multiplier, -1, num_nodes), int(random.integers(num_nodes))],
-        np.int64,
-    )
-    degrees = _degrees(num_nodes)
-    sizes = _class_sizes(random, num_classes)
-    slot_class = np.repeat(np.arange(num_classes), sizes)
-    class_slot = np.concatenate([[0], np.cumsum(sizes)])
-    field_blocks = max(1, num_nodes // _FIELD)
-    shape = (
-        _HOMOPHILY,
-        _RECENT,
-        _RECENT_SPAN,
-        _AGE_POWER,
-        _FAME_POWER,
-        field_blocks,
-        _LOYALTY,
-        _FIELD_FAME_POWER,
-    )
-    means = _class_means(random, num_classes, num_features)
-
-    def spans(step: int) -> Iterator[tuple[int, int]]:
-        return ((begin, min(begin + step, num_nodes)) for begin in range(0, num_nodes, step))
-
-    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        for span in spans(max(1, min(2 * _NODES, chunk_edges // 16))):
-            count = int(_count_edges(*span, keys, order, degrees))
-            src = np.empty(count, np.int64)
-            dst = np.empty(count, np.int64)
-            _citations(*span, keys, order, degrees, slot_class, class_slot, shape, src, dst)
-            yield src, dst
-
-    def x_chunks() -> Iterator[Array]:
-        for begin, end in spans(_NODES):
-            out = np.empty((end - begin, num_features), np.float32)
-            _features(begin, end, keys, order, slot_class, means, out)
-            yield out
-
-    def read_splits() -> dict[str, Array]:
-        """Labelled nodes, each split spread evenly over its period; ascending ids."""
-        splits = {}
-        for number, (name, size) in enumerate(split_sizes.items()):
-            begin, end = (int(part * (num_nodes // field_blocks)) for part in _PERIODS[name])
-            edges = begin + np.arange(size + 1, dtype=np.int64) * (end - begin) // size
-            times = np.random.default_rng([int(keys[8]), number]).integers(edges[:-1], edges[1:])
-            times += times // BLOCK * BLOCK * (field_blocks - 1)  # the blocks of the field
-            splits[name] = np.sort((times * int(order[1]) + int(order[3])) % num_nodes)
-        return splits
-
-    def label_chunks() -> Iterator[Array]:
-        labelled = np.sort(np.concatenate(list(read_splits().values())))
-        for begin, end in spans(_NODES):
-            ids = labelled[np.searchsorted(labelled, begin) : np.searchsorted(labelled, end)]
-            values = np.empty(len(ids), np.int16)
-            out = np.full(end - begin, -1, np.int16)
-            _label(ids, keys, order, slot_class, _LABEL_NOISE, values)
-            out[ids - begin] = values
-            yield out
-
-    def year_chunks() -> Iterator[Array]:
-        valid, test = (
-            int(_PERIODS[split][0] * (num_nodes // field_blocks)) for split in ("valid", "test")
-        )
-        begins = [*np.linspace(0, valid, _VALID_YEAR - _FIRST_YEAR + 1), test]
-        for begin, end in spans(_NODES):
-            times = (np.arange(begin, end) - order[3]) % num_nodes * order[2] % num_nodes
-            # the time of a split is counted in the blocks of its field
-            times = times // (BLOCK * field_blocks) * BLOCK + times % BLOCK
-            yield _FIRST_YEAR - 1 + np.searchsorted(begins, times, side="right")
-
+    graph = _CitationGraph(num_nodes, split_sizes, seed, num_features, num_classes)
     return Source(
-        name=home(path).absolute().name, num_nodes=num_nodes,
-        num_edges=sum(int(_count_edges(*span, keys, order, degrees)) for span in spans(_NODES)),
-        num_features=num_features, num_classes=num_classes, feature_dtype=np.dtype(np.float32),
-        edge_chunks=edge_chunks, x_chunks=x_chunks, label_chunks=label_chunks, read_splits=read_splits,
-        year_chunks=year_chunks, generated={"synthetic": {"scale": scale, "seed": seed}},
-    )  # fmt: skip
+        name=home(path).absolute().name,
+        num_nodes=num_nodes,
+        num_edges=graph.num_edges(),
+        num_features=num_features,
+        num_classes=num_classes,
+        feature_dtype=np.dtype(np.float32),
+        edge_chunks=graph.edge_chunks,
+        x_chunks=graph.x_chunks,
+        label_chunks=graph.label_chunks,
+        read_splits=graph.read_splits,
+        year_chunks=graph.year_chunks,
+        generated={"synthetic": {"scale": scale, "seed": seed}},
+    )
 
 
 @clear_errors()
