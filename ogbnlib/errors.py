@@ -224,7 +224,7 @@ def format_bytes(count: float | None) -> str:
 
 
 _SECRET = (
-    r"[\w.-]*(?:tokens?(?![a-z])|passw|passphrase|pwd|secret|key|credential|auth(?!or))[\w.-]*"
+    r"[\w.-]*(?:tokens?(?![a-z])|passw|passphrase|pwd|secret|key|credential|bearer|auth(?!or))[\w.-]*"
 )
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"'&;|]+)"""
 # In one text: `--api-key VALUE`, `TOKEN=VALUE`, `"token": "VALUE"`, `Bearer VALUE`, `//user:VALUE@host`.

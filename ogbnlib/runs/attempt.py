@@ -51,13 +51,13 @@ def open_run_dir(
     written here; that of a resumed one by the trainer, after it has accepted data set and
     checkpoint. A watched command has no config.
     """
-    _check_content(run_dir, resume=resume)
+    check_content(run_dir, resume=resume)
     run_dir.mkdir(0o700, parents=True, exist_ok=True)  # its record is nobody else's business
     warn_if_remote(
         run_dir, "its lock may not keep out a second run from another machine; start none"
     )
     with naming(run_dir), lock_of(run_dir) as lock:
-        _check_content(run_dir, resume=resume)  # again: another process may have been faster
+        check_content(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
         for path in (run.paths.events, run.paths.timeline, run.paths.output, run.paths.progress):
             check_own(path, stat.S_ISREG)
@@ -103,7 +103,8 @@ def announce_code(
     say(f"running code of {code}")
 
 
-def _check_content(run_dir: Path, *, resume: bool) -> None:
+def check_content(run_dir: Path, *, resume: bool) -> None:
+    """Refuse a folder that has other files, or a run that is not to be resumed."""
     paths = RunPaths(run_dir)
     is_run = paths.config.is_file()
     if (resume and is_run) or not run_dir.is_dir():

@@ -52,7 +52,7 @@ from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.resolve import DataRequest, check_store, locate, size_of
-from .attempt import Attempt, announce_code, open_run_dir
+from .attempt import Attempt, announce_code, check_content, open_run_dir
 from .diagnosis import Diagnosis
 from .evidence import last_words
 from .exit_codes import STOPPED, resumption
@@ -212,6 +212,7 @@ def _train(
     trust: bool,
 ) -> Run:
     """Train in a child process, with the arguments of `run` and the limit that holds here."""
+    check_content(folder, resume=resume)  # before minutes of compiling
     size = check_inputs(config)
     if resume:
         quiet = not echo or config.progress == "none"

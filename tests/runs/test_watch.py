@@ -230,6 +230,7 @@ SECRET = "hunter2-geheim"
         [f"--api-key={SECRET}"],
         ["--hfToken", SECRET],
         ["--password", f"-{SECRET}"],
+        ["--bearer", SECRET],
         [f"WANDB_API_KEY={SECRET} and more"],
         ["--client_secret", SECRET, "--lr", "3"],
         [f"export HF_TOKEN={SECRET}; python t.py --passwd '{SECRET} x' --lr 3"],
