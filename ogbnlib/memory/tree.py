@@ -1,6 +1,6 @@
 """Processes of a command: its descendants, and the daemons among them that this process adopts.
 
-A daemon (fork, setsid, fork) leaves its parent. After `adopt_orphans` the kernel gives it to the
+A daemon (fork, setsid, fork) leaves its parent. Inside `adopting` the kernel gives it to the
 watching process instead of init. A mark in the environment tells it from the watcher's own children.
 """
 
@@ -9,8 +9,10 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..environment import MARKS_VARIABLE
@@ -18,6 +20,8 @@ from .cgroup import read_whole
 from .written import Written
 
 _SET_SUBREAPER = 36  # prctl(2)
+_lock = threading.Lock()
+_contexts: list[None] = []  # one for each command that is watched now
 _POLL_S = 0.05
 _ROUNDS = (
     100  # of one signal: a program that starts others without end must not hold up its watcher
@@ -52,9 +56,23 @@ def state_of(pid: int) -> str:
     return os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"").rpartition(")")[2][1:2]
 
 
-def adopt_orphans() -> None:
-    """Become the parent of descendants that lose theirs, for the rest of this process."""
-    ctypes.CDLL(None).prctl(_SET_SUBREAPER, 1)
+@contextlib.contextmanager
+def adopting() -> Iterator[None]:
+    """Become the parent of descendants that lose theirs, until the last of these contexts ends.
+
+    Afterwards nothing is adopted: nobody would collect the processes that end.
+    """
+    libc = ctypes.CDLL(None)
+    with _lock:
+        _contexts.append(None)
+        libc.prctl(_SET_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        with _lock:
+            _contexts.pop()
+            if not _contexts:
+                libc.prctl(_SET_SUBREAPER, 0)
 
 
 class Tree:

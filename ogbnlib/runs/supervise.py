@@ -30,7 +30,7 @@ from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
-from ..memory.tree import Tree, adopt_orphans, new_mark
+from ..memory.tree import Tree, adopting, new_mark
 from ..memory.written import Written
 from .exit_codes import STOPPED
 from .folder import standing
@@ -112,8 +112,8 @@ def supervise(
         MARKS_VARIABLE: marks,
         CLOCK_VARIABLE: repr(clock.boot_s),
     }
-    adopt_orphans()
     with (
+        adopting(),
         handled(forward, FORWARDED),
         handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]),
     ):

@@ -1,6 +1,7 @@
 """Promises of `tree`: daemons stay in the tree, count and end with it; a stopped watcher stops it."""
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from ogbnlib.environment import MARKS_VARIABLE
 from ogbnlib.memory.limits import make_limit
 from ogbnlib.memory.tree import process_tree, state_of
 from ogbnlib.runs.folder import Run
+from ogbnlib.runs.sandbox import watch
 from ogbnlib.runs.supervise import supervise
 
 # Becomes a daemon, fills memory, and tells its number by a file that appears whole.
@@ -141,3 +143,10 @@ def test_a_stopped_watcher_stops_its_command_and_both_go_on_together(
         os.kill(watcher, signal.SIGTERM)
         wait_until(lambda: not any(is_alive(pid) for pid in members), "their end")
         wait_until(lambda: Run(tmp_path / "run").exit_code == 143, "the result")
+
+
+def test_after_a_command_nothing_is_adopted(tmp_path: Path) -> None:
+    watch([sys.executable, "-c", ""], run_dir=tmp_path / "run", echo=False)
+    adopts = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(37, ctypes.byref(adopts))  # PR_GET_CHILD_SUBREAPER
+    assert adopts.value == 0

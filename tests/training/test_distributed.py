@@ -18,8 +18,9 @@ import torch
 from conftest import is_alive, scores, wait_until
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.memory.cgroup import read_whole
 from ogbnlib.memory.reading import process_tree
-from ogbnlib.runs.folder import Run
+from ogbnlib.runs.folder import Run, RunStopped
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
 
@@ -171,7 +172,7 @@ class _Sender(threading.Thread):
     def run(self) -> None:
         wait_until(lambda: (self.folder / "checkpoint.pt").exists(), "the first checkpoint")
         for pid in process_tree(os.getpid())[1:]:
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            variables = (read_whole(f"/proc/{pid}/environ") or b"").split(b"\0")
             if any(
                 v.startswith(b"RANK=") for v in variables
             ) and b"-m\0ogbnlib.training.child" in self._command(pid):
@@ -183,7 +184,7 @@ class _Sender(threading.Thread):
             os.kill(os.getpid(), self.number)
 
     def _command(self, pid: int) -> bytes:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        return read_whole(f"/proc/{pid}/cmdline") or b""
 
 
 @pytest.mark.slow
@@ -214,8 +215,10 @@ def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(
 ) -> None:
     config = tiny_config(epochs=1000, batch_size=18, dropout=0.5, eval_every=1000)
     sender = _Sender(tmp_path / "run", signal.SIGUSR1, rank=None)
-    stopped = run(config, "4 GB", run_dir=tmp_path / "run", num_ranks=2, echo=False)
+    with pytest.raises(RunStopped) as ended:
+        run(config, "4 GB", run_dir=tmp_path / "run", num_ranks=2, echo=False)
     sender.join()
+    stopped = ended.value.run
     assert (stopped.exit_code, stopped.diagnosis.cause) == (75, "stopped at a checkpoint"), (
         stopped.diagnosis
     )
