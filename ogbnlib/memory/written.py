@@ -3,7 +3,8 @@
 RSS and PSS count mapped pages only. A memory cgroup counts these pages; without one they are found
 here. A file belongs to the tree if a member has it open or had. Of the other files, which were
 closed between two looks, those of this user count that appeared since the start and that no process
-outside of the tree uses: the kernel does not record who made them.
+outside of the tree uses: the kernel does not record who made them. Two looks must agree, since
+DataLoader's workers hand a batch over in a file that nobody has open for a moment.
 """
 
 import contextlib
@@ -72,6 +73,7 @@ class Written:
         self._before = set(_lying())
         self._ours: set[_FileId] = set()
         self._others: set[_FileId] = set()
+        self._unused: set[_FileId] = set()  # by any process at the last look
         self._shmem_bytes = _shmem_bytes()
         self._bytes = 0
         self._due_s = 0.0
@@ -80,7 +82,8 @@ class Written:
         """Return the bytes; looked for at most 5 % of the time, once the machine's figure changed."""
         begin_s = time.monotonic()
         shmem_bytes = _shmem_bytes()
-        if begin_s < self._due_s or abs(shmem_bytes - self._shmem_bytes) < MB:
+        is_same = abs(shmem_bytes - self._shmem_bytes) < MB and not self._unused
+        if begin_s < self._due_s or is_same:
             return self._bytes
         self._shmem_bytes = shmem_bytes
         begin_cpu_s = time.thread_time()
@@ -98,7 +101,9 @@ class Written:
         if unknown:
             used = self._used_outside(pids)
             self._others |= unknown & used
-            self._ours |= unknown - used
+            unknown -= used
+            self._ours |= unknown & self._unused
+        self._unused = unknown - self._ours
         self._ours &= files.keys()
         sizes = {file: files[file].st_blocks * 512 for file in self._ours}
         if not any(sizes.values()):

@@ -77,6 +77,18 @@ def test_files_of_others_do_not_count(path: str) -> None:
             assert (read_memory(tree).rss_shmem_bytes or 0) < MB
 
 
+def test_a_file_that_others_hand_over_does_not_count(path: str) -> None:
+    written = Written()
+    with python_child("print('ready', flush=True); input()") as child:
+        Path(path).write_bytes(bytes(20 * MB))  # and for a moment nobody has it open
+        assert written.read([child.pid]) == 0
+        with open(path, "rb"):  # by this process, which is no part of the tree
+            written._due_s = 0.0
+            assert written.read([child.pid]) == 0
+        written._due_s = 0.0
+        assert written.read([child.pid]) == 0
+
+
 def test_the_watchdog_kills_for_what_was_written_to_shared_memory(
     tmp_path: Path, path: str
 ) -> None:
