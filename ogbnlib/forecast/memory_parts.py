@@ -28,6 +28,8 @@ WORKER_BYTES = 12 * MB
 # DataLoader's own default: batches that each worker has ready or under way (torch.utils.data,
 # prefetch_factor).
 PREFETCH_FACTOR = 2
+# Of the log-normal number of references a paper, fitted to batches of the generated graphs.
+_REFERENCES_SIGMA = 0.92
 
 
 def _mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
@@ -76,8 +78,10 @@ def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> fl
 def expected_batch(
     size: GraphSize, undirected: bool | None, num_seeds: int, num_neighbors: Sequence[int]
 ) -> BatchShape:
-    """The batch that `num_seeds` seeds grow into, from mean degrees alone."""
+    """The batch that `num_seeds` seeds grow into, from the mean degree and an assumed spread of
+    degrees."""
     # Each of 64 parts of the nodes is counted by itself: arrays [64].
+    # With reverse edges a node is hit in proportion to its degree: relative degrees, too.
     weights = np.array(_hit_weights(size, undirected))
     mean_degree = trained_edges(size, undirected) / size.num_nodes
     seeds = min(num_seeds, size.num_nodes)
@@ -92,7 +96,8 @@ def expected_batch(
             degrees = np.minimum(mean_degree * weights, math.inf if k < 0 else k)
             edges.append(float(frontier @ degrees))
         else:
-            edges.append(nodes[-1] * _mean_sampled(mean_degree, k, 0.92))
+            edges.append(nodes[-1] * _mean_sampled(mean_degree, k, _REFERENCES_SIGMA))
+        # a node is hit at least once with probability 1 - exp(-hits expected)
         frontier = unseen * -np.expm1(-edges[-1] / size.num_nodes * weights)
         unseen = unseen - frontier
         nodes.append(float(frontier.sum()))

@@ -74,8 +74,11 @@ def meta_crc32(meta: Mapping[str, Any]) -> int:
 
 
 def nearby(path: Path) -> str:
-    """Return the end of the message on a missing store: stores near it, else the working folder."""
-    path = path.absolute()  # "." has no name
+    """Return the end of the message on a missing store: stores near it, else the working folder.
+
+    It has a "?" only if it names stores, which callers test for; "" for an existing path.
+    """
+    path = path.absolute()  # the name of Path(".") is "", which `with_name` refuses
     folders = [*path.parents[:2], path.parent / f"{path.name}.store"]
     if path.is_dir():
         folders += sorted(path.iterdir())

@@ -304,15 +304,16 @@ def _own_tmp() -> tempfile.TemporaryDirectory[str]:
     )
 
 
-@functools.cache
-def _compile_kernels(how: str) -> None:
+@functools.cache  # tried once in a process, even if it failed
+def _compile_kernels(progress: str) -> None:
     """Compile the kernels of a training in another process, unless they are on disk."""
     # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no
     # forecast counts.
     if kernel_cache.folder() is None or kernel_cache.is_complete():
         return
+    # The kernels are the same for every fan-out.
     code = "import ogbnlib.training.train as train; train.compile_all([1])"
-    with doing("compiling the sampling kernels", how):
+    with doing("compiling the sampling kernels", progress):
         # If it fails, the trainer meets the same error and reports it.
         subprocess.run(
             [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

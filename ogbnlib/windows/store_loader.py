@@ -268,18 +268,21 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         return self._groups(self.data.x, -(-len(share) // size), draw)
 
     def _window_pass(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
-        reader.abandoned.clear()
+        """The batches of a pass over windows; a caller that leaves early ends the reads under way."""
+        reader.abandoned.clear()  # set by an earlier pass that was left early
         self._running_passes += 1
 
-        def waiting() -> bool:
+        def is_interrupted() -> bool:
             return self.preparation.waiting(reader.progress())
 
-        def abandon() -> None:
+        def stop_reading() -> None:
+            # The event ends the reads of all passes, so not while a second one runs.
             if self._running_passes == 1:
                 reader.abandoned.set()
 
         try:
-            yield from prefetch(self._window_groups(reader.read(epoch, start)), waiting, abandon)
+            groups = self._window_groups(reader.read(epoch, start))
+            yield from prefetch(groups, is_interrupted, stop_reading)
         finally:
             self._running_passes -= 1
 

@@ -449,16 +449,16 @@ class _MatrixReader(_TextReader):
         self._entries = int(size[2])
         self.separator = " "
         self.empty = size[2] == "0"
-        self.both = banner[4] != "general"
+        self.is_mirrored = banner[4] != "general"
         self._told = True  # the banner is no comment
         values = {"pattern": [], "complex": ["real", "imaginary"]}.get(banner[3], ["weight"])
         Reader.__init__(self, file, [_SOURCE, _TARGET, *values])
-        if self.both:
+        if self.is_mirrored:
             print(f"{file}: {banner[4]}: each edge is read in both directions", file=sys.stderr)
 
     @cached_property
     def num_rows(self) -> int:
-        return super().num_rows if self.both else self._entries
+        return super().num_rows if self.is_mirrored else self._entries
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
         count = 0
@@ -468,11 +468,11 @@ class _MatrixReader(_TextReader):
             count += len(source)
             if min(source.min(initial=0), target.min(initial=0)) < 0:
                 raise InputError(f"{self.file}: expected rows and columns from 1 on, found less")
-            if self.both:
-                other = source != target
+            if self.is_mirrored:
+                off_diagonal = source != target
                 source, target = (
-                    np.concatenate([source, target[other]]),
-                    np.concatenate([target, source[other]]),
+                    np.concatenate([source, target[off_diagonal]]),
+                    np.concatenate([target, source[off_diagonal]]),
                 )
             ends = {_SOURCE: source, _TARGET: target}
             yield [pa.array(ends[name]) for name in columns]
@@ -545,6 +545,7 @@ class _PartsReader(Reader):
     """Several files one after the other, with the same columns."""
 
     def __init__(self, path: Path, files: Sequence[Path], role: str) -> None:
+        # The role "split" alone accepts an empty file; such parts are dropped below.
         readers = [open_reader(file, role if file.stat().st_size else "split") for file in files]
         # Spark writes a part without a byte for a partition without a row.
         self._readers = [reader for reader in readers if reader.file.stat().st_size] or readers[:1]
@@ -553,7 +554,7 @@ class _PartsReader(Reader):
         self.header = first.header
         self.typed = first.typed
         for reader in self._readers[1:]:
-            # `split` leaves the header in the first part of a text file alone
+            # the Unix command split(1) leaves the header in the first part alone
             if first.header and not reader.header and len(reader.names) == len(first.names):
                 reader.names = list(first.names)
             if reader.names != first.names:
@@ -562,7 +563,7 @@ class _PartsReader(Reader):
                     f"expected the columns of {first.file.name}, {', '.join(first.names)}; "
                     f"found {', '.join(reader.names)}"
                 )
-        self._begins = [0]
+        self._begins = [0]  # the row at which each part read so far begins, for `place`
 
     @cached_property
     def num_rows(self) -> int:
