@@ -79,10 +79,12 @@ def _measure(
         if done.returncode == 0 and file.is_file():
             measured: dict[str, int] = json.loads(file.read_bytes())
             return measured
-        raise InputError(_problem(config.model, done.returncode, log.read_text(errors="replace")))
+        raise InputError(
+            _why_trial_failed(config.model, done.returncode, log.read_text(errors="replace"))
+        )
 
 
-def _problem(model: str, code: int, log: str) -> str:
+def _why_trial_failed(model: str, code: int, log: str) -> str:
     """The message of the process that was to measure a step, or its end."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]

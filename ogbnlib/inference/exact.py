@@ -107,8 +107,9 @@ def _check_disk(
 ) -> None:
     """Refuse a disk without room for a layer's input and its result at the same time."""
     column = 4 * store.num_nodes
+    # The features are the store's own file: 0 bytes more.
     sizes = [0, *(column * len(layer.bias) for layer in layers[:-1])]
-    result_bytes = 0
+    result_bytes = 0  # of a last layer of one block, which is handed out without a file
     if len(layers[-1].blocks(most)) > 1:
         result_bytes = 4 * len(layers[-1].bias)
         result_bytes *= store.num_nodes if targets is None else targets.count()

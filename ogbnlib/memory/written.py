@@ -71,8 +71,8 @@ class Written:
 
     def __init__(self) -> None:
         self._before = set(_lying())
-        self._ours: set[_FileId] = set()
-        self._others: set[_FileId] = set()
+        self._ours: set[_FileId] = set()  # decided once, until the file is gone
+        self._others: set[_FileId] = set()  # decided once, and not looked at again
         self._unused: set[_FileId] = set()  # by any process at the last look
         self._shmem_bytes = _shmem_bytes()
         self._bytes = 0
@@ -92,6 +92,7 @@ class Written:
         return self._bytes
 
     def _look(self, pids: list[int]) -> int:
+        """Decide about new files; return the bytes of the tree's that no member maps."""
         files = {(status.st_dev, status.st_ino): status for status in _open_files(pids)}
         self._ours |= files.keys() - self._before
         lying = _lying()
@@ -108,6 +109,7 @@ class Written:
         sizes = {file: files[file].st_blocks * 512 for file in self._ours}
         if not any(sizes.values()):
             return 0
+        # the Pss of several processes adds up to each page once
         mapped = _mapped(pids, b"Rss:" if len(pids) == 1 else b"Pss:")
         return sum(max(0, size - mapped.get(file, 0)) for file, size in sizes.items())
 

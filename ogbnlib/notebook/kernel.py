@@ -133,9 +133,11 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         return self._cgroup.oom_kills() if self._cgroup else None
 
     def _facts(self, recorder: Recorder) -> dict[str, str]:
+        """Return why the kernel ended, for the banner; waits for its end."""
         status = self._process.wait()
-        # status 0 in mid-notebook is an error, too
-        code = 128 - status if status < 0 else status or 1
+        code = max(status, 1)  # an exit with 0 in mid-notebook is an error, too
+        if status < 0:  # -N of Popen is signal N, 128 + N of a shell
+            code = 128 - status
         _, cause, remedy = meaning_of(code)
         before = self._kills_before
         after = self._kills()
@@ -147,11 +149,12 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             remedy = "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
         phase = "before the first cell"
         if self._index is not None:
-            line = self.nb.cells[self._index].source.strip().splitlines()[0]
-            phase = f"cell {self._index + 1} of {len(self.nb.cells)}: `{line}`"
-            run = Run((self._runs.read_text().splitlines() or [""])[-1])
-            if (run.run_dir / "timeline.csv").exists() and run.exit_code is None:
-                phase += f"; in it the run {run.run_dir}. {run.diagnosis}"
+            lines = self.nb.cells[self._index].source.strip().splitlines()
+            phase = f"cell {self._index + 1} of {len(self.nb.cells)}: `{''.join(lines[:1])}`"
+            for folder in self._runs.read_text().splitlines()[-1:]:  # the last run that began
+                run = Run(folder)
+                if (run.run_dir / "timeline.csv").exists() and run.exit_code is None:
+                    phase += f"; in it the run {run.run_dir}. {run.diagnosis}"
         limit, source = effective_limit()
         peak = f"{format_bytes(recorder.record.held_peak_bytes)} anonymous and shared, of kernel and children"
         return {

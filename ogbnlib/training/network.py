@@ -118,14 +118,20 @@ class GNN(nn.Module):
         return plain and x.dtype in (torch.float16, torch.float32)
 
     def _fused(
-        self, x: Tensor, edge_index: Tensor, num_sampled_nodes: list[int], *num_sampled_edges: Any
+        self,
+        x: Tensor,
+        edge_index: Tensor,
+        num_sampled_nodes: list[int],
+        num_sampled_edges: list[int],
     ) -> Layers:
+        """Return the fused layers of a batch, whose edges are sorted by target within each hop
+        if they are not yet. Ids outside of a layer are an `InputError`."""
         targets = [sum(num_sampled_nodes[:hops]) for hops in range(len(self.convs), 0, -1)]
         bounds = np.empty(targets[0] + 1, np.int64)
         sizes = np.array([len(x), *targets])
         col, target = edge_index.contiguous().numpy()
         if not bounds_of(col, target, sizes, bounds):
-            col, target = _ascending(edge_index, *num_sampled_edges).numpy()
+            col, target = _ascending(edge_index, num_sampled_edges).numpy()
             if not bounds_of(col, target, sizes, bounds):
                 ids = f"sources below {len(x)} and targets below {targets[0]}, hop by hop as num_sampled_nodes says"
                 raise InputError(f"edge_index: expected {ids}, found others")

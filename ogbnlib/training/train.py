@@ -80,8 +80,10 @@ def compile_all(num_neighbors: list[int]) -> None:
 
 
 def warm_up() -> None:
-    """Import, compile and allocate the fixed part of any run, to measure its memory without
-    data."""
+    """Import, compile and allocate the fixed part of any run, to measure its memory without data.
+
+    The source of `memory_parts.RUNTIME_BYTES`; tests alone call it. The sizes are small ones.
+    """
     config = TrainConfig.create(dataset="none", num_neighbors=[3, 2], batch_size=128, device="cpu")
     with marks.phase("compile kernels, once on this machine"):
         compile_all(list(config.num_neighbors))

@@ -166,16 +166,18 @@ class StoreLoaders(DiskLoaders):
 
     def _choose(self, split: str, shuffle: bool) -> tuple[Pass, Windows, dict[str, Windows]]:
         """A loader's pass and windows, and those of the evaluations that are prepared with it."""
+        training = shuffle
         train = self._resident.get("train")
-        beside = None if train is None or shuffle else train.windows
+        # An evaluation shares memory with the training loader's windows, if that loader is alive.
+        beside = train.windows if train is not None and not training else None
         memory = window_budget(self.config.lookahead, self._available, beside, self._ranks)
-        one = self._pass(split, shuffle, memory)
-        if not shuffle:
+        one = self._pass(split, training, memory)
+        if not training:
             return one, choose_windows(one, memory, self._room), {}
         evaluations = {
             name: self._pass(name, False, memory)
             for name in self._evaluated()
-            if self._room and len(self._order(name, False))  # of this rank
+            if self._room and len(self._order(name, False))  # this rank has seeds of it
         }
         return one, *choose_loaders(one, evaluations, memory, self._room)
 

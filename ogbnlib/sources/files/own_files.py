@@ -61,16 +61,18 @@ def _id_evidence(table: Table, column: str, nodes: Nodes) -> str:
         return numbers(piece.cast("double", "a number"))
 
     values = np.empty(0)
-    for read in (nodes, whole, number, text):
+    for read in (nodes, whole, number, text):  # the strictest that reads every value
         with contextlib.suppress(InputError):
             values = np.concatenate([read(piece) for (piece,) in table.batches([column])])
             break
-    if len(np.unique(values)) < len(values) or (np.diff(values) == 1).all():
-        return ""
+    if len(np.unique(values)) < len(values):
+        return ""  # repeated: no ids
+    if (np.diff(values) == 1).all():
+        return ""  # in the order of the rows already
     if read is whole and values.max() - values.min() + 1 == len(values):
         return f"consecutive numbers from {values.min()} to {values.max()}"
     if read is number and not is_id_like(column):
-        return ""
+        return ""  # distinct real numbers are ordinary features
     return "each node once" if read is nodes else "all different"
 
 
