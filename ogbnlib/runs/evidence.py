@@ -255,6 +255,15 @@ _PROGRAM = [
             "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
         ),
     ),
+    # A killed worker's connection may be reset before torch looks after the worker.
+    Clue(
+        r"utils/data/dataloader\.py[\s\S]{0,4000}ConnectionResetError",
+        Meaning(
+            "worker died, cause unknown",
+            "a DataLoader worker ended while it handed over a batch, and the message does not say why",
+            "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
+        ),
+    ),
     Clue(
         r"process (?:managed by the executor|in the process pool) was (?:unexpectedly )?terminated",
         Meaning(

@@ -42,6 +42,7 @@ CUDA = (
 )
 WORKER = "RuntimeError: DataLoader worker (pid {}) is killed by signal: {}."
 LEFT = "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly\n"
+RESET = "ConnectionResetError: [Errno 104] Connection reset by peer\n"
 CHAIN = "\n\nThe above exception was the direct cause of the following exception:\n\n"
 DMESG = (
     "[12.3] {}: Killed process 4242 (python) total-vm:9000000kB, anon-rss:2097152kB, file-rss:0kB"
@@ -121,6 +122,11 @@ TEXTS = {
         ["worker 7"],
     ),
     "a worker's bus error": (WORKER.format(7, "Bus error"), "error", ["SIGBUS", "shm-size"]),
+    "a worker, reset": (
+        RAISED.replace("train.py", "torch/utils/data/dataloader.py") + "x\n" + RESET,
+        "worker died, cause unknown",
+        ["DataLoader worker", "num_workers=0"],
+    ),
     "a worker, unknown": (LEFT, "worker died, cause unknown", ["num_workers=0"]),
     "descriptors": ("RuntimeError: received 0 items of ancdata", "error", ["ulimit -n"]),
     "shared memory": (
