@@ -327,8 +327,7 @@ def _problem(item: ErrorDetails, name: object = "") -> str:
 
 
 def check_value(field: str, value: object, name: str = "") -> None:
-    """Refuse what a parameter can never be, whatever the others are; `name` stands in the
-    message."""
+    """Refuse a value that no parameter `field` can have; the message calls it `name`."""
     info = TrainConfig.model_fields[field]
     kind: Any = Annotated[info.annotation, field, *info.metadata]  # at least one annotation
     try:
@@ -342,9 +341,11 @@ def _conflict(config: TrainConfig) -> str:
     """Describe the first combination of values that no run can have; "" if there is none."""
     layers = len(config.num_neighbors)
     evaluated = config.eval_num_neighbors or ()
-    needs_valid = ["early_stopping"] * bool(config.early_stopping) + ["keep"] * (
-        config.keep == "best"
-    )
+    needs_valid = ""  # the parameter that compares valid accuracies
+    if config.keep == "best":
+        needs_valid = "keep"
+    if config.early_stopping:
+        needs_valid = "early_stopping"
     problems = [
         (
             not config.dataset.strip(),
@@ -366,8 +367,7 @@ def _conflict(config: TrainConfig) -> str:
         ),
         (
             needs_valid and "valid" not in config.eval_splits,
-            f"{', '.join(needs_valid[:1])}: expected 'valid' in eval_splits, got "
-            f"{list(config.eval_splits)}",
+            f"{needs_valid}: expected 'valid' in eval_splits, got {list(config.eval_splits)}",
         ),
         *_model_problems(config),
     ]

@@ -14,13 +14,13 @@ MARKS_VARIABLE = "OGBNLIB_TREES"
 # From `runs.sandbox` to the trainer, `training.child`.
 # the config of a run to resume, whose config.json is still the old one; also of a model to try out
 CONFIG_VARIABLE = "OGBNLIB_CONFIG"
-PROGRESS_VARIABLE = "OGBNLIB_PROGRESS"  # the kind of progress line, see `output.Live`
+PROGRESS_VARIABLE = "OGBNLIB_PROGRESS"  # the kind of progress line, see `display.Live`
 # the trial of the user's own model; written and read by `forecast.step_memory`
 STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"
 # process id of the parent that the child must not outlive; removed by `memory.signals`
 PARENT_VARIABLE = "OGBNLIB_PARENT"
 
-# From `graph.kernel_cache` to its children, whose TMPDIR may differ: the folder of the machine
+# From `kernel_cache` to its children, whose TMPDIR may differ: the folder of the machine
 # code, "" for none.
 KERNELS_VARIABLE = "OGBNLIB_KERNELS"
 

@@ -2,7 +2,7 @@
 
 numba's own cache watches the file that declares a kernel. Kernels call each other across files, so
 after a change of one file it loads old machine code for the callers in others. The cache is a set
-of pickles: whoever can write to the folder can run code in this process.
+of pickles: a user with write access to the folder can run code in this process.
 """
 
 import contextlib

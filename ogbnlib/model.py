@@ -1,8 +1,8 @@
-"""What config, forecast, trainer and predictions ask of a model. No torch.
+"""The facts about a model that config, forecast, trainer and predictions use; imports no torch.
 
 A model is one file of `training/models` with a class `Model`, derived from `SampledModel` or
 `PropagatedModel`; the file's name is the model's name. The class is used without an instance. Its
-methods import torch where they make layers, so that a forecast needs none.
+methods import torch only to make layers, so a forecast imports no torch.
 """
 
 import itertools

@@ -373,7 +373,7 @@ class Record:
             self._levels.setdefault(f"{event['event']} {epoch[1]}", []).append(held_bytes)
 
     def _end(self, event: Event, since_s: float) -> None:
-        # Growth over time is judged after loading. A repeated phase does not start that anew.
+        # Growth over time is judged after loading. A repeated phase does not begin a new judgement.
         if self._loads() and event["phase"] not in self._loaded:
             self._loaded.add(event["phase"])
             self._restart_floors(self.duration_s)

@@ -364,7 +364,7 @@ def _about(who: str, meaning: Meaning) -> str:
 
 
 def _line_of(match: re.Match[str]) -> str:
-    """The whole line of a match, its lines joined where it has several."""
+    """Return the whole line around a match; several lines are joined by blanks."""
     begin = match.string.rfind("\n", 0, match.start()) + 1
     rest = match.string[match.end() :].partition("\n")[0]
     return " ".join((match.string[begin : match.end()] + rest).split())

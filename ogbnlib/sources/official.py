@@ -105,7 +105,7 @@ def fetch(
 
 
 def _download(url: str, archive: Path, say: Callable[[str], object], progress: bool) -> None:
-    """Append what is missing of a file."""
+    """Append the missing bytes of a file."""
     have = 0
     if check_own(archive, stat.S_ISREG):
         have = archive.stat().st_size

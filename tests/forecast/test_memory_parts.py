@@ -1,4 +1,4 @@
-"""Promises of `sizes`, `step` and `draws`: each part has the size of the tensors that it names."""
+"""Promises of `memory_parts`, `step_memory` and `batches`: each part has the size of the tensors that it names."""
 
 import shutil
 from collections.abc import Sequence
