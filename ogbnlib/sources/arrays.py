@@ -19,9 +19,9 @@ from .labels import (
     check_num_classes,
     clean_labels,
     count_classes,
-    find_labels,
     refuse_several_labels,
 )
+from .leaks import refuse_leaks
 from .ogb import open_raw, write_layout
 from .source import Source
 
@@ -61,7 +61,7 @@ def from_arrays(
         for src, dst in zip(*(slices(row, chunk_edges) for row in edges), strict=True):
             yield src.astype(np.int64, copy=False), dst.astype(np.int64, copy=False)
 
-    source = Source(
+    return Source(
         name=name,
         num_nodes=num_nodes,
         num_edges=edges.shape[1],
@@ -72,13 +72,8 @@ def from_arrays(
         x_chunks=lambda: slices(features, rows),
         label_chunks=lambda: slices(labels, npz.CHUNK_BYTES // labels.itemsize),
         read_splits=lambda: dict(ids_of),
+        features_at="x",
     )
-    label_columns = find_labels(source.x_chunks, labels, num_features)
-    if label_columns is not None:
-        columns = label_columns.columns
-        place = f"x, column {', '.join(map(str, columns))} (from 0)"
-        label_columns.refuse(place, f"remove it: numpy.delete(x, {columns}, axis=1)")
-    return source
 
 
 def _check_label_shape(y: Array, num_nodes: int) -> None:
@@ -224,6 +219,7 @@ def write_raw(
                 f"got {years.dtype} [{len(years)}]"
             )
         source = replace(source, year_chunks=lambda: npz.slices(years, npz.CHUNK_BYTES // 8))
+    refuse_leaks(source)
     with new_folder(path) as folder:
         write_layout(folder, source)
     return open_raw(path)

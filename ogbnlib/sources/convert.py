@@ -31,6 +31,7 @@ from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from .files.layouts import is_tables
+from .leaks import refuse_leaks
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 from .source import Source
@@ -308,6 +309,7 @@ def convert(
     # int8: one more pass
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
+    refuse_leaks(source)
     made_of = {**source.origin, "num_nodes": source.num_nodes}
     with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:
         writer = StoreWriter(folder)

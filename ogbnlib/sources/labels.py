@@ -1,21 +1,17 @@
-"""Checks of labels from any source: their range, their number of classes, and features that repeat them."""
+"""Checks of labels from any source: their range and their number of classes."""
 
-import math
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from numbers import Integral
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
 from ..errors import InputError
 from ..graph.array_checks import from_one
-from ..graph.npz import Array, slices
+from ..graph.npz import Array
 from ..graph.store_format import label_dtype
 
 MAX_CLASSES = 2**24  # OGB's layout has float32 labels, exact up to this number
-
-
 NOT_CLASSES = "; labels are classes: make classes of numbers with numpy.digitize(values, bounds)"
 
 
@@ -44,96 +40,6 @@ def refuse_several_labels(
         f"{text} columns; {what} a node are not supported: "
         f"use one, such as {choose or f'{name}[:, 0]'}, and train a model for each"
     )
-
-
-_MOST_VALUES = 2**23  # values of classes x columns in memory at a time: 64 MB
-_CHANCE = math.log(0.05)
-
-
-class LabelColumns(NamedTuple):
-    """Columns of features [N, F] that hold nothing but the labels."""
-
-    columns: list[int]
-    equal: bool  # one column, the labels' own numbers
-    by_chance: bool  # so few labels that other columns could be the same
-
-    def refuse(self, place: str, remedy: str) -> None:
-        """Raise an `InputError` about the columns at `place`; if it may be chance, only warn."""
-        text = "the labels in other numbers"
-        if self.equal:
-            text = "equal to the labels"
-        elif len(self.columns) > 1:
-            text = f"together {text}"
-        text = f"{place}: {text}, on all labelled nodes"
-        if not self.by_chance:
-            raise InputError(f"{text}; training would see them; {remedy}")
-        print(f"{text}; so few that it may be chance; else {remedy}", file=sys.stderr)
-
-
-def _values_of_classes(
-    chunks: Iterable[Array], labels: Array, columns: Array, num_classes: int
-) -> tuple[Array, Array]:
-    """Return the columns that have one value in each class, and the values [C, columns], NaN for
-    classes without labels.
-
-    It stops reading when no column is left, mostly in the first chunk.
-    """
-    values = np.full((num_classes, len(columns)), np.nan)
-    begin = 0
-    for chunk in chunks:
-        own = labels[begin : begin + len(chunk)]
-        begin += len(chunk)
-        known = np.flatnonzero(own >= 0)
-        used, first, place = np.unique(own[known], return_index=True, return_inverse=True)
-        rows = chunk[known][:, columns]
-        before = values[used]
-        same = (rows == rows[first][place]).all(axis=0)
-        same &= (np.isnan(before) | (before == rows[first])).all(axis=0)
-        columns = columns[same]
-        values = values[:, same]
-        values[used] = rows[first][:, same]
-        if not len(columns):
-            break
-    return columns, values
-
-
-def find_labels(
-    open_chunks: Callable[[], Iterable[Array]], labels: Array, num_features: int
-) -> LabelColumns | None:
-    """Return the columns of features that are the labels of all labelled nodes in the same or in
-    other numbers.
-
-    That is a column with one value for each class and another one for each other class, or several
-    such as one-hot ones, which are so together. A column that several classes share is an
-    attribute and stays.
-    """
-    classes = np.unique(labels[labels >= 0])
-    num_classes = int(labels.max(initial=-1)) + 1
-    step = max(1, _MOST_VALUES // max(1, num_classes))
-    candidates: list[int] = []
-    parts = [np.empty((len(classes), 0))]
-    for part in slices(np.arange(num_features), step):
-        columns, values = _values_of_classes(open_chunks(), labels, part, num_classes)
-        varies = (values[classes] != values[classes[:1]]).any(axis=0)
-        candidates += columns[varies].tolist()
-        parts.append(values[classes][:, varies])
-    values = np.concatenate(parts, axis=1)
-    alone = [i for i in range(len(candidates)) if len(np.unique(values[:, i])) == len(classes)]
-    if not alone and (not candidates or len(np.unique(values, axis=0)) < len(classes)):
-        return None
-    equal = [i for i in alone if (values[:, i] == classes).all()]
-    chosen = equal[:1] or alone[:1] or range(len(candidates))
-    chance = _log_chance(labels, len(chosen), num_features, bool(equal))
-    return LabelColumns([candidates[i] for i in chosen], bool(equal), chance > _CHANCE)
-
-
-def _log_chance(labels: Array, count: int, num_features: int, equal: bool) -> float:
-    """Return the logarithm of a bound of the chance that any `count` of the columns split the
-    nodes as the classes do, if their values were shuffled."""
-    sizes = np.unique(labels[labels >= 0], return_counts=True)[1]
-    arrangements = math.lgamma(sizes.sum() + 1) - sum(math.lgamma(size + 1) for size in sizes)
-    namings = 0.0 if equal else math.lgamma(len(sizes) + 1)
-    return count * math.log(num_features) + namings - arrangements
 
 
 def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) -> Array:

@@ -96,7 +96,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     return Source(
         path=path, name=str(meta.get("name", path.resolve().name)), num_nodes=layout.x.shape[0],
         num_edges=layout.edges.shape[1], num_features=layout.x.shape[1], num_classes=num_classes,
-        stamps=stamps, edge_chunks=layout.edge_chunks, x_chunks=layout.x_chunks,
+        stamps=stamps, features_at=layout.x.where, edge_chunks=layout.edge_chunks, x_chunks=layout.x_chunks,
         label_chunks=lambda: layout.label_chunks(num_classes),
         read_splits=lambda: _read_split_files(split_folder(path), layout.x.shape[0]),
         feature_dtype=np.dtype(np.float16 if layout.x.dtype.itemsize == 2 else np.float32),

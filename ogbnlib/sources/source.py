@@ -1,7 +1,7 @@
 """A `Source` is anything that can be written as a store or in OGB's layout, such as arrays in
 RAM."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ class Source:
         label_names: the names of the classes, UTF-8 bytes [C]; None if labels were numbers.
         year_chunks: yields years int64 [n]; None if the nodes have none. Only OGB's layout has
             them.
+        features_at: where the features are, for messages.
+        feature_names: the name of each feature, [] if they have none.
         path: the data's folder; None for data in RAM.
         stamps: the files that are read, with their `stamp` at opening, by the names that the
             store's origin has.
@@ -53,6 +55,8 @@ class Source:
     )
     label_names: Array | None = field(default=None, repr=False)
     year_chunks: Callable[[], Iterator[Array]] | None = field(default=None, repr=False)
+    features_at: str = "features"
+    feature_names: Sequence[str] = ()
     path: Path | None = None
     stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
     generated: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -9,7 +9,6 @@ import pyarrow.compute as pc
 
 from ...errors import InputError
 from ...graph.npz import CHUNK_BYTES, Array, load, slices
-from ..labels import find_labels
 from .columns import Columns, Nodes, Piece, numbers, option
 
 _FEW = 20  # in fewer rows, distinct whole numbers may be a feature by chance
@@ -103,16 +102,7 @@ class Features:
             else:
                 yield np.stack([_feature(piece) for piece in pieces], axis=1)
 
-    def refuse_labels(self, nodes: Nodes, labels: Array) -> None:
-        """Refuse columns that hold nothing but the labels."""
-        label_columns = find_labels(lambda: self.chunks(nodes), labels, self.width)
-        if label_columns is None:
-            return
-        if self.columns and not self._list:
-            names = [self.columns[column] for column in label_columns.columns]
-            place = f"column {', '.join(map(repr, names))}"
-            remedy = f"leave it out: {option('--leave-out', *names)}"
-        else:
-            place = f"column {', '.join(map(str, label_columns.columns))} (from 0)"
-            remedy = f"remove it: numpy.delete(features, {label_columns.columns}, axis=1)"
-        label_columns.refuse(f"{self.file}, {place}", remedy)
+    @property
+    def names(self) -> list[str]:
+        """The name of each feature; [] in an array or a column of lists."""
+        return [] if self._list else self.columns

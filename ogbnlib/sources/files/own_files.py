@@ -256,8 +256,6 @@ def _read(
         label = columns["labels"].all("label")[0]
         _refuse_unused_ids(columns["labels"], nodes, "--label-columns", label)
         labels, num_classes, class_names = read_labels(columns["labels"], nodes, num_classes)
-        if features is not None:
-            features.refuse_labels(nodes, labels)
     splits = _read_all_splits(paths, columns, nodes, problems)
     problems.refuse()
     dtype = stored_dtype(paths.get("features"))
@@ -285,4 +283,6 @@ def _read(
         read_splits=lambda: dict(splits),
         node_names=nodes.chunks,
         label_names=class_names,
+        features_at=str(paths.get("features", "features")),
+        feature_names=[] if features is None else features.names,
     )

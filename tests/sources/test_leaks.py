@@ -1,0 +1,125 @@
+"""Features that tell the labels or the splits, in every kind of source."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from ogbnlib import convert
+from ogbnlib.errors import InputError
+from ogbnlib.sources.arrays import from_arrays
+from ogbnlib.sources.leaks import LabelColumns, find_labels, find_splits, refuse_leaks
+from ogbnlib.sources.ogb import open_raw, write_layout
+from ogbnlib.sources.source import Source
+
+NODES = 900
+SPLITS = {
+    "train": np.arange(0, NODES, 3),
+    "valid": np.arange(1, NODES, 3),
+    "test": np.arange(2, NODES - 90, 3),
+}
+
+
+def source(x: Any = None, **changed: Any) -> Source:
+    rng = np.random.default_rng(0)
+    if x is None:
+        x = rng.normal(size=(NODES, 3))
+    y = rng.integers(0, 5, NODES)
+    arrays = {"y": y, "splits": SPLITS, **changed}
+    return from_arrays("own", rng.integers(0, NODES, (2, 4000)), x, arrays["y"], arrays["splits"])
+
+
+def member(split: str) -> np.ndarray[Any, Any]:
+    """Ones at the nodes of a split."""
+    return np.isin(np.arange(NODES), SPLITS[split]).astype(np.float32)
+
+
+def with_column(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.insert(np.random.default_rng(1).normal(size=(NODES, 3)), 1, column, axis=1)
+
+
+def test_the_comparison_with_the_labels_reads_no_more_than_it_needs() -> None:
+    y = np.random.default_rng(0).integers(0, 5, NODES)
+    read = []
+
+    def found(x: np.ndarray[Any, Any]) -> LabelColumns | None:
+        def chunks() -> Iterator[np.ndarray[Any, Any]]:
+            for begin in range(0, NODES, 70):  # labels come in other pieces
+                read.append(begin)
+                yield x[begin : begin + 70]
+
+        labels = [y[:100], y[100:110], y[110:]]
+        own = replace(source(x, y=y), x_chunks=chunks, label_chunks=lambda: iter(labels))
+        return find_labels(own, np.bincount(y))
+
+    x = np.random.default_rng(1).normal(size=(NODES, 3))
+    assert found(x) is None
+    assert read == [0]
+    x[:, 1] = 7 - y
+    assert found(x) == LabelColumns([1], equal=False, by_chance=False)
+    x[NODES - 1, 1] = 0.5  # the last node differs
+    assert found(x) is None
+
+
+def test_masks_folds_and_numbers_of_splits_are_no_features() -> None:
+    fold = 3 * member("valid") + 7 * member("test")
+    for column in (member("train"), 1 - member("valid"), member("test"), fold):
+        assert find_splits(source(with_column(column))) == [1]
+    several = np.stack([member(split) for split in SPLITS], axis=1)
+    assert find_splits(source(several)) == [0, 1, 2]
+    year = np.where(member("train") > 0, np.arange(NODES) % 7, 9)  # 7 years are trained on
+    changed = member("train")
+    changed[0] = 0  # one node differs
+    for column in (year, changed, np.ones(NODES)):
+        assert find_splits(source(with_column(column))) == []
+
+
+def test_a_word_of_the_only_node_of_a_small_split_may_be_chance() -> None:
+    x = np.zeros((NODES, 200))
+    x[5, 17] = 1
+    splits = {"train": np.arange(5), "valid": [7], "test": [5]}
+    assert find_splits(source(x, splits=splits)) == []
+
+
+@pytest.mark.parametrize("name", ["train", "Train", "val", "in_train", "partition", "subset"])
+def test_the_column_of_a_split_is_refused_whatever_its_name(tmp_path: Path, name: str) -> None:
+    g = source()
+    edges = np.concatenate([np.stack(pair) for pair in g.edge_chunks(10_000)], axis=1)
+    folder = tmp_path / "own"
+    folder.mkdir()
+    pd.DataFrame(edges.T, columns=["source", "target"]).to_csv(folder / "edges.csv", index=False)
+    features = pd.DataFrame(next(g.x_chunks()), columns=["a", "b", "c"])
+    features.insert(1, name, member("train").astype(int))
+    features.to_csv(folder / "features.csv", index=False)
+    labels = np.concatenate([*g.label_chunks()])
+    pd.DataFrame({"label": labels}).to_csv(folder / "labels.csv", index=False)
+    for split, ids in SPLITS.items():
+        pd.DataFrame({"node": ids}).to_csv(folder / f"{split}.csv", index=False)
+    sentence = (
+        rf"features.csv, column '{name}': one value for all nodes of a split.*--leave-out {name}"
+    )
+    with pytest.raises(InputError, match=sentence):
+        convert(folder, tmp_path / "store", progress=False)
+    assert not (tmp_path / "store").exists()
+    from ogbnlib.sources.files.own_files import open_tables
+
+    left = convert(open_tables(folder, leave_out=[name]), tmp_path / "store", progress=False)
+    assert left.num_features == 3
+
+
+@pytest.mark.parametrize("hidden", ["labels", "split"])
+def test_the_raw_files_of_others_are_compared_too(tmp_path: Path, hidden: str) -> None:
+    y = np.random.default_rng(3).integers(0, 5, NODES)
+    column = y + 1.0 if hidden == "labels" else member("test")
+    folder = tmp_path / "raw"
+    folder.mkdir()
+    write_layout(folder, source(with_column(column), y=y))
+    with pytest.raises(InputError, match=r"node_feat, column 1 \(from 0\): .*numpy.delete"):
+        refuse_leaks(open_raw(folder))
+    with pytest.raises(InputError, match="node_feat, column 1"):
+        convert(folder, tmp_path / "store", progress=False)
+    assert not (tmp_path / "store").exists()
