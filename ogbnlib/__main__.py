@@ -26,9 +26,6 @@ from .files import home
 if TYPE_CHECKING:
     from .runs.folder import Run
 
-if TYPE_CHECKING:
-    from .runs.folder import Run
-
 _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands that only print
 
 

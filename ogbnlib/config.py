@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import os
-import textwrap
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -199,12 +198,9 @@ class TrainConfig(_Parameters):
     def restore(cls, values: Mapping[str, object]) -> Self:
         """A config from saved values; parameters of 0.2.0 that are gone are ignored with a
         warning."""
-        removed = sorted(values.keys() & p.REMOVED)
-        if removed:
-            warnings.warn(
-                f"{', '.join(removed)}: ignored, this version has no such parameter", stacklevel=2
-            )
-        return cls.create({name: value for name, value in values.items() if name not in removed})
+        if "sampling" in values:
+            warnings.warn("sampling: ignored, this version has no such parameter", stacklevel=2)
+        return cls.create({name: value for name, value in values.items() if name != "sampling"})
 
     def replace(self, **changes: object) -> Self:
         """A new config with some values changed, validated like a new one."""
@@ -433,26 +429,15 @@ def parameters() -> dict[str, str]:
     return meanings
 
 
-_meanings = dict(zip(TrainConfig.model_fields, parameters().items(), strict=True))
-
-
-class _Explained(inspect.Parameter):
-    """A parameter of `TrainConfig.create` below its meaning, as Shift-TAB and help() show it."""
-
-    def __str__(self) -> str:
-        title, text = _meanings[self.name]
-        return (
-            "\n"
-            + textwrap.fill(text, 100, initial_indent="    # ", subsequent_indent="    # ")
-            + f"\n    {title}"
-        )
-
-
-_fields = inspect.signature(_Parameters).parameters.values()
-_shown = [_Explained(one.name, one.kind, default=one.default) for one in _fields]
-TrainConfig.create.__func__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY), *_shown]
+# For TAB, Shift-TAB and help().
+_create: Any = TrainConfig.create.__func__  # type: ignore[attr-defined]
+_create.__signature__ = inspect.Signature(
+    [
+        inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY),
+        *inspect.signature(_Parameters).parameters.values(),
+    ]
 )
+_create.__doc__ += "".join(f"\n\n{name}\n    {text}" for name, text in parameters().items())
 # Its public place. TAB would first read the source of pydantic and typing, for 3 s, if jedi looked
 # for its class here.
 TrainConfig.__module__ = "ogbnlib"

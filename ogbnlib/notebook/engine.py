@@ -16,7 +16,6 @@ import click
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import InputError, explained, parse_bytes, unknown_name
-from ..parameters import check_numbers
 
 
 class ParameterError(click.ClickException, InputError):
@@ -53,18 +52,28 @@ class _Engine:
 Engine = _Engine()
 
 
+# YAML 1.1's other numbers: 010 is 8, 0x10 is 16, 1_000 is 1000, and 1:30 is 90.
+_NOT_DECIMAL = re.compile(r"[-+]?(0[0-7_]+|0[bx][\da-fA-F_]+|\d[\d.]*[_:][\d_:.]*)")
+
+
 def _check_yaml() -> None:
     """Refuse numbers in papermill's -f and -y that `--set` would read in another way."""
+    import yaml
+
     context = click.get_current_context(silent=True)
     options = context.params if context else {}
-    try:
-        for file in options.get("parameters_file") or ():
-            if Path(file).is_file():  # else papermill has read it from elsewhere
-                check_numbers(Path(file).read_text(encoding="utf-8"), file)
-        for text in options.get("parameters_yaml") or ():
-            check_numbers(text, "-y")
-    except InputError as error:
-        raise ParameterError(str(error)) from None
+    texts = [("-y", text) for text in options.get("parameters_yaml") or ()]
+    for file in filter(os.path.isfile, options.get("parameters_file") or ()):
+        texts.append((file, Path(file).read_text(encoding="utf-8")))
+    for place, text in texts:
+        for event in yaml.parse(text, yaml.SafeLoader):
+            is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
+            if is_plain and _NOT_DECIMAL.fullmatch(event.value):
+                value = yaml.safe_load(event.value)
+                raise ParameterError(
+                    f"{place}: expected decimal numbers, found {event.value}, which YAML takes for "
+                    f"{value}"
+                )
 
 
 def _in_one_line(kind: type[BaseException], error: BaseException, trace: Any) -> None:

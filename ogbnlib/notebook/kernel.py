@@ -138,7 +138,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         code = max(status, 1)  # an exit with 0 in mid-notebook is an error, too
         if status < 0:  # -N of Popen is signal N, 128 + N of a shell
             code = 128 - status
-        _, cause, remedy = meaning_of(code)
+        _, cause, remedy, *_ = meaning_of(code)
         before = self._kills_before
         after = self._kills()
         if status == 0:

@@ -158,36 +158,33 @@ class _Job:
 
     def _by_code(self, code: str) -> Meaning:
         meaning = meaning_of(code, foreign=not self.is_ours)
-        sentence = meaning.text
-        if ":" not in code:
-            sentence += f" (exit code {code})"
         # The job scripts put such a job back into the queue, unless they or Slurm refused to.
         if meaning.cause == "stopped at a checkpoint":
             reasons = re.findall(r"^ogbnlib: .*?(not requeued.*)$", self.log, re.MULTILINE)
             why = "".join(f": {reason}" for reason in reasons[-1:])
-            sentence = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{why}"
-            remedy = f"{self.resume}; {RESTARTS_VARIABLE} bounds how often a job requeues itself"
-            return Meaning(meaning.cause, sentence, remedy)
+            return meaning._replace(
+                text=f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{why}",
+                remedy=f"{self.resume}; {RESTARTS_VARIABLE} bounds how often a job requeues itself",
+            )
         # The result of the job's run says more than the code. Without one, or where torchrun reports
         # another rank that failed first, the log decides.
         explained = self._is_end_of_run(code)
-        failed = code != "0" and self.rank
         finding = None
-        if failed or (meaning.cause in OPEN_CAUSES and not explained):
+        if (code != "0" and self.rank) or (meaning.cause in OPEN_CAUSES and not explained):
             finding = find(self.log, foreign=not self.is_ours)
         if finding:
             if self.rank:
                 code = code_key(self.rank["code"])
-            return Meaning(
-                finding.cause, f"failed: {finding.text} (exit code {code})", finding.remedy
-            )
+            return finding._replace(text=f"failed: {finding.text} (exit code {code})")
         if self.diagnosis and explained:
             outcome = "as its run did"
             if code == "0":
                 outcome = "with exit code 0, but its run did not finish"
             sentence = f"ended {outcome} (exit code {self.run_code})"
             return Meaning(self.diagnosis.cause, sentence, self.diagnosis.remedy)
-        return meaning._replace(text=sentence)
+        if ":" in code:
+            return meaning
+        return meaning._replace(text=f"{meaning.text} (exit code {code})")
 
     def _is_end_of_run(self, code: str) -> bool:
         """Whether the end of the job's run explains the exit code of the job."""
@@ -201,65 +198,59 @@ class _Job:
 
     def _with_resumption(self, meaning: Meaning) -> Meaning:
         """The remedy with the command that resumes the run in another job."""
-        cause, text, remedy = meaning
+        remedy = meaning.remedy
         # The remedies of `exit_codes` name the call; in a job it is another `sbatch`.
-        is_resumable = self.resume.startswith("go on")
+        killed = ("SIGKILL, cause unknown", "worker died, cause unknown")
         if "resume" in remedy and "sbatch" not in remedy:
             remedy = self.resume
-            if cause == "diverged":
+            if meaning.cause == "diverged":
                 remedy += ", with a smaller lr=..."
-        elif is_resumable and cause in ("SIGKILL, cause unknown", "worker died, cause unknown"):
+        elif self.resume.startswith("go on") and meaning.cause in killed:
             remedy = f"{remedy}; then {self.resume}"
         if self.log_path and not (self.run and self.run.paths.output.is_file()):
             remedy = remedy.replace("output.log", str(self.log_path))  # torchrun leaves none
-        return Meaning(cause, text, remedy)
+        return meaning._replace(remedy=remedy)
 
     def _short_limit(self) -> Meaning | None:
         """The end of a job whose time limit is not longer than the lead of its --signal: it is told
         to stop as soon as it starts."""
         limit_s = _seconds(self.row.get("Timelimit", ""))
-        if limit_s is None:
+        was_told = self.run_code == STOPPED or code_key(self.pair) in (str(STOPPED), "138")
+        lead_s = _lead_s(self.job_id, self.row) if was_told and limit_s else 0
+        if not lead_s or lead_s + 60 < limit_s:  # Slurm sends the signal up to 60 s early
             return None
-        if self.run_code != STOPPED and code_key(self.pair) not in (str(STOPPED), "138"):
-            return None
-        lead_s = _lead_s(self.job_id, self.row)
-        if lead_s == 0 or lead_s + 60 < limit_s:  # Slurm sends the signal up to 60 s early
-            return None
-        sentence = f"was told to stop as soon as it started: its --signal comes {lead_s} s before "
-        sentence += f"the end, and its time limit is {self.row['Timelimit']}"
+        sentence = (
+            f"was told to stop as soon as it started: its --signal comes {lead_s} s before the "
+            f"end, and its time limit is {self.row['Timelimit']}"
+        )
         return Meaning("time limit", sentence, f"give sbatch a --time well above it; {self.resume}")
 
     def diagnose(self, asked: list[str]) -> JobDiagnosis:
-        cause, sentence, remedy = self.end()
-        text = f"Job {self.job_id} {sentence.rstrip('.')}."
+        end = self.end()
+        text = f"Job {self.job_id} {end.text.rstrip('.')}."
         if self.run and self.diagnosis and self.rank:
             # the end of rank 0, which writes the run's result, is a consequence
             text += f" Its run {self.run.run_dir} was in phase '{self.diagnosis.phase}'."
         elif self.run and self.diagnosis:
             story = self.diagnosis.text.removesuffix(f" Next: {self.diagnosis.remedy}.")
             text += f" Its run {self.run.run_dir}: {story}"
-        elif self.words and cause not in ("pending", "held", "never starts", "finished"):
+        elif self.words and end.cause not in ("pending", "held", "never starts", "finished"):
             words = last_words(self.log) or self.words[-1]
             text += f" The last words in {self.log_path}: {words.rstrip('.')}."
-        if remedy:
-            text += f" Next: {remedy}."
+        if end.remedy:
+            text += f" Next: {end.remedy}."
         if not self.row:
             text += f" This is from files alone: {'; '.join(asked)}."
-        sources = [*asked] if self.row else []
-        if self.words:
-            sources.append(str(self.log_path))
-        run_dir = None
-        if self.run:
-            run_dir = str(self.run.run_dir)
-            sources.append(run_dir)
+        run_dir = str(self.run.run_dir) if self.run else None
+        files = [str(self.log_path) if self.words else "", run_dir or ""]
         return JobDiagnosis(
             self.job_id,
             text,
-            cause,
+            end.cause,
             self.row.get("State"),
             self.pair or None,
-            remedy,
-            sources,
+            end.remedy,
+            [*(asked if self.row else []), *filter(None, files)],
             self.steps,
             run_dir,
             self.diagnosis,
@@ -286,24 +277,22 @@ def _end_in_job(run: Run, job_id: str) -> tuple[int | None, Diagnosis | None]:
     A later job may have gone on with the run, and its result is then no fact about this job.
     """
     starts = [event for event in run.events if event["event"] == "start"]
-    if not any(event.get("slurm_job") for event in starts):  # of an earlier version
-        return run.exit_code, run.diagnosis
     own = [i for i, event in enumerate(starts) if event.get("slurm_job") == job_id]
+    names_jobs = any(event.get("slurm_job") for event in starts)
+    if own[-1:] == [len(starts) - 1] or not names_jobs:
+        return run.exit_code, run.diagnosis
     if not own:
         return None, None
-    if own[-1] == len(starts) - 1:
-        return run.exit_code, run.diagnosis
     result = Result.model_validate(starts[own[-1] + 1].get("previous") or {})
     return result.exit_code, result.diagnosis
 
 
-def _seconds(text: str) -> int | None:
-    """Seconds of Slurm's [DAYS-]HOURS:MINUTES:SECONDS; None for a word such as UNLIMITED."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+def _seconds(text: str) -> float:
+    """Seconds of Slurm's [DAYS-]HOURS:MINUTES:SECONDS; 0 for a word such as UNLIMITED."""
+    import pandas as pd
+
+    span = pd.to_timedelta(text.replace("-", " days "), errors="coerce")
+    return 0.0 if span is pd.NaT else float(span.total_seconds())
 
 
 def _lead_s(job_id: str, row: dict[str, str]) -> int:
