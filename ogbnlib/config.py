@@ -285,11 +285,6 @@ class TrainConfig(_Parameters):
             split in self.splits_to_evaluate(self.epochs)
         )
 
-    @classmethod
-    def may_change(cls, names: Iterable[str]) -> bool:
-        """Whether a resumed run may change all of these parameters."""
-        return all(_resume_rule(name) is not None for name in names)
-
     def changes(self, before: Mapping[str, object]) -> tuple[list[str], list[str]]:
         """Compare with the values of the run to resume: changes to refuse, and sentences about
         allowed ones."""
@@ -298,7 +293,7 @@ class TrainConfig(_Parameters):
         for name, value in self.model_dump(mode="json").items():
             if before.get(name, value) == value:
                 continue
-            rule = _resume_rule(name)
+            rule = resume_rule(name)
             if rule is None:
                 refused.append(f"{name} was {before[name]!r}, now {value!r}")
             elif rule.note is not None:
@@ -306,7 +301,7 @@ class TrainConfig(_Parameters):
         return refused, notes
 
 
-def _resume_rule(name: str) -> Resume | None:
+def resume_rule(name: str) -> Resume | None:
     """The mark of a parameter that a resumed run may change; None if it may not."""
     marks = TrainConfig.model_fields[name].metadata
     return next((item for item in marks if isinstance(item, Resume)), None)

@@ -115,10 +115,6 @@ def _fan_out(value: int) -> int:
     return value
 
 
-def _one_for_all_hops(value: object) -> object:
-    return [value] if type(value) is int else value
-
-
 def _size(value: object) -> object:
     try:
         return None if value is None else parse_bytes(value, "size")
@@ -212,7 +208,7 @@ FanOut = Annotated[tuple[Neighbors, ...], BeforeValidator(_list), Field(min_leng
 EvalFanOut = Annotated[
     tuple[Neighbors, ...] | None,
     BeforeValidator(_list),
-    BeforeValidator(_one_for_all_hops),
+    BeforeValidator(lambda value: [value] if type(value) is int else value),
     BeforeValidator(no_value),
 ]
 Split = Annotated[Literal["valid", "test"], BeforeValidator(split_name)]

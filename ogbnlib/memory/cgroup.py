@@ -109,11 +109,6 @@ class Cgroup:
         return [int(word) for word in (read_whole(f"{self.path}/cgroup.procs") or b"").split()]
 
 
-def _unescaped(field: str) -> str:
-    """A path in /proc/self/mountinfo, where a blank is `\\040` (proc(5))."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
-
-
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
     """Memory cgroup of a process and its mount point; None if no memory controller is mounted."""
     inside: dict[int, str] = {}  # version -> path of the process's cgroup
@@ -142,7 +137,11 @@ def _mounts() -> Iterator[tuple[int, str, Path]]:
     for line in os.fsdecode(read_whole("/proc/self/mountinfo") or b"").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        root, mount = map(_unescaped, before.split()[3:5])
+        # where a blank is `\040` (proc(5))
+        root, mount = (
+            re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+            for field in before.split()[3:5]
+        )
         if kind == "cgroup2":
             yield 2, root, Path(mount)
         elif kind == "cgroup" and "memory" in options.split()[-1].split(","):

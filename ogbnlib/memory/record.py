@@ -46,8 +46,11 @@ Event = dict[str, Any]
 # Kinds with the fields that readers rely on; other kinds and fields are kept as they are. "part":
 # named memory that the run now uses (0 bytes: given back). "resumed": data set and checkpoint were
 # accepted.
-_NEEDED = {"begin": ["phase"], "end": ["phase"], "mark": ["name"], "part": ["name", "bytes"]}
-_NEEDED |= {
+_NEEDED = {
+    "begin": ["phase"],
+    "end": ["phase"],
+    "mark": ["name"],
+    "part": ["name", "bytes"],
     "cuda": ["allocated_bytes"],
     "cuda_oom": ["message"],
     "rank ended": ["rank", "exit_code"],
@@ -133,34 +136,19 @@ class Growth:
         ones."""
         stride = len(levels) // 200 + 1
         sizes = levels[::stride] or [0]
-        late = sizes[len(sizes) // 3 :]
-        slope, verdict = _judge(late)
+        slope, verdict, has_grown = _judge(sizes[len(sizes) // 3 :])
         if len(levels) < 5:
             verdict = "too few epochs"
-        return cls(
-            verdict,
-            slope / stride,
-            len(levels),
-            sizes[0],
-            sizes[-1],
-            has_grown=_has_grown(late),
-        )
+        return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1], has_grown=has_grown)
 
     @classmethod
     def over_time(cls, floors: Sequence[int], step_s: float) -> Self:
         """Judge by the minimum of each of some equal time spans, which leaves out what one batch
         needs for a while."""
         late = floors[len(floors) // 3 :]
-        slope, verdict = _judge(late)
-        return cls(
-            verdict,
-            slope * 60 / step_s,
-            0,
-            late[0],
-            late[-1],
-            len(late) * step_s,
-            _has_grown(late),
-        )
+        slope, verdict, has_grown = _judge(late)
+        over_s = len(late) * step_s
+        return cls(verdict, slope * 60 / step_s, 0, late[0], late[-1], over_s, has_grown)
 
     def __str__(self) -> str:
         over = f"{self.epochs} epochs" if self.over_s is None else f"{self.over_s:.0f} s"
@@ -175,23 +163,19 @@ class Growth:
         return f"Over {over} memory {self.verdict}, {ends}."
 
 
-def _judge(late: Sequence[int]) -> tuple[float, str]:
-    """Return the slope, and the verdict of `Growth`."""
+def _judge(late: Sequence[int]) -> tuple[float, str, bool]:
+    """Return the slope, the verdict and `has_grown` of `Growth`."""
     slope, climbs = _climb(late)
+    has_grown = late[-1] > 1.25 * max(late[: max(1, len(late) // 4)]) + 8 * MB
     if climbs:
-        return slope, "climbs"
+        return slope, "climbs", has_grown
     half = len(late) // 2
     before = late[:half] or [0]
     after = late[half:]
     # Both extremes, because those of memory that comes and goes stay where they are.
-    rises = all(end(after) > 1.05 * end(before) + 8 * MB for end in (min, max))
+    rises = half and all(end(after) > 1.05 * end(before) + 8 * MB for end in (min, max))
     is_flat = max(after) <= 1.05 * min(after) + 8 * MB
-    return slope, "grows" if rises and half and not is_flat else "levels off"
-
-
-def _has_grown(late: Sequence[int]) -> bool:
-    beginning = late[: max(1, len(late) // 4)]
-    return late[-1] > 1.25 * max(beginning) + 8 * MB
+    return slope, "grows" if rises and not is_flat else "levels off", has_grown
 
 
 def _climb(late: Sequence[int]) -> tuple[float, bool]:
@@ -224,7 +208,7 @@ LOADING = re.compile(
 
 
 @dataclass(frozen=True)
-class Processes:
+class _Processes:
     """Numbers of processes of a run, at first and at most, and the memory of each at that moment."""
 
     first: int
@@ -264,7 +248,7 @@ class Record:
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
         # processes of the first sample, and of the one with the most of them and its memory
-        self._processes: Processes | None = None
+        self._processes: _Processes | None = None
         self._began_s = began_s
         self._loaded = set[str]()  # names of the phases of loading that have ended
         # a loop may have both phases and marks in each epoch
@@ -314,7 +298,7 @@ class Record:
         return Growth.of(levels) if self._levels else None
 
     @property
-    def processes(self) -> Processes | None:
+    def processes(self) -> _Processes | None:
         """The processes of the run, if they were more than one more than at first."""
         processes = self._processes
         return processes if processes and processes.most > processes.first + 1 else None
@@ -394,15 +378,19 @@ class Record:
             self._began_s = time_s
         self.duration_s = time_s - self._began_s
         self._num_processes = reading.num_processes
-        sizes = {name: size for name, size in vars(reading).items() if size is not None}
-        for name in ("num_processes", "cgroup_limit_bytes"):
-            sizes.pop(name, None)
+        others = ("num_processes", "cgroup_limit_bytes")
+        sizes = {
+            name: size
+            for name, size in vars(reading).items()
+            if size is not None and name not in others
+        }
         if reading.rss_anon_bytes is not None:
             sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)
             sizes["anon_shmem_bytes"] = reading.rss_sum_bytes
         if reading.cgroup_anon_bytes is not None:
-            shmem_bytes = reading.cgroup_shmem_bytes or 0
-            sizes["cgroup_anon_shmem_bytes"] = reading.cgroup_anon_bytes + shmem_bytes
+            sizes["cgroup_anon_shmem_bytes"] = reading.cgroup_anon_bytes + (
+                reading.cgroup_shmem_bytes or 0
+            )
         parts = reading.held()
         if parts is not None:
             anon, shmem, file = parts
@@ -412,9 +400,9 @@ class Record:
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
             number = reading.num_processes or 1
-            before = self._processes or Processes(number, 0, 0)
+            before = self._processes or _Processes(number, 0, 0)
             if number > before.most:
-                self._processes = Processes(before.first, number, size // number)
+                self._processes = _Processes(before.first, number, size // number)
             if not self._loads():
                 self._add_floor(size)
         for name, size in sizes.items():

@@ -169,8 +169,8 @@ def _out_of_range(name: str, value: object, default: object, defaults: str) -> s
     try:
         for field in fields:
             check_value(field, value, name)
-        if value != "auto" and _is_size(name, default):
-            _check_sizes(name, value)
+        if value != "auto":
+            _check_sizes(name, value, default)
     except InputError as error:
         return str(error)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -185,21 +185,13 @@ def _out_of_range(name: str, value: object, default: object, defaults: str) -> s
     return ""
 
 
-def _is_size(name: str, default: object) -> bool:
-    """Whether a parameter is a size or a list of sizes, by its name or its default."""
-    if name.endswith("_limit"):
-        return True
-    with contextlib.suppress(InputError):
-        return [parse_bytes(size) for size in _listed(default)] != []
-    return False
-
-
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
-
-
-def _check_sizes(name: str, sizes: object) -> None:
-    for size in _listed(sizes):
+def _check_sizes(name: str, value: object, default: object) -> None:
+    """Refuse what is no size, in a parameter that is one or a list of them by its name or default."""
+    texts = default if isinstance(default, list) else [default]
+    are_sizes = [isinstance(text, str) and re.fullmatch(r"[\d.]+ [KMGT]B", text) for text in texts]
+    if not name.endswith("_limit") and not (texts and all(are_sizes)):
+        return
+    for size in value if isinstance(value, list) else [value]:
         size_bytes = parse_bytes(size, name)
         if name == "memory_limit":
             from ..runs.sandbox import check_trainer_limit

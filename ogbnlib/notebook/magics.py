@@ -40,7 +40,7 @@ class CellFailed(RuntimeError):
 def load_ipython_extension(shell: Any) -> None:
     """Register the magics; IPython calls this for `%load_ext ogbnlib`."""
     if _as_line_magic not in shell.input_transformers_cleanup:  # else it is %reload_ext
-        magics = Magics(shell)
+        magics = _Magics(shell)
         shell.register_magic_function(magics.memory, "line_cell", "memory")
         shell.register_magic_function(magics.memory_limit, "cell", "memory_limit")
         shell.input_transformers_cleanup.append(_as_line_magic)
@@ -57,7 +57,7 @@ def _as_line_magic(lines: list[str]) -> list[str]:
     return [lines[0].replace("%%", "%", 1), *cell_magic(lines[1:])]
 
 
-class Magics:
+class _Magics:
     """The two magics of a shell."""
 
     def __init__(self, shell: Any):
@@ -303,7 +303,7 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
     return shell
 
 
-def main(folder: Path) -> int:
+def _main(folder: Path) -> int:
     """In the child process unpickle the inputs, run the cell, pickle the outputs; return the exit
     code."""
     job = pickle.loads((folder / "job").read_bytes())
@@ -342,4 +342,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(_main(Path(sys.argv[1])))

@@ -34,13 +34,6 @@ from .folder import Run
 _TORN_FILES = ".*.part"  # left by a kill of files that are written whole or not at all
 
 
-def slurm_job() -> str | None:
-    """The Slurm job that this process is of, with _TASK in an array; None outside of a job."""
-    if "SLURM_ARRAY_TASK_ID" in os.environ:
-        return "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format(**os.environ)
-    return os.environ.get("SLURM_JOB_ID")
-
-
 @contextlib.contextmanager
 def open_run_dir(
     config: TrainConfig | None, run_dir: Path, *, resume: bool
@@ -148,7 +141,9 @@ class Attempt:
         ended_s = max((event["time_s"] for event in before.events), default=0.0)
         started = clock.begin(ended_s)
         self._high = high_events()
-        self._job = slurm_job()
+        self._job = os.environ.get("SLURM_JOB_ID")
+        if "SLURM_ARRAY_TASK_ID" in os.environ:
+            self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format(**os.environ)
         self.recorder.log.mark(
             "start",
             **info,

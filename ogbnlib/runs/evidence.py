@@ -334,7 +334,7 @@ def _first(clues: Iterable[Clue], text: str) -> Meaning | None:
 
 def _finding(clue: Clue, match: re.Match[str]) -> Meaning:
     groups = {name: value for name, value in match.groupdict().items() if value is not None}
-    sizes = {name: size_of(groups[name]) for name in _SIZES if name in groups}
+    sizes = {name: _size_of(groups[name]) for name in _SIZES if name in groups}
     words = groups | {name: format_bytes(size) for name, size in sizes.items()}
     line = _line_of(match)
     meaning = clue.meaning
@@ -359,7 +359,7 @@ def _line_of(match: re.Match[str]) -> str:
     return " ".join((match.string[begin : match.end()] + rest).split())
 
 
-def size_of(text: str) -> int:
+def _size_of(text: str) -> int:
     """Bytes of a size as the kernel, torch, numpy and Slurm write them: "126 kB", "51.7 TiB", "64K"."""
     match = re.match(r"([\d.]+) ?([kKMGTPE]?)", text)
     assert match is not None
@@ -467,7 +467,7 @@ def find_job(text: str) -> Meaning | None:
     facts = {"job": name} | {key: value.strip("()") for key, value in job.items() if value}
     meaning = meaning_of_state(state, facts)
     text = f"job {name} {meaning.text}".replace("job ID ", "the job ", 1)
-    used = max(size_of(row.get("MaxRSS") or "0") for row in own)
+    used = max(_size_of(row.get("MaxRSS") or "0") for row in own)
     if not used:
         return meaning._replace(text=text, line=job["State"])
     text += f" (its largest step used {format_bytes(used)})"

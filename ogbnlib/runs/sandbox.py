@@ -57,7 +57,7 @@ from .diagnosis import Diagnosis
 from .evidence import last_words
 from .exit_codes import STOPPED, resumption
 from .folder import Run, RunStopped
-from .supervise import Outcome, supervise, trainer_environment
+from .supervise import supervise, trainer_environment
 
 
 @clear_errors()
@@ -346,9 +346,9 @@ def _attainable(
 def check_trainer_limit(limit_bytes: float | None) -> None:
     """Refuse a memory limit under which no training can begin, whatever its data."""
     if limit_bytes is not None and limit_bytes < RUNTIME_BYTES:
-        fixed = f"the {format_bytes(RUNTIME_BYTES)} that Python and torch take, whatever the data"
         raise InputError(
-            f"memory_limit: expected more than {fixed}, got {format_bytes(limit_bytes)}; "
+            f"memory_limit: expected more than the {format_bytes(RUNTIME_BYTES)} that Python and "
+            f"torch take, whatever the data, got {format_bytes(limit_bytes)}; "
             "`python -m ogbnlib plan` forecasts what a run needs"
         )
 
@@ -379,8 +379,8 @@ def _too_large_to_start(
     remedy = (
         f"give it a memory_limit below {room} to see it killed, or ask for more: {advice.sbatch}"
     )
-    text = f"Not started: by forecast it takes {format_bytes(forecast.peak_bytes)} in phase "
-    text += (
+    text = (
+        f"Not started: by forecast it takes {format_bytes(forecast.peak_bytes)} in phase "
         f"'{forecast.peak.name}', and {source} leaves {room} beside this notebook. Next: {remedy}."
     )
     print(f"{text}\n\n{advice}\n", flush=True)
@@ -422,6 +422,9 @@ def _carry_out(
             inherited=inherited,
             stdin=None if reads_input else subprocess.DEVNULL,
         )
+        words = ""
+        if outcome.exit_code:
+            words = last_words(outcome.tail, killed=outcome.exit_code == 137)
         done = attempt.end(
             outcome.exit_code,
             with_forecast=config is not None,
@@ -429,7 +432,7 @@ def _carry_out(
             memory_limit_bytes=limit.limit_bytes,
             limit_by=None if limit.limit_bytes is None else limit.name,
             kernel_peak_bytes=outcome.peak_bytes,
-            last_output=outcome.unwritable or _last_words(outcome) or None,
+            last_output=outcome.unwritable or words or None,
             limits_refused=limits_refused,
             notes=notes,
             **outcome.evidence,
@@ -449,12 +452,6 @@ def _carry_out(
     return done
 
 
-def _last_words(outcome: Outcome) -> str:
-    if outcome.exit_code == 0:
-        return ""
-    return last_words(outcome.tail, killed=outcome.exit_code == 137)
-
-
 def scaled_limit(
     memory_limit: str | int, dataset: str, allocation: str = "128 GB", full: str = "ogbn-papers100M"
 ) -> int:
@@ -467,7 +464,8 @@ def scaled_limit(
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
-    size, full_size = size_of(dataset), size_of(full)
+    size = size_of(dataset)
+    full_size = size_of(full)
     allocated = parse_bytes(allocation, "allocation")
     if size.num_edges >= full_size.num_edges:
         return allocated
@@ -488,12 +486,9 @@ def check_inputs(config: TrainConfig) -> GraphSize:
         raise InputError(
             f"{config.dataset}: expected nodes in the train split to train on, found none"
         )
-    for name, is_asked in (
-        ("early_stopping", config.early_stopping),
-        ("keep=best", config.keep == "best"),
-    ):
-        if is_asked and not size.num_seeds["valid"]:
-            raise InputError(
-                f"{name}: expected nodes in the valid split, found none in {config.dataset}; leave it out"
-            )
+    if (config.early_stopping or config.keep == "best") and not size.num_seeds["valid"]:
+        name = "early_stopping" if config.early_stopping else "keep=best"
+        raise InputError(
+            f"{name}: expected nodes in the valid split, found none in {config.dataset}; leave it out"
+        )
     return size

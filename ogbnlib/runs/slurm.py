@@ -30,7 +30,7 @@ _RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 
 
 @dataclass(frozen=True)
-class JobDiagnosis:
+class _JobDiagnosis:
     """`text` is the paragraph for people. `exit_code` is Slurm's EXIT:SIGNAL."""
 
     job_id: str
@@ -44,7 +44,7 @@ class JobDiagnosis:
     steps: list[dict[str, str]] = field(default_factory=list)
     run_dir: str | None = None
     run: Diagnosis | None = None
-    tasks: list["JobDiagnosis"] = field(default_factory=list)  # of a job array
+    tasks: list["_JobDiagnosis"] = field(default_factory=list)  # of a job array
     to_dict = asdict
 
     def __str__(self) -> str:
@@ -225,7 +225,7 @@ class _Job:
         )
         return Meaning("time limit", sentence, f"give sbatch a --time well above it; {self.resume}")
 
-    def diagnose(self, asked: list[str]) -> JobDiagnosis:
+    def diagnose(self, asked: list[str]) -> _JobDiagnosis:
         end = self.end()
         text = f"Job {self.job_id} {end.text.rstrip('.')}."
         if self.run and self.diagnosis and self.rank:
@@ -243,7 +243,7 @@ class _Job:
             text += f" This is from files alone: {'; '.join(asked)}."
         run_dir = str(self.run.run_dir) if self.run else None
         files = [str(self.log_path) if self.words else "", run_dir or ""]
-        return JobDiagnosis(
+        return _JobDiagnosis(
             self.job_id,
             text,
             end.cause,
@@ -313,7 +313,7 @@ def _task_number(job: _Job) -> tuple[int, int]:
     return "[" in job.job_id, int([*numbers, 0][0])
 
 
-def diagnose_job(job_id: str | int) -> JobDiagnosis:
+def diagnose_job(job_id: str | int) -> _JobDiagnosis:
     """Diagnose the end or the wait of a Slurm job by its id: 123 (all tasks of an array), or 123_4
     for one task."""
     name = str(job_id).strip()
@@ -338,4 +338,4 @@ def diagnose_job(job_id: str | int) -> JobDiagnosis:
     lines = [f"Job {name} is an array; of {len(tasks)} tasks: {counts}."]
     lines += [task.text for task in tasks]
     sources = sorted({source for task in tasks for source in task.sources})
-    return JobDiagnosis(name, "\n".join(lines), counts, sources=sources, tasks=tasks)
+    return _JobDiagnosis(name, "\n".join(lines), counts, sources=sources, tasks=tasks)

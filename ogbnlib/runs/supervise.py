@@ -143,7 +143,7 @@ def _not_started(error: BaseException, name: str, limit: Limit, recorder: Record
     recorder.stop()
     if not isinstance(error, OSError):
         raise error
-    code = {errno.ENOENT: 127}.get(error.errno or 0, 126)
+    code = 127 if error.errno == errno.ENOENT else 126
     return Outcome(code, f"error: {name}: {error.strerror}", recorder.record, evidence, None)
 
 

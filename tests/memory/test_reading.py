@@ -10,7 +10,7 @@ from conftest import MB, python_child
 
 from ogbnlib.memory import reading as memory
 from ogbnlib.memory.cgroup import Cgroup, effective_limit, read_whole
-from ogbnlib.memory.reading import memory_now, read_memory, read_pss
+from ogbnlib.memory.reading import memory_now, read_memory, read_sums
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 FORKED = "import os, sys; x = b'x' * (100 << 20)\nif os.fork() == 0:\n    print('ready', flush=True)\nsys.stdin.read()"
@@ -19,7 +19,8 @@ MAPPED = (
     "sum(block[i] for i in range(0, len(block), 4096))\n" + READY
 )
 needs_pss = pytest.mark.skipif(
-    not read_pss([os.getpid()])[1], reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon"
+    not read_sums([os.getpid()], "smaps_rollup")[1],
+    reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon",
 )
 
 
