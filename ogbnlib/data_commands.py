@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +46,7 @@ def say(text: object) -> None:
     typer.echo(printable(text), err=True)
 
 
-def show(value: dict[str, Any], text: str, as_json: bool, *, err: bool = False) -> None:
+def show(value: Mapping[str, object], text: str, as_json: bool, *, err: bool = False) -> None:
     """Print the text, with `err` on standard error, or the value as JSON."""
     typer.echo(json.dumps(value, indent=2) if as_json else printable(text), err=err and not as_json)
 
@@ -60,7 +61,7 @@ def read_options(
 
 
 def _print_dataset(dataset: Any, kind: str, as_json: bool) -> None:
-    facts: dict[str, Any] = {"path": str(dataset.path), "format": kind}
+    facts: dict[str, object] = {"path": str(dataset.path), "format": kind}
     for name in ("num_nodes", "num_edges", "num_features", "num_classes"):
         facts[name] = getattr(dataset, name)
     text = f"{dataset.path}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {kind}"

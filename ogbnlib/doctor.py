@@ -110,9 +110,8 @@ def examine(root: Path) -> list[_Check]:
 
 
 def _at_least(name: str, size_bytes: int, least_bytes: int, result: str, fix: str) -> _Check:
-    if size_bytes >= least_bytes:
-        return _Check(name, True, result)
-    return _Check(name, False, result, fix)
+    is_large = size_bytes >= least_bytes
+    return _Check(name, is_large, result, "" if is_large else fix)
 
 
 def _leftovers(*places: Path) -> _Check:

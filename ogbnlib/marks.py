@@ -160,7 +160,7 @@ def _forget() -> None:
     _place = _Place(None)
 
 
-def _plain(value: Any) -> object:
+def _plain(value: object) -> object:
     """A value that JSON takes: the number in a tensor or array of one element, else a text."""
     if hasattr(value, "item"):
         with contextlib.suppress(Exception):  # several elements, a lost device, any class

@@ -65,7 +65,7 @@ class Limit:
             self.tree is not None
             and self.killed_by is None
             and self.cgroup is not None
-            and self.cgroup.oom_kills()
+            and self.cgroup.count("oom_kill")
         ):
             self._blame_kernel()
             self.tree.kill()
@@ -73,7 +73,7 @@ class Limit:
 
     def oom_kills(self) -> int | None:
         counter = self._around or self.cgroup
-        kills = counter.oom_kills() if counter else None
+        kills = counter.count("oom_kill") if counter else None
         return None if kills is None else kills - self._kills_before
 
     def ended(self, by_sigkill: bool) -> None:
@@ -98,7 +98,7 @@ class Limit:
                 held_bytes.append((anon or 0) + (shmem or 0))
                 time.sleep(0.05)
             outer = {
-                "limit_bytes": self._outer.limit_bytes(),
+                "limit_bytes": self._outer.size("limit"),
                 "cgroup": str(self._outer.path),
                 "others_bytes": min(held_bytes),
             }
@@ -110,12 +110,12 @@ class Limit:
         }
 
     def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
-        limited = [group for group in cgroups if group.limit_bytes() is not None]
-        self._limits = [(group, group.count(b"oom")) for group in limited]
+        limited = [group for group in cgroups if group.size("limit") is not None]
+        self._limits = [(group, group.count("oom") or 0) for group in limited]
 
     def _count_kills_of(self, around: Cgroup) -> None:
         self._around = around
-        self._kills_before = around.oom_kills() or 0
+        self._kills_before = around.count("oom_kill") or 0
 
     def _blame_kernel(self) -> None:
         self.killed_by = "kernel"
@@ -271,7 +271,7 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
             return _CgroupLimit(limit_bytes, parent, pair[1])
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
-        if name == "cgroup v1" or parent.limit_bytes() is not None:
+        if name == "cgroup v1" or parent.size("limit") is not None:
             break
     return "; ".join(reasons)
 

@@ -119,7 +119,7 @@ def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = F
     one."""
     counted: tuple[int | None, ...] = ()
     if cgroup:  # first: processes that still have an RSS afterwards were not being killed meanwhile
-        counted = cgroup.usage_bytes(), *cgroup.parts(), cgroup.peak_bytes(), cgroup.limit_bytes()
+        counted = cgroup.size("usage"), *cgroup.parts(), cgroup.size("peak"), cgroup.size("limit")
     pids = tree.pids() if isinstance(tree, Tree) else process_tree(tree)
     rss = read_sums(pids, "status")
     shares: list[int | None] = read_sums(pids, "smaps_rollup") if pss else [None] * 4

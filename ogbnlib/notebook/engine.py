@@ -10,6 +10,7 @@ import re
 import sys
 import typing
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import click
@@ -76,7 +77,9 @@ def _check_yaml() -> None:
                 )
 
 
-def _in_one_line(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+def _in_one_line(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Print an error of papermill's -f and -y, which it reads before it calls an engine."""
     import yaml
 
@@ -112,9 +115,9 @@ def begin_notebook() -> None:
     print(machine())
     if "JPY_SESSION_NAME" in os.environ:  # JupyterLab, whose user waits and may close the tab
         print(
-            "the imports below take 10 to 20 s the first time; a run continues when this tab is closed, and then"
+            "the imports below take 10 to 20 s the first time; a run continues when this tab is "
+            'closed, and then\nRun.open("runs/NAME").follow() in a new cell shows it'
         )
-        print('Run.open("runs/NAME").follow() in a new cell shows it')
     if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
         os.chdir("..")
     elif Path("notebooks", "00_quickstart.ipynb").is_file():
@@ -122,7 +125,7 @@ def begin_notebook() -> None:
     print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
 
 
-def check_parameters(values: dict[str, Any], defaults: str) -> None:
+def check_parameters(values: dict[str, object], defaults: str) -> None:
     """Refuse unknown names and values of the wrong type or range, by the source of the
     `parameters` cell."""
     known = _assignments(defaults) if values else {}

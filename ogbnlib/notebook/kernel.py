@@ -130,7 +130,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
 
     def _kills(self) -> int | None:
         """Return how many processes of the kernel's cgroup were killed for memory, if it counts."""
-        return self._cgroup.oom_kills() if self._cgroup else None
+        return self._cgroup.count("oom_kill") if self._cgroup else None
 
     def _facts(self, recorder: Recorder) -> dict[str, str]:
         """Return why the kernel ended, for the banner; waits for its end."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -55,8 +56,15 @@ def _figure(
 ) -> tuple[Figure, Array]:
     """Create a transparent figure whose text is readable in light and dark themes; return it and
     its grid of axes."""
-    look: dict[str, Any] = {"figsize": size, "layout": "constrained", "facecolor": "none"}
-    figure, grid = plt.subplots(rows, columns, squeeze=False, sharey=sharey, **look)
+    figure, grid = plt.subplots(
+        rows,
+        columns,
+        squeeze=False,
+        sharey=sharey,
+        figsize=size,
+        layout="constrained",
+        facecolor="none",
+    )
     for ax in grid.flat:
         ax.tick_params(colors=_GREY)
         ax.spines[:].set_color(_GREY)
@@ -91,7 +99,7 @@ def _plain(text: object) -> str:
     return printable(text).replace("\n", " ").replace("$", r"\$")
 
 
-def _stacks(table: pd.DataFrame, layers: Mapping[str, Any]) -> Array:
+def _stacks(table: pd.DataFrame, layers: Iterable[str]) -> Array:
     return np.asarray(table[[*layers]].fillna(0), np.float64).T  # bytes [layers, samples]
 
 
@@ -101,7 +109,12 @@ def _top_bytes(run: Run) -> float:
 
 
 def _draw_run(
-    ax: Axes, run: Run, time_s: Array, stacks: Array, layers: Mapping[str, Any], title: str | None
+    ax: Axes,
+    run: Run,
+    time_s: Array,
+    stacks: Array,
+    layers: Mapping[str, tuple[str, str]],
+    title: str | None,
 ) -> float:
     """Draw stacked layers over the run's phases; return the right end of the axis."""
     names, colours = zip(*layers.values(), strict=True)
@@ -269,7 +282,7 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
     for ax in grid.flat[len(titled) :]:
         ax.set_visible(False)
     top = max(_top_bytes(run) for _, run in titled)
-    handles: dict[str, Any] = {}
+    handles: dict[str, Artist] = {}
     for i, (ax, (name, run)) in enumerate(zip(grid.flat, titled, strict=False)):
         plot_timeline(run, ax, title=f"{name}: {run.state}", top_bytes=top, legend=False)
         if i % columns:
@@ -379,7 +392,7 @@ def plot_peaks(
 
 
 def _draw_forecasts(
-    ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float], colours: list[Any]
+    ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float], colours: list[object]
 ) -> None:
     predicted = predicted.rename(index=_plain, columns=_plain)
     predicted.plot.barh(ax=ax, stacked=True, width=0.62, color=colours, legend=False)

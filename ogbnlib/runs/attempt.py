@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from .. import clock
 from ..config import TrainConfig
@@ -109,7 +108,7 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
         )
 
 
-def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path) -> list[str]:
+def check_changes(before: Mapping[str, object], config: TrainConfig, run_dir: Path) -> list[str]:
     """Return a sentence for each changed value that takes effect from here on; refuse those that
     can't be changed."""
     refused, notes = config.changes(before)

@@ -3,7 +3,6 @@
 Texts and logs are in `evidence`, whose rows refer to these tables.
 """
 
-import contextlib
 import os
 import re
 import shlex
@@ -16,6 +15,7 @@ from typing import NamedTuple
 
 from ..display import in_notebook
 from ..errors import GB, MB, Diverged, InputError, RankHung, explained
+from ..files import shown
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.signals import Stopped
 from ..memory.workers import WorkerDied
@@ -308,9 +308,8 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
 def sbatch_resumption(run_dir: Path) -> str:
     """The command that resumes a run in a Slurm job, for the folder that it was submitted from."""
     script = "train_ddp" if run_dir.name.startswith("train_ddp") else "train"
-    with contextlib.suppress(ValueError):
-        run_dir = run_dir.resolve().relative_to(Path.cwd())
-    return f"sbatch slurm/{script}.sbatch --run-dir {shlex.quote(str(run_dir))} --resume"
+    place = shlex.quote(str(shown(run_dir.resolve())))
+    return f"sbatch slurm/{script}.sbatch --run-dir {place} --resume"
 
 
 def resumption(run_dir: Path, limit: float | None) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import GB, InputError
-from ..files import StrPath, home, whereabouts
+from ..files import StrPath, home, shown, whereabouts
 from .folder import Run, is_run
 
 if TYPE_CHECKING:
@@ -41,11 +41,8 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     root = home(folder)
     if not root.is_dir():
         raise InputError(f"{folder}: expected a folder of runs, found none{whereabouts()}")
-    root = Path(os.path.abspath(root))
-    if root.is_relative_to(Path.cwd()):
-        root = root.relative_to(Path.cwd())
     runs = {}
-    for place, inside, _ in os.walk(root):
+    for place, inside, _ in os.walk(shown(Path(os.path.abspath(root)))):
         if is_run(place):
             runs[os.path.normpath(place)] = Run(place)
             inside.clear()  # a run holds no other runs

@@ -292,7 +292,7 @@ class _Child:
             failed = status not in (0, STOPPED) and not self.interrupts
             self.limit.ended(failed and bool(by_sigkill))
             evidence = self.limit.evidence()
-            peak = self.limit.cgroup.peak_bytes() if self.limit.cgroup else None
+            peak = self.limit.cgroup.size("peak") if self.limit.cgroup else None
             self.limit.close()
         return evidence, peak
 

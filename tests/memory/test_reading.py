@@ -76,11 +76,11 @@ def cgroup(folder: Path, version: int, **changes: str) -> Cgroup:
 @pytest.mark.parametrize("version", [1, 2])
 def test_every_figure_of_a_cgroup_is_read_from_its_files(tmp_path: Path, version: int) -> None:
     group = cgroup(tmp_path, version)
-    assert (group.usage_bytes(), group.limit_bytes(), group.peak_bytes()) == (5000, 9000, 7000)
-    assert (group.oom_kills(), group.pids()) == (3, [11, 12])
+    assert (group.size("usage"), group.size("limit"), group.size("peak")) == (5000, 9000, 7000)
+    assert (group.count("oom_kill"), group.pids()) == (3, [11, 12])
     assert group.parts() == (4000, 600, 300)  # file memory without shared memory
     gone = Cgroup(tmp_path / "none", version)
-    assert (gone.usage_bytes(), gone.limit_bytes(), gone.peak_bytes(), gone.oom_kills()) == (
+    assert (gone.size("usage"), gone.size("limit"), gone.size("peak"), gone.count("oom_kill")) == (
         None,
     ) * 4
     assert (gone.parts(), gone.pids()) == ((None, None, None), [])
