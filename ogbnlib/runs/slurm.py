@@ -115,17 +115,14 @@ class _Job:
         self.words = [line for line in lines if not line.startswith(own)]
         self.proven, _ = job_state(lines)  # a state, by the log alone
         self.run = _find_run(job_id, work_dir, self.log)
-        self.diagnosis: Diagnosis | None = None
-        self.run_code: int | None = None
-        if self.run:
-            self.run_code, self.diagnosis = _end_in_job(self.run, job_id)
+        self.run_code, self.diagnosis = _end_in_job(self.run, job_id)
         self.state = (row.get("State") or self.proven).partition(" by ")[0]
         self.pair = row.get("ExitCode", "")
         if not self.pair and self.run_code is not None:
             self.pair = str(self.run_code)
         # A user's own script, whose codes have other meanings, leaves no line of ours in its log.
-        self.is_ours = bool(self.run) or not self.log
-        self.is_ours = self.is_ours or bool(re.search("^(ogbnlib|error): ", self.log, re.M))
+        ours = re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
+        self.is_ours = bool(self.run or not self.log or ours)
         self.resume = "submit it again"
         if self.run and self.run.paths.config.is_file():
             command = sbatch_resumption(self.run.run_dir)
@@ -271,11 +268,13 @@ def _end_of(path: Path | None) -> str:
     return path.read_bytes()[-(2**18) :].decode(errors="replace").replace("\r", "\n")
 
 
-def _end_in_job(run: Run, job_id: str) -> tuple[int | None, Diagnosis | None]:
+def _end_in_job(run: Run | None, job_id: str) -> tuple[int | None, Diagnosis | None]:
     """Exit code and diagnosis of a run's last attempt in this job; None without such an attempt.
 
     A later job may have gone on with the run, and its result is then no fact about this job.
     """
+    if run is None:
+        return None, None
     starts = [event for event in run.events if event["event"] == "start"]
     own = [i for i, event in enumerate(starts) if event.get("slurm_job") == job_id]
     names_jobs = any(event.get("slurm_job") for event in starts)
