@@ -57,7 +57,7 @@ from .diagnosis import Diagnosis
 from .evidence import last_words
 from .exit_codes import STOPPED, resumption
 from .folder import Run, RunStopped
-from .supervise import supervise, trainer_environment
+from .supervise import Outcome, supervise, trainer_environment
 
 
 @clear_errors()
@@ -422,9 +422,6 @@ def _carry_out(
             inherited=inherited,
             stdin=None if reads_input else subprocess.DEVNULL,
         )
-        words = ""
-        if outcome.exit_code:
-            words = last_words(outcome.tail, killed=outcome.exit_code == 137)
         done = attempt.end(
             outcome.exit_code,
             with_forecast=config is not None,
@@ -432,7 +429,7 @@ def _carry_out(
             memory_limit_bytes=limit.limit_bytes,
             limit_by=None if limit.limit_bytes is None else limit.name,
             kernel_peak_bytes=outcome.peak_bytes,
-            last_output=outcome.unwritable or words or None,
+            last_output=outcome.unwritable or _last_words(outcome) or None,
             limits_refused=limits_refused,
             notes=notes,
             **outcome.evidence,
@@ -450,6 +447,12 @@ def _carry_out(
         # ends with 75, and the job goes back to the queue.
         raise RunStopped(done, signal.Signals(outcome.forwarded))
     return done
+
+
+def _last_words(outcome: Outcome) -> str:
+    if outcome.exit_code == 0:
+        return ""
+    return last_words(outcome.tail, killed=outcome.exit_code == 137)
 
 
 def scaled_limit(
