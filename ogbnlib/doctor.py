@@ -83,30 +83,32 @@ def _gpu() -> str:
 def examine(root: Path) -> list[_Check]:
     """Run all checks, in the order of the report."""
     root = home(root)
-    packages = _packages()
-    checks = [packages]
-    if packages.ok:
+    checks = [_packages()]
+    if checks[0].ok:
         checks.append(_Check("devices", True, _gpu() or "no GPU, training runs on the CPU"))
     limit_bytes, source = effective_limit()
-    checks.append(_Check("memory limit", True, f"{format_bytes(limit_bytes)}, from {source}"))
     trial, refusals = make_limit(min(limit_bytes, 2**30))  # a watchdog is possible everywhere
     trial.close()
     reasons = f" ({'; '.join(refusals)})" if trial.name == "watchdog" else ""
-    checks.append(_Check("limit by", True, f"{trial.name}{reasons}"))
-    checks.append(_Check("huge pages", True, _HUGE_PAGES.get(huge_pages(), _NO_HUGE_PAGES)))
     # DataLoader workers pass batches through /dev/shm; Docker's default of 64 MB ends in SIGBUS.
     shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
     grow = "docker run --shm-size=8g ..., or mount -t tmpfs -o size=8g tmpfs /dev/shm, or keep num_workers=0"
-    checks.append(_at_least("/dev/shm", shm_bytes, 2**30, format_bytes(shm_bytes), grow))
     place = (root if root.is_dir() else Path.cwd()).resolve()
     free_bytes = shutil.disk_usage(place).free
     # enough for the notebooks' generated data
     clear = f"free 2 GB under {place}, or work in another folder"
-    checks.append(_at_least("disk", free_bytes, 2**31, f"{format_bytes(free_bytes)} free", clear))
-    checks.append(_leftovers(root, Path.cwd()))
     names = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir())
     data_sets = f"{', '.join(names) or 'none'} in {root} (generated data needs none)"
-    return [*checks, _Check("data sets", True, data_sets)]
+    return [
+        *checks,
+        _Check("memory limit", True, f"{format_bytes(limit_bytes)}, from {source}"),
+        _Check("limit by", True, f"{trial.name}{reasons}"),
+        _Check("huge pages", True, _HUGE_PAGES.get(huge_pages(), _NO_HUGE_PAGES)),
+        _at_least("/dev/shm", shm_bytes, 2**30, format_bytes(shm_bytes), grow),
+        _at_least("disk", free_bytes, 2**31, f"{format_bytes(free_bytes)} free", clear),
+        _leftovers(root, Path.cwd()),
+        _Check("data sets", True, data_sets),
+    ]
 
 
 def _at_least(name: str, size_bytes: int, least_bytes: int, result: str, fix: str) -> _Check:

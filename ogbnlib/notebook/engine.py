@@ -215,13 +215,10 @@ def _assignments(source: str) -> dict[str, tuple[str | None, object]]:
         # an expression, or no value, does not show a type
         with contextlib.suppress(ValueError, TypeError):
             default = ast.literal_eval(statement.value)  # type: ignore[arg-type]
-        if isinstance(statement, ast.AnnAssign):
-            kind: str | None = ast.unparse(statement.annotation).strip("'\"")
-            target = statement.target
-        else:
-            kind = None if default is None else type(default).__name__
-            target = statement.targets[0]  # type: ignore[assignment]
-        parameters[ast.unparse(target)] = kind, default
+        name, _, kind = ast.unparse(statement).partition(" = ")[0].partition(": ")
+        if not kind and default is not None:
+            kind = type(default).__name__
+        parameters[name] = kind.strip("'\"") or None, default
     return parameters
 
 

@@ -168,10 +168,12 @@ class _Magics:
                     self._shell.user_ns[name] = pickle.loads(file.read_bytes())
             elif outputs:
                 state = "exit before the end of the cell, as by os._exit(0)"
-                if done.exit_code:
-                    state = done.state
-                what = f"--out {', '.join(outputs)}: not set, as the cell's process ended: {state}"
-                raise shortened(CellFailed(what))
+                raise shortened(
+                    CellFailed(
+                        f"--out {', '.join(outputs)}: not set, as the cell's process ended: "
+                        f"{done.state if done.exit_code else state}"
+                    )
+                )
 
     def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
         """Write the cell and its input variables for the child process."""

@@ -133,9 +133,8 @@ def _shade_phases(ax: Axes, run: Run, end_s: float) -> None:
     """Shade each phase, inner ones above outer ones, with upright names where the span is wide
     enough."""
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
-    phases = run.phases
-    if is_training:
-        phases = [phase for phase in phases if phase.name.lower().startswith((*_SHADES,))]
+    shown = (*_SHADES,) if is_training else ""
+    phases = [phase for phase in run.phases if phase.name.lower().startswith(shown)]
     spans = []
     if phases:
         # Before the first phase Python imports torch, which takes 0.3 GB.
@@ -200,8 +199,15 @@ def plot_timeline(
     limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
-        where = {"xycoords": ("axes fraction", "data"), "bbox": None}
-        _mark(ax, f"limit {text(limit)}", (0.0, limit), (4, 3), color=LIMIT, **where)
+        _mark(
+            ax,
+            f"limit {text(limit)}",
+            (0.0, limit),
+            (4, 3),
+            color=LIMIT,
+            xycoords=("axes fraction", "data"),
+            bbox=None,
+        )
     in_use = stacks[0] + stacks[1]
     if run.exit_code == 137 and len(in_use):
         # The last sample is older than the last allocation: the cross stands at the limit that
@@ -322,8 +328,11 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
             **{**_CROSS, "color": line.get_color()},
         )
     ax.set_xticks(range(len(limits)), limits)
-    label = "memory limit at full size (cross: killed)"
-    ax.set(ylim=(0, 1.15 * highest or 1), ylabel="seconds per epoch", xlabel=label)
+    ax.set(
+        ylim=(0, 1.15 * highest or 1),
+        ylabel="seconds per epoch",
+        xlabel="memory limit at full size (cross: killed)",
+    )
     ax.legend(**_PLAIN)
     return ax
 
@@ -375,7 +384,7 @@ def plot_peaks(
         for size in peaks.values()
     ]
     largest = max([*sizes, limit_bytes or 0])
-    killed_bytes = 0.98 * limit_bytes if limit_bytes else math.inf
+    killed_bytes = 0.98 * (limit_bytes or math.inf)
     colours = [KILLED if size >= killed_bytes else PARTS["anon"][1] for size in sizes]
     unit, name, text = _unit(largest)
     bars = ax.barh([_plain(name) for name in peaks], [size / unit for size in sizes], color=colours)
@@ -385,8 +394,15 @@ def plot_peaks(
     ax.invert_yaxis()
     if limit_bytes:
         ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--")
-        style = {"ha": "center", "color": LIMIT, "xycoords": ("data", "axes fraction")}
-        _mark(ax, f"limit {text(limit_bytes / unit)}", (limit_bytes / unit, 1.0), (0, 3), **style)
+        _mark(
+            ax,
+            f"limit {text(limit_bytes / unit)}",
+            (limit_bytes / unit, 1.0),
+            (0, 3),
+            ha="center",
+            color=LIMIT,
+            xycoords=("data", "axes fraction"),
+        )
     ax.set(xlim=(0, 1.15 * largest / unit), xlabel=f"peak memory in {name}")
     return ax
 

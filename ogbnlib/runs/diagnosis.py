@@ -226,10 +226,9 @@ class _Case:
         command: list[str] = record.start.get("command") or []
         self.foreign = bool(command) and command[1:3] != ["-m", "ogbnlib"]
         self.label = record.phase.label if record.phase else None
+        self.where = "in no named phase" if self.foreign else "before its first phase"
         if self.label:
             self.where = f"in phase '{self.label}'"
-        else:
-            self.where = "in no named phase" if self.foreign else "before its first phase"
         duration_s = record.duration_s if result.duration_s is None else result.duration_s
         self.took = f"{duration_s:.1f} s"
         # sentences on a `memory.high` that slowed the run down
@@ -283,7 +282,6 @@ class _Case:
     def at_work(self) -> Diagnosis:
         record = self.record
         throttles = throttled_since(record.start.get("memory_high") or {})
-        self.throttled = " ".join(map(str, throttles))
         if not self.label and not self.foreign:
             self.label = self.where = "starting"
         since = ""
@@ -296,7 +294,7 @@ class _Case:
             amount += f" of {format_bytes(limit)}"
         most = f"{format_bytes(record.held_peak_bytes)} at most"
         text = f"At work, {self.where}{since}; after {self.took} it holds {amount}, {most}."
-        return self._diagnosis([text, self.throttled, *self._memory()], "at work")
+        return self._diagnosis([text, *map(str, throttles), *self._memory()], "at work")
 
     def without_result(self) -> Diagnosis:
         text = (
