@@ -80,17 +80,17 @@ def _is_sound(event: object) -> bool:
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
     needed = {"time_s", *_NEEDED.get(event["event"], [])}
-    for name in needed | event.keys():
-        value = event.get(name)
-        is_text = not name.endswith(_NUMERIC)
-        if name not in needed and (is_text or value is None):
-            continue
-        if is_text and not isinstance(value, str):
-            return False
-        if not is_text and not (type(value) in (int, float) and math.isfinite(event[name])):
-            return False
-    is_command = isinstance(event.get("command") or [], list)
-    return is_command and isinstance(event.get("previous") or {}, dict)
+    values: Event = dict.fromkeys(needed) | {
+        name: event[name] for name in event if event[name] is not None
+    }
+    numbers = [value for name, value in values.items() if name.endswith(_NUMERIC)]
+    texts = [values[name] for name in needed if not name.endswith(_NUMERIC)]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        and isinstance(event.get("command") or [], list)
+        and isinstance(event.get("previous") or {}, dict)
+    )
 
 
 def phase_label(name: str, info: Mapping[str, Any]) -> str:
@@ -240,7 +240,7 @@ class Record:
         self.phases: dict[str, int] = {}
         self.parts: dict[str, int] = {}  # named parts in use now
         self.largest_parts: dict[str, int] = {}
-        # maximum of each sampled column, of their sums, and of `held_bytes`
+        # maximum of each sampled column, of `rss_bytes` (their sum), and of `held_bytes`
         self.peaks: dict[str, int] = {}
         self.last: dict[str, int] = {}  # anonymous, shared and file bytes of the last sample
         # the last of the kinds that are needed; of "rank ended" the first
@@ -315,6 +315,8 @@ class Record:
         """Take the next event."""
         kind = event["event"]
         since_s = event["time_s"] - self._origin_s
+        if kind in ("end", "mark"):
+            self._add_level(event)
         if kind == "start":
             for phase in self._open:
                 phase.until_s = since_s
@@ -324,10 +326,7 @@ class Record:
         elif kind == "begin":
             self._begin(event, since_s)
         elif kind == "end":
-            self._add_level(event, event["phase"])
             self._end(event, since_s)
-        elif kind == "mark":
-            self._add_level(event, event["name"])
         elif kind == "part":
             name = event["name"]
             size = int(event["bytes"])
@@ -347,9 +346,10 @@ class Record:
         if self._history is not None:
             self._history.append(phase)
 
-    def _add_level(self, event: Event, name: str) -> None:
+    def _add_level(self, event: Event) -> None:
         """Note the memory at the end of an epoch."""
-        epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", name.lower())
+        name = event["phase" if event["event"] == "end" else "name"].lower()
+        epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", name)
         # A single process knows its own memory exactly; with several, the last sample has them all.
         is_single = (self._num_processes or 1) <= 1
         held_bytes = event.get("held_bytes") if is_single else self.held_bytes
@@ -386,11 +386,6 @@ class Record:
         }
         if reading.rss_anon_bytes is not None:
             sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)
-            sizes["anon_shmem_bytes"] = reading.rss_sum_bytes
-        if reading.cgroup_anon_bytes is not None:
-            sizes["cgroup_anon_shmem_bytes"] = reading.cgroup_anon_bytes + (
-                reading.cgroup_shmem_bytes or 0
-            )
         parts = reading.held()
         if parts is not None:
             anon, shmem, file = parts
