@@ -32,6 +32,12 @@ class Resume(NamedTuple):
 
     note: str | None = None  # None: the weights stay the same
 
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """The mark of a parameter that a resumed run may change; None if it may not."""
+        marks = TrainConfig.model_fields[name].metadata
+        return next((item for item in marks if isinstance(item, cls)), None)
+
 
 _RULES = ConfigDict(allow_inf_nan=False)
 _FREE = Resume()
@@ -293,18 +299,12 @@ class TrainConfig(_Parameters):
         for name, value in self.model_dump(mode="json").items():
             if before.get(name, value) == value:
                 continue
-            rule = resume_rule(name)
+            rule = Resume.of(name)
             if rule is None:
                 refused.append(f"{name} was {before[name]!r}, now {value!r}")
             elif rule.note is not None:
                 notes.append(f"{name} is {value} from here on, {before[name]} before{rule.note}")
         return refused, notes
-
-
-def resume_rule(name: str) -> Resume | None:
-    """The mark of a parameter that a resumed run may change; None if it may not."""
-    marks = TrainConfig.model_fields[name].metadata
-    return next((item for item in marks if isinstance(item, Resume)), None)
 
 
 def _problem(item: ErrorDetails, name: object = "") -> str:

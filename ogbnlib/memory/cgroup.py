@@ -101,6 +101,14 @@ class Cgroup:
         anon, file, shmem = (values[name] for name in names)
         return anon, max(file - shmem, 0), shmem  # both versions count shared memory as cache
 
+    def lineage(self, mount: Path) -> Iterator["Cgroup"]:
+        """Yield this cgroup and its ancestors up to the mount point: all their limits apply to
+        it."""
+        for path in (self.path, *self.path.parents):
+            yield Cgroup(path, self.version)
+            if path == mount:
+                return
+
     def pids(self) -> list[int]:
         return [int(word) for word in (read_whole(f"{self.path}/cgroup.procs") or b"").split()]
 
@@ -144,18 +152,10 @@ def _mounts() -> Iterator[tuple[int, str, Path]]:
             yield 1, root, Path(mount)
 
 
-def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
-    """Yield `cgroup` and its ancestors up to the mount point: all their limits apply to it."""
-    for path in (cgroup.path, *cgroup.path.parents):
-        yield Cgroup(path, cgroup.version)
-        if path == mount:
-            return
-
-
 def _lineage_of(pid: int | str = "self") -> Iterator[Cgroup]:
     pair = find_cgroup(pid)
     if pair:
-        yield from lineage(*pair)
+        yield from pair[0].lineage(pair[1])
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes
-from .cgroup import Cgroup, find_cgroup, lineage
+from .cgroup import Cgroup, find_cgroup
 from .reading import Reading, read_memory
 from .tree import Tree
 
@@ -159,7 +159,7 @@ class _CgroupLimit(Limit):
         except OSError:
             path.rmdir()
             raise
-        self._watch_limits(lineage(self.cgroup, mount))
+        self._watch_limits(self.cgroup.lineage(mount))
 
     def command(self, argv: list[str]) -> list[str]:
         # The shell enters the cgroup before it becomes the program, so that every byte is charged
@@ -202,7 +202,7 @@ class _SystemdLimit(Limit):
             pair = find_cgroup(self.tree.pid)
             if pair and pair != find_cgroup():
                 self.cgroup = pair[0]
-                self._watch_limits(lineage(*pair))
+                self._watch_limits(pair[0].lineage(pair[1]))
                 # The scope and its counter vanish with its last process; v2 counts its kills in its
                 # parent too.
                 self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
@@ -227,7 +227,7 @@ class Watchdog(Limit):
         super().__init__(limit_bytes)
         if around:
             self._count_kills_of(around[0])
-            self._watch_limits(lineage(*around))
+            self._watch_limits(around[0].lineage(around[1]))
 
     def check(self, reading: Reading) -> Reading | None:
         if self.limit_bytes is None or self.killed_by or self.tree is None:
@@ -263,7 +263,7 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
     if not pair or name != f"cgroup v{pair[0].version}":
         return f"no memory controller under {name}"
     reasons = []
-    for parent in lineage(*pair):
+    for parent in pair[0].lineage(pair[1]):
         try:
             control = parent.path / "cgroup.subtree_control"
             if name == "cgroup v2" and "memory" not in control.read_text().split():

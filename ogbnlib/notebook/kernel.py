@@ -156,12 +156,12 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
                 if (run.run_dir / "timeline.csv").exists() and run.exit_code is None:
                     phase += f"; in it the run {run.run_dir}. {run.diagnosis}"
         limit, source = effective_limit()
-        peak = f"{format_bytes(recorder.record.held_peak_bytes)} anonymous and shared, of kernel and children"
+        peak = format_bytes(recorder.record.held_peak_bytes)
         return {
             "cause": cause,
             "exit code": str(code),
             "limit": f"{format_bytes(limit)} ({source})",
-            "peak": peak,
+            "peak": f"{peak} anonymous and shared, of kernel and children",
             "next": remedy,
             "phase": phase,
         }

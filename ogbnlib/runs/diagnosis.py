@@ -170,11 +170,12 @@ def explain_text(text: str) -> Diagnosis:
         end = f"it ends with {message[:200]!r}" if message else "no message in it is known"
         remedy = f"look for its words in {GUIDE}; `python -m ogbnlib watch` runs the command again and records it"
         finding = Meaning("unknown", f"Cause unknown: {end}", remedy)
-    sentences = [f"{finding.text[:1].upper()}{finding.text[1:]}."]
-    if finding.line:
-        sentences.append(f"Evidence: {finding.line[:200].rstrip('.')}.")
-    sentences.append(f"Next: {finding.remedy}.")
-    text = " ".join(sentences)
+    sentences = [
+        f"{finding.text[:1].upper()}{finding.text[1:]}.",
+        finding.line and f"Evidence: {finding.line[:200].rstrip('.')}.",
+        f"Next: {finding.remedy}.",
+    ]
+    text = " ".join(filter(None, sentences))
     return Diagnosis(text, finding.cause, None, None, dict(finding.sizes), remedy=finding.remedy)
 
 

@@ -214,12 +214,15 @@ class Run:
             memory = _tables().held_memory(self.timeline)
             status = self.status
             limit_bytes = status["memory_limit_bytes"]
-            rows["state"] = self.state
-            rows["phase"] = status["phase"] or "before the first"
-            rows["peak"] = f"{format_bytes(self.held_peak_bytes)} held"
+            peak = f"{format_bytes(self.held_peak_bytes)} held"
             if limit_bytes:
-                rows["peak"] += f" of {format_bytes(limit_bytes)}"
-            rows["time"] = seconds(status["duration_s"])
+                peak += f" of {format_bytes(limit_bytes)}"
+            rows |= {
+                "state": self.state,
+                "phase": status["phase"] or "before the first",
+                "peak": peak,
+                "time": seconds(status["duration_s"]),
+            }
             evaluated = self.metrics.dropna(subset="valid")
             if len(evaluated):
                 rows["last accuracy"] = _accuracy(evaluated.iloc[-1])

@@ -87,9 +87,11 @@ def _row(run: Run) -> dict[str, object]:
         starts = [event for event in run.events if event["event"] == "start"]
         attempts = [event.get("previous") or {} for event in starts]
         attempts.append(run.result or {"duration_s": run.record.duration_s})
-        row["ended"] = run.state
-        row["peak GB"] = round(run.held_peak_bytes / GB, 3)
-        row["run s"] = round(sum(attempt.get("duration_s") or 0.0 for attempt in attempts), 1)
+        row |= {
+            "ended": run.state,
+            "peak GB": round(run.held_peak_bytes / GB, 3),
+            "run s": round(sum(attempt.get("duration_s") or 0.0 for attempt in attempts), 1),
+        }
         row["epochs"] = len(run.metrics) or None
         if run.metrics["valid"].notna().any():
             best = run.metrics.loc[run.metrics["valid"].idxmax()]

@@ -309,7 +309,8 @@ def _compile_kernels(progress: str) -> None:
     """Compile the kernels of a training in another process, unless they are on disk."""
     # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no
     # forecast counts.
-    if kernel_cache.folder() is None or kernel_cache.is_complete():
+    marker = kernel_cache.complete_marker()
+    if marker is None or marker.is_file():
         return
     # The kernels are the same for every fan-out.
     code = "import ogbnlib.training.train as train; train.compile_all([1])"
