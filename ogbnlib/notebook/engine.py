@@ -191,7 +191,7 @@ def _out_of_range(name: str, value: object, default: object, defaults: str) -> s
 def _check_sizes(name: str, value: object, default: object) -> None:
     """Refuse what is no size, in a parameter that is one or a list of them by its name or default."""
     texts = default if isinstance(default, list) else [default]
-    are_sizes = [isinstance(text, str) and re.fullmatch(r"[\d.]+ [KMGT]B", text) for text in texts]
+    are_sizes = [re.fullmatch(r"[\d.]+ *[kmgt]i?b?", str(text), re.IGNORECASE) for text in texts]
     if not name.endswith("_limit") and not (texts and all(are_sizes)):
         return
     for size in value if isinstance(value, list) else [value]:
