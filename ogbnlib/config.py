@@ -432,7 +432,9 @@ _create.__signature__ = inspect.Signature(
         *inspect.signature(_Parameters).parameters.values(),
     ]
 )
-_create.__doc__ += "".join(f"\n\n{name}\n    {text}" for name, text in parameters().items())
+_create.__doc__ = "\n\n".join(
+    [str(_create.__doc__), *(f"{name}\n    {text}" for name, text in parameters().items())]
+)
 # Its public place. TAB would first read the source of pydantic and typing, for 3 s, if jedi looked
 # for its class here.
 TrainConfig.__module__ = "ogbnlib"

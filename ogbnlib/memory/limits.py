@@ -110,8 +110,9 @@ class Limit:
         }
 
     def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
-        limited = [group for group in cgroups if group.size("limit") is not None]
-        self._limits = [(group, group.count("oom") or 0) for group in limited]
+        self._limits = [
+            (group, group.count("oom") or 0) for group in cgroups if group.size("limit") is not None
+        ]
 
     def _count_kills_of(self, around: Cgroup) -> None:
         self._around = around

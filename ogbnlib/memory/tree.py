@@ -37,13 +37,11 @@ def process_tree(pid: int) -> list[int]:
     queue = [pid]
     while queue:
         current = queue.pop()
-        try:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             tasks = os.listdir(f"/proc/{current}/task")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        tree.append(current)
-        for task in tasks:
-            queue += _children(current, task)
+            tree.append(current)
+            for task in tasks:
+                queue += _children(current, task)
     return tree
 
 

@@ -5,6 +5,7 @@ same text has the same cause at every door. Codes and states are explained by `e
 """
 
 import csv
+import itertools
 import re
 import signal
 from collections.abc import Iterable, Mapping
@@ -389,15 +390,14 @@ def job_state(lines: Iterable[str]) -> tuple[str, str]:
 def job_rows(text: str) -> list[dict[str, str]]:
     """Rows of jobs and steps, under sacct's names, of sacct's table in both forms, squeue's table,
     `scontrol show job` on one line, or seff."""
-    lines = text.strip().splitlines()
-    while lines and not re.match(r"\s*JOB_?ID[ |]", lines[0], re.I):
-        del lines[0]
+    header = re.compile(r"\s*JOB_?ID[ |]", re.IGNORECASE)
+    lines = [*itertools.dropwhile(lambda line: not header.match(line), text.strip().splitlines())]
     if not lines:
         return _listed(text)
     if "|" in lines[0]:
         return [*csv.DictReader(lines, restval="", delimiter="|", quoting=csv.QUOTE_NONE)]
-    header, *lines = lines
-    names = [_NAMES.get(name, name) for name in header.split()]
+    first, *lines = lines
+    names = [_NAMES.get(name, name) for name in first.split()]
     cells = [match.span() for match in re.finditer("-+", "".join(lines[:1]))]
     if len(cells) == len(names):  # the line below the header, which is no row
         body = [[line[a:b].strip() for a, b in cells] for line in lines]
@@ -520,8 +520,7 @@ def exception_line(text: str) -> str:
     """The line `Type: message` of the last traceback, with the next one after a colon; "" without one."""
     _, traceback, after = cleaned(text).rpartition(_TRACEBACK)
     lines = [line for line in after.split("\n")[1:] if line.strip()]
-    while lines and lines[0][0].isspace():
-        del lines[0]
+    lines = [*itertools.dropwhile(lambda line: line[0].isspace(), lines)]
     if not traceback or not lines:
         return ""
     message, *following = [line.strip() for line in lines[:2]]
