@@ -426,10 +426,11 @@ def parameters() -> dict[str, str]:
 
 # For TAB, Shift-TAB and help().
 _create: Any = TrainConfig.create.__func__  # type: ignore[attr-defined]
+_fields = inspect.signature(_Parameters).parameters.values()
 _create.__signature__ = inspect.Signature(
     [
         inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY),
-        *inspect.signature(_Parameters).parameters.values(),
+        *(one.replace(annotation=one.empty) for one in _fields),
     ]
 )
 _create.__doc__ = "\n\n".join(
