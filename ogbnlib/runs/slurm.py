@@ -53,11 +53,10 @@ class _JobDiagnosis:
 
 def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
     """Rows of sacct, else of scontrol, and which of them answered or why neither did."""
-    refusals: list[str] = []
-    recorded = _answer(["sacct", "-j", job_id, "--parsable2", _FORMAT], job_id, refusals)
-    shown = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id, refusals)
+    recorded, refusal = _answer(["sacct", "-j", job_id, "--parsable2", _FORMAT], job_id)
+    shown, another = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id)
     if not recorded:
-        return shown, ["scontrol"] if shown else refusals
+        return shown, ["scontrol"] if shown else [refusal, another]
     # sacct knows neither the script nor the present reason to wait
     present = {row["JobID"]: row for row in shown}
     rows = []
@@ -67,22 +66,20 @@ def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
     return rows, ["sacct"]
 
 
-def _answer(argv: list[str], job_id: str, refusals: list[str]) -> list[dict[str, str]]:
-    """Rows of a command of Slurm; without any, the reason is added to `refusals`."""
+def _answer(argv: list[str], job_id: str) -> tuple[list[dict[str, str]], str]:
+    """Rows of a command of Slurm; without any, also the reason."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
-        refusals.append(f"{argv[0]} is not installed here")
+        return [], f"{argv[0]} is not installed here"
     except subprocess.TimeoutExpired as error:
-        refusals.append(str(error))
-    else:
-        rows = job_rows(done.stdout)
-        if rows and done.returncode == 0:
-            return rows
-        refusals.append(f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}")
-    return []
+        return [], str(error)
+    rows = job_rows(done.stdout)
+    if rows and done.returncode == 0:
+        return rows, ""
+    return [], f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}"
 
 
 def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
@@ -298,7 +295,7 @@ def _lead_s(job_id: str, row: dict[str, str]) -> int:
     """Seconds before its end at which sbatch or a job's script asks for a signal; 0 if that is
     unknown."""
     # Slurm before 21.08 does not know the line.
-    submitted = _answer(["sacct", "-j", job_id, "--parsable2", "--format=JobID,SubmitLine"], "", [])
+    submitted, _ = _answer(["sacct", "-j", job_id, "--parsable2", "--format=JobID,SubmitLine"], "")
     text = "".join(f"#SBATCH {one.get('SubmitLine', '')}\n" for one in submitted[:1])
     with contextlib.suppress(OSError):
         text += Path(row.get("Command", "").partition(" ")[0]).read_text(errors="replace")
