@@ -11,11 +11,9 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..environment import MARKS_VARIABLE
 from .cgroup import read_whole
 from .written import Written
 
@@ -166,11 +164,6 @@ class Tree:
         code = f"import sys; sys.path.insert(0, {root!r}); from {__name__} import _guard; _guard()"
         start = [sys.executable, "-E", "-S", "-c", code]
         return [*start, str(self.parent), str(self.pid), self.mark]
-
-
-def new_mark() -> str:
-    """Return a value of `MARKS_VARIABLE` for a command; its end is the mark of a new tree."""
-    return f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
 
 
 def _guard() -> None:
