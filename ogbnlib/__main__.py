@@ -26,9 +26,6 @@ from .files import home
 if TYPE_CHECKING:
     from .runs.folder import Run
 
-if TYPE_CHECKING:
-    from .runs.folder import Run
-
 _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands that only print
 
 
@@ -290,10 +287,8 @@ def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False)
     ok = all(check.ok for check in checks)
     lines = []
     for check in checks:
-        if check.ok:
-            lines.append(f"ok   {check.name:<14} {check.result}")
-        else:
-            lines.append(f"FAIL {check.name:<14} {check.result}")
+        lines.append(f"{'ok' if check.ok else 'FAIL':<4} {check.name:<14} {check.result}")
+        if check.fix:
             lines.append(f"     {'':<14} fix: {check.fix}")
     show({"checks": [vars(check) for check in checks], "ok": ok}, "\n".join(lines), as_json)
     raise typer.Exit(0 if ok else 1)
@@ -322,7 +317,7 @@ def main() -> int:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a standard stream was closed: a file of ours must not get its number
     os.close(descriptor)
-    code: Any = 0
+    code: int | str | None = 0
     with steady_output() as refusal:
         try:
             with clear_errors():

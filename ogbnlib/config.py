@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import os
-import textwrap
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -32,6 +31,12 @@ class Resume(NamedTuple):
     """Marks a parameter that a resumed run may change; with a note the run reports the change."""
 
     note: str | None = None  # None: the weights stay the same
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """The mark of a parameter that a resumed run may change; None if it may not."""
+        marks = TrainConfig.model_fields[name].metadata
+        return next((item for item in marks if isinstance(item, cls)), None)
 
 
 _RULES = ConfigDict(allow_inf_nan=False)
@@ -199,12 +204,9 @@ class TrainConfig(_Parameters):
     def restore(cls, values: Mapping[str, object]) -> Self:
         """A config from saved values; parameters of 0.2.0 that are gone are ignored with a
         warning."""
-        removed = sorted(values.keys() & p.REMOVED)
-        if removed:
-            warnings.warn(
-                f"{', '.join(removed)}: ignored, this version has no such parameter", stacklevel=2
-            )
-        return cls.create({name: value for name, value in values.items() if name not in removed})
+        if "sampling" in values:
+            warnings.warn("sampling: ignored, this version has no such parameter", stacklevel=2)
+        return cls.create({name: value for name, value in values.items() if name != "sampling"})
 
     def replace(self, **changes: object) -> Self:
         """A new config with some values changed, validated like a new one."""
@@ -289,11 +291,6 @@ class TrainConfig(_Parameters):
             split in self.splits_to_evaluate(self.epochs)
         )
 
-    @classmethod
-    def may_change(cls, names: Iterable[str]) -> bool:
-        """Whether a resumed run may change all of these parameters."""
-        return all(_resume_rule(name) is not None for name in names)
-
     def changes(self, before: Mapping[str, object]) -> tuple[list[str], list[str]]:
         """Compare with the values of the run to resume: changes to refuse, and sentences about
         allowed ones."""
@@ -302,18 +299,12 @@ class TrainConfig(_Parameters):
         for name, value in self.model_dump(mode="json").items():
             if before.get(name, value) == value:
                 continue
-            rule = _resume_rule(name)
+            rule = Resume.of(name)
             if rule is None:
                 refused.append(f"{name} was {before[name]!r}, now {value!r}")
             elif rule.note is not None:
                 notes.append(f"{name} is {value} from here on, {before[name]} before{rule.note}")
         return refused, notes
-
-
-def _resume_rule(name: str) -> Resume | None:
-    """The mark of a parameter that a resumed run may change; None if it may not."""
-    marks = TrainConfig.model_fields[name].metadata
-    return next((item for item in marks if isinstance(item, Resume)), None)
 
 
 def _problem(item: ErrorDetails, name: object = "") -> str:
@@ -433,25 +424,17 @@ def parameters() -> dict[str, str]:
     return meanings
 
 
-_meanings = dict(zip(TrainConfig.model_fields, parameters().items(), strict=True))
-
-
-class _Explained(inspect.Parameter):
-    """A parameter of `TrainConfig.create` below its meaning, as Shift-TAB and help() show it."""
-
-    def __str__(self) -> str:
-        title, text = _meanings[self.name]
-        return (
-            "\n"
-            + textwrap.fill(text, 100, initial_indent="    # ", subsequent_indent="    # ")
-            + f"\n    {title}"
-        )
-
-
+# For TAB, Shift-TAB and help().
+_create: Any = TrainConfig.create.__func__  # type: ignore[attr-defined]
 _fields = inspect.signature(_Parameters).parameters.values()
-_shown = [_Explained(one.name, one.kind, default=one.default) for one in _fields]
-TrainConfig.create.__func__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY), *_shown]
+_create.__signature__ = inspect.Signature(
+    [
+        inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY),
+        *(one.replace(annotation=one.empty) for one in _fields),
+    ]
+)
+_create.__doc__ = "\n\n".join(
+    [str(_create.__doc__), *(f"{name}\n    {text}" for name, text in parameters().items())]
 )
 # Its public place. TAB would first read the source of pydantic and typing, for 3 s, if jedi looked
 # for its class here.

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,7 +46,7 @@ def say(text: object) -> None:
     typer.echo(printable(text), err=True)
 
 
-def show(value: dict[str, Any], text: str, as_json: bool, *, err: bool = False) -> None:
+def show(value: Mapping[str, object], text: str, as_json: bool, *, err: bool = False) -> None:
     """Print the text, with `err` on standard error, or the value as JSON."""
     typer.echo(json.dumps(value, indent=2) if as_json else printable(text), err=err and not as_json)
 
@@ -60,15 +61,19 @@ def read_options(
 
 
 def _print_dataset(dataset: Any, kind: str, as_json: bool) -> None:
-    facts: dict[str, Any] = {"path": str(dataset.path), "format": kind}
-    for name in ("num_nodes", "num_edges", "num_features", "num_classes"):
-        facts[name] = getattr(dataset, name)
+    names = ("num_nodes", "num_edges", "num_features", "num_classes")
+    facts: dict[str, object] = {"path": str(dataset.path), "format": kind}
+    facts |= {name: getattr(dataset, name) for name in names}
     text = f"{dataset.path}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {kind}"
     if kind == "store":
         from .graph.summary import summarized
 
-        facts |= {"bytes": dataset.nbytes, "undirected": dataset.undirected}
-        facts |= {"splits": dict(dataset.num_seeds), **dataset.summary}
+        facts |= {
+            "bytes": dataset.nbytes,
+            "undirected": dataset.undirected,
+            "splits": dict(dataset.num_seeds),
+            **dataset.summary,
+        }
         text = summarized(dataset)
     show(facts, text, as_json)
 
@@ -177,10 +182,10 @@ def convert(
     from .sources.files.layouts import ROLE_NAMES
 
     files = (edges, features, labels, train, valid, test, splits, nodes)
-    options: dict[str, Any] = dict(zip(ROLE_NAMES, files, strict=True))
-    options |= {"id_column": id_column, "num_classes": num_classes, "relabel": relabel or None}
     lists = {"edge_columns": edge_columns, "label_columns": label_columns, "leave_out": leave_out}
+    options: dict[str, Any] = dict(zip(ROLE_NAMES, files, strict=True))
     options |= {name: text.split(",") for name, text in lists.items() if text is not None}
+    options |= {"id_column": id_column, "num_classes": num_classes, "relabel": relabel or None}
     options = {name: value for name, value in options.items() if value is not None}
     store = make_store(
         open_source(source, data_dir, **options),

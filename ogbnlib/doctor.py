@@ -28,7 +28,7 @@ _NO_HUGE_PAGES = "off, large steps take a third longer; an administrator can swi
 
 
 @dataclass(frozen=True)
-class Check:
+class _Check:
     """Result of one check. `fix` is the command or step after a failure, else empty."""
 
     name: str
@@ -37,17 +37,17 @@ class Check:
     fix: str = ""
 
 
-def _packages() -> Check:
+def _packages() -> _Check:
     """Conflicts of this package's requirements, by pip, else the important versions."""
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     if done.stderr and not done.stdout:
-        return Check("packages", False, done.stderr.splitlines()[-1], "python -m ensurepip")
+        return _Check("packages", False, done.stderr.splitlines()[-1], "python -m ensurepip")
     wrong = [line for line in done.stdout.splitlines() if line.startswith("ogbnlib ")]
     if not any(importlib.metadata.distributions(name="ogbnlib")):
         wrong = ["ogbnlib is not installed, only its folder is on the path"]
     if wrong:
-        return Check("packages", False, "; ".join(wrong), "pip install -e .")
-    return Check(
+        return _Check("packages", False, "; ".join(wrong), "pip install -e .")
+    return _Check(
         "packages", True, ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN)
     )
 
@@ -80,42 +80,43 @@ def _gpu() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
 
 
-def examine(root: Path) -> list[Check]:
+def examine(root: Path) -> list[_Check]:
     """Run all checks, in the order of the report."""
     root = home(root)
-    packages = _packages()
-    checks = [packages]
-    if packages.ok:
-        checks.append(Check("devices", True, _gpu() or "no GPU, training runs on the CPU"))
+    checks = [_packages()]
+    if checks[0].ok:
+        checks.append(_Check("devices", True, _gpu() or "no GPU, training runs on the CPU"))
     limit_bytes, source = effective_limit()
-    checks.append(Check("memory limit", True, f"{format_bytes(limit_bytes)}, from {source}"))
     trial, refusals = make_limit(min(limit_bytes, 2**30))  # a watchdog is possible everywhere
     trial.close()
     reasons = f" ({'; '.join(refusals)})" if trial.name == "watchdog" else ""
-    checks.append(Check("limit by", True, f"{trial.name}{reasons}"))
-    checks.append(Check("huge pages", True, _HUGE_PAGES.get(huge_pages(), _NO_HUGE_PAGES)))
     # DataLoader workers pass batches through /dev/shm; Docker's default of 64 MB ends in SIGBUS.
     shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
     grow = "docker run --shm-size=8g ..., or mount -t tmpfs -o size=8g tmpfs /dev/shm, or keep num_workers=0"
-    checks.append(_at_least("/dev/shm", shm_bytes, 2**30, format_bytes(shm_bytes), grow))
     place = (root if root.is_dir() else Path.cwd()).resolve()
     free_bytes = shutil.disk_usage(place).free
     # enough for the notebooks' generated data
     clear = f"free 2 GB under {place}, or work in another folder"
-    checks.append(_at_least("disk", free_bytes, 2**31, f"{format_bytes(free_bytes)} free", clear))
-    checks.append(_leftovers(root, Path.cwd()))
     names = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir())
     data_sets = f"{', '.join(names) or 'none'} in {root} (generated data needs none)"
-    return [*checks, Check("data sets", True, data_sets)]
+    return [
+        *checks,
+        _Check("memory limit", True, f"{format_bytes(limit_bytes)}, from {source}"),
+        _Check("limit by", True, f"{trial.name}{reasons}"),
+        _Check("huge pages", True, _HUGE_PAGES.get(huge_pages(), _NO_HUGE_PAGES)),
+        _at_least("/dev/shm", shm_bytes, 2**30, format_bytes(shm_bytes), grow),
+        _at_least("disk", free_bytes, 2**31, f"{format_bytes(free_bytes)} free", clear),
+        _leftovers(root, Path.cwd()),
+        _Check("data sets", True, data_sets),
+    ]
 
 
-def _at_least(name: str, size_bytes: int, least_bytes: int, result: str, fix: str) -> Check:
-    if size_bytes >= least_bytes:
-        return Check(name, True, result)
-    return Check(name, False, result, fix)
+def _at_least(name: str, size_bytes: int, least_bytes: int, result: str, fix: str) -> _Check:
+    is_large = size_bytes >= least_bytes
+    return _Check(name, is_large, result, "" if is_large else fix)
 
 
-def _leftovers(*places: Path) -> Check:
+def _leftovers(*places: Path) -> _Check:
     """Files of killed processes in these folders, and in those of the last one.
 
     Only a new conversion or propagation to the same place would clear or resume them.
@@ -125,7 +126,7 @@ def _leftovers(*places: Path) -> Check:
     parts = [path for folder in sorted(folders) for path in abandoned(folder)]
     if not parts:
         where = " and ".join(map(str, places))
-        return Check("leftovers", True, f"none of killed processes in {where}")
+        return _Check("leftovers", True, f"none of killed processes in {where}")
     size = sum(file.stat().st_size for path in parts for file in path.rglob("*") if file.is_file())
     fix = f"rm -r {shlex.join(map(str, parts))}"
-    return Check("leftovers", False, f"{format_bytes(size)} of killed processes", fix)
+    return _Check("leftovers", False, f"{format_bytes(size)} of killed processes", fix)

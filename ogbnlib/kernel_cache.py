@@ -60,18 +60,10 @@ def folder() -> Path | None:
     return None
 
 
-def is_complete() -> bool:
-    """Return whether all kernels of a training are compiled for this processor."""
+def complete_marker() -> Path | None:
+    """Return the file that exists once all kernels of a training are compiled for this processor."""
     place = folder()
-    return place is not None and (place / _marker()).is_file()
-
-
-def mark_complete() -> None:
-    """Record that all kernels of a training are compiled for this processor."""
-    place = folder()
-    if place is not None:
-        with contextlib.suppress(OSError):  # then the next run looks again
-            (place / _marker()).touch()
+    return None if place is None else place / _marker()
 
 
 @functools.cache

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from .errors import InputError
 
 
-class Launch(NamedTuple):
+class _Launch(NamedTuple):
     """This process among the processes of a launcher; local are those of its node."""
 
     rank: int
@@ -23,7 +23,7 @@ def job_cores() -> int:
     return min(cores, int(job_cpus) or cores) if job_cpus.isdecimal() else cores
 
 
-def launch() -> Launch | None:
+def launch() -> _Launch | None:
     """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None without the first two, or with a
     single rank."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
@@ -42,7 +42,7 @@ def launch() -> Launch | None:
     rank = number("RANK", 0, num_ranks - 1)
     if num_ranks == 1:
         return None
-    return Launch(
+    return _Launch(
         rank,
         num_ranks,
         number("LOCAL_RANK", 0, num_ranks - 1),

@@ -5,8 +5,13 @@ A model is one file of `training/models` with a class `Model`, derived from `Sam
 methods import torch only to make layers, so a forecast imports no torch.
 """
 
+from __future__ import annotations
+
 import itertools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
 class Layer(NamedTuple):
@@ -34,7 +39,7 @@ class Layer(NamedTuple):
     @property
     def copy(self) -> int:
         """Bytes of a number in the half-width copy of an input, 0 where there is none."""
-        return 2 if self.half else 0
+        return 2 * self.half
 
 
 class LayerMemory(NamedTuple):
@@ -80,17 +85,19 @@ class SampledModel(BaseModel):
     propagated = False
 
     @staticmethod
-    def conv(inputs: int, outputs: int, *, heads: int, last: bool) -> Any:
+    def conv(inputs: int, outputs: int, *, heads: int, last: bool) -> nn.Module:
         """Return a layer, an `nn.Module`, called as `layer((x, x of the targets), *adjacency)`."""
         raise NotImplementedError
 
     @staticmethod
-    def prepare(edge_index: Any, num_nodes: int) -> Any:
+    def prepare(edge_index: Tensor, num_nodes: int) -> Tensor | None:
         """Return what all layers of a batch share, from all of its edges; None by default."""
         return None
 
     @staticmethod
-    def adjacency(edges: Any, num_targets: int, num_sources: int, shared: Any) -> tuple[Any, ...]:
+    def adjacency(
+        edges: Tensor, num_targets: int, num_sources: int, shared: Any
+    ) -> tuple[Any, ...]:
         """Return a layer's arguments after x, from its edges int64 [2, E], ascending by target."""
         return (edges,)
 
@@ -103,7 +110,7 @@ class PropagatedModel(BaseModel):
     @staticmethod
     def network(
         num_features: int, num_classes: int, *, hops: int, hidden: int, heads: int, dropout: float
-    ) -> Any:
+    ) -> nn.Module:
         """Return the `nn.Module`, called with rows of propagated features [B, (hops + 1) * F]."""
         raise NotImplementedError
 
@@ -117,11 +124,16 @@ def layer_memory(
     layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3
 ) -> LayerMemory:
     """Bytes of a layer from its products, its scratch space and its sparse matrix."""
-    out = layer.targets * layer.outputs * (4 if layer.last else item)
-    # Dropout keeps its mask and its result in addition to the output.
-    copies = masks if layer.dropout and not layer.last else 1
-    saved = products + out * copies + 8 * layer.targets
-    peak = products + out * (3 if layer.last else 1) + scratch
+    if layer.last:
+        item = 4
+    out = layer.targets * layer.outputs * item
+    saved = products + out + 8 * layer.targets
+    peak = products + out + scratch
+    if layer.last:
+        peak += 2 * out
+    elif layer.dropout:
+        # Dropout keeps its mask and its result in addition to the output.
+        saved += (masks - 1) * out
     return LayerMemory(saved, out + matrix, max(saved, peak))
 
 

@@ -86,7 +86,6 @@ INSTEAD = {
     "self_loops": 'write norm="gcn"',
     "spool_dir": "write the environment variable TMPDIR",
 }
-REMOVED = {"sampling"}  # parameters of 0.2.0 that config.json of its runs has
 
 
 def _list(value: object) -> object:
@@ -114,10 +113,6 @@ def _fan_out(value: int) -> int:
     if value == 0 or value < -1:
         raise ValueError(f"expected a fan-out of at least 1, or -1 for all neighbors, got {value}")
     return value
-
-
-def _one_for_all_hops(value: object) -> object:
-    return [value] if type(value) is int else value
 
 
 def _size(value: object) -> object:
@@ -213,7 +208,7 @@ FanOut = Annotated[tuple[Neighbors, ...], BeforeValidator(_list), Field(min_leng
 EvalFanOut = Annotated[
     tuple[Neighbors, ...] | None,
     BeforeValidator(_list),
-    BeforeValidator(_one_for_all_hops),
+    BeforeValidator(lambda value: [value] if type(value) is int else value),
     BeforeValidator(no_value),
 ]
 Split = Annotated[Literal["valid", "test"], BeforeValidator(split_name)]
@@ -279,26 +274,6 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
         raise InputError(f"{file}: expected lines such as 'batch_size: 128', found {text!r:.60}")
     values: dict[str, Any] = _plain(tree, file)
     return values
-
-
-def check_numbers(text: str, place: str) -> None:
-    """Refuse YAML numbers that are others as text, such as 010 and 1:30; `place` is the file or
-    option."""
-    import yaml
-
-    for event in yaml.parse(text, yaml.SafeLoader):
-        if not isinstance(event, yaml.ScalarEvent) or not event.implicit[0]:
-            continue
-        value = yaml.safe_load(event.value)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            continue
-        number = None
-        with contextlib.suppress(ValueError):
-            number = float(event.value)
-        if number != value:
-            raise InputError(
-                f"{place}: expected decimal numbers, found {event.value}, which YAML takes for {value}"
-            )
 
 
 _MOST_YAML = 2**20

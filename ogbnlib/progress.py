@@ -80,11 +80,10 @@ def read_count(path: Path) -> Count | None:
 
 def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None = None) -> str:
     """` 33%|###3      | 3100/9432 [00:50<01:42, 61.70it/s, loss 1.68], 1.20 GB of 4.00 GB`."""
-    parts = ["" if count is None else str(count)]
-    if held_bytes is not None:
-        limits = [format_bytes(limit_bytes)] * bool(limit_bytes)
-        parts.append(" of ".join([format_bytes(held_bytes), *limits]))
-    return ", ".join(filter(None, parts))
+    memory = "" if held_bytes is None else format_bytes(held_bytes)
+    if memory and limit_bytes:
+        memory += f" of {format_bytes(limit_bytes)}"
+    return ", ".join(filter(None, [str(count or ""), memory]))
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Entry:
+class _Entry:
     """A registered class, by its dotted path `module:Class`."""
 
     path: str
@@ -24,13 +24,13 @@ class Entry:
 # A file of this folder is a model of that name; see `model`.
 _MODEL_FILES = Path(__file__).parent / "training" / "models"
 MODELS = {
-    module.name: Entry(f"ogbnlib.training.models.{module.name}:Model")
+    module.name: _Entry(f"ogbnlib.training.models.{module.name}:Model")
     for module in pkgutil.iter_modules([str(_MODEL_FILES)])
 }
 
 
 @dataclass(frozen=True)
-class Policy(Entry):
+class Policy(_Entry):
     """One loading policy: its class loads, builds loaders, and forecasts its phases; see
     `sampling.policies`."""
 
@@ -59,7 +59,7 @@ POLICIES = {
 }
 
 
-class StoreMethod(Entry):
+class _StoreMethod(_Entry):
     """A method of `graph.store.Store` that a higher room defines: a function that takes the store."""
 
     def __get__(self, store: object, owner: type | None = None) -> Any:
@@ -68,10 +68,10 @@ class StoreMethod(Entry):
 
 
 STORE_METHODS = {
-    "from_data": StoreMethod("ogbnlib.sources.pyg_data:from_data"),  # of the class
-    "to_data": StoreMethod("ogbnlib.sampling.pyg_stores:to_data"),
-    "feature_store": StoreMethod("ogbnlib.sampling.pyg_stores:StoreFeatures"),
-    "graph_store": StoreMethod("ogbnlib.sampling.pyg_stores:StoreGraph"),
-    "sampler": StoreMethod("ogbnlib.sampling.pyg_stores:sampler"),
-    "loader": StoreMethod("ogbnlib.windows.own_loop:loader"),
+    "from_data": _StoreMethod("ogbnlib.sources.pyg_data:from_data"),  # of the class
+    "to_data": _StoreMethod("ogbnlib.sampling.pyg_stores:to_data"),
+    "feature_store": _StoreMethod("ogbnlib.sampling.pyg_stores:StoreFeatures"),
+    "graph_store": _StoreMethod("ogbnlib.sampling.pyg_stores:StoreGraph"),
+    "sampler": _StoreMethod("ogbnlib.sampling.pyg_stores:sampler"),
+    "loader": _StoreMethod("ogbnlib.windows.own_loop:loader"),
 }

@@ -88,7 +88,8 @@ def test_values_in_a_dict_are_no_config(start: Callable[..., object]) -> None:
 def test_help_and_completion_show_each_parameter_with_its_default_and_meaning() -> None:
     signature = inspect.signature(TrainConfig.create)
     assert [*signature.parameters] == [*TrainConfig.model_fields]
-    assert "# Seeds per sampled batch.\n    batch_size=128" in str(signature)
+    assert ", batch_size=128," in str(signature)
+    assert "\nbatch_size=128\n    Seeds per sampled batch." in inspect.getdoc(TrainConfig.create)
 
 
 BAD_VALUES = [

@@ -3,7 +3,7 @@
 Nothing is suggested that `plan` would refuse. Where the planner can't know, the text says why.
 """
 
-from ..config import TrainConfig
+from ..config import Resume, TrainConfig
 from ..errors import InputError, format_bytes
 from ..graph.store import GraphSize
 from ..memory.killed import KEPT, KilledBy
@@ -58,7 +58,7 @@ def _by_change(
     texts = []
     for changes, changed in changes_that_fit(config, size, limit_bytes, unforeseen)[:2]:
         verb = "start again with"
-        if TrainConfig.may_change(changes):
+        if all(map(Resume.of, changes)):
             verb = "go on with"
         peak = format_bytes(changed.peak_bytes + unforeseen)
         texts.append(f"{verb} {assignments(changes)} ({peak} by forecast)")

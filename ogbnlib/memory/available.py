@@ -7,7 +7,7 @@ import psutil
 from ..errors import MB
 from ..launcher import local_ranks
 from .cgroup import effective_limit
-from .reading import own_memory, read_rss
+from .reading import own_memory, read_sums
 
 
 def usable_bytes(limit_bytes: int) -> int:
@@ -22,8 +22,6 @@ def available_bytes() -> int:
     The ranks of a node share both, and the limit also with their launcher.
     """
     ranks = local_ranks()
-    launcher = 0
-    if ranks > 1:
-        launcher = read_rss([os.getppid()])[0] or 0
-    own_share = (usable_bytes(effective_limit()[0]) - launcher) // ranks - own_memory()[0]
+    launcher = read_sums([os.getppid()], "status")[0] if ranks > 1 else 0
+    own_share = (usable_bytes(effective_limit()[0]) - (launcher or 0)) // ranks - own_memory()[0]
     return max(0, min(own_share, usable_bytes(psutil.virtual_memory().available) // ranks))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ..environment import LIMIT_VARIABLE
 from ..errors import MB, format_bytes
@@ -42,6 +43,18 @@ def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes,
 _PARTS = {1: (b"total_rss", b"total_cache", b"total_shmem"), 2: (b"anon", b"file", b"shmem")}
 
 
+# files of v1 and v2
+_SIZES = {
+    "usage": ("memory.usage_in_bytes", "memory.current"),
+    # the directory's own; a parent may have a lower one, see `effective_limit`
+    "limit": ("memory.limit_in_bytes", "memory.max"),
+    # highest usage so far, counted by the kernel (v2 since Linux 5.19)
+    "peak": ("memory.max_usage_in_bytes", "memory.peak"),
+    # the usage above which v2 slows processes down instead of killing them; v1 has none
+    "high": ("memory.high", "memory.high"),
+}
+
+
 @dataclass(frozen=True)
 class Cgroup:
     """Directory of a memory cgroup (`/sys/fs/cgroup/...`). Methods return None where a file is
@@ -50,48 +63,31 @@ class Cgroup:
     path: Path
     version: int
 
-    def _read(self, v1: str, v2: str) -> int | None:
-        text = read_whole(f"{self.path}/{(v1, v2)[self.version - 1]}")
+    def size(self, name: Literal["usage", "limit", "peak", "high"]) -> int | None:
+        """Bytes in use, or one of the other sizes of `_SIZES`."""
+        text = read_whole(f"{self.path}/{_SIZES[name][self.version - 1]}")
         # v1 writes "no limit" as the largest page-aligned int64, about 2**63.
         if text is None or text.strip() == b"max" or int(text) >= 2**60:
             return None
         return int(text)
 
-    def count(self, event: bytes) -> int:
-        """Number of events in this directory and those inside it: `oom` (v2 found no memory below a
-        limit), `high` (v2 slowed processes down for a `memory.high`)."""
-        return self._count(event) or 0
+    def count(self, event: Literal["oom_kill", "oom", "high"]) -> int | None:
+        """Number of events in this directory and those inside it.
 
-    def _count(self, event: bytes) -> int | None:
+        `oom_kill`: the kernel's out-of-memory killer ended a process. `oom`: v2 found no memory
+        below a limit. `high`: v2 slowed processes down for a `memory.high`.
+        """
         file = ("memory.oom_control", "memory.events")[self.version - 1]
-        return (read_fields(f"{self.path}/{file}", [event]) or {}).get(event)
-
-    def usage_bytes(self) -> int | None:
-        return self._read("memory.usage_in_bytes", "memory.current")
-
-    def limit_bytes(self) -> int | None:
-        """This directory's own limit; a parent may have a lower one (see `effective_limit`)."""
-        return self._read("memory.limit_in_bytes", "memory.max")
-
-    def peak_bytes(self) -> int | None:
-        """Highest usage so far, counted by the kernel (v2 since Linux 5.19)."""
-        return self._read("memory.max_usage_in_bytes", "memory.peak")
-
-    def oom_kills(self) -> int | None:
-        """Number of processes in this cgroup that the kernel's out-of-memory killer ended."""
-        return self._count(b"oom_kill")
-
-    def high_bytes(self) -> int | None:
-        """The usage above which v2 slows this directory's processes down instead of killing them."""
-        return self._read("memory.high", "memory.high")  # v1 has none
+        name = event.encode()
+        return (read_fields(f"{self.path}/{file}", [name]) or {}).get(name)
 
     def met_its_limit(self, ooms_before: int) -> bool:
         """Whether usage reached this directory's own limit: since the `oom` events were counted, or under v1 at
         any time."""
         if self.version == 2:
-            return self.count(b"oom") > ooms_before
-        limit = self.limit_bytes()
-        peak = self.peak_bytes()
+            return (self.count("oom") or 0) > ooms_before
+        limit = self.size("limit")
+        peak = self.size("peak")
         # A charge of several pages fails below the limit. `memory.failcnt` stays 0 on recent
         # kernels.
         return limit is not None and peak is not None and peak > limit - 2**21
@@ -105,13 +101,16 @@ class Cgroup:
         anon, file, shmem = (values[name] for name in names)
         return anon, max(file - shmem, 0), shmem  # both versions count shared memory as cache
 
+    def lineage(self, mount: Path) -> Iterator["Cgroup"]:
+        """Yield this cgroup and its ancestors up to the mount point: all their limits apply to
+        it."""
+        for path in (self.path, *self.path.parents):
+            yield Cgroup(path, self.version)
+            if path == mount:
+                return
+
     def pids(self) -> list[int]:
         return [int(word) for word in (read_whole(f"{self.path}/cgroup.procs") or b"").split()]
-
-
-def _unescaped(field: str) -> str:
-    """A path in /proc/self/mountinfo, where a blank is `\\040` (proc(5))."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
@@ -142,25 +141,21 @@ def _mounts() -> Iterator[tuple[int, str, Path]]:
     for line in os.fsdecode(read_whole("/proc/self/mountinfo") or b"").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        root, mount = map(_unescaped, before.split()[3:5])
+        # where a blank is `\040` (proc(5))
+        root, mount = (
+            re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+            for field in before.split()[3:5]
+        )
         if kind == "cgroup2":
             yield 2, root, Path(mount)
         elif kind == "cgroup" and "memory" in options.split()[-1].split(","):
             yield 1, root, Path(mount)
 
 
-def lineage(cgroup: Cgroup, mount: Path) -> Iterator[Cgroup]:
-    """Yield `cgroup` and its ancestors up to the mount point: all their limits apply to it."""
-    for path in (cgroup.path, *cgroup.path.parents):
-        yield Cgroup(path, cgroup.version)
-        if path == mount:
-            return
-
-
 def _lineage_of(pid: int | str = "self") -> Iterator[Cgroup]:
     pair = find_cgroup(pid)
     if pair:
-        yield from lineage(*pair)
+        yield from pair[0].lineage(pair[1])
 
 
 @dataclass(frozen=True)
@@ -183,24 +178,26 @@ def high_events() -> dict[str, int]:
     """How often each cgroup around this process that has a `memory.high` has slowed processes down
     so far."""
     return {
-        str(one.path): one.count(b"high") for one in _lineage_of() if one.high_bytes() is not None
+        str(one.path): one.count("high") or 0
+        for one in _lineage_of()
+        if one.size("high") is not None
     }
 
 
 def throttled_since(before: Mapping[str, int]) -> list[Throttle]:
     """The cgroups of `high_events` that have slowed processes down since then."""
-    cgroups = [(Cgroup(Path(path), 2), count) for path, count in before.items()]
-    return [
-        Throttle(str(one.path), one.high_bytes() or 0, one.count(b"high") - count)
-        for one, count in cgroups
-        if one.count(b"high") > count
-    ]
+    throttles = []
+    for path, count in before.items():
+        cgroup = Cgroup(Path(path), 2)
+        times = (cgroup.count("high") or 0) - count
+        throttles.append(Throttle(path, cgroup.size("high") or 0, times))
+    return [one for one in throttles if one.times > 0]
 
 
 def counting_cgroup(pid: int) -> Cgroup | None:
     """Nearest cgroup of `pid` with an oom_kill counter: the kernel counts a kill in the victim's
     own."""
-    return next((one for one in _lineage_of(pid) if one.oom_kills() is not None), None)
+    return next((one for one in _lineage_of(pid) if one.count("oom_kill") is not None), None)
 
 
 def effective_limit() -> tuple[int, str]:
@@ -219,7 +216,7 @@ def effective_limit() -> tuple[int, str]:
     ]
     for cgroup in _lineage_of():
         source = f"memory cgroup v{cgroup.version} {cgroup.path}"
-        limits.append((cgroup.limit_bytes() or 0, source))
+        limits.append((cgroup.size("limit") or 0, source))
     return min(limit for limit in limits if limit[0] > 0)
 
 

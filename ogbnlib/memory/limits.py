@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes
-from .cgroup import Cgroup, find_cgroup, lineage
+from .cgroup import Cgroup, find_cgroup
 from .reading import Reading, read_memory
 from .tree import Tree
 
@@ -65,7 +65,7 @@ class Limit:
             self.tree is not None
             and self.killed_by is None
             and self.cgroup is not None
-            and self.cgroup.oom_kills()
+            and self.cgroup.count("oom_kill")
         ):
             self._blame_kernel()
             self.tree.kill()
@@ -73,7 +73,7 @@ class Limit:
 
     def oom_kills(self) -> int | None:
         counter = self._around or self.cgroup
-        kills = counter.oom_kills() if counter else None
+        kills = counter.count("oom_kill") if counter else None
         return None if kills is None else kills - self._kills_before
 
     def ended(self, by_sigkill: bool) -> None:
@@ -98,7 +98,7 @@ class Limit:
                 held_bytes.append((anon or 0) + (shmem or 0))
                 time.sleep(0.05)
             outer = {
-                "limit_bytes": self._outer.limit_bytes(),
+                "limit_bytes": self._outer.size("limit"),
                 "cgroup": str(self._outer.path),
                 "others_bytes": min(held_bytes),
             }
@@ -110,12 +110,13 @@ class Limit:
         }
 
     def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
-        limited = [group for group in cgroups if group.limit_bytes() is not None]
-        self._limits = [(group, group.count(b"oom")) for group in limited]
+        self._limits = [
+            (group, group.count("oom") or 0) for group in cgroups if group.size("limit") is not None
+        ]
 
     def _count_kills_of(self, around: Cgroup) -> None:
         self._around = around
-        self._kills_before = around.oom_kills() or 0
+        self._kills_before = around.count("oom_kill") or 0
 
     def _blame_kernel(self) -> None:
         self.killed_by = "kernel"
@@ -159,7 +160,7 @@ class _CgroupLimit(Limit):
         except OSError:
             path.rmdir()
             raise
-        self._watch_limits(lineage(self.cgroup, mount))
+        self._watch_limits(self.cgroup.lineage(mount))
 
     def command(self, argv: list[str]) -> list[str]:
         # The shell enters the cgroup before it becomes the program, so that every byte is charged
@@ -202,7 +203,7 @@ class _SystemdLimit(Limit):
             pair = find_cgroup(self.tree.pid)
             if pair and pair != find_cgroup():
                 self.cgroup = pair[0]
-                self._watch_limits(lineage(*pair))
+                self._watch_limits(pair[0].lineage(pair[1]))
                 # The scope and its counter vanish with its last process; v2 counts its kills in its
                 # parent too.
                 self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
@@ -227,7 +228,7 @@ class Watchdog(Limit):
         super().__init__(limit_bytes)
         if around:
             self._count_kills_of(around[0])
-            self._watch_limits(lineage(*around))
+            self._watch_limits(around[0].lineage(around[1]))
 
     def check(self, reading: Reading) -> Reading | None:
         if self.limit_bytes is None or self.killed_by or self.tree is None:
@@ -263,7 +264,7 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
     if not pair or name != f"cgroup v{pair[0].version}":
         return f"no memory controller under {name}"
     reasons = []
-    for parent in lineage(*pair):
+    for parent in pair[0].lineage(pair[1]):
         try:
             control = parent.path / "cgroup.subtree_control"
             if name == "cgroup v2" and "memory" not in control.read_text().split():
@@ -271,7 +272,7 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
             return _CgroupLimit(limit_bytes, parent, pair[1])
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
-        if name == "cgroup v1" or parent.limit_bytes() is not None:
+        if name == "cgroup v1" or parent.size("limit") is not None:
             break
     return "; ".join(reasons)
 

@@ -83,26 +83,26 @@ def processor() -> set[str]:
 
 @functools.cache
 def _gives_pss() -> bool:
-    return read_pss([os.getpid()])[1] is not None  # Linux since 5.2
+    return read_sums([os.getpid()], "smaps_rollup")[1] is not None  # Linux since 5.2
 
 
-def _sum_over(pids: Iterable[int], file: str, *names: bytes) -> list[int | None]:
+# Fields of a file of /proc/PID. The kernel walks the page tables for the second one, which takes
+# about 10 ms per resident GB; the first one takes 40 us.
+_FIELDS = {
+    "status": (b"RssAnon", b"RssFile", b"RssShmem"),
+    "smaps_rollup": (b"Pss", b"Pss_Anon", b"Pss_File", b"Pss_Shmem"),
+}
+
+
+def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
+    """Sums over processes of the sizes in `status` (RssAnon, RssFile, RssShmem) or `smaps_rollup`
+    (Pss, Pss_Anon, Pss_File, Pss_Shmem), in bytes."""
+    names = _FIELDS[file]
     rows = [read_fields(f"/proc/{pid}/{file}", names, 1024) for pid in pids]
     living = [row for row in rows if row]
     # A field that this kernel lacks is unknown, not zero.
     known = {name for name in names if living and all(name in row for row in living)}
     return [sum(row[name] for row in living) if name in known else None for name in names]
-
-
-def read_rss(pids: Iterable[int]) -> list[int | None]:
-    """Sums of RssAnon, RssFile and RssShmem in bytes; about 40 us per process."""
-    return _sum_over(pids, "status", b"RssAnon", b"RssFile", b"RssShmem")
-
-
-def read_pss(pids: Iterable[int]) -> list[int | None]:
-    """Sums of Pss, Pss_Anon, Pss_File and Pss_Shmem in bytes; about 10 ms per resident GB, to walk
-    the page tables."""
-    return _sum_over(pids, "smaps_rollup", b"Pss", b"Pss_Anon", b"Pss_File", b"Pss_Shmem")
 
 
 def own_memory() -> tuple[int, int, int]:
@@ -119,10 +119,10 @@ def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = F
     one."""
     counted: tuple[int | None, ...] = ()
     if cgroup:  # first: processes that still have an RSS afterwards were not being killed meanwhile
-        counted = cgroup.usage_bytes(), *cgroup.parts(), cgroup.peak_bytes(), cgroup.limit_bytes()
+        counted = cgroup.size("usage"), *cgroup.parts(), cgroup.size("peak"), cgroup.size("limit")
     pids = tree.pids() if isinstance(tree, Tree) else process_tree(tree)
-    rss = read_rss(pids)
-    shares: list[int | None] = read_pss(pids) if pss else [None] * 4
+    rss = read_sums(pids, "status")
+    shares: list[int | None] = read_sums(pids, "smaps_rollup") if pss else [None] * 4
     if isinstance(tree, Tree) and tree.written and not cgroup:  # which counts these pages
         written_bytes = tree.written.read(pids)
         for sums in (rss, shares):
@@ -137,8 +137,11 @@ def memory_now() -> str:
     reading = read_memory(os.getpid(), pss=True)
     limit, source = effective_limit()
     anon, shmem, file = reading.held() or (0, 0, 0)
-    text = f"{format_bytes(anon + shmem)} in use of {format_bytes(limit)} ({source}): {format_bytes(anon)} anonymous, "
-    text += f"{format_bytes(shmem)} shared; {format_bytes(file)} page cache and mapped files"
+    text = (
+        f"{format_bytes(anon + shmem)} in use of {format_bytes(limit)} ({source}): "
+        f"{format_bytes(anon)} anonymous, {format_bytes(shmem)} shared; "
+        f"{format_bytes(file)} page cache and mapped files"
+    )
     gpu = cuda_reading()
     if gpu:
         allocated, reserved, free = (

@@ -46,8 +46,11 @@ Event = dict[str, Any]
 # Kinds with the fields that readers rely on; other kinds and fields are kept as they are. "part":
 # named memory that the run now uses (0 bytes: given back). "resumed": data set and checkpoint were
 # accepted.
-_NEEDED = {"begin": ["phase"], "end": ["phase"], "mark": ["name"], "part": ["name", "bytes"]}
-_NEEDED |= {
+_NEEDED = {
+    "begin": ["phase"],
+    "end": ["phase"],
+    "mark": ["name"],
+    "part": ["name", "bytes"],
     "cuda": ["allocated_bytes"],
     "cuda_oom": ["message"],
     "rank ended": ["rank", "exit_code"],
@@ -77,17 +80,17 @@ def _is_sound(event: object) -> bool:
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
     needed = {"time_s", *_NEEDED.get(event["event"], [])}
-    for name in needed | event.keys():
-        value = event.get(name)
-        is_text = not name.endswith(_NUMERIC)
-        if name not in needed and (is_text or value is None):
-            continue
-        if is_text and not isinstance(value, str):
-            return False
-        if not is_text and not (type(value) in (int, float) and math.isfinite(event[name])):
-            return False
-    is_command = isinstance(event.get("command") or [], list)
-    return is_command and isinstance(event.get("previous") or {}, dict)
+    values: Event = dict.fromkeys(needed) | {
+        name: event[name] for name in event if event[name] is not None
+    }
+    numbers = [value for name, value in values.items() if name.endswith(_NUMERIC)]
+    texts = [values[name] for name in needed if not name.endswith(_NUMERIC)]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        and isinstance(event.get("command") or [], list)
+        and isinstance(event.get("previous") or {}, dict)
+    )
 
 
 def phase_label(name: str, info: Mapping[str, Any]) -> str:
@@ -133,34 +136,19 @@ class Growth:
         ones."""
         stride = len(levels) // 200 + 1
         sizes = levels[::stride] or [0]
-        late = sizes[len(sizes) // 3 :]
-        slope, verdict = _judge(late)
+        slope, verdict, has_grown = _judge(sizes[len(sizes) // 3 :])
         if len(levels) < 5:
             verdict = "too few epochs"
-        return cls(
-            verdict,
-            slope / stride,
-            len(levels),
-            sizes[0],
-            sizes[-1],
-            has_grown=_has_grown(late),
-        )
+        return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1], has_grown=has_grown)
 
     @classmethod
     def over_time(cls, floors: Sequence[int], step_s: float) -> Self:
         """Judge by the minimum of each of some equal time spans, which leaves out what one batch
         needs for a while."""
         late = floors[len(floors) // 3 :]
-        slope, verdict = _judge(late)
-        return cls(
-            verdict,
-            slope * 60 / step_s,
-            0,
-            late[0],
-            late[-1],
-            len(late) * step_s,
-            _has_grown(late),
-        )
+        slope, verdict, has_grown = _judge(late)
+        over_s = len(late) * step_s
+        return cls(verdict, slope * 60 / step_s, 0, late[0], late[-1], over_s, has_grown)
 
     def __str__(self) -> str:
         over = f"{self.epochs} epochs" if self.over_s is None else f"{self.over_s:.0f} s"
@@ -175,23 +163,19 @@ class Growth:
         return f"Over {over} memory {self.verdict}, {ends}."
 
 
-def _judge(late: Sequence[int]) -> tuple[float, str]:
-    """Return the slope, and the verdict of `Growth`."""
+def _judge(late: Sequence[int]) -> tuple[float, str, bool]:
+    """Return the slope, the verdict and `has_grown` of `Growth`."""
     slope, climbs = _climb(late)
+    has_grown = late[-1] > 1.25 * max(late[: max(1, len(late) // 4)]) + 8 * MB
     if climbs:
-        return slope, "climbs"
+        return slope, "climbs", has_grown
     half = len(late) // 2
     before = late[:half] or [0]
     after = late[half:]
     # Both extremes, because those of memory that comes and goes stay where they are.
-    rises = all(end(after) > 1.05 * end(before) + 8 * MB for end in (min, max))
+    rises = half and all(end(after) > 1.05 * end(before) + 8 * MB for end in (min, max))
     is_flat = max(after) <= 1.05 * min(after) + 8 * MB
-    return slope, "grows" if rises and half and not is_flat else "levels off"
-
-
-def _has_grown(late: Sequence[int]) -> bool:
-    beginning = late[: max(1, len(late) // 4)]
-    return late[-1] > 1.25 * max(beginning) + 8 * MB
+    return slope, "grows" if rises and not is_flat else "levels off", has_grown
 
 
 def _climb(late: Sequence[int]) -> tuple[float, bool]:
@@ -224,7 +208,7 @@ LOADING = re.compile(
 
 
 @dataclass(frozen=True)
-class Processes:
+class _Processes:
     """Numbers of processes of a run, at first and at most, and the memory of each at that moment."""
 
     first: int
@@ -256,7 +240,7 @@ class Record:
         self.phases: dict[str, int] = {}
         self.parts: dict[str, int] = {}  # named parts in use now
         self.largest_parts: dict[str, int] = {}
-        # maximum of each sampled column, of their sums, and of `held_bytes`
+        # maximum of each sampled column, of `rss_bytes` (their sum), and of `held_bytes`
         self.peaks: dict[str, int] = {}
         self.last: dict[str, int] = {}  # anonymous, shared and file bytes of the last sample
         # the last of the kinds that are needed; of "rank ended" the first
@@ -264,7 +248,7 @@ class Record:
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
         # processes of the first sample, and of the one with the most of them and its memory
-        self._processes: Processes | None = None
+        self._processes: _Processes | None = None
         self._began_s = began_s
         self._loaded = set[str]()  # names of the phases of loading that have ended
         # a loop may have both phases and marks in each epoch
@@ -314,7 +298,7 @@ class Record:
         return Growth.of(levels) if self._levels else None
 
     @property
-    def processes(self) -> Processes | None:
+    def processes(self) -> _Processes | None:
         """The processes of the run, if they were more than one more than at first."""
         processes = self._processes
         return processes if processes and processes.most > processes.first + 1 else None
@@ -331,6 +315,8 @@ class Record:
         """Take the next event."""
         kind = event["event"]
         since_s = event["time_s"] - self._origin_s
+        if kind in ("end", "mark"):
+            self._add_level(event)
         if kind == "start":
             for phase in self._open:
                 phase.until_s = since_s
@@ -340,10 +326,7 @@ class Record:
         elif kind == "begin":
             self._begin(event, since_s)
         elif kind == "end":
-            self._add_level(event, event["phase"])
             self._end(event, since_s)
-        elif kind == "mark":
-            self._add_level(event, event["name"])
         elif kind == "part":
             name = event["name"]
             size = int(event["bytes"])
@@ -363,9 +346,10 @@ class Record:
         if self._history is not None:
             self._history.append(phase)
 
-    def _add_level(self, event: Event, name: str) -> None:
+    def _add_level(self, event: Event) -> None:
         """Note the memory at the end of an epoch."""
-        epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", name.lower())
+        name = event["phase" if event["event"] == "end" else "name"].lower()
+        epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", name)
         # A single process knows its own memory exactly; with several, the last sample has them all.
         is_single = (self._num_processes or 1) <= 1
         held_bytes = event.get("held_bytes") if is_single else self.held_bytes
@@ -394,15 +378,14 @@ class Record:
             self._began_s = time_s
         self.duration_s = time_s - self._began_s
         self._num_processes = reading.num_processes
-        sizes = {name: size for name, size in vars(reading).items() if size is not None}
-        for name in ("num_processes", "cgroup_limit_bytes"):
-            sizes.pop(name, None)
+        others = ("num_processes", "cgroup_limit_bytes")
+        sizes = {
+            name: size
+            for name, size in vars(reading).items()
+            if size is not None and name not in others
+        }
         if reading.rss_anon_bytes is not None:
             sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)
-            sizes["anon_shmem_bytes"] = reading.rss_sum_bytes
-        if reading.cgroup_anon_bytes is not None:
-            shmem_bytes = reading.cgroup_shmem_bytes or 0
-            sizes["cgroup_anon_shmem_bytes"] = reading.cgroup_anon_bytes + shmem_bytes
         parts = reading.held()
         if parts is not None:
             anon, shmem, file = parts
@@ -412,9 +395,9 @@ class Record:
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
             number = reading.num_processes or 1
-            before = self._processes or Processes(number, 0, 0)
+            before = self._processes or _Processes(number, 0, 0)
             if number > before.most:
-                self._processes = Processes(before.first, number, size // number)
+                self._processes = _Processes(before.first, number, size // number)
             if not self._loads():
                 self._add_floor(size)
         for name, size in sizes.items():

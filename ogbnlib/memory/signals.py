@@ -96,18 +96,15 @@ def block_stop_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def take_over(handler: Callable[[int, object], None]) -> None:
-    """Send stop signals to `handler` for the rest of this process, the pending ones first."""
+def take_over(handler: Callable[[int, object], None] | signal.Handlers) -> None:
+    """Send stop signals to `handler` for the rest of this process, the pending ones first.
+
+    `signal.SIG_IGN` ignores them: Slurm signals every process of a job, but workers must outlive
+    the last batch.
+    """
     for number in _without_nohup(STOP_SIGNALS):
         signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-
-
-def ignore() -> None:
-    """Ignore stop signals until the end of this process."""
-    # Slurm signals every process of a job, but workers must outlive the last batch.
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:

@@ -11,11 +11,9 @@ import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..environment import MARKS_VARIABLE
 from .cgroup import read_whole
 from .written import Written
 
@@ -37,13 +35,11 @@ def process_tree(pid: int) -> list[int]:
     queue = [pid]
     while queue:
         current = queue.pop()
-        try:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             tasks = os.listdir(f"/proc/{current}/task")
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        tree.append(current)
-        for task in tasks:
-            queue += _children(current, task)
+            tree.append(current)
+            for task in tasks:
+                queue += _children(current, task)
     return tree
 
 
@@ -51,7 +47,7 @@ def _children(pid: int, task: int | str) -> list[int]:
     return [int(word) for word in (read_whole(f"/proc/{pid}/task/{task}/children") or b"").split()]
 
 
-def state_of(pid: int) -> str:
+def _state_of(pid: int) -> str:
     """The state of a process as in proc(5): "T" is stopped, "Z" ended; "" if it is gone."""
     return os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"").rpartition(")")[2][1:2]
 
@@ -144,7 +140,7 @@ class Tree:
     def _left(self) -> list[int]:
         """The living processes but for the command itself."""
         return [
-            pid for pid in self.pids() if pid != self.pid and state_of(pid) not in ("Z", "X", "")
+            pid for pid in self.pids() if pid != self.pid and _state_of(pid) not in ("Z", "X", "")
         ]
 
     def names_left(self) -> list[str]:
@@ -163,19 +159,14 @@ class Tree:
         self.reap()
 
     def guard_command(self) -> list[str]:
-        """The command of a process that runs `guard` for this tree."""
+        """The command of a process that runs `_guard` for this tree."""
         root = str(Path(__file__).parents[2])
-        code = f"import sys; sys.path.insert(0, {root!r}); from {__name__} import guard; guard()"
+        code = f"import sys; sys.path.insert(0, {root!r}); from {__name__} import _guard; _guard()"
         start = [sys.executable, "-E", "-S", "-c", code]
         return [*start, str(self.parent), str(self.pid), self.mark]
 
 
-def new_mark() -> str:
-    """Return a value of `MARKS_VARIABLE` for a command; its end is the mark of a new tree."""
-    return f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
-
-
-def guard() -> None:
+def _guard() -> None:
     """Stop a command's tree while its watcher is stopped, since a stopped watchdog limits nothing.
 
     SIGSTOP can't be caught, so another process must look. It runs until the watcher ends.
@@ -183,8 +174,8 @@ def guard() -> None:
     parent, pid = map(int, sys.argv[1:3])
     tree = Tree(pid, sys.argv[3], parent)
     stopped: set[int] = set()
-    while os.getppid() == parent and state_of(pid) not in ("Z", ""):
-        if state_of(parent) in ("T", "t"):
+    while os.getppid() == parent and _state_of(pid) not in ("Z", ""):
+        if _state_of(parent) in ("T", "t"):
             stopped |= tree.signal(signal.SIGSTOP)
         elif stopped:
             tree.signal(signal.SIGCONT)

@@ -16,7 +16,7 @@ from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any
 
 from ..errors import InputError
-from .signals import STOP_SIGNALS, block_stop_signals, die_with_parent, ignore
+from .signals import block_stop_signals, die_with_parent, take_over
 
 _started: set["_Worker"] = set()
 _FULL = "/dev/shm is full (docker run --shm-size=8g)"
@@ -65,8 +65,7 @@ def _begin(worker_id: int) -> None:
     hook = sys.excepthook
     assert trainer is not None
     _started.clear()  # these are siblings
-    ignore()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    take_over(signal.SIG_IGN)
     die_with_parent(signal.SIGKILL, trainer.pid)
     # The thread that sends a batch's memory prints a traceback if the trainer ends meanwhile.
     sys.excepthook = lambda kind, *error: (

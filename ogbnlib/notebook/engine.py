@@ -10,13 +10,13 @@ import re
 import sys
 import typing
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import click
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..errors import InputError, explained, parse_bytes, unknown_name
-from ..parameters import check_numbers
 
 
 class ParameterError(click.ClickException, InputError):
@@ -53,21 +53,33 @@ class _Engine:
 Engine = _Engine()
 
 
+# YAML 1.1's other numbers: 010 is 8, 0x10 is 16, 1_000 is 1000, and 1:30 is 90.
+_NOT_DECIMAL = re.compile(r"[-+]?(0[0-7_]+|0[bx][\da-fA-F_]+|\d[\d.]*[_:][\d_:.]*)")
+
+
 def _check_yaml() -> None:
     """Refuse numbers in papermill's -f and -y that `--set` would read in another way."""
+    import yaml
+
     context = click.get_current_context(silent=True)
     options = context.params if context else {}
-    try:
-        for file in options.get("parameters_file") or ():
-            if Path(file).is_file():  # else papermill has read it from elsewhere
-                check_numbers(Path(file).read_text(encoding="utf-8"), file)
-        for text in options.get("parameters_yaml") or ():
-            check_numbers(text, "-y")
-    except InputError as error:
-        raise ParameterError(str(error)) from None
+    texts = [("-y", text) for text in options.get("parameters_yaml") or ()]
+    for file in filter(os.path.isfile, options.get("parameters_file") or ()):
+        texts.append((file, Path(file).read_text(encoding="utf-8")))
+    for place, text in texts:
+        for event in yaml.parse(text, yaml.SafeLoader):
+            is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
+            if is_plain and _NOT_DECIMAL.fullmatch(event.value):
+                value = yaml.safe_load(event.value)
+                raise ParameterError(
+                    f"{place}: expected decimal numbers, found {event.value}, which YAML takes for "
+                    f"{value}"
+                )
 
 
-def _in_one_line(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+def _in_one_line(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Print an error of papermill's -f and -y, which it reads before it calls an engine."""
     import yaml
 
@@ -103,9 +115,9 @@ def begin_notebook() -> None:
     print(machine())
     if "JPY_SESSION_NAME" in os.environ:  # JupyterLab, whose user waits and may close the tab
         print(
-            "the imports below take 10 to 20 s the first time; a run continues when this tab is closed, and then"
+            "the imports below take 10 to 20 s the first time; a run continues when this tab is "
+            'closed, and then\nRun.open("runs/NAME").follow() in a new cell shows it'
         )
-        print('Run.open("runs/NAME").follow() in a new cell shows it')
     if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
         os.chdir("..")
     elif Path("notebooks", "00_quickstart.ipynb").is_file():
@@ -113,7 +125,7 @@ def begin_notebook() -> None:
     print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
 
 
-def check_parameters(values: dict[str, Any], defaults: str) -> None:
+def check_parameters(values: dict[str, object], defaults: str) -> None:
     """Refuse unknown names and values of the wrong type or range, by the source of the
     `parameters` cell."""
     known = _assignments(defaults) if values else {}
@@ -160,8 +172,8 @@ def _out_of_range(name: str, value: object, default: object, defaults: str) -> s
     try:
         for field in fields:
             check_value(field, value, name)
-        if value != "auto" and _is_size(name, default):
-            _check_sizes(name, value)
+        if value != "auto":
+            _check_sizes(name, value, default)
     except InputError as error:
         return str(error)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -176,21 +188,13 @@ def _out_of_range(name: str, value: object, default: object, defaults: str) -> s
     return ""
 
 
-def _is_size(name: str, default: object) -> bool:
-    """Whether a parameter is a size or a list of sizes, by its name or its default."""
-    if name.endswith("_limit"):
-        return True
-    with contextlib.suppress(InputError):
-        return [parse_bytes(size) for size in _listed(default)] != []
-    return False
-
-
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
-
-
-def _check_sizes(name: str, sizes: object) -> None:
-    for size in _listed(sizes):
+def _check_sizes(name: str, value: object, default: object) -> None:
+    """Refuse what is no size, in a parameter that is one or a list of them by its name or default."""
+    texts = default if isinstance(default, list) else [default]
+    are_sizes = [re.fullmatch(r"[\d.]+ *[kmgt]i?b?", str(text), re.IGNORECASE) for text in texts]
+    if not name.endswith("_limit") and not (texts and all(are_sizes)):
+        return
+    for size in value if isinstance(value, list) else [value]:
         size_bytes = parse_bytes(size, name)
         if name == "memory_limit":
             from ..runs.sandbox import check_trainer_limit
@@ -211,13 +215,10 @@ def _assignments(source: str) -> dict[str, tuple[str | None, object]]:
         # an expression, or no value, does not show a type
         with contextlib.suppress(ValueError, TypeError):
             default = ast.literal_eval(statement.value)  # type: ignore[arg-type]
-        if isinstance(statement, ast.AnnAssign):
-            kind: str | None = ast.unparse(statement.annotation).strip("'\"")
-            target = statement.target
-        else:
-            kind = None if default is None else type(default).__name__
-            target = statement.targets[0]  # type: ignore[assignment]
-        parameters[ast.unparse(target)] = kind, default
+        name, _, kind = ast.unparse(statement).partition(" = ")[0].partition(": ")
+        if not kind and default is not None:
+            kind = type(default).__name__
+        parameters[name] = kind.strip("'\"") or None, default
     return parameters
 
 

@@ -130,7 +130,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
 
     def _kills(self) -> int | None:
         """Return how many processes of the kernel's cgroup were killed for memory, if it counts."""
-        return self._cgroup.oom_kills() if self._cgroup else None
+        return self._cgroup.count("oom_kill") if self._cgroup else None
 
     def _facts(self, recorder: Recorder) -> dict[str, str]:
         """Return why the kernel ended, for the banner; waits for its end."""
@@ -138,7 +138,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         code = max(status, 1)  # an exit with 0 in mid-notebook is an error, too
         if status < 0:  # -N of Popen is signal N, 128 + N of a shell
             code = 128 - status
-        _, cause, remedy = meaning_of(code)
+        _, cause, remedy, *_ = meaning_of(code)
         before = self._kills_before
         after = self._kills()
         if status == 0:
@@ -156,12 +156,12 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
                 if (run.run_dir / "timeline.csv").exists() and run.exit_code is None:
                     phase += f"; in it the run {run.run_dir}. {run.diagnosis}"
         limit, source = effective_limit()
-        peak = f"{format_bytes(recorder.record.held_peak_bytes)} anonymous and shared, of kernel and children"
+        peak = format_bytes(recorder.record.held_peak_bytes)
         return {
             "cause": cause,
             "exit code": str(code),
             "limit": f"{format_bytes(limit)} ({source})",
-            "peak": peak,
+            "peak": f"{peak} anonymous and shared, of kernel and children",
             "next": remedy,
             "phase": phase,
         }

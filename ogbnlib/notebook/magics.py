@@ -17,7 +17,7 @@ import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import cloudpickle
 
@@ -25,6 +25,9 @@ from .. import marks
 from ..errors import InputError, clear_errors, format_bytes, shortened
 
 if TYPE_CHECKING:
+    from IPython.core.displaypub import DisplayPublisher
+    from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+
     from ..runs.folder import Run
 
 # A line of the child's output in place of a display, with its number; terminals do not show lines
@@ -37,10 +40,10 @@ class CellFailed(RuntimeError):
     """Limited cell that raised an exception, or ended before it handed back its results."""
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: "InteractiveShell") -> None:
     """Register the magics; IPython calls this for `%load_ext ogbnlib`."""
     if _as_line_magic not in shell.input_transformers_cleanup:  # else it is %reload_ext
-        magics = Magics(shell)
+        magics = _Magics(shell)
         shell.register_magic_function(magics.memory, "line_cell", "memory")
         shell.register_magic_function(magics.memory_limit, "cell", "memory_limit")
         shell.input_transformers_cleanup.append(_as_line_magic)
@@ -57,13 +60,13 @@ def _as_line_magic(lines: list[str]) -> list[str]:
     return [lines[0].replace("%%", "%", 1), *cell_magic(lines[1:])]
 
 
-class Magics:
+class _Magics:
     """The two magics of a shell."""
 
-    def __init__(self, shell: Any):
+    def __init__(self, shell: "InteractiveShell"):
         self._shell = shell
         self._recording = contextlib.ExitStack()
-        self._recorded_cell: Any = None
+        self._recorded_cell: ExecutionResult | None = None
 
     def memory(self, line: str, cell: str | None = None) -> None:
         """%%memory
@@ -79,7 +82,7 @@ class Magics:
         self._recorded_cell = self._shell.displayhook.exec_result
         self._recording.enter_context(self._recorded())
 
-    def end_memory(self, result: Any) -> None:
+    def end_memory(self, result: "ExecutionResult | None") -> None:
         """Stop recording; the shell calls this at the end of each cell, also of cells inside
         another one."""
         if result is None or self._recorded_cell in (None, result):
@@ -165,10 +168,12 @@ class Magics:
                     self._shell.user_ns[name] = pickle.loads(file.read_bytes())
             elif outputs:
                 state = "exit before the end of the cell, as by os._exit(0)"
-                if done.exit_code:
-                    state = done.state
-                what = f"--out {', '.join(outputs)}: not set, as the cell's process ended: {state}"
-                raise shortened(CellFailed(what))
+                raise shortened(
+                    CellFailed(
+                        f"--out {', '.join(outputs)}: not set, as the cell's process ended: "
+                        f"{done.state if done.exit_code else state}"
+                    )
+                )
 
     def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
         """Write the cell and its input variables for the child process."""
@@ -212,7 +217,7 @@ def _split(names: list[str]) -> list[str]:
 class _Output(io.TextIOBase):
     """Stream of the child's output to the notebook, with each display in its place."""
 
-    def __init__(self, folder: Path, stream: Any, publisher: Any):
+    def __init__(self, folder: Path, stream: TextIO, publisher: "DisplayPublisher"):
         self._folder = folder
         self._stream = stream
         self._publisher = publisher
@@ -235,7 +240,7 @@ class _Output(io.TextIOBase):
         self._stream.flush()
 
 
-def _dump(folder: Path, name: str, value: Any, option: str) -> None:
+def _dump(folder: Path, name: str, value: object, option: str) -> None:
     try:
         with open(folder / f"{option}-{name}.pickle", "wb") as file:
             cloudpickle.dump(value, file)
@@ -246,7 +251,7 @@ def _dump(folder: Path, name: str, value: Any, option: str) -> None:
         raise InputError(f"{option} {name}: {what} ({error})") from None
 
 
-def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
+def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
     """Create the child's shell: displays go to the kernel, the lines of a traceback to
     `error_lines`."""
     from IPython.core.displayhook import DisplayHook
@@ -256,7 +261,7 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
 
     numbers = itertools.count()
 
-    def send(call: str, *args: Any, **options: Any) -> None:
+    def send(call: str, *args: object, **options: object) -> None:
         number = next(numbers)
         (folder / f"display-{number}").write_bytes(cloudpickle.dumps((call, args, options)))
         sys.stdout.flush()
@@ -265,12 +270,12 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
     class Publisher(DisplayPublisher):  # type: ignore[misc]
         def publish(
             self,
-            data: Any,
-            metadata: Any = None,
+            data: dict[str, object],
+            metadata: object = None,
             *,
-            transient: Any = None,
-            update: Any = False,
-            **_: Any,
+            transient: object = None,
+            update: bool = False,
+            **_: object,
         ) -> None:
             # Widgets live in the child.
             shown = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}
@@ -283,7 +288,7 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
         def write_output_prompt(self) -> None:
             pass
 
-        def write_format_data(self, format_dict: Any, md_dict: Any = None) -> None:
+        def write_format_data(self, format_dict: object, md_dict: object = None) -> None:
             send("publish", format_dict, md_dict)
 
     class Shell(InteractiveShell):  # type: ignore[misc]
@@ -292,7 +297,7 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
         error_lines: tuple[str, ...] = ()
         enable_gui = ask_exit = show_usage_error = lambda *_: None
 
-        def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        def _showtraceback(self, etype: object, evalue: object, stb: list[str]) -> None:
             self.error_lines = tuple(stb)
 
     module = types.ModuleType("__main__")  # workers and pickles look up the cell's definitions here
@@ -303,7 +308,7 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> Any:
     return shell
 
 
-def main(folder: Path) -> int:
+def _main(folder: Path) -> int:
     """In the child process unpickle the inputs, run the cell, pickle the outputs; return the exit
     code."""
     job = pickle.loads((folder / "job").read_bytes())
@@ -342,4 +347,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(_main(Path(sys.argv[1])))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -55,8 +56,15 @@ def _figure(
 ) -> tuple[Figure, Array]:
     """Create a transparent figure whose text is readable in light and dark themes; return it and
     its grid of axes."""
-    look: dict[str, Any] = {"figsize": size, "layout": "constrained", "facecolor": "none"}
-    figure, grid = plt.subplots(rows, columns, squeeze=False, sharey=sharey, **look)
+    figure, grid = plt.subplots(
+        rows,
+        columns,
+        squeeze=False,
+        sharey=sharey,
+        figsize=size,
+        layout="constrained",
+        facecolor="none",
+    )
     for ax in grid.flat:
         ax.tick_params(colors=_GREY)
         ax.spines[:].set_color(_GREY)
@@ -91,7 +99,7 @@ def _plain(text: object) -> str:
     return printable(text).replace("\n", " ").replace("$", r"\$")
 
 
-def _stacks(table: pd.DataFrame, layers: Mapping[str, Any]) -> Array:
+def _stacks(table: pd.DataFrame, layers: Iterable[str]) -> Array:
     return np.asarray(table[[*layers]].fillna(0), np.float64).T  # bytes [layers, samples]
 
 
@@ -101,7 +109,12 @@ def _top_bytes(run: Run) -> float:
 
 
 def _draw_run(
-    ax: Axes, run: Run, time_s: Array, stacks: Array, layers: Mapping[str, Any], title: str | None
+    ax: Axes,
+    run: Run,
+    time_s: Array,
+    stacks: Array,
+    layers: Mapping[str, tuple[str, str]],
+    title: str | None,
 ) -> float:
     """Draw stacked layers over the run's phases; return the right end of the axis."""
     names, colours = zip(*layers.values(), strict=True)
@@ -120,9 +133,8 @@ def _shade_phases(ax: Axes, run: Run, end_s: float) -> None:
     """Shade each phase, inner ones above outer ones, with upright names where the span is wide
     enough."""
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
-    phases = run.phases
-    if is_training:
-        phases = [phase for phase in phases if phase.name.lower().startswith((*_SHADES,))]
+    shown = (*_SHADES,) if is_training else ""
+    phases = [phase for phase in run.phases if phase.name.lower().startswith(shown)]
     spans = []
     if phases:
         # Before the first phase Python imports torch, which takes 0.3 GB.
@@ -187,8 +199,15 @@ def plot_timeline(
     limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
-        where = {"xycoords": ("axes fraction", "data"), "bbox": None}
-        _mark(ax, f"limit {text(limit)}", (0.0, limit), (4, 3), color=LIMIT, **where)
+        _mark(
+            ax,
+            f"limit {text(limit)}",
+            (0.0, limit),
+            (4, 3),
+            color=LIMIT,
+            xycoords=("axes fraction", "data"),
+            bbox=None,
+        )
     in_use = stacks[0] + stacks[1]
     if run.exit_code == 137 and len(in_use):
         # The last sample is older than the last allocation: the cross stands at the limit that
@@ -269,7 +288,7 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
     for ax in grid.flat[len(titled) :]:
         ax.set_visible(False)
     top = max(_top_bytes(run) for _, run in titled)
-    handles: dict[str, Any] = {}
+    handles: dict[str, Artist] = {}
     for i, (ax, (name, run)) in enumerate(zip(grid.flat, titled, strict=False)):
         plot_timeline(run, ax, title=f"{name}: {run.state}", top_bytes=top, legend=False)
         if i % columns:
@@ -309,8 +328,11 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
             **{**_CROSS, "color": line.get_color()},
         )
     ax.set_xticks(range(len(limits)), limits)
-    label = "memory limit at full size (cross: killed)"
-    ax.set(ylim=(0, 1.15 * highest or 1), ylabel="seconds per epoch", xlabel=label)
+    ax.set(
+        ylim=(0, 1.15 * highest or 1),
+        ylabel="seconds per epoch",
+        xlabel="memory limit at full size (cross: killed)",
+    )
     ax.legend(**_PLAIN)
     return ax
 
@@ -362,7 +384,7 @@ def plot_peaks(
         for size in peaks.values()
     ]
     largest = max([*sizes, limit_bytes or 0])
-    killed_bytes = 0.98 * limit_bytes if limit_bytes else math.inf
+    killed_bytes = 0.98 * (limit_bytes or math.inf)
     colours = [KILLED if size >= killed_bytes else PARTS["anon"][1] for size in sizes]
     unit, name, text = _unit(largest)
     bars = ax.barh([_plain(name) for name in peaks], [size / unit for size in sizes], color=colours)
@@ -372,14 +394,21 @@ def plot_peaks(
     ax.invert_yaxis()
     if limit_bytes:
         ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--")
-        style = {"ha": "center", "color": LIMIT, "xycoords": ("data", "axes fraction")}
-        _mark(ax, f"limit {text(limit_bytes / unit)}", (limit_bytes / unit, 1.0), (0, 3), **style)
+        _mark(
+            ax,
+            f"limit {text(limit_bytes / unit)}",
+            (limit_bytes / unit, 1.0),
+            (0, 3),
+            ha="center",
+            color=LIMIT,
+            xycoords=("data", "axes fraction"),
+        )
     ax.set(xlim=(0, 1.15 * largest / unit), xlabel=f"peak memory in {name}")
     return ax
 
 
 def _draw_forecasts(
-    ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float], colours: list[Any]
+    ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float], colours: list[object]
 ) -> None:
     predicted = predicted.rename(index=_plain, columns=_plain)
     predicted.plot.barh(ax=ax, stacked=True, width=0.62, color=colours, legend=False)

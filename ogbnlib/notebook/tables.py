@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ from ..sources.resolve import size_of
 def compare_runs(runs: Runs) -> pd.DataFrame:
     """Return one row per run: its end, its peak memory in use (anonymous + shared) in GB, times,
     last metrics."""
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, object]] = {}
     for name, run in named(runs).items():
         rows[name] = {
             "ended": run.state,
@@ -32,9 +31,8 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
         }
         metrics = run.metrics
         if len(metrics):
-            epoch_s = metrics["time_s"].mean()
-            eval_s = metrics["eval_time_s"].sum()
-            rows[name] |= {"epoch s": round(epoch_s, 2), "eval s": round(eval_s, 2)}
+            rows[name]["epoch s"] = round(metrics["time_s"].mean(), 2)
+            rows[name]["eval s"] = round(metrics["eval_time_s"].sum(), 2)
             rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1].add_prefix("last ")
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
 
@@ -99,7 +97,6 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
     rows = {}
     for name, run in named(runs).items():
         table = run.cuda
-        metrics = run.metrics
         allocated = table[["cuda_allocated_bytes", "cuda_peak_allocated_bytes"]]
         reserved = table[["cuda_reserved_bytes", "cuda_peak_reserved_bytes"]]
         releases = [event for event in run.events if event["event"] == "release"]
@@ -110,7 +107,7 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
             "unallocated GB": table["cuda_unallocated_bytes"].max() / GB,
             "retries": table["cuda_alloc_retries"].max(),
             "release s": sum(event.get("took_s", 0) for event in releases),
-            "epoch s": metrics["time_s"].mean(),
+            "epoch s": run.metrics["time_s"].mean(),
         }
     return pd.DataFrame.from_dict(rows, orient="index").round(3)
 
@@ -178,7 +175,7 @@ def phase_seconds(runs: Runs) -> pd.DataFrame:
 
 @clear_errors()
 def sampled_nodes(
-    config: TrainConfig, settings: Mapping[str, Mapping[str, Any]], full: str
+    config: TrainConfig, settings: Mapping[str, Mapping[str, object]], full: str
 ) -> pd.DataFrame:
     """Return one row per setting with the nodes of a batch: by arithmetic, counted, and expected on
     `full`.
@@ -197,14 +194,13 @@ def sampled_nodes(
     for name, setting in settings.items():
         changed = config.replace(**setting)
         size = changed.batch_size
-        num_neighbors = changed.num_neighbors
-        sampler = CSCSampler(store.colptr, store.row, num_neighbors, seed=config.seed)
+        sampler = CSCSampler(store.colptr, store.row, changed.num_neighbors, seed=config.seed)
         parts = torch.split(seeds, size)[: max(1, min(10, len(seeds) // size))]  # full batches
         counted = [
             len(sampler.sample_from_nodes(NodeSamplerInput(None, part)).node) for part in parts
         ]
         rows[name] = {
-            "arithmetic": size * int(1 + np.cumprod(num_neighbors).sum()),
+            "arithmetic": size * int(1 + np.cumprod(changed.num_neighbors).sum()),
             "counted": round(np.mean(counted)),
             full: round(predict(changed.replace(dataset=full), size_of(full)).batch.num_nodes),
         }
@@ -212,7 +208,7 @@ def sampled_nodes(
 
 
 @clear_errors()
-def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, object]]) -> pd.DataFrame:
     """One row per option: memory of a training step in MB (2**20 bytes), before anything is run.
 
     Columns: `kept MB`, the activations that wait for the backward pass; `peak MB`, the most that
@@ -227,13 +223,11 @@ def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, Any]]) ->
     for name, changes in options.items():
         forecast = predict(config.replace(**changes))
         size = forecast.size
-        gpu = forecast.gpu
-        backward_bytes = saved_bytes(
-            forecast.config, forecast.batch, size.num_features, size.num_classes, on_gpu=True
-        )
         rows[name] = {
-            "kept MB": backward_bytes,
-            "peak MB": gpu["activations"],
-            "GPU step MB": sum(gpu.values()),
+            "kept MB": saved_bytes(
+                forecast.config, forecast.batch, size.num_features, size.num_classes, on_gpu=True
+            ),
+            "peak MB": forecast.gpu["activations"],
+            "GPU step MB": sum(forecast.gpu.values()),
         }
     return (pd.DataFrame.from_dict(rows, orient="index") / MB).round(1)

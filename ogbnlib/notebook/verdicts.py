@@ -14,7 +14,6 @@ from ..forecast.fitting import FITS
 from ..forecast.planner import Advice
 from ..runs.folder import Run
 
-_OPPOSITE = {True: False, False: True, None: None}
 _WORDS = {True: "holds", False: "does not hold", None: "not measured"}
 # First word of a verdict -> background; the text is dark on each, also in a dark theme.
 _COLOURS = {"holds": "#a9dfb0", "half": "#f9dc8c", "does": "#f4b0a8", "not": "#d0d0d0"}
@@ -138,7 +137,7 @@ def _end(run: Run) -> str:
 def killed(runs: Mapping[str, Run]) -> Finding:
     """Check that none of the runs finished; not measured where none came to its data."""
     finding = finished(runs)
-    return finding._replace(holds=_OPPOSITE[finding.holds])
+    return finding._replace(holds=None if finding.holds is None else not finding.holds)
 
 
 def killed_in(run: Run, phase: str) -> Finding:

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from .. import clock
 from ..config import TrainConfig
@@ -32,13 +31,6 @@ from .exit_codes import UNFINISHED
 from .folder import Run
 
 _TORN_FILES = ".*.part"  # left by a kill of files that are written whole or not at all
-
-
-def slurm_job() -> str | None:
-    """The Slurm job that this process is of, with _TASK in an array; None outside of a job."""
-    if "SLURM_ARRAY_TASK_ID" in os.environ:
-        return "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format(**os.environ)
-    return os.environ.get("SLURM_JOB_ID")
 
 
 @contextlib.contextmanager
@@ -116,7 +108,7 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
         )
 
 
-def check_changes(before: Mapping[str, Any], config: TrainConfig, run_dir: Path) -> list[str]:
+def check_changes(before: Mapping[str, object], config: TrainConfig, run_dir: Path) -> list[str]:
     """Return a sentence for each changed value that takes effect from here on; refuse those that
     can't be changed."""
     refused, notes = config.changes(before)
@@ -148,7 +140,9 @@ class Attempt:
         ended_s = max((event["time_s"] for event in before.events), default=0.0)
         started = clock.begin(ended_s)
         self._high = high_events()
-        self._job = slurm_job()
+        self._job = os.environ.get("SLURM_JOB_ID")
+        if "SLURM_ARRAY_TASK_ID" in os.environ:
+            self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format(**os.environ)
         self.recorder.log.mark(
             "start",
             **info,

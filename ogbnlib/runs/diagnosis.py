@@ -23,7 +23,6 @@ from ..memory.record import Growth, Record
 from .evidence import (
     GUIDE,
     OUT_OF_MEMORY,
-    Finding,
     exception_line,
     find,
     find_job,
@@ -34,6 +33,7 @@ from .exit_codes import (
     EXIT_CODES,
     READ_LOG,
     STOPPED,
+    Meaning,
     code_key,
     meaning_of,
     meaning_of_state,
@@ -169,13 +169,14 @@ def explain_text(text: str) -> Diagnosis:
         message = exception_line(text)
         end = f"it ends with {message[:200]!r}" if message else "no message in it is known"
         remedy = f"look for its words in {GUIDE}; `python -m ogbnlib watch` runs the command again and records it"
-        finding = Finding("unknown", f"Cause unknown: {end}", remedy)
-    sentences = [f"{finding.text[:1].upper()}{finding.text[1:]}."]
-    if finding.line:
-        sentences.append(f"Evidence: {finding.line[:200].rstrip('.')}.")
-    sentences.append(f"Next: {finding.remedy}.")
-    text = " ".join(sentences)
-    return Diagnosis(text, finding.cause, None, None, finding.sizes, remedy=finding.remedy)
+        finding = Meaning("unknown", f"Cause unknown: {end}", remedy)
+    sentences = [
+        f"{finding.text[:1].upper()}{finding.text[1:]}.",
+        finding.line and f"Evidence: {finding.line[:200].rstrip('.')}.",
+        f"Next: {finding.remedy}.",
+    ]
+    text = " ".join(filter(None, sentences))
+    return Diagnosis(text, finding.cause, None, None, dict(finding.sizes), remedy=finding.remedy)
 
 
 def explain(
@@ -226,10 +227,9 @@ class _Case:
         command: list[str] = record.start.get("command") or []
         self.foreign = bool(command) and command[1:3] != ["-m", "ogbnlib"]
         self.label = record.phase.label if record.phase else None
+        self.where = "in no named phase" if self.foreign else "before its first phase"
         if self.label:
             self.where = f"in phase '{self.label}'"
-        else:
-            self.where = "in no named phase" if self.foreign else "before its first phase"
         duration_s = record.duration_s if result.duration_s is None else result.duration_s
         self.took = f"{duration_s:.1f} s"
         # sentences on a `memory.high` that slowed the run down
@@ -283,7 +283,6 @@ class _Case:
     def at_work(self) -> Diagnosis:
         record = self.record
         throttles = throttled_since(record.start.get("memory_high") or {})
-        self.throttled = " ".join(map(str, throttles))
         if not self.label and not self.foreign:
             self.label = self.where = "starting"
         since = ""
@@ -296,11 +295,13 @@ class _Case:
             amount += f" of {format_bytes(limit)}"
         most = f"{format_bytes(record.held_peak_bytes)} at most"
         text = f"At work, {self.where}{since}; after {self.took} it holds {amount}, {most}."
-        return self._diagnosis([text, self.throttled, *self._memory()], "at work")
+        return self._diagnosis([text, *map(str, throttles), *self._memory()], "at work")
 
     def without_result(self) -> Diagnosis:
-        text = "No result was written: the watching process was itself killed. "
-        text += f"After {self.took} the run was {self.where}."
+        text = (
+            "No result was written: the watching process was itself killed. "
+            f"After {self.took} the run was {self.where}."
+        )
         remedy = "if no process of it is alive, go on with resume=True"
         if self.foreign:
             remedy = "start it again"
@@ -316,17 +317,13 @@ class _Case:
                 text += f", {format_bytes(result.peak_bytes)} with page cache"
         text += "."
         if result.oom_kills:
-            text += f" But the kernel's out-of-memory killer ended {result.oom_kills} of its processes: their output "
-            text += "is missing."
-        growth = ""
+            text += (
+                f" But the kernel's out-of-memory killer ended {result.oom_kills} of its "
+                "processes: their output is missing."
+            )
+        sentences = [text + self.struck, self.throttled, str(self.record.processes or "")]
         if self.record.growth and self.record.growth.verdict != "levels off":
-            growth = self._growth()
-        sentences = [
-            text + self.struck,
-            self.throttled,
-            str(self.record.processes or ""),
-            growth,
-        ]
+            sentences.append(self._growth())
         return self._diagnosis(sentences, "finished")
 
     def killed(self) -> Diagnosis:
@@ -343,14 +340,13 @@ class _Case:
         result = self.result
         code = result.exit_code
         assert code is not None
-        cause, meaning, remedy = meaning_of(code, foreign=self.foreign)
-        finding = find(result.last_output or "") if cause in OPEN_CAUSES else None
-        if finding:
-            cause = finding.cause
-            meaning = finding.text
-            remedy = finding.remedy
+        meaning = meaning_of(code, foreign=self.foreign)
+        if meaning.cause in OPEN_CAUSES:
+            meaning = find(result.last_output or "") or meaning
+        cause = meaning.cause
+        remedy = meaning.remedy
         text = [
-            f"Exit code {code}: {meaning}.",
+            f"Exit code {code}: {meaning.text}.",
             f"It ended{result.under_limit()} after {self.took}, {self.where}.{self.struck}",
         ]
         # the very call that resumes this run
@@ -385,7 +381,7 @@ class _Case:
         if outer:
             killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
         if self.foreign:
-            return command_remedy(self.record, killed)
+            return _command_remedy(self.record, killed)
         if self.config is None:
             return (
                 "raise memory_limit, or give the command its own --memory-limit below it "
@@ -421,18 +417,18 @@ def _killer(result: Result) -> str:
     return text
 
 
-def command_remedy(record: Record, killed: KilledBy) -> str:
+def _command_remedy(record: Record, killed: KilledBy) -> str:
     """The remedy for a watched command, whose content no planner knows."""
-    text = "read or build less at once"
-    if record.phase and record.phase.name:
-        text += f" in '{record.phase.name}'"
-    text += ": one loader at a time (each of PyG's copies the graph; a store of "
-    text += f"`python -m ogbnlib convert` stays on disk), smaller batches, {NEEDING_LESS}"
+    phase = f" in '{record.phase.name}'" if record.phase and record.phase.name else ""
+    text = (
+        f"read or build less at once{phase}: one loader at a time (each of PyG's copies the graph; "
+        f"a store of `python -m ogbnlib convert` stays on disk), smaller batches, {NEEDING_LESS}"
+    )
     if record.growth and record.growth.verdict == "climbs":
         # Without marks of epochs it may be no training, and a few seconds of loading climb, too.
-        look = "find what each epoch keeps:"
-        if not record.growth.epochs:
-            look = f"{text}; in training look for"
+        look = f"{text}; in training look for"
+        if record.growth.epochs:
+            look = "find what each epoch keeps:"
         text = f"{look} {KEPT}"
     if killed.limit_bytes is None:
         return text

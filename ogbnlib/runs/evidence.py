@@ -5,10 +5,11 @@ same text has the same cause at every door. Codes and states are explained by `e
 """
 
 import csv
+import itertools
 import re
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from ..errors import format_bytes
 from ..memory.cuda import ALLOCATOR_VARIABLES, oom_sizes
@@ -307,18 +308,7 @@ _FAILED_RANKS = (
 )
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The cause that a text proves; `text` is the end of a sentence, `line` the evidence."""
-
-    cause: str
-    text: str
-    remedy: str
-    line: str = ""
-    sizes: dict[str, int] = field(default_factory=dict)
-
-
-def find(text: str, *, foreign: bool = True) -> Finding | None:
+def find(text: str, *, foreign: bool = True) -> Meaning | None:
     """The cause of an end by the messages in a text; None where none of them is known.
 
     `foreign`: whether exit codes in it are those of commands that are not of this package.
@@ -331,11 +321,11 @@ def find(text: str, *, foreign: bool = True) -> Finding | None:
     state, line = job_state(text.splitlines())
     if finding is None and state:
         meaning = meaning_of_state(state, {})
-        finding = Finding(meaning.cause, f"the job {meaning.text}", meaning.remedy, line)
+        finding = meaning._replace(text=f"the job {meaning.text}", line=line)
     return finding or _by_rank(text, foreign=foreign) or _by_exception(text)
 
 
-def _first(clues: Iterable[Clue], text: str) -> Finding | None:
+def _first(clues: Iterable[Clue], text: str) -> Meaning | None:
     for clue in clues:
         matches = list(re.finditer(clue.pattern, text, re.MULTILINE))
         if matches:
@@ -343,9 +333,9 @@ def _first(clues: Iterable[Clue], text: str) -> Finding | None:
     return None
 
 
-def _finding(clue: Clue, match: re.Match[str]) -> Finding:
+def _finding(clue: Clue, match: re.Match[str]) -> Meaning:
     groups = {name: value for name, value in match.groupdict().items() if value is not None}
-    sizes = {name: size_of(groups[name]) for name in _SIZES if name in groups}
+    sizes = {name: _size_of(groups[name]) for name in _SIZES if name in groups}
     words = groups | {name: format_bytes(size) for name, size in sizes.items()}
     line = _line_of(match)
     meaning = clue.meaning
@@ -354,8 +344,8 @@ def _finding(clue: Clue, match: re.Match[str]) -> Finding:
         meaning = meaning_of(_SIGNAL_CODES.get(word.capitalize(), word), foreign=True)
         meaning = meaning._replace(text=_about(clue.who, meaning))
     elif meaning.cause == "out of GPU memory":
-        return _gpu(match.string, line) or Finding(*meaning, line)
-    return Finding(meaning.cause, meaning.text.format(**words), meaning.remedy, line, sizes)
+        return _gpu(match.string, line) or meaning._replace(line=line)
+    return meaning._replace(text=meaning.text.format(**words), line=line, sizes=sizes)
 
 
 def _about(who: str, meaning: Meaning) -> str:
@@ -370,7 +360,7 @@ def _line_of(match: re.Match[str]) -> str:
     return " ".join((match.string[begin : match.end()] + rest).split())
 
 
-def size_of(text: str) -> int:
+def _size_of(text: str) -> int:
     """Bytes of a size as the kernel, torch, numpy and Slurm write them: "126 kB", "51.7 TiB", "64K"."""
     match = re.match(r"([\d.]+) ?([kKMGTPE]?)", text)
     assert match is not None
@@ -400,15 +390,14 @@ def job_state(lines: Iterable[str]) -> tuple[str, str]:
 def job_rows(text: str) -> list[dict[str, str]]:
     """Rows of jobs and steps, under sacct's names, of sacct's table in both forms, squeue's table,
     `scontrol show job` on one line, or seff."""
-    lines = text.strip().splitlines()
-    while lines and not re.match(r"\s*JOB_?ID[ |]", lines[0], re.I):
-        del lines[0]
+    header = re.compile(r"\s*JOB_?ID[ |]", re.IGNORECASE)
+    lines = [*itertools.dropwhile(lambda line: not header.match(line), text.strip().splitlines())]
     if not lines:
         return _listed(text)
     if "|" in lines[0]:
         return [*csv.DictReader(lines, restval="", delimiter="|", quoting=csv.QUOTE_NONE)]
-    header, *lines = lines
-    names = [_NAMES.get(name, name) for name in header.split()]
+    first, *lines = lines
+    names = [_NAMES.get(name, name) for name in first.split()]
     cells = [match.span() for match in re.finditer("-+", "".join(lines[:1]))]
     if len(cells) == len(names):  # the line below the header, which is no row
         body = [[line[a:b].strip() for a, b in cells] for line in lines]
@@ -452,41 +441,37 @@ def _listed(text: str) -> list[dict[str, str]]:
     ]
 
 
-def find_job(text: str) -> Finding | None:
+def find_job(text: str) -> Meaning | None:
     """The end of the last job in a pasted table that did not complete, else of the last one."""
-    rows = [row for row in job_rows(text) if row.get("State")]
+    rows = [{"JobID": "ID", **row} for row in job_rows(text) if row.get("State")]
     lone = re.search(r"^ *(\d+)?.*\bOUT_OF_ME(?:MORY\b|\+)", text, re.MULTILINE)
     if lone and not rows:  # a row of sacct without its header
         rows = [{"JobID": lone[1] or "ID", "State": "OUT_OF_MEMORY"}]
-    # of jobs, not of their steps such as 12.batch
-    jobs = [row for row in rows if "." not in row.get("JobID", "")] or rows
-    unfinished = [row for row in jobs if state_key(row["State"]) != "COMPLETED"]
-    if not jobs:
+    if not rows:
         return None
-    job = (unfinished or jobs)[-1]
-    name = job.get("JobID", "ID").partition(".")[0]
-    own = [row for row in rows if row.get("JobID", "ID").partition(".")[0] == name]
-    state = state_key(job["State"])
+    # of jobs, not of their steps such as 12.batch
+    jobs = [row for row in rows if "." not in row["JobID"]] or rows
+    job = [*jobs, *(row for row in jobs if state_key(row["State"]) != "COMPLETED")][-1]
+    name = job["JobID"].partition(".")[0]
+    own = [row for row in rows if row["JobID"].partition(".")[0] == name]
+    states = [state_key(row["State"]) for row in own]
     # srun turns the kill of a step for its memory into a job that FAILED.
-    if "OUT_OF_MEMORY" in [state_key(row["State"]) for row in own]:
-        state = "OUT_OF_MEMORY"
+    state = "OUT_OF_MEMORY" if "OUT_OF_MEMORY" in states else state_key(job["State"])
     if state == "FAILED" and code_key(job.get("ExitCode", "")):
         meaning = meaning_of(job["ExitCode"], foreign=True)
         remedy = f"ask `python -m ogbnlib diagnose --job {name}`, which reads its log and its run"
         text = f"job {name} {meaning.text} (ExitCode {job['ExitCode']})"
-        return Finding(meaning.cause, text, remedy, job["ExitCode"])
+        return Meaning(meaning.cause, text, remedy, job["ExitCode"])
     if not state:
         return None
     facts = {"job": name} | {key: value.strip("()") for key, value in job.items() if value}
     meaning = meaning_of_state(state, facts)
-    subject = "the job" if name == "ID" else f"job {name}"
-    text = f"{subject} {meaning.text}"
-    sizes = {}
-    used = [size_of(row["MaxRSS"]) for row in own if row.get("MaxRSS")]
-    if any(used):
-        sizes["used"] = max(used)
-        text += f" (its largest step used {format_bytes(max(used))})"
-    return Finding(meaning.cause, text, meaning.remedy, job["State"], sizes)
+    text = f"job {name} {meaning.text}".replace("job ID ", "the job ", 1)
+    used = max(_size_of(row.get("MaxRSS") or "0") for row in own)
+    if not used:
+        return meaning._replace(text=text, line=job["State"])
+    text += f" (its largest step used {format_bytes(used)})"
+    return meaning._replace(text=text, line=job["State"], sizes={"used": used})
 
 
 def failed_rank(text: str) -> re.Match[str] | None:
@@ -501,20 +486,19 @@ def failed_rank(text: str) -> re.Match[str] | None:
     return None
 
 
-def _by_rank(text: str, *, foreign: bool) -> Finding | None:
+def _by_rank(text: str, *, foreign: bool) -> Meaning | None:
     rank = failed_rank(text)
     if rank is None:
         return None
     # a Python exception: its traceback stands somewhere in the text
     inner = _first(_PROGRAM, text) if rank["code"] == "1" else None
     if inner is not None:
-        return replace(inner, text=f"rank {rank['rank']}: {inner.text}")
+        return inner._replace(text=f"rank {rank['rank']}: {inner.text}")
     meaning = meaning_of(rank["code"], foreign=foreign)
-    text = _about(f"rank {rank['rank']}", meaning)
-    return Finding(meaning.cause, text, meaning.remedy, _line_of(rank))
+    return meaning._replace(text=_about(f"rank {rank['rank']}", meaning), line=_line_of(rank))
 
 
-def _by_exception(text: str) -> Finding | None:
+def _by_exception(text: str) -> Meaning | None:
     failure = _last_failure(text)
     finding = _first(_PROGRAM, failure)
     is_conclusive = finding is not None and not _CONSEQUENCES.search(finding.line)
@@ -536,8 +520,7 @@ def exception_line(text: str) -> str:
     """The line `Type: message` of the last traceback, with the next one after a colon; "" without one."""
     _, traceback, after = cleaned(text).rpartition(_TRACEBACK)
     lines = [line for line in after.split("\n")[1:] if line.strip()]
-    while lines and lines[0][0].isspace():
-        del lines[0]
+    lines = [*itertools.dropwhile(lambda line: line[0].isspace(), lines)]
     if not traceback or not lines:
         return ""
     message, *following = [line.strip() for line in lines[:2]]
@@ -571,7 +554,7 @@ def last_words(output: str, *, killed: bool = False) -> str:
     return exception_line(output) or ["", *filter(_WORD.search, lines)][-1]
 
 
-def _gpu(message: str, line: str) -> Finding | None:
+def _gpu(message: str, line: str) -> Meaning | None:
     """Cause of torch's "CUDA out of memory" message: fragmentation, other processes, or a step too
     large; None without sizes."""
     *_, last = re.split(r"(?=CUDA out of memory)", message)
@@ -587,24 +570,26 @@ def _gpu(message: str, line: str) -> Finding | None:
         others = sizes["total_bytes"] - used
     if unallocated and unallocated + free >= requested:
         cause = "fragmentation"
-        remedy = "set expandable_segments=True, in a script of your own "
-        remedy += f"{ALLOCATOR_VARIABLES[0]}=expandable_segments:True"
+        remedy = (
+            "set expandable_segments=True, in a script of your own "
+            f"{ALLOCATOR_VARIABLES[0]}=expandable_segments:True"
+        )
         more = f" and {format_bytes(free)} free" if unallocated < requested else ""
-        why = f"With {format_bytes(unallocated)} reserved but unallocated{more} "
-        why += "there was enough, but not in one piece."
+        why = (
+            f"With {format_bytes(unallocated)} reserved but unallocated{more} "
+            "there was enough, but not in one piece"
+        )
     elif others > 2**30 + requested:  # CUDA itself takes 0.3 to 0.6 GB
         cause = "others on the GPU"
         remedy = "find the other process with nvidia-smi; end it, or use another GPU"
-        why = (
-            f"{format_bytes(others)} is used outside torch's allocator, mostly by other processes."
-        )
+        why = f"{format_bytes(others)} is used outside torch's allocator, mostly by other processes"
     else:
         cause = "size"
         remedy = _GPU_LESS
-        why = "There was not enough memory, not even in pieces: a step needs more than the GPU has."
-    text = f"out of GPU memory, by {cause}: {gpu_sizes(sizes)} {why.removesuffix('.')}"
+        why = "There was not enough memory, not even in pieces: a step needs more than the GPU has"
+    text = f"out of GPU memory, by {cause}: {gpu_sizes(sizes)} {why}"
     parts = {name.removesuffix("_bytes"): size for name, size in sizes.items()}
-    return Finding(f"out of GPU memory: {cause}", text, remedy, line, parts)
+    return Meaning(f"out of GPU memory: {cause}", text, remedy, line, parts)
 
 
 def gpu_sizes(oom: Mapping[str, float]) -> str:

@@ -3,7 +3,6 @@
 Texts and logs are in `evidence`, whose rows refer to these tables.
 """
 
-import contextlib
 import os
 import re
 import shlex
@@ -11,10 +10,12 @@ import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from ..display import in_notebook
 from ..errors import GB, MB, Diverged, InputError, RankHung, explained
+from ..files import shown
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.signals import Stopped
 from ..memory.workers import WorkerDied
@@ -25,11 +26,14 @@ UNFINISHED = 78
 
 
 class Meaning(NamedTuple):
-    """Cause in a word or two, meaning as the end of a sentence, and next step of an exit code."""
+    """Cause in a word or two, meaning as the end of a sentence, and next step of an exit code, a
+    state or a text; `line` and `sizes` (bytes) are the text's evidence."""
 
     cause: str
     text: str
     remedy: str
+    line: str = ""
+    sizes: Mapping[str, int] = MappingProxyType({})
 
 
 _RESUME = "go on with resume=True (--resume)"
@@ -264,8 +268,10 @@ def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
         "less": "see `plan`",
         **facts,
     }
-    if meaning is PENDING:
-        meaning = _meaning_of_reason(state, known["Reason"])
+    if meaning is PENDING:  # it waits, is held, or can never start
+        words = f"{re.sub('[ _]', '', known['Reason'])} {state}"
+        reasons = (pattern for pattern in _REASONS if re.search(pattern, words, re.IGNORECASE))
+        meaning = Meaning(*_REASONS.get(next(reasons, ""), PENDING))
     text = meaning.text
     # left out if unknown, or a word such as Partition_Limit
     for name in ("Elapsed", "Timelimit", "ReqMem"):
@@ -276,16 +282,7 @@ def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
     if not known["NodeList"]:
         known["NodeList"] = "NODE"
         text = re.sub(r",? \{NodeList\}", "", text)
-    return Meaning(meaning.cause, text.format(**known), meaning.remedy.format(**known))
-
-
-def _meaning_of_reason(state: str, reason: str) -> Meaning:
-    """Meaning of a pending job's reason: it waits, is held, or can never start."""
-    words = f"{re.sub('[ _]', '', reason)} {state}"
-    for pattern, values in _REASONS.items():
-        if re.search(pattern, words, re.IGNORECASE):
-            return Meaning(*values)
-    return PENDING
+    return meaning._replace(text=text.format(**known), remedy=meaning.remedy.format(**known))
 
 
 def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
@@ -294,12 +291,11 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
     key = code_key(code)
     if foreign and key in _FOREIGN:
         return _FOREIGN[key]
+    if key in EXIT_CODES and foreign:
+        remedy = EXIT_CODES[key].remedy.replace("go on with resume=True", "start it again")
+        return EXIT_CODES[key]._replace(remedy=remedy)
     if key in EXIT_CODES:
-        meaning = EXIT_CODES[key]
-        if not foreign:
-            return meaning
-        remedy = meaning.remedy.replace("go on with resume=True", "start it again")
-        return meaning._replace(remedy=remedy)
+        return EXIT_CODES[key]
     number = int(key) - 128 if key.isdigit() else 0
     if 0 < number <= 64:
         name = next((f" ({one.name})" for one in signal.Signals if one == number), "")
@@ -312,9 +308,8 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
 def sbatch_resumption(run_dir: Path) -> str:
     """The command that resumes a run in a Slurm job, for the folder that it was submitted from."""
     script = "train_ddp" if run_dir.name.startswith("train_ddp") else "train"
-    with contextlib.suppress(ValueError):
-        run_dir = run_dir.resolve().relative_to(Path.cwd())
-    return f"sbatch slurm/{script}.sbatch --run-dir {shlex.quote(str(run_dir))} --resume"
+    place = shlex.quote(str(shown(run_dir.resolve())))
+    return f"sbatch slurm/{script}.sbatch --run-dir {place} --resume"
 
 
 def resumption(run_dir: Path, limit: float | None) -> str:

@@ -197,11 +197,10 @@ class Run:
         if isinstance(run_dir, Run):
             return run_dir
         if not is_run(home(run_dir)):
-            problem = "neither in it"
-            if not home(run_dir).is_dir():
-                problem = f"no such folder{whereabouts()}"
+            problem = f"no such folder{whereabouts()}"
             raise InputError(
-                f"{run_dir}: expected the folder of a run (config.json, events.jsonl), found {problem}"
+                f"{run_dir}: expected the folder of a run (config.json, events.jsonl), found "
+                f"{'neither in it' if home(run_dir).is_dir() else problem}"
             )
         return cls(run_dir)
 
@@ -215,12 +214,15 @@ class Run:
             memory = _tables().held_memory(self.timeline)
             status = self.status
             limit_bytes = status["memory_limit_bytes"]
-            rows["state"] = self.state
-            rows["phase"] = status["phase"] or "before the first"
-            rows["peak"] = f"{format_bytes(self.held_peak_bytes)} held"
+            peak = f"{format_bytes(self.held_peak_bytes)} held"
             if limit_bytes:
-                rows["peak"] += f" of {format_bytes(limit_bytes)}"
-            rows["time"] = seconds(status["duration_s"])
+                peak += f" of {format_bytes(limit_bytes)}"
+            rows |= {
+                "state": self.state,
+                "phase": status["phase"] or "before the first",
+                "peak": peak,
+                "time": seconds(status["duration_s"]),
+            }
             evaluated = self.metrics.dropna(subset="valid")
             if len(evaluated):
                 rows["last accuracy"] = _accuracy(evaluated.iloc[-1])
@@ -323,7 +325,7 @@ class Run:
         if self.result:
             return self.result.get("memory_limit_bytes")
         starts = [event for event in self.events if event["event"] == "start"]
-        return starts[-1].get("memory_limit_bytes") if starts else None
+        return [{}, *starts][-1].get("memory_limit_bytes")
 
     @property
     def held_peak_bytes(self) -> int:

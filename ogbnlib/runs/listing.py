@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import GB, InputError
-from ..files import StrPath, home, whereabouts
+from ..files import StrPath, home, shown, whereabouts
 from .folder import Run, is_run
 
 if TYPE_CHECKING:
@@ -41,11 +41,8 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     root = home(folder)
     if not root.is_dir():
         raise InputError(f"{folder}: expected a folder of runs, found none{whereabouts()}")
-    root = Path(os.path.abspath(root))
-    if root.is_relative_to(Path.cwd()):
-        root = root.relative_to(Path.cwd())
     runs = {}
-    for place, inside, _ in os.walk(root):
+    for place, inside, _ in os.walk(shown(Path(os.path.abspath(root)))):
         if is_run(place):
             runs[os.path.normpath(place)] = Run(place)
             inside.clear()  # a run holds no other runs
@@ -90,9 +87,11 @@ def _row(run: Run) -> dict[str, object]:
         starts = [event for event in run.events if event["event"] == "start"]
         attempts = [event.get("previous") or {} for event in starts]
         attempts.append(run.result or {"duration_s": run.record.duration_s})
-        row["ended"] = run.state
-        row["peak GB"] = round(run.held_peak_bytes / GB, 3)
-        row["run s"] = round(sum(attempt.get("duration_s") or 0.0 for attempt in attempts), 1)
+        row |= {
+            "ended": run.state,
+            "peak GB": round(run.held_peak_bytes / GB, 3),
+            "run s": round(sum(attempt.get("duration_s") or 0.0 for attempt in attempts), 1),
+        }
         row["epochs"] = len(run.metrics) or None
         if run.metrics["valid"].notna().any():
             best = run.metrics.loc[run.metrics["valid"].idxmax()]

@@ -309,7 +309,8 @@ def _compile_kernels(progress: str) -> None:
     """Compile the kernels of a training in another process, unless they are on disk."""
     # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no
     # forecast counts.
-    if kernel_cache.folder() is None or kernel_cache.is_complete():
+    marker = kernel_cache.complete_marker()
+    if marker is None or marker.is_file():
         return
     # The kernels are the same for every fan-out.
     code = "import ogbnlib.training.train as train; train.compile_all([1])"
@@ -346,9 +347,9 @@ def _attainable(
 def check_trainer_limit(limit_bytes: float | None) -> None:
     """Refuse a memory limit under which no training can begin, whatever its data."""
     if limit_bytes is not None and limit_bytes < RUNTIME_BYTES:
-        fixed = f"the {format_bytes(RUNTIME_BYTES)} that Python and torch take, whatever the data"
         raise InputError(
-            f"memory_limit: expected more than {fixed}, got {format_bytes(limit_bytes)}; "
+            f"memory_limit: expected more than the {format_bytes(RUNTIME_BYTES)} that Python and "
+            f"torch take, whatever the data, got {format_bytes(limit_bytes)}; "
             "`python -m ogbnlib plan` forecasts what a run needs"
         )
 
@@ -379,8 +380,8 @@ def _too_large_to_start(
     remedy = (
         f"give it a memory_limit below {room} to see it killed, or ask for more: {advice.sbatch}"
     )
-    text = f"Not started: by forecast it takes {format_bytes(forecast.peak_bytes)} in phase "
-    text += (
+    text = (
+        f"Not started: by forecast it takes {format_bytes(forecast.peak_bytes)} in phase "
         f"'{forecast.peak.name}', and {source} leaves {room} beside this notebook. Next: {remedy}."
     )
     print(f"{text}\n\n{advice}\n", flush=True)
@@ -467,7 +468,8 @@ def scaled_limit(
     """
     if memory_limit != "auto":
         return parse_bytes(memory_limit)
-    size, full_size = size_of(dataset), size_of(full)
+    size = size_of(dataset)
+    full_size = size_of(full)
     allocated = parse_bytes(allocation, "allocation")
     if size.num_edges >= full_size.num_edges:
         return allocated
@@ -488,12 +490,9 @@ def check_inputs(config: TrainConfig) -> GraphSize:
         raise InputError(
             f"{config.dataset}: expected nodes in the train split to train on, found none"
         )
-    for name, is_asked in (
-        ("early_stopping", config.early_stopping),
-        ("keep=best", config.keep == "best"),
-    ):
-        if is_asked and not size.num_seeds["valid"]:
-            raise InputError(
-                f"{name}: expected nodes in the valid split, found none in {config.dataset}; leave it out"
-            )
+    if (config.early_stopping or config.keep == "best") and not size.num_seeds["valid"]:
+        name = "early_stopping" if config.early_stopping else "keep=best"
+        raise InputError(
+            f"{name}: expected nodes in the valid split, found none in {config.dataset}; leave it out"
+        )
     return size

@@ -30,7 +30,7 @@ _RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 
 
 @dataclass(frozen=True)
-class JobDiagnosis:
+class _JobDiagnosis:
     """`text` is the paragraph for people. `exit_code` is Slurm's EXIT:SIGNAL."""
 
     job_id: str
@@ -44,7 +44,7 @@ class JobDiagnosis:
     steps: list[dict[str, str]] = field(default_factory=list)
     run_dir: str | None = None
     run: Diagnosis | None = None
-    tasks: list["JobDiagnosis"] = field(default_factory=list)  # of a job array
+    tasks: list["_JobDiagnosis"] = field(default_factory=list)  # of a job array
     to_dict = asdict
 
     def __str__(self) -> str:
@@ -53,11 +53,10 @@ class JobDiagnosis:
 
 def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
     """Rows of sacct, else of scontrol, and which of them answered or why neither did."""
-    refusals: list[str] = []
-    recorded = _answer(["sacct", "-j", job_id, "--parsable2", _FORMAT], job_id, refusals)
-    shown = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id, refusals)
+    recorded, refusal = _answer(["sacct", "-j", job_id, "--parsable2", _FORMAT], job_id)
+    shown, another = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id)
     if not recorded:
-        return shown, ["scontrol"] if shown else refusals
+        return shown, ["scontrol"] if shown else [refusal, another]
     # sacct knows neither the script nor the present reason to wait
     present = {row["JobID"]: row for row in shown}
     rows = []
@@ -67,22 +66,20 @@ def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
     return rows, ["sacct"]
 
 
-def _answer(argv: list[str], job_id: str, refusals: list[str]) -> list[dict[str, str]]:
-    """Rows of a command of Slurm; without any, the reason is added to `refusals`."""
+def _answer(argv: list[str], job_id: str) -> tuple[list[dict[str, str]], str]:
+    """Rows of a command of Slurm; without any, also the reason."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
-        refusals.append(f"{argv[0]} is not installed here")
+        return [], f"{argv[0]} is not installed here"
     except subprocess.TimeoutExpired as error:
-        refusals.append(str(error))
-    else:
-        rows = job_rows(done.stdout)
-        if rows and done.returncode == 0:
-            return rows
-        refusals.append(f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}")
-    return []
+        return [], str(error)
+    rows = job_rows(done.stdout)
+    if rows and done.returncode == 0:
+        return rows, ""
+    return [], f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}"
 
 
 def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
@@ -115,17 +112,14 @@ class _Job:
         self.words = [line for line in lines if not line.startswith(own)]
         self.proven, _ = job_state(lines)  # a state, by the log alone
         self.run = _find_run(job_id, work_dir, self.log)
-        self.diagnosis: Diagnosis | None = None
-        self.run_code: int | None = None
-        if self.run:
-            self.run_code, self.diagnosis = _end_in_job(self.run, job_id)
+        self.run_code, self.diagnosis = _end_in_job(self.run, job_id)
         self.state = (row.get("State") or self.proven).partition(" by ")[0]
         self.pair = row.get("ExitCode", "")
         if not self.pair and self.run_code is not None:
             self.pair = str(self.run_code)
         # A user's own script, whose codes have other meanings, leaves no line of ours in its log.
-        self.is_ours = bool(self.run) or not self.log
-        self.is_ours = self.is_ours or bool(re.search("^(ogbnlib|error): ", self.log, re.M))
+        ours = re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
+        self.is_ours = bool(self.run or not self.log or ours)
         self.resume = "submit it again"
         if self.run and self.run.paths.config.is_file():
             command = sbatch_resumption(self.run.run_dir)
@@ -158,36 +152,33 @@ class _Job:
 
     def _by_code(self, code: str) -> Meaning:
         meaning = meaning_of(code, foreign=not self.is_ours)
-        sentence = meaning.text
-        if ":" not in code:
-            sentence += f" (exit code {code})"
         # The job scripts put such a job back into the queue, unless they or Slurm refused to.
         if meaning.cause == "stopped at a checkpoint":
             reasons = re.findall(r"^ogbnlib: .*?(not requeued.*)$", self.log, re.MULTILINE)
             why = "".join(f": {reason}" for reason in reasons[-1:])
-            sentence = f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{why}"
-            remedy = f"{self.resume}; {RESTARTS_VARIABLE} bounds how often a job requeues itself"
-            return Meaning(meaning.cause, sentence, remedy)
+            return meaning._replace(
+                text=f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{why}",
+                remedy=f"{self.resume}; {RESTARTS_VARIABLE} bounds how often a job requeues itself",
+            )
         # The result of the job's run says more than the code. Without one, or where torchrun reports
         # another rank that failed first, the log decides.
         explained = self._is_end_of_run(code)
-        failed = code != "0" and self.rank
         finding = None
-        if failed or (meaning.cause in OPEN_CAUSES and not explained):
+        if (code != "0" and self.rank) or (meaning.cause in OPEN_CAUSES and not explained):
             finding = find(self.log, foreign=not self.is_ours)
         if finding:
             if self.rank:
                 code = code_key(self.rank["code"])
-            return Meaning(
-                finding.cause, f"failed: {finding.text} (exit code {code})", finding.remedy
-            )
+            return finding._replace(text=f"failed: {finding.text} (exit code {code})")
         if self.diagnosis and explained:
             outcome = "as its run did"
             if code == "0":
                 outcome = "with exit code 0, but its run did not finish"
             sentence = f"ended {outcome} (exit code {self.run_code})"
             return Meaning(self.diagnosis.cause, sentence, self.diagnosis.remedy)
-        return meaning._replace(text=sentence)
+        if ":" in code:
+            return meaning
+        return meaning._replace(text=f"{meaning.text} (exit code {code})")
 
     def _is_end_of_run(self, code: str) -> bool:
         """Whether the end of the job's run explains the exit code of the job."""
@@ -201,65 +192,59 @@ class _Job:
 
     def _with_resumption(self, meaning: Meaning) -> Meaning:
         """The remedy with the command that resumes the run in another job."""
-        cause, text, remedy = meaning
+        remedy = meaning.remedy
         # The remedies of `exit_codes` name the call; in a job it is another `sbatch`.
-        is_resumable = self.resume.startswith("go on")
+        killed = ("SIGKILL, cause unknown", "worker died, cause unknown")
         if "resume" in remedy and "sbatch" not in remedy:
             remedy = self.resume
-            if cause == "diverged":
+            if meaning.cause == "diverged":
                 remedy += ", with a smaller lr=..."
-        elif is_resumable and cause in ("SIGKILL, cause unknown", "worker died, cause unknown"):
+        elif self.resume.startswith("go on") and meaning.cause in killed:
             remedy = f"{remedy}; then {self.resume}"
         if self.log_path and not (self.run and self.run.paths.output.is_file()):
             remedy = remedy.replace("output.log", str(self.log_path))  # torchrun leaves none
-        return Meaning(cause, text, remedy)
+        return meaning._replace(remedy=remedy)
 
     def _short_limit(self) -> Meaning | None:
         """The end of a job whose time limit is not longer than the lead of its --signal: it is told
         to stop as soon as it starts."""
         limit_s = _seconds(self.row.get("Timelimit", ""))
-        if limit_s is None:
+        was_told = self.run_code == STOPPED or code_key(self.pair) in (str(STOPPED), "138")
+        lead_s = _lead_s(self.job_id, self.row) if was_told and limit_s else 0
+        if not lead_s or lead_s + 60 < limit_s:  # Slurm sends the signal up to 60 s early
             return None
-        if self.run_code != STOPPED and code_key(self.pair) not in (str(STOPPED), "138"):
-            return None
-        lead_s = _lead_s(self.job_id, self.row)
-        if lead_s == 0 or lead_s + 60 < limit_s:  # Slurm sends the signal up to 60 s early
-            return None
-        sentence = f"was told to stop as soon as it started: its --signal comes {lead_s} s before "
-        sentence += f"the end, and its time limit is {self.row['Timelimit']}"
+        sentence = (
+            f"was told to stop as soon as it started: its --signal comes {lead_s} s before the "
+            f"end, and its time limit is {self.row['Timelimit']}"
+        )
         return Meaning("time limit", sentence, f"give sbatch a --time well above it; {self.resume}")
 
-    def diagnose(self, asked: list[str]) -> JobDiagnosis:
-        cause, sentence, remedy = self.end()
-        text = f"Job {self.job_id} {sentence.rstrip('.')}."
+    def diagnose(self, asked: list[str]) -> _JobDiagnosis:
+        end = self.end()
+        text = f"Job {self.job_id} {end.text.rstrip('.')}."
         if self.run and self.diagnosis and self.rank:
             # the end of rank 0, which writes the run's result, is a consequence
             text += f" Its run {self.run.run_dir} was in phase '{self.diagnosis.phase}'."
         elif self.run and self.diagnosis:
             story = self.diagnosis.text.removesuffix(f" Next: {self.diagnosis.remedy}.")
             text += f" Its run {self.run.run_dir}: {story}"
-        elif self.words and cause not in ("pending", "held", "never starts", "finished"):
+        elif self.words and end.cause not in ("pending", "held", "never starts", "finished"):
             words = last_words(self.log) or self.words[-1]
             text += f" The last words in {self.log_path}: {words.rstrip('.')}."
-        if remedy:
-            text += f" Next: {remedy}."
+        if end.remedy:
+            text += f" Next: {end.remedy}."
         if not self.row:
             text += f" This is from files alone: {'; '.join(asked)}."
-        sources = [*asked] if self.row else []
-        if self.words:
-            sources.append(str(self.log_path))
-        run_dir = None
-        if self.run:
-            run_dir = str(self.run.run_dir)
-            sources.append(run_dir)
-        return JobDiagnosis(
+        run_dir = str(self.run.run_dir) if self.run else None
+        files = [str(self.log_path) if self.words else "", run_dir or ""]
+        return _JobDiagnosis(
             self.job_id,
             text,
-            cause,
+            end.cause,
             self.row.get("State"),
             self.pair or None,
-            remedy,
-            sources,
+            end.remedy,
+            [*(asked if self.row else []), *filter(None, files)],
             self.steps,
             run_dir,
             self.diagnosis,
@@ -280,37 +265,37 @@ def _end_of(path: Path | None) -> str:
     return path.read_bytes()[-(2**18) :].decode(errors="replace").replace("\r", "\n")
 
 
-def _end_in_job(run: Run, job_id: str) -> tuple[int | None, Diagnosis | None]:
+def _end_in_job(run: Run | None, job_id: str) -> tuple[int | None, Diagnosis | None]:
     """Exit code and diagnosis of a run's last attempt in this job; None without such an attempt.
 
     A later job may have gone on with the run, and its result is then no fact about this job.
     """
+    if run is None:
+        return None, None
     starts = [event for event in run.events if event["event"] == "start"]
-    if not any(event.get("slurm_job") for event in starts):  # of an earlier version
-        return run.exit_code, run.diagnosis
     own = [i for i, event in enumerate(starts) if event.get("slurm_job") == job_id]
+    names_jobs = any(event.get("slurm_job") for event in starts)
+    if own[-1:] == [len(starts) - 1] or not names_jobs:
+        return run.exit_code, run.diagnosis
     if not own:
         return None, None
-    if own[-1] == len(starts) - 1:
-        return run.exit_code, run.diagnosis
     result = Result.model_validate(starts[own[-1] + 1].get("previous") or {})
     return result.exit_code, result.diagnosis
 
 
-def _seconds(text: str) -> int | None:
-    """Seconds of Slurm's [DAYS-]HOURS:MINUTES:SECONDS; None for a word such as UNLIMITED."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+def _seconds(text: str) -> float:
+    """Seconds of Slurm's [DAYS-]HOURS:MINUTES:SECONDS; 0 for a word such as UNLIMITED."""
+    import pandas as pd
+
+    span = pd.to_timedelta(text.replace("-", " days "), errors="coerce")
+    return 0.0 if span is pd.NaT else float(span.total_seconds())
 
 
 def _lead_s(job_id: str, row: dict[str, str]) -> int:
     """Seconds before its end at which sbatch or a job's script asks for a signal; 0 if that is
     unknown."""
     # Slurm before 21.08 does not know the line.
-    submitted = _answer(["sacct", "-j", job_id, "--parsable2", "--format=JobID,SubmitLine"], "", [])
+    submitted, _ = _answer(["sacct", "-j", job_id, "--parsable2", "--format=JobID,SubmitLine"], "")
     text = "".join(f"#SBATCH {one.get('SubmitLine', '')}\n" for one in submitted[:1])
     with contextlib.suppress(OSError):
         text += Path(row.get("Command", "").partition(" ")[0]).read_text(errors="replace")
@@ -324,7 +309,7 @@ def _task_number(job: _Job) -> tuple[int, int]:
     return "[" in job.job_id, int([*numbers, 0][0])
 
 
-def diagnose_job(job_id: str | int) -> JobDiagnosis:
+def diagnose_job(job_id: str | int) -> _JobDiagnosis:
     """Diagnose the end or the wait of a Slurm job by its id: 123 (all tasks of an array), or 123_4
     for one task."""
     name = str(job_id).strip()
@@ -349,4 +334,4 @@ def diagnose_job(job_id: str | int) -> JobDiagnosis:
     lines = [f"Job {name} is an array; of {len(tasks)} tasks: {counts}."]
     lines += [task.text for task in tasks]
     sources = sorted({source for task in tasks for source in task.sources})
-    return JobDiagnosis(name, "\n".join(lines), counts, sources=sources, tasks=tasks)
+    return _JobDiagnosis(name, "\n".join(lines), counts, sources=sources, tasks=tasks)

@@ -15,6 +15,7 @@ import sys
 import termios
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
-from ..memory.tree import Tree, adopting, new_mark
+from ..memory.tree import Tree, adopting
 from ..memory.written import Written
 from .exit_codes import STOPPED
 from .folder import standing
@@ -105,7 +106,8 @@ def supervise(
     recorder = recorder or Recorder(run_dir)
     forward = Forward()
     interrupts: list[int] = []
-    marks = new_mark()
+    # those of the outer trees, and at the end that of the new one
+    marks = f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
     written = Written()
     own_variables = {
         "PYTHONUNBUFFERED": "1",
@@ -143,7 +145,7 @@ def _not_started(error: BaseException, name: str, limit: Limit, recorder: Record
     recorder.stop()
     if not isinstance(error, OSError):
         raise error
-    code = {errno.ENOENT: 127}.get(error.errno or 0, 126)
+    code = 127 if error.errno == errno.ENOENT else 126
     return Outcome(code, f"error: {name}: {error.strerror}", recorder.record, evidence, None)
 
 
@@ -292,7 +294,7 @@ class _Child:
             failed = status not in (0, STOPPED) and not self.interrupts
             self.limit.ended(failed and bool(by_sigkill))
             evidence = self.limit.evidence()
-            peak = self.limit.cgroup.peak_bytes() if self.limit.cgroup else None
+            peak = self.limit.cgroup.size("peak") if self.limit.cgroup else None
             self.limit.close()
         return evidence, peak
 

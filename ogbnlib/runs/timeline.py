@@ -64,11 +64,14 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
 def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
     """The recorded readings of GPU memory: `time_s` since the run began, and `cuda_` + names of
     `cuda.cuda_reading`."""
-    cuda = pd.DataFrame([event for event in events if event["event"] == "cuda"])
-    cuda = cuda.reindex(columns=["time_s", *_CUDA_COLUMNS]).astype(float)
+    cuda = (
+        pd.DataFrame([event for event in events if event["event"] == "cuda"])
+        .reindex(columns=["time_s", *_CUDA_COLUMNS])
+        .astype(float)
+        .sort_values("time_s", ignore_index=True)  # a clock may have been set back
+        .rename(columns={name: f"cuda_{name}" for name in _CUDA_COLUMNS})
+    )
     cuda["time_s"] -= origin_s
-    cuda = cuda.sort_values("time_s", ignore_index=True)  # a clock may have been set back
-    cuda.columns = pd.Index(["time_s", *(f"cuda_{name}" for name in _CUDA_COLUMNS)])
     # not in every reading
     cuda["cuda_largest_free_bytes"] = cuda["cuda_largest_free_bytes"].ffill()
     cuda.insert(

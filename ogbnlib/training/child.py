@@ -28,7 +28,7 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
     """Call `work` and return its exit code; print expected errors as one sentence, others with a
     traceback."""
     from ..errors import clear_errors, no_exit
-    from ..memory.signals import Stopped, ignore
+    from ..memory.signals import Stopped, take_over
     from ..memory.workers import WorkerDied
     from ..runs.exit_codes import exit_code_of
 
@@ -50,7 +50,7 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
             print(f"error: {error}", file=sys.stderr)
         return code
     finally:
-        ignore()  # a late signal must not change the exit code
+        take_over(signal.SIG_IGN)  # a late signal must not change the exit code
     return 0
 
 

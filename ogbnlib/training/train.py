@@ -76,7 +76,10 @@ def compile_all(num_neighbors: list[int]) -> None:
     """Compile the kernels of sampling and of the layers, or load them from disk."""
     compile_kernels(num_neighbors)
     compile_layer()
-    kernel_cache.mark_complete()
+    marker = kernel_cache.complete_marker()
+    if marker is not None:
+        with contextlib.suppress(OSError):  # then the next run looks again
+            marker.touch()
 
 
 def warm_up() -> None:

@@ -16,7 +16,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.memory import limits
 from ogbnlib.memory.cgroup import Cgroup
 from ogbnlib.memory.limits import Limit, make_limit
-from ogbnlib.memory.reading import Reading, read_pss
+from ogbnlib.memory.reading import Reading, read_sums
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.supervise import Outcome, supervise
 
@@ -110,7 +110,8 @@ def test_the_watchdog_kills_what_passes_the_limit(tmp_path: Path, code: str) -> 
 
 
 @pytest.mark.skipif(
-    not read_pss([os.getpid()])[1], reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon"
+    not read_sums([os.getpid()], "smaps_rollup")[1],
+    reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon",
 )
 def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Path) -> None:
     code = (

@@ -10,7 +10,7 @@ from conftest import MB, python_child
 
 from ogbnlib.memory import reading as memory
 from ogbnlib.memory.cgroup import Cgroup, effective_limit, read_whole
-from ogbnlib.memory.reading import memory_now, read_memory, read_pss
+from ogbnlib.memory.reading import memory_now, read_memory, read_sums
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 FORKED = "import os, sys; x = b'x' * (100 << 20)\nif os.fork() == 0:\n    print('ready', flush=True)\nsys.stdin.read()"
@@ -19,7 +19,8 @@ MAPPED = (
     "sum(block[i] for i in range(0, len(block), 4096))\n" + READY
 )
 needs_pss = pytest.mark.skipif(
-    not read_pss([os.getpid()])[1], reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon"
+    not read_sums([os.getpid()], "smaps_rollup")[1],
+    reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon",
 )
 
 
@@ -75,11 +76,11 @@ def cgroup(folder: Path, version: int, **changes: str) -> Cgroup:
 @pytest.mark.parametrize("version", [1, 2])
 def test_every_figure_of_a_cgroup_is_read_from_its_files(tmp_path: Path, version: int) -> None:
     group = cgroup(tmp_path, version)
-    assert (group.usage_bytes(), group.limit_bytes(), group.peak_bytes()) == (5000, 9000, 7000)
-    assert (group.oom_kills(), group.pids()) == (3, [11, 12])
+    assert (group.size("usage"), group.size("limit"), group.size("peak")) == (5000, 9000, 7000)
+    assert (group.count("oom_kill"), group.pids()) == (3, [11, 12])
     assert group.parts() == (4000, 600, 300)  # file memory without shared memory
     gone = Cgroup(tmp_path / "none", version)
-    assert (gone.usage_bytes(), gone.limit_bytes(), gone.peak_bytes(), gone.oom_kills()) == (
+    assert (gone.size("usage"), gone.size("limit"), gone.size("peak"), gone.count("oom_kill")) == (
         None,
     ) * 4
     assert (gone.parts(), gone.pids()) == ((None, None, None), [])

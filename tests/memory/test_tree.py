@@ -14,7 +14,7 @@ from conftest import MB, is_alive, touched, wait_until
 
 from ogbnlib.environment import MARKS_VARIABLE
 from ogbnlib.memory.limits import make_limit
-from ogbnlib.memory.tree import process_tree, state_of
+from ogbnlib.memory.tree import _state_of, process_tree
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import watch
 from ogbnlib.runs.supervise import supervise
@@ -134,11 +134,11 @@ def test_a_stopped_watcher_stops_its_command_and_both_go_on_together(
         for _ in range(2):
             os.kill(watcher, number)
             wait_until(
-                lambda: {state_of(pid) for pid in (watcher, *members)} == {"T"}, "all to stop"
+                lambda: {_state_of(pid) for pid in (watcher, *members)} == {"T"}, "all to stop"
             )
             os.kill(watcher, signal.SIGCONT)
             wait_until(
-                lambda: "T" not in {state_of(pid) for pid in (watcher, *members)}, "all to go on"
+                lambda: "T" not in {_state_of(pid) for pid in (watcher, *members)}, "all to go on"
             )
         os.kill(watcher, signal.SIGTERM)
         wait_until(lambda: not any(is_alive(pid) for pid in members), "their end")

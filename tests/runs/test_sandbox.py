@@ -69,7 +69,7 @@ def unlimited(
 def held(result: Run) -> int:
     """The most anonymous and shared memory that was seen at once."""
     peaks = result.result["sampled_peaks_bytes"]
-    return int(peaks.get("cgroup_anon_shmem_bytes") or peaks["anon_shmem_bytes"])
+    return int(peaks["held_bytes"])
 
 
 @pytest.fixture(scope="module")

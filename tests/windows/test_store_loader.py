@@ -316,7 +316,7 @@ def test_a_store_four_times_the_budget_is_trained_within_it(
     base = next(
         e["held_bytes"] for e in events if e["event"] == "begin" and e.get("phase") == "load"
     )
-    peak = result.result["sampled_peaks_bytes"]["anon_shmem_bytes"]
+    peak = result.result["sampled_peaks_bytes"]["held_bytes"]
     print(f"base {base / MB:.0f} MB, peak {peak / MB:.0f} MB, {len(windows)} windows")
     # 40 MB for the first step of training and the batches on their way: less than half of what the
     # features take.
