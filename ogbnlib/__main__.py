@@ -45,8 +45,8 @@ def plan(
     """Forecast a run's memory, phase by phase, before anything is loaded, and name a config that
     fits.
 
-    The data set is ogbn-papers100M unless --set dataset=... names another. Exits with 1 for WILL
-    NOT FIT.
+    The data set is ogbn-papers100M unless --set dataset=... names another, or --set num_nodes=30M,
+    num_edges, num_features and num_train give sizes. Exits with 1 for WILL NOT FIT.
     """
     if parameters:
         meanings = config_parameters()
@@ -55,16 +55,21 @@ def plan(
     from .forecast import fitting, planner
     from .forecast.machine import probe
     from .sources.resolve import graph_for
+    from .sources.sizes import take_sizes
 
     assignments, memory_limit = read_options(config, set_, memory_limit)
+    size = take_sizes(assignments)
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **assignments}
     planned = TrainConfig.create(values)
     if ladder:
+        if size is not None:
+            raise InputError("--ladder: expected a data set, not sizes of a graph")
         if memory_limit:
             raise InputError("--memory-limit: expected without --ladder, which shows all of them")
         table = planner.ladder(**values)
         return show({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
-    size = graph_for(planned)
+    if size is None:
+        size = graph_for(planned)
     machine = probe(size)
     advice = planner.plan(planned, memory_limit, size=size, machine=machine)
     run_s = advice.forecast.run_s

@@ -140,7 +140,7 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            help="OGB's or IGB's layout, an official name, or a folder of edges, features, labels, ..."
+            help="OGB's or IGB's layout, an official name, a store, or a folder of edges, features, ..."
         ),
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],

@@ -23,7 +23,7 @@ from ..graph.edge_sort import EdgeSort
 from ..graph.int8 import Int8Columns
 from ..graph.node_set import NodeSet
 from ..graph.npz import Array
-from ..graph.store import Store, open_store
+from ..graph.store import Store, is_store, open_store
 from ..graph.store_format import index_dtype, label_dtype
 from ..graph.summary import count_labels
 from ..graph.writer import StoreWriter
@@ -35,6 +35,7 @@ from .leaks import refuse_leaks
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import open_raw
 from .source import Source
+from .store_source import from_store
 
 FeatureDtype = Literal["float16", "float32", "int8"]
 _DEFAULT_BYTES = 2**30  # beyond the memory of a process with torch loaded, such as a notebook
@@ -241,12 +242,12 @@ def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any)
     """Return a named data set; `options` are those of `open_tables`, in OGB's layout only
     num_classes."""
     name = home(name)
+    if is_store(name):
+        _refuse_options(name, "a store", options)
+        return from_store(open_store(name))
     if is_official(str(name)):
         official = locate_official(str(name), home(data_dir))
-        if options:
-            raise InputError(
-                f"{name}: expected no files or columns beside an official name, got {', '.join(options)}"
-            )
+        _refuse_options(name, "an official name", options)
         if not official.present:
             raise InputError(
                 f"{official.folder}: {name} is not there: python -m ogbnlib download {name}"
@@ -257,6 +258,13 @@ def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any)
     from .files.own_files import open_tables
 
     return open_tables(name, **options)
+
+
+def _refuse_options(name: StrPath, what: str, options: Mapping[str, object]) -> None:
+    if options:
+        raise InputError(
+            f"{name}: expected no files or columns beside {what}, got {', '.join(options)}"
+        )
 
 
 @clear_errors()
@@ -277,7 +285,7 @@ def convert(
 
     Args:
         source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an
-            official name in the folder "dataset", or any `Source`.
+            official name in the folder "dataset", a store, or any `Source`.
         path: new or empty.
         undirected: add reverse edges; columns are then sorted and without repeats.
         feature_dtype: float16 halves disk and traffic; values beyond its range are refused. int8
@@ -295,11 +303,13 @@ def convert(
         raise InputError(
             f"feature_dtype: expected {', '.join(get_args(FeatureDtype))}, got {feature_dtype!r}"
         )
+    undirected = undirected or source.undirected
+    add_reverse = undirected and not source.undirected
     workspace = _workspace(source, memory_limit)
     target = Path(os.path.realpath(home(path)))
     x_dtype = np.dtype(feature_dtype or source.feature_dtype)
     check_new(target)
-    final, temporary = disk_bytes(source, undirected, x_dtype)
+    final, temporary = disk_bytes(source, add_reverse, x_dtype)
     check_space(
         target,
         final + temporary,
@@ -313,7 +323,7 @@ def convert(
     made_of = {**source.origin, "num_nodes": source.num_nodes}
     with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:
         writer = StoreWriter(folder)
-        _Conversion(source, writer, x_dtype, done).write(undirected, workspace)
+        _Conversion(source, writer, x_dtype, done).write(add_reverse, workspace)
         source.check_unchanged()
         writer.finish(source.name, source.num_classes, undirected=undirected, origin=made_of)
     return open_store(target)

@@ -20,6 +20,7 @@ from ..graph.store import GraphSize, Store, is_store, open_store
 from .files.layouts import find_files, is_tables, layout_of
 from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official, open_official
 from .ogb import layout_files, open_raw
+from .sizes import PUBLIC
 from .source import Source, origin_of, stamped, stored_dtype
 
 
@@ -208,7 +209,7 @@ def graph_for(config: TrainConfig) -> GraphSize:
 
 def _graph_of(request: DataRequest) -> GraphSize:
     name = str(request.dataset)
-    known = None
+    known = PUBLIC.get(name)
     if is_official(name):
         known = KNOWN.get(name)
     try:

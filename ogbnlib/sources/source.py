@@ -32,6 +32,7 @@ class Source:
         label_names: the names of the classes, UTF-8 bytes [C]; None if labels were numbers.
         year_chunks: yields years int64 [n]; None if the nodes have none. Only OGB's layout has
             them.
+        undirected: each edge has its reverse already.
         features_at: where the features are, for messages.
         feature_names: the name of each feature, [] if they have none.
         path: the data's folder; None for data in RAM.
@@ -55,6 +56,7 @@ class Source:
     )
     label_names: Array | None = field(default=None, repr=False)
     year_chunks: Callable[[], Iterator[Array]] | None = field(default=None, repr=False)
+    undirected: bool = False
     features_at: str = "features"
     feature_names: Sequence[str] = ()
     path: Path | None = None

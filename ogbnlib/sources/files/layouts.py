@@ -282,7 +282,7 @@ def not_a_data_set(path: Path) -> InputError:
 def _content(folder: Path) -> str:
     """Say what a folder without a data set holds, and the nearest way."""
     if (folder / META).is_file():
-        return "found a store; name it as the data set, it needs no conversion"
+        return "found a store; name it as the data set"
     if (folder / "data.npz").is_file() and folder.name == "raw":
         return f"found the folder raw of OGB's binary layout; name {folder.parent}"
     if (folder / "raw" / "triplet-type-list.csv.gz").is_file():

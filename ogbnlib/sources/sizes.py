@@ -1,0 +1,93 @@
+"""Sizes of graphs to plan for: those that a user gives, and those of public data sets beside OGB's."""
+
+import re
+from typing import Any
+
+from ..errors import InputError
+from ..graph.store import GraphSize
+from ..graph.store_format import SPLITS
+
+
+def _papers(
+    name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int
+) -> GraphSize:
+    return GraphSize(name, nodes, edges, features, classes, dict(zip(SPLITS, seeds, strict=True)))
+
+
+def _igb(name: str, nodes: int, edges: int) -> GraphSize:
+    """Return a homogeneous graph of IGB: 1,024 features, 19 classes, splits of 60, 20 and 20 %."""
+    fifth = nodes // 5
+    return _papers(f"igb-{name}", nodes, edges, 1024, 19, nodes - 2 * fifth, fifth, fifth)
+
+
+# Illinois Graph Benchmark (Khatua et al., KDD 2023), and the papers of MAG240M with their
+# citations (Hu et al., OGB-LSC, NeurIPS 2021; test is both parts of its test papers).
+PUBLIC = {
+    size.name: size
+    for size in (
+        _igb("tiny", 100_000, 547_416),
+        _igb("small", 1_000_000, 12_070_502),
+        _igb("medium", 10_000_000, 120_077_694),
+        _igb("large", 100_000_000, 1_223_571_364),
+        _papers(
+            *("mag240m-papers", 121_751_666, 1_297_748_926, 768, 153),
+            *(1_112_392, 138_949, 146_818),
+        ),
+    )
+}
+_NEEDED = ("num_nodes", "num_edges", "num_features", "num_train")
+# Classes add little memory. Without nodes to evaluate there is no evaluation in the plan.
+_OTHERS = {"num_classes": 100, "num_valid": 0, "num_test": 0}
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+_NUMBER = re.compile(r"(\d[\d_,]*(?:\.\d+)?) ?([kmbg]?)", re.IGNORECASE)
+
+
+def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
+    """Remove the sizes of a graph from a plan's parameters and return it; None without any.
+
+    Raises:
+        InputError: a size is missing or no number such as 30M, or there is a data set beside them.
+    """
+    given = {name: parameters.pop(name) for name in (*_NEEDED, *_OTHERS) if name in parameters}
+    if not given:
+        return None
+    if "dataset" in parameters:
+        raise InputError(
+            f"{', '.join(given)}: expected without dataset, which has its own sizes; leave one out"
+        )
+    missing = [name for name in _NEEDED if name not in given]
+    if missing:
+        raise InputError(
+            f"{', '.join(missing)}: expected beside {', '.join(given)}, such as {missing[0]}=30M"
+        )
+    sizes = {**_OTHERS, **{name: _number(name, value) for name, value in given.items()}}
+    seeds = {split: sizes.pop(f"num_{split}") for split in SPLITS}
+    if sum(seeds.values()) > sizes["num_nodes"]:
+        raise InputError(
+            f"num_train, num_valid and num_test: expected at most num_nodes together, {sizes['num_nodes']:,}, "
+            f"got {sum(seeds.values()):,}"
+        )
+    return GraphSize(
+        name="your graph",
+        num_nodes=sizes["num_nodes"],
+        num_edges=sizes["num_edges"],
+        num_features=sizes["num_features"],
+        num_classes=sizes["num_classes"],
+        num_seeds=seeds,
+    )
+
+
+def _number(name: str, value: object) -> int:
+    """Return a whole number of 1 at least, written such as 30M, 1.6B, 300k or 1,000; splits may be
+    empty."""
+    match = _NUMBER.fullmatch(str(value).strip())
+    number = 0.0
+    if match is not None:
+        digits, unit = match.groups()
+        number = float(re.sub("[_,]", "", digits)) * _UNITS[unit.lower()]
+    least = _OTHERS.get(name, 1)
+    if match is None or number < min(least, 1) or number > 2**48 or round(number) != number:
+        raise InputError(
+            f"{name}: expected a whole number such as 300k, 30M or 1.6B, got {value!r}"
+        )
+    return round(number)

@@ -1,0 +1,76 @@
+"""A store as a `Source`: made into another store, with other features or with reverse edges."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..errors import InputError
+from ..graph.npz import Array
+from ..graph.store import Store
+from .source import Source
+
+_STEP_NODES = 2**16  # nodes whose edges are looked up at a time
+
+
+def from_store(store: Store) -> Source:
+    """Return a store's data, read in pieces and not mapped, in the order of the store.
+
+    Features in int8 are read as float32. Propagated features have no edges, and are refused.
+    """
+    if store.hops is not None:
+        raise InputError(
+            f"{store.path}: expected a graph, found propagated features, which have no edges; "
+            "convert the graph, and propagate it again"
+        )
+
+    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        step = max(1, chunk_edges)
+        node = 0
+        for begin, sources in store.chunks("row", checked=True):
+            for first in range(0, len(sources), step):
+                part = sources[first : first + step]
+                node, targets = _targets(store, node, begin + first, len(part))
+                yield part.astype(np.int64), targets
+
+    names = None
+    if "node_name" in store.files:
+        names = np.dtype(store.files["node_name"].dtype)
+    label_names = None
+    if "label_name" in store.files:
+        label_names = np.concatenate([part for _, part in store.chunks("label_name")])
+    return Source(
+        name=store.name,
+        num_nodes=store.num_nodes,
+        num_edges=store.num_edges,
+        num_features=store.num_features,
+        num_classes=store.num_classes,
+        feature_dtype=store.feature_dtype,
+        edge_chunks=edge_chunks,
+        x_chunks=lambda: (store.decode(part) for _, part in store.chunks("x", checked=True)),
+        label_chunks=lambda: (part for _, part in store.chunks("y", checked=True)),
+        read_splits=lambda: dict(store.splits),
+        node_names=lambda: names and (names, (part for _, part in store.chunks("node_name"))),
+        label_names=label_names,
+        features_at=str(store.file_path("x")),
+        undirected=store.undirected,
+        stamps={name: (store.file_path(name), before) for name, before in store.stamps.items()},
+        generated=store.origin,
+    )
+
+
+def _targets(store: Store, node: int, begin: int, count: int) -> tuple[int, Array]:
+    """Return the targets int64 [count] of the edges from `begin` on, and the last one's.
+
+    `node` is at most the target of the first one.
+    """
+    colptr = store.colptr
+    parts = [np.empty(0, np.int64)]
+    found = 0
+    while found < count:
+        offsets = np.clip(colptr[node : node + _STEP_NODES + 1], begin, begin + count)
+        nodes = np.arange(node, node + len(offsets) - 1)
+        parts.append(np.repeat(nodes, np.diff(offsets)))
+        found += len(parts[-1])
+        node += len(nodes)
+    targets = np.concatenate(parts)
+    return int(targets[-1]), targets

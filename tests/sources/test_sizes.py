@@ -1,0 +1,70 @@
+"""A plan for any graph, by its sizes alone, and for public data sets that are not here."""
+
+import json
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ogbnlib.__main__ import app
+from ogbnlib.errors import InputError
+from ogbnlib.sources.sizes import PUBLIC, take_sizes
+
+SIZES = {"num_nodes": "30M", "num_edges": "0.3B", "num_features": "128", "num_train": "300k"}
+
+
+def plan(*assignments: str) -> dict[str, Any]:
+    options = [option for pair in assignments for option in ("--set", pair)]
+    result = CliRunner().invoke(app, ["plan", "--json", *options, "--memory-limit", "64 GB"])
+    return dict(json.loads(result.output))
+
+
+def test_sizes_are_numbers_with_units() -> None:
+    given = {**SIZES, "epochs": "2"}
+    size = take_sizes(given)
+    assert size is not None
+    assert given == {"epochs": "2"}
+    assert (size.num_nodes, size.num_edges, size.num_seeds["train"]) == (
+        30 * 10**6,
+        3 * 10**8,
+        300_000,
+    )
+    assert take_sizes({"epochs": "2"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"num_nodes": "x"}, "num_nodes: expected a whole number such as 300k"),
+        ({"num_nodes": "0"}, "num_nodes: expected a whole number"),
+        ({"num_edges": "1.5"}, "num_edges: expected a whole number"),
+        ({"num_nodes": "-3"}, "num_nodes: expected a whole number"),
+        ({"num_features": None}, "num_features: expected beside num_nodes, num_edges, num_train"),
+        ({"dataset": "data/papers"}, "expected without dataset"),
+        (
+            {"num_train": "20M", "num_test": "20M"},
+            "at most num_nodes together, 30,000,000, got 40,000,000",
+        ),
+    ],
+)
+def test_sizes_that_are_none_are_refused(changed: dict[str, Any], sentence: str) -> None:
+    given = {name: value for name, value in {**SIZES, **changed}.items() if value is not None}
+    with pytest.raises(InputError, match=sentence):
+        take_sizes(given)
+
+
+def test_a_plan_follows_the_sizes() -> None:
+    assignments = [f"{name}={value}" for name, value in SIZES.items()]
+    small = plan(*assignments, "loading=shared")
+    assert small["dataset"] == "your graph"
+    features = 30 * 10**6 * 128 * 4
+    assert features < small["peak_bytes"] < features + 4 * 3 * 10**8 + 2**30
+    assert plan(*assignments, "loading=store")["verdict"] == "FITS"
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_public_data_sets_are_planned_before_they_are_here(name: str) -> None:
+    planned = plan(f"dataset={name}", "loading=shared", "feature_dtype=float16")
+    size = PUBLIC[name]
+    assert planned["dataset"] == name
+    assert planned["peak_bytes"] > 2 * size.num_nodes * size.num_features

@@ -1,0 +1,95 @@
+"""A store made into another one: the same graph, with other features or with reverse edges."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import random_arrays, tree
+
+from ogbnlib import convert, propagate
+from ogbnlib.errors import InputError
+from ogbnlib.graph import npz
+from ogbnlib.graph.store import Store
+from ogbnlib.graph.writer import verify_store
+from ogbnlib.sources import store_source
+from ogbnlib.sources.arrays import from_arrays
+
+ARRAYS = ("colptr", "row", "y", "train", "valid", "test")
+
+
+@pytest.fixture(scope="module")
+def graph() -> dict[str, Any]:
+    return random_arrays(200, 1500, 5, 4)
+
+
+@pytest.fixture
+def store(tmp_path: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setattr(npz, "CHUNK_BYTES", 256)  # many chunks
+    monkeypatch.setattr(store_source, "_STEP_NODES", 7)
+    return convert(from_arrays("any", **graph), tmp_path / "store", progress=False)
+
+
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("feature_dtype", ["float16", "int8", None])
+def test_it_equals_the_store_of_the_original(
+    tmp_path: Path, graph: dict[str, Any], store: Store, undirected: bool, feature_dtype: Any
+) -> None:
+    options = {"undirected": undirected, "feature_dtype": feature_dtype, "progress": False}
+    expected = convert(from_arrays("any", **graph), tmp_path / "expected", **options)
+    made = convert(store.path, tmp_path / "made", **options)
+    for name in (*ARRAYS, "x"):
+        assert tree(made.path)[f"{name}.npy"] == tree(expected.path)[f"{name}.npy"]
+    assert (made.size, made.origin["num_nodes"]) == (expected.size, 200)
+    assert verify_store(made.path) == []
+
+
+def test_reverse_edges_are_added_once(tmp_path: Path, store: Store) -> None:
+    both = convert(store, tmp_path / "both", undirected=True, progress=False)
+    again = convert(both, tmp_path / "again", undirected=True, progress=False)
+    kept = convert(both, tmp_path / "kept", feature_dtype="float16", progress=False)
+    for other in (again, kept):
+        assert other.undirected
+        assert tree(other.path)["row.npy"] == tree(both.path)["row.npy"]
+
+
+def test_int8_becomes_floats_and_the_same_int8_again(tmp_path: Path, store: Store) -> None:
+    small = convert(store, tmp_path / "int8", feature_dtype="int8", progress=False)
+    floats = convert(small, tmp_path / "float32", feature_dtype="float32", progress=False)
+    np.testing.assert_array_equal(floats.read("x"), small.read("x"))
+    again = convert(small, tmp_path / "again", progress=False)
+    np.testing.assert_allclose(again.read("x"), small.read("x"), atol=1e-6)
+
+
+def test_names_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    names = [f"n{i}" for i in range(60)]
+    pd.DataFrame({"source": names, "target": rng.permutation(names)}).to_csv(
+        folder / "edges.csv", index=False
+    )
+    x = pd.DataFrame(rng.normal(size=(60, 2)), columns=["a", "b"])
+    x.assign(node_id=names).to_csv(folder / "features.csv", index=False)
+    labels = rng.choice(["red", "green"], 60)
+    pd.DataFrame({"node_id": names, "label": labels}).to_csv(folder / "labels.csv", index=False)
+    split = np.repeat(["train", "valid", "test"], 20)
+    pd.DataFrame({"node_id": names, "split": split}).to_csv(folder / "splits.csv", index=False)
+    first = convert(folder, tmp_path / "store", progress=False)
+    second = convert(first, tmp_path / "float16", feature_dtype="float16", progress=False)
+    assert list(second.node_name[:3]) == names[:3]
+    assert list(second.label_name) == list(first.label_name)
+    assert second.origin == first.origin
+
+
+def test_what_is_refused_leaves_nothing(tmp_path: Path, store: Store) -> None:
+    hops = propagate(store.path, tmp_path / "hops", hops=1, progress=False)
+    with pytest.raises(InputError, match="found propagated features, which have no edges"):
+        convert(hops, tmp_path / "new", progress=False)
+    with open(store.file_path("row"), "r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"\1\0\0\0")
+    with pytest.raises(InputError, match=r"row\.npy"):
+        convert(store.path, tmp_path / "new", progress=False)
+    assert not (tmp_path / "new").exists()
