@@ -21,6 +21,7 @@ from ogbnlib.forecast.planner import ladder, plan
 from ogbnlib.parameters import parse_assignments, read_parameters
 from ogbnlib.registry import MODELS, POLICIES
 from ogbnlib.runs.diagnosis import explain_code, explain_text
+from ogbnlib.sources.sizes import take_sizes
 from ogbnlib.sources.synth import synthesize
 
 ROOT = Path(__file__).parent.parent
@@ -131,7 +132,9 @@ def test_every_command_that_a_page_names_is_there_with_its_options(page: Path) -
             : next((i for i, word in enumerate(arguments) if word in ("&&", "|", ">")), None)
         ]
         given = known[name].make_context(name, arguments).params if arguments else {}
-        TrainConfig.create({"dataset": "somewhere"} | parse_assignments(given.get("set_") or []))
+        values = parse_assignments(given.get("set_") or [])
+        take_sizes(values)
+        TrainConfig.create({"dataset": "somewhere"} | values)
 
 
 @pytest.mark.parametrize("name", [*POLICIES, *MODELS])
