@@ -28,6 +28,7 @@ from .columns import Columns, Nodes, Piece, Table, numbers, option
 from .layouts import find_files, layout_of, splits_in_order
 from .node_features import Features
 from .node_labels import read_labels, read_split, read_splits
+from .readers import open_table
 from .roles import Named, decide, is_id_like, kinds
 
 _CHUNK_NODES = 2**17
@@ -114,7 +115,7 @@ def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Tabl
                 if len(shape) == 2 and shape[1] > 1:
                     refuse_several_labels(load(file)[: 2**16], str(file))
             if file not in of_file or role == "edges":
-                of_file[file] = Table(file, "split" if role in SPLITS else role)
+                of_file[file] = open_table(file, "split" if role in SPLITS else role)
             tables[role] = of_file[file]
     return tables
 
