@@ -50,7 +50,7 @@ _MOST_VALUES = 2**23  # values of classes x columns in memory at a time: 64 MB
 _CHANCE = math.log(0.05)
 
 
-class LabelColumns(NamedTuple):
+class _LabelColumns(NamedTuple):
     """Columns of features [N, F] that hold nothing but the labels."""
 
     columns: list[int]
@@ -99,7 +99,7 @@ def _values_of_classes(
 
 def find_labels(
     open_chunks: Callable[[], Iterable[Array]], labels: Array, num_features: int
-) -> LabelColumns | None:
+) -> _LabelColumns | None:
     """Return the columns of features that are the labels of all labelled nodes in the same or in
     other numbers.
 
@@ -124,7 +124,7 @@ def find_labels(
     equal = [i for i in alone if (values[:, i] == classes).all()]
     chosen = equal[:1] or alone[:1] or range(len(candidates))
     chance = _log_chance(labels, len(chosen), num_features, bool(equal))
-    return LabelColumns([candidates[i] for i in chosen], bool(equal), chance > _CHANCE)
+    return _LabelColumns([candidates[i] for i in chosen], bool(equal), chance > _CHANCE)
 
 
 def _log_chance(labels: Array, count: int, num_features: int, equal: bool) -> float:
