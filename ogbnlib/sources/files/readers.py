@@ -27,7 +27,6 @@ from .formats import files_of, format_of
 
 _BLOCK_BYTES = 2**22  # of text at a time, and of the longest line
 _BOM = b"\xef\xbb\xbf"
-_PADDING = re.compile(rb"^ | (?=\r|$)", re.MULTILINE)
 _SOURCE = "source"
 _TARGET = "target"
 _SCIPY = {"sparse": "scipy.sparse.load_npz", "matrix": "scipy.io.mmread"}
@@ -175,6 +174,7 @@ class _Lines:
 
     def __init__(self, where: Path, mark: bytes, blanks: bool, skip: int) -> None:
         self.where = where
+        self.mark = mark
         self.blanks = blanks
         self.skip = skip
         self._rest = b""
@@ -193,7 +193,7 @@ class _Lines:
         data = data[:end]
         if len(self._rest) > _BLOCK_BYTES:
             raise _too_long(self.where)
-        if self._comment:
+        if self._comment and self.mark in data:
             data = self._comment.sub(b"", data)
         while self.skip and data:
             line, _, data = data.partition(b"\n")
@@ -202,7 +202,9 @@ class _Lines:
             data = data.replace(b"\t", b" ")
             while b"  " in data:
                 data = data.replace(b"  ", b" ")
-            data = _PADDING.sub(b"", data)
+            for padded, bare in ((b" \r", b"\r"), (b" \n", b"\n"), (b"\n ", b"\n")):
+                data = data.replace(padded, bare)
+            data = data.removeprefix(b" ").removesuffix(b" ")
         return data
 
 
