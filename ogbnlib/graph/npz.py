@@ -1,21 +1,21 @@
-"""Streams of the arrays in a compressed .npz file, both ways, in memory bounded by a chunk.
+"""Arrays in .npy files, and in compressed .npz files as streams in memory bounded by a chunk.
 
 numpy can neither map a compressed archive, such as `raw/data.npz` of ogbn-papers100M, nor read a
 part of a member.
 """
 
+import contextlib
 import math
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from ..errors import InputError, naming
-from ..files import StrPath
 
 Array = NDArray[Any]
 CHUNK_BYTES = 8 * 2**20
@@ -53,54 +53,19 @@ def load(file: Path) -> Array:
     return array
 
 
-def write_npz(
-    path: StrPath, members: Mapping[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]]
-) -> None:
-    """Write a compressed .npz file. A member is its shape, its dtype and, in C order, its values in
-    chunks."""
-    # Level 1, because features are close to noise: level 6 takes twice the time for 1 % less.
-    with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        for name, (shape, kind, chunks) in members.items():
-            dtype = np.dtype(kind)
-            header = {
-                "descr": np.lib.format.dtype_to_descr(dtype),
-                "fortran_order": False,
-                "shape": tuple(shape),
-            }
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array_header_1_0(member, header)
-                for chunk in chunks:
-                    member.write(np.ascontiguousarray(chunk, dtype).reshape(-1).view(np.uint8).data)
-
-
 class Mapped:
-    """The array of an .npy file, mapped, with the methods of a `Member`: values in order of memory."""
+    """The array of an .npy file, mapped, with the interface of a `Member`."""
 
     def __init__(self, file: Path) -> None:
         array = load(file)
         self.where = str(file)
         self.shape = array.shape
-        self.dtype = array.dtype
         self.fortran_order = not array.flags.c_contiguous
         self._values = array.reshape(-1, order="A")
-        self._at = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def read(self, count: int) -> Array:
-        """Return the next `count` values."""
-        self._at += count
-        return self._values[self._at - count : self._at]
-
-    def skip(self, count: int) -> None:
-        self._at += count
-
-    def finish(self) -> None:
-        """Do nothing: the size of the file is checked on opening."""
+    def pieces(self, step: int, begin: int, end: int) -> Iterator[Array]:
+        """Yield the values from `begin` to `end`, in order of memory, `step` at a time."""
+        return slices(self._values[begin:end], step)
 
 
 def member_names(file: Path) -> list[str]:
@@ -110,75 +75,73 @@ def member_names(file: Path) -> list[str]:
 
 
 class Member:
-    """One array of an .npz file as a stream of values; `where` is file and member, for messages."""
+    """One array of an .npz file, checked by its header; `where` is file and member, for
+    messages."""
 
-    # numpy parses it by ast, which in Python 3.11 is not safe in threads (gh-106905)
-    _header = threading.Lock()
+    # numpy parses a header by ast, which in Python 3.11 is not safe in threads (gh-106905)
+    _parser = threading.Lock()
 
     def __init__(self, file: Path, name: str) -> None:
         self.file = file
-        self.name = name
+        self.name = f"{name}.npy"
         self.where = f"{file}, member {name}"
-        with naming(self.where, "a sound .npz file", "copy or download it again"):
-            self._zip = zipfile.ZipFile(file)
-            if f"{name}.npy" not in self._zip.namelist():
+        with self._opened():
+            pass
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[IO[bytes]]:
+        """Open the member, and check and read past its header."""
+        with (
+            naming(self.where, "a sound .npz file", "copy or download it again"),
+            zipfile.ZipFile(self.file) as archive,
+        ):
+            names = archive.namelist()
+            if self.name not in names:
                 raise InputError(
-                    f"{self.where}: expected such a member, found only: {', '.join(self._zip.namelist())}"
+                    f"{self.where}: expected such a member, found only: {', '.join(names)}"
                 )
-            self._stream = self._zip.open(f"{name}.npy")
-            version = np.lib.format.read_magic(self._stream)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            with self._header:
-                self.shape, self.fortran_order, self.dtype = read(self._stream)
-            size = self._zip.getinfo(f"{name}.npy").file_size - self._stream.tell()
+            with archive.open(self.name) as stream:
+                read = np.lib.format.read_array_header_2_0
+                if np.lib.format.read_magic(stream) == (1, 0):
+                    read = np.lib.format.read_array_header_1_0
+                with self._parser:
+                    self.shape, self.fortran_order, self.dtype = read(stream)
+                found = archive.getinfo(self.name).file_size - stream.tell()
+                self._check_size(found)
+                yield stream
+
+    def _check_size(self, found: int) -> None:
         if self.dtype.hasobject:
             raise InputError(
                 f"{self.where}: expected numbers, found pickled objects, which are never loaded"
             )
         expected = math.prod(self.shape) * self.dtype.itemsize
-        if size != expected:
+        if found != expected:
             raise InputError(
                 f"{self.where}: expected {expected} bytes for shape {self.shape} of {self.dtype}, "
-                f"found {size}"
+                f"found {found}"
             )
 
-    def again(self) -> "Member":
-        """Open the same member from its first value on."""
-        return Member(self.file, self.name)
+    def pieces(self, step: int, begin: int = 0, end: int | None = None) -> Iterator[Array]:
+        """Yield the values from `begin` to `end`, in order of memory, `step` at a time."""
+        size = math.prod(self.shape)
+        end = size if end is None else end
+        with self._opened() as stream:
+            # Read on rather than seek: a seek in a stored member stops zipfile from checking the
+            # CRC.
+            for _ in self._read(stream, CHUNK_BYTES // self.dtype.itemsize, 0, begin):
+                pass
+            yield from self._read(stream, step, begin, end)
+            if end == size:
+                stream.read(1)  # zipfile compares the CRC past the last value
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stream.close()
-        self._zip.close()
-
-    def read(self, count: int) -> Array:
-        """Return the next `count` values, in the member's own dtype."""
-        values = np.empty(count, self.dtype)
-        view = values.view(np.uint8).data
-        filled = 0
-        with naming(self.where, "a sound .npz file", "copy or download it again"):
-            while filled < len(view):
-                part = view[filled : filled + CHUNK_BYTES]
-                got = self._stream.readinto(part)  # type: ignore[attr-defined]
-                if not got:
+    def _read(self, stream: IO[bytes], step: int, begin: int, end: int) -> Iterator[Array]:
+        for at in range(begin, end, step):
+            values = np.empty(min(step, end - at), self.dtype)
+            view = values.view(np.uint8).data
+            while len(view):
+                count = stream.readinto(view[:CHUNK_BYTES])  # type: ignore[attr-defined]
+                if not count:
                     raise EOFError("it ends early")
-                filled += got
-        return values
-
-    def skip(self, count: int) -> None:
-        # Read on rather than seek: a seek in a stored member stops zipfile from checking the CRC.
-        step = max(1, CHUNK_BYTES // self.dtype.itemsize)
-        for begin in range(0, count, step):
-            self.read(min(step, count - begin))
-
-    def finish(self) -> None:
-        """Check the CRC, which zipfile does when it reads past the last value."""
-        with naming(self.where, "a sound .npz file", "copy or download it again"):
-            if self._stream.read(1):
-                raise EOFError("it holds more than its header announces")
+                view = view[count:]
+            yield values

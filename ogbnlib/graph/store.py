@@ -105,7 +105,7 @@ class Store(GraphSize):
         return GraphSize(**{item.name: getattr(self, item.name) for item in fields(GraphSize)})
 
     @property
-    def feature_dtype(self) -> np.dtype[Any]:
+    def feature_dtype(self) -> np.dtype[np.generic]:
         return np.dtype(self.files["x"].dtype)
 
     def decode(self, rows: Array, columns: slice = slice(None)) -> Array:

@@ -13,7 +13,9 @@ _CHUNK = 2**16  # names that are decoded at once
 
 def decoded(values: Array) -> Array:
     """Return UTF-8 bytes as an array of text, other values unchanged."""
-    return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values
+    if values.dtype.kind == "S":
+        return np.char.decode(values, "utf-8")
+    return values
 
 
 class Text:
@@ -25,9 +27,6 @@ class Text:
 
     def __init__(self, stored: Array) -> None:
         self.stored = stored
-        self.shape = stored.shape
-        self.ndim = stored.ndim
-        self.size = stored.size
         self.dtype = np.dtype(f"U{stored.itemsize}")
 
     def __len__(self) -> int:
@@ -35,7 +34,9 @@ class Text:
 
     def __getitem__(self, index: Any) -> Any:
         values = self.stored[index]
-        return values.decode() if isinstance(values, bytes) else decoded(np.asarray(values))
+        if isinstance(values, bytes):
+            return values.decode()
+        return decoded(np.asarray(values))
 
     def __iter__(self) -> Iterator[str]:
         for begin in range(0, len(self), _CHUNK):
@@ -44,7 +45,7 @@ class Text:
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         if copy is False:
             raise ValueError("names are decoded into a new array: expected copy=None or True")
-        out = np.empty(len(self), self.dtype if dtype is None else dtype)
+        out = np.empty(len(self), dtype or self.dtype)
         for begin in range(0, len(self), _CHUNK):
             out[begin : begin + _CHUNK] = self[begin : begin + _CHUNK]
         return out
@@ -52,6 +53,8 @@ class Text:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):  # numpy and pandas look for their own
             raise AttributeError(name)
+        if name in ("shape", "ndim", "size"):
+            return getattr(self.stored, name)
         return getattr(np.asarray(self), name)
 
     def __eq__(self, other: object) -> Any:
@@ -67,5 +70,5 @@ class Text:
     __hash__ = None  # type: ignore[assignment]  # as of an array
 
     def __repr__(self) -> str:
-        end = ", ..." if len(self) > 3 else ""
-        return f"Text([{', '.join(map(repr, self[:3].tolist()))}{end}], n={len(self)})"
+        first = [*map(repr, self[:3].tolist()), "..."][: len(self)]
+        return f"Text([{', '.join(first)}], n={len(self)})"

@@ -192,7 +192,7 @@ class DiskArray:
         """The byte at which a row begins."""
         return self.offset + row * self.row_bytes
 
-    def rows(self, begin: int, end: int, dtype: np.dtype[Any]) -> Array:
+    def rows(self, begin: int, end: int, dtype: np.dtype[np.generic]) -> Array:
         """Return the values in rows `begin` to `end`, 1-D, in a buffer that this thread's next call
         overwrites."""
         if not 0 <= begin <= end:
@@ -202,7 +202,7 @@ class DiskArray:
         return self._span(begin, end, dtype)[0]
 
     def _span(
-        self, begin: int, end: int, dtype: np.dtype[Any], room_bytes: int = 0
+        self, begin: int, end: int, dtype: np.dtype[np.generic], room_bytes: int = 0
     ) -> tuple[Array, int]:
         """Return the values in rows `begin` to `end`, 1-D, and the number of bytes read."""
         place = self._place(begin)
@@ -264,7 +264,7 @@ class DiskArray:
             self._count(pool.map(read_chunk, chunks))
         self.progress = 0, 0
 
-    def _word(self, width: int = 8) -> np.dtype[Any]:
+    def _word(self, width: int = 8) -> np.dtype[np.generic]:
         """The largest unsigned integer, by which rows and `width` bytes can be copied."""
         return np.dtype(f"u{math.gcd(self.offset, self.row_bytes, width, 8)}")
 

@@ -1,9 +1,11 @@
 """16-bit floats inside kernels, by their bits: numba has neither float16 nor bfloat16."""
 
-from typing import Any
+from collections.abc import Sequence
 
 from llvmlite import ir
 from numba import types
+from numba.core.base import BaseContext
+from numba.core.typing.templates import Signature
 from numba.extending import intrinsic
 
 
@@ -13,7 +15,12 @@ def widened(typing_context, value):  # type: ignore[no-untyped-def]
 
     # float16: one instruction for eight values (vcvtph2ps). A bfloat16 is the upper half of a
     # float32.
-    def widen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def widen(
+        context: BaseContext,
+        builder: ir.IRBuilder,
+        signature: Signature,
+        arguments: Sequence[ir.Value],
+    ) -> ir.Value:
         if value == types.float32:
             return arguments[0]
         if value == types.uint16:
@@ -30,7 +37,12 @@ def narrowed(typing_context, value, like):  # type: ignore[no-untyped-def]
     """Return a float32 as the type of `like`: as it is, or the bits of the nearest bfloat16
     (int16), even on a tie."""
 
-    def narrow(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def narrow(
+        context: BaseContext,
+        builder: ir.IRBuilder,
+        signature: Signature,
+        arguments: Sequence[ir.Value],
+    ) -> ir.Value:
         if like == types.float32:
             return arguments[0]
         word = ir.IntType(32)

@@ -94,7 +94,9 @@ class SpoolFile(Stream):
             self.put(head.ljust(BLOCK, b"\0"), end - len(head))
         self._buffer = memoryview(b"")
 
-    def load(self, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    def load(
+        self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    ) -> NDArray[Any]:
         """Return an array from byte `offset` on, in memory of its own."""
         count = math.prod(shape)
         size = count * dtype.itemsize

@@ -164,32 +164,25 @@ class _Conversion:
             self._writer.write("label_name", source.label_names)
 
     def _write_features(self) -> None:
+        width = self._source.num_features
         try:
-            if self._dtype == np.int8:
-                columns = self._survey_features()
-                self._writer.entries |= columns.entries()
-                with self._features(np.float32) as chunks:
-                    self._write_x(map(columns.encode, chunks))
-            else:
+            if self._dtype != np.int8:
                 with self._features(self._dtype) as chunks:
-                    self._write_x(chunks)
+                    self._write_chunks("x", self._dtype, chunks, (width,))
+                return
+            with self._features(np.float32) as chunks:  # a pass for the ranges of the columns
+                columns = Int8Columns.covering(self._counted(chunks), width)
+            self._writer.entries |= columns.entries()
+            with self._features(np.float32) as chunks:
+                self._write_chunks("x", np.int8, map(columns.encode, chunks), (width,))
         except BaseException:
             self._stop.set()
             raise
 
-    def _write_x(self, chunks: Iterable[Array]) -> None:
-        self._write_chunks("x", self._dtype, chunks, (self._source.num_features,))
-
-    def _survey_features(self) -> Int8Columns:
-        """Return the ranges of the columns, which take a pass of their own."""
-
-        def counted_chunks(chunks: Iterable[Array]) -> Iterator[Array]:
-            for chunk in chunks:
-                self._count(chunk.size)
-                yield chunk
-
-        with self._features(np.float32) as chunks:
-            return Int8Columns.covering(counted_chunks(chunks), self._source.num_features)
+    def _counted(self, chunks: Iterable[Array]) -> Iterator[Array]:
+        for chunk in chunks:
+            self._count(chunk.size)
+            yield chunk
 
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:

@@ -46,7 +46,7 @@ class DataRequest:
 
 
 @dataclass(frozen=True)
-class Pending:
+class _Pending:
     """A data set that is not a store, and the store to make of it."""
 
     folder: Path
@@ -56,6 +56,11 @@ class Pending:
     target: Path
     undirected: bool
     dtype: np.dtype[np.generic]  # of the store's features
+
+    def stored_size(self) -> GraphSize:
+        """Return the sizes of the data, with the `feature_itemsize` of the store."""
+        size = self.size or self.open().size
+        return dataclasses.replace(size, feature_itemsize=self.dtype.itemsize)
 
     def existing(self) -> Store | None:
         """Return the store that was made of these data before, or None.
@@ -86,7 +91,7 @@ class Pending:
         return store
 
 
-def resolve(request: DataRequest) -> Store | Pending:
+def resolve(request: DataRequest) -> Store | _Pending:
     """Return the store that a name means, or the data to convert, after all checks of
     `open_dataset`.
 
@@ -120,7 +125,7 @@ def resolve(request: DataRequest) -> Store | Pending:
     return pending
 
 
-def _pending_official(official: Located, request: DataRequest) -> Pending:
+def _pending_official(official: Located, request: DataRequest) -> _Pending:
     if official.present and official.binary:
         raw = open_raw(official.folder, num_classes=official.num_classes)
         return _pending_raw(raw, official.folder, request)
@@ -131,7 +136,7 @@ def _pending_official(official: Located, request: DataRequest) -> Pending:
     )
 
 
-def _pending_raw(raw: Source, folder: Path, request: DataRequest) -> Pending:
+def _pending_raw(raw: Source, folder: Path, request: DataRequest) -> _Pending:
     return _pending(folder, layout_files, lambda: raw, raw.size, raw.feature_dtype, request)
 
 
@@ -148,7 +153,7 @@ def _pending(
     size: GraphSize | None,
     own: np.dtype[np.generic],
     request: DataRequest,
-) -> Pending:
+) -> _Pending:
     """Name the store of a folder's data, whose features have the dtype `own`."""
     dtype = np.dtype(request.feature_dtype or own)
     name = folder.name
@@ -158,7 +163,7 @@ def _pending(
         name += f"-{dtype}"
     place = folder.parent if request.data_dir is None else home(request.data_dir)
     target = place / f"{name}.store"
-    return Pending(folder, find, open_source, size, target, bool(request.undirected), dtype)
+    return _Pending(folder, find, open_source, size, target, bool(request.undirected), dtype)
 
 
 def _check_target(target: Path) -> None:
@@ -190,9 +195,7 @@ def locate(request: DataRequest) -> GraphSize:
     Before the store exists, sizes are those of the data, with the `feature_itemsize` of the store.
     """
     data = resolve(request)
-    if isinstance(data, Store):
-        return data.size
-    return dataclasses.replace(data.size or data.open().size, feature_itemsize=data.dtype.itemsize)
+    return data.size if isinstance(data, Store) else data.stored_size()
 
 
 def size_of(dataset: str, data_dir: StrPath | None = None) -> GraphSize:
@@ -220,10 +223,7 @@ def _graph_of(request: DataRequest) -> GraphSize:
         return known
     if isinstance(data, Store):
         return data
-    if known is not None:
-        return known
-    size = data.size or data.open().size
-    return dataclasses.replace(size, feature_itemsize=data.dtype.itemsize)
+    return known or data.stored_size()
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:

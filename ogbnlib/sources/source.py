@@ -46,12 +46,12 @@ class Source:
     num_edges: int
     num_features: int
     num_classes: int
-    feature_dtype: np.dtype[Any]
+    feature_dtype: np.dtype[np.generic]
     edge_chunks: Callable[[int], Iterator[tuple[Array, Array]]] = field(repr=False)
     x_chunks: Callable[[], Iterator[Array]] = field(repr=False)
     label_chunks: Callable[[], Iterator[Array]] = field(repr=False)
     read_splits: Callable[[], dict[str, Array]] = field(repr=False)
-    node_names: Callable[[], tuple[np.dtype[Any], Iterator[Array]] | None] = field(
+    node_names: Callable[[], tuple[np.dtype[np.generic], Iterator[Array]] | None] = field(
         default=lambda: None, repr=False
     )
     label_names: Array | None = field(default=None, repr=False)
@@ -118,7 +118,7 @@ def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[st
     }
 
 
-def stored_dtype(features: Path | None) -> np.dtype[Any]:
+def stored_dtype(features: Path | None) -> np.dtype[np.generic]:
     """Return the dtype of a file's features in a store: float16 for an .npy file of float16, else
     float32."""
     if features is not None and features.suffix == ".npy" and features.is_file():

@@ -12,7 +12,8 @@ import re
 import reprlib
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,15 @@ import pyarrow.compute as pc
 from ...errors import InputError, naming
 from ...graph.array_checks import from_one
 from ...graph.npz import Array
-from .readers import open_reader
 
-_TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
+_TEXTS = (
+    "large_string",
+    "string_view",
+    "binary_view",
+    "binary",
+    "large_binary",
+    "fixed_size_binary",
+)
 BATCH_ROWS = 2**17
 _MOST_SHOWN = 20  # columns in a message
 LONGEST_NAME = 256  # bytes; `node_name` has the width of the longest name for every node
@@ -35,42 +42,45 @@ _MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "null", "none", "<na>")
 
 
 class Table:
-    """Columns of a user's file, or of its parts, read in bounded memory by the `Reader` of its format."""
+    """The columns of a user's file, or of its parts, read in bounded memory; a subclass for each
+    format is in `readers`.
 
-    def __init__(self, file: Path, role: str = "") -> None:
+    Attributes:
+        names: of the columns; those without names are called "1", "2", ...
+        header: whether the file has these names.
+        typed: whether values have types, and a name is never mistaken for a value.
+    """
+
+    header = typed = True
+
+    def __init__(self, file: Path, names: Sequence[str]) -> None:
         self.file = file
-        self.reader = open_reader(file, role)
-        self.header = self.reader.header
-        self.names = self.reader.names
-        twice = [name for name in self.names if self.names.count(name) > 1]
-        if twice:
-            raise InputError(
-                f"{file}: expected each column's name once, found {twice[0]!r} again; rename one"
-            )
+        self.names = list(names)
+
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        """Yield the next values of each of `columns`, about `rows` at a time."""
+        raise NotImplementedError
+
+    @cached_property
+    def num_rows(self) -> int:
+        """The number of rows; by default the file is read for it."""
+        with naming(self.file, "a table"):
+            return sum(len(values) for (values,) in self.arrays(self.names[:1], BATCH_ROWS))
+
+    def place(self, row: int) -> tuple[Path, int]:
+        """Return the file of a row, and the row's number in it."""
+        return self.file, row
 
     def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[list[Piece]]:
         """Yield the next rows of `columns`, at most `rows`; of a csv file those in 4 MB."""
         begin = 0
         with naming(self.file, "a table"):
-            for batch in self.reader.arrays(columns, rows):
-                pieces = []
-                for name, values in zip(columns, batch, strict=True):
-                    values = (
-                        values.dictionary_decode()
-                        if hasattr(values, "dictionary_decode")
-                        else values
-                    )
-                    text = str(values.type).startswith(_TEXTS)
-                    pieces.append(
-                        Piece(self, name, values.cast("string") if text else values, begin)
-                    )
-                yield pieces
+            for batch in self.arrays(columns, rows):
+                yield [
+                    Piece(self, name, values, begin).decoded()
+                    for name, values in zip(columns, batch, strict=True)
+                ]
                 begin += len(batch[0])
-
-    @property
-    def num_rows(self) -> int:
-        with naming(self.file, "a table"):
-            return self.reader.num_rows
 
     def refusal(self, expected: str, hint: str) -> InputError:
         """Return the error for columns that are neither known nor named."""
@@ -84,67 +94,77 @@ class Table:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive values of a column, an arrow array, and the number of the first one's row."""
+    """Consecutive values of a column, and the number of the first one's row."""
 
     table: Table
     name: str
-    values: Any
+    values: pa.Array
     begin: int
 
-    def refuse(self, wrong: Any, expected: str, hint: str = "") -> None:
+    def decoded(self) -> Piece:
+        """Return the values themselves where they are coded by a dictionary, and text as strings."""
+        values = self.values
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        piece = replace(self, values=values)
+        if str(values.type).startswith(_TEXTS):
+            return replace(piece, values=piece.cast("string", "text in UTF-8"))
+        return piece
+
+    def refuse(
+        self, wrong: Sequence[bool] | Array | pa.Array, expected: str, hint: str = ""
+    ) -> None:
         """Raise an `InputError` that names the first row where `wrong` is true, if there is any."""
-        wrong = np.asarray(wrong)
-        if wrong.any():
-            at = int(wrong.argmax())
-            file, row = self.table.reader.place(self.begin + at)
+        rows = np.flatnonzero(wrong)
+        if len(rows):
+            at = int(rows[0])
+            file, row = self.table.place(self.begin + at)
             value = reprlib.repr(self.values[at].as_py())
             raise InputError(
                 f"{file}, column {self.name!r}, row {row}: expected {expected}, found {value}{hint}"
             )
 
-    def cast(self, kind: str, expected: str, hint: str = "") -> Any:
+    def cast(self, kind: str, expected: str, hint: str = "") -> pa.Array:
         """Cast to int64, double or string; missing values become null, and 3.0 is the whole number
         3. An error about a value ends with `hint`."""
-        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return self._cast(self.values, kind)
-        first = next(row for row in range(len(self.values)) if not self._fits(row, kind))
-        if not pa.types.is_string(self.values.type):
-            hint = f" ({self.values.type}){hint}"
-        self.refuse(np.arange(len(self.values)) == first, expected, hint)
+        values = _cast(self.values, kind)
+        if values is None:
+            rows = range(len(self.values))
+            first = next(row for row in rows if _cast(self.values.slice(row, 1), kind) is None)
+            if not pa.types.is_string(self.values.type):
+                hint = f" ({self.values.type}){hint}"
+            self.refuse(np.equal(rows, first), expected, hint)
+        return values
 
-    def _fits(self, row: int, kind: str) -> bool:
-        with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            self._cast(self.values.slice(row, 1), kind)
-            return True
-        return False
 
-    def _cast(self, values: Any, kind: str) -> Any:
-        if pa.types.is_string(values.type) and kind != "string":
-            for text in (values, without_missing(values)):
-                with contextlib.suppress(pa.ArrowInvalid):
-                    return text.cast(kind)
-            values = text.cast("double")
-        if kind == "int64" and (
-            pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type)
-        ):
-            # arrow takes True for 1, a date for a number of days
-            raise pa.ArrowInvalid
+def _cast(values: pa.Array, kind: str) -> pa.Array | None:
+    """Return values as another type, None if one of them has no equal there."""
+    if pa.types.is_string(values.type) and kind != "string":
+        # most columns have no missing values, whose search takes longer than the cast
+        for text in (values, without_missing(values)):
+            with contextlib.suppress(pa.ArrowInvalid):
+                return text.cast(kind)
+        with contextlib.suppress(pa.ArrowInvalid):
+            return _cast(text.cast("double"), kind)
+        return None
+    if kind == "int64":
+        # arrow takes True for 1, a date for a number of days
+        if pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type):
+            return None
         # Beyond 2**53, several whole numbers are the same float.
-        if (
-            kind == "int64"
-            and pa.types.is_floating(values.type)
-            and (pc.max(pc.abs(values)).as_py() or 0) > 2**53
-        ):
-            raise pa.ArrowInvalid
+        if pa.types.is_floating(values.type) and (pc.max(pc.abs(values)).as_py() or 0) > 2**53:
+            return None
+    with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return values.cast(kind, safe=kind != "double")
+    return None
 
 
-def numbers(values: Any) -> Array:
+def numbers(values: pa.Array) -> Array:
     """An arrow array of numbers as numpy; NaN for nulls."""
     return values.to_numpy(zero_copy_only=False)
 
 
-def without_missing(values: Any) -> Any:
+def without_missing(values: pa.Array) -> pa.Array:
     """Text stripped, with null for the words that mean "missing"."""
     values = pc.utf8_trim_whitespace(values)
     missing = pc.is_in(pc.utf8_lower(values), value_set=pa.array(_MISSING))
@@ -154,7 +174,7 @@ def without_missing(values: Any) -> Any:
 FLAGS = ("false", "0", "0.0", "true", "1", "1.0")  # the second half means yes
 
 
-def flags(piece: Piece, expected: str = "true or false") -> Any:
+def flags(piece: Piece, expected: str = "true or false") -> pa.Array:
     """Return booleans of true, false, 1 and 0 in any case; null for other values."""
     places = pc.index_in(pc.utf8_lower(piece.cast("string", expected)), value_set=pa.array(FLAGS))
     return pc.greater_equal(places, len(FLAGS) // 2)
@@ -321,7 +341,7 @@ class Columns:
     @property
     def alone(self) -> str | None:
         """The only column, which needs no name; but the header of a csv file may be a value."""
-        is_sure = not self.table.header or self.table.reader.typed
+        is_sure = not self.table.header or self.table.typed
         return self.free[0] if is_sure and len(self.free) == 1 else None
 
     def find(self, name: str | None) -> str | None:

@@ -54,21 +54,24 @@ def files_of(path: Path) -> list[Path]:
         raise InputError(f"{path}: expected a file or a folder of parts, found none{whereabouts()}")
     others = [part.name for part in parts if part.is_dir() or format_of(part) is None]
     if others:
-        pattern = path / "*.csv" if path.is_dir() else path
         raise InputError(
             f"{path}: expected parts ({READABLE}), found {others[0]}; "
-            f'name the parts by a pattern, such as "{pattern}"'
+            f'name the parts by a pattern, such as "{parts[0].parent}/*.csv"'
         )
     return parts
 
 
 def _parts(path: Path) -> list[Path]:
-    entries = path.iterdir() if path.is_dir() else map(Path, glob.glob(str(path)))
+    pattern = str(path)
+    if path.is_dir():
+        pattern = f"{glob.escape(pattern)}/*"
+    entries = map(Path, glob.glob(pattern))
     visible = [part for part in entries if part.name[0] not in "._"]
     return sorted(visible, key=_natural)
 
 
-def _natural(path: Path) -> list[tuple[int, str]]:
+def _natural(path: Path) -> list[tuple[str, int]]:
     # Dask writes part.9.parquet before part.10.parquet
-    pieces = re.split(r"(\d+)", str(path))
-    return [(int(piece), "") if piece.isdecimal() else (0, piece) for piece in pieces]
+    # each number in the name, with the text before it
+    pairs = re.findall(r"(\D*)(\d*)", str(path))
+    return [(text, int(number or 0)) for text, number in pairs]

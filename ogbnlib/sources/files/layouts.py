@@ -38,7 +38,7 @@ def split_folder(path: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Layout:
+class _Layout:
     """A layout of folders that others publish.
 
     Attributes:
@@ -59,7 +59,7 @@ class Layout:
 
 LAYOUTS = (
     # OGB's csv layout (snap-stanford/ogb, docs of read_graph_pyg), that of ogbn-arxiv
-    Layout(
+    _Layout(
         {
             "edges": ("raw/edge.csv.gz",),
             "features": ("raw/node-feat.csv.gz",),
@@ -69,7 +69,7 @@ LAYOUTS = (
     ),
     # IGB-homogeneous. Its loader (IllinoisGraphBenchmark/IGB-Datasets, igb/dataloader.py) takes 19
     # classes by default, and the splits from the order of the nodes.
-    Layout(
+    _Layout(
         {
             "edges": ("processed/paper__cites__paper/edge_index.npy",),
             "features": ("processed/paper/node_feat.npy",),
@@ -87,7 +87,7 @@ _IGB_LABELLED = {"node_label_19.npy": 227_130_858, "node_label_2K.npy": 157_675_
 _IGB_FULL = 269_346_174
 
 
-def layout_of(folder: Path) -> tuple[Layout | None, Path]:
+def layout_of(folder: Path) -> tuple[_Layout | None, Path]:
     """Return a folder's layout and root: a folder in it, such as raw, stands for the root."""
     for layout in LAYOUTS:
         edges = Path(layout.files["edges"][0])

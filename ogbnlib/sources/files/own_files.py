@@ -28,6 +28,7 @@ from .columns import Columns, Nodes, Piece, Table, numbers, option
 from .layouts import find_files, layout_of, splits_in_order
 from .node_features import Features
 from .node_labels import read_labels, read_split, read_splits
+from .readers import open_table
 from .roles import Named, decide, is_id_like, kinds
 
 _CHUNK_NODES = 2**17
@@ -38,18 +39,18 @@ def _refuse_unused_ids(columns: Columns, nodes: Nodes, name: str, *values: str) 
     if columns.one("id") is not None or columns.table.num_rows != nodes.num_nodes:
         return
     for column in columns.all("left out"):
-        reason = "" if column in columns.notes else _id_evidence(columns.table, column, nodes)
-        if reason:
+        if column not in columns.notes and _could_be_ids(columns.table, column, nodes):
             raise InputError(
-                f"{columns.table.file}, column {column!r}: it could hold the node ids ({reason}); "
+                f"{columns.table.file}, column {column!r}: "
+                "it could hold the node ids (its values are all different); "
                 f"if it does, name it: {option(name, column, *values)}; "
                 f"if row i is node i: {option('--leave-out', column)}"
             )
 
 
-def _id_evidence(table: Table, column: str, nodes: Nodes) -> str:
-    """Return why a column could hold the ids of the nodes, "" if it can't or if its order is that
-    of the rows. Memory use is 24 bytes a node."""
+def _could_be_ids(table: Table, column: str, nodes: Nodes) -> bool:
+    """Whether a column could hold the ids of the nodes, in another order than that of the rows.
+    Memory use is 24 bytes a node."""
 
     def text(piece: Piece) -> Array:
         return pd.util.hash_array(numbers(piece.cast("string", "text")), categorize=False)
@@ -65,15 +66,9 @@ def _id_evidence(table: Table, column: str, nodes: Nodes) -> str:
         with contextlib.suppress(InputError):
             values = np.concatenate([read(piece) for (piece,) in table.batches([column])])
             break
-    if len(np.unique(values)) < len(values):
-        return ""  # repeated: no ids
-    if (np.diff(values) == 1).all():
-        return ""  # in the order of the rows already
-    if read is whole and values.max() - values.min() + 1 == len(values):
-        return f"consecutive numbers from {values.min()} to {values.max()}"
-    if read is number and not is_id_like(column):
-        return ""  # distinct real numbers are ordinary features
-    return "each node once" if read is nodes else "all different"
+    in_order = bool((np.diff(values) == 1).all())
+    is_measurement = read is number and not is_id_like(column)
+    return len(np.unique(values)) == len(values) and not in_order and not is_measurement
 
 
 def _refuse_two_kinds(edges: Columns, nodes: Nodes) -> None:
@@ -114,7 +109,7 @@ def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Tabl
                 if len(shape) == 2 and shape[1] > 1:
                     refuse_several_labels(load(file)[: 2**16], str(file))
             if file not in of_file or role == "edges":
-                of_file[file] = Table(file, "split" if role in SPLITS else role)
+                of_file[file] = open_table(file, "split" if role in SPLITS else role)
             tables[role] = of_file[file]
     return tables
 

@@ -1,23 +1,18 @@
-"""Readers of a user's files, one a format: columns in pieces, in bounded memory. Import it on use: it
-imports pyarrow.
-
-A column is a stream of arrow arrays. Columns without names are called "1", "2", ...
-"""
+"""Tables of a user's files, one class a format: columns in pieces, in bounded memory. Import it on
+use: it imports pyarrow."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
 import itertools
-import math
 import re
 import reprlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,12 +22,16 @@ import pyarrow.parquet
 
 from ...errors import InputError, format_bytes, naming
 from ...graph.npz import Array, Mapped, Member, member_names
+from .columns import Table
 from .formats import files_of, format_of
 
 _BLOCK_BYTES = 2**22  # of text at a time, and of the longest line
 _BOM = b"\xef\xbb\xbf"
 _SOURCE = "source"
 _TARGET = "target"
+_SCIPY = {"sparse": "scipy.sparse.load_npz", "matrix": "scipy.io.mmread"}
+# The members with the row and the column of each entry, by scipy's format of a matrix.
+_SPARSE = {"coo": ("row", "col"), "csr": ("indptr", "indices"), "csc": ("indices", "indptr")}
 
 
 def is_number(text: str) -> bool:
@@ -40,35 +39,6 @@ def is_number(text: str) -> bool:
         float(text)
         return True
     return False
-
-
-class Reader:
-    """The columns of one file.
-
-    Attributes:
-        names: of the columns.
-        header: whether the file has these names.
-        typed: whether values have types, and a name is never mistaken for a value.
-    """
-
-    header = typed = True
-
-    def __init__(self, file: Path, names: Sequence[str]) -> None:
-        self.file = file
-        self.names = list(names)
-
-    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
-        """Yield arrow arrays of the next values of each of `columns`, about `rows` at a time."""
-        raise NotImplementedError
-
-    @cached_property
-    def num_rows(self) -> int:
-        """The number of rows; by default the file is read for it."""
-        return sum(len(values) for (values,) in self.arrays(self.names[:1], 2**17))
-
-    def place(self, row: int) -> tuple[Path, int]:
-        """Return the file of a row, and the row's number in it."""
-        return self.file, row
 
 
 # ------------------------------------------------------------------------------------------ arrays
@@ -112,118 +82,87 @@ def _columns_of(stream: Mapped | Member, member: str, role: str) -> tuple[list[_
     return [_Column(member, 0, shape[1], None)], shape[0]
 
 
-class _ArrayReader(Reader):
+class _ArrayTable(Table):
     """An .npy file of one column, of both ends of edges, or of rows of features; or an .npz archive
     of one such array, or of columns of one length."""
 
     def __init__(self, file: Path, role: str) -> None:
         columns_of_file = dict[str, _Column]()
-        lengths = list[int]()
         members = [""] if file.suffix == ".npy" else member_names(file)
+        several = len(members) > 1
+        lengths = []
         for member in members:
-            with self._open(file, member) as stream:
-                # the columns of an archive of several arrays
-                several = len(members) > 1
-                if several and len(stream.shape) != 1:
-                    raise InputError(
-                        f"{stream.where}: expected one array, or columns [N] of one length, found "
-                        f"members {', '.join(members)}; save it alone as .npy"
-                    )
-                columns, length = _columns_of(stream, member, "" if several else role)
+            stream = _stream(file, member)
+            # the columns of an archive of several arrays
+            if several and len(stream.shape) != 1:
+                raise InputError(
+                    f"{stream.where}: expected one array, or columns [N] of one length, found "
+                    f"members {', '.join(members)}; save it alone as .npy"
+                )
+            columns, length = _columns_of(stream, member, "" if several else role)
             names = [member] if several else [str(i + 1) for i in range(len(columns))]
             columns_of_file |= dict(zip(names, columns, strict=True))
             lengths.append(length)
         if len({*lengths}) != 1:
             raise InputError(f"{file}: expected columns of one length, found {lengths}")
         super().__init__(file, [*columns_of_file])
-        self.header = self.typed = len(members) > 1
+        self.header = self.typed = several
         self._columns = columns_of_file
-        self._length = lengths[0]
+        self.num_rows = lengths[0]
 
-    @property
-    def num_rows(self) -> int:
-        return self._length
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        pieces = [self._pieces(self._columns[name], rows) for name in columns]
+        return map(list, zip(*pieces, strict=True))
 
-    @staticmethod
-    def _open(file: Path, member: str) -> Mapped | Member:
-        return Member(file, member) if member else Mapped(file)
-
-    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
-        chosen = [self._columns[name] for name in columns]
-        with contextlib.ExitStack() as opened:
-            streams: list[Any] = [
-                opened.enter_context(self._open(self.file, column.member)) for column in chosen
-            ]
-            for stream, column in zip(streams, chosen, strict=True):
-                stream.skip(column.skip)
-            for begin in range(0, self._length, rows):
-                count = min(rows, self._length - begin)
-                yield [
-                    _arrow(stream.read(count * column.width), column)
-                    for stream, column in zip(streams, chosen, strict=True)
-                ]
-            for stream, column in zip(streams, chosen, strict=True):
-                if column.skip + self._length * column.width == math.prod(stream.shape):
-                    stream.finish()
+    def _pieces(self, column: _Column, rows: int) -> Iterator[pa.Array]:
+        end = column.skip + self.num_rows * column.width
+        stream = _stream(self.file, column.member)
+        for values in stream.pieces(rows * column.width, column.skip, end):
+            native = values.astype(values.dtype.newbyteorder("="), copy=False)
+            if column.pick is None:
+                yield pa.FixedSizeListArray.from_arrays(pa.array(native), column.width)
+            else:
+                yield pa.array(np.ascontiguousarray(native[column.pick :: column.width]))
 
 
-def _arrow(values: Array, column: _Column) -> Any:
-    native = values.astype(values.dtype.newbyteorder("="), copy=False)
-    if column.pick is None:
-        return pa.FixedSizeListArray.from_arrays(pa.array(native), column.width)
-    return pa.array(np.ascontiguousarray(native[column.pick :: column.width]))
+def _stream(file: Path, member: str) -> Mapped | Member:
+    return Member(file, member) if member else Mapped(file)
 
 
-class _SparseReader(Reader):
+class _SparseTable(Table):
     """Edges in a matrix that scipy.sparse.save_npz wrote: from row to column, without the values."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file, [_SOURCE, _TARGET, "data"])
-        with Member(file, "format") as member:
-            self._format = bytes(member.read(1)[0].item()).decode(errors="replace")
-        with Member(file, "shape") as member:
-            shape = member.read(2).tolist()
-        if self._format not in ("coo", "csr", "csc"):
+        self._format = bytes(self._all("format")[0].item()).decode(errors="replace")
+        shape = self._all("shape").tolist()
+        if self._format not in _SPARSE:
             raise InputError(
-                f"{file}: expected a scipy matrix of the format coo, csr or csc, "
+                f"{file}: expected a scipy matrix of the format {', '.join(_SPARSE)}, "
                 f"found {self._format}; save .tocoo()"
             )
         if shape[0] != shape[1]:
             raise InputError(f"{file}: expected a square matrix of N nodes, found {shape}")
-        with Member(file, "data") as member:
-            self._length = member.shape[0]
+        self.num_rows = Member(file, "data").shape[0]
 
-    @property
-    def num_rows(self) -> int:
-        return self._length
+    def _all(self, member: str) -> Array:
+        return np.concatenate([*Member(self.file, member).pieces(2**20)])
 
-    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
-        read = self._pairs if self._format == "coo" else self._compressed
-        for source, target in read(rows):
-            ends = {_SOURCE: source, _TARGET: target}
-            yield [pa.array(ends[name]) for name in columns]
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        members = dict(zip((_SOURCE, _TARGET), _SPARSE[self._format], strict=True))
+        ends = [self._ends(members[name], rows) for name in columns]
+        return (list(map(pa.array, pieces)) for pieces in zip(*ends, strict=True))
 
-    def _pairs(self, rows: int) -> Iterator[tuple[Array, Array]]:
-        with Member(self.file, "row") as source, Member(self.file, "col") as target:
-            for begin in range(0, self._length, rows):
-                count = min(rows, self._length - begin)
-                yield source.read(count), target.read(count)
-            source.finish()
-            target.finish()
-
-    def _compressed(self, rows: int) -> Iterator[tuple[Array, Array]]:
-        with Member(self.file, "indptr") as member:
-            offsets = member.read(member.shape[0])  # 4 or 8 bytes a node
-            member.finish()
-        if offsets[0] != 0 or offsets[-1] != self._length or (np.diff(offsets) < 0).any():
+    def _ends(self, member: str, rows: int) -> Iterator[Array]:
+        if member != "indptr":
+            yield from Member(self.file, member).pieces(rows)
+            return
+        offsets = self._all(member)  # 4 or 8 bytes a node
+        if offsets[0] != 0 or offsets[-1] != self.num_rows or (np.diff(offsets) < 0).any():
             raise InputError(f"{self.file}, member indptr: expected rising offsets, found others")
-        with Member(self.file, "indices") as member:
-            for begin in range(0, self._length, rows):
-                end = min(begin + rows, self._length)
-                inner = member.read(end - begin)
-                outer = np.searchsorted(offsets, np.arange(begin, end), side="right") - 1
-                yield (outer, inner) if self._format == "csr" else (inner, outer)
-            member.finish()
+        for begin in range(0, self.num_rows, rows):
+            edges = np.arange(begin, min(begin + rows, self.num_rows))
+            yield np.searchsorted(offsets, edges, side="right") - 1
 
 
 # -------------------------------------------------------------------------------------------- text
@@ -238,28 +177,24 @@ class _Lines:
         self.mark = mark
         self.blanks = blanks
         self.skip = skip
-        self.comments = 0
         self._rest = b""
-        self._begun = False
-        self._comment = re.compile(rb"^[ \t]*%s.*\n?" % mark, re.MULTILINE) if mark else None
+        self._comment = (
+            re.compile(rb"^(%s)?[ \t]*%s.*\n?" % (_BOM, mark), re.MULTILINE) if mark else None
+        )
 
-    def __call__(self, block: Any) -> bytes:
+    def __call__(self, block: bytes | pa.Buffer) -> bytes:
         """Return the whole lines of a block; an empty block is the end."""
         data = self._rest + bytes(block)
-        if not self._begun:
-            data = data.removeprefix(_BOM)
-            self._begun = True
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        cut = end if len(block) else len(data)
-        if not len(block) and cut:
-            data = data + b"\n"
-            cut = cut + 1  # arrow refuses a first line without an end
-        data, self._rest = data[:cut], data[cut:]
+        if not len(block) and data:
+            data += b"\n"  # arrow refuses a first line without an end
+            end = len(data)
+        self._rest = data[end:]
+        data = data[:end]
         if len(self._rest) > _BLOCK_BYTES:
             raise _too_long(self.where)
         if self._comment and self.mark in data:
-            data, count = self._comment.subn(b"", data)
-            self.comments += count
+            data = self._comment.sub(b"", data)
         while self.skip and data:
             line, _, data = data.partition(b"\n")
             self.skip -= bool(line.strip())
@@ -299,13 +234,13 @@ def _head(file: Path, mark: bytes) -> Iterator[str]:
         block = b" "
         while block:
             block = stream.read(2**16)
-            text = lines(block)
-            if text.strip():
-                decoded = (line.decode(errors="replace") for line in text.splitlines(keepends=True))
-                yield from filter(str.strip, decoded)
+            for line in lines(block).splitlines(keepends=True):
+                text = line.decode(errors="replace").removeprefix("\ufeff")
+                if text.strip():
+                    yield text
 
 
-def _inflated(file: Path) -> Any:
+def _inflated(file: Path) -> pa.NativeFile:
     return pa.input_stream(str(file), compression="detect")
 
 
@@ -326,7 +261,7 @@ def _separator(file: Path, first: str, second: str) -> str:
     return " " if numeric and len(lengths) == 1 else ","
 
 
-class _TextReader(Reader):
+class _TextTable(Table):
     """Text: csv files and edge lists; every field is text.
 
     The first line is the header if no field of it is a number. The first line that is no comment
@@ -362,9 +297,8 @@ class _TextReader(Reader):
                 f"{file}: 0,1 is read as an edge; if it is a header, remove the line",
                 file=sys.stderr,
             )
-        self._told = False
 
-    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
         if self.empty:
             return
         # The header is read as data, because a quoted name may span lines.
@@ -373,18 +307,26 @@ class _TextReader(Reader):
             yield [column.slice(skip) for column in batch.columns]
             skip = 0
 
-    def _batches(self, columns: Sequence[int]) -> Iterator[Any]:
-        texts = {f"f{i}": pa.string() for i in columns}
-        stream = _inflated(self.file)
+    def _batches(self, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        texts = {f"f{i}": pa.binary() for i in columns}
         lines = _Lines(self.file, self.mark, self.separator == " ", self.skip)
+        wrong: list[pa.csv.InvalidRow] = []
+
+        def keep(row: pa.csv.InvalidRow) -> str:
+            wrong.append(row)
+            return "error"
+
         try:
             yield from pa.csv.open_csv(
-                pa.TransformInputStream(stream, lines),
+                pa.TransformInputStream(_inflated(self.file), lines),
+                # in one thread, which numbers the rows
                 read_options=pa.csv.ReadOptions(
-                    block_size=_BLOCK_BYTES, autogenerate_column_names=True
+                    block_size=_BLOCK_BYTES, autogenerate_column_names=True, use_threads=False
                 ),
                 parse_options=pa.csv.ParseOptions(
-                    delimiter=self.separator, newlines_in_values=True
+                    delimiter=self.separator,
+                    newlines_in_values=True,
+                    invalid_row_handler=keep,
                 ),
                 convert_options=pa.csv.ConvertOptions(
                     column_types=texts, include_columns=list(texts)
@@ -394,36 +336,16 @@ class _TextReader(Reader):
             # arrow's words for a row that does not end within two blocks
             if "straddling" in str(error):
                 raise _too_long(self.file) from None
-            self._refuse_bad_row()
+            for row in wrong:
+                raise InputError(
+                    f"{self.file}, row {row.number - 1 - self.header}: expected "
+                    f"{row.expected_columns} columns, found {row.actual_columns}: "
+                    f"{reprlib.repr(row.text)}"
+                ) from None
             raise
-        if lines.comments and not self._told:
-            self._told = True
-            print(
-                f"{self.file}: {lines.comments} comment line{'s' if lines.comments > 1 else ''}"
-                f" ({self.mark.decode()}) skipped",
-                file=sys.stderr,
-            )
-
-    def _refuse_bad_row(self) -> None:
-        """Refuse the first row that arrow can't read, which it doesn't name."""
-        lines = _head(self.file, self.mark)
-        fields_of: Iterator[list[str]] = csv.reader(lines, delimiter=self.separator)
-        if self.separator == " ":
-            fields_of = map(str.split, lines)
-        with contextlib.suppress(csv.Error, OSError):
-            for row, fields in enumerate(filter(None, fields_of), -int(self.header) - self.skip):
-                text = self.separator.join(fields)
-                expected = ""
-                if row >= 0 and len(fields) != len(self.names):
-                    expected = f"{len(self.names)} columns, found {len(fields)}"
-                elif "\ufffd" in text:
-                    expected = "text in UTF-8, found other bytes"
-                if expected:
-                    content = reprlib.repr(text)
-                    raise InputError(f"{self.file}, row {row}: expected {expected}: {content}")
 
 
-class _MatrixReader(_TextReader):
+class _MatrixTable(_TextTable):
     """Edges in a file of Matrix Market: from row to column, counted from 1 there and from 0 here.
 
     The format (https://math.nist.gov/MatrixMarket/formats.html) has a banner, comments, a line of
@@ -431,8 +353,7 @@ class _MatrixReader(_TextReader):
     directions.
     """
 
-    header = True
-    typed = True
+    header = False
     skip = 1
 
     def __init__(self, file: Path) -> None:
@@ -450,9 +371,8 @@ class _MatrixReader(_TextReader):
         self.separator = " "
         self.empty = size[2] == "0"
         self.is_mirrored = banner[4] != "general"
-        self._told = True  # the banner is no comment
         values = {"pattern": [], "complex": ["real", "imaginary"]}.get(banner[3], ["weight"])
-        Reader.__init__(self, file, [_SOURCE, _TARGET, *values])
+        Table.__init__(self, file, [_SOURCE, _TARGET, *values])
         if self.is_mirrored:
             print(f"{file}: {banner[4]}: each edge is read in both directions", file=sys.stderr)
 
@@ -460,7 +380,7 @@ class _MatrixReader(_TextReader):
     def num_rows(self) -> int:
         return super().num_rows if self.is_mirrored else self._entries
 
-    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
         count = 0
         for batch in [] if self.empty else self._batches([0, 1]):
             with naming(self.file, f"whole numbers after entry {count}"):
@@ -483,28 +403,23 @@ class _MatrixReader(_TextReader):
 # --------------------------------------------------------------------------------- parquet and arrow
 
 
-class _ParquetReader(Reader):
+class _ParquetTable(Table):
     """A parquet file, read page by page."""
 
     def __init__(self, file: Path) -> None:
-        self.file = file
-        super().__init__(file, self._open().schema_arrow.names)
-
-    def _open(self) -> Any:
         # With a buffer, a row group is read page by page; without one, each of its columns is held
         # whole.
-        return pa.parquet.ParquetFile(self.file, buffer_size=2**20, pre_buffer=False)
+        self._open = partial(pa.parquet.ParquetFile, file, buffer_size=2**20, pre_buffer=False)
+        opened = self._open()
+        super().__init__(file, opened.schema_arrow.names)
+        self.num_rows = opened.metadata.num_rows
 
-    @property
-    def num_rows(self) -> int:
-        return int(self._open().metadata.num_rows)
-
-    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
         for batch in self._open().iter_batches(rows, columns=list(columns)):
             yield [batch.column(name) for name in columns]
 
 
-class _ArrowReader(Reader):
+class _ArrowTable(Table):
     """An Arrow (Feather) file, or a stream of Arrow's record batches, mapped."""
 
     def __init__(self, file: Path) -> None:
@@ -516,15 +431,15 @@ class _ArrowReader(Reader):
         self._is_file = magic == b"ARROW1"
         super().__init__(file, self._open([]).schema.names)
 
-    def _open(self, columns: Sequence[int]) -> Any:
+    def _open(self, columns: Sequence[int]) -> pa.RecordBatchReader | pa.ipc.RecordBatchFileReader:
         options = pa.ipc.IpcReadOptions(included_fields=sorted(columns))
         opened = pa.ipc.open_file if self._is_file else pa.ipc.open_stream
         return opened(pa.memory_map(str(self.file)), options=options)
 
-    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
-        opened = self._open([self.names.index(name) for name in columns])
-        count = opened.num_record_batches if self._is_file else 0
-        batches = (opened.get_batch(i) for i in range(count)) if self._is_file else iter(opened)
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        batches = self._open([self.names.index(name) for name in columns])
+        if self._is_file:
+            batches = map(batches.get_batch, range(batches.num_record_batches))
         for batch in batches:
             for begin in range(0, batch.num_rows, rows):
                 yield [batch.column(name).slice(begin, rows) for name in columns]
@@ -533,88 +448,80 @@ class _ArrowReader(Reader):
 # ------------------------------------------------------------------------------------------- parts
 
 
-def _kind(values: Any) -> str:
-    """A rough type that values of one column have in every part."""
-    kind = str(getattr(values.type, "value_type", values.type))
-    if kind == "null":
-        return ""
-    return "text" if "string" in kind or "binary" in kind or "utf8" in kind else "numbers"
-
-
-class _PartsReader(Reader):
+class _PartsTable(Table):
     """Several files one after the other, with the same columns."""
 
     def __init__(self, path: Path, files: Sequence[Path], role: str) -> None:
-        # The role "split" alone accepts an empty file; such parts are dropped below.
-        readers = [open_reader(file, role if file.stat().st_size else "split") for file in files]
         # Spark writes a part without a byte for a partition without a row.
-        self._readers = [reader for reader in readers if reader.file.stat().st_size] or readers[:1]
-        first = self._readers[0]
+        filled = [file for file in files if file.stat().st_size] or files[:1]
+        self._parts = [open_table(file, role) for file in filled]
+        first = self._parts[0]
         super().__init__(path, first.names)
         self.header = first.header
         self.typed = first.typed
-        for reader in self._readers[1:]:
+        for part in self._parts[1:]:
             # the Unix command split(1) leaves the header in the first part alone
-            if first.header and not reader.header and len(reader.names) == len(first.names):
-                reader.names = list(first.names)
-            if reader.names != first.names:
+            if first.header and not part.header and len(part.names) == len(first.names):
+                part.names = first.names
+            if part.names != first.names:
                 raise InputError(
-                    f"{reader.file}: "
-                    f"expected the columns of {first.file.name}, {', '.join(first.names)}; "
-                    f"found {', '.join(reader.names)}"
+                    f"{part.file}: expected the columns of {first.file.name}, "
+                    f"{', '.join(first.names)}; found {', '.join(part.names)}"
                 )
         self._begins = [0]  # the row at which each part read so far begins, for `place`
 
     @cached_property
     def num_rows(self) -> int:
-        return sum(reader.num_rows for reader in self._readers)
+        return sum(part.num_rows for part in self._parts)
 
-    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[Any]]:
-        kinds = dict[str, str]()
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
         begin = 0
         self._begins = []
-        for reader in self._readers:
+        for part in self._parts:
             self._begins.append(begin)
-            with naming(reader.file, "a table"):
-                for values in reader.arrays(columns, rows):
-                    for name, array in zip(columns, values, strict=True):
-                        kind = _kind(array)
-                        if kind and kinds.setdefault(name, kind) != kind:
-                            raise InputError(
-                                f"{reader.file}, column {name!r}: "
-                                f"expected {kinds[name]} as in the parts before, found {array.type}"
-                            )
+            with naming(part.file, "a table"):
+                for values in part.arrays(columns, rows):
                     begin += len(values[0])
                     yield values
 
     def place(self, row: int) -> tuple[Path, int]:
         at = int(np.searchsorted(self._begins, row, side="right")) - 1
-        return self._readers[at].place(row - self._begins[at])
+        return self._parts[at].place(row - self._begins[at])
 
 
-def open_reader(path: Path, role: str = "") -> Reader:
-    """Return the reader of a file, of a folder of parts or of a pattern; `role` is edges, features,
+def open_table(path: Path, role: str = "") -> Table:
+    """Return the table of a file, of a folder of parts or of a pattern; `role` is edges, features,
     split or ""."""
+    with naming(path, "a table"):
+        table = _open(path, role)
+    twice = [name for name in table.names if table.names.count(name) > 1]
+    if twice:
+        raise InputError(
+            f"{path}: expected each column's name once, found {twice[0]!r} again; rename one"
+        )
+    return table
+
+
+def _open(path: Path, role: str) -> Table:
     files = files_of(path)
     if files != [path]:
-        return _PartsReader(path, files, role)
+        return _PartsTable(path, files, role)
     kind = format_of(path)
-    with naming(path, "a table"):
-        if kind == "archive" and {"format", "shape", "data"} <= {*member_names(path)}:
-            if role != "edges":
-                raise InputError(
-                    f"{path}: a sparse matrix is read as edges alone; in Python: "
-                    f"np.save({path.stem + '.npy'!r}, scipy.sparse.load_npz({path.name!r}).toarray())"
-                )
-            return _SparseReader(path)
-        if kind == "matrix":
-            if role != "edges":
-                raise InputError(f"{path}: a file of Matrix Market is read as edges alone")
-            return _MatrixReader(path)
-        if kind == "parquet":
-            return _ParquetReader(path)
-        if kind == "arrow":
-            return _ArrowReader(path)
-        if kind == "text":
-            return _TextReader(path, role)
-        return _ArrayReader(path, role)
+    if kind == "archive" and {"format", "shape", "data"} <= {*member_names(path)}:
+        kind = "sparse"
+    if kind in ("sparse", "matrix") and role != "edges":
+        raise InputError(
+            f"{path}: a sparse matrix is read as edges alone; for features, in Python: "
+            f"np.save({path.stem + '.npy'!r}, {_SCIPY[kind]}({path.name!r}).toarray())"
+        )
+    if kind == "sparse":
+        return _SparseTable(path)
+    if kind == "matrix":
+        return _MatrixTable(path)
+    if kind == "parquet":
+        return _ParquetTable(path)
+    if kind == "arrow":
+        return _ArrowTable(path)
+    if kind == "text":
+        return _TextTable(path, role)
+    return _ArrayTable(path, role)

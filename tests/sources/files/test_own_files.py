@@ -490,7 +490,10 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
             {"edges.csv.gz": gzip.compress(lines(src, dst).encode())[:-9]},
             "edges.csv.gz: expected a table, found damage .*Truncated",
         ),
-        ({"edges.csv": edges.encode() + b"\xe9,2\n"}, "edges.csv, row 1: expected text in UTF-8"),
+        (
+            {"edges.csv": edges.encode() + b"\xe9,2\n"},
+            "edges.csv, column 'source', row 1: expected text in UTF-8",
+        ),
         (
             {"edges.parquet": b"PAR1 and nothing else"},
             "edges.parquet: expected a table, found damage",
