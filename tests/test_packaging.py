@@ -71,7 +71,7 @@ TORCH = {
         "windows.store_loader",
         "windows.own_loop",
     ),
-    *("propagation.hop_loader", "inference.batches", "inference.saved_model"),
+    *("propagation.hop_loader", "inference.batches"),
     *(
         name
         for name in MODULES

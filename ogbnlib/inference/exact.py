@@ -27,7 +27,8 @@ from ..propagation.hops import left_bytes
 from ..propagation.plan import fixed_bytes
 from ..propagation.sweep import Edges
 from ..registry import MODELS
-from .saved_model import Rows, SavedModel
+from ..training.checkpoint import SavedModel
+from .batches import Rows
 
 Chunks = Generator[Array, None, None]
 _STEP_BYTES = 256 * 2**20  # buffers between the layers, and the products' own memory

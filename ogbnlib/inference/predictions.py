@@ -21,10 +21,10 @@ from ..registry import MODELS
 from ..runs.attempt import announce_code
 from ..sampling.pyg_stores import node_ids
 from ..sources.catalog import open_for
+from ..training.checkpoint import SavedModel
 from ..training.train import kept_random_state
-from .batches import propagated_scores, sampled_scores
+from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
-from .saved_model import Rows, SavedModel
 
 Nodes = StrPath | Array | torch.Tensor | Sequence[int]
 

@@ -19,7 +19,6 @@ from ..graph.writer import wrong_splits
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..memory.workers import worker_arguments
-from ..registry import POLICIES
 from ..sources.resolve import check_store
 
 if TYPE_CHECKING:
@@ -38,7 +37,8 @@ Waiting = Callable[[tuple[str, int, int] | None], bool]
 
 
 class Loaders:
-    """Base of the policies. Build with `make_loaders`."""
+    """Base of the policies: `config.policy.load()(store, config, log)` loads a store; the loaders hand
+    out the batches of `rank`."""
 
     labels: dict[str, Tensor]  # of each split's nodes, int16 or int64 in RAM
     drop_last = False  # an incomplete last batch is trained on too
@@ -397,16 +397,3 @@ def _end_workers(loader: NodeLoader) -> None:
     if iterator is not None:
         getattr(iterator, "iterator", iterator)._shutdown_workers()  # PyG wraps torch's iterator
         loader._iterator = None
-
-
-def make_loaders(
-    store: Store,
-    config: TrainConfig,
-    log: EventLog,
-    rank: int = 0,
-    num_ranks: int = 1,
-    waiting: Waiting = lambda reading: False,
-) -> Loaders:
-    """Load `store` with the policy `config.loading`; the loaders hand out the batches of `rank`."""
-    policy: type[Loaders] = POLICIES[config.loading].load()
-    return policy(store, config, log, rank, num_ranks, waiting)

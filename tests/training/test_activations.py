@@ -27,7 +27,7 @@ from ogbnlib.forecast.batches import BatchShape
 from ogbnlib.forecast.step_memory import activation_bytes, saved_bytes
 from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.sampling.policies import make_loaders, set_epoch
+from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.learner import allocator_peak, loss_and_gradient
 from ogbnlib.training.network import GNN
@@ -108,7 +108,7 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
         if sizes not in drawn:
             compile_kernels(list(config.num_neighbors))
             with contextlib.closing(
-                make_loaders(open_for(config), config, EventLog(None))
+                config.policy.load()(open_for(config), config, EventLog(None))
             ) as loaders:
                 loader = loaders.train_loader()
                 set_epoch(loader, 1)
