@@ -169,8 +169,9 @@ def _sound(store: Store) -> Iterator[None]:
     try:
         yield
     except (IndexError, ValueError):
-        problem = "expected ids and offsets within the graph, found others"
-        raise store.damaged("row", problem) from None
+        raise store.damaged(
+            "row", "expected ids and offsets within the graph, found others"
+        ) from None
 
 
 def _weight(shape: BatchShape) -> int:

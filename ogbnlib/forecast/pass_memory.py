@@ -73,8 +73,7 @@ class Pass:
             expected = sizes.expected_batch(size, config.undirected, seeds, fan_out)
             batches = Batches.of(expected, "degrees")
             if -1 in fan_out:
-                bound = with_hub(expected, fan_out, size, size.num_edges)
-                batches = replace(batches, bound=bound)
+                batches = replace(batches, bound=with_hub(expected, fan_out, size, size.num_edges))
         return cls(config, size, split, batches, training)
 
     @property
@@ -124,8 +123,11 @@ class Pass:
         """A step in GPU memory, allocated by torch, at its peak; the batch is copied whole and
         widened there."""
         batch, widened, activations = self._largest(on_gpu=True)
-        state = model_state_bytes(self.config, self.size.num_features, self.size.num_classes)
-        return {"batch": batch + widened, MODEL: state, "activations": activations}
+        return {
+            "batch": batch + widened,
+            MODEL: model_state_bytes(self.config, self.size.num_features, self.size.num_classes),
+            "activations": activations,
+        }
 
     def step(self) -> dict[str, int]:
         """In the trainer's own process: a batch and a step, or the sampling of the next batch where

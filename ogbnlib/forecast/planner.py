@@ -276,8 +276,10 @@ def ladder(
     import pandas as pd
 
     configs = [TrainConfig.create({"dataset": dataset, **rung, **settings}) for rung in RUNGS]
-    rows = [_best(configs, parse_bytes(allocation), max_epoch_s) for allocation in ALLOCATIONS]
-    return pd.DataFrame(rows, index=pd.Index(ALLOCATIONS, name="you have"))
+    return pd.DataFrame(
+        [_best(configs, parse_bytes(allocation), max_epoch_s) for allocation in ALLOCATIONS],
+        index=pd.Index(ALLOCATIONS, name="you have"),
+    )
 
 
 def _best(

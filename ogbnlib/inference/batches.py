@@ -42,8 +42,9 @@ def _model_scores(
 ) -> Generator[Rows, None, None]:
     """Yield the scores of each batch's seeds; its `input_id` has their positions in the result."""
     config = saved.config
-    folder = saved.path.parent
-    model = make_model(config, store.num_features, store.num_classes, folder, store=store)
+    model = make_model(
+        config, store.num_features, store.num_classes, saved.path.parent, store=store
+    )
     load_state(model, dict(saved.weights), saved.path)
     device = resolve_device(config.device)
     call = Call.of(model, config.precision)

@@ -196,8 +196,9 @@ def _layer_by_layer(
                 members.count()
         for number, layer in enumerate(layers):
             is_last = number == len(layers) - 1
-            sweeps_input = layer.sweeps_input(most)
-            sweep = _Sweep(layer, source, edges, needed[number], sweeps_input, is_last, done)
+            sweep = _Sweep(
+                layer, source, edges, needed[number], layer.sweeps_input(most), is_last, done
+            )
             blocks = layer.blocks(most)
             with contextlib.closing(source):
                 if is_last and len(blocks) == 1:
@@ -216,8 +217,7 @@ def _layer_by_layer(
 def _write(folder: Path, number: int, columns: slice, chunks: Chunks) -> None:
     """Write some columns of a layer's result to a file, which `Columns.open` finds by its name."""
     name = f"{number}-{columns.start}"
-    width = columns.stop - columns.start
-    result = StoreWriter(folder).create(name, np.float32, (width,))
+    result = StoreWriter(folder).create(name, np.float32, (columns.stop - columns.start,))
     with result as writer, contextlib.closing(chunks):
         for values in chunks:
             writer.write(values)

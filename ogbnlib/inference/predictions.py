@@ -84,8 +84,9 @@ def predict(
         elif sampled:
             chunks = sampled_scores(saved, graph, ids, memory_limit, progress)
         else:
-            work = sibling_path(target, "work")
-            chunks = exact_scores(saved, graph, ids, work, memory_limit, progress)
+            chunks = exact_scores(
+                saved, graph, ids, sibling_path(target, "work"), memory_limit, progress
+            )
 
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):

@@ -252,8 +252,9 @@ def _write(run: Propagation, work: Path, target: Path, origin: Mapping[str, obje
                 with writer.create(name, store.files[name].dtype) as out:
                     for first, values in store.chunks(name, checked=True):
                         for begin in range(0, len(values), SLICE_NODES):
-                            part = values[begin : begin + SLICE_NODES]
-                            out.write(pick(nodes, first + begin, part))
+                            out.write(
+                                pick(nodes, first + begin, values[begin : begin + SLICE_NODES])
+                            )
         if "node_id" not in store.files and run.kept is not None:
             writer.write("node_id", run.kept.members())
         for name, ids in store.splits.items():
@@ -339,8 +340,11 @@ def propagate(
                 "made_of": _made_of(store),
             }
             _write_hops(run, plan, work, target, {**facts, "dtype": dtype.name}, shown, say)
-            num_nodes = store.origin.get("num_nodes", store.num_nodes)
-            origin = {"propagated": str(store.path), **facts, "num_nodes": num_nodes}
+            origin = {
+                "propagated": str(store.path),
+                **facts,
+                "num_nodes": store.origin.get("num_nodes", store.num_nodes),
+            }
             _write(run, work, target, origin)
             shutil.rmtree(work)
     return open_store(target)
@@ -357,8 +361,9 @@ def _write_hops(
         shutil.rmtree(old, ignore_errors=True)
     present = [*work.rglob("*"), *sibling_path(target, "part").rglob("*")]
     needed = plan.disk_bytes - sum(file.stat().st_size for file in present)
-    what = f"{format_bytes(needed)} of free disk space, most of it until it is done"
-    check_space(target, needed, what)
+    check_space(
+        target, needed, f"{format_bytes(needed)} of free disk space, most of it until it is done"
+    )
     say(f"{run.store.path}: {plan}")
     for number in numbers[len(sound) :]:
         with new_folder(work / str(number)) as folder:

@@ -52,9 +52,12 @@ class PropagatedLoaders(DiskLoaders):
                 kept=rows,
                 reached=reached,
             )
-            buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
             # the kernels may be compiled already
-            run.phase(PROPAGATE, buffers, unsure_bytes=KERNEL_BYTES)
+            run.phase(
+                PROPAGATE,
+                {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES},
+                unsure_bytes=KERNEL_BYTES,
+            )
             run.propagation = plan
             run.least_bytes = run.peak_bytes - plan.held_bytes + column
         propagating = len(run.phases)

@@ -195,8 +195,12 @@ class BorrowedOrder(EpochSampler):
 
     def __init__(self, sampler: Collection[int], batch_size: int, drop_last: bool = False) -> None:
         self.sampler = sampler
-        shuffle = not isinstance(sampler, SequentialSampler)
-        super().__init__(len(sampler), shuffle=shuffle, batch_size=batch_size, drop_last=drop_last)
+        super().__init__(
+            len(sampler),
+            shuffle=not isinstance(sampler, SequentialSampler),
+            batch_size=batch_size,
+            drop_last=drop_last,
+        )
 
     def _draw(self, epoch: int) -> Tensor:
         if hasattr(self.sampler, "set_epoch"):

@@ -228,8 +228,11 @@ class RamLoaders(Loaders):
         run.hold_model()
         evaluations = run.evaluations()
         if config.epochs:
-            train = run.one_pass("train", training=True)
-            run.pass_phase("train", train, len(resident) - 1 if evaluations[0][1] else 0)
+            run.pass_phase(
+                "train",
+                run.one_pass("train", training=True),
+                len(resident) - 1 if evaluations[0][1] else 0,
+            )
         for when, splits in evaluations:
             if when == "final":
                 run.held.pop("train loader's CSC", None)
@@ -239,8 +242,11 @@ class RamLoaders(Loaders):
                     cls._forecast_build(run, split, f"build {split} loader ({when})")
                 # An evaluation of the train split has a loader of its own, on the resident one's
                 # CSC.
-                idle = [name for name in resident if name != split or split == "train"]
-                run.pass_phase(f"{when} {split}", run.one_pass(split), len(idle))
+                run.pass_phase(
+                    f"{when} {split}",
+                    run.one_pass(split),
+                    len([name for name in resident if name != split or split == "train"]),
+                )
                 if split not in resident:
                     run.held.pop(f"{split} loader's CSC", None)
 
@@ -353,8 +359,11 @@ class SharedLoaders(RamLoaders):
         from torch_geometric.loader import NodeLoader
 
         with self.log.phase(f"build {split} loader"):
-            sampler = self._sampler(split, self.colptr, self.row, training=shuffle)
-            return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
+            return NodeLoader(
+                self.data,
+                self._sampler(split, self.colptr, self.row, training=shuffle),
+                **self._arguments(split, shuffle),
+            )
 
 
 class DiskLoaders(Loaders):

@@ -48,8 +48,9 @@ def loss_and_gradient(scores: Tensor, labels: Tensor, scale: float) -> tuple[Ten
     rows = torch.log_softmax(scores, 1)
     # 2 is reduction="sum", and -100 stands for no label
     loss, weight = ops.nll_loss_forward.default(rows, labels, None, 2, -100)
-    one = rows.new_tensor(scale)
-    gradient = ops.nll_loss_backward.default(one, rows, labels, None, 2, -100, weight)
+    gradient = ops.nll_loss_backward.default(
+        rows.new_tensor(scale), rows, labels, None, 2, -100, weight
+    )
     return loss, ops._log_softmax_backward_data.default(gradient, rows, 1, rows.dtype)
 
 

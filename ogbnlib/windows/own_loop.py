@@ -63,8 +63,10 @@ class _OneLoader(StoreLoaders):
         return []
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
-        own = {"next_epoch": int(shuffle), "transform": self._transform}
-        return super()._arguments(split, shuffle) | own
+        return super()._arguments(split, shuffle) | {
+            "next_epoch": int(shuffle),
+            "transform": self._transform,
+        }
 
 
 def _limit_bytes(memory_limit: str | int) -> int:

@@ -128,10 +128,10 @@ class StoreLoaders(DiskLoaders):
         run.phase(name, parts, cache_bytes, unsure_bytes)
 
     def _load(self, store: Store) -> Data:
-        danger = (
-            "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
+        warn_if_remote(
+            store.path,
+            "if another machine replaces a file of it, this process dies of SIGBUS; copy it here",
         )
-        warn_if_remote(store.path, danger)
         self._evaluations: dict[str, StoreLoader] = {}  # those that stay, with their windows
         self._available = available_bytes()
         self._ranks = local_ranks()
@@ -229,21 +229,20 @@ class StoreLoaders(DiskLoaders):
         from .spool import Preparation
         from .store_loader import StoreLoader
 
-        preparation = Preparation(
-            windows,
-            last_epoch=self.config.epochs if training and self.prepares_epochs else None,
-            first_batches=first_batches,
-            spool_dir=self._spool_dir,
-            evaluations=evaluations,
-            on_window=functools.partial(self.log.mark, "window", loader=split),
-            on_pass=functools.partial(self.log.mark, "pass", loader=split),
-            waiting=self.waiting,
-        )
         return StoreLoader(
             self.store,
             self._sampler(split, self.store.colptr, self.store.row, training),
             labels=self.labels[split],
-            preparation=preparation,
+            preparation=Preparation(
+                windows,
+                last_epoch=self.config.epochs if training and self.prepares_epochs else None,
+                first_batches=first_batches,
+                spool_dir=self._spool_dir,
+                evaluations=evaluations,
+                on_window=functools.partial(self.log.mark, "window", loader=split),
+                on_pass=functools.partial(self.log.mark, "pass", loader=split),
+                waiting=self.waiting,
+            ),
             **self._arguments(split, training),
         )
 

@@ -58,8 +58,13 @@ def _batches_of(group: Data) -> list[Data]:
     hop_nodes, hop_edges = zip(*group.hops, strict=True)
     nodes = [sum(counts) for counts in hop_nodes]
     seeds = [counts[0] for counts in hop_nodes]
-    ends = [2 * sum(counts) for counts in hop_edges]
-    sizes = {"x": nodes, "n_id": nodes, "edge_index": ends, "y": seeds, "input_id": seeds}
+    sizes = {
+        "x": nodes,
+        "n_id": nodes,
+        "edge_index": [2 * sum(counts) for counts in hop_edges],
+        "y": seeds,
+        "input_id": seeds,
+    }
     # `data` has a version of its own, so that a change in place of one batch leaves the gradients
     # of others possible.
     parts: dict[str, Any] = {

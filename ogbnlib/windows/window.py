@@ -171,8 +171,9 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     """
     sampled = [Sampled.of(window, colptr.num_rows - 1, row) for window in windows]
     # batches of each window
-    ends = itertools.accumulate(len(window.ids) for window in windows)
-    shares = list(itertools.pairwise([0, *ends]))
+    shares = list(
+        itertools.pairwise([0, *itertools.accumulate(len(window.ids) for window in windows)])
+    )
     for hop in range(len(windows[0].sampler.num_neighbors)):
         if hop:
             _in_threads(Sampled.grow, sampled)
