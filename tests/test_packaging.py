@@ -67,7 +67,6 @@ TORCH = {
         "windows.window",
         "windows.spool",
         "windows.reader",
-        "windows.prefetch",
         "windows.store_loader",
         "windows.own_loop",
     ),

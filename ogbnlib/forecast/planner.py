@@ -15,9 +15,8 @@ from ..sources.resolve import graph_for
 from .fitting import FITS, Changes, assignments, changes_that_fit, smallest_limit, spaced, verdict
 from .machine import REFERENCE, Machine
 from .memory_parts import feature_itemsize
-from .own_model_step import try_model
 from .run_forecast import Forecast, margin_bytes, predict
-from .step_memory import formula_of, is_measured
+from .step_memory import formula_of, is_measured, try_model
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -84,11 +84,6 @@ class Loaders:
         """The splits whose loaders are built before training and stay."""
         return ["train", *config.eval_splits] if cls.all_resident else ["train"]
 
-    def _batch_size(self, training: bool) -> int:
-        if training or not self.config.eval_batch_size:
-            return self.config.batch_size
-        return self.config.eval_batch_size
-
     def _order(self, split: str, shuffle: bool) -> EpochSampler:
         from .choice import EpochSampler
 
@@ -98,7 +93,7 @@ class Loaders:
             shuffle=shuffle,
             rank=self._rank,
             num_ranks=self._num_ranks,
-            batch_size=self._batch_size(shuffle),
+            batch_size=self.config.seeds_per_batch(training=shuffle),
             drop_last=self.drop_last,
         )
 
@@ -109,7 +104,7 @@ class Loaders:
         config = self.config
         return {
             "input_nodes": self.splits[split],
-            "batch_size": self._batch_size(shuffle),
+            "batch_size": self.config.seeds_per_batch(training=shuffle),
             "drop_last": self.drop_last,
             "sampler": self._order(split, shuffle),
             "num_workers": config.num_workers,
@@ -203,7 +198,7 @@ class Loaders:
         return [*self._resident.values()]
 
 
-class RamLoaders(Loaders):
+class _RamLoaders(Loaders):
     """Base of the policies with features and labels in RAM."""
 
     def _load_nodes(self, store: Store) -> Tensor:
@@ -263,7 +258,7 @@ class RamLoaders(Loaders):
         """Add the phase that builds a loader; a view has none."""
 
 
-class LazyLoaders(RamLoaders):
+class LazyLoaders(_RamLoaders):
     """PyG's own loaders, each with its CSC: the train loader resident, the others built when they
     are needed.
 
@@ -330,7 +325,7 @@ class EagerLoaders(LazyLoaders):
     all_resident = True
 
 
-class SharedLoaders(RamLoaders):
+class SharedLoaders(_RamLoaders):
     """One CSC for all loaders, which is the store's own, read into RAM; no COO ever exists."""
 
     @classmethod

@@ -192,7 +192,7 @@ class Learner:
             self.log.mark("release", after=f"batch {self._batches}", took_s=took_s, **freed)
 
 
-def allocator_peak(work: Callable[[], object]) -> int:
+def _allocator_peak(work: Callable[[], object]) -> int:
     """Return the peak of the CPU allocator's memory during `work`, in bytes."""
     # a lower level writes two lines to stderr at the first profile
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
@@ -231,9 +231,9 @@ def measure_step(
     try:
         model.train()
         train()  # creates the gradients, which belong to the model's state
-        training_bytes = allocator_peak(train)
+        training_bytes = _allocator_peak(train)
         model.eval()
-        evaluation_bytes = allocator_peak(evaluate)
+        evaluation_bytes = _allocator_peak(evaluate)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"

@@ -22,7 +22,7 @@ from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, naming, no_exit
 from ..files import home
 from ..forecast.oom_suggestions import oom_suggestions
-from ..forecast.pass_memory import Pass
+from ..forecast.pass_memory import MODEL, Pass
 from ..forecast.run_forecast import PROPAGATE
 from ..forecast.step_memory import LARGE_FLOPS, choose_threads, step_flops
 from ..graph.store import Store, is_store
@@ -209,22 +209,14 @@ def train_prepared(
         if not config.policy.uses_hops:
             with log.phase("compile kernels"):
                 compile_all(list(config.num_neighbors))
-        loaders: Loaders = config.policy.load()(
-            store,
-            config,
-            log,
-            ranks.rank,
-            ranks.num_ranks,
-            functools.partial(_wait, progress, ranks, stop),
-        )
+        waiting = functools.partial(_wait, progress, ranks, stop)
+        policy: type[Loaders] = config.policy.load()
+        loaders = policy(store, config, log, ranks.rank, ranks.num_ranks, waiting)
         _prepare_processor(config, store, loaders, progress)
         with contextlib.closing(loaders), workers_ended():
             model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
             device = cuda.resolve_device(config.device)
             progress.note(*cuda.begin(config, device.type))
-            log.part(
-                "model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters())
-            )
             learner = Learner(config, model, device, ranks, log)
             # The checkpoint is read after the model exists: its weights are loaded in place.
             ranks.expect_beats(store.nbytes)
@@ -360,6 +352,7 @@ def _make_model(
             progress.note,
             store,
         )
+    loaders.log.part(MODEL, 4 * sum(value.nbytes for value in model.parameters()))
     unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
     if unsaved and run_dir is not None:
         progress.note(

@@ -146,7 +146,7 @@ class StoreLoaders(DiskLoaders):
         from torch_geometric.sampler import NodeSamplerInput
 
         shape = BatchShape((0,), (0,))
-        size = self._batch_size(training)
+        size = self.config.seeds_per_batch(training)
         # A rank without a batch chooses as one with a single batch does.
         seeds = self.splits[split][: max(1, len(self._order(split, training)))]
         num_batches = -(-len(seeds) // size)

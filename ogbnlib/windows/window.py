@@ -99,7 +99,7 @@ def take_rows(rows: Array, ids: Array, out: Array) -> None:
             into[c] = row[c]
 
 
-class HopEdges(NamedTuple):
+class _HopEdges(NamedTuple):
     """The edges of one hop, batch after batch, ascending by target."""
 
     sources: (
@@ -123,7 +123,7 @@ class Sampled:
     bounds: Array  # int64 [batches + 1], of each batch's nodes
     # for the seeds and each hop, new nodes, int64 [batches]
     hop_nodes: list[Array] = field(default_factory=list)
-    hop_edges: list[HopEdges] = field(default_factory=list)
+    hop_edges: list[_HopEdges] = field(default_factory=list)
 
     @classmethod
     def of(cls, seeds: Seeds, num_nodes: int, row: DiskArray) -> Self:
@@ -184,7 +184,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         for one, (begin, end) in zip(sampled, shares, strict=True):
             own = slice(bounds[begin], bounds[end])
             own_bounds = bounds[begin : end + 1] - bounds[begin]
-            one.hop_edges.append(HopEdges(neighbors[own], targets[own], own_bounds))
+            one.hop_edges.append(_HopEdges(neighbors[own], targets[own], own_bounds))
         del neighbors
     return sampled
 

@@ -17,7 +17,7 @@ from graphs import make_store
 from ogbnlib import InputError, TrainConfig, open_store, plan, propagate, run
 from ogbnlib.errors import GB
 from ogbnlib.forecast.batches import BatchShape
-from ogbnlib.forecast.step_memory import layer_memory, parameter_count
+from ogbnlib.forecast.step_memory import _parameter_count, layer_memory
 from ogbnlib.memory.limits import Limit
 from ogbnlib.propagation.plan import NORMS
 from ogbnlib.training.network import registered_model
@@ -172,7 +172,7 @@ def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> Non
     config = TrainConfig.create(dataset="none", model=model, **values)
     net = registered_model(config, 4 * 40, 7)
     seeds = 1000
-    assert sum(weight.numel() for weight in net.parameters()) == parameter_count(config, 4 * 40, 7)
+    assert sum(weight.numel() for weight in net.parameters()) == _parameter_count(config, 4 * 40, 7)
     x, kept = torch.randn(seeds, 4 * 40), {}
     known = {value.untyped_storage().data_ptr() for value in (x, *net.parameters())}
 
