@@ -71,9 +71,7 @@ def _options(config: TrainConfig) -> list[tuple[dict[str, object], str]]:
             {"activation_checkpointing": True},
             "keeps the gradients and computes each layer twice",
         ),
-        *(
-            (True, {"num_neighbors": [*k]}, "changes the results")
-            for k in smaller_fan_outs(config)[:1]
-        ),
     ]
+    for fan_outs in smaller_fan_outs(config)[:1]:
+        options.append((True, {"num_neighbors": [*fan_outs]}, "changes the results"))
     return [(changes, cost) for applies, changes, cost in options if applies]

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, split_name
-from ..forecast.batches import queued_bytes
+from ..forecast.batches import batch_bytes, num_queued
 from ..forecast.pass_memory import Pass
 from ..graph.store import Store
 from ..memory.available import usable_bytes
@@ -56,11 +56,9 @@ class _OneLoader(StoreLoaders):
     def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
         one = super()._pass(split, training, memory)
         # One part in four of the available memory is left for the model and its step.
-        reserved = queued_bytes(one.batch, self.num_features, 4) + self._available // 4
+        one_bytes = batch_bytes(one.batch, self.num_features, itemsize=4)
+        reserved = one_bytes * num_queued(one_bytes) + self._available // 4
         return replace(one, reserve=(reserved, reserved))
-
-    def _evaluated(self) -> list[str]:
-        return []
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
         return super()._arguments(split, shuffle) | {

@@ -44,7 +44,8 @@ class StoreLoaders(DiskLoaders):
     """The graph and features stay on disk; a loader has its seeds, their labels and the batches on
     their way."""
 
-    prepares_epochs = True  # whether the next epoch's first window is prepared during one
+    # whether windows of later epochs and of their evaluations are prepared ahead
+    prepares_epochs = True
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
@@ -176,8 +177,9 @@ class StoreLoaders(DiskLoaders):
             return one, choose_windows(one, memory, self._room), {}
         evaluations = {
             name: self._pass(name, False, memory)
-            for name in self._evaluated()
-            if self._room and len(self._order(name, False))  # this rank has seeds of it
+            for name in STREAM
+            if self._room and self.prepares_epochs and self.config.num_evaluations(name)
+            if len(self._order(name, False))  # this rank has seeds of it
         }
         return one, *choose_loaders(one, evaluations, memory, self._room)
 
@@ -204,10 +206,6 @@ class StoreLoaders(DiskLoaders):
             with self.log.phase("load into page cache"):
                 self.store.fill_page_cache()
         return loader
-
-    def _evaluated(self) -> list[str]:
-        """The splits that are evaluated between epochs or after the last."""
-        return [name for name in STREAM if self.config.num_evaluations(name)]
 
     def _first_batches(self, one: Pass, windows: Windows) -> int:
         """Batches of a first, small window, so that training begins before a long pass ends."""
