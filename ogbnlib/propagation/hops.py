@@ -15,7 +15,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -88,7 +88,7 @@ class Propagation:
         hops: int,
         norm: Norm,
         kept: NodeSet | None,
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
     ) -> None:
         self.store = store
         self.hops = hops

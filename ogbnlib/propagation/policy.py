@@ -1,7 +1,9 @@
 """The policy loading=propagated: batches are rows of a mapped store of propagated features, without
 a graph."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from ..forecast.memory_parts import feature_itemsize, hop_size
 from ..forecast.run_forecast import PROPAGATE, Ledger
@@ -16,6 +18,11 @@ from .plan import (
     plan_hops,
     propagated_path,
 )
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+    from .hop_loader import HopLoader
 
 
 class PropagatedLoaders(DiskLoaders):
@@ -73,14 +80,14 @@ class PropagatedLoaders(DiskLoaders):
         training = [phase.held_bytes for phase in run.phases[propagating:]]
         run.least_bytes = max(run.least_bytes, *training)
 
-    def _load(self, store: Store) -> Any:
+    def _load(self, store: Store) -> Data:
         data = super()._load(store)
         if store.nbytes <= available_bytes() and self.config.epochs:
             with self.log.phase("load into page cache"):
                 store.fill_page_cache()
         return data
 
-    def _build(self, split: str, shuffle: bool) -> Any:
+    def _build(self, split: str, shuffle: bool) -> HopLoader:
         from .hop_loader import HopLoader
 
         arguments = self._arguments(split, shuffle)
@@ -89,5 +96,5 @@ class PropagatedLoaders(DiskLoaders):
                 self.store, arguments.pop("input_nodes"), self.labels[split], **arguments
             )
 
-    def eval_loader(self, split: str) -> Any:
+    def eval_loader(self, split: str) -> HopLoader:
         return self._build(split, shuffle=False)

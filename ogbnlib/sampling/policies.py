@@ -65,6 +65,7 @@ class Loaders:
         self._rank = rank
         self._num_ranks = num_ranks
         self._where = str(store.path)
+        # by split, a loader that stays after its pass; "eval SPLIT" where windows on disk stay too
         self._resident: dict[str, NodeLoader] = {}
         with log.phase("load", policy=config.loading):
             # it may have been made by hand, or have changed since
@@ -153,7 +154,7 @@ class Loaders:
 
     def close(self) -> None:
         """End the workers of resident loaders."""
-        for loader in self._staying():
+        for loader in self._resident.values():
             _end_workers(loader)
         self._resident.clear()
 
@@ -180,7 +181,7 @@ class Loaders:
         """The batches of `split` in order; a temporary loader is deleted after the last and its
         memory released."""
         loader = self.eval_loader(split)
-        is_resident = any(loader is one for one in self._staying())
+        is_resident = any(loader is one for one in self._resident.values())
         # every evaluation samples the same neighbors, so epochs are compared on equal terms
         set_epoch(loader, 0)
         try:
@@ -192,10 +193,6 @@ class Loaders:
             # else it was made on the train loader's CSC
             if not is_resident and split not in self._resident:
                 self._released(split)
-
-    def _staying(self) -> list[NodeLoader]:
-        """The loaders that stay in memory after an evaluation."""
-        return [*self._resident.values()]
 
 
 class _RamLoaders(Loaders):

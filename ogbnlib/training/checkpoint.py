@@ -143,7 +143,7 @@ class SavedModel(NamedTuple):
         _check_data(self.path, self.data, fingerprint(store, self.config))
 
 
-def load_state(part: Stateful, state: dict[str, Any], path: Path) -> None:
+def load_state(part: Stateful, state: dict[str, object], path: Path) -> None:
     """Set a model or an optimizer to its state in the file at `path`; `InputError` if it does not
     fit."""
     with naming(

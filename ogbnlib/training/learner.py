@@ -213,27 +213,16 @@ def measure_step(
 ) -> dict[str, int]:
     """Measure a model's state, and the peaks of a training step and an evaluation of a random
     batch, in bytes."""
-    cpu = torch.device("cpu")
     batch = random_batch(hop_nodes, hop_edges, num_features)
-    model = model.to(cpu)
-    call = Call.of(model, config.precision)
-
-    def train() -> None:
-        scores = call(model, batch, cpu)
-        labels = torch.zeros(hop_nodes[0], dtype=torch.int64)
-        gradient = loss_and_gradient(scores.detach(), labels, 1.0)[1]
-        scores.backward(gradient)  # type: ignore[no-untyped-call]
-
-    def evaluate() -> None:
-        with torch.no_grad():
-            call(model, batch, cpu)
-
+    batch.y = torch.zeros(hop_nodes[0], dtype=torch.int64)
+    learner = Learner(config, model, torch.device("cpu"), Ranks(), EventLog(None))
+    train = functools.partial(learner._add_gradients, batch, 1.0)
     try:
         model.train()
         train()  # creates the gradients, which belong to the model's state
         training_bytes = _allocator_peak(train)
         model.eval()
-        evaluation_bytes = _allocator_peak(evaluate)
+        evaluation_bytes = _allocator_peak(lambda: learner.predict(batch))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"

@@ -35,7 +35,7 @@ class _OneLoader(StoreLoaders):
         ids: Tensor,
         limit: int | None,
         drop_last: bool,
-        transform: Callable[[Data], Any] | None,
+        transform: Callable[[Data], Data] | None,
     ):
         self._split = split
         self._ids = ids
@@ -89,7 +89,7 @@ def loader(
     num_workers: int = 0,
     persistent_workers: bool = False,
     drop_last: bool = False,
-    transform: Callable[[Data], Any] | None = None,
+    transform: Callable[[Data], Data] | None = None,
 ) -> StoreLoader:
     """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed
     and epoch.

@@ -133,7 +133,6 @@ class StoreLoaders(DiskLoaders):
             store.path,
             "if another machine replaces a file of it, this process dies of SIGBUS; copy it here",
         )
-        self._evaluations: dict[str, StoreLoader] = {}  # those that stay, with their windows
         self._available = available_bytes()
         self._ranks = local_ranks()
         self._spool_dir = spool_dir()
@@ -187,7 +186,7 @@ class StoreLoaders(DiskLoaders):
         with self.log.phase(f"build {split} loader"):
             one, windows, evaluations = self._choose(split, shuffle)
             others = {name: self._loader(name, chosen) for name, chosen in evaluations.items()}
-            self._evaluations |= others
+            self._resident |= {f"eval {name}": other for name, other in others.items()}
             spools = [other.reader.spool for other in others.values() if other.reader]
             loader = self._loader(
                 split,
@@ -246,21 +245,14 @@ class StoreLoaders(DiskLoaders):
 
     def eval_loader(self, split: str) -> NodeLoader:
         """As `Loaders.eval_loader`; a loader whose windows are on disk stays, with them."""
-        resident = self._evaluations.get(split)
+        resident = self._resident.get(f"eval {split}")
         if resident is not None:
             return resident
         # for `train` too, whose loader may have its next window
         loader = self._build(split, shuffle=False)
         if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
-            self._evaluations[split] = loader
+            self._resident[f"eval {split}"] = loader
         return loader
-
-    def _staying(self) -> list[NodeLoader]:
-        return [*super()._staying(), *self._evaluations.values()]
-
-    def close(self) -> None:
-        super().close()
-        self._evaluations.clear()
 
 
 def _prepared_ahead(train: Pass, windows: Windows) -> dict[str, int]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -57,14 +57,14 @@ Structure = dict[Place, tuple[int, "Future[_StoredWindow]"]]
 
 
 def submit(
-    threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any
+    threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: object
 ) -> Future[Result]:
     """Have a thread call `work`; an expected error comes without its frames, whose variables would
     keep files open and arrays in memory."""
     return threads.submit(_without_frames, work, *arguments)
 
 
-def _without_frames(work: Callable[..., Result], *arguments: Any) -> Result:
+def _without_frames(work: Callable[..., Result], *arguments: object) -> Result:
     try:
         return work(*arguments)
     except (Interrupted, OSError, MemoryError) as error:

@@ -57,7 +57,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         labels: Tensor,
         preparation: Preparation,
         next_epoch: int | None = None,
-        transform: Callable[[Data], Any] | None = None,
+        transform: Callable[[Data], Data] | None = None,
         **arguments: Any,
     ):
         self.store = store
@@ -213,7 +213,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         self,
         features: Tensor,
         count: int,
-        draw: Callable[[int, int], tuple[Tensor, Array | Tensor, Array | Tensor, Any, Hops]],
+        draw: Callable[
+            [int, int], tuple[Tensor, Array | Tensor, Array | Tensor, Array | Tensor, Hops]
+        ],
     ) -> Iterator[Data]:
         """Yield `count` batches; small ones in groups, so that the thread needs the interpreter's
         lock once a group.
@@ -309,7 +311,7 @@ def _prefetch(
     thread is joined.
     """
     end = object()
-    ahead = deque[Future[Any]]()
+    ahead = deque[Future[Data]]()
     user = threading.get_ident()
     ended = False
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
@@ -354,9 +356,7 @@ def _batches_of(group: Data) -> list[Data]:
     }
     # `data` has a version of its own, so that a change in place of one batch leaves the gradients
     # of others possible.
-    parts: dict[str, Any] = {
-        name: [part.data for part in group[name].split(each)] for name, each in sizes.items()
-    }
+    parts = {name: [part.data for part in group[name].split(each)] for name, each in sizes.items()}
     parts["edge_index"] = [part.view(2, -1) for part in parts["edge_index"]]
     parts |= {"batch_size": seeds, "num_sampled_nodes": hop_nodes, "num_sampled_edges": hop_edges}
     return [
