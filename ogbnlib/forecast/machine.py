@@ -68,7 +68,7 @@ def _read(path: Path) -> float:
     """Bytes per second of large reads past the page cache, from places all over a file; 0.0 for a
     small one."""
     pieces = path.stat().st_size // _READ_BYTES
-    if pieces < 64:
+    if pieces < 64:  # the reads of 0.1 s would come round to the same pieces
         return 0.0
     begin = time.perf_counter()
 
@@ -76,6 +76,7 @@ def _read(path: Path) -> float:
         buffer = block_buffer(_READ_BYTES)
         done = 0
         while time.perf_counter() - begin < _PROBE_S:
+            # a prime step, so that reads lie far apart and none of the file's pieces is left out
             place = (thread + done * _THREADS) * 37 % pieces
             done += os.preadv(file.fileno(), [buffer], place * _READ_BYTES) // _READ_BYTES
         return done

@@ -121,7 +121,11 @@ def _check_disk(
 
 @dataclass(frozen=True)
 class _Sweep:
-    """One layer's computation from the rows in `source`, for the nodes `targets`."""
+    """One layer's computation from the rows in `source`, for the nodes `targets`.
+
+    `source` has the rows of all nodes with an edge to a target, and of the targets: see
+    `Edges.needed`.
+    """
 
     layer: _Layer
     source: Columns
@@ -193,7 +197,7 @@ def _layer_by_layer(
         needed = edges.needed(targets, len(layers), done)
         for members in needed:
             if members is not None:
-                members.count()
+                members.count()  # computes the ranks, which the threads of a sweep only read
         for number, layer in enumerate(layers):
             is_last = number == len(layers) - 1
             sweep = _Sweep(

@@ -104,6 +104,7 @@ class Propagation:
         with shown("reading the graph", total) as done:
             self.reached = self.edges.needed(self.kept, self.hops, done)
             self.scale = self._scales(done)
+        # `count` also computes the ranks, which the threads of a sweep only read.
         self.num_reached = [
             self.store.num_nodes if members is None else members.count() for members in self.reached
         ]

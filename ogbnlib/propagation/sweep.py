@@ -20,8 +20,8 @@ from ..io.half_floats import widened
 from ..kernels import kernel
 from .plan import SLICE_BYTES, THREADS
 
-SLICE_NODES = 2**16
-PIECE_EDGES = 2**18
+SLICE_NODES = 2**16  # whose offsets are in memory at a time: 512 kB
+PIECE_EDGES = 2**18  # of a slice that are in memory at a time: 1 MB of int32
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -205,7 +205,7 @@ class Edges:
 
     def degrees(self, first: int, end: int, loops: bool) -> Array:
         """Return the in-degrees of some nodes, int64 [end - first]; with `loops` each node has one
-        self-loop."""
+        self-loop. Before a call of `needed`, every slice counts as one with self-loops."""
         ptr = self._offsets(first, end)
         degrees = np.diff(ptr)
         if not loops:

@@ -159,8 +159,8 @@ class Loaders:
         self._resident.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
-        """A loader over `split` in order. It belongs to the caller: memory comes back when the last
-        name of it goes."""
+        """A loader over `split` in order. It belongs to the caller, unless it is one of `_resident`:
+        memory comes back when the last name of it goes."""
         from torch_geometric.loader import NodeLoader
 
         resident = self._resident.get(split)

@@ -367,7 +367,10 @@ class Layers(NamedTuple):
         return x, tape
 
     def backward(self, tape: _Tape, grad: Tensor) -> list[Tensor]:
-        """Return the gradients of the weights, float32, and empty `tape`."""
+        """Return the gradients of the weights, float32, and empty `tape`.
+
+        `tape` is that of `forward` with "input" or "all", and `grad` the gradient by its output.
+        """
         gradients = list[Tensor]()
         grad = grad.to(self.dtype)
         # rounded as in `forward`

@@ -135,7 +135,7 @@ class Learner:
 
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
         """One optimizer step with the mean gradient over all seeds from `begin` to `end` of the
-        order."""
+        order. `batches` yields this rank's batches, from that with seed `begin` on."""
         ranks = self.ranks
         for value in self._values:  # as `optimizer.zero_grad` does, in 1 instead of 8 us
             value.grad = None

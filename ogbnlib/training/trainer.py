@@ -82,6 +82,7 @@ class Progress:
         if self._file >= 0:
             # the next checkpoint reports a folder that can't be written
             with contextlib.suppress(OSError):
+                # blanks up to 400 characters cover an earlier, longer text
                 os.pwrite(self._file, f"{json.dumps(asdict(count)):<400}\n".encode(), 0)
 
     def reading(self, name: str, done: int, total: int) -> None:

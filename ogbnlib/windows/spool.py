@@ -193,7 +193,7 @@ class Spool:
         return mine
 
     def _picked(self, place: Place) -> Shard:
-        """The windows of the shard from `place` on.
+        """The windows of the shard from `place` on, which is in the structure file.
 
         Room was planned for batches without a node in common; a window has each of its nodes once,
         so more may fit. The mean window so far stands for those that are not packed yet.

@@ -356,7 +356,9 @@ def _batches_of(group: Data) -> list[Data]:
     }
     # `data` has a version of its own, so that a change in place of one batch leaves the gradients
     # of others possible.
-    parts = {name: [part.data for part in group[name].split(each)] for name, each in sizes.items()}
+    parts: dict[str, Any] = {
+        name: [part.data for part in group[name].split(each)] for name, each in sizes.items()
+    }
     parts["edge_index"] = [part.view(2, -1) for part in parts["edge_index"]]
     parts |= {"batch_size": seeds, "num_sampled_nodes": hop_nodes, "num_sampled_edges": hop_edges}
     return [

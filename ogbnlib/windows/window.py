@@ -150,7 +150,7 @@ class Sampled:
         return wrong
 
     def grow(self) -> None:
-        """Append the nodes of the last hop."""
+        """Append the nodes of the last hop; to be called once for each hop."""
         hop = self.hop_edges[-1]
         if self.add(hop.bounds, hop.sources) >= 0:
             raise self.row.damaged(f"expected ids from 0 to {self.num_nodes - 1}, found others")
@@ -265,7 +265,10 @@ class Window:
 
     @classmethod
     def pack(cls, seeds: Seeds, sampled: Sampled) -> Self:
-        """Append the last hop's nodes to `sampled`, and make a window without features."""
+        """Append the last hop's nodes to `sampled`, and make a window without features.
+
+        `sampled` is used up: a second call would append the nodes again.
+        """
         sampled.grow()
         distinct = NodeSet(sampled.num_nodes)
         distinct.add(sampled.nodes)
