@@ -76,7 +76,7 @@ def _read(path: Path) -> float:
         buffer = block_buffer(_READ_BYTES)
         done = 0
         while time.perf_counter() - begin < _PROBE_S:
-            # a prime step, so that reads lie far apart and none of the file's pieces is left out
+            # 37 pieces further each time, so that reads lie far apart
             place = (thread + done * _THREADS) * 37 % pieces
             done += os.preadv(file.fileno(), [buffer], place * _READ_BYTES) // _READ_BYTES
         return done

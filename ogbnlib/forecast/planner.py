@@ -301,7 +301,7 @@ def _best(
                 "epoch min": round(best.epoch_s / 60, 1),
             }
     columns = ("features", "batch_size", "num_neighbors", "hidden")
-    row: dict[str, object] = {"loading": "nothing fits in time"}
-    if max_epoch_s is None:
-        row["loading"] = "nothing fits"
-    return row | dict.fromkeys((*columns, "peak GB", "page cache GB", "epoch min"), "")
+    return {
+        "loading": "nothing fits" if max_epoch_s is None else "nothing fits in time",
+        **dict.fromkeys((*columns, "peak GB", "page cache GB", "epoch min"), ""),
+    }

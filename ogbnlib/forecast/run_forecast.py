@@ -100,17 +100,16 @@ class Ledger:
     def one_pass(self, split: str, training: bool = False) -> Pass:
         return Pass.over(self.config, self.size, split, training)
 
-    def evaluations(self) -> list[tuple[str, list[str]]]:
+    def evaluations(self) -> dict[str, list[str]]:
         """Splits evaluated between epochs, with the train loader in memory ("eval"), and after the
         last ("final")."""
         config = self.config
-        between: list[str] = []
-        final: list[str] = []
+        splits: dict[str, list[str]] = {"eval": [], "final": []}
         if config.epochs > config.eval_every:
-            between = config.splits_to_evaluate(config.eval_every)
+            splits["eval"] = config.splits_to_evaluate(config.eval_every)
         if config.epochs:
-            final = config.splits_to_evaluate(config.epochs)
-        return [("eval", between), ("final", final)]
+            splits["final"] = config.splits_to_evaluate(config.epochs)
+        return splits
 
 
 class Forecast(Ledger):

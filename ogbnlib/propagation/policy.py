@@ -73,7 +73,7 @@ class PropagatedLoaders(DiskLoaders):
         run.phase("load", {}, cache_bytes)
         run.hold_model()
         passes = [("train", run.one_pass("train", training=True))] if config.epochs else []
-        for when, splits in run.evaluations():
+        for when, splits in run.evaluations().items():
             passes += [(f"{when} {split}", run.one_pass(split)) for split in splits]
         for name, one in passes:
             run.phase(name, one.step() | one.workers(0), cache_bytes)

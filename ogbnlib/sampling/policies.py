@@ -223,9 +223,9 @@ class _RamLoaders(Loaders):
             run.pass_phase(
                 "train",
                 run.one_pass("train", training=True),
-                len(resident) - 1 if evaluations[0][1] else 0,
+                len(resident) - 1 if evaluations["eval"] else 0,
             )
-        for when, splits in evaluations:
+        for when, splits in evaluations.items():
             if when == "final":
                 run.held.pop("train loader's CSC", None)
                 resident = resident[1:]

@@ -21,7 +21,7 @@ from ..forecast.step_memory import model_state_bytes
 from ..graph.npz import CHUNK_BYTES
 from ..graph.store_format import index_dtype
 
-# For the choice of windows only: seconds of training per sampled node, of a small model on two cores.
+# For the choice of windows only: seconds of training per sampled node on a 2-core machine.
 # A wrong value costs time alone, where reading and training overlap.
 _TRAIN_S_PER_NODE = 2.5e-6
 # largest window in a spool, read in one piece; a larger one gains only with large batches

@@ -67,7 +67,7 @@ class StoreLoaders(DiskLoaders):
             available = max(0, usable_bytes(run.limit_bytes) - sum(run.held.values()))
         run.hold_model()
         train = run.one_pass("train", training=True)
-        splits = dict(run.evaluations())
+        splits = run.evaluations()
         passes = {split: run.one_pass(split) for split in {*splits["eval"], *splits["final"]}}
         memory = window_budget(config.lookahead, available)
         windows, resident = choose_loaders(train, passes, memory, room)

@@ -40,7 +40,9 @@ class Model(SampledModel):
     def conv(inputs: int, outputs: int, *, heads: int, last: bool) -> Any:
         from torch_geometric.nn import GATConv
 
-        return GATConv(inputs, outputs if last else outputs // heads, heads=heads, concat=not last)
+        if last:
+            return GATConv(inputs, outputs, heads=heads, concat=False)
+        return GATConv(inputs, outputs // heads, heads=heads)
 
 
 def _width(layer: Layer) -> int:
