@@ -74,7 +74,7 @@ def left_bytes(memory_limit: str | int | None) -> int:
     )
 
 
-class Propagation:
+class _Propagation:
     """A propagation over a store. `kept` are the nodes whose rows the result has; None for all.
 
     The folder of a hop has `kept-FIRST.npy`, the result of those nodes, and but for the last hop
@@ -231,7 +231,7 @@ def _is_sound(folder: Path, plan: Mapping[str, object]) -> bool:
     return False
 
 
-def _write(run: Propagation, work: Path, target: Path, origin: Mapping[str, object]) -> None:
+def _write(run: _Propagation, work: Path, target: Path, origin: Mapping[str, object]) -> None:
     """Write the store of the result from the files of all hops."""
     store = run.store
     with new_folder(target) as folder:
@@ -318,7 +318,7 @@ def propagate(
         for ids in store.splits.values():
             members.add(ids)
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
-    run = Propagation(store, hops, norm, members, dtype)
+    run = _Propagation(store, hops, norm, members, dtype)
     with contextlib.closing(run.edges):
         # A lower bound: how many nodes each hop must compute is known once the graph has been read.
         planned = functools.partial(
@@ -352,7 +352,7 @@ def propagate(
 
 
 def _write_hops(
-    run: Propagation, plan: HopPlan, work: Path, target: Path, facts: Mapping[str, object], shown: Shown,
+    run: _Propagation, plan: HopPlan, work: Path, target: Path, facts: Mapping[str, object], shown: Shown,
     say: Callable[[str], object],
 ) -> None:  # fmt: skip
     """Write the hops that an earlier process has not completed."""
