@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from ..errors import InputError
 from .network import DTYPES, GNN
 
 # The counts of a batch, by the names that PyG's models and others have for them.
@@ -75,7 +76,11 @@ class Call(NamedTuple):
 
     def __call__(self, model: nn.Module, batch: Data, device: torch.device) -> Tensor:
         scores = self.scores(model, batch, device)
-        assert isinstance(scores, Tensor)  # as `custom_model` has tried
+        if not isinstance(scores, Tensor):  # `custom_model` has tried it in an evaluation alone
+            raise InputError(
+                f"{type(model).__name__}: expected a tensor of scores from its forward, in training too, "
+                f"got a {type(scores).__name__}"
+            )
         return scores[: batch.batch_size].float()
 
 
