@@ -182,7 +182,7 @@ def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) 
     return 16 * _parameter_count(config, num_features, num_classes)
 
 
-def layer_memory(
+def _layer_memory(
     config: TrainConfig,
     batch: BatchShape,
     num_features: int,
@@ -205,7 +205,7 @@ def saved_bytes(
 ) -> int:
     """Bytes saved between the two passes over one batch, without the batch's own x and the
     parameters."""
-    layers = layer_memory(config, batch, num_features, num_classes, on_gpu)
+    layers = _layer_memory(config, batch, num_features, num_classes, on_gpu)
     if config.activation_checkpointing:  # the layers' inputs, log-probabilities and labels
         return sum(layer.checkpointed for layer in layers) + 8 * batch.hop_nodes[0]
     # Autocast keeps a half-width copy of the weights as well.
@@ -232,7 +232,7 @@ def activation_bytes(
     # of its output is in memory. An evaluation holds a layer and its input.
     peak = 0
     before = 0
-    for layer in layer_memory(config, batch, num_features, num_classes, on_gpu):
+    for layer in _layer_memory(config, batch, num_features, num_classes, on_gpu):
         again = layer.checkpointed if training and config.activation_checkpointing else 0
         peak = max(peak, before + again + layer.peak)
         if training:

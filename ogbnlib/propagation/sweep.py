@@ -34,6 +34,11 @@ def _sweep(
 ) -> int:  # fmt: skip
     """Continue a slice at node `at`, over the edges in `piece`, whose first has position `begin`.
 
+    `ptr` are the offsets of the slice, whose first node is `first`. `values` has a row for each
+    member of the set (`words`, `before`), or for each node if `words` is empty; only `wanted` nodes
+    are computed, all if it is empty. `total`, one row, and `count` carry the sum and the degree of a
+    node whose edges go on in the next piece. Means go to `out`, a row for each node of the slice.
+
     Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
     """
     # Sums are float32 in the order of the edges, so the result is the same for any pieces and any
@@ -86,7 +91,7 @@ def _survey(
     loops: Array,
 ) -> int:
     """Add the sources of edges into `inside` to `reached`, and count each node's self-loops; return
-    as `_sweep`."""
+    as `_sweep`. `inside` and `reached` are the words of sets of nodes, both empty for no set."""
     for e in range(len(piece)):
         while ptr[at + 1] <= begin + e:
             at += 1

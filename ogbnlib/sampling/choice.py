@@ -102,7 +102,7 @@ def choose_all(
     to `target`.
 
     `ids` are the frontier's nodes, the first with local id `begin`; `start` and `degree` describe
-    their columns.
+    their columns. `out` and `target` have exactly `count_chosen(degree, k)` entries.
     """
     e = 0
     for i in range(len(ids)):

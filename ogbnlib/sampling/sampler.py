@@ -70,7 +70,8 @@ def _relabel(
 ) -> tuple[int, int, int]:
     """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`.
 
-    Returns `(status, position of the stop, new count)`; _FULL asks for a larger table.
+    `table` has an entry for each of these nodes, and stays at most half full: _FULL asks for a larger
+    one. `nodes` has room for every id. Returns `(status, position of the stop, new count)`.
     """
     mask = len(table) - 1
     room = len(table) // 2

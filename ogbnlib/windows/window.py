@@ -62,8 +62,9 @@ def _grown(
     """Copy the nodes of each batch b to `grown`, and the new ones of `ids[parts[b] : parts[b + 1]]`
     behind them.
 
-    These ids become local ones. Returns `(place of the first id out of range or -1, bounds of each
-    batch's nodes)`.
+    `bounds` are those of each batch's `nodes`; `grown` has room for all nodes and all ids. These ids
+    become local ones. Returns `(place of the first id out of range or -1, bounds of each batch's
+    nodes in grown)`.
     """
     begin = np.zeros(len(bounds), np.int64)
     table = np.empty(0, np.uint64)
