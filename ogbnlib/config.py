@@ -275,6 +275,12 @@ class TrainConfig(_Parameters):
             return self.eval_num_neighbors * len(self.num_neighbors)
         return self.eval_num_neighbors
 
+    def seeds_per_batch(self, training: bool) -> int:
+        """The seeds of a batch in a pass, to train or to evaluate."""
+        if training or self.eval_batch_size is None:
+            return self.batch_size
+        return self.eval_batch_size
+
     def splits_to_evaluate(self, epoch: int) -> list[str]:
         """The splits to evaluate after `epoch`: every `eval_every` epochs and after the last."""
         final = epoch == self.epochs

@@ -67,11 +67,10 @@ TORCH = {
         "windows.window",
         "windows.spool",
         "windows.reader",
-        "windows.prefetch",
         "windows.store_loader",
         "windows.own_loop",
     ),
-    *("propagation.hop_loader", "inference.batches", "inference.saved_model"),
+    *("propagation.hop_loader", "inference.batches"),
     *(
         name
         for name in MODULES

@@ -1,17 +1,26 @@
-"""Forecast and measurement of a run side by side."""
+"""A run's forecast beside its measurement, and from both the way out of an out-of-memory kill.
+
+No remedy is suggested that `plan` would refuse. Where the planner can't know, the text says why.
+"""
 
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 
-from ..config import TrainConfig
-from ..errors import InputError
+from ..config import Resume, TrainConfig
+from ..errors import InputError, format_bytes
 from ..graph.store import GraphSize, Store
+from ..memory.killed import KEPT, KilledBy
+from ..memory.record import Record
+from ..registry import MODELS
 from ..sources.resolve import graph_for
-from .run_forecast import PROPAGATE, Forecast, PhaseForecast, predict
+from .fitting import FITS, assignments, changes_that_fit, smallest_limit, verdict
+from .memory_parts import RUNTIME_BYTES
+from .run_forecast import PROPAGATE, Forecast, PhaseForecast, margin_bytes, predict
+from .step_memory import is_measured
 
 
-def kind_of(phase: str) -> str:
+def _kind_of(phase: str) -> str:
     """The name of a phase in forecast and timeline: `final valid` -> `eval valid`, `train epoch 3`
     -> `train`."""
     if phase.startswith("train epoch"):
@@ -19,25 +28,25 @@ def kind_of(phase: str) -> str:
     return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))
 
 
-def measured_by_kind(peaks: Mapping[str, int]) -> dict[str, int]:
+def _measured_by_kind(peaks: Mapping[str, int]) -> dict[str, int]:
     """The highest of the peaks of a run's phases, by kind; "" is the time between phases."""
     return {
-        kind: max(peak for name, peak in peaks.items() if kind_of(name) == kind)
-        for kind in map(kind_of, peaks)
+        kind: max(peak for name, peak in peaks.items() if _kind_of(name) == kind)
+        for kind in map(_kind_of, peaks)
     }
 
 
-def predicted_by_kind(forecast: Forecast) -> dict[str, PhaseForecast]:
+def _predicted_by_kind(forecast: Forecast) -> dict[str, PhaseForecast]:
     """The phase of each kind with the most memory in use."""
     by_kind: dict[str, list[PhaseForecast]] = {}
     for phase in forecast.phases:
-        by_kind.setdefault(kind_of(phase.name), []).append(phase)
+        by_kind.setdefault(_kind_of(phase.name), []).append(phase)
     return {
         kind: max(phases, key=lambda phase: phase.held_bytes) for kind, phases in by_kind.items()
     }
 
 
-def graph_of_run(
+def _graph_of_run(
     config: TrainConfig, event: Mapping[str, object] | None, phases: Collection[str]
 ) -> GraphSize:
     """The graph of a run: its store, if that still has the size in the run's event `dataset`, else
@@ -76,16 +85,12 @@ def audit(
     of each named part; `event` is the run's `dataset`, None reads the size from its files.
     """
     try:
-        size = graph_of_run(config, event, measured)
+        size = _graph_of_run(config, event, measured)
     except (InputError, OSError) as error:
         return {"skipped": str(error)}
     forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
-    peaks = measured_by_kind(measured)
-    parts = {
-        name: max(phase.parts.get(name, 0) for phase in forecast.phases)
-        for name in marked
-        if any(name in phase.parts for phase in forecast.phases)
-    }
+    peaks = _measured_by_kind(measured)
+    forecast_parts = {name for phase in forecast.phases for name in phase.parts}
     return {
         "peak_phase": forecast.peak.name,
         "peak_bytes": {
@@ -98,9 +103,76 @@ def audit(
                 "measured": peaks.get(kind),
                 "parts": dict(phase.parts),
             }
-            for kind, phase in predicted_by_kind(forecast).items()
+            for kind, phase in _predicted_by_kind(forecast).items()
         },
         "parts": {
-            name: {"predicted": part, "measured": marked[name]} for name, part in parts.items()
+            name: {
+                "predicted": max(phase.parts.get(name, 0) for phase in forecast.phases),
+                "measured": size_bytes,
+            }
+            for name, size_bytes in marked.items()
+            if name in forecast_parts
         },
     }
+
+
+# Of these only Python, torch and kernels are in memory, so that no parameter changes them.
+_BEFORE_DATA = ("", "open", "compile kernels")
+
+
+def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
+    """The smallest changes that fit the limit which ended a run, else the smallest limit that
+    fits."""
+    if record.growth and record.growth.verdict == "climbs":
+        text = f"find what each epoch keeps ({KEPT}): memory climbs from epoch to epoch"
+        return f"{text}, so that smaller batches or a larger limit would only delay the kill"
+    has_data = (record.phase.name if record.phase else "") not in _BEFORE_DATA
+    runtime = f"Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
+    try:
+        size = _graph_of_run(config, record.events.get("dataset"), record.phases)
+        if has_data and not is_measured(config, size):
+            text = "ask `python -m ogbnlib plan --config` with the run's config.json what fits"
+            return f"{text}: it tries {config.model} out, of which no step was measured here"
+        forecast = predict(config, size, memory_limit_bytes=killed.left_bytes)
+        unforeseen = _unforeseen_bytes(forecast, record, killed.left_bytes)
+        raised = killed.raised(smallest_limit(config, size, unforeseen))
+        if not has_data:
+            return f"{raised}: {runtime}"
+        return _by_change(forecast, size, unforeseen, raised, killed.left_bytes)
+    except (InputError, OSError) as error:  # the data set is gone, or damaged
+        if not has_data:
+            least = max(RUNTIME_BYTES, killed.left_bytes)
+            return f"{killed.raised(least + margin_bytes(least))} or more: {runtime}"
+        text = "name the data set again and ask `python -m ogbnlib plan` what fits"
+        return f"{text}: the planner can't say it here ({error})"
+
+
+def _by_change(
+    forecast: Forecast, size: GraphSize, unforeseen: int, raised: str, limit_bytes: int
+) -> str:
+    """The smallest changes that fit a limit, or to raise it."""
+    config = forecast.config
+    if config.model not in MODELS and verdict(forecast, limit_bytes) == FITS:
+        text = f"find what {config.model} keeps from batch to batch ({KEPT})"
+        peak = format_bytes(forecast.peak_bytes)
+        return f"{text}: by a measured step the run takes {peak}, and it took all of its limit"
+    texts = [
+        f"{'go on' if all(map(Resume.of, changes)) else 'start again'} with {assignments(changes)} "
+        f"({format_bytes(changed.peak_bytes + unforeseen)} by forecast)"
+        for changes, changed in changes_that_fit(config, size, limit_bytes, unforeseen)[:2]
+    ] or [f"no change that the planner knows fits {format_bytes(limit_bytes)}"]
+    return "; or ".join([*texts, raised])
+
+
+def _unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> int:
+    """Memory beyond the forecast in any phase of a run; in the phase of its kill it took all of its
+    limit."""
+    expected = dict.fromkeys(_BEFORE_DATA, RUNTIME_BYTES)
+    for kind, phase in _predicted_by_kind(forecast).items():
+        expected[kind] = phase.held_bytes
+    measured = _measured_by_kind({name: peak for name, peak in record.phases.items() if name})
+    last = _kind_of(record.phase.name) if record.phase else ""
+    measured[last] = max(measured.get(last, 0), limit_bytes)
+    # A phase without a forecast of its own, such as a checkpoint, is compared with the whole run's.
+    beyond = [peak - expected.get(kind, forecast.peak_bytes) for kind, peak in measured.items()]
+    return max(0, *beyond)

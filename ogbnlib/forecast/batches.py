@@ -5,11 +5,10 @@ have. Neighbors come from random numbers of their own; every neighbor of a node 
 as in a run.
 """
 
-import contextlib
 import functools
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -87,17 +86,9 @@ def queue(one: int) -> tuple[int, int]:
     return together, max(1, min(QUEUE_BATCHES // together, QUEUE_BYTES // max(1, together * one)))
 
 
-def queued_bytes(
-    batch: BatchShape, num_features: int, itemsize: int, num_left: int = 3 * GROUP_BATCHES
-) -> int:
-    """Bytes of the batches that wait: in the queue, in its thread, in the model's group; of
+def num_queued(one_bytes: int, num_left: int = 3 * GROUP_BATCHES) -> int:
+    """Batches of `one_bytes` that wait: in the queue, in its thread, in the model's group; of
     `num_left` at most."""
-    one = batch_bytes(batch, num_features, itemsize)
-    return one * num_queued(one, num_left)
-
-
-def num_queued(one_bytes: int, num_left: int) -> int:
-    """Batches of `one_bytes` that wait, of `num_left` at most: see `queued_bytes`."""
     together, groups = queue(one_bytes)
     return min(together * (groups + 2) - 1, num_left)
 
@@ -130,8 +121,13 @@ def draw_batches(
     """
     fan_out = tuple(num_neighbors)
     wanted = _Wanted(store.path, store.crc32, split, num_seeds, fan_out, training)
-    with _sound(store):
+    try:
         shapes = _drawn(wanted)
+        if -1 in fan_out:
+            heaviest, complete = _heaviest(wanted)
+    except (IndexError, ValueError):
+        problem = "expected ids and offsets within the graph, found others"
+        raise store.damaged("row", problem) from None
     # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7
     # deviations for 10,000.
     above = max(1.0, statistics.NormalDist().inv_cdf(1 - 1 / (num_batches + 1)))
@@ -141,8 +137,6 @@ def draw_batches(
     mean_edges, most_edges = _mean_and_most(edges, store.num_edges, above)
     largest = bound = BatchShape(most_nodes, most_edges)
     if -1 in fan_out:
-        with _sound(store):
-            heaviest, complete = _heaviest(wanted)
         largest = bound = max([heaviest] if complete else [heaviest, largest], key=_weight)
         if not complete:
             bound = with_hub(largest, fan_out, store, _highest_degree(store.path, store.crc32))
@@ -161,16 +155,6 @@ def _mean_and_most(
     total = max(1.0, float(np.mean(totals)))
     most = means * min(1.0 + above * spread / total, limit / total)
     return _rounded(means * min(1.0, limit / total)), _rounded(most)
-
-
-@contextlib.contextmanager
-def _sound(store: Store) -> Iterator[None]:
-    """Turn the errors of offsets and ids out of range into the store's own."""
-    try:
-        yield
-    except (IndexError, ValueError):
-        problem = "expected ids and offsets within the graph, found others"
-        raise store.damaged("row", problem) from None
 
 
 def _weight(shape: BatchShape) -> int:

@@ -47,7 +47,7 @@ def assignments(changes: Changes) -> str:
 
 def _knobs(config: TrainConfig) -> list[list[Changes]]:
     """For each knob its changes, smallest first; the knobs in the order in which to turn them."""
-    eval_seeds = config.eval_batch_size or config.batch_size
+    eval_seeds = config.seeds_per_batch(training=False)
     no_workers = {"num_workers": 0, "persistent_workers": False}
     knobs: list[list[Changes]] = [
         [{"loading": name} for name in config.policy.smaller],

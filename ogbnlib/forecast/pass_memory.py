@@ -8,6 +8,7 @@ from ..config import TrainConfig
 from ..graph.store import GraphSize, Store
 from . import memory_parts as sizes
 from .batches import Batches, BatchShape, batch_bytes, draw_batches, num_queued, with_hub
+from .machine import DISK_BYTES_PER_S
 from .step_memory import activation_bytes, fuses, model_state_bytes
 
 MODEL = "model, gradients, Adam"
@@ -17,8 +18,6 @@ READY = "batches ready"
 WORKERS = ("workers' batches (shared memory)", "workers")
 # The share by which batches may be larger than forecast; twice that if all neighbors are sampled.
 UNSURE = {"drawn": 0.0, "extrapolated": 0.1, "degrees": 0.25}
-# For the choice of windows and for times only; measured on a 2-core machine with an NVMe-like disk.
-DISK_BYTES_PER_S = 1.2e9
 
 
 class WindowPlan(Protocol):
@@ -57,8 +56,7 @@ class Pass:
     def over(cls, config: TrainConfig, size: GraphSize, split: str, training: bool) -> Self:
         """A pass with batches drawn from the store, if `size` is one, or else expected from mean
         degrees."""
-        seeds = config.batch_size if training else config.eval_batch_size or config.batch_size
-        seeds = min(seeds, size.num_seeds[split])
+        seeds = min(config.seeds_per_batch(training), size.num_seeds[split])
         fan_out = config.fan_out(training)
         if config.policy.uses_hops:
             batches = Batches.of(BatchShape((seeds,), ()))
@@ -73,8 +71,7 @@ class Pass:
             expected = sizes.expected_batch(size, config.undirected, seeds, fan_out)
             batches = Batches.of(expected, "degrees")
             if -1 in fan_out:
-                bound = with_hub(expected, fan_out, size, size.num_edges)
-                batches = replace(batches, bound=bound)
+                batches = replace(batches, bound=with_hub(expected, fan_out, size, size.num_edges))
         return cls(config, size, split, batches, training)
 
     @property
@@ -124,8 +121,11 @@ class Pass:
         """A step in GPU memory, allocated by torch, at its peak; the batch is copied whole and
         widened there."""
         batch, widened, activations = self._largest(on_gpu=True)
-        state = model_state_bytes(self.config, self.size.num_features, self.size.num_classes)
-        return {"batch": batch + widened, MODEL: state, "activations": activations}
+        return {
+            "batch": batch + widened,
+            MODEL: model_state_bytes(self.config, self.size.num_features, self.size.num_classes),
+            "activations": activations,
+        }
 
     def step(self) -> dict[str, int]:
         """In the trainer's own process: a batch and a step, or the sampling of the next batch where
@@ -161,7 +161,7 @@ class Pass:
         return int(unsure) + sum(bound.step().values()) - sum(self.step().values())
 
     def prefetched(self) -> dict[str, int]:
-        """A step and the batches of a store that are ready for it (`windows.prefetch`), without
+        """A step and the batches of a store that are ready for it (`windows.store_loader`), without
         windows."""
         others = max(0, self.num_batches - 1)
         ready = num_queued(self._batch_bytes(self.batch), others)

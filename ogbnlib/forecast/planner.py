@@ -15,9 +15,8 @@ from ..sources.resolve import graph_for
 from .fitting import FITS, Changes, assignments, changes_that_fit, smallest_limit, spaced, verdict
 from .machine import REFERENCE, Machine
 from .memory_parts import feature_itemsize
-from .own_model_step import try_model
 from .run_forecast import Forecast, margin_bytes, predict
-from .step_memory import formula_of, is_measured
+from .step_memory import formula_of, is_measured, try_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -276,8 +275,10 @@ def ladder(
     import pandas as pd
 
     configs = [TrainConfig.create({"dataset": dataset, **rung, **settings}) for rung in RUNGS]
-    rows = [_best(configs, parse_bytes(allocation), max_epoch_s) for allocation in ALLOCATIONS]
-    return pd.DataFrame(rows, index=pd.Index(ALLOCATIONS, name="you have"))
+    return pd.DataFrame(
+        [_best(configs, parse_bytes(allocation), max_epoch_s) for allocation in ALLOCATIONS],
+        index=pd.Index(ALLOCATIONS, name="you have"),
+    )
 
 
 def _best(
@@ -300,7 +301,7 @@ def _best(
                 "epoch min": round(best.epoch_s / 60, 1),
             }
     columns = ("features", "batch_size", "num_neighbors", "hidden")
-    row: dict[str, object] = {"loading": "nothing fits in time"}
-    if max_epoch_s is None:
-        row["loading"] = "nothing fits"
-    return row | dict.fromkeys((*columns, "peak GB", "page cache GB", "epoch min"), "")
+    return {
+        "loading": "nothing fits" if max_epoch_s is None else "nothing fits in time",
+        **dict.fromkeys((*columns, "peak GB", "page cache GB", "epoch min"), ""),
+    }

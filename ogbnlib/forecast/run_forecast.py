@@ -46,7 +46,7 @@ class PhaseForecast:
         return sum(self.parts.values())
 
 
-class Propagation(Protocol):
+class PropagationPlan(Protocol):
     """The plan of a propagation that a run still has to make; `str` describes it."""
 
     @property
@@ -67,7 +67,7 @@ class Ledger:
         self.held = {"runtime": RUNTIME_BYTES}  # bytes of the parts in memory now
         self.phases: list[PhaseForecast] = []
         self.windows: WindowPlan | None = None  # under loading=store
-        self.propagation: Propagation | None = None  # where features are still to be propagated
+        self.propagation: PropagationPlan | None = None  # where features are still to be propagated
         self.least_bytes = 0  # the smallest limit under which the run works at all; 0 for its peak
         self.num_sorts = 0  # CSCs that stock loaders build in the whole run
 
@@ -100,17 +100,16 @@ class Ledger:
     def one_pass(self, split: str, training: bool = False) -> Pass:
         return Pass.over(self.config, self.size, split, training)
 
-    def evaluations(self) -> list[tuple[str, list[str]]]:
+    def evaluations(self) -> dict[str, list[str]]:
         """Splits evaluated between epochs, with the train loader in memory ("eval"), and after the
         last ("final")."""
         config = self.config
-        between: list[str] = []
-        final: list[str] = []
+        splits: dict[str, list[str]] = {"eval": [], "final": []}
         if config.epochs > config.eval_every:
-            between = config.splits_to_evaluate(config.eval_every)
+            splits["eval"] = config.splits_to_evaluate(config.eval_every)
         if config.epochs:
-            final = config.splits_to_evaluate(config.epochs)
-        return [("eval", between), ("final", final)]
+            splits["final"] = config.splits_to_evaluate(config.epochs)
+        return splits
 
 
 class Forecast(Ledger):

@@ -1,20 +1,27 @@
 """A training step's memory: the model's state and bounds on its activations, from sizes alone.
 
-A step of the user's own model is measured once (`own_model_step`), and scaled.
+A step of the user's own model is measured once, on a small random batch in another process, and
+scaled.
 """
 
 import json
 import os
-from dataclasses import dataclass
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from .. import kernel_cache
 from ..config import TrainConfig
-from ..environment import STEP_VARIABLE
+from ..environment import CONFIG_VARIABLE, STEP_VARIABLE
+from ..errors import InputError
 from ..files import home
 from ..graph.store import GraphSize
 from ..model import BaseModel, Layer, LayerMemory
 from ..registry import MODELS
 from .batches import BatchShape
-from .memory_parts import hop_size
+from .memory_parts import expected_batch, hop_size
 
 
 def formula_of(config: TrainConfig) -> str:
@@ -23,7 +30,7 @@ def formula_of(config: TrainConfig) -> str:
     return config.model if config.model in MODELS else config.policy.formula
 
 
-def formulas_of(config: TrainConfig) -> type[BaseModel]:
+def _formulas_of(config: TrainConfig) -> type[BaseModel]:
     """The registered model whose formulas are used."""
     kind: type[BaseModel] = MODELS[formula_of(config)].load()
     return kind
@@ -35,7 +42,7 @@ def _depth(config: TrainConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Trial:
+class _Trial:
     """A measured step of the user's own model."""
 
     state_bytes: int
@@ -44,29 +51,39 @@ class Trial:
     evaluation: float
 
 
-trials: dict[str, Trial] = {}  # of this process, by `trial_key`
+_trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
 
 
-def trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
+def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     """All that a trial depends on: the model and its code, but not the batch."""
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
-    names = ("model", "model_args", "hidden_channels", "dropout", "precision")
-    values = [getattr(config, name) for name in names]
-    shape = (formula_of(config), _depth(config), num_features, num_classes)
-    return json.dumps([*values, *shape, stamp])
+    return json.dumps(
+        [
+            config.model,
+            config.model_args,
+            config.hidden_channels,
+            config.dropout,
+            config.precision,
+            formula_of(config),
+            _depth(config),
+            num_features,
+            num_classes,
+            stamp,
+        ]
+    )
 
 
-def _trial(config: TrainConfig, num_features: int, num_classes: int) -> Trial | None:
+def _trial(config: TrainConfig, num_features: int, num_classes: int) -> _Trial | None:
     """The measured step of the config's model; None for a registered one, and for one without a
     trial."""
     if config.model in MODELS:
         return None
-    key = trial_key(config, num_features, num_classes)
+    key = _trial_key(config, num_features, num_classes)
     measured = json.loads(os.environ.get(STEP_VARIABLE, "{}"))
-    if key not in trials and measured.get("key") == key:
-        trials[key] = Trial(**measured["trial"])
-    return trials.get(key)
+    if key not in _trials and measured.get("key") == key:
+        _trials[key] = _Trial(**measured["trial"])
+    return _trials.get(key)
 
 
 def is_measured(config: TrainConfig, size: GraphSize) -> bool:
@@ -84,10 +101,10 @@ LARGE_FLOPS = 5e8
 def fuses(config: TrainConfig, on_gpu: bool = False) -> bool:
     """Whether `training.fused_sage.Layers` train the model, which read float16 features in place; see
     `GNN.fuses`."""
-    return config.model in MODELS and formulas_of(config).fused and not on_gpu
+    return config.model in MODELS and _formulas_of(config).fused and not on_gpu
 
 
-def layers_of(
+def _layers_of(
     config: TrainConfig,
     batch: BatchShape,
     num_features: int,
@@ -102,7 +119,7 @@ def layers_of(
     """
     is_own = config.model not in MODELS
     depth = _depth(config)
-    widths = formulas_of(config).widths(depth, num_features, config.hidden_channels, num_classes)
+    widths = _formulas_of(config).widths(depth, num_features, config.hidden_channels, num_classes)
     layers = []
     for i, (inputs, outputs) in enumerate(widths):
         # propagated features have no hops, and may have more layers than hops
@@ -130,7 +147,7 @@ def step_flops(config: TrainConfig, batch: BatchShape, num_features: int, num_cl
     """Floating-point operations of the products in one training step."""
     # 4 * T * in * H for a layer's two matrices, as much again twice for the backward pass but for
     # the first input.
-    layers = layers_of(config, batch, num_features, num_classes)
+    layers = _layers_of(config, batch, num_features, num_classes)
     return sum(
         4 * layer.targets * layer.inputs * layer.outputs * (2 if layer.first else 3)
         for layer in layers
@@ -147,11 +164,12 @@ def choose_threads(
     return cores if step_flops(config, batch, num_features, num_classes) >= LARGE_FLOPS else 1
 
 
-def parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
+def _parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
     """Number of the model's weights."""
-    weights = formulas_of(config).weights
+    weights = _formulas_of(config).weights
     return sum(
-        weights(layer) for layer in layers_of(config, BatchShape((), ()), num_features, num_classes)
+        weights(layer)
+        for layer in _layers_of(config, BatchShape((), ()), num_features, num_classes)
     )
 
 
@@ -161,10 +179,10 @@ def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) 
     trial = _trial(config, num_features, num_classes)
     if trial is not None:
         return trial.state_bytes
-    return 16 * parameter_count(config, num_features, num_classes)
+    return 16 * _parameter_count(config, num_features, num_classes)
 
 
-def layer_memory(
+def _layer_memory(
     config: TrainConfig,
     batch: BatchShape,
     num_features: int,
@@ -172,8 +190,8 @@ def layer_memory(
     on_gpu: bool = False,
 ) -> list[LayerMemory]:
     """Bounds for the layers of a step, first to last, see `model.BaseModel.memory`."""
-    memory = formulas_of(config).memory
-    return [memory(layer) for layer in layers_of(config, batch, num_features, num_classes, on_gpu)]
+    memory = _formulas_of(config).memory
+    return [memory(layer) for layer in _layers_of(config, batch, num_features, num_classes, on_gpu)]
 
 
 # Measured in all models, precisions and shapes of the tests (with hooks on tensors that autograd
@@ -187,13 +205,13 @@ def saved_bytes(
 ) -> int:
     """Bytes saved between the two passes over one batch, without the batch's own x and the
     parameters."""
-    layers = layer_memory(config, batch, num_features, num_classes, on_gpu)
+    layers = _layer_memory(config, batch, num_features, num_classes, on_gpu)
     if config.activation_checkpointing:  # the layers' inputs, log-probabilities and labels
         return sum(layer.checkpointed for layer in layers) + 8 * batch.hop_nodes[0]
     # Autocast keeps a half-width copy of the weights as well.
     copies = 0
     if config.precision != "fp32":
-        copies = 2 * parameter_count(config, num_features, num_classes)
+        copies = 2 * _parameter_count(config, num_features, num_classes)
     return sum(layer.saved for layer in layers) + copies
 
 
@@ -214,7 +232,7 @@ def activation_bytes(
     # of its output is in memory. An evaluation holds a layer and its input.
     peak = 0
     before = 0
-    for layer in layer_memory(config, batch, num_features, num_classes, on_gpu):
+    for layer in _layer_memory(config, batch, num_features, num_classes, on_gpu):
         again = layer.checkpointed if training and config.activation_checkpointing else 0
         peak = max(peak, before + again + layer.peak)
         if training:
@@ -226,3 +244,84 @@ def activation_bytes(
     if trial is None:
         return peak
     return int(peak * (trial.training if training else trial.evaluation))
+
+
+# The trial of the user's own model.
+
+_TRIAL_EDGES = 2**14  # in the random batch, whose step takes a fraction of a second
+
+
+def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None) -> dict[str, str]:
+    """Measure a step of the user's model in another process, for all later forecasts.
+
+    Returns the environment variable that hands the measurement to a trainer. `run_dir` has the
+    model's code where a run is resumed. Raises InputError with that process's message, when the
+    model can't be found, created or trained.
+    """
+    size = hop_size(size, config)
+    widths = size.num_features, size.num_classes
+    batch = _small_batch(config, size)
+    key = _trial_key(config, *widths)
+    measured = _measure(config, size, batch, run_dir)
+    _trials.pop(key, None)  # else the formulas below are scaled by it
+    multiples = {}
+    for name in ("training", "evaluation"):
+        formula = activation_bytes(config, batch, *widths, training=name == "training")
+        multiples[name] = measured[f"{name}_bytes"] / max(1, formula)
+    _trials[key] = _Trial(measured["state_bytes"], **multiples)
+    return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
+
+
+def _small_batch(config: TrainConfig, size: GraphSize) -> BatchShape:
+    """A batch in the proportions of the run's, of at most `_TRIAL_EDGES` nodes and edges."""
+    if config.policy.uses_hops:
+        return BatchShape((_TRIAL_EDGES,), ())
+    batch = expected_batch(size, config.undirected, config.batch_size, config.num_neighbors)
+    scale = min(1.0, _TRIAL_EDGES / max(1, batch.num_nodes, batch.num_edges))
+    return BatchShape(_scaled(batch.hop_nodes, scale), _scaled(batch.hop_edges, scale))
+
+
+def _scaled(counts: tuple[int, ...], scale: float) -> tuple[int, ...]:
+    return tuple(max(2, round(scale * count)) for count in counts)
+
+
+def _measure(
+    config: TrainConfig, size: GraphSize, batch: BatchShape, run_dir: Path | None
+) -> dict[str, int]:
+    """Bytes of a step: "state_bytes", "training_bytes" and "evaluation_bytes"."""
+    kernel_cache.folder()  # its place, for the child, whose TMPDIR is another
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "step.json")
+        log = Path(folder, "stderr")
+        argv = [sys.executable, "-m", "ogbnlib.training.child", "--try"]
+        argv += [
+            str(size.num_features),
+            str(size.num_classes),
+            json.dumps(asdict(batch)),
+            str(file),
+        ]
+        if run_dir is not None:
+            argv.append(str(run_dir))
+        env = {**os.environ, CONFIG_VARIABLE: config.model_dump_json(), "TMPDIR": folder}
+        # Files, not pipes: a process that the model has started may hold a pipe open for ever.
+        with open(log, "w") as stderr:
+            quiet = subprocess.DEVNULL
+            done = subprocess.run(argv, env=env, stdin=quiet, stdout=quiet, stderr=stderr)
+        if done.returncode == 0 and file.is_file():
+            measured: dict[str, int] = json.loads(file.read_bytes())
+            return measured
+        raise InputError(
+            _why_trial_failed(config.model, done.returncode, log.read_text(errors="replace"))
+        )
+
+
+def _why_trial_failed(model: str, code: int, log: str) -> str:
+    """The message of the process that was to measure a step, or its end."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    if code > 0 and errors:
+        return errors[-1]
+    reason = f"its code ended the process with exit code {code}, where it was expected to return"
+    if code > 0 and lines:
+        reason = lines[-1]
+    return f"{model}: trying it out failed: {reason}"

@@ -4,6 +4,7 @@ propagated features."""
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,9 +18,10 @@ from ..progress import Progress, counted
 from ..propagation.hop_loader import HopLoader
 from ..sampling.policies import STREAM
 from ..training.call import Call
-from ..training.checkpoint import load_state
+from ..training.checkpoint import SavedModel, load_state
 from ..training.custom_model import make_model
-from .saved_model import Rows, SavedModel
+
+Rows: TypeAlias = tuple[Array, Array]  # positions of rows in the result, int64, and their scores
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,9 @@ def _model_scores(
 ) -> Generator[Rows, None, None]:
     """Yield the scores of each batch's seeds; its `input_id` has their positions in the result."""
     config = saved.config
-    folder = saved.path.parent
-    model = make_model(config, store.num_features, store.num_classes, folder, store=store)
+    model = make_model(
+        config, store.num_features, store.num_classes, saved.path.parent, store=store
+    )
     load_state(model, dict(saved.weights), saved.path)
     device = resolve_device(config.device)
     call = Call.of(model, config.precision)
@@ -62,8 +65,9 @@ def sampled_scores(
     progress: Progress,
 ) -> Generator[Rows, None, None]:
     """Yield scores with neighbors sampled as in the run's evaluations, for some or all nodes."""
-    parts = _by_split(store, ids, saved.batch_size)
-    num_batches = sum(-(-len(part.nodes) // saved.batch_size) for part in parts)
+    size = saved.config.seeds_per_batch(training=False)
+    parts = _by_split(store, ids, size)
+    num_batches = sum(-(-len(part.nodes) // size) for part in parts)
     batches = _sampled_batches(store, saved, parts, memory_limit)
     return _model_scores(saved, store, batches, num_batches, progress)
 
@@ -97,7 +101,7 @@ def _sampled_batches(
         batches_of_nodes = store.loader(
             part.nodes,
             num_neighbors=saved.config.fan_out(training=False),
-            batch_size=saved.batch_size,
+            batch_size=saved.config.seeds_per_batch(training=False),
             memory_limit=memory_limit,
             shuffle=False,
             seed=saved.config.seed + part.stream,
@@ -117,17 +121,27 @@ def propagated_scores(
     places = nodes
     if store is not graph:
         places = _hop_rows(graph, store, nodes)
-    labels = torch.zeros(len(places), dtype=torch.int64)
-    batches = HopLoader(store, torch.from_numpy(places), labels, batch_size=saved.batch_size)
+    batches = HopLoader(
+        store,
+        torch.from_numpy(places),
+        labels=torch.zeros(len(places), dtype=torch.int64),
+        batch_size=saved.config.seeds_per_batch(training=False),
+    )
     return _model_scores(saved, store, batches, len(batches), progress)
 
 
 def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:
     """Rows of a graph's nodes in a store of propagated features."""
-    wanted = nodes if graph.node_id is None else graph.node_id[nodes]
-    own = np.arange(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)
+    # A store without `node_id` has each node at the place of its id.
+    wanted = nodes
+    if graph.node_id is not None:
+        wanted = graph.node_id[nodes]
+    own = np.arange(store.num_nodes)
+    if store.node_id is not None:
+        own = np.asarray(store.node_id)
     places = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
-    if missing := int((own[places] != wanted).sum()):
+    missing = int((own[places] != wanted).sum())
+    if missing:
         raise InputError(
             f"nodes: {store.path} has no features of {missing} of these nodes; propagate for all nodes "
             "(python -m ogbnlib propagate --nodes all) and train from that store"

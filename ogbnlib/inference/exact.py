@@ -27,7 +27,8 @@ from ..propagation.hops import left_bytes
 from ..propagation.plan import fixed_bytes
 from ..propagation.sweep import Edges
 from ..registry import MODELS
-from .saved_model import Rows, SavedModel
+from ..training.checkpoint import SavedModel
+from .batches import Rows
 
 Chunks = Generator[Array, None, None]
 _STEP_BYTES = 256 * 2**20  # buffers between the layers, and the products' own memory
@@ -120,7 +121,11 @@ def _check_disk(
 
 @dataclass(frozen=True)
 class _Sweep:
-    """One layer's computation from the rows in `source`, for the nodes `targets`."""
+    """One layer's computation from the rows in `source`, for the nodes `targets`.
+
+    `source` has the rows of all nodes with an edge to a target, and of the targets: see
+    `Edges.needed`.
+    """
 
     layer: _Layer
     source: Columns
@@ -192,11 +197,12 @@ def _layer_by_layer(
         needed = edges.needed(targets, len(layers), done)
         for members in needed:
             if members is not None:
-                members.count()
+                members.count()  # computes the ranks, which the threads of a sweep only read
         for number, layer in enumerate(layers):
             is_last = number == len(layers) - 1
-            sweeps_input = layer.sweeps_input(most)
-            sweep = _Sweep(layer, source, edges, needed[number], sweeps_input, is_last, done)
+            sweep = _Sweep(
+                layer, source, edges, needed[number], layer.sweeps_input(most), is_last, done
+            )
             blocks = layer.blocks(most)
             with contextlib.closing(source):
                 if is_last and len(blocks) == 1:
@@ -215,8 +221,7 @@ def _layer_by_layer(
 def _write(folder: Path, number: int, columns: slice, chunks: Chunks) -> None:
     """Write some columns of a layer's result to a file, which `Columns.open` finds by its name."""
     name = f"{number}-{columns.start}"
-    width = columns.stop - columns.start
-    result = StoreWriter(folder).create(name, np.float32, (width,))
+    result = StoreWriter(folder).create(name, np.float32, (columns.stop - columns.start,))
     with result as writer, contextlib.closing(chunks):
         for values in chunks:
             writer.write(values)

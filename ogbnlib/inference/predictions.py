@@ -21,10 +21,10 @@ from ..registry import MODELS
 from ..runs.attempt import announce_code
 from ..sampling.pyg_stores import node_ids
 from ..sources.catalog import open_for
+from ..training.checkpoint import SavedModel
 from ..training.train import kept_random_state
-from .batches import propagated_scores, sampled_scores
+from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
-from .saved_model import Rows, SavedModel
 
 Nodes = StrPath | Array | torch.Tensor | Sequence[int]
 
@@ -84,8 +84,9 @@ def predict(
         elif sampled:
             chunks = sampled_scores(saved, graph, ids, memory_limit, progress)
         else:
-            work = sibling_path(target, "work")
-            chunks = exact_scores(saved, graph, ids, work, memory_limit, progress)
+            chunks = exact_scores(
+                saved, graph, ids, sibling_path(target, "work"), memory_limit, progress
+            )
 
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):

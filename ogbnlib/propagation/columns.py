@@ -5,7 +5,7 @@ import contextlib
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -32,7 +32,7 @@ class Columns:
     """Rows of `members`, None for all nodes, in files that lie side by side; to be closed."""
 
     def __init__(
-        self, files: Sequence[DiskArray], dtype: np.dtype[Any], num_nodes: int, members: NodeSet | None = None,
+        self, files: Sequence[DiskArray], dtype: np.dtype[np.generic], num_nodes: int, members: NodeSet | None = None,
         decode: Callable[[Array, slice], Array] = lambda rows, columns: rows[:, columns],
     ) -> None:  # fmt: skip
         self.files = files

@@ -15,7 +15,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import psutil
@@ -74,7 +74,7 @@ def left_bytes(memory_limit: str | int | None) -> int:
     )
 
 
-class Propagation:
+class _Propagation:
     """A propagation over a store. `kept` are the nodes whose rows the result has; None for all.
 
     The folder of a hop has `kept-FIRST.npy`, the result of those nodes, and but for the last hop
@@ -88,7 +88,7 @@ class Propagation:
         hops: int,
         norm: Norm,
         kept: NodeSet | None,
-        dtype: np.dtype[Any],
+        dtype: np.dtype[np.generic],
     ) -> None:
         self.store = store
         self.hops = hops
@@ -104,6 +104,7 @@ class Propagation:
         with shown("reading the graph", total) as done:
             self.reached = self.edges.needed(self.kept, self.hops, done)
             self.scale = self._scales(done)
+        # `count` also computes the ranks, which the threads of a sweep only read.
         self.num_reached = [
             self.store.num_nodes if members is None else members.count() for members in self.reached
         ]
@@ -230,7 +231,7 @@ def _is_sound(folder: Path, plan: Mapping[str, object]) -> bool:
     return False
 
 
-def _write(run: Propagation, work: Path, target: Path, origin: Mapping[str, object]) -> None:
+def _write(run: _Propagation, work: Path, target: Path, origin: Mapping[str, object]) -> None:
     """Write the store of the result from the files of all hops."""
     store = run.store
     with new_folder(target) as folder:
@@ -252,8 +253,9 @@ def _write(run: Propagation, work: Path, target: Path, origin: Mapping[str, obje
                 with writer.create(name, store.files[name].dtype) as out:
                     for first, values in store.chunks(name, checked=True):
                         for begin in range(0, len(values), SLICE_NODES):
-                            part = values[begin : begin + SLICE_NODES]
-                            out.write(pick(nodes, first + begin, part))
+                            out.write(
+                                pick(nodes, first + begin, values[begin : begin + SLICE_NODES])
+                            )
         if "node_id" not in store.files and run.kept is not None:
             writer.write("node_id", run.kept.members())
         for name, ids in store.splits.items():
@@ -316,7 +318,7 @@ def propagate(
         for ids in store.splits.values():
             members.add(ids)
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
-    run = Propagation(store, hops, norm, members, dtype)
+    run = _Propagation(store, hops, norm, members, dtype)
     with contextlib.closing(run.edges):
         # A lower bound: how many nodes each hop must compute is known once the graph has been read.
         planned = functools.partial(
@@ -339,15 +341,18 @@ def propagate(
                 "made_of": _made_of(store),
             }
             _write_hops(run, plan, work, target, {**facts, "dtype": dtype.name}, shown, say)
-            num_nodes = store.origin.get("num_nodes", store.num_nodes)
-            origin = {"propagated": str(store.path), **facts, "num_nodes": num_nodes}
+            origin = {
+                "propagated": str(store.path),
+                **facts,
+                "num_nodes": store.origin.get("num_nodes", store.num_nodes),
+            }
             _write(run, work, target, origin)
             shutil.rmtree(work)
     return open_store(target)
 
 
 def _write_hops(
-    run: Propagation, plan: HopPlan, work: Path, target: Path, facts: Mapping[str, object], shown: Shown,
+    run: _Propagation, plan: HopPlan, work: Path, target: Path, facts: Mapping[str, object], shown: Shown,
     say: Callable[[str], object],
 ) -> None:  # fmt: skip
     """Write the hops that an earlier process has not completed."""
@@ -357,8 +362,9 @@ def _write_hops(
         shutil.rmtree(old, ignore_errors=True)
     present = [*work.rglob("*"), *sibling_path(target, "part").rglob("*")]
     needed = plan.disk_bytes - sum(file.stat().st_size for file in present)
-    what = f"{format_bytes(needed)} of free disk space, most of it until it is done"
-    check_space(target, needed, what)
+    check_space(
+        target, needed, f"{format_bytes(needed)} of free disk space, most of it until it is done"
+    )
     say(f"{run.store.path}: {plan}")
     for number in numbers[len(sound) :]:
         with new_folder(work / str(number)) as folder:

@@ -1,7 +1,9 @@
 """The policy loading=propagated: batches are rows of a mapped store of propagated features, without
 a graph."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from ..forecast.memory_parts import feature_itemsize, hop_size
 from ..forecast.run_forecast import PROPAGATE, Ledger
@@ -16,6 +18,11 @@ from .plan import (
     plan_hops,
     propagated_path,
 )
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+    from .hop_loader import HopLoader
 
 
 class PropagatedLoaders(DiskLoaders):
@@ -52,9 +59,12 @@ class PropagatedLoaders(DiskLoaders):
                 kept=rows,
                 reached=reached,
             )
-            buffers = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
             # the kernels may be compiled already
-            run.phase(PROPAGATE, buffers, unsure_bytes=KERNEL_BYTES)
+            run.phase(
+                PROPAGATE,
+                {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES},
+                unsure_bytes=KERNEL_BYTES,
+            )
             run.propagation = plan
             run.least_bytes = run.peak_bytes - plan.held_bytes + column
         propagating = len(run.phases)
@@ -63,21 +73,21 @@ class PropagatedLoaders(DiskLoaders):
         run.phase("load", {}, cache_bytes)
         run.hold_model()
         passes = [("train", run.one_pass("train", training=True))] if config.epochs else []
-        for when, splits in run.evaluations():
+        for when, splits in run.evaluations().items():
             passes += [(f"{when} {split}", run.one_pass(split)) for split in splits]
         for name, one in passes:
             run.phase(name, one.step() | one.workers(0), cache_bytes)
         training = [phase.held_bytes for phase in run.phases[propagating:]]
         run.least_bytes = max(run.least_bytes, *training)
 
-    def _load(self, store: Store) -> Any:
+    def _load(self, store: Store) -> Data:
         data = super()._load(store)
         if store.nbytes <= available_bytes() and self.config.epochs:
             with self.log.phase("load into page cache"):
                 store.fill_page_cache()
         return data
 
-    def _build(self, split: str, shuffle: bool) -> Any:
+    def _build(self, split: str, shuffle: bool) -> HopLoader:
         from .hop_loader import HopLoader
 
         arguments = self._arguments(split, shuffle)
@@ -86,5 +96,5 @@ class PropagatedLoaders(DiskLoaders):
                 self.store, arguments.pop("input_nodes"), self.labels[split], **arguments
             )
 
-    def eval_loader(self, split: str) -> Any:
+    def eval_loader(self, split: str) -> HopLoader:
         return self._build(split, shuffle=False)

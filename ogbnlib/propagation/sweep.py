@@ -20,8 +20,8 @@ from ..io.half_floats import widened
 from ..kernels import kernel
 from .plan import SLICE_BYTES, THREADS
 
-SLICE_NODES = 2**16
-PIECE_EDGES = 2**18
+SLICE_NODES = 2**16  # whose offsets are in memory at a time: 512 kB
+PIECE_EDGES = 2**18  # of a slice that are in memory at a time: 1 MB of int32
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -33,6 +33,11 @@ def _sweep(
     words: Array, before: Array, num_nodes: int, total: Array, out: Array, count: Array,
 ) -> int:  # fmt: skip
     """Continue a slice at node `at`, over the edges in `piece`, whose first has position `begin`.
+
+    `ptr` are the offsets of the slice, whose first node is `first`. `values` has a row for each
+    member of the set (`words`, `before`), or for each node if `words` is empty; only `wanted` nodes
+    are computed, all if it is empty. `total`, one row, and `count` carry the sum and the degree of a
+    node whose edges go on in the next piece. Means go to `out`, a row for each node of the slice.
 
     Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
     """
@@ -86,7 +91,7 @@ def _survey(
     loops: Array,
 ) -> int:
     """Add the sources of edges into `inside` to `reached`, and count each node's self-loops; return
-    as `_sweep`."""
+    as `_sweep`. `inside` and `reached` are the words of sets of nodes, both empty for no set."""
     for e in range(len(piece)):
         while ptr[at + 1] <= begin + e:
             at += 1
@@ -205,7 +210,7 @@ class Edges:
 
     def degrees(self, first: int, end: int, loops: bool) -> Array:
         """Return the in-degrees of some nodes, int64 [end - first]; with `loops` each node has one
-        self-loop."""
+        self-loop. Before a call of `needed`, every slice counts as one with self-loops."""
         ptr = self._offsets(first, end)
         degrees = np.diff(ptr)
         if not loops:

@@ -36,13 +36,13 @@ from ..errors import (
     shortened,
 )
 from ..files import StrPath, next_run_dir
+from ..forecast.audit import memory_remedy
 from ..forecast.fitting import WILL_NOT_FIT, verdict
 from ..forecast.memory_parts import RUNTIME_BYTES, raw_bytes
-from ..forecast.own_model_step import try_model
 from ..forecast.pass_memory import STEP
 from ..forecast.planner import Advice
-from ..forecast.remedies import memory_remedy
 from ..forecast.run_forecast import predict
+from ..forecast.step_memory import try_model
 from ..graph.store import GraphSize
 from ..memory.cgroup import effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device

@@ -102,7 +102,7 @@ def choose_all(
     to `target`.
 
     `ids` are the frontier's nodes, the first with local id `begin`; `start` and `degree` describe
-    their columns.
+    their columns. `out` and `target` have exactly `count_chosen(degree, k)` entries.
     """
     e = 0
     for i in range(len(ids)):
@@ -195,8 +195,12 @@ class BorrowedOrder(EpochSampler):
 
     def __init__(self, sampler: Collection[int], batch_size: int, drop_last: bool = False) -> None:
         self.sampler = sampler
-        shuffle = not isinstance(sampler, SequentialSampler)
-        super().__init__(len(sampler), shuffle=shuffle, batch_size=batch_size, drop_last=drop_last)
+        super().__init__(
+            len(sampler),
+            shuffle=not isinstance(sampler, SequentialSampler),
+            batch_size=batch_size,
+            drop_last=drop_last,
+        )
 
     def _draw(self, epoch: int) -> Tensor:
         if hasattr(self.sampler, "set_epoch"):

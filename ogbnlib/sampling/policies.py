@@ -19,7 +19,6 @@ from ..graph.writer import wrong_splits
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..memory.workers import worker_arguments
-from ..registry import POLICIES
 from ..sources.resolve import check_store
 
 if TYPE_CHECKING:
@@ -38,7 +37,8 @@ Waiting = Callable[[tuple[str, int, int] | None], bool]
 
 
 class Loaders:
-    """Base of the policies. Build with `make_loaders`."""
+    """Base of the policies: `config.policy.load()(store, config, log)` loads a store; the loaders hand
+    out the batches of `rank`."""
 
     labels: dict[str, Tensor]  # of each split's nodes, int16 or int64 in RAM
     drop_last = False  # an incomplete last batch is trained on too
@@ -65,6 +65,7 @@ class Loaders:
         self._rank = rank
         self._num_ranks = num_ranks
         self._where = str(store.path)
+        # by split, a loader that stays after its pass; "eval SPLIT" where windows on disk stay too
         self._resident: dict[str, NodeLoader] = {}
         with log.phase("load", policy=config.loading):
             # it may have been made by hand, or have changed since
@@ -84,11 +85,6 @@ class Loaders:
         """The splits whose loaders are built before training and stay."""
         return ["train", *config.eval_splits] if cls.all_resident else ["train"]
 
-    def _batch_size(self, training: bool) -> int:
-        if training or not self.config.eval_batch_size:
-            return self.config.batch_size
-        return self.config.eval_batch_size
-
     def _order(self, split: str, shuffle: bool) -> EpochSampler:
         from .choice import EpochSampler
 
@@ -98,7 +94,7 @@ class Loaders:
             shuffle=shuffle,
             rank=self._rank,
             num_ranks=self._num_ranks,
-            batch_size=self._batch_size(shuffle),
+            batch_size=self.config.seeds_per_batch(training=shuffle),
             drop_last=self.drop_last,
         )
 
@@ -109,7 +105,7 @@ class Loaders:
         config = self.config
         return {
             "input_nodes": self.splits[split],
-            "batch_size": self._batch_size(shuffle),
+            "batch_size": self.config.seeds_per_batch(training=shuffle),
             "drop_last": self.drop_last,
             "sampler": self._order(split, shuffle),
             "num_workers": config.num_workers,
@@ -158,13 +154,13 @@ class Loaders:
 
     def close(self) -> None:
         """End the workers of resident loaders."""
-        for loader in self._staying():
+        for loader in self._resident.values():
             _end_workers(loader)
         self._resident.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
-        """A loader over `split` in order. It belongs to the caller: memory comes back when the last
-        name of it goes."""
+        """A loader over `split` in order. It belongs to the caller, unless it is one of `_resident`:
+        memory comes back when the last name of it goes."""
         from torch_geometric.loader import NodeLoader
 
         resident = self._resident.get(split)
@@ -185,7 +181,7 @@ class Loaders:
         """The batches of `split` in order; a temporary loader is deleted after the last and its
         memory released."""
         loader = self.eval_loader(split)
-        is_resident = any(loader is one for one in self._staying())
+        is_resident = any(loader is one for one in self._resident.values())
         # every evaluation samples the same neighbors, so epochs are compared on equal terms
         set_epoch(loader, 0)
         try:
@@ -198,12 +194,8 @@ class Loaders:
             if not is_resident and split not in self._resident:
                 self._released(split)
 
-    def _staying(self) -> list[NodeLoader]:
-        """The loaders that stay in memory after an evaluation."""
-        return [*self._resident.values()]
 
-
-class RamLoaders(Loaders):
+class _RamLoaders(Loaders):
     """Base of the policies with features and labels in RAM."""
 
     def _load_nodes(self, store: Store) -> Tensor:
@@ -228,9 +220,12 @@ class RamLoaders(Loaders):
         run.hold_model()
         evaluations = run.evaluations()
         if config.epochs:
-            train = run.one_pass("train", training=True)
-            run.pass_phase("train", train, len(resident) - 1 if evaluations[0][1] else 0)
-        for when, splits in evaluations:
+            run.pass_phase(
+                "train",
+                run.one_pass("train", training=True),
+                len(resident) - 1 if evaluations["eval"] else 0,
+            )
+        for when, splits in evaluations.items():
             if when == "final":
                 run.held.pop("train loader's CSC", None)
                 resident = resident[1:]
@@ -239,8 +234,11 @@ class RamLoaders(Loaders):
                     cls._forecast_build(run, split, f"build {split} loader ({when})")
                 # An evaluation of the train split has a loader of its own, on the resident one's
                 # CSC.
-                idle = [name for name in resident if name != split or split == "train"]
-                run.pass_phase(f"{when} {split}", run.one_pass(split), len(idle))
+                run.pass_phase(
+                    f"{when} {split}",
+                    run.one_pass(split),
+                    len([name for name in resident if name != split or split == "train"]),
+                )
                 if split not in resident:
                     run.held.pop(f"{split} loader's CSC", None)
 
@@ -257,7 +255,7 @@ class RamLoaders(Loaders):
         """Add the phase that builds a loader; a view has none."""
 
 
-class LazyLoaders(RamLoaders):
+class LazyLoaders(_RamLoaders):
     """PyG's own loaders, each with its CSC: the train loader resident, the others built when they
     are needed.
 
@@ -324,7 +322,7 @@ class EagerLoaders(LazyLoaders):
     all_resident = True
 
 
-class SharedLoaders(RamLoaders):
+class SharedLoaders(_RamLoaders):
     """One CSC for all loaders, which is the store's own, read into RAM; no COO ever exists."""
 
     @classmethod
@@ -353,8 +351,11 @@ class SharedLoaders(RamLoaders):
         from torch_geometric.loader import NodeLoader
 
         with self.log.phase(f"build {split} loader"):
-            sampler = self._sampler(split, self.colptr, self.row, training=shuffle)
-            return NodeLoader(self.data, sampler, **self._arguments(split, shuffle))
+            return NodeLoader(
+                self.data,
+                self._sampler(split, self.colptr, self.row, training=shuffle),
+                **self._arguments(split, shuffle),
+            )
 
 
 class DiskLoaders(Loaders):
@@ -397,16 +398,3 @@ def _end_workers(loader: NodeLoader) -> None:
     if iterator is not None:
         getattr(iterator, "iterator", iterator)._shutdown_workers()  # PyG wraps torch's iterator
         loader._iterator = None
-
-
-def make_loaders(
-    store: Store,
-    config: TrainConfig,
-    log: EventLog,
-    rank: int = 0,
-    num_ranks: int = 1,
-    waiting: Waiting = lambda reading: False,
-) -> Loaders:
-    """Load `store` with the policy `config.loading`; the loaders hand out the batches of `rank`."""
-    policy: type[Loaders] = POLICIES[config.loading].load()
-    return policy(store, config, log, rank, num_ranks, waiting)

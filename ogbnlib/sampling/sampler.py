@@ -13,7 +13,13 @@ import numpy as np
 import torch
 from numba import uint64
 from torch import Tensor
-from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NodeSamplerInput, SamplerOutput
+from torch_geometric.sampler import (
+    BaseSampler,
+    EdgeSamplerInput,
+    NegativeSampling,
+    NodeSamplerInput,
+    SamplerOutput,
+)
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from ..errors import InputError
@@ -64,7 +70,8 @@ def _relabel(
 ) -> tuple[int, int, int]:
     """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`.
 
-    Returns `(status, position of the stop, new count)`; _FULL asks for a larger table.
+    `table` has an entry for each of these nodes, and stays at most half full: _FULL asks for a larger
+    one. `nodes` has room for every id. Returns `(status, position of the stop, new count)`.
     """
     mask = len(table) - 1
     room = len(table) // 2
@@ -326,8 +333,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         # compiles, once and not in each forked worker
         self.sample_batches(np.empty(0, np.int64), 0, [np.uint64(0)])
 
-    def _share_epoch(self, epoch: Any) -> None:
-        self._shared_epoch = epoch if epoch.is_shared() else epoch.share_memory_()
+    def _share_epoch(self, epoch: Tensor) -> None:
+        self._shared_epoch = epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._epoch = epoch.numpy()
 
     def __getstate__(self) -> dict[str, object]:
@@ -359,7 +366,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         other._share_epoch(torch.tensor([epoch]))
         return other
 
-    def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: Any) -> SamplerOutput:
+    def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: object) -> SamplerOutput:
         """Sample the neighborhood of `inputs.node` (int64 [batch_size], distinct global ids).
 
         `inputs.input_id[0]` identifies the batch within its epoch, or `inputs.node[0]` if there is
@@ -379,7 +386,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         return SamplerOutput(node, row, col, None, None, *hops[0], metadata=(ids, inputs.time))
 
     def sample_from_edges(
-        self, inputs: EdgeSamplerInput, neg_sampling: Any = None
+        self, inputs: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput:
         """Sample the neighborhood of both ends of edges, and of PyG's negative ones, for
         `LinkLoader`."""

@@ -2,15 +2,24 @@
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from ..errors import InputError
 from .network import DTYPES, GNN
+
+# The counts of a batch, by the names that PyG's models and others have for them.
+_COUNTS = {
+    "num_sampled_nodes": "num_sampled_nodes",
+    "num_sampled_nodes_per_hop": "num_sampled_nodes",
+    "num_sampled_edges": "num_sampled_edges",
+    "num_sampled_edges_per_hop": "num_sampled_edges",
+}
 
 
 class Call(NamedTuple):
@@ -26,53 +35,65 @@ class Call(NamedTuple):
     @classmethod
     def of(cls, model: nn.Module, precision: str) -> Self:
         """Choose the arguments by the names of forward's parameters."""
-        parameters = inspect.signature(model.forward).parameters
-        variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        names = [name for name, parameter in parameters.items() if parameter.kind not in variable]
-        needed = [name for name in names if parameters[name].default is inspect.Parameter.empty]
-        # Jumping knowledge joins the outputs of all layers, so each layer must compute all nodes.
-        joins = isinstance(model, BasicGNN) and hasattr(model, "jk")
-        counts = [] if joins else ["num_sampled_nodes", "num_sampled_edges"]
-        arguments = {
-            name: count for count in counts for name in (count, f"{count}_per_hop") if name in names
+        parameters = {
+            name: parameter
+            for name, parameter in inspect.signature(model.forward).parameters.items()
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         }
-        if len(needed) == 1 and "edge_index" not in names:
-            arguments = {needed[0]: "x" if needed == ["x"] else "batch"}
-        else:
-            tensors = ["x", "edge_index"]
-            others = [name for name in names if name not in arguments]
-            arguments |= zip(tensors if {*tensors} <= {*names} else others, tensors, strict=False)
-        return cls(arguments, torch.float32 if isinstance(model, GNN) else DTYPES[precision])
+        needed = [name for name, one in parameters.items() if one.default is one.empty]
+        dtype = DTYPES[precision]
+        if isinstance(model, GNN):
+            dtype = torch.float32
+        if len(needed) == 1 and "edge_index" not in parameters:
+            return cls({needed[0]: "x" if needed == ["x"] else "batch"}, dtype)
+        arguments = {}
+        # Jumping knowledge joins the outputs of all layers, so each layer must compute all nodes.
+        if not (isinstance(model, BasicGNN) and hasattr(model, "jk")):
+            arguments = {name: _COUNTS[name] for name in parameters if name in _COUNTS}
+        tensors = ["x", "edge_index"]
+        names = [name for name in parameters if name not in arguments]
+        if parameters.keys() >= {*tensors}:
+            names = tensors
+        # By their places if the names are others than PyG's, such as `forward(features, edges)`.
+        return cls(arguments | dict(zip(names, tensors, strict=False)), dtype)
 
-    def scores(self, model: Callable[..., Any], batch: Data, device: torch.device) -> Any:
+    def scores(self, model: nn.Module, batch: Data, device: torch.device) -> object:
         """Return the model's own output, which may have rows for other nodes than the seeds."""
+        known = {
+            "x": batch.x.to(device, non_blocking=True),
+            "edge_index": batch.edge_index.to(device, non_blocking=True),
+            "num_sampled_nodes": batch.num_sampled_nodes,
+            "num_sampled_edges": batch.num_sampled_edges,
+        }
         # Widen float16 features after the copy: half the bytes cross to the GPU. `GNN` widens them
         # while it reads.
-        x = batch.x.to(device, non_blocking=True)
-        known = {"x": x if type(model) is GNN else x.float()}
-        known |= {"edge_index": batch.edge_index.to(device, non_blocking=True)}
-        known |= {name: batch[name] for name in ("num_sampled_nodes", "num_sampled_edges")}
+        if type(model) is not GNN:
+            known["x"] = known["x"].float()
         if "batch" in self.arguments.values():
             known["batch"] = Data(**known, n_id=batch.n_id.to(device), batch_size=batch.batch_size)
         with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
             return model(**{name: known[value] for name, value in self.arguments.items()})
 
-    def __call__(self, model: Callable[..., Any], batch: Data, device: torch.device) -> Tensor:
-        scores: Tensor = self.scores(model, batch, device)[: batch.batch_size]
-        return scores.float()
+    def __call__(self, model: nn.Module, batch: Data, device: torch.device) -> Tensor:
+        scores = self.scores(model, batch, device)
+        if not isinstance(scores, Tensor):  # `custom_model` has tried it in an evaluation alone
+            raise InputError(
+                f"{type(model).__name__}: expected a tensor of scores from its forward, in training too, "
+                f"got a {type(scores).__name__}"
+            )
+        return scores[: batch.batch_size].float()
 
 
 def random_batch(hop_nodes: Sequence[int], hop_edges: Sequence[int], num_features: int) -> Data:
     """A batch with these numbers of nodes (seeds first) and edges per hop."""
-    draw, ends = torch.Generator().manual_seed(0), [*itertools.accumulate(hop_nodes)]
+    draw = torch.Generator().manual_seed(0)
+    ends = [*itertools.accumulate(hop_nodes)]
     edges = [torch.empty(2, 0, dtype=torch.int64)]
     for hop, count in enumerate(hop_edges):
-        target = (
-            torch.randint(ends[hop] - hop_nodes[hop], ends[hop], (count,), generator=draw)
-            .sort()
-            .values
-        )
-        edges.append(torch.stack([torch.randint(ends[hop + 1], (count,), generator=draw), target]))
+        first = ends[hop] - hop_nodes[hop]
+        target = torch.randint(first, ends[hop], (count,), generator=draw)
+        source = torch.randint(ends[hop + 1], (count,), generator=draw)
+        edges.append(torch.stack([source, target.sort().values]))
     return Data(
         x=torch.randn(ends[-1], num_features, generator=draw),
         edge_index=torch.cat(edges, dim=1),

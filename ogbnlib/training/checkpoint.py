@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -68,17 +68,19 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse a data set other than the one that the weights at `path` were trained on, by their
     fingerprints."""
     names = ("sizes", "direction (undirected)", "edges", "labels", "splits", "features")
     changed = [name for name in names if before[name] != now[name]]
     # "features" samples some rows; with one dtype in both stores the CRC-32 of all rows, kept as
     # {dtype: crc32}, decides too.
-    x_before = before["features in the store"]
-    x_now = now["features in the store"]
-    is_same_dtype = x_before.keys() == x_now.keys()
-    if is_same_dtype and x_before != x_now and "features" not in changed:
+    stored = [fingerprint["features in the store"] for fingerprint in (before, now)]
+    if (
+        stored[0] != stored[1]
+        and stored[0].keys() == stored[1].keys()
+        and "features" not in changed
+    ):
         changed.append("features")
     if changed:
         dtypes = ""
@@ -100,7 +102,7 @@ def _write(path: Path, content: Mapping[str, object], keep: Path | None = None) 
     )
 
 
-def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+def _read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a checkpoint; `InputError` if a byte has changed or another version wrote it."""
     data = memoryview(path.read_bytes())
     end = len(data) - len(_SEAL % 0)
@@ -116,24 +118,39 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     return content
 
 
-def read_model(run_dir: StrPath) -> tuple[TrainConfig, dict[str, Any], dict[str, Any], Path]:
-    """Return a run's config, weights, the fingerprint of their data set, and their file: best.pt or
-    checkpoint.pt."""
-    paths = RunPaths(Run.open(run_dir).run_dir)
-    path = paths.best if paths.best.is_file() else paths.checkpoint
-    if not path.is_file():
-        raise InputError(
-            f"{run_dir}: expected the weights of a run (best.pt or checkpoint.pt), found neither"
-        )
-    content = read_checkpoint(path)
-    return TrainConfig.restore(content["config"]), content["model"], content["data"], path
+class SavedModel(NamedTuple):
+    """A run's parameters, its weights by name, and the fingerprint of its data set."""
+
+    config: TrainConfig
+    weights: dict[str, torch.Tensor]
+    data: Mapping[str, Any]
+    path: Path  # of the weights
+
+    @classmethod
+    def open(cls, run_dir: StrPath) -> Self:
+        """Read best.pt of a run if it exists, else checkpoint.pt."""
+        paths = RunPaths(Run.open(run_dir).run_dir)
+        path = paths.best if paths.best.is_file() else paths.checkpoint
+        if not path.is_file():
+            raise InputError(
+                f"{run_dir}: expected the weights of a run (best.pt or checkpoint.pt), found neither"
+            )
+        content = _read(path)
+        return cls(TrainConfig.restore(content["config"]), content["model"], content["data"], path)
+
+    def check_data(self, store: Store) -> None:
+        """Refuse a data set other than the one that the weights were trained on."""
+        _check_data(self.path, self.data, fingerprint(store, self.config))
 
 
-def load_state(part: Stateful, state: dict[str, Any], path: Path) -> None:
+def load_state(part: Stateful, state: dict[str, object], path: Path) -> None:
     """Set a model or an optimizer to its state in the file at `path`; `InputError` if it does not
     fit."""
-    must = "its __init__ must make the same layers and buffers as when they were saved"
-    with naming(path, f"the weights of this {type(part).__name__}", must):
+    with naming(
+        path,
+        f"the weights of this {type(part).__name__}",
+        "its __init__ must make the same layers and buffers as when they were saved",
+    ):
         part.load_state_dict(state)
 
 
@@ -150,8 +167,10 @@ def _has_saved(run_dir: Path) -> bool:
     run = Run(run_dir)
     if run.paths.checkpoint.is_file() or run.paths.previous.is_file() or len(run.metrics):
         return True
-    events = ((event["event"], event.get("phase"), "failed" in event) for event in run.events)
-    return ("end", "checkpoint", False) in events
+    return any(
+        event["event"] == "end" and event.get("phase") == "checkpoint" and "failed" not in event
+        for event in run.events
+    )
 
 
 class Checkpointer:
@@ -167,13 +186,9 @@ class Checkpointer:
 
     def __init__(self, run_dir: Path | None, data: Mapping[str, object], learner: Learner):
         self.run_dir = run_dir
-        self.data = data
         self.learner = learner
-        self.config = learner.config
-        self.ranks = learner.ranks
-        self.log = learner.log
         self.saved_s = time.monotonic()
-        self._about = {"config": self.config.model_dump(mode="json"), "data": dict(data)}
+        self._about = {"config": learner.config.model_dump(mode="json"), "data": dict(data)}
         self._saved: State | None = None
         self._damaged = False
 
@@ -184,10 +199,10 @@ class Checkpointer:
         self.learner.check_layers()
         self.check_finite(state)
         self.learner.share_model()
-        state.loss_sum = float(self.ranks.sum(self.learner.loss_sum.clone()))
-        with self.ranks.together():  # no rank may end before the file is written
-            if self.run_dir is not None and self.ranks.first:
-                with self.log.phase("checkpoint"):
+        state.loss_sum = float(self.learner.ranks.sum(self.learner.loss_sum.clone()))
+        with self.learner.ranks.together():  # no rank may end before the file is written
+            if self.run_dir is not None and self.learner.ranks.first:
+                with self.learner.log.phase("checkpoint"):
                     parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
                     paths = RunPaths(self.run_dir)
                     _write(
@@ -202,14 +217,16 @@ class Checkpointer:
         earlier = [each["valid"] for each in state.history[:-1]]
         best = max((valid for valid in earlier if valid is not None), default=-1.0)
         is_best = row["valid"] is not None and row["valid"] > best
-        if self.run_dir is not None and self.ranks.first:
+        if self.run_dir is not None and self.learner.ranks.first:
             _write_metrics(self.run_dir, state.history)
-            self.log.mark("metrics", **row)
-            self.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
+            self.learner.log.mark("metrics", **row)
+            self.learner.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
             # before the checkpoint: a resumed run would not come back here
-            if self.config.keep == "best" and is_best:
-                weights = self.learner.model.state_dict()
-                _write(RunPaths(self.run_dir).best, {**row, **self._about, "model": weights})
+            if self.learner.config.keep == "best" and is_best:
+                _write(
+                    RunPaths(self.run_dir).best,
+                    {**row, **self._about, "model": self.learner.model.state_dict()},
+                )
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
@@ -223,7 +240,7 @@ class Checkpointer:
             problems.append(f"{paths.checkpoint}: expected a checkpoint, found none")
         for path in filter(Path.is_file, (paths.checkpoint, paths.previous)):
             try:
-                content = read_checkpoint(path, self.learner.device)
+                content = _read(path, self.learner.device)
                 break
             except (InputError, OSError) as error:
                 problems.append(str(explained(error)))
@@ -235,22 +252,22 @@ class Checkpointer:
             return State(), [
                 f"{self.run_dir}: no checkpoint to resume from; training starts from the beginning"
             ]
-        notes = check_changes(content["config"], self.config, self.run_dir)
-        check_data(path, content["data"], self.data)
+        notes = check_changes(content["config"], self.learner.config, self.run_dir)
+        _check_data(path, content["data"], self._about["data"])
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
         # its state has the values of the earlier config
         for group in self.learner.optimizer.param_groups:
-            group.update(lr=self.config.lr, weight_decay=self.config.weight_decay)
+            group.update(lr=self.learner.config.lr, weight_decay=self.learner.config.weight_decay)
         state = State(**{item.name: content[item.name] for item in fields(State)})
         self._damaged = path == paths.previous
         if self._damaged:
             notes.append(
                 f"{problems[0]}; going on from the previous checkpoint, {path} (epoch {state.epoch + 1})"
             )
-        if state.epoch > self.config.epochs:
+        if state.epoch > self.learner.config.epochs:
             raise InputError(
-                f"epochs: the run is already at epoch {state.epoch}, got epochs={self.config.epochs}"
+                f"epochs: the run is already at epoch {state.epoch}, got epochs={self.learner.config.epochs}"
             )
         if state.batches_per_step not in (0, self.learner.batches_per_step):
             notes.append(
@@ -260,16 +277,16 @@ class Checkpointer:
             )
         if state.batches_per_step:
             self._saved = replace(state)
-        self.learner.loss_sum.fill_(state.loss_sum / self.ranks.num_ranks)
+        self.learner.loss_sum.fill_(state.loss_sum / self.learner.ranks.num_ranks)
         return state, notes
 
     def take_over(self, state: State) -> None:
         """Write the changes of a resumption to the run's folder, after all ranks have accepted
         it."""
         assert self.run_dir is not None
-        self.log.mark("resumed", epoch=state.epoch, position=state.position)
+        self.learner.log.mark("resumed", epoch=state.epoch, position=state.position)
         paths = RunPaths(self.run_dir)
-        self.config.save(paths.config)
+        self.learner.config.save(paths.config)
         _write_metrics(self.run_dir, state.history)
         # else the next save would replace the sound one by it
         if self._damaged and paths.checkpoint.is_file():
@@ -278,7 +295,7 @@ class Checkpointer:
     def check_finite(self, state: State) -> None:
         """Raise `Diverged` if a rank has a value that is not finite. On a GPU this waits for its
         pending work."""
-        if self.ranks.highest(int(not self.learner.is_finite()))[0]:
+        if self.learner.ranks.highest(int(not self.learner.is_finite()))[0]:
             raise self.diverged(state)
 
     def diverged(
@@ -286,8 +303,8 @@ class Checkpointer:
     ) -> Diverged:
         """Return the error that says where the run diverged and how to go on."""
         epoch = state.epoch + 1
-        lr = self.config.learning_rate(epoch)
-        self.log.mark("diverged", epoch=epoch, position=state.position, lr=lr)
+        lr = self.learner.config.learning_rate(epoch)
+        self.learner.log.mark("diverged", epoch=epoch, position=state.position, lr=lr)
         remedy = "go on with a smaller lr (--resume --set lr=...)"
         if self.run_dir is None:
             remedy = "start again with a smaller lr (without a run_dir there is no checkpoint)"
@@ -299,6 +316,6 @@ class Checkpointer:
             )
         return Diverged(
             f"diverged: {what} in epoch {epoch}, after {state.position:,} seeds, with lr={lr:g} and "
-            f"precision={self.config.precision}; {remedy}; `python -m ogbnlib verify` looks for "
+            f"precision={self.learner.config.precision}; {remedy}; `python -m ogbnlib verify` looks for "
             "features that are not finite"
         )

@@ -83,9 +83,13 @@ def main(arguments: list[str]) -> int:
         cuda.prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else lock_of(folder)
         with lock, naming(folder), join(config.device, stop) as ranks:
-            display = os.environ.get(PROGRESS_VARIABLE, "auto")
             train_prepared(
-                config, folder, stop, ranks, resume="--resume" in arguments, display=display
+                config,
+                folder,
+                stop,
+                ranks,
+                resume="--resume" in arguments,
+                display=os.environ.get(PROGRESS_VARIABLE, "auto"),
             )
 
     return exit_code(train)

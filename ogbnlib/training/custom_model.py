@@ -14,7 +14,6 @@ import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +30,8 @@ from .call import Call, random_batch
 from .network import registered_model
 
 _PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
+_VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # *args, **kwargs
+_SEEDS = 4  # of the random batch that a model is tried on; each hop has as many nodes and edges
 
 
 @no_exit()
@@ -63,7 +64,7 @@ def make_model(
     kind = _import_class(config, run_dir) if model is None else None
     torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
     parameters = {} if kind is None else inspect.signature(kind).parameters
-    offered = {
+    offered: dict[str, object] = {
         "hidden_channels": config.hidden_channels,
         "dropout": config.dropout,
         "heads": config.heads,
@@ -73,9 +74,7 @@ def make_model(
         "num_classes": num_classes,
         "num_layers": len(config.num_neighbors),
     }
-    arguments: dict[str, Any] = {
-        name: value for name, value in offered.items() if name in parameters
-    }
+    arguments = {name: value for name, value in offered.items() if name in parameters}
     arguments |= config.model_args
     if config.dropout and "dropout" not in arguments:
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
@@ -182,17 +181,15 @@ def _describe(error: BaseException) -> str:
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
     """Refuse a model that can't be trained, by its scores of a random batch; a lazy one gets its
     weights here."""
-    kinds = {one.kind for one in inspect.signature(model.forward).parameters.values()}
-    if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
+    if {one.kind for one in inspect.signature(model.forward).parameters.values()} <= _VARIABLE:
         raise InputError(
             f"{config.model}: expected a forward with named parameters such as x and edge_index, found "
             "one that passes everything on, as around a model of torch.compile or DataParallel; "
             "pass the model itself"
         )
     hops = len(config.num_neighbors)
-    seeds = 4
     call = Call.of(model, "fp32")
-    batch = random_batch([seeds] * (hops + 1), [seeds] * hops, num_features)
+    batch = random_batch([_SEEDS] * (hops + 1), [_SEEDS] * hops, num_features)
     try:
         scores = call.scores(model.eval(), batch, next(model.parameters(), batch.x).device)
     except Exception as error:
@@ -201,16 +198,24 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
         ) from None
     # A model that sees more than x and edge_index knows the seeds, and may return their scores
     # alone.
-    least_rows = seeds if {*call.arguments.values()} - {"x", "edge_index"} else len(batch.x)
-    shape = list(scores.shape) if isinstance(scores, Tensor) else []
-    if len(shape) != 2 or shape[1] != num_classes or not least_rows <= shape[0] <= len(batch.x):
+    least_rows = len(batch.x)
+    if {*call.arguments.values()} - {"x", "edge_index"}:
+        least_rows = _SEEDS
+    if (
+        not isinstance(scores, Tensor)
+        or scores.dim() != 2
+        or scores.shape[1] != num_classes
+        or not least_rows <= len(scores) <= len(batch.x)
+    ):
         raise InputError(
             f"{config.model}: expected scores [{len(batch.x)}, {num_classes}] of its forward, found "
-            f"{shape or type(scores).__name__}"
+            f"{list(getattr(scores, 'shape', ())) or type(scores).__name__}"
         )
     used = _used_parameters(scores)
     if not used or used - {*model.parameters()}:
-        others = "others, which are neither trained nor saved" if used else "none of them used"
+        others = "none of them used"
+        if used:
+            others = "others, which are neither trained nor saved"
         raise InputError(
             f"{config.model}: expected forward to use the model's own parameters, found {others}; "
             "keep layers in torch.nn.ModuleList, not in a list, and return scores before argmax or "
@@ -220,7 +225,7 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
 
 def _used_parameters(scores: Tensor) -> set[nn.Parameter]:
     """Return the parameters that scores depend on, by the operations that autograd recorded."""
-    steps: list[Any] = [scores.grad_fn]
+    steps: list[object] = [scores.grad_fn]
     for step in steps:  # the list grows by the operations behind each step
         inputs = getattr(step, "next_functions", ())
         steps += [before for before, _ in inputs if before not in steps]

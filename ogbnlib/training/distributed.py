@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,10 @@ _TIMEOUT = datetime.timedelta(hours=12)  # another rank may download and convert
 _PATIENCE_S = 600.0
 _SLOW_DISK_BYTES_PER_S = 50e6
 _STOPPING_S = 60.0
-_BEAT_S = 1.0
+_BEAT_S = 1.0  # between two signs of life, and between two looks at those of the others
+_MESSAGE_BYTES = 8192  # of an error's text that one rank sends to the others; the rest is cut off
+_highest = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX)
+_from_first = functools.partial(dist.broadcast, src=0)
 
 
 class Ranks:
@@ -50,12 +53,12 @@ class Ranks:
         self.num_ranks = num_ranks
         self.local_rank = local_rank
         self._stop = stop or StopRequest()
-        self.first = rank == 0  # it writes, prints and scores
+        self.first = rank == 0  # it writes and prints
         self._patience_s: float | None = None  # None: wait for ever
         self._beaten_s = 0.0
         self._sign: object = None
         if num_ranks > 1:
-            self._store: Any = dist.distributed_c10d._get_default_store()
+            self._store = dist.distributed_c10d._get_default_store()
             self._store.set(
                 f"ogbnlib/process/{rank}", f"process {os.getpid()} on {socket.gethostname()}"
             )
@@ -75,7 +78,7 @@ class Ranks:
         """Start to report ranks that hang, allowing for the time to read `num_bytes`."""
         self._patience_s = _PATIENCE_S + num_bytes / _SLOW_DISK_BYTES_PER_S
 
-    def _take_part(self, collective: Callable[..., Any], tensor: Tensor) -> Tensor:
+    def _take_part(self, collective: Callable[..., dist.Work], tensor: Tensor) -> Tensor:
         if self.num_ranks > 1:
             if tensor.is_cuda:
                 # nothing interrupts a waiting NCCL kernel, so start it when all ranks are ready
@@ -86,7 +89,7 @@ class Ranks:
             work.wait()
         return tensor
 
-    def _wait(self, work: Any) -> None:
+    def _wait(self, work: dist.Work) -> None:
         """Wait for a collective, in short sleeps because gloo's own wait blocks signals; watch the
         other ranks."""
         begun_s = looked_s = time.monotonic()
@@ -94,6 +97,8 @@ class Ranks:
         seen: dict[int, tuple[int, float]] = {}
         while not work.is_completed():
             now_s = time.monotonic()
+            # An eighth of the wait so far: a fast collective is noticed at once, and a slow one
+            # takes no processor time.
             time.sleep(min(0.1, (now_s - begun_s) / 8))
             if self._patience_s is None or now_s - looked_s < _BEAT_S:
                 continue
@@ -125,8 +130,7 @@ class Ranks:
         share."""
         if self.num_ranks == 1:
             return list(numbers)
-        maximum = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX)
-        return self._take_part(maximum, torch.tensor(numbers)).tolist()
+        return self._take_part(_highest, torch.tensor(numbers)).tolist()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values of the tensors to all ranks, in place."""
@@ -136,7 +140,7 @@ class Ranks:
         if not shared:
             return
         flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in shared])
-        self._take_part(functools.partial(dist.broadcast, src=0), flat)
+        self._take_part(_from_first, flat)
         parts = torch.split(flat, [tensor.nbytes for tensor in shared])
         for tensor, part in zip(shared, parts, strict=True):
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
@@ -173,7 +177,7 @@ class Ranks:
         # The lowest rank with an error sends its text to the others.
         first = self.num_ranks - self.highest(0 if mine is None else self.num_ranks - self.rank)[0]
         if first < self.num_ranks:
-            buffer = torch.zeros(8192, dtype=torch.uint8)
+            buffer = torch.zeros(_MESSAGE_BYTES, dtype=torch.uint8)
             if first == self.rank:
                 kind = "stopped" if isinstance(mine, Stopped) else ""
                 text = f"{kind}\n{mine}".encode()[: len(buffer)]

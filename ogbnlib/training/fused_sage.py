@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -185,8 +185,8 @@ def torch_threads(number: int) -> Iterator[None]:
 
 
 def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: int = 0) -> list[T]:
-    """Return `work(part)` for all parts. Up to `threads` threads take one after another, each with
-    one thread of torch.
+    """Return `work(part)` for all parts. `threads` threads take one after another, each with one
+    thread of torch.
 
     A single part is computed here, by as many threads of torch if its multiplications, `size`, are
     many.
@@ -194,28 +194,18 @@ def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: i
     if len(parts) == 1:
         with torch_threads(threads) if size > _LARGE else contextlib.nullcontext():
             return [work(parts[0])]
-    numbers = iter(range(len(parts)))
-    results = dict[int, T]()
     inference = torch.is_inference_mode_enabled()  # which is a thread's own
 
-    def take() -> None:
+    def take(part: slice) -> T:
         with torch.inference_mode(inference):
-            for i in numbers:  # one thread at a time, as the interpreter has a lock
-                results[i] = work(parts[i])
+            return work(part)
 
-    others = list[Future[None]]()
     with _numpys_blas().limit(limits=1), torch_threads(1):  # a new thread begins with as many
+        results = [_pool(threads).submit(take, part) for part in parts]
         try:
-            for _ in range(min(len(parts), threads) - 1):
-                others.append(_pool(threads).submit(take))
-            take()
-        finally:
-            for _ in numbers:  # after an error here the others end, too, before memory is measured
-                pass
-            wait(others)
-    for other in others:
-        other.result()
-    return [results[i] for i in range(len(parts))]
+            return [result.result() for result in results]
+        finally:  # after an error the other parts end, too, before memory is measured
+            wait([result for result in results if not result.cancel()])
 
 
 # The integers that numba gets in place of these floats; see `io.half_floats.widened`.
@@ -377,7 +367,10 @@ class Layers(NamedTuple):
         return x, tape
 
     def backward(self, tape: _Tape, grad: Tensor) -> list[Tensor]:
-        """Return the gradients of the weights, float32, and empty `tape`."""
+        """Return the gradients of the weights, float32, and empty `tape`.
+
+        `tape` is that of `forward` with "input" or "all", and `grad` the gradient by its output.
+        """
         gradients = list[Tensor]()
         grad = grad.to(self.dtype)
         # rounded as in `forward`

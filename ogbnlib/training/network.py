@@ -35,8 +35,8 @@ for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
 
 def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
     """Sort the edges of each hop by target."""
-    by_hop = torch.split(edge_index, num_sampled_edges, 1)
-    return torch.cat([hop[:, hop[1].argsort(stable=True)] for hop in by_hop], 1)
+    hops = torch.split(edge_index, num_sampled_edges, 1)
+    return torch.cat([hop[:, hop[1].argsort(stable=True)] for hop in hops], 1)
 
 
 class GNN(nn.Module):
@@ -133,17 +133,25 @@ class GNN(nn.Module):
         if not bounds_of(col, target, sizes, bounds):
             col, target = _ascending(edge_index, num_sampled_edges).numpy()
             if not bounds_of(col, target, sizes, bounds):
-                ids = f"sources below {len(x)} and targets below {targets[0]}, hop by hop as num_sampled_nodes says"
-                raise InputError(f"edge_index: expected {ids}, found others")
+                raise InputError(
+                    f"edge_index: expected sources below {len(x)} and targets below {targets[0]}, hop "
+                    "by hop as num_sampled_nodes says, found others"
+                )
         layers: Any = self.convs
-        weights = [
-            value
-            for conv in layers
-            for value in (conv.lin_l.weight, conv.lin_l.bias, conv.lin_r.weight)
-        ]
-        dropout = self.dropout if self.training else 0.0
-        threads = torch.get_num_threads()
-        return Layers(x, bounds, col, targets, dropout, weights, self.dtype, threads)
+        return Layers(
+            x,
+            bounds,
+            col,
+            targets,
+            dropout=self.dropout if self.training else 0.0,
+            weights=[
+                value
+                for conv in layers
+                for value in (conv.lin_l.weight, conv.lin_l.bias, conv.lin_r.weight)
+            ],
+            dtype=self.dtype,
+            threads=torch.get_num_threads(),
+        )
 
     def add_gradients(self, batch: Data, differentiate: Differentiate) -> Tensor:
         """Add the weights' gradients of a loss, which `differentiate` computes from the seeds'

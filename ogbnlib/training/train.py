@@ -22,7 +22,7 @@ from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, naming, no_exit
 from ..files import home
 from ..forecast.oom_suggestions import oom_suggestions
-from ..forecast.pass_memory import Pass
+from ..forecast.pass_memory import MODEL, Pass
 from ..forecast.run_forecast import PROPAGATE
 from ..forecast.step_memory import LARGE_FLOPS, choose_threads, step_flops
 from ..graph.store import Store, is_store
@@ -41,7 +41,7 @@ from ..runs.exit_codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..runs.supervise import HUGE_PAGES
-from ..sampling.policies import Loaders, make_loaders
+from ..sampling.policies import Loaders
 from ..sources.catalog import open_for
 from ..windows.window import compile_kernels
 from .call import random_batch
@@ -213,15 +213,13 @@ def train_prepared(
             with log.phase("compile kernels"):
                 compile_all(list(config.num_neighbors))
         waiting = functools.partial(_wait, progress, ranks, stop)
-        loaders = make_loaders(store, config, log, ranks.rank, ranks.num_ranks, waiting)
+        policy: type[Loaders] = config.policy.load()
+        loaders = policy(store, config, log, ranks.rank, ranks.num_ranks, waiting)
         _prepare_processor(config, store, loaders, progress)
         with contextlib.closing(loaders), workers_ended():
             model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
             device = cuda.resolve_device(config.device)
             progress.note(*cuda.begin(config, device.type))
-            log.part(
-                "model, gradients, Adam", 4 * sum(value.nbytes for value in model.parameters())
-            )
             learner = Learner(config, model, device, ranks, log)
             # The checkpoint is read after the model exists: its weights are loaded in place.
             ranks.expect_beats(store.nbytes)
@@ -294,11 +292,10 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
 def _without_empty_splits(config: TrainConfig, store: Store, progress: Progress) -> TrainConfig:
     """Return the config without evaluations of splits that have no nodes, and say so."""
     empty = [split for split in config.eval_splits if not store.num_seeds[split]]
-    if not empty:
-        return config
-    progress.note(
-        f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated"
-    )
+    if empty:
+        progress.note(
+            f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated"
+        )
     return config.replace(eval_splits=[split for split in config.eval_splits if split not in empty])
 
 
@@ -306,15 +303,18 @@ def _prepare_processor(
     config: TrainConfig, store: Store, loaders: Loaders, progress: Progress
 ) -> None:
     """Choose the number of threads by the size of a step, and say when huge pages would help."""
-    batch = Pass.over(config, store.size, "train", training=True).batch
-    widths = loaders.num_features, loaders.num_classes
+    step = (
+        config,
+        Pass.over(config, store.size, "train", training=True).batch,
+        loaders.num_features,
+        loaders.num_classes,
+    )
     if config.num_threads == "auto":
         cores = max(1, job_cores() // local_ranks())
-        torch.set_num_threads(choose_threads(config, batch, *widths, cores))
+        torch.set_num_threads(choose_threads(*step, cores))
         loaders.log.mark("note", num_threads=torch.get_num_threads())
-    if HUGE_PAGES in os.environ or huge_pages() != "madvise":
-        return
-    if step_flops(config, batch, *widths) >= LARGE_FLOPS:
+    may_ask = HUGE_PAGES not in os.environ and huge_pages() == "madvise"
+    if may_ask and step_flops(*step) >= LARGE_FLOPS:
         progress.note(
             "large steps are faster with huge pages (2 MB): start Python with "
             f"{HUGE_PAGES}=1 in the environment, or train with run()"
@@ -342,13 +342,20 @@ def _make_model(
     progress: Progress,
 ) -> nn.Module:
     """Create the model; the first rank copies a custom one's code, and every rank runs the copy."""
-    is_custom = model is None and config.model not in MODELS
     with ranks.together():
-        if run_dir and is_custom and ranks.first:
+        if run_dir and ranks.first and model is None and config.model not in MODELS:
             progress.note(*filter(None, find_code(config, run_dir, keep=True)[1:]))
     with ranks.together():
-        widths = loaders.num_features, loaders.num_classes
-        model = make_model(config, *widths, run_dir, model, progress.note, store)
+        model = make_model(
+            config,
+            loaders.num_features,
+            loaders.num_classes,
+            run_dir,
+            model,
+            progress.note,
+            store,
+        )
+    loaders.log.part(MODEL, 4 * sum(value.nbytes for value in model.parameters()))
     unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
     if unsaved and run_dir is not None:
         progress.note(

@@ -63,7 +63,7 @@ class Progress:
 
     @property
     def _phase(self) -> str:
-        return self._log.open[-1] if self._log.open else "starting"
+        return ["starting", *self._log.open][-1]
 
     def _text(self) -> tuple[str, str]:
         phase = self._phase
@@ -82,6 +82,7 @@ class Progress:
         if self._file >= 0:
             # the next checkpoint reports a folder that can't be written
             with contextlib.suppress(OSError):
+                # blanks up to 400 characters cover an earlier, longer text
                 os.pwrite(self._file, f"{json.dumps(asdict(count)):<400}\n".encode(), 0)
 
     def reading(self, name: str, done: int, total: int) -> None:
@@ -139,9 +140,10 @@ class Trainer:
         # Reading the loss of a GPU would wait for it at every step, so there each checkpoint checks
         # it.
         on_cpu = self.learner.device.type == "cpu"
-        spoiled = training and on_cpu and not math.isfinite(self.learner.loss_sum)
         number, due_anywhere, diverged = self.ranks.highest(
-            self.stop.number, int(due), int(spoiled)
+            self.stop.number,
+            int(due),
+            int(training and on_cpu and not math.isfinite(self.learner.loss_sum)),
         )
         state = self.state
         if diverged:
@@ -169,22 +171,21 @@ class Trainer:
             self._boundary()
             raise
 
-    def train_epoch(self) -> None:
+    def _train_epoch(self) -> None:
         """Train on the remaining seeds of the current epoch."""
         state = self.state
         learner = self.learner
-        num_seeds = self.num_seeds["train"]
         epoch = state.epoch + 1
         loader = self.loaders.train_loader()
         set_epoch(loader, epoch, state.position)
         learner.begin(epoch)
         begin = time.monotonic() - state.time_s
+        step_seeds = self.config.batch_size * learner.batches_per_step
         shown = self.progress.over(loader, len(loader), self._complete)
         with self.log.phase("train epoch", epoch=epoch), contextlib.closing(shown) as batches:
             self._boundary()
-            while state.position < num_seeds:
-                size = self.config.batch_size * learner.batches_per_step
-                end = min(state.position + size, num_seeds)
+            while state.position < self.num_seeds["train"]:
+                end = min(state.position + step_seeds, self.num_seeds["train"])
                 with self._stoppable():
                     learner.step(batches, epoch, state.position, end)
                 state.position = end
@@ -197,7 +198,6 @@ class Trainer:
         """Add the epoch's loss so far and the remaining time of the run to a count of training
         batches."""
         state = self.state
-        rows = state.history
         if state.position:
             count.loss = float(self.learner.loss_sum) * self.ranks.num_ranks / state.position
         if count.done > 1:
@@ -206,15 +206,15 @@ class Trainer:
             batches = count.total - count.done + (epochs - 1) * in_epoch
             # Without the first batch, which waits for reading or for workers.
             batch_s = (clock.now() - count.began_s) / (count.done - 1)
-            evaluated_s = sum(row["eval_time_s"] or 0.0 for row in rows) / max(len(rows), 1)
-            count.run_left_s = batches * batch_s + epochs * evaluated_s
+            evaluated_s = sum(row["eval_time_s"] or 0.0 for row in state.history)
+            count.run_left_s = batches * batch_s + epochs * evaluated_s / max(1, state.epoch)
 
     def evaluate(self, split: str) -> float:
         """Return the accuracy on `split`."""
         self.learner.begin()
         num_seeds = self.num_seeds[split]
         ranks = self.ranks
-        size = self.config.eval_batch_size or self.config.batch_size
+        size = self.config.seeds_per_batch(training=False)
         predicted = torch.zeros(num_seeds, dtype=torch.int64)
         rounds = range(0, num_seeds, size * ranks.num_ranks)
         shown = self.progress.over(self.loaders.eval_batches(split), len(rounds))
@@ -231,10 +231,10 @@ class Trainer:
         ranks.sum(predicted)  # one rank has filled each place, the others have zeros there
         undefined = int((predicted < 0).sum())
         if undefined:
-            what = f"scores of {undefined:,} of {num_seeds:,} {split} nodes are NaN"
-            raise self.checkpointer.diverged(self.state, what)
-        share = accuracy(self.loaders.labels[split], predicted) if ranks.first else 0.0
-        return float(ranks.sum(torch.tensor(share, dtype=torch.float64)))
+            raise self.checkpointer.diverged(
+                self.state, f"scores of {undefined:,} of {num_seeds:,} {split} nodes are NaN"
+            )
+        return accuracy(self.loaders.labels[split], predicted)
 
     def run(self) -> None:
         """Train the remaining epochs, each with its evaluation, its row of metrics.csv and its
@@ -263,21 +263,20 @@ class Trainer:
         epoch = self.state.epoch + 1
         num_seeds = self.num_seeds["train"]
         if self.state.position < num_seeds:  # else it was interrupted in its evaluation
-            self.train_epoch()
+            self._train_epoch()
             self.checkpointer.check_finite(self.state)
         loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
         begin_s = time.monotonic()
-        scores = self._evaluate_epoch(epoch)
         row: Row = {
             "epoch": epoch,
             "loss": loss,
             "train": None,
             "valid": None,
             "test": None,
-            **scores,
+            **self._evaluate_epoch(epoch),
             "time_s": self.state.time_s,
-            "eval_time_s": time.monotonic() - begin_s,
         }
+        row["eval_time_s"] = time.monotonic() - begin_s
         self.state = State(
             epoch=epoch,
             history=[*self.state.history, row],
@@ -315,9 +314,13 @@ def accuracy(labels: Tensor, predicted: Tensor) -> float:
 def _epoch_line(row: Row) -> str:
     """Format a row as `Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186.0s + 80.2s
     eval`."""
-    parts = [f"Epoch {row['epoch']:03.0f}", f"Loss: {row['loss']:.4f}"]
-    names = {"Train": "train", "Val": "valid", "Test": "test"}
-    parts += [
-        f"{name}: {row[split]:.4f}" for name, split in names.items() if row[split] is not None
-    ]
-    return " | ".join([*parts, f"Time: {row['time_s']:.1f}s + {row['eval_time_s']:.1f}s eval"])
+    formats = {
+        "epoch": "Epoch {:03.0f}",
+        "loss": "Loss: {:.4f}",
+        "train": "Train: {:.4f}",
+        "valid": "Val: {:.4f}",
+        "test": "Test: {:.4f}",
+        "time_s": "Time: {:.1f}s",
+    }
+    parts = [text.format(row[name]) for name, text in formats.items() if row[name] is not None]
+    return f"{' | '.join(parts)} + {row['eval_time_s']:.1f}s eval"

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, split_name
-from ..forecast.batches import queued_bytes
+from ..forecast.batches import batch_bytes, num_queued
 from ..forecast.pass_memory import Pass
 from ..graph.store import Store
 from ..memory.available import usable_bytes
@@ -35,7 +35,7 @@ class _OneLoader(StoreLoaders):
         ids: Tensor,
         limit: int | None,
         drop_last: bool,
-        transform: Callable[[Data], Any] | None,
+        transform: Callable[[Data], Data] | None,
     ):
         self._split = split
         self._ids = ids
@@ -56,15 +56,15 @@ class _OneLoader(StoreLoaders):
     def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
         one = super()._pass(split, training, memory)
         # One part in four of the available memory is left for the model and its step.
-        reserved = queued_bytes(one.batch, self.num_features, 4) + self._available // 4
+        one_bytes = batch_bytes(one.batch, self.num_features, itemsize=4)
+        reserved = one_bytes * num_queued(one_bytes) + self._available // 4
         return replace(one, reserve=(reserved, reserved))
 
-    def _evaluated(self) -> list[str]:
-        return []
-
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
-        own = {"next_epoch": int(shuffle), "transform": self._transform}
-        return super()._arguments(split, shuffle) | own
+        return super()._arguments(split, shuffle) | {
+            "next_epoch": int(shuffle),
+            "transform": self._transform,
+        }
 
 
 def _limit_bytes(memory_limit: str | int) -> int:
@@ -89,7 +89,7 @@ def loader(
     num_workers: int = 0,
     persistent_workers: bool = False,
     drop_last: bool = False,
-    transform: Callable[[Data], Any] | None = None,
+    transform: Callable[[Data], Data] | None = None,
 ) -> StoreLoader:
     """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed
     and epoch.

@@ -21,7 +21,9 @@ from ..forecast.step_memory import model_state_bytes
 from ..graph.npz import CHUNK_BYTES
 from ..graph.store_format import index_dtype
 
-TRAIN_S_PER_NODE = 2.5e-6  # for the choice of windows only
+# For the choice of windows only: seconds of training per sampled node on a 2-core machine.
+# A wrong value costs time alone, where reading and training overlap.
+_TRAIN_S_PER_NODE = 2.5e-6
 # largest window in a spool, read in one piece; a larger one gains only with large batches
 WINDOW_BYTES = 2**28
 _SEEDS_BYTES = 2500  # seeds and sizes of a batch in a spool
@@ -218,7 +220,7 @@ def _in_memory(one: Pass, files: Mapping[str, int], memory: int, available: int)
     fixed = _window_fixed_bytes(one.size.num_nodes)
     each = _compact_batch_bytes(one.batch, one.size.num_features * one.itemsize)
     sweep = sweep_s(files, num_hops)
-    train_s = num_batches * one.batch.num_nodes * TRAIN_S_PER_NODE
+    train_s = num_batches * one.batch.num_nodes * _TRAIN_S_PER_NODE
     # Two windows in training leave a tenth to evaluations.
     half = (0.45 if one.training else 0.5) * memory
     alone, paired = (

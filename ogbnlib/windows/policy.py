@@ -44,7 +44,8 @@ class StoreLoaders(DiskLoaders):
     """The graph and features stay on disk; a loader has its seeds, their labels and the batches on
     their way."""
 
-    prepares_epochs = True  # whether the next epoch's first window is prepared during one
+    # whether windows of later epochs and of their evaluations are prepared ahead
+    prepares_epochs = True
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
@@ -66,7 +67,7 @@ class StoreLoaders(DiskLoaders):
             available = max(0, usable_bytes(run.limit_bytes) - sum(run.held.values()))
         run.hold_model()
         train = run.one_pass("train", training=True)
-        splits = dict(run.evaluations())
+        splits = run.evaluations()
         passes = {split: run.one_pass(split) for split in {*splits["eval"], *splits["final"]}}
         memory = window_budget(config.lookahead, available)
         windows, resident = choose_loaders(train, passes, memory, room)
@@ -128,11 +129,10 @@ class StoreLoaders(DiskLoaders):
         run.phase(name, parts, cache_bytes, unsure_bytes)
 
     def _load(self, store: Store) -> Data:
-        danger = (
-            "if another machine replaces a file of it, this process dies of SIGBUS; copy it here"
+        warn_if_remote(
+            store.path,
+            "if another machine replaces a file of it, this process dies of SIGBUS; copy it here",
         )
-        warn_if_remote(store.path, danger)
-        self._evaluations: dict[str, StoreLoader] = {}  # those that stay, with their windows
         self._available = available_bytes()
         self._ranks = local_ranks()
         self._spool_dir = spool_dir()
@@ -146,7 +146,7 @@ class StoreLoaders(DiskLoaders):
         from torch_geometric.sampler import NodeSamplerInput
 
         shape = BatchShape((0,), (0,))
-        size = self._batch_size(training)
+        size = self.config.seeds_per_batch(training)
         # A rank without a batch chooses as one with a single batch does.
         seeds = self.splits[split][: max(1, len(self._order(split, training)))]
         num_batches = -(-len(seeds) // size)
@@ -176,8 +176,9 @@ class StoreLoaders(DiskLoaders):
             return one, choose_windows(one, memory, self._room), {}
         evaluations = {
             name: self._pass(name, False, memory)
-            for name in self._evaluated()
-            if self._room and len(self._order(name, False))  # this rank has seeds of it
+            for name in STREAM
+            if self._room and self.prepares_epochs and self.config.num_evaluations(name)
+            if len(self._order(name, False))  # this rank has seeds of it
         }
         return one, *choose_loaders(one, evaluations, memory, self._room)
 
@@ -185,7 +186,7 @@ class StoreLoaders(DiskLoaders):
         with self.log.phase(f"build {split} loader"):
             one, windows, evaluations = self._choose(split, shuffle)
             others = {name: self._loader(name, chosen) for name, chosen in evaluations.items()}
-            self._evaluations |= others
+            self._resident |= {f"eval {name}": other for name, other in others.items()}
             spools = [other.reader.spool for other in others.values() if other.reader]
             loader = self._loader(
                 split,
@@ -204,10 +205,6 @@ class StoreLoaders(DiskLoaders):
             with self.log.phase("load into page cache"):
                 self.store.fill_page_cache()
         return loader
-
-    def _evaluated(self) -> list[str]:
-        """The splits that are evaluated between epochs or after the last."""
-        return [name for name in STREAM if self.config.num_evaluations(name)]
 
     def _first_batches(self, one: Pass, windows: Windows) -> int:
         """Batches of a first, small window, so that training begins before a long pass ends."""
@@ -229,41 +226,33 @@ class StoreLoaders(DiskLoaders):
         from .spool import Preparation
         from .store_loader import StoreLoader
 
-        preparation = Preparation(
-            windows,
-            last_epoch=self.config.epochs if training and self.prepares_epochs else None,
-            first_batches=first_batches,
-            spool_dir=self._spool_dir,
-            evaluations=evaluations,
-            on_window=functools.partial(self.log.mark, "window", loader=split),
-            on_pass=functools.partial(self.log.mark, "pass", loader=split),
-            waiting=self.waiting,
-        )
         return StoreLoader(
             self.store,
             self._sampler(split, self.store.colptr, self.store.row, training),
             labels=self.labels[split],
-            preparation=preparation,
+            preparation=Preparation(
+                windows,
+                last_epoch=self.config.epochs if training and self.prepares_epochs else None,
+                first_batches=first_batches,
+                spool_dir=self._spool_dir,
+                evaluations=evaluations,
+                on_window=functools.partial(self.log.mark, "window", loader=split),
+                on_pass=functools.partial(self.log.mark, "pass", loader=split),
+                waiting=self.waiting,
+            ),
             **self._arguments(split, training),
         )
 
     def eval_loader(self, split: str) -> NodeLoader:
         """As `Loaders.eval_loader`; a loader whose windows are on disk stays, with them."""
-        resident = self._evaluations.get(split)
+        resident = self._resident.get(f"eval {split}")
         if resident is not None:
             return resident
         # for `train` too, whose loader may have its next window
         loader = self._build(split, shuffle=False)
         if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
-            self._evaluations[split] = loader
+            self._resident[f"eval {split}"] = loader
         return loader
-
-    def _staying(self) -> list[NodeLoader]:
-        return [*super()._staying(), *self._evaluations.values()]
-
-    def close(self) -> None:
-        super().close()
-        self._evaluations.clear()
 
 
 def _prepared_ahead(train: Pass, windows: Windows) -> dict[str, int]:

@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -88,7 +87,7 @@ class WindowReader:
         ids: list[Array] = [self._nodes[part].numpy() for part in batches]
         return Seeds(self._sampler, epoch, batches, ids)
 
-    def after(self, place: Place, positions: Sequence[Any]) -> Place | None:
+    def after(self, place: Place, positions: Sequence[Tensor | Array]) -> Place | None:
         """The place of the next window, in this epoch or in one that is prepared ahead."""
         epoch, start, begin = place
         begin += sum(map(len, positions))

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -41,7 +41,7 @@ Result = TypeVar("Result")
 Place = tuple[int, int, int]
 
 
-class StoredWindow(NamedTuple):
+class _StoredWindow(NamedTuple):
     """A window in spool files; in memory are only the positions of its seeds and the sizes of its
     hops."""
 
@@ -51,20 +51,20 @@ class StoredWindow(NamedTuple):
     arrays: tuple[Callable[[], Array], ...]  # they read ids, slots, edges and, in a shard, features
 
 
-Shard = dict[Place, StoredWindow]
+Shard = dict[Place, _StoredWindow]
 # of each window the number of batches, and the window
-Structure = dict[Place, tuple[int, "Future[StoredWindow]"]]
+Structure = dict[Place, tuple[int, "Future[_StoredWindow]"]]
 
 
 def submit(
-    threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: Any
+    threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: object
 ) -> Future[Result]:
     """Have a thread call `work`; an expected error comes without its frames, whose variables would
     keep files open and arrays in memory."""
     return threads.submit(_without_frames, work, *arguments)
 
 
-def _without_frames(work: Callable[..., Result], *arguments: Any) -> Result:
+def _without_frames(work: Callable[..., Result], *arguments: object) -> Result:
     try:
         return work(*arguments)
     except (Interrupted, OSError, MemoryError) as error:
@@ -128,7 +128,7 @@ class Spool:
         # lock may write.
         self._packers = ThreadPoolExecutor(2, thread_name_prefix="pack")
         self._writing = threading.Lock()
-        self._packing: list[Future[StoredWindow]] = []  # of the last call of `_sample`
+        self._packing: list[Future[_StoredWindow]] = []  # of the last call of `_sample`
 
     def read(self, place: Place) -> Window:
         """Read the window at `place`, which is recorded first if necessary."""
@@ -189,15 +189,11 @@ class Spool:
         buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
         mine, *others = self._add_features(shards, buffer_bytes)
         for spool, shard in zip(evaluations, others, strict=True):
-            spool.keep(shard)
+            spool._shard = shard
         return mine
 
-    def keep(self, shard: Shard) -> None:
-        """Read windows from here on from a shard that another spool has recorded."""
-        self._shard = shard
-
     def _picked(self, place: Place) -> Shard:
-        """The windows of the shard from `place` on.
+        """The windows of the shard from `place` on, which is in the structure file.
 
         Room was planned for batches without a node in common; a window has each of its nodes once,
         so more may fit. The mean window so far stands for those that are not packed yet.
@@ -247,11 +243,7 @@ class Spool:
                 structures[number][key] = len(seeds.ids), packing
             jobs = jobs[count:]
         for spool, structure in zip(spools, structures, strict=True):
-            spool.begin(structure)
-
-    def begin(self, structure: Structure) -> None:
-        """Take windows from here on from another structure file."""
-        self._structure = structure
+            spool._structure = structure
 
     def _jobs(
         self, spools: Sequence[Spool], place: Place
@@ -283,11 +275,11 @@ class Spool:
         )
         return sampled
 
-    def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> StoredWindow:
+    def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> _StoredWindow:
         window = Window.pack(seeds, sampled)
         with self._writing:
             arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
-        return StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
+        return _StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
 
     def _add_features(self, shards: Sequence[Shard], buffer_bytes: int) -> list[Shard]:
         """Write the features of some windows to a file for each shard, in one pass over the store's

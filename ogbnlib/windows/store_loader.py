@@ -2,8 +2,11 @@
 
 import copy
 import functools
+import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, cast
 
 import numpy as np
@@ -16,12 +19,12 @@ from torch_geometric.sampler import SamplerOutput
 from ..errors import InputError
 from ..forecast.batches import queue
 from ..graph.store import Store
+from ..io.disk_array import Interrupted
 from ..kernels import Array
 from ..memory.reading import malloc_trim
 from ..sampling.choice import BorrowedOrder, EpochSampler
 from ..sampling.sampler import NO_EDGES, CSCSampler, Hops
 from .plan import Windows
-from .prefetch import prefetch
 from .reader import WindowReader
 from .spool import Preparation
 from .window import Window, take_rows
@@ -54,7 +57,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         labels: Tensor,
         preparation: Preparation,
         next_epoch: int | None = None,
-        transform: Callable[[Data], Any] | None = None,
+        transform: Callable[[Data], Data] | None = None,
         **arguments: Any,
     ):
         self.store = store
@@ -174,7 +177,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
         if not self.num_workers:
-            return prefetch(self._mapped_groups(epoch, start), lambda: False, lambda: None)
+            return _prefetch(self._mapped_groups(epoch, start), lambda: False, lambda: None)
         self.node_sampler.set_epoch(epoch)
         # a copy, as the workers of a second pass have another epoch
         if not self.persistent_workers:
@@ -210,7 +213,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         self,
         features: Tensor,
         count: int,
-        draw: Callable[[int, int], tuple[Tensor, Array | Tensor, Array | Tensor, Any, Hops]],
+        draw: Callable[
+            [int, int], tuple[Tensor, Array | Tensor, Array | Tensor, Array | Tensor, Hops]
+        ],
     ) -> Iterator[Data]:
         """Yield `count` batches; small ones in groups, so that the thread needs the interpreter's
         lock once a group.
@@ -282,7 +287,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
 
         try:
             groups = self._window_groups(reader.read(epoch, start))
-            yield from prefetch(groups, is_interrupted, stop_reading)
+            yield from _prefetch(groups, is_interrupted, stop_reading)
         finally:
             self._running_passes -= 1
 
@@ -293,3 +298,70 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             del window, features
             # a window is many small arrays; without this, memory grew from window to window
             malloc_trim()
+
+
+def _prefetch(
+    groups: Iterator[Data], waiting: Callable[[], bool], abandon: Callable[[], object]
+) -> Iterator[Data]:
+    """Yield the batches of `groups`, which a thread draws some ahead, see `forecast.batches.queue`;
+    its errors are raised here.
+
+    `waiting` is called a few times a second while the caller waits, and ends that with
+    `Interrupted` by returning True. `abandon` is called if the caller leaves early, before the
+    thread is joined.
+    """
+    end = object()
+    ahead = deque[Future[Data]]()
+    user = threading.get_ident()
+    ended = False
+    thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+    try:
+        ahead.append(thread.submit(next, groups, end))
+        while True:
+            future = ahead.popleft()
+            while not wait([future], 0.2).done:
+                if waiting():
+                    raise Interrupted
+            group = future.result()
+            del future
+            if group is end:
+                break
+            while len(ahead) < group.ahead + 1:  # one more in the thread's hand
+                ahead.append(thread.submit(next, groups, end))
+            batches = _batches_of(group)[::-1]
+            # of a batch that is handed out nothing may stay here: the user may move it to a GPU
+            del group
+            while batches:
+                yield batches.pop()
+        ended = True
+    finally:
+        if not ended:
+            abandon()
+        # The garbage collector may end this generator in a thread that is starting; a join there
+        # would hang.
+        thread.shutdown(wait=threading.get_ident() == user, cancel_futures=True)
+
+
+def _batches_of(group: Data) -> list[Data]:
+    """The batches of a group, which lie in its tensors; see `StoreLoader._group`."""
+    hop_nodes, hop_edges = zip(*group.hops, strict=True)
+    nodes = [sum(counts) for counts in hop_nodes]
+    seeds = [counts[0] for counts in hop_nodes]
+    sizes = {
+        "x": nodes,
+        "n_id": nodes,
+        "edge_index": [2 * sum(counts) for counts in hop_edges],
+        "y": seeds,
+        "input_id": seeds,
+    }
+    # `data` has a version of its own, so that a change in place of one batch leaves the gradients
+    # of others possible.
+    parts: dict[str, Any] = {
+        name: [part.data for part in group[name].split(each)] for name, each in sizes.items()
+    }
+    parts["edge_index"] = [part.view(2, -1) for part in parts["edge_index"]]
+    parts |= {"batch_size": seeds, "num_sampled_nodes": hop_nodes, "num_sampled_edges": hop_edges}
+    return [
+        Data().update(dict(zip(parts, values, strict=True)))
+        for values in zip(*parts.values(), strict=True)
+    ]

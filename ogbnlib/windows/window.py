@@ -62,8 +62,9 @@ def _grown(
     """Copy the nodes of each batch b to `grown`, and the new ones of `ids[parts[b] : parts[b + 1]]`
     behind them.
 
-    These ids become local ones. Returns `(place of the first id out of range or -1, bounds of each
-    batch's nodes)`.
+    `bounds` are those of each batch's `nodes`; `grown` has room for all nodes and all ids. These ids
+    become local ones. Returns `(place of the first id out of range or -1, bounds of each batch's
+    nodes in grown)`.
     """
     begin = np.zeros(len(bounds), np.int64)
     table = np.empty(0, np.uint64)
@@ -99,7 +100,7 @@ def take_rows(rows: Array, ids: Array, out: Array) -> None:
             into[c] = row[c]
 
 
-class HopEdges(NamedTuple):
+class _HopEdges(NamedTuple):
     """The edges of one hop, batch after batch, ascending by target."""
 
     sources: (
@@ -123,7 +124,7 @@ class Sampled:
     bounds: Array  # int64 [batches + 1], of each batch's nodes
     # for the seeds and each hop, new nodes, int64 [batches]
     hop_nodes: list[Array] = field(default_factory=list)
-    hop_edges: list[HopEdges] = field(default_factory=list)
+    hop_edges: list[_HopEdges] = field(default_factory=list)
 
     @classmethod
     def of(cls, seeds: Seeds, num_nodes: int, row: DiskArray) -> Self:
@@ -150,7 +151,7 @@ class Sampled:
         return wrong
 
     def grow(self) -> None:
-        """Append the nodes of the last hop."""
+        """Append the nodes of the last hop; to be called once for each hop."""
         hop = self.hop_edges[-1]
         if self.add(hop.bounds, hop.sources) >= 0:
             raise self.row.damaged(f"expected ids from 0 to {self.num_nodes - 1}, found others")
@@ -171,8 +172,9 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     """
     sampled = [Sampled.of(window, colptr.num_rows - 1, row) for window in windows]
     # batches of each window
-    ends = itertools.accumulate(len(window.ids) for window in windows)
-    shares = list(itertools.pairwise([0, *ends]))
+    shares = list(
+        itertools.pairwise([0, *itertools.accumulate(len(window.ids) for window in windows)])
+    )
     for hop in range(len(windows[0].sampler.num_neighbors)):
         if hop:
             _in_threads(Sampled.grow, sampled)
@@ -183,7 +185,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         for one, (begin, end) in zip(sampled, shares, strict=True):
             own = slice(bounds[begin], bounds[end])
             own_bounds = bounds[begin : end + 1] - bounds[begin]
-            one.hop_edges.append(HopEdges(neighbors[own], targets[own], own_bounds))
+            one.hop_edges.append(_HopEdges(neighbors[own], targets[own], own_bounds))
         del neighbors
     return sampled
 
@@ -264,7 +266,10 @@ class Window:
 
     @classmethod
     def pack(cls, seeds: Seeds, sampled: Sampled) -> Self:
-        """Append the last hop's nodes to `sampled`, and make a window without features."""
+        """Append the last hop's nodes to `sampled`, and make a window without features.
+
+        `sampled` is used up: a second call would append the nodes again.
+        """
         sampled.grow()
         distinct = NodeSet(sampled.num_nodes)
         distinct.add(sampled.nodes)

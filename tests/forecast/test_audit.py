@@ -12,7 +12,7 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.audit import audit, kind_of, measured_by_kind
+from ogbnlib.forecast.audit import _kind_of, _measured_by_kind, audit
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.run_forecast import margin_bytes
 from ogbnlib.runs.folder import Run
@@ -38,12 +38,12 @@ def test_forecast_and_timeline_meet_under_one_name() -> None:
         "",
     ]
     kinds = ["train", "eval valid", "eval valid", "build valid loader", "build shared CSC", ""]
-    assert [kind_of(name) for name in names] == kinds
+    assert [_kind_of(name) for name in names] == kinds
 
 
 def test_of_several_phases_of_a_kind_the_highest_peak_counts() -> None:
     peaks = {"train epoch 1": 5, "train epoch 2": 3, "": 9, "final valid": 1, "eval valid": 2}
-    assert measured_by_kind(peaks) == {"train": 5, "": 9, "eval valid": 2}
+    assert _measured_by_kind(peaks) == {"train": 5, "": 9, "eval valid": 2}
 
 
 @pytest.fixture

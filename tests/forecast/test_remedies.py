@@ -16,10 +16,10 @@ from benchmarks.bench_planner import configuration
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB, parse_bytes
+from ogbnlib.forecast.audit import memory_remedy
 from ogbnlib.forecast.fitting import FITS
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.planner import plan
-from ogbnlib.forecast.remedies import memory_remedy
 from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.memory.killed import KilledBy
 from ogbnlib.memory.limits import Limit

@@ -11,7 +11,7 @@ import pytest
 from all_policies import IN_MEMORY, settings
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.audit import kind_of
+from ogbnlib.forecast.audit import _kind_of
 from ogbnlib.forecast.batches import batch_bytes
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.pass_memory import WORKERS, Pass
@@ -127,8 +127,8 @@ def test_each_phase_of_a_run_is_foreseen_with_the_loaders_that_are_resident_in_i
         if policy == "shared"
         else set()
     )
-    assert {kind_of(phase.name) for phase in plan.phases} == {
-        kind_of(phase) for phase in begun
+    assert {_kind_of(phase.name) for phase in plan.phases} == {
+        _kind_of(phase) for phase in begun
     } - own
 
 

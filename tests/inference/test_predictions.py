@@ -18,7 +18,7 @@ from ogbnlib.__main__ import main
 from ogbnlib.inference import exact
 from ogbnlib.propagation import columns as columns_of
 from ogbnlib.propagation import sweep
-from ogbnlib.training.checkpoint import read_model
+from ogbnlib.training.checkpoint import SavedModel
 from ogbnlib.training.network import registered_model
 from ogbnlib.training.train import train
 
@@ -28,7 +28,7 @@ QUIET: dict[str, Any] = {"progress": False, "say": lambda text: None}
 
 def in_ram(run_dir: Path, dataset: Path) -> np.ndarray:
     """Scores of all nodes by the layers on the whole graph."""
-    config, weights, *_ = read_model(run_dir)
+    config, weights, *_ = SavedModel.open(run_dir)
     store = open_store(dataset)
     x, edges = (
         torch.from_numpy(store.read("x", "float32")),

@@ -157,7 +157,7 @@ def test_what_another_propagation_left_is_not_taken_and_a_damaged_hop_is_compute
         tmp_path / "store", random_edges(random, 50, 400), random.normal(size=(50, 6)).astype("f4")
     )
     in_blocks_of(monkeypatch, 2)
-    computed, damaged, write_hop = [], list[bool](), module.Propagation.write_hop
+    computed, damaged, write_hop = [], list[bool](), module._Propagation.write_hop
 
     def counted(run: Any, number: int, *rest: Any) -> Any:
         computed.append(number)
@@ -165,7 +165,7 @@ def test_what_another_propagation_left_is_not_taken_and_a_damaged_hop_is_compute
             (files / "1" / "kept-0.npy").write_bytes(b"?")
         return write_hop(run, number, *rest)
 
-    monkeypatch.setattr(module.Propagation, "write_hop", counted)
+    monkeypatch.setattr(module._Propagation, "write_hop", counted)
 
     def interrupted(**how: Any) -> None:
         with monkeypatch.context() as patch:

@@ -18,7 +18,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.memory.workers import workers_ended
 from ogbnlib.runs.folder import Run
-from ogbnlib.sampling.policies import Loaders, make_loaders
+from ogbnlib.sampling.policies import Loaders
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.catalog import open_for
 
@@ -32,7 +32,9 @@ def make(tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> Iterator[Ma
     def build(**changes: object) -> Loaders:
         config = tiny_config(**changes)
         made.append(
-            make_loaders(open_for(config, say=lambda line: None), config, EventLog(tmp_path))
+            config.policy.load()(
+                open_for(config, say=lambda line: None), config, EventLog(tmp_path)
+            )
         )
         return made[-1]
 

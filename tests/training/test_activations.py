@@ -27,9 +27,9 @@ from ogbnlib.forecast.batches import BatchShape
 from ogbnlib.forecast.step_memory import activation_bytes, saved_bytes
 from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.sampling.policies import make_loaders, set_epoch
+from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.catalog import open_for
-from ogbnlib.training.learner import allocator_peak, loss_and_gradient
+from ogbnlib.training.learner import _allocator_peak, loss_and_gradient
 from ogbnlib.training.network import GNN
 from ogbnlib.windows.window import compile_kernels
 
@@ -108,7 +108,7 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
         if sizes not in drawn:
             compile_kernels(list(config.num_neighbors))
             with contextlib.closing(
-                make_loaders(open_for(config), config, EventLog(None))
+                config.policy.load()(open_for(config), config, EventLog(None))
             ) as loaders:
                 loader = loaders.train_loader()
                 set_epoch(loader, 1)
@@ -133,7 +133,7 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
         step()  # makes the gradients, which later steps add to
         saved, peak = (
             saved_peak(step, itertools.chain(model.parameters(), *inputs)),
-            allocator_peak(step),
+            _allocator_peak(step),
         )
         if model.fuses(batches[0].x):  # without autograd
             saved = sum(kept.nbytes for kept in fused_kept(model, batches[0]))

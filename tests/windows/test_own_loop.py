@@ -21,7 +21,6 @@ from torch_geometric.sampler import NegativeSampling
 from ogbnlib import InputError, TrainConfig, convert
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.sampling.policies import make_loaders
 from ogbnlib.windows.store_loader import StoreLoader
 
 pytestmark = pytest.mark.usefixtures("process_of_1_mb")
@@ -45,7 +44,7 @@ def test_a_loop_gets_the_trainers_batches_epoch_after_epoch(
 ) -> None:
     store = convert(tiny_dir, tmp_path / "store", feature_dtype=dtype, progress=False)  # type: ignore[arg-type]
     config = tiny_config(dataset=str(store.path), loading="store", seed=7, num_neighbors=[4, 3])
-    loaders = make_loaders(store, config, EventLog(None))
+    loaders = config.policy.load()(store, config, EventLog(None))
     loader = store.loader(num_neighbors=[4, 3], batch_size=16, seed=7, memory_limit=memory_limit)
     assert (loader.windows.window_batches is None) == (memory_limit is None)
     orders = []

@@ -31,7 +31,7 @@ from ogbnlib.io.spool_file import DiskFull, SpoolFile
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.choice import EpochSampler
-from ogbnlib.sampling.policies import make_loaders, set_epoch
+from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.train import train
@@ -446,7 +446,9 @@ def test_a_rank_may_have_no_batch_of_an_evaluation_or_none_at_all(
         "batch_size": batch_size,
     }
     config = tiny_config(**asked, epochs=4, spool="1 GB", eval_batch_size=130)
-    loaders = make_loaders(open_for(config, say=len), config, EventLog(None), rank=1, num_ranks=2)
+    loaders = config.policy.load()(
+        open_for(config, say=len), config, EventLog(None), rank=1, num_ranks=2
+    )
     with contextlib.closing(loaders):
         trained = loaders.train_loader()
         seeds = {"train": sum(batch.batch_size for batch in batches_of(trained, 1))}

@@ -18,20 +18,31 @@ class Model(SampledModel):
 
     @staticmethod
     def memory(layer: Layer) -> LayerMemory:
-        """Keeps [S + 2 T + E, H], 16 bytes an edge for each head and once more, and the output; takes
-        3 [E, H]."""
-        wide = _width(layer)
-        edges = layer.edges + layer.targets  # self-loops
+        """Memory with one array for all edges, which PyG's GATConv fills with its messages.
+
+        Here S are the layer's sources, T its targets, E its edges with a self-loop for each target,
+        and H the columns of all heads together.
+        """
+        wide = _width(layer)  # H
+        edges = layer.edges + layer.targets  # E
+        # Kept are the products of sources and of targets [S, H] and [T, H], and the messages [E, H].
         products = layer.item * (layer.sources + layer.targets + edges) * wide
-        products += 16 * edges * (1 + layer.heads)
+        # Also kept are both ends of each edge, two int64, and for each edge and head four float32:
+        # LeakyReLU's input, the softmax's exponentials and their sums, and the attention.
+        products += edges * (16 + 16 * layer.heads)
+        # Autocast makes a half-width copy of the input for the sources and one for the targets.
         products += 2 * layer.copy * layer.sources * layer.inputs
+        # The backward pass has at most three float32 arrays [E, H] of gradients more, and under
+        # autocast two half-width ones, as measured by tests/training/test_activations.py.
         return layer_memory(layer, products, (12 + 2 * layer.copy) * edges * wide)
 
     @staticmethod
     def conv(inputs: int, outputs: int, *, heads: int, last: bool) -> Any:
         from torch_geometric.nn import GATConv
 
-        return GATConv(inputs, outputs if last else outputs // heads, heads=heads, concat=not last)
+        if last:
+            return GATConv(inputs, outputs, heads=heads, concat=False)
+        return GATConv(inputs, outputs // heads, heads=heads)
 
 
 def _width(layer: Layer) -> int:
