@@ -389,6 +389,8 @@ _RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?", re.MULTILINE)
 _ESCAPES = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 )
+# drawn by tqdm, Keras, rich: no other line looks like it, redrawn or not
+_DRAWN = re.compile(r"\d%\|[#\d\u2588-\u258f ]+\|? |\[=*>\.*\]|[━╸╺]{5}")
 _BAR = re.compile(r"\d%\||\d(?:it|batch|s)?/s\b|\| *\d+/\d+ *\[")
 # torchrun's reports, the root cause of each node first
 _FAILED_RANKS = (
@@ -628,7 +630,7 @@ def exception_line(text: str) -> str:
     """The line `Type: message` of the last traceback, with the next one after a colon; "" without one."""
     _, traceback, after = cleaned(text).rpartition(_TRACEBACK)
     lines = [line for line in after.split("\n")[1:] if line.strip()]
-    while lines and lines[0][0].isspace():
+    while lines and not re.match(r"[^\W\d]", lines[0]):  # its frames, which loguru marks by ">"
         del lines[0]
     if not traceback or not lines:
         return ""
@@ -648,8 +650,8 @@ def last_words(output: str, *, killed: bool = False) -> str:
     lines = []
     for line in _ESCAPES.sub("", output).replace("\r\n", "\n").split("\n"):
         *before, shown = line.rstrip("\r").split("\r")
-        is_bar = bool(before) and bool(_BAR.search(shown))
-        lines.append("" if is_bar else shown.strip())
+        is_bar = bool(_DRAWN.search(shown) or (before and _BAR.search(shown)))
+        lines.append("" if is_bar else shown.strip(" \t│"))
     if "\r" in output[output.rfind("\n") + 1 :].rstrip("\r"):
         lines[-1] = ""  # still open: a bar whose line would have been drawn again
     errors = [line for line in lines if line.startswith("error: ")]

@@ -636,6 +636,13 @@ OUTPUTS = {  # output, exit code -> last words
     "colors": ("\x1b[31mit failed\x1b[0m\n", "it failed"),
     "a command's own error": ("x\nerror: no such file\nbye\n", "error: no such file"),
     "nothing": ("\n\n", ""),
+    "a bar of one state": ("loading\nEpoch 0:  45%|####5     | 45/100 [00:01<00:01, 30.12it/s, v_num=3]\n", "loading"),
+    "Keras's bar": ("loading\n45/100 [=========>....................] - ETA: 12s - loss: 0.3\n", "loading"),
+    "rich's bar": ("loading\nTraining ━━━━━━━━━━━━━━━╸━━━━━━━━  45% 0:00:12\n", "loading"),
+    "loguru": (
+        'Traceback (most recent call last):\n\n> File "x.py", line 12, in f\n    f()\n    └ <f>\n\nValueError: boom\n',
+        "ValueError: boom"),
+    "a box": ("╭─ Error ─────╮\n│ No such option: --lrr   │\n╰─────────────╯\n", "No such option: --lrr"),
 }  # fmt: skip
 
 
