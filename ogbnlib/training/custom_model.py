@@ -186,8 +186,13 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
     if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise InputError(
             f"{config.model}: expected a forward with named parameters such as x and edge_index, found "
-            "one that passes everything on, as around a model of torch.compile or DataParallel; "
-            "pass the model itself"
+            "none, or one that passes everything on, as around a model of torch.compile or "
+            "DataParallel; pass the model itself"
+        )
+    if any(getattr(part, "sparse", False) is True for part in model.modules()):
+        raise InputError(
+            f"{config.model}: expected dense gradients, which Adam needs, found an embedding with "
+            "sparse=True; set sparse=False"
         )
     hops = len(config.num_neighbors)
     seeds = 4
