@@ -500,7 +500,8 @@ def job_rows(text: str) -> list[dict[str, str]]:
     if not lines:
         return _listed(text)
     if "|" in lines[0]:
-        return [*csv.DictReader(lines, restval="", delimiter="|", quoting=csv.QUOTE_NONE)]
+        rows = csv.DictReader(lines, restkey="", restval="", delimiter="|", quoting=csv.QUOTE_NONE)
+        return [{name: cell for name, cell in row.items() if name} for row in rows]
     header, *lines = lines
     names = [_NAMES.get(name, name) for name in header.split()]
     cells = [match.span() for match in re.finditer("-+", "".join(lines[:1]))]
@@ -530,7 +531,10 @@ _NAMES = {
 
 
 def _listed(text: str) -> list[dict[str, str]]:
-    """Rows of `scontrol show job`, with or without --oneliner, or of seff."""
+    """Rows of `scontrol show job`, with or without --oneliner, of seff, or of a mail's subject."""
+    mail = re.search(r"Slurm [\w ]*Job_id=(\d+) .*, ([A-Z_]+), ExitCode (\d+)", text)
+    if mail:
+        return [{"JobID": mail[1], "State": mail[2], "ExitCode": f"{mail[3]}:0"}]
     if re.search(r"^State: [A-Z_]+ \(exit code", text, re.MULTILINE):
         pairs = re.findall(r"^([A-Z][\w ]+): (.*)$", text, re.MULTILINE)
         row = {_NAMES.get(name, name): value for name, value in pairs}

@@ -523,6 +523,8 @@ TABLES = {
         OOM, ["Job 1234567", "64G", "61.44 GB"]),
     "sacct, a step alone": (
         "JobID|State|ExitCode|ReqMem\n7|FAILED|1:0|64G\n7.0|OUT_OF_MEMORY|0:125|\n", OOM, ["Job 7", "64G"]),
+    "a mail": ("Slurm Job_id=12 Name=train Ended, Run time 01:00:01, TIMEOUT, ExitCode 0", "time limit", ["Job 12"]),
+    "sacct, more cells": ("JobID|State|ExitCode\n7|TIMEOUT|0:0|\n7.0|FAILED|9:0|\n", "time limit", ["Job 7"]),
     "sacct, a code": ("JobID|State|ExitCode\n7|FAILED|9:0\n", KILLED, ["SIGKILL", "diagnose --job 7"]),
     "sacct, a day": ("JobID|State|ExitCode\n6|COMPLETED|0:0\n7|TIMEOUT|0:0\n8|COMPLETED|0:0\n", "time limit",
                      ["Job 7"]),
