@@ -182,6 +182,11 @@ def _describe(error: BaseException) -> str:
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
     """Refuse a model that can't be trained, by its scores of a random batch; a lazy one gets its
     weights here."""
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model: expected an object of a class derived from torch.nn.Module, got {model!r:.80}; "
+            "for a class or a name, set the config's model"
+        )
     kinds = {one.kind for one in inspect.signature(model.forward).parameters.values()}
     if kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
         raise InputError(

@@ -127,11 +127,6 @@ def train(
     """
     check_config(config)
     if model is not None:
-        if not isinstance(model, nn.Module):
-            raise InputError(
-                f"model: expected an object of a class derived from torch.nn.Module, got {model!r:.80}; "
-                "for a class or a name, set the config's model"
-            )
         if config.model_args:
             raise InputError(
                 f"model_args: expected none with a model object, got {config.model_args}"
