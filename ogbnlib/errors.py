@@ -223,7 +223,8 @@ def format_bytes(count: float | None) -> str:
     return f"{count / 2**10:.0f} kB"
 
 
-_SECRET = r"[\w.-]*(?:tokens?(?![a-z])|passw|passphrase|pwd|secret|key|credential|bearer|auth(?!or))[\w.-]*"
+_SECRET = r"[\w.-]*(?:tokens?(?![a-z])|passw|passphrase|pwd|secret|key|credential|bearer"
+_SECRET += r"|(?<![a-z])pass(?![a-z])|auth(?!or(?!iz)))[\w.-]*"
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"'&;|]+)"""
 # In one text: `--api-key VALUE`, `TOKEN=VALUE`, `"token": "VALUE"`, `Bearer VALUE`, `//user:VALUE@host`.
 _IN_TEXT = re.compile(

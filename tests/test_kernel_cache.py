@@ -201,7 +201,7 @@ def test_without_room_for_them_the_kernels_are_compiled_and_that_is_said_once(co
 
 
 def test_a_folder_that_the_user_names_is_used_and_old_ones_are_deleted(copy: Path) -> None:
-    named = {"env": {"NUMBA_CACHE_DIR": str(copy / "named")}}
+    named = {"env": {"NUMBA_CACHE_DIR": "~/named", "HOME": str(copy)}}
     folders = []
     for number in range(6):
         with open(copy / "ogbnlib" / "kernels.py", "a") as file:

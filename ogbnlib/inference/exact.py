@@ -80,7 +80,7 @@ def exact_scores(
     if room < column:
         raise InputError(
             f"memory_limit: expected room for {format_bytes(column)}, one column of all nodes, beside the memory "
-            f"in use, found {format_bytes(max(0, room))}; raise it by the difference"
+            f"in use, found {format_bytes(max(0, room))}; raise it by at least {format_bytes(column - room)}"
         )
     if check_own(work):  # from a killed process
         shutil.rmtree(work)

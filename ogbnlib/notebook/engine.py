@@ -176,6 +176,8 @@ def _out_of_range(name: str, value: object, default: object, defaults: str) -> s
             _check_sizes(name, value, default)
     except InputError as error:
         return str(error)
+    if value == [] and default:
+        return f"{name}: expected at least one value, found []"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return ""
     comment = re.search(rf"^{name}\b.*#.*\bat least (\d+)", defaults, re.MULTILINE)

@@ -93,7 +93,8 @@ def plan_hops(
         if most < 1:
             raise InputError(
                 f"memory_limit: expected room for a column of {size.name} beside the memory in use, "
-                f"{format_bytes(column)}, found {format_bytes(max(0, left_bytes))}; raise it by the difference"
+                f"{format_bytes(column)}, found {format_bytes(max(0, left_bytes))}; raise it by at least "
+                f"{format_bytes(column - left_bytes)}"
             )
         blocks = -(-size.num_features // min(most, size.num_features))
         width = -(-size.num_features // blocks)

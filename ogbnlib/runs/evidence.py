@@ -44,6 +44,7 @@ _VICTIM = r"Kill(?:ed)? process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)\)?"
 _HELD = r"[^\n]*?anon-rss: ?(?P<anon>\d+ ?kB)"
 _STRUCK = "the kernel's out-of-memory killer ended process {pid} ({name})"
 _GROUP = ", for the limit of its cgroup: a job's --mem, or the limit of a container or a run"
+_SHORT = "{killer} ended {name}, because the machine ran short of memory"
 _MACHINE = ", because the whole machine had no memory left"
 _KERNEL = [
     Clue(
@@ -74,23 +75,34 @@ _KERNEL = [
         Meaning(OUT_OF_MEMORY, _STRUCK + _MACHINE, _LESS),
     ),
     Clue(
-        r"systemd-oomd[^\n]*: Killed (?P<name>\S+)[^\n]*(?:memory|swap)",
+        r"oom_reaper: reaped process (?P<pid>\d+) \((?P<name>[^)\n]+)\)",
+        Meaning(OUT_OF_MEMORY, _STRUCK, _LESS),
+    ),
+    Clue(
+        r"(?P<killer>systemd-oomd)[^\n]*: Killed (?P<name>\S+)[^\n]*(?:memory|swap)",
+        Meaning(OUT_OF_MEMORY, _SHORT, _LESS),
+    ),
+    Clue(
+        r"(?P<killer>earlyoom|nohang)[^\n]*[Ss]ending SIG\w+ to (?P<name>process \d+)",
+        Meaning(OUT_OF_MEMORY, _SHORT, _LESS),
+    ),
+    Clue(
+        r"killed by the OOM killer|crashed after using all available RAM|[Rr]esult:? '?oom-kill"
+        r"|OOMKilled(?!\W+false)|OOM-killed|invoked oom-killer|systemd-oomd killed \d"
+        r"|killed by systemd-oomd|[Kk]illed due to (?:memory (?:pressure|usage)|the node running low on memory)"
+        r"|exceeding memory limits|low on resource: memory|[Rr]eplicas low on memory"
+        r"|tried to allocate more memory than is available|exceeded \d+% memory budget"
+        r"|Memory quota (?:vastly )?exceeded",
         Meaning(
             OUT_OF_MEMORY,
-            "systemd-oomd ended {name}, because the machine ran short of memory",
+            "it was ended for passing the memory of its machine, service, container or session",
             _LESS,
         ),
     ),
     Clue(
-        r"killed by the OOM killer|crashed after using all available RAM|result 'oom-kill'|OOMKilled(?!\W+false)",
-        Meaning(
-            OUT_OF_MEMORY,
-            "it was ended for passing the memory of its service, container or session",
-            _LESS,
-        ),
-    ),
-    Clue(
-        r"TERM_MEMLIMIT|job killed: mem \d+\w* exceeded limit|vmem \d+\w* exceeded limit",
+        r"TERM_MEMLIMIT|job killed: p?v?mem\b[^\n]* exceeded limit|exceeded resource p?v?mem\b"
+        r"|[Cc]group mem(?:ory)? limit exceeded|exceeds job (?:hard|soft) limit \"[hs]_(?:vmem|rss)"
+        r"|over memory limit of \d|memory usage exceeded request_memory",
         Meaning(
             OUT_OF_MEMORY,
             "the batch system ended the job for passing its memory",
@@ -98,30 +110,56 @@ _KERNEL = [
         ),
     ),
     Clue(
-        r"TERM_RUNLIMIT|job killed: walltime \d+ exceeded limit",
+        r"TERM_RUNLIMIT|job killed: walltime \d+ exceeded limit|exceeded (?:hard|soft) wallclock time",
         Meaning(
             "time limit",
             "the batch system ended the job at its time limit",
             "ask for more time, and resume",
         ),
     ),
+    Clue(
+        r"TERM_(?:OWNER|ADMIN)\b",
+        Meaning("cancelled", "the job's owner or an administrator ended it", "submit it again"),
+    ),
+    Clue(
+        r"^s(?:batch|run|alloc): error: [^\n]*(?:submission failed|allocate resources): (?P<name>[^\n]+)",
+        Meaning(
+            "never started",
+            "Slurm refused the job: {name}",
+            "ask for what a partition has and your account may use: sinfo -o '%P %l %D %c %m %G' "
+            "and sacctmgr show assoc user=$USER",
+        ),
+    ),
 ]
 # Line of a job's log -> state. "hit memory limit at least once" proves nothing: the page cache does
 # so without a kill.
 _JOB_LINES = {
-    r"error: .*oom[-_]kill event|^srun: error: .*: Out Of Memory|been OOM Killed": "OUT_OF_MEMORY",
+    r"error: .*oom[-_]kill event|\bsrun: error: .*: Out Of Memory|been OOM Killed": "OUT_OF_MEMORY",
     r"error: .*exceeded (?:virtual )?memory limit .*being killed": "OUT_OF_MEMORY",
     r"error: \*\*\* .*DUE TO TIME LIMIT": "TIMEOUT",
     r"error: \*\*\* .*DUE TO PREEMPTION": "PREEMPTED",
-    r"error: \*\*\* .*DUE TO NODE FAILURE": "NODE_FAIL",
+    r"error: \*\*\* .*DUE TO NODE FAILURE|^srun: error: Node failure on": "NODE_FAIL",
     r"error: \*\*\* .*DUE TO JOB REQUEUE|^ogbnlib: .*; back in the queue": "REQUEUED",
     # srun cancels steps, which proves nothing
     r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",
 }
 
 _SIGNAL_CODES = {str(signal.strsignal(one)): str(128 + one) for one in signal.Signals}  # "Killed"
+# glibc's and bash's words in Chinese, German, French and Spanish
+_SIGNAL_CODES |= dict.fromkeys(
+    ("已杀死", "強制結束", "Getötet", "Abgebrochen (killed)", "Processus arrêté", "Tué", "Matado"),
+    "137",
+)
+_SIGNAL_CODES |= dict.fromkeys(
+    ("段错误", "程式記憶體區段錯誤", "Speicherzugriffsfehler", "Adressierungsfehler"), "139"
+)
+_SIGNAL_CODES |= dict.fromkeys(("Erreur de segmentation", "Violación de segmento"), "139")
+_SIGNAL_CODES |= {"已放弃": "134", "总线错误": "135", "已终止": "143"}
+# without those that ordinary lines may begin with, such as "Stopped"
 _WORDS = "|".join(
-    ("Killed", "Segmentation fault", "Aborted", "Bus error", "Terminated", "Illegal instruction")
+    re.escape(word)
+    for word, code in _SIGNAL_CODES.items()
+    if code in ("132", "134", "135", "137", "139", "143")
 )
 _REFUSED = (
     "Linux refused {asked} at once: more than the machine, or a limit of `ulimit -v`, has left"
@@ -134,16 +172,29 @@ _PROGRAM = [
         Meaning(OUT_OF_MEMORY, _REFUSED + " (torch's allocator of the CPU, not of the GPU)", _LESS),
     ),
     Clue(
-        r"(?<!OutOf)MemoryError: Unable to allocate (?P<asked>[\d.]+ \w+)",
+        r"(?:(?<!OutOf)MemoryError: Unable to allocate|cannot allocate vector of size) (?P<asked>[\d.]+ \w+)",
         Meaning(OUT_OF_MEMORY, _REFUSED, _LESS),
     ),
-    Clue(r"\b(?:m|re)alloc of size (?P<asked>\d+) failed", Meaning(OUT_OF_MEMORY, _REFUSED, _LESS)),
+    Clue(
+        r"\b(?:(?:m|re)alloc of size|memory allocation of) (?P<asked>\d+)(?: bytes)? failed",
+        Meaning(OUT_OF_MEMORY, _REFUSED, _LESS),
+    ),
+    Clue(
+        r"java\.lang\.OutOfMemoryError|JavaScript heap out of memory",
+        Meaning(
+            OUT_OF_MEMORY,
+            "the heap of a Java or JavaScript program was full, which has a limit of its own",
+            "raise that limit before it starts: -Xmx, spark.driver.memory and spark.executor.memory, or "
+            "NODE_OPTIONS=--max-old-space-size",
+        ),
+    ),
     # its sizes are read by `_gpu`
     Clue(
         r"(?:CUDA|HIP|MPS backend) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
         r"|(?<!you )\b[Tt]ried to allocate:? [\d.]+ (?:b|[KMG]iB)|(?:CUDA|HIP) error: out of memory"
         r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|Cuda failure[^\n]*out of memory|STATUS_ALLOC_FAILED|out_of_memory: CUDA",
+        r"|Cuda failure[^\n]*out of memory|STATUS_ALLOC_FAILED|out_of_memory: CUDA|CUDA: out of memory"
+        r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating[^\n]*GPU|cupy\.\S*OutOfMemoryError",
         Meaning(
             "out of GPU memory",
             "an allocation on the GPU failed, and the message has no sizes",
@@ -174,7 +225,7 @@ _PROGRAM = [
     Clue(
         r"insufficient shared memory|unable to (?:open|allocate) shared memory"
         r"|bus error encountered in worker"
-        r"|unable to (?:write to|mmap \d+ bytes from|resize) file </torch"
+        r"|unable to (?:write to|mmap \d+ bytes from|resize) file </torch(?![^\n]*Cannot allocate)"
         r"|No space left on device: '?/(?:dev/shm|torch_)",
         Meaning(
             _SHM.cause,
@@ -201,7 +252,7 @@ _PROGRAM = [
         ),
     ),
     Clue(
-        r"No space left on device|Disk quota exceeded",
+        r"No space left on device|Disk quota exceeded|low on resource: ephemeral-storage",
         Meaning(
             "disk full",
             "a file could not be written, because the disk or the quota is full",
@@ -217,7 +268,8 @@ _PROGRAM = [
         ),
     ),
     Clue(
-        r"(?<!OutOf)MemoryError\b|std::bad_alloc|an(?:'|no)t allocate memory|not enough memory: you tried",
+        r"(?<!OutOf)MemoryError\b|std::bad_alloc|an(?:'|no)t allocate memory|not enough memory: you tried"
+        r"|runtime: out of memory|<jemalloc>: Error allocating|OOM when allocating[^\n]*CPU",
         Meaning(
             OUT_OF_MEMORY,
             "Linux refused an allocation: the machine, or a limit of `ulimit -v`, has no memory left",
@@ -225,8 +277,26 @@ _PROGRAM = [
         ),
     ),
     Clue(
-        rf"^(?:\S+: line \d+: +\d+|Fatal Python error:) (?P<signal>{_WORDS})\b"
-        rf"|^(?P<code>{_WORDS})(?: \(core dumped\))? *$|^zsh: (?P<name>{_WORDS.lower()})",
+        r"Xid [^\n]*: (?:48|63|64|74|79|94|95),|uncorrectable (?:ECC|NVLink) error|GPU has fallen off"
+        r"|GPU is lost",
+        Meaning(
+            "GPU failure",
+            "the GPU itself failed, not the program",
+            "take another GPU or node (Slurm: --exclude=NODE), and show the message to the cluster's support",
+        ),
+    ),
+    Clue(
+        r"illegal memory access|unspecified launch failure",
+        Meaning(
+            "error",
+            "a kernel on the GPU read or wrote outside of its memory, and the error was noticed later",
+            "set CUDA_LAUNCH_BLOCKING=1, which names the call; check the node ids with `python -m ogbnlib verify`",
+        ),
+    ),
+    Clue(
+        r"^(?:\S+ ?: \w+ \d+[^\d\n]{1,6}\d+ +|Fatal Python error: |make\S*: \*\*\* \[[^\n\]]*\] )"
+        rf"(?P<signal>{_WORDS})(?!\w)|^(?:zsh: |\[\d+\] *[+-] +(?:\d+ +)?)(?P<name>(?i:{_WORDS}))(?!\w)"
+        rf"|^(?P<code>{_WORDS}) ?(?:\W[^\n]*(?:core|核心|Speicherabzug)[^\n]*\W)? *$",
         who="a process",
     ),
     Clue(rf"^srun: error: \S+: tasks? [\d,-]+: (?P<signal>{_WORDS})", who="a task of srun"),
@@ -235,12 +305,24 @@ _PROGRAM = [
         r"|Signal \d+ \((?P<name>SIG\w+)\) received",
         who="a process",
     ),
+    # mpirun, fish, time, gunicorn, LSF, torchrun; mpich; gunicorn, supervisor; systemd
     Clue(
-        r"[Ee]xit(?:ed with|ed)?[ _]?(?:exit )?(?:code|status)\s*:?=? ?(?P<code>-\d+|1[2-5]\d|24\d|250)\b",
+        r"(?i:(?:exited|terminated|killed|died)\s+(?:by|on|with|due to)|got|via)\s+(?i:signal):?\s+\[?"
+        rf"(?:(?P<number>[1-6]?\d)\b|(?P<code>SIG[A-Z]+))|(?P<signal>{_WORDS}) \(signal \d"
+        r"|(?:was sent|(?<!process is )\b(?:terminated|killed) by|status=\d+/)\W?(?P<name>(?:SIG|(?<=/))[A-Z]+\b)",
         who="a process",
     ),
     Clue(
-        r"DeadKernelError|Kernel died|Kernel crashed|kernel[^\n]* appears to have died|Kernel Restarting",
+        r"(?i:(?:\bexit(?:s|ed)?|\breturn[ _-]?code|\bnon-?zero|\bterminated with code|\]:? error)"
+        r"(?:[ _-]?(?:with|a|non-zero|exit|return|status|code|of)\b)*)[\"\s:=(]*"
+        r"(?P<code>-\d{1,2}|1[2-5]\d|24\d|250)\b",
+        who="a process",
+    ),
+    Clue(r"^timeout: sending signal \w+ to command", EXIT_CODES["124"]),
+    Clue(
+        r"DeadKernelError|Kernel died|Kernel crashed|kernel[^\n]* appears to have died|Kernel Restarting"
+        r"|KernelRestarter: restarting kernel|session crashed for an unknown reason"
+        r"|Canceled future for execute_request",
         Meaning(
             "kernel died, cause unknown",
             "the notebook's kernel ended, and the message does not say why: mostly by SIGKILL, for memory",
@@ -266,11 +348,20 @@ _PROGRAM = [
         ),
     ),
     Clue(
-        r"process (?:managed by the executor|in the process pool) was (?:unexpectedly )?terminated",
+        r"process (?:managed by the executor|in the process pool) was (?:unexpectedly )?terminated"
+        r"|\bKilledWorker\b|The (?:worker|actor) died unexpectedly",
         Meaning(
             "worker died, cause unknown",
             "a process of a pool ended, and the message does not say why",
             "run with one process, which shows its error; run under a memory_limit to see a kill",
+        ),
+    ),
+    Clue(
+        r"Watchdog caught collective operation timeout|ncclRemoteError|gloo[^\n]*(?:Connection closed|Timed out)",
+        Meaning(
+            "lost another rank, cause unknown",
+            "a rank waited for another one, which had ended, hung or lost its connection",
+            "read the logs of all ranks for the first that failed; dmesg and sacct show a kill",
         ),
     ),
     Clue(
@@ -299,6 +390,8 @@ _RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?", re.MULTILINE)
 _ESCAPES = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 )
+# drawn by tqdm, Keras, rich: no other line looks like it, redrawn or not
+_DRAWN = re.compile(r"\d%\|[#\d\u2588-\u258f ]+\|? |\[=*>\.*\]|[━╸╺]{5}")
 _BAR = re.compile(r"\d%\||\d(?:it|batch|s)?/s\b|\| *\d+/\d+ *\[")
 # torchrun's reports, the root cause of each node first
 _FAILED_RANKS = (
@@ -340,7 +433,8 @@ def _finding(clue: Clue, match: re.Match[str]) -> Meaning:
     line = _line_of(match)
     meaning = clue.meaning
     if meaning is None:
-        word = groups.get("code") or groups.get("signal") or groups["name"]
+        word = groups.get("code") or groups.get("signal") or groups.get("name")
+        word = word or f"-{groups['number']}"
         meaning = meaning_of(_SIGNAL_CODES.get(word.capitalize(), word), foreign=True)
         meaning = meaning._replace(text=_about(clue.who, meaning))
     elif meaning.cause == "out of GPU memory":
@@ -349,7 +443,7 @@ def _finding(clue: Clue, match: re.Match[str]) -> Meaning:
 
 
 def _about(who: str, meaning: Meaning) -> str:
-    verb = "was " if meaning.text.startswith("ended by ") else ""
+    verb = "was " if meaning.text.startswith(("ended by ", "interrupted ")) else ""
     return f"{who} {verb}{meaning.text}"
 
 
@@ -395,7 +489,8 @@ def job_rows(text: str) -> list[dict[str, str]]:
     if not lines:
         return _listed(text)
     if "|" in lines[0]:
-        return [*csv.DictReader(lines, restval="", delimiter="|", quoting=csv.QUOTE_NONE)]
+        rows = csv.DictReader(lines, restkey="", restval="", delimiter="|", quoting=csv.QUOTE_NONE)
+        return [{name: cell for name, cell in row.items() if name} for row in rows]
     first, *lines = lines
     names = [_NAMES.get(name, name) for name in first.split()]
     cells = [match.span() for match in re.finditer("-+", "".join(lines[:1]))]
@@ -425,7 +520,10 @@ _NAMES = {
 
 
 def _listed(text: str) -> list[dict[str, str]]:
-    """Rows of `scontrol show job`, with or without --oneliner, or of seff."""
+    """Rows of `scontrol show job`, with or without --oneliner, of seff, or of a mail's subject."""
+    mail = re.search(r"Slurm [\w ]*Job_id=(\d+) .*, ([A-Z_]+), ExitCode (\d+)", text)
+    if mail:
+        return [{"JobID": mail[1], "State": mail[2], "ExitCode": f"{mail[3]}:0"}]
     if re.search(r"^State: [A-Z_]+ \(exit code", text, re.MULTILINE):
         pairs = re.findall(r"^([A-Z][\w ]+): (.*)$", text, re.MULTILINE)
         row = {_NAMES.get(name, name): value for name, value in pairs}
@@ -520,7 +618,8 @@ def exception_line(text: str) -> str:
     """The line `Type: message` of the last traceback, with the next one after a colon; "" without one."""
     _, traceback, after = cleaned(text).rpartition(_TRACEBACK)
     lines = [line for line in after.split("\n")[1:] if line.strip()]
-    lines = [*itertools.dropwhile(lambda line: line[0].isspace(), lines)]
+    while lines and not re.match(r"[^\W\d]", lines[0]):  # its frames, which loguru marks by ">"
+        del lines[0]
     if not traceback or not lines:
         return ""
     message, *following = [line.strip() for line in lines[:2]]
@@ -539,8 +638,8 @@ def last_words(output: str, *, killed: bool = False) -> str:
     lines = []
     for line in _ESCAPES.sub("", output).replace("\r\n", "\n").split("\n"):
         *before, shown = line.rstrip("\r").split("\r")
-        is_bar = bool(before) and bool(_BAR.search(shown))
-        lines.append("" if is_bar else shown.strip())
+        is_bar = bool(_DRAWN.search(shown) or (before and _BAR.search(shown)))
+        lines.append("" if is_bar else shown.strip(" \t│"))
     if "\r" in output[output.rfind("\n") + 1 :].rstrip("\r"):
         lines[-1] = ""  # still open: a bar whose line would have been drawn again
     errors = [line for line in lines if line.startswith("error: ")]

@@ -38,7 +38,7 @@ class Meaning(NamedTuple):
 
 _RESUME = "go on with resume=True (--resume)"
 READ_LOG = "read the end of output.log"
-_KILLED = "an out-of-memory killer, scancel, a time limit, preemption or kill -9 sends it"
+_KILLED = "an out-of-memory killer, scancel, a time limit (`ulimit -t` too), preemption or kill -9 sends it"
 _STEP = "batch_size with accumulate, precision=bf16, activation_checkpointing=True, num_neighbors"
 # 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL
 # pairs: 125 is its pseudo-signal for out of memory, 53 a batch script that could not be started.

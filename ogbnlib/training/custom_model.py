@@ -181,11 +181,23 @@ def _describe(error: BaseException) -> str:
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
     """Refuse a model that can't be trained, by its scores of a random batch; a lazy one gets its
     weights here."""
-    if {one.kind for one in inspect.signature(model.forward).parameters.values()} <= _VARIABLE:
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model: expected an object of a class derived from torch.nn.Module, got {model!r:.80}; "
+            "for a class or a name, set the config's model"
+        )
+    kinds = {one.kind for one in inspect.signature(model.forward).parameters.values()}
+    if kinds <= _VARIABLE:
         raise InputError(
             f"{config.model}: expected a forward with named parameters such as x and edge_index, found "
-            "one that passes everything on, as around a model of torch.compile or DataParallel; "
-            "pass the model itself"
+            "none, or one that passes everything on, as around a model of torch.compile or "
+            "DataParallel; pass the model itself"
+        )
+    embeddings = (nn.Embedding, nn.EmbeddingBag)
+    if any(part.sparse for part in model.modules() if isinstance(part, embeddings)):
+        raise InputError(
+            f"{config.model}: expected dense gradients, which Adam needs, found an embedding with "
+            "sparse=True; set sparse=False"
         )
     hops = len(config.num_neighbors)
     call = Call.of(model, "fp32")

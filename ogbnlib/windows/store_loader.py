@@ -7,6 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from numbers import Integral
 from typing import Any, cast
 
 import numpy as np
@@ -118,6 +119,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Fix order and neighbors of the next pass, which begins at position `start` of the
         order."""
+        for number in (epoch, start):
+            if not isinstance(number, Integral) or number < 0:
+                raise InputError(f"set_epoch: expected a whole number from 0 on, got {number!r}")
         self.sampler.set_epoch(epoch, start)
         self.node_sampler.set_epoch(epoch)
         self.sampler.is_chosen = False
@@ -127,18 +131,27 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             self._place = epoch, start
 
     def state_dict(self) -> dict[str, int]:
-        """Return the place behind the batch handed out last: epoch, number of its seeds so far, and
-        of all."""
+        """Return the place behind the batch handed out last, epoch and number of its seeds so far,
+        and what the order of seeds depends on."""
         epoch, position = self._place
-        return {"epoch": epoch, "position": position, "num_seeds": self.sampler.count(0)}
+        return {"epoch": epoch, "position": position, **self._order()}
+
+    def _order(self) -> dict[str, int]:
+        """What decides the order of the seeds in an epoch."""
+        return {
+            "num_seeds": self.sampler.count(0),
+            "seed": self.sampler.seed,
+            "shuffle": self.sampler.shuffle,
+        }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Have the next pass go on from the place of `state_dict`, or begin the next epoch."""
-        num_seeds = self.sampler.count(0)
-        if state.get("num_seeds") != num_seeds:
-            expected = f"the state of a loader over {num_seeds} nodes"
-            raise InputError(f"state_dict: expected {expected}, got {state}")
-        if state["position"] < num_seeds:
+        order = self._order()
+        names = {"epoch", "position", *order}
+        if not isinstance(state, dict) or state.keys() != names or {**state, **order} != state:
+            expected = ", ".join(f"{name}={value}" for name, value in order.items())
+            raise InputError(f"state_dict: expected that of a loader with {expected}, got {state}")
+        if state["position"] < order["num_seeds"]:
             self.set_epoch(state["epoch"], state["position"])
         else:
             self.set_epoch(state["epoch"] + self.sampler.shuffle)

@@ -213,6 +213,7 @@ limits: list = ["128 GB", "4 GB"]
         ("cell_limit", "0 GB", "expected a size such as"),
         ("allocation", "128", "ambiguous without a unit"),
         ("limits", ["4 GB", "x"], "expected a size such as"),
+        ("limits", [], "expected at least one value, found []"),
     ],
 )
 def test_a_value_out_of_range_is_refused_before_anything_runs(

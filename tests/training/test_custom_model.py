@@ -99,6 +99,12 @@ def test_a_wrapper_that_hides_the_names_of_forwards_parameters_is_refused(
         train(tiny_config(), model=wrap(SAGEConv(8, 5)))
 
 
+@pytest.mark.parametrize("model", [SAGEConv, "sage", lambda x, edge_index: x], ids=str)
+def test_a_class_a_name_and_a_function_are_no_model_object(tiny_config: Config, model: Any) -> None:
+    with pytest.raises(InputError, match=r"^model: expected an object of a class derived from"):
+        train(tiny_config(), model=model)
+
+
 def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_that_was_left_alone(
     own: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +422,15 @@ WRONG: dict[str, tuple[str | None, dict[str, Any], str]] = {
     ),
     "a forward that fails": (model_with("return self.lin(x[:, 1:])"), {}, "line 8: mat1 and mat2"),
     "seeds alone": (model_with("return self.lin(x)[:4]"), {}, r"scores \[12, .*found .*\[4, 5\]"),
+    "no forward": (f"{HEAD}{INIT}", {}, "named parameters such as x and edge_index, found none"),
+    "sparse gradients": (
+        model_with(
+            "return self.lin(x) + self.more(edge_index[0, :1])",
+            f"{INIT}        self.more = nn.Embedding(9, 5, sparse=True)\n",
+        ),
+        {},
+        "expected dense gradients, .*set sparse=False",
+    ),
     "layers in a list": (
         model_with(
             "return self.lin(x) + self.more[0](x)",

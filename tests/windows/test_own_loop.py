@@ -301,6 +301,15 @@ def test_attributes_of_pygs_loader_work_or_are_refused(store: Store) -> None:
     assert_same(loader, expected)
 
 
+@pytest.mark.parametrize("epoch", [-1, "2", 1.5, None])
+def test_an_epoch_that_is_no_number_of_one_is_refused(store: Store, epoch: Any) -> None:
+    loader = store.loader(batch_size=16)
+    with pytest.raises(InputError, match="set_epoch: expected a whole number from 0 on, got"):
+        loader.set_epoch(epoch)
+    loader.set_epoch(np.int64(2))
+    assert len(list(loader)) == len(loader)
+
+
 @pytest.mark.parametrize("how", [{}, {"memory_limit": "1 MB"}, {"num_workers": 1}], ids=str)
 def test_a_loop_goes_on_within_an_epoch_from_the_loaders_state(
     store: Store, how: dict[str, Any]
@@ -323,8 +332,17 @@ def test_a_loop_goes_on_within_an_epoch_from_the_loaders_state(
         assert len(second) == length
         assert_same([*given, *second], expected[: length * (taken // length + 1)])
         assert_same(second, expected[length * (taken // length + 1) :][:length])
-    with pytest.raises(InputError, match="state_dict: expected the state of a loader over"):
-        store.loader("valid", batch_size=16).load_state_dict(state)
+    others: list[Any] = [store.loader("valid", batch_size=16)]
+    others += [store.loader(batch_size=16, seed=1), store.loader(batch_size=16, shuffle=False)]
+    for other in others:  # its order of nodes is another one
+        with pytest.raises(
+            InputError, match="state_dict: expected that of a loader with num_seeds"
+        ):
+            other.load_state_dict(state)
+    wrong: list[Any] = [None, {}, state | {"epoch": "2"}, state | {"position": -5}]
+    for one in wrong:
+        with pytest.raises(InputError, match="expected"):
+            loader().load_state_dict(one)
 
 
 @pytest.mark.parametrize(

@@ -270,6 +270,8 @@ def not_a_data_set(path: Path) -> InputError:
         hint = nearby(path)
         if "?" not in hint and format_of(path):
             hint = f"; name its folder, and the file with --edges {path}"
+        elif "?" not in hint:
+            hint = "; unpack an archive; a graph in Python becomes a store by Store.from_data"
         return InputError(f"{path}: expected a data set folder, found a file{hint}")
     if not path.is_dir():
         return InputError(f"{path}: expected a data set folder, found no such folder{nearby(path)}")

@@ -184,7 +184,7 @@ def test_the_folder_raw_of_the_binary_layout_names_its_parent(tmp_path: Path) ->
 FILES = {
     "graph.pt": r"a file of torch; in Python.*from_data\(torch.load\('.*graph.pt'",
     "cites.csv": "found a file; name its folder, and the file with --edges .*cites.csv",
-    "a.zip": "expected a data set folder, found a file",
+    "a.zip": "expected a data set folder, found a file; unpack an archive",
     "gone": "found no such folder; the working folder",
 }
 
