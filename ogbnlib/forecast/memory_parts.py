@@ -19,7 +19,7 @@ from ..graph.store import GraphSize
 from ..graph.store_format import index_dtype, label_dtype
 from .batches import BatchShape
 
-# A training process at rest, kernels loaded (`train.warm_up`); a test compares it with a real
+# A training process at rest, kernels loaded (`tests/warm_up.py`); a test compares it with a real
 # process.
 RUNTIME_BYTES = 354 * MB
 # What a forked worker writes to: its interpreter's pages, the sampling of a batch aside. 2 workers

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from .. import kernel_cache, marks
+from .. import kernel_cache
 from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, naming, no_exit
 from ..files import home
@@ -44,13 +44,11 @@ from ..runs.supervise import HUGE_PAGES
 from ..sampling.policies import Loaders
 from ..sources.catalog import open_for
 from ..windows.window import compile_kernels
-from .call import random_batch
 from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model
 from .distributed import Ranks, join
 from .fused_sage import compile_layer
 from .learner import Learner
-from .network import GNN
 from .trainer import Progress, Trainer
 
 
@@ -80,22 +78,6 @@ def compile_all(num_neighbors: list[int]) -> None:
     if marker is not None:
         with contextlib.suppress(OSError):  # then the next run looks again
             marker.touch()
-
-
-def warm_up() -> None:
-    """Import, compile and allocate the fixed part of any run, to measure its memory without data.
-
-    The source of `memory_parts.RUNTIME_BYTES`; tests alone call it. The sizes are small ones.
-    """
-    config = TrainConfig.create(dataset="none", num_neighbors=[3, 2], batch_size=128, device="cpu")
-    with marks.phase("compile kernels, once on this machine"):
-        compile_all(list(config.num_neighbors))
-    labels = torch.zeros(128, dtype=torch.int64)
-    batch = random_batch([128, 384, 768], [384, 768], 128).update(
-        {"y": labels, "input_id": torch.arange(128)}
-    )
-    learner = Learner(config, GNN(config, 128, 172), torch.device("cpu"), Ranks(), EventLog(None))
-    learner.step(iter([batch]), 0, 0, 128)
 
 
 @clear_errors()

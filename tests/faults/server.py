@@ -17,7 +17,10 @@ from ogbnlib.__main__ import main
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.signals import Stopped
-from ogbnlib.training.train import train, warm_up
+from ogbnlib.training.train import train
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from warm_up import warm_up
 
 
 def do(work: str, arguments: dict[str, Any]) -> int:
