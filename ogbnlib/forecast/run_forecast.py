@@ -46,7 +46,7 @@ class PhaseForecast:
         return sum(self.parts.values())
 
 
-class PropagationPlan(Protocol):
+class _PropagationPlan(Protocol):
     """The plan of a propagation that a run still has to make; `str` describes it."""
 
     @property
@@ -67,7 +67,9 @@ class Ledger:
         self.held = {"runtime": RUNTIME_BYTES}  # bytes of the parts in memory now
         self.phases: list[PhaseForecast] = []
         self.windows: WindowPlan | None = None  # under loading=store
-        self.propagation: PropagationPlan | None = None  # where features are still to be propagated
+        self.propagation: _PropagationPlan | None = (
+            None  # where features are still to be propagated
+        )
         self.least_bytes = 0  # the smallest limit under which the run works at all; 0 for its peak
         self.num_sorts = 0  # CSCs that stock loaders build in the whole run
 

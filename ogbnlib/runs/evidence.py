@@ -28,7 +28,7 @@ _SIZES = ("anon", "asked", "used")
 
 
 @dataclass(frozen=True)
-class Clue:
+class _Clue:
     """A pattern of a log's line, and the cause that it proves.
 
     Without a `meaning` the pattern's group `code` or `signal` is looked up, and `who` names the
@@ -47,46 +47,46 @@ _GROUP = ", for the limit of its cgroup: a job's --mem, or the limit of a contai
 _SHORT = "{killer} ended {name}, because the machine ran short of memory"
 _MACHINE = ", because the whole machine had no memory left"
 _KERNEL = [
-    Clue(
+    _Clue(
         rf"[Mm]emory cgroup out of memory: {_VICTIM}{_HELD}",
         Meaning(OUT_OF_MEMORY, _STRUCK + ", which held {anon} of anonymous memory" + _GROUP, _LESS),
     ),
-    Clue(
+    _Clue(
         rf"Out of memory[^\n]*: {_VICTIM}{_HELD}",
         Meaning(
             OUT_OF_MEMORY, _STRUCK + ", which held {anon} of anonymous memory" + _MACHINE, _LESS
         ),
     ),
-    Clue(
+    _Clue(
         _VICTIM + _HELD,
         Meaning(OUT_OF_MEMORY, _STRUCK + ", which held {anon} of anonymous memory", _LESS),
     ),
-    Clue(
+    _Clue(
         rf"[Mm]emory cgroup out of memory: {_VICTIM}",
         Meaning(OUT_OF_MEMORY, _STRUCK + _GROUP, _LESS),
     ),
-    Clue(rf"Out of memory[^\n]*: {_VICTIM}", Meaning(OUT_OF_MEMORY, _STRUCK + _MACHINE, _LESS)),
-    Clue(
+    _Clue(rf"Out of memory[^\n]*: {_VICTIM}", Meaning(OUT_OF_MEMORY, _STRUCK + _MACHINE, _LESS)),
+    _Clue(
         r"oom-kill:constraint=CONSTRAINT_MEMCG[^\n]*task=(?P<name>[^,\n]+),pid=(?P<pid>\d+)",
         Meaning(OUT_OF_MEMORY, _STRUCK + _GROUP, _LESS),
     ),
-    Clue(
+    _Clue(
         r"oom-kill:constraint=[^\n]*task=(?P<name>[^,\n]+),pid=(?P<pid>\d+)",
         Meaning(OUT_OF_MEMORY, _STRUCK + _MACHINE, _LESS),
     ),
-    Clue(
+    _Clue(
         r"oom_reaper: reaped process (?P<pid>\d+) \((?P<name>[^)\n]+)\)",
         Meaning(OUT_OF_MEMORY, _STRUCK, _LESS),
     ),
-    Clue(
+    _Clue(
         r"(?P<killer>systemd-oomd)[^\n]*: Killed (?P<name>\S+)[^\n]*(?:memory|swap)",
         Meaning(OUT_OF_MEMORY, _SHORT, _LESS),
     ),
-    Clue(
+    _Clue(
         r"(?P<killer>earlyoom|nohang)[^\n]*[Ss]ending SIG\w+ to (?P<name>process \d+)",
         Meaning(OUT_OF_MEMORY, _SHORT, _LESS),
     ),
-    Clue(
+    _Clue(
         r"killed by the OOM killer|crashed after using all available RAM|[Rr]esult:? '?oom-kill"
         r"|OOMKilled(?!\W+false)|OOM-killed|invoked oom-killer|systemd-oomd killed \d"
         r"|killed by systemd-oomd|[Kk]illed due to (?:memory (?:pressure|usage)|the node running low on memory)"
@@ -99,7 +99,7 @@ _KERNEL = [
             _LESS,
         ),
     ),
-    Clue(
+    _Clue(
         r"TERM_MEMLIMIT|job killed: p?v?mem\b[^\n]* exceeded limit|exceeded resource p?v?mem\b"
         r"|[Cc]group mem(?:ory)? limit exceeded|exceeds job (?:hard|soft) limit \"[hs]_(?:vmem|rss)"
         r"|over memory limit of \d|memory usage exceeded request_memory",
@@ -109,7 +109,7 @@ _KERNEL = [
             f"ask for more, or {_LESS}",
         ),
     ),
-    Clue(
+    _Clue(
         r"TERM_RUNLIMIT|job killed: walltime \d+ exceeded limit|exceeded (?:hard|soft) wallclock time",
         Meaning(
             "time limit",
@@ -117,11 +117,11 @@ _KERNEL = [
             "ask for more time, and resume",
         ),
     ),
-    Clue(
+    _Clue(
         r"TERM_(?:OWNER|ADMIN)\b",
         Meaning("cancelled", "the job's owner or an administrator ended it", "submit it again"),
     ),
-    Clue(
+    _Clue(
         r"^s(?:batch|run|alloc): error: [^\n]*(?:submission failed|allocate resources): (?P<name>[^\n]+)",
         Meaning(
             "never started",
@@ -167,19 +167,19 @@ _REFUSED = (
 _SHM = EXIT_CODES["135"]
 # Exceptions and last lines of programs, strongest evidence first.
 _PROGRAM = [
-    Clue(
+    _Clue(
         r"DefaultCPUAllocator: [^\n]*?tried to allocate (?P<asked>\d+ bytes)",
         Meaning(OUT_OF_MEMORY, _REFUSED + " (torch's allocator of the CPU, not of the GPU)", _LESS),
     ),
-    Clue(
+    _Clue(
         r"(?:(?<!OutOf)MemoryError: Unable to allocate|cannot allocate vector of size) (?P<asked>[\d.]+ \w+)",
         Meaning(OUT_OF_MEMORY, _REFUSED, _LESS),
     ),
-    Clue(
+    _Clue(
         r"\b(?:(?:m|re)alloc of size|memory allocation of) (?P<asked>\d+)(?: bytes)? failed",
         Meaning(OUT_OF_MEMORY, _REFUSED, _LESS),
     ),
-    Clue(
+    _Clue(
         r"java\.lang\.OutOfMemoryError|JavaScript heap out of memory",
         Meaning(
             OUT_OF_MEMORY,
@@ -189,7 +189,7 @@ _PROGRAM = [
         ),
     ),
     # its sizes are read by `_gpu`
-    Clue(
+    _Clue(
         r"(?:CUDA|HIP|MPS backend) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
         r"|(?<!you )\b[Tt]ried to allocate:? [\d.]+ (?:b|[KMG]iB)|(?:CUDA|HIP) error: out of memory"
         r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
@@ -201,19 +201,19 @@ _PROGRAM = [
             f"look with nvidia-smi for another process on the GPU; if there is none, {_GPU_LESS}",
         ),
     ),
-    Clue(
+    _Clue(
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) is killed by signal: (?P<signal>[A-Z][a-z ]+\w)",
         who="DataLoader worker {pid}",
     ),
-    Clue(
+    _Clue(
         r"process (?P<pid>\d+) terminated with signal (?P<code>SIG\w+)",
         who="process {pid} of torch.multiprocessing",
     ),
-    Clue(
+    _Clue(
         r"exit codes of the workers are \{[^}]*?(?P<code>SIG[A-Z]+)\(-\d+\)",
         who="a worker process of the pool",
     ),
-    Clue(
+    _Clue(
         r"received 0 items of ancdata|Too many open files",
         Meaning(
             "error",
@@ -222,7 +222,7 @@ _PROGRAM = [
             "torch.multiprocessing.set_sharing_strategy('file_system') at the beginning",
         ),
     ),
-    Clue(
+    _Clue(
         r"insufficient shared memory|unable to (?:open|allocate) shared memory"
         r"|bus error encountered in worker"
         r"|unable to (?:write to|mmap \d+ bytes from|resize) file </torch(?![^\n]*Cannot allocate)"
@@ -233,7 +233,7 @@ _PROGRAM = [
             _SHM.remedy,
         ),
     ),
-    Clue(
+    _Clue(
         r"can't start new thread|fork: (?:retry: )?Resource temporarily|hread creation failed"
         r"|pthread_create",
         Meaning(
@@ -242,7 +242,7 @@ _PROGRAM = [
             "set num_workers lower and OMP_NUM_THREADS=1, or ask for a higher limit",
         ),
     ),
-    Clue(
+    _Clue(
         r"Weights only load failed",
         Meaning(
             "error",
@@ -251,7 +251,7 @@ _PROGRAM = [
             "processed/ files of ogb and PyG: `python -m ogbnlib convert` reads raw/ instead",
         ),
     ),
-    Clue(
+    _Clue(
         r"No space left on device|Disk quota exceeded|low on resource: ephemeral-storage",
         Meaning(
             "disk full",
@@ -259,7 +259,7 @@ _PROGRAM = [
             "free some space, or set run_dir, data_dir or TMPDIR to another disk; then resume",
         ),
     ),
-    Clue(
+    _Clue(
         r"device-side assert triggered|Target -?\d+ is out of bounds",
         Meaning(
             "error",
@@ -267,7 +267,7 @@ _PROGRAM = [
             f"check the labels with `python -m ogbnlib verify`; {GUIDE} has the line for a script of your own",
         ),
     ),
-    Clue(
+    _Clue(
         r"(?<!OutOf)MemoryError\b|std::bad_alloc|an(?:'|no)t allocate memory|not enough memory: you tried"
         r"|runtime: out of memory|<jemalloc>: Error allocating|OOM when allocating[^\n]*CPU",
         Meaning(
@@ -276,7 +276,7 @@ _PROGRAM = [
             _LESS,
         ),
     ),
-    Clue(
+    _Clue(
         r"Xid [^\n]*: (?:48|63|64|74|79|94|95),|uncorrectable (?:ECC|NVLink) error|GPU has fallen off"
         r"|GPU is lost",
         Meaning(
@@ -285,7 +285,7 @@ _PROGRAM = [
             "take another GPU or node (Slurm: --exclude=NODE), and show the message to the cluster's support",
         ),
     ),
-    Clue(
+    _Clue(
         r"illegal memory access|unspecified launch failure",
         Meaning(
             "error",
@@ -293,33 +293,33 @@ _PROGRAM = [
             "set CUDA_LAUNCH_BLOCKING=1, which names the call; check the node ids with `python -m ogbnlib verify`",
         ),
     ),
-    Clue(
+    _Clue(
         r"^(?:\S+ ?: \w+ \d+[^\d\n]{1,6}\d+ +|Fatal Python error: |make\S*: \*\*\* \[[^\n\]]*\] )"
         rf"(?P<signal>{_WORDS})(?!\w)|^(?:zsh: |\[\d+\] *[+-] +(?:\d+ +)?)(?P<name>(?i:{_WORDS}))(?!\w)"
         rf"|^(?P<code>{_WORDS}) ?(?:\W[^\n]*(?:core|核心|Speicherabzug)[^\n]*\W)? *$",
         who="a process",
     ),
-    Clue(rf"^srun: error: \S+: tasks? [\d,-]+: (?P<signal>{_WORDS})", who="a task of srun"),
-    Clue(
+    _Clue(rf"^srun: error: \S+: tasks? [\d,-]+: (?P<signal>{_WORDS})", who="a task of srun"),
+    _Clue(
         r"died with <Signals\.(?P<code>SIG\w+)|interrupted by signal \d+: ?(?P<signal>SIG\w+)"
         r"|Signal \d+ \((?P<name>SIG\w+)\) received",
         who="a process",
     ),
     # mpirun, fish, time, gunicorn, LSF, torchrun; mpich; gunicorn, supervisor; systemd
-    Clue(
+    _Clue(
         r"(?i:(?:exited|terminated|killed|died)\s+(?:by|on|with|due to)|got|via)\s+(?i:signal):?\s+\[?"
         rf"(?:(?P<number>[1-6]?\d)\b|(?P<code>SIG[A-Z]+))|(?P<signal>{_WORDS}) \(signal \d"
         r"|(?:was sent|(?<!process is )\b(?:terminated|killed) by|status=\d+/)\W?(?P<name>(?:SIG|(?<=/))[A-Z]+\b)",
         who="a process",
     ),
-    Clue(
+    _Clue(
         r"(?i:(?:\bexit(?:s|ed)?|\breturn[ _-]?code|\bnon-?zero|\bterminated with code|\]:? error)"
         r"(?:[ _-]?(?:with|a|non-zero|exit|return|status|code|of)\b)*)[\"\s:=(]*"
         r"(?P<code>-\d{1,2}|1[2-5]\d|24\d|250)\b",
         who="a process",
     ),
-    Clue(r"^timeout: sending signal \w+ to command", EXIT_CODES["124"]),
-    Clue(
+    _Clue(r"^timeout: sending signal \w+ to command", EXIT_CODES["124"]),
+    _Clue(
         r"DeadKernelError|Kernel died|Kernel crashed|kernel[^\n]* appears to have died|Kernel Restarting"
         r"|KernelRestarter: restarting kernel|session crashed for an unknown reason"
         r"|Canceled future for execute_request",
@@ -330,7 +330,7 @@ _PROGRAM = [
             "run(config, memory_limit=...), whose kill a notebook survives",
         ),
     ),
-    Clue(
+    _Clue(
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) exited unexpectedly",
         Meaning(
             "worker died, cause unknown",
@@ -339,7 +339,7 @@ _PROGRAM = [
         ),
     ),
     # A killed worker's connection may be reset before torch looks after the worker.
-    Clue(
+    _Clue(
         r"utils/data/dataloader\.py[\s\S]{0,4000}ConnectionResetError",
         Meaning(
             "worker died, cause unknown",
@@ -347,7 +347,7 @@ _PROGRAM = [
             "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
         ),
     ),
-    Clue(
+    _Clue(
         r"process (?:managed by the executor|in the process pool) was (?:unexpectedly )?terminated"
         r"|\bKilledWorker\b|The (?:worker|actor) died unexpectedly",
         Meaning(
@@ -356,7 +356,7 @@ _PROGRAM = [
             "run with one process, which shows its error; run under a memory_limit to see a kill",
         ),
     ),
-    Clue(
+    _Clue(
         r"Watchdog caught collective operation timeout|ncclRemoteError|gloo[^\n]*(?:Connection closed|Timed out)",
         Meaning(
             "lost another rank, cause unknown",
@@ -364,7 +364,7 @@ _PROGRAM = [
             "read the logs of all ranks for the first that failed; dmesg and sacct show a kill",
         ),
     ),
-    Clue(
+    _Clue(
         r"[Ee]xceeded (?:job|step) memory limit at some point|hit memory limit at least once",
         Meaning(
             "memory limit met, cause unknown",
@@ -418,7 +418,7 @@ def find(text: str, *, foreign: bool = True) -> Meaning | None:
     return finding or _by_rank(text, foreign=foreign) or _by_exception(text)
 
 
-def _first(clues: Iterable[Clue], text: str) -> Meaning | None:
+def _first(clues: Iterable[_Clue], text: str) -> Meaning | None:
     for clue in clues:
         matches = list(re.finditer(clue.pattern, text, re.MULTILINE))
         if matches:
@@ -426,7 +426,7 @@ def _first(clues: Iterable[Clue], text: str) -> Meaning | None:
     return None
 
 
-def _finding(clue: Clue, match: re.Match[str]) -> Meaning:
+def _finding(clue: _Clue, match: re.Match[str]) -> Meaning:
     groups = {name: value for name, value in match.groupdict().items() if value is not None}
     sizes = {name: _size_of(groups[name]) for name in _SIZES if name in groups}
     words = groups | {name: format_bytes(size) for name, size in sizes.items()}

@@ -29,10 +29,10 @@ def refuse_leaks(source: Source) -> None:
     sizes = np.zeros(source.num_classes, np.int64)
     for chunk in source.label_chunks():
         np.add.at(sizes, chunk[chunk >= 0], 1)
-    labels = find_labels(source, sizes)
+    labels = _find_labels(source, sizes)
     if labels is not None:
         _tell_labels(source, labels)
-    columns = find_splits(source)
+    columns = _find_splits(source)
     if columns:
         raise InputError(
             f"{_place(source, columns)}: one value for all nodes of a split and another one in "
@@ -41,7 +41,7 @@ def refuse_leaks(source: Source) -> None:
         )
 
 
-class LabelColumns(NamedTuple):
+class _LabelColumns(NamedTuple):
     """Columns of features [N, F] that hold nothing but the labels."""
 
     columns: list[int]
@@ -65,7 +65,7 @@ def _remedy(source: Source, columns: Sequence[int]) -> str:
     return f"leave it out: {option('--leave-out', *names)}"
 
 
-def _tell_labels(source: Source, found: LabelColumns) -> None:
+def _tell_labels(source: Source, found: _LabelColumns) -> None:
     """Refuse the columns; if they may be the labels by chance, only warn."""
     text = "the labels in other numbers"
     if found.equal:
@@ -79,7 +79,7 @@ def _tell_labels(source: Source, found: LabelColumns) -> None:
     print(f"{text}; so few that it may be chance; else {remedy}", file=sys.stderr)
 
 
-def find_labels(source: Source, sizes: Array) -> LabelColumns | None:
+def _find_labels(source: Source, sizes: Array) -> _LabelColumns | None:
     """Return the columns of features that are the labels of all labelled nodes in the same or in
     other numbers; `sizes` [C] counts the nodes of each class.
 
@@ -97,10 +97,10 @@ def find_labels(source: Source, sizes: Array) -> LabelColumns | None:
     chance = len(chosen) * math.log(source.num_features) - _log_arrangements(sizes[classes])
     if not equal:
         chance += math.lgamma(len(classes) + 1)  # any naming of the classes
-    return LabelColumns([candidates[i] for i in chosen], bool(equal), chance > _CHANCE)
+    return _LabelColumns([candidates[i] for i in chosen], bool(equal), chance > _CHANCE)
 
 
-def find_splits(source: Source) -> list[int]:
+def _find_splits(source: Source) -> list[int]:
     """Return the columns of features with one value in each split, and not the same in all.
 
     They are masks of a split, numbers of splits or of folds. Columns that may be so by chance, where

@@ -12,7 +12,7 @@ import pytest
 from ogbnlib import convert
 from ogbnlib.errors import InputError
 from ogbnlib.sources.arrays import from_arrays
-from ogbnlib.sources.leaks import LabelColumns, find_labels, find_splits, refuse_leaks
+from ogbnlib.sources.leaks import refuse_leaks
 from ogbnlib.sources.ogb import open_raw, write_layout
 from ogbnlib.sources.source import Source
 
@@ -42,47 +42,55 @@ def with_column(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.insert(np.random.default_rng(1).normal(size=(NODES, 3)), 1, column, axis=1)
 
 
+def found(own: Source) -> str:
+    """The refusal of a source, "" for none."""
+    try:
+        refuse_leaks(own)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
 def test_the_comparison_with_the_labels_reads_no_more_than_it_needs() -> None:
     y = np.random.default_rng(0).integers(0, 5, NODES)
     read = []
 
-    def found(x: np.ndarray[Any, Any]) -> LabelColumns | None:
+    def of(x: np.ndarray[Any, Any]) -> str:
         def chunks() -> Iterator[np.ndarray[Any, Any]]:
             for begin in range(0, NODES, 70):  # labels come in other pieces
                 read.append(begin)
                 yield x[begin : begin + 70]
 
         labels = [y[:100], y[100:110], y[110:]]
-        own = replace(source(x, y=y), x_chunks=chunks, label_chunks=lambda: iter(labels))
-        return find_labels(own, np.bincount(y))
+        return found(replace(source(x, y=y), x_chunks=chunks, label_chunks=lambda: iter(labels)))
 
     x = np.random.default_rng(1).normal(size=(NODES, 3))
-    assert found(x) is None
-    assert read == [0]
+    assert of(x) == ""
+    assert read == [0, 0]  # labels, then splits
     x[:, 1] = 7 - y
-    assert found(x) == LabelColumns([1], equal=False, by_chance=False)
+    assert "column 1 (from 0): the labels in other numbers" in of(x)
     x[NODES - 1, 1] = 0.5  # the last node differs
-    assert found(x) is None
+    assert of(x) == ""
 
 
 def test_masks_folds_and_numbers_of_splits_are_no_features() -> None:
     fold = 3 * member("valid") + 7 * member("test")
     for column in (member("train"), 1 - member("valid"), member("test"), fold):
-        assert find_splits(source(with_column(column))) == [1]
+        assert "x, column 1 (from 0): one value" in found(source(with_column(column)))
     several = np.stack([member(split) for split in SPLITS], axis=1)
-    assert find_splits(source(several)) == [0, 1, 2]
+    assert "x, column 0, 1, 2 (from 0): one value" in found(source(several))
     year = np.where(member("train") > 0, np.arange(NODES) % 7, 9)  # 7 years are trained on
     changed = member("train")
     changed[0] = 0  # one node differs
     for column in (year, changed, np.ones(NODES)):
-        assert find_splits(source(with_column(column))) == []
+        assert found(source(with_column(column))) == ""
 
 
 def test_a_word_of_the_only_node_of_a_small_split_may_be_chance() -> None:
     x = np.zeros((NODES, 200))
     x[5, 17] = 1
     splits = {"train": np.arange(5), "valid": [7], "test": [5]}
-    assert find_splits(source(x, splits=splits)) == []
+    assert found(source(x, splits=splits)) == ""
 
 
 @pytest.mark.parametrize("name", ["train", "Train", "val", "in_train", "partition", "subset"])
