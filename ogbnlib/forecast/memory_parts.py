@@ -28,8 +28,16 @@ WORKER_BYTES = 12 * MB
 # DataLoader's own default: batches that each worker has ready or under way (torch.utils.data,
 # prefetch_factor).
 PREFETCH_FACTOR = 2
-# Of the log-normal number of references a paper, fitted to batches of the generated graphs.
-_REFERENCES_SIGMA = 0.92
+# Spreads of log-normal degrees. Fitted to the batches of generated graphs of scale 0.05 and of real
+# ones, with the nodes and edges of [15, 10, 5] x 1024 and [10, 10, 10] x 1024 within 13 %:
+# in-neighbors of a directed graph, and degrees with reverse edges. The spread of the real
+# papers100M with reverse edges gives [10, 10, 10] x 1024 the 670,000 nodes that the example of
+# DGL's GraphBolt reports.
+_DIRECTED_SIGMA = 1.3
+_BOTH_SIGMA = 1.1
+_OFFICIAL_SIGMA = 1.7
+# Degrees of more even graphs, for the memory of a batch: those above would make it too small.
+_EVEN_SIGMAS = (0.92, 0.8)
 
 
 def _mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
@@ -56,13 +64,19 @@ def _degree_quantiles(sigma: float) -> tuple[float, ...]:
     return tuple(64 * value / total for value in values)
 
 
-def _hit_weights(size: GraphSize, undirected: bool | None) -> tuple[float, ...]:
+def _spread(size: GraphSize, undirected: bool | None, even: bool) -> float:
+    """The sigma of the log-normal degrees."""
+    if even:
+        return _EVEN_SIGMAS[bool(undirected or size.undirected)]
+    if not (undirected or size.undirected):
+        return _DIRECTED_SIGMA
+    return _OFFICIAL_SIGMA if size.name.startswith("ogbn-") else _BOTH_SIGMA
+
+
+def _hit_weights(size: GraphSize, undirected: bool | None, even: bool = True) -> tuple[float, ...]:
     """Frequency at which an edge leads to a node of each 64th of the nodes; the mean is 1."""
-    # With reverse edges in proportion to degrees, log-normal with sigma 0.8 in the generated
-    # graphs; with 1.7 the batch of [10, 10, 10] x 1024 has the 670,000 nodes that DGL's GraphBolt
-    # example reports for papers100M.
-    if undirected or size.undirected:
-        return _degree_quantiles(1.7 if size.name.startswith("ogbn-") else 0.8)
+    if undirected or size.undirected:  # in proportion to degrees
+        return _degree_quantiles(_spread(size, undirected, even))
     # In a citation graph 0.4 of the nodes, as few papers cite back into the recent ones that many
     # seeds share.
     return (64 / 26,) * 26 + (0.0,) * 38
@@ -76,13 +90,25 @@ def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> fl
 
 
 def expected_batch(
-    size: GraphSize, undirected: bool | None, num_seeds: int, num_neighbors: Sequence[int]
+    size: GraphSize,
+    undirected: bool | None,
+    num_seeds: int,
+    num_neighbors: Sequence[int],
+    *,
+    even: bool = False,
 ) -> BatchShape:
-    """The batch that `num_seeds` seeds grow into, from the mean degree and an assumed spread of
-    degrees."""
+    """The batch that `num_seeds` seeds grow into, from the mean degree and the spread of degrees in
+    citation graphs.
+
+    With `even` that of a graph whose degrees differ less: a larger batch, for bounds of memory.
+    """
+    # Where all neighbors are taken, degrees alone decide, and these are even in generated graphs;
+    # seeds that have neighbors in common make batches of some neighbors smaller.
+    even = even or -1 in num_neighbors
     # Each of 64 parts of the nodes is counted by itself: arrays [64].
     # With reverse edges a node is hit in proportion to its degree: relative degrees, too.
-    weights = np.array(_hit_weights(size, undirected))
+    weights = np.array(_hit_weights(size, undirected, even))
+    spread = _spread(size, undirected, even)
     mean_degree = trained_edges(size, undirected) / size.num_nodes
     seeds = min(num_seeds, size.num_nodes)
     frontier = np.full(64, seeds / 64)
@@ -96,7 +122,7 @@ def expected_batch(
             degrees = np.minimum(mean_degree * weights, math.inf if k < 0 else k)
             edges.append(float(frontier @ degrees))
         else:
-            edges.append(nodes[-1] * _mean_sampled(mean_degree, k, _REFERENCES_SIGMA))
+            edges.append(nodes[-1] * _mean_sampled(mean_degree, k, spread))
         # a node is hit at least once with probability 1 - exp(-hits expected)
         frontier = unseen * -np.expm1(-edges[-1] / size.num_nodes * weights)
         unseen = unseen - frontier

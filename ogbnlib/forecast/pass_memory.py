@@ -68,10 +68,12 @@ class Pass:
                 size, split, seeds, fan_out, training=training, num_batches=count
             )
         else:
-            expected = sizes.expected_batch(size, config.undirected, seeds, fan_out)
-            batches = Batches.of(expected, "degrees")
+            shape = size, config.undirected, seeds, fan_out
+            mean = sizes.expected_batch(*shape)
+            largest = bound = sizes.expected_batch(*shape, even=True)
             if -1 in fan_out:
-                batches = replace(batches, bound=with_hub(expected, fan_out, size, size.num_edges))
+                bound = with_hub(largest, fan_out, size, size.num_edges)
+            batches = Batches(mean, largest, "degrees", bound)
         return cls(config, size, split, batches, training)
 
     @property

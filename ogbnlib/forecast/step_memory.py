@@ -276,7 +276,8 @@ def _small_batch(config: TrainConfig, size: GraphSize) -> BatchShape:
     """A batch in the proportions of the run's, of at most `_TRIAL_EDGES` nodes and edges."""
     if config.policy.uses_hops:
         return BatchShape((_TRIAL_EDGES,), ())
-    batch = expected_batch(size, config.undirected, config.batch_size, config.num_neighbors)
+    shape = size, config.undirected, config.batch_size, config.num_neighbors
+    batch = expected_batch(*shape, even=True)
     scale = min(1.0, _TRIAL_EDGES / max(1, batch.num_nodes, batch.num_edges))
     return BatchShape(_scaled(batch.hop_nodes, scale), _scaled(batch.hop_edges, scale))
 
