@@ -164,9 +164,9 @@ class Forecast(Ledger):
         step = self.batch, self.size.num_features, self.size.num_classes
         threads = choose_threads(config, *step, machine.cores)
         rate = machine.products_per_s(config.precision, threads)
-        # 0.7 ms a batch, 0.4 us a node for sampling and gathering: 1.1 ms of [3, 2] x 128 x 16, and
-        # 3.70 and 5.93 batches/s of [15, 10, 5] x 1024 x 256 in fp32 and bfloat16.
-        batch_s = 0.7e-3 + 0.4e-6 * self.batch.num_nodes + step_flops(config, *step) / rate
+        # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16
+        # and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
+        batch_s = 0.7e-3 + 0.3e-6 * self.batch.num_nodes + step_flops(config, *step) / rate
         train_s = self.train.num_batches * batch_s
         if self.reading is None:
             return train_s

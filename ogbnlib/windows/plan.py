@@ -4,6 +4,7 @@ A window is a run of batches that are sampled ahead in one pass over the store; 
 windows on disk.
 """
 
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,12 @@ import numpy as np
 from ..errors import format_bytes
 from ..files import file_system
 from ..forecast.batches import Batches, BatchShape
-from ..forecast.memory_parts import distinct_nodes, store_bytes, trained_edges
+from ..forecast.memory_parts import (
+    distinct_nodes,
+    shared_nodes,
+    store_bytes,
+    trained_edges,
+)
 from ..forecast.pass_memory import Pass, sweep_s
 from ..forecast.step_memory import model_state_bytes
 from ..graph.npz import CHUNK_BYTES
@@ -266,6 +272,10 @@ class _Spool:
         small = min(memory // 24, WINDOW_BYTES) // self.each
         large = min(8, memory // 12 // self.each)
         self.size = min(self.num_batches, max(1, small, large))
+        # the share of a window's rows that is left when each node is counted once
+        visits = max(1, self.size * batch.num_nodes)
+        distinct = shared_nodes(one.size, config.undirected, visits)
+        self.left = max(1 / max(1, self.size), min(1.0, distinct / visits))
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
         self.working = memory - memory // 8 - 4 * self.size * self.each
         # four threads, with a batch each
@@ -328,7 +338,10 @@ class _Spool:
             structures + min(2, num_shards) * picked * self.rows_bytes,
         )
         graph = num_files * -(-file_batches // sampled) * self.graph_bytes
-        moved = num_shards * self.x_bytes + graph
+        # Room was planned for batches without a node in common; fewer shards are filled.
+        filled = num_files * math.ceil(parts * self.left)
+        batch_bytes = self.structure_bytes + int(self.left * self.rows_bytes)
+        moved = filled * self.x_bytes + graph
         again = 1 if self.training or num_shards == 1 else self.passes
         prepared = again * (moved + total * batch_bytes) // self.passes
         windows = Windows(

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.errors import InputError
+from ogbnlib.errors import InputError, parse_bytes
 from ogbnlib.forecast import planner
 from ogbnlib.forecast.fitting import FITS, TIGHT, WILL_NOT_FIT, verdict
 from ogbnlib.forecast.machine import Machine, probe
@@ -67,12 +67,10 @@ def test_a_plan_says_that_a_custom_model_is_taken_for_a_graphsage(
     assert "planned as those of model=sage" in str(plan(config(model="my_model.py:Net")))
 
 
-def test_an_epoch_takes_what_was_measured_at_full_size() -> None:
+def test_an_epoch_from_ram_takes_what_was_measured_at_full_size() -> None:
     large = config(**LARGE, num_threads=2, feature_dtype="float16")
     in_ram = predict(large).epoch_s
     assert in_ram == pytest.approx(408, rel=0.2)  # 2.89 batches/s with huge pages
-    on_disk = large.replace(loading="store", precision="bf16", spool="24 GB", epochs=20)
-    assert predict(on_disk, memory_limit_bytes=8 * GB).epoch_s == pytest.approx(848, rel=0.25)
     bf16, one_thread = (
         predict(large.replace(**one)).epoch_s for one in ({"precision": "bf16"}, {"num_threads": 1})
     )
@@ -127,6 +125,7 @@ def test_times_follow_the_machine_and_bf16_is_recommended_only_where_the_process
     assert 1e9 < here.flops_per_s < 1e12
 
 
+SMALL = {"num_neighbors": [3, 2], "batch_size": 128, "hidden_channels": 16}
 KNOBS = ("loading", "feature_dtype", "num_workers", "batch_size", "num_neighbors")
 LARGE = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256}
 MANY = {"num_workers": 4, "persistent_workers": True}
@@ -135,10 +134,35 @@ CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
     ("48 GB", {"loading": "lazy"}, [{"loading": "store"}]),
     ("62 GB", {"loading": "shared", **MANY, "num_workers": 8, **LARGE},
      [{"loading": "store"}, {"feature_dtype": "float16"}]),
-    ("1400 MB", {"loading": "store", **MANY, **LARGE}, [{"batch_size": 512}, {"num_neighbors": (8, 5, 3)}]),
+    ("1400 MB", {"loading": "store", **MANY, **LARGE}, [{"feature_dtype": "float16"}, {"batch_size": 512}, {"num_neighbors": (8, 5, 3)}]),
     ("600 MB", {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000},
-     [{"loading": "store", "num_neighbors": (4, 4)}]),  # with all neighbors a hub may come
+     [{"loading": "store", "num_neighbors": (8, 8)}]),  # with all neighbors a hub may come
 ]  # fmt: skip
+
+
+# Measured on the generated graph of papers100M's size, directed, under hard limits; without a store
+# the forecast has its sizes alone. GB of an epoch, and seconds on two Zen 4 cores where no other
+# work ran.
+MEASURED: list[tuple[dict[str, Any], str, float, float | None]] = [
+    ({**LARGE, "feature_dtype": "int8", "spool": "22 GB", "epochs": 1}, "8 GB", 106, 197),
+    ({**LARGE, "feature_dtype": "float16", "spool": "22 GB", "epochs": 1}, "8 GB", 240, None),
+    ({**LARGE, "feature_dtype": "float16", "spool": "24 GB", "epochs": 1}, "8 GB", 213, None),
+    ({**LARGE, "feature_dtype": "float16", "spool": "24 GB", "epochs": 3}, "8 GB", 234, None),
+    ({**SMALL, "feature_dtype": "float16", "spool": "31 GB", "epochs": 20}, "4 GB", 12.5, None),
+]
+
+
+@pytest.mark.parametrize(("values", "limit", "moved_gb", "epoch_s"), MEASURED)
+def test_an_epoch_from_disk_moves_and_takes_what_was_measured_at_full_size(
+    values: dict[str, Any], limit: str, moved_gb: float, epoch_s: float | None
+) -> None:
+    zen4 = Machine(2, 98e9, 1.2e9, True)
+    planned = config(loading="store", precision="bf16", num_threads=2, **values)
+    forecast = predict(planned, memory_limit_bytes=parse_bytes(limit), machine=zen4)
+    assert forecast.reading is not None
+    assert 1 / 1.3 < forecast.reading.moved_bytes / GB / moved_gb < 1.3
+    if epoch_s is not None:
+        assert 1 / 1.5 < forecast.epoch_s / epoch_s < 1.5
 
 
 @pytest.mark.parametrize(("limit", "values", "expected"), CASES, ids=str)
@@ -217,9 +241,9 @@ def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs(
 ) -> None:
     # whatever disk is free here
     monkeypatch.setattr("ogbnlib.windows.policy.spool_bytes", lambda *_: 0)
-    best, hurried = ladder(), ladder(max_epoch_s=1800)
+    best, hurried = ladder(), ladder(max_epoch_s=900)
     assert set(best["num_neighbors"]) == {"15 10 5"}
-    assert best["epoch min"].max() > 30 >= hurried["epoch min"].max()
+    assert best["epoch min"].max() > 15 >= hurried["epoch min"].max()
     assert len(set(hurried["num_neighbors"])) > 1
 
 
