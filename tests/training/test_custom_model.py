@@ -99,7 +99,9 @@ def test_a_wrapper_that_hides_the_names_of_forwards_parameters_is_refused(
         train(tiny_config(), model=wrap(SAGEConv(8, 5)))
 
 
-@pytest.mark.parametrize("model", [SAGEConv, "sage", lambda x, edge_index: x], ids=["class", "name", "function"])
+@pytest.mark.parametrize(
+    "model", [SAGEConv, "sage", lambda x, edge_index: x], ids=["class", "name", "function"]
+)
 def test_a_class_a_name_and_a_function_are_no_model_object(tiny_config: Config, model: Any) -> None:
     with pytest.raises(InputError, match=r"^model: expected an object of a class derived from"):
         train(tiny_config(), model=model)
