@@ -4,6 +4,7 @@ A window is a run of batches that are sampled ahead in one pass over the store; 
 windows on disk.
 """
 
+import itertools
 import math
 import os
 import shutil
@@ -33,6 +34,15 @@ _TRAIN_S_PER_NODE = 2.5e-6
 # largest window in a spool, read in one piece; a larger one gains only with large batches
 WINDOW_BYTES = 2**28
 _SEEDS_BYTES = 2500  # seeds and sizes of a batch in a spool
+ID_BYTES = 12  # of a row that stays in memory: its id, and again where rows are read
+# Shares of the memory of a pass that are tried for rows that stay in it.
+_HOT_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+# Of the rows of a window of 8 batches of [15, 10, 5] x 1024, those that are not among the rows of
+# this share of all nodes, the most visited of an epoch before; directed and with reverse edges, in
+# generated graphs of scale 0.05.
+_HOT_NODES = (0.0, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 1.0)
+_COLD_ROWS = (1.0, 0.87, 0.76, 0.57, 0.31, 0.16, 0.08, 0.0)
+_COLD_ROWS_BOTH = (1.0, 0.94, 0.88, 0.76, 0.55, 0.39, 0.26, 0.0)
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,7 @@ class Spooling:
     picked_batches: int  # of one feature shard, filled by one pass over the features
     working_bytes: int  # memory of either pass
     disk_bytes: int  # the most on disk, while one shard is used and the next is prepared
+    hot_bytes: int = 0  # for rows that stay in memory, among `working_bytes`
 
 
 @dataclass
@@ -85,6 +96,8 @@ class Windows:
         if self.spooling:
             disk = format_bytes(self.spooling.disk_bytes)
             where = f"from a spool of {disk} on disk at most, two held"
+            if self.spooling.hot_bytes:
+                where += f", the rows visited most in {format_bytes(self.spooling.hot_bytes)}"
         size = f"about {format_bytes(self.window_bytes)} each"
         return f"windows of {self.window_batches} batches, {size}, {where} ({free} available)"
 
@@ -276,6 +289,11 @@ class _Spool:
         visits = max(1, self.size * batch.num_nodes)
         distinct = shared_nodes(one.size, config.undirected, visits)
         self.left = max(1 / max(1, self.size), min(1.0, distinct / visits))
+        self.num_nodes = one.size.num_nodes
+        self.hot_row_bytes = row_bytes + ID_BYTES
+        self.cold_rows = _COLD_ROWS
+        if config.undirected or one.size.undirected:
+            self.cold_rows = _COLD_ROWS_BOTH
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
         self.working = memory - memory // 8 - 4 * self.size * self.each
         # four threads, with a batch each
@@ -287,7 +305,9 @@ class _Spool:
 
     def best(self) -> Windows | None:
         """The windows of the best division, None where memory or disk are too small for any."""
-        divisions = filter(None, map(self._divide, self._file_counts()))
+        shares = _HOT_SHARES if self.training else _HOT_SHARES[:1]
+        tried = itertools.product(self._file_counts(), [int(s * self.working) for s in shares])
+        divisions = filter(None, itertools.starmap(self._divide, tried))
         # of two equal ones the one with more files, as training begins sooner
         best = min(divisions, key=lambda division: division[:2], default=None)
         return None if best is None else best[2]
@@ -303,9 +323,18 @@ class _Spool:
             number += 1 + number // 64
         yield most
 
-    def _divide(self, num_files: int) -> tuple[int, int, Windows] | None:
-        """The bytes moved by a division into `num_files` structure files, -num_files, and its
-        windows; None where it has no room."""
+    def _cold(self, hot_bytes: int) -> float:
+        """The share of the nodes of batches whose rows are in a window and not in memory."""
+        spare = max(0, hot_bytes - self.num_nodes * 3 // 16)
+        nodes = spare / self.hot_row_bytes / self.num_nodes
+        return self.left * float(np.interp(nodes, _HOT_NODES, self.cold_rows))
+
+    def _divide(self, num_files: int, hot_bytes: int) -> tuple[int, int, Windows] | None:
+        """The bytes moved by a division into `num_files` structure files, with `hot_bytes` for rows
+        in memory; -num_files, and its windows. None where it has no room.
+
+        Rows in memory are chosen when the first file is sampled; a single one gives its memory back.
+        """
         size = self.size
         total = self.total
         batch_bytes = self.structure_bytes + self.rows_bytes
@@ -321,13 +350,19 @@ class _Spool:
         # One pass over the features is made while the last windows are packed.
         features = min(self.working // 4, 2 * WINDOW_BYTES, picked * self.rows_bytes)
         picking = self.packing + picked * self.ids_bytes + features
-        sampled = min(self.most_sampled, (self.working - picking) // self.result_bytes)
-        if min(sampled, picked) < size:
+        beside = 0 if num_files == 1 else hot_bytes
+        room = self.working - beside
+        sampled = min(
+            self.most_sampled - -(-beside // self.sampled_bytes),
+            (room - picking) // self.result_bytes,
+        )
+        if min(sampled, picked) < size or hot_bytes + picking > self.working:
             return None
         parts = -(-file_batches // picked)
         picked = min(picked // size, -(-file_batches // parts // size)) * size
         once = min(file_batches, sampled)
         sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + picking)
+        sampling = max(sampling + beside, picking + hot_bytes)
         buffers = 4 * min(CHUNK_BYTES, self.memory // 64)  # of a pass's threads
         num_shards = num_files * parts
         spooling = Spooling(
@@ -336,11 +371,13 @@ class _Spool:
             picked,
             min(self.working, sampling + seeds_bytes + buffers),
             structures + min(2, num_shards) * picked * self.rows_bytes,
+            hot_bytes,
         )
         graph = num_files * -(-file_batches // sampled) * self.graph_bytes
         # Room was planned for batches without a node in common; fewer shards are filled.
-        filled = num_files * math.ceil(parts * self.left)
-        batch_bytes = self.structure_bytes + int(self.left * self.rows_bytes)
+        cold = self._cold(hot_bytes)
+        filled = num_files * math.ceil(parts * cold)
+        batch_bytes = self.structure_bytes + int(cold * self.rows_bytes)
         moved = filled * self.x_bytes + graph
         again = 1 if self.training or num_shards == 1 else self.passes
         prepared = again * (moved + total * batch_bytes) // self.passes
@@ -353,7 +390,7 @@ class _Spool:
             prepared + self.num_batches * batch_bytes,
             spooling,
         )
-        return moved, -num_files, windows
+        return moved + 2 * total * batch_bytes, -num_files, windows
 
 
 def choose_loaders(

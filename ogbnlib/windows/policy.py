@@ -263,4 +263,6 @@ def _prepared_ahead(train: Pass, windows: Windows) -> dict[str, int]:
     spooling = windows.spooling
     if spooling and spooling.picked_batches < train.num_batches * train.config.epochs:
         parts["next pass for the spool"] = spooling.working_bytes
+    elif spooling and spooling.hot_bytes:
+        parts["rows visited most"] = spooling.hot_bytes
     return parts

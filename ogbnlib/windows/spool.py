@@ -33,6 +33,7 @@ from ..io.spool_file import SpoolFile
 from ..kernels import Array
 from ..sampling.policies import Waiting
 from ..sampling.sampler import Hops
+from .hot_rows import HotRows
 from .plan import WINDOW_BYTES, Windows
 from .window import Sampled, Seeds, Window, sample_windows
 
@@ -48,6 +49,7 @@ class _StoredWindow(NamedTuple):
     positions: Sequence[Tensor | Array]
     hops: Hops
     num_ids: int
+    num_rows: int  # in a shard: those of its ids whose rows are not in memory
     arrays: tuple[Callable[[], Array], ...]  # they read ids, slots, edges and, in a shard, features
 
 
@@ -122,6 +124,7 @@ class Spool:
         self._evaluations = preparation.evaluations
         self._structure: Structure = {}
         self._shard: Shard = {}
+        self._hot: HotRows | None = None
         self._next: Future[Shard] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
         # Two threads, as packing takes a set of all nodes, 21 MB for papers100M; the one with the
@@ -147,7 +150,10 @@ class Spool:
             self._next = submit(self._thread, self._record, following)
             submit(self._thread, self._sample_ahead, self._next, next(iter(self._shard)))
         stored = self._shard[place]
-        return Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
+        window = Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
+        if self._hot is not None and stored.num_rows < stored.num_ids:
+            window.features = self._hot.merged(window.ids, window.features)
+        return window
 
     def close(self) -> None:
         """End the threads and delete the files."""
@@ -157,6 +163,7 @@ class Spool:
         self._packing = []
         self._shard = {}
         self._next = None
+        self._hot = None
 
     def _following(self, shard: Shard) -> Place | None:
         last = next(reversed(shard))
@@ -182,17 +189,32 @@ class Spool:
             evaluations = self._evaluations
             self._evaluations = ()
             self._sample([self, *evaluations], place)
-        shards = [self._picked(place)]
+        fresh = None
+        if self._hot is None and self._spooling.hot_bytes:
+            fresh = self._choose_hot()
+        shards = [self._picked(place, fresh or self._hot)]
         for spool in evaluations:  # all windows of their structure files
             shards.append({key: one.result() for key, (_, one) in spool._structure.items()})
         # for features between the two files
         buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
-        mine, *others = self._add_features(shards, buffer_bytes)
+        mine, *others = self._add_features(shards, buffer_bytes, fresh)
+        # only now, as an abandoned pass leaves rows out
+        self._hot = fresh or self._hot
         for spool, shard in zip(evaluations, others, strict=True):
             spool._shard = shard
         return mine
 
-    def _picked(self, place: Place) -> Shard:
+    def _choose_hot(self) -> HotRows:
+        """Choose the rows to keep in memory, by the windows of the structure file."""
+        return HotRows.chosen(
+            (packing.result().arrays[0]() for _, packing in self._structure.values()),
+            self._store.num_nodes,
+            self._store.num_features,
+            self._store.feature_dtype,
+            self._spooling.hot_bytes,
+        )
+
+    def _picked(self, place: Place, hot: HotRows | None) -> Shard:
         """The windows of the shard from `place` on, which is in the structure file.
 
         Room was planned for batches without a node in common; a window has each of its nodes once,
@@ -203,16 +225,18 @@ class Spool:
         total = sum(number for _, (number, _) in windows)
         room = self._spooling.picked_batches
         shard = Shard()
-        batches = ids = nodes = 0
+        batches = rows = nodes = 0
         for each, (number, packing) in windows:
             stored = packing.result()
-            before = ids
+            if hot is not None:
+                stored = stored._replace(num_rows=len(hot.others(stored.arrays[0]())))
+            before = rows
             batches += number
-            ids += stored.num_ids
+            rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
-            parts = -(-ids * total // (room * nodes))  # rounded up, in whole numbers
-            full = batches > room and ids * batches > room * nodes
-            if shard and (full or before * batches * parts >= ids * total):
+            parts = -(-rows * total // (room * nodes))  # rounded up, in whole numbers
+            full = batches > room and rows * batches > room * nodes
+            if shard and (full or before * batches * parts >= rows * total):
                 break
             shard[each] = stored
         return shard
@@ -279,33 +303,46 @@ class Spool:
         window = Window.pack(seeds, sampled)
         with self._writing:
             arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
-        return _StoredWindow(window.positions, window.hops, len(window.ids), tuple(arrays))
+        num_ids = len(window.ids)
+        return _StoredWindow(window.positions, window.hops, num_ids, num_ids, tuple(arrays))
 
-    def _add_features(self, shards: Sequence[Shard], buffer_bytes: int) -> list[Shard]:
-        """Write the features of some windows to a file for each shard, in one pass over the store's
-        features."""
+    def _add_features(
+        self, shards: Sequence[Shard], buffer_bytes: int, fresh: HotRows | None
+    ) -> list[Shard]:
+        """Write the features of some windows to a file for each shard, and those of `fresh` to
+        memory, in one pass over the store's features."""
         x = self._arrays["x"]
         begun = time.monotonic()
         before = x.bytes_read
         filled = list[Shard]()
         targets = list[tuple[SpoolFile, int]]()
         for shard in shards:
-            sizes = [stored.num_ids * x.row_bytes for stored in shard.values()]
+            sizes = [stored.num_rows * x.row_bytes for stored in shard.values()]
             offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
             file = SpoolFile(self._preparation.spool_dir, offsets[-1])
             filled.append({})
             for (place, stored), offset in zip(shard.items(), offsets, strict=False):
-                shape = (stored.num_ids, self._store.num_features)
+                shape = (stored.num_rows, self._store.num_features)
                 read = functools.partial(file.load, offset, shape, self._store.feature_dtype)
                 filled[-1][place] = stored._replace(arrays=(*stored.arrays, read))
                 targets.append((file, offset))
         windows = [stored for shard in shards for stored in shard.values()]
-        bounds = np.cumsum([0, *(stored.num_ids for stored in windows)])
+        hot = fresh or self._hot
+        kept = 0 if fresh is None else len(fresh.ids)
+        bounds = np.cumsum([0, *(stored.num_rows for stored in windows), kept])
         index = np.empty(bounds[-1], index_dtype(x.num_rows))
-        for stored, (begin, end) in zip(windows, itertools.pairwise(bounds.tolist()), strict=True):
-            index[begin:end] = stored.arrays[0]()
+        for stored, (begin, end) in zip(windows, itertools.pairwise(bounds.tolist()), strict=False):
+            ids = stored.arrays[0]()
+            if hot is not None and stored.num_rows < stored.num_ids:
+                ids = hot.others(ids)
+            index[begin:end] = ids
+        if fresh is not None:
+            index[bounds[-2] :] = fresh.ids
 
         def put(number: int, done: int, rows: Array) -> None:
+            if fresh is not None and number == len(windows):
+                fresh.put(done, rows)
+                return
             target, offset = targets[number]
             target.put(rows.reshape(-1).data, offset + done * x.row_bytes)
 
@@ -317,6 +354,7 @@ class Spool:
             distinct_nodes=len(index),
             features_s=round(time.monotonic() - begun, 3),
             bytes_read=x.bytes_read - before,
-            bytes_written=len(index) * x.row_bytes,
+            bytes_written=int(bounds[-2]) * x.row_bytes,
+            kept_rows=0 if hot is None else len(hot.ids),
         )
         return filled

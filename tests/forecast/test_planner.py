@@ -134,7 +134,8 @@ CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
     ("48 GB", {"loading": "lazy"}, [{"loading": "store"}]),
     ("62 GB", {"loading": "shared", **MANY, "num_workers": 8, **LARGE},
      [{"loading": "store"}, {"feature_dtype": "float16"}]),
-    ("1400 MB", {"loading": "store", **MANY, **LARGE}, [{"feature_dtype": "float16"}, {"batch_size": 512}, {"num_neighbors": (8, 5, 3)}]),
+    ("1400 MB", {"loading": "store", **MANY, **LARGE},
+     [{"feature_dtype": "float16"}, {"batch_size": 512}, {"num_neighbors": (8, 5, 3)}]),
     ("600 MB", {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000},
      [{"loading": "store", "num_neighbors": (8, 8)}]),  # with all neighbors a hub may come
 ]  # fmt: skip

@@ -70,10 +70,13 @@ def make(store: Store, tmp_path: Path) -> Iterator[Build]:
         num_neighbors: Any = (4, 3),
         shuffle: bool = True,
         last_epoch: int | None = 3,
+        hot: int = 0,
         **preparation: Any,
     ) -> Any:
         ids = torch.from_numpy(store.splits["train"])
-        spooling = Spooling(sampled, picked * structure, picked, 2**20, 0) if picked else None
+        spooling = None
+        if picked:
+            spooling = Spooling(sampled, picked * structure, picked, 2**20, 0, hot)
         windows = dataclasses.replace(WINDOWS, spooling=spooling, in_memory=WINDOWS)
         seen: list[dict[str, Any]] = []
 
@@ -112,10 +115,11 @@ def assert_equal(batches: list[Data], others: list[Data]) -> None:
             assert not torch.is_tensor(one[name]) or one[name].dtype == other[name].dtype, name
 
 
+@pytest.mark.parametrize("hot", [0, 60_000, 2**30])  # bytes of rows in memory: none, some, all
 @pytest.mark.parametrize("sampled", [5, 100])
 @pytest.mark.parametrize("picked", [3, 100])
-def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int) -> None:
-    plain, spooled = make(0), make(picked, sampled)
+def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int, hot: int) -> None:
+    plain, spooled = make(0), make(picked, sampled, hot=hot)
     for epoch in (1, 2, 3):
         assert_equal(batches_of(spooled, epoch), batches_of(plain, epoch))
     if picked == sampled == 100:  # one pass serves all epochs

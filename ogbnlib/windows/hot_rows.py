@@ -1,0 +1,96 @@
+"""Feature rows of the nodes that most windows visit, in memory: windows on disk hold the others.
+
+An epoch of [15, 10, 5] x 1024 on papers100M has 165 M rows in windows of 8 batches, of 49 M nodes.
+"""
+
+from collections.abc import Iterable
+from typing import Self
+
+import numpy as np
+
+from ..graph.node_set import NodeSet, has, rank
+from ..graph.npz import Array
+from ..kernels import kernel
+from .plan import ID_BYTES
+
+_MOST_VISITS = 255  # that are told apart
+_COUNTED_NODES = 2**20  # at a time
+
+
+@kernel
+def _merge(ids: Array, words: Array, before: Array, hot: Array, cold: Array, out: Array) -> None:
+    """Copy the row of each id to `out`, uint8 [n, bytes]: of a member from `hot`, else the next of
+    `cold`."""
+    taken = 0
+    for i in range(len(ids)):
+        if has(words, ids[i]):
+            row = hot[rank(words, before, ids[i])]
+        else:
+            row = cold[taken]
+            taken += 1
+        into = out[i]
+        for c in range(len(into)):
+            into[c] = row[c]
+
+
+class HotRows:
+    """Rows [nodes, F] of a store's features, in RAM, in the order of the nodes' ids.
+
+    The rows are uninitialised until `put` has written each of them.
+    """
+
+    def __init__(self, members: NodeSet, num_features: int, dtype: np.dtype[np.generic]) -> None:
+        self._members = members
+        self.ids = members.members()
+        self.rows = np.empty((len(self.ids), num_features), dtype)
+
+    @classmethod
+    def chosen(
+        cls,
+        windows: Iterable[Array],
+        num_nodes: int,
+        num_features: int,
+        dtype: np.dtype[np.generic],
+        room_bytes: int,
+    ) -> Self:
+        """Choose the nodes that most of these windows visit, twice at least, of whose rows as many
+        are taken as have room.
+
+        A window is its distinct ids. The visits take a byte a node, and are freed here.
+        """
+        visits = np.zeros(num_nodes, np.uint8)
+        for ids in windows:
+            visits[ids] += visits[ids] < _MOST_VISITS
+        spare = room_bytes - num_nodes * 3 // 16
+        room = max(0, spare // (num_features * dtype.itemsize + ID_BYTES))
+        counts = np.zeros(_MOST_VISITS + 1, np.int64)
+        for begin in range(0, num_nodes, _COUNTED_NODES):
+            counts += np.bincount(visits[begin : begin + _COUNTED_NODES], minlength=len(counts))
+        with_as_many = np.cumsum(counts[::-1])[::-1]
+        fewest = max(2, int(np.argmax(with_as_many <= room)))  # all nodes of so many have room
+        members = NodeSet(num_nodes)
+        for begin in range(0, num_nodes, _COUNTED_NODES):
+            part = visits[begin : begin + _COUNTED_NODES]
+            members.add(begin + np.flatnonzero(part >= fewest))
+        room -= int(with_as_many[fewest])
+        for begin in range(0, num_nodes if fewest > 2 else 0, _COUNTED_NODES):
+            part = visits[begin : begin + _COUNTED_NODES]
+            some = np.flatnonzero(part == fewest - 1)[:room]
+            members.add(begin + some)
+            room -= len(some)
+        return cls(members, num_features, dtype)
+
+    def put(self, first: int, rows: Array) -> None:
+        """Write the next rows, uint8 [k, bytes], from the one at `first` on."""
+        self.rows[first : first + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
+
+    def others(self, ids: Array) -> Array:
+        """Return the ids whose rows are not here."""
+        return ids[~self._members.contains(ids)]
+
+    def merged(self, ids: Array, others: Array) -> Array:
+        """Return the rows of all `ids`; `others` are those that are not here, in the same order."""
+        out = np.empty((len(ids), self.rows.shape[1]), self.rows.dtype)
+        as_bytes = [rows.view(np.uint8) for rows in (self.rows, others, out)]
+        _merge(ids, self._members.words, self._members.before, *as_bytes)
+        return out

@@ -1,0 +1,74 @@
+"""Rows that stay in memory: the most visited nodes, as many as have room, and their own values."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ogbnlib import Run, TrainConfig, convert, train
+from ogbnlib.graph.store import Store
+from ogbnlib.windows import plan
+from ogbnlib.windows.hot_rows import HotRows
+from ogbnlib.windows.plan import ID_BYTES
+
+N, F = 1000, 4
+
+
+def chosen(windows: list[Any], rows: float, num_nodes: int = N) -> HotRows:
+    room = int(rows * (F * 2 + ID_BYTES)) + num_nodes * 3 // 16
+    ids = [np.array(window, np.int32) for window in windows]
+    return HotRows.chosen(ids, num_nodes, F, np.dtype(np.float16), room)
+
+
+def test_the_nodes_that_most_windows_visit_are_chosen() -> None:
+    windows = [[1, 2, 3, 9], [1, 2, 8, 9], [2, 4, 9], [1, 9]]  # 9 four times, 1 and 2 three times
+    assert chosen(windows, 100).ids.tolist() == [1, 2, 9]  # the others come once
+    assert chosen(windows, 2.9).ids.tolist() == [1, 9]
+    assert chosen(windows, 1).ids.tolist() == [9]
+    assert chosen(windows, 0).ids.tolist() == []
+    assert chosen(windows, -100).ids.tolist() == []
+    assert chosen([], 10).ids.tolist() == []
+
+
+def test_visits_are_told_apart_up_to_255() -> None:
+    windows = [[5, 6]] * 300 + [[5]] * 100 + [[7]] * 200
+    assert chosen(windows, 2).ids.tolist() == [5, 6]
+
+
+def test_rows_are_merged_in_the_order_of_the_ids() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(N, F)).astype(np.float16)
+    windows = [np.sort(rng.choice(N, 300, replace=False)) for _ in range(6)]
+    hot = chosen(windows, 150)
+    assert len(hot.ids) == 150
+    for first in range(0, 150, 40):
+        part = hot.ids[first : first + 40]
+        hot.put(first, x[part].view(np.uint8))
+    for ids in [*windows, hot.ids, np.empty(0, np.int64)]:
+        others = hot.others(ids)
+        assert np.intersect1d(others, hot.ids).size == 0
+        np.testing.assert_array_equal(hot.merged(ids, x[others]), x[ids])
+
+
+@pytest.mark.parametrize("feature_dtype", ["float32", "float16", "int8"])
+def test_a_run_has_the_same_losses_with_rows_in_memory_and_writes_fewer(
+    tmp_path: Path, store: Store, feature_dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = convert(store, tmp_path / "store", feature_dtype=feature_dtype, progress=False)
+    losses = []
+    written = []
+    for shares in ((0.0,), (0.5,)):
+        monkeypatch.setattr(plan, "_HOT_SHARES", shares)
+        config = TrainConfig.create(
+            dataset=str(own.path), loading="store", lookahead="2 MB", spool="100 MB", epochs=3,
+            num_neighbors=[5, 4], batch_size=16, progress="none",
+        )  # fmt: skip
+        result = train(config, run_dir=tmp_path / f"run-{shares[0]}")
+        losses.append([row["loss"] for row in result.history])
+        events = Run.open(tmp_path / f"run-{shares[0]}").events
+        passes = [event for event in events if event["event"] == "pass"]
+        written.append(sum(event.get("bytes_written", 0) for event in passes))
+        assert any(event.get("kept_rows", 0) for event in passes) == (shares[0] > 0)
+    assert losses[0] == losses[1]
+    assert 0 <= written[1] < 0.7 * written[0]
