@@ -212,8 +212,8 @@ def _in_memory(one: Pass, files: Mapping[str, int], memory: int, available: int)
     """Windows in memory.
 
     A pass over the files costs the same for a large window as for a small one, so the fewest
-    windows win, unless a single one that can't be prepared during training costs more than several
-    that can.
+    windows win. The exception is a single window that can't be prepared during training: it may
+    cost more than several that can.
     """
     num_batches = one.num_batches
     num_hops = len(one.batch.hop_edges)
@@ -295,7 +295,7 @@ class _Spool:
 
     def _divide(self, num_files: int) -> tuple[int, int, Windows] | None:
         """The bytes moved by a division into `num_files` structure files, -num_files, and its
-        windows; None where it has no room."""
+        windows; None if disk or memory has no room for it."""
         size = self.size
         total = self.total
         batch_bytes = self.structure_bytes + self.rows_bytes

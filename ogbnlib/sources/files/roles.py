@@ -175,7 +175,7 @@ def _split(columns: Columns, named: Named) -> None:
 
 
 def _refuse_rows(columns: Columns, name: str, *values: str) -> None:
-    """Refuse to take rows for nodes beside columns that might hold the ids of nodes."""
+    """Refuse to take row i for node i if a column without a role might hold the ids of nodes."""
     others = [name for name in columns.free if plain(name) not in MASK_NAMES]
     if columns.one("id") is not None or columns.uses & {"features", "nodes"} or not others:
         return
@@ -251,6 +251,9 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
 
     Mistakes go to `problems`. Without one, standard error shows a line for each file with columns;
     standard output belongs to the caller.
+
+    Args:
+        tables: by role; the roles of one file have the same `Table` object.
     """
     of_table: dict[int, Columns] = {}
     for role, table in tables.items():
@@ -259,6 +262,7 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
     for columns in of_table.values():
         columns.leave_out(named.left_out)
     sound = [columns for columns in of_table.values() if _find_roles(columns, named, problems)]
+    # last: features are the columns that no other role of the file took
     if files.get("features") in sound:
         with problems.catch():
             _features(files["features"], _label_name(files, named))
@@ -272,14 +276,17 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
 
 
 def _find_roles(columns: Columns, named: Named, problems: Problems) -> bool:
-    """Give columns their roles but feature; return whether there was no mistake."""
+    """Give a file's columns all roles but feature; return whether there was no mistake. The first
+    mistake goes to `problems`."""
     with problems.catch():
-        if columns.uses != {"edges"}:
+        if columns.uses != {"edges"}:  # ends of edges may be called id, too
             _ids(columns, named)
-        for role in columns.uses & {*_FINDERS}:
-            _FINDERS[role](columns, named)
+        # in this order: the column that labels leave may be the split's
+        for role, find in _FINDERS.items():
+            if role in columns.uses:
+                find(columns, named)
         return True
-    return False
+    return False  # after a mistake, which ends the block
 
 
 def _label_name(files: Mapping[str, Columns], named: Named) -> str | None:
