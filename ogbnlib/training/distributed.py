@@ -193,7 +193,7 @@ class Ranks:
             raise InputError(f"{message} (rank {first})")
 
 
-_ends_here = False
+_ends_here = False  # see `end_here`
 
 
 @contextlib.contextmanager

@@ -216,18 +216,18 @@ def _names(columns: Columns, named: Named) -> None:
 
 
 def _features(columns: Columns, label: str | None) -> None:
-    """Give the remaining columns of the file of features their roles; `label` is the name of the
-    labels."""
+    """Give the remaining columns of the file of features their roles, once its other roles are
+    decided; `label` is the name of the labels' column in any file."""
     others = {**dict.fromkeys(("mask", *MASK_NAMES), "mask"), "split": "split", "splits": "split"}
     if label is not None:
         others[plain(label)] = "label"
-    named = columns.free if columns.table.header else []
-    for name in named:
+    with_names = columns.free if columns.table.header else []
+    for name in with_names:
         if plain(name) in others:
             columns.roles[name] = "left out"
             columns.notes[name] = f" ({others[plain(name)]})"
-    ids = [name for name in columns.free if name in named and is_id_like(name)]
-    labels = [name for name in columns.free if name in named and plain(name) in _LABEL_LIKE]
+    ids = [name for name in columns.free if name in with_names and is_id_like(name)]
+    labels = [name for name in columns.free if name in with_names and plain(name) in _LABEL_LIKE]
     if ids or labels:
         hint = f"{option('--leave-out', *ids, *labels)}, or rename what is a feature"
         if ids:
