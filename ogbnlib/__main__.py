@@ -124,7 +124,7 @@ def train(
             )
         _train_as_rank(planned, run_dir, resume, trust, as_json)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        done = _ended(
+        done = _run_to_its_end(
             lambda: run(
                 planned,
                 memory_limit,
@@ -218,7 +218,7 @@ def watch(
     """
     from .runs.sandbox import watch as watch_command
 
-    done = _ended(
+    done = _run_to_its_end(
         lambda: watch_command(
             command, memory_limit, run_dir=run_dir, limit_by=limit_by, echo=not as_json
         )
@@ -299,8 +299,11 @@ def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False)
     raise typer.Exit(0 if ok else 1)
 
 
-def _ended(start: "Callable[[], Run]") -> "Run":
-    """Start a run and return it when it has ended, also by a signal to this process."""
+def _run_to_its_end(start: "Callable[[], Run]") -> "Run":
+    """Start a run and return it when it has ended, also where a signal to this process stopped it.
+
+    Ctrl-C exits with 130 instead; its message says how to go on.
+    """
     from .runs.folder import RunStopped
 
     try:

@@ -30,7 +30,8 @@ else:
 class Resume(NamedTuple):
     """Marks a parameter that a resumed run may change; with a note the run reports the change."""
 
-    note: str | None = None  # None: the weights stay the same
+    # The end of the sentence on the change, with its punctuation. None: the weights stay the same.
+    note: str | None = None
 
     @classmethod
     def of(cls, name: str) -> Self | None:
@@ -299,7 +300,10 @@ class TrainConfig(_Parameters):
 
     def changes(self, before: Mapping[str, object]) -> tuple[list[str], list[str]]:
         """Compare with the values of the run to resume: changes to refuse, and sentences about
-        allowed ones."""
+        allowed ones that change the weights.
+
+        A parameter that an older version did not save counts as unchanged.
+        """
         refused = []
         notes = []
         for name, value in self.model_dump(mode="json").items():

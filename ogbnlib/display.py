@@ -150,6 +150,7 @@ class Live:
         if self.how != "none":
             self._show()
             self._stack.callback(self._clear)
+            # "lines": each second, so that a step that takes a second gets its line
             every_s = {"bar": _BAR_EVERY_S}.get(self.how, 1.0)
             self._stack.enter_context(_repeated(self._show, every_s))
         return self

@@ -111,7 +111,8 @@ def _claim() -> EventLog | None:
         multiprocessing = sys.modules.get("multiprocessing.process")
         with _never_raise():
             if multiprocessing is not None and multiprocessing.parent_process() is not None:
-                raise BlockingIOError
+                raise BlockingIOError  # as flock does; `_never_raise` then stops marking in silence
+            # the first process of a watched command that marks; others would mix up its phases
             place.lock = open_to_write(os.path.join(place.folder, ".marks"))
             fcntl.flock(place.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             place.log = EventLog(place.folder)

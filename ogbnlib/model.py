@@ -60,7 +60,7 @@ class BaseModel:
     fused = False  # whether `training.fused_sage` computes its layers on the CPU
     # The names of a layer's weights [in, out] for neighbors, its bias, and its weights for the node
     # itself, where inference can count all neighbors layer by layer: the mean of neighbors, or with
-    # two names GCN's sum with self-loops. Empty where it can't.
+    # two names GCN's sum with self-loops. Empty for a model without such layers.
     exact_weights: tuple[str, ...] = ()
 
     @staticmethod

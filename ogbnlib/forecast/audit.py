@@ -1,4 +1,4 @@
-"""A run's forecast beside its measurement, and from both the way out of an out-of-memory kill.
+"""Comparison of a run's forecast with its measurement, and the remedy for an out-of-memory kill.
 
 No remedy is suggested that `plan` would refuse. Where the planner can't know, the text says why.
 """

@@ -170,6 +170,8 @@ class EdgeSort:
         self._pairs = self._new_pairs(num_nodes, num_edges * (2 if undirected else 1))
 
     def _new_pairs(self, num_cols: int, num_pairs: int, widest: int = 63) -> Pairs:
+        # `widest` is a range's largest log2(columns): below that of all `num_cols` columns where a
+        # range is split again, so that splitting ends. 63 is no bound.
         # An average range, with 8 bytes per destination, fits into the workspace; a quarter is left
         # for larger ones.
         num_ranges = 1 + (num_pairs * self._edge_bytes + num_cols * 8) * 5 // (4 * self.workspace)

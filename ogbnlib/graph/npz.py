@@ -106,20 +106,20 @@ class Member:
                     read = np.lib.format.read_array_header_1_0
                 with self._parser:
                     self.shape, self.fortran_order, self.dtype = read(stream)
-                found = archive.getinfo(self.name).file_size - stream.tell()
-                self._check_size(found)
+                num_bytes = archive.getinfo(self.name).file_size - stream.tell()
+                self._check_size(num_bytes)
                 yield stream
 
-    def _check_size(self, found: int) -> None:
+    def _check_size(self, num_bytes: int) -> None:
         if self.dtype.hasobject:
             raise InputError(
                 f"{self.where}: expected numbers, found pickled objects, which are never loaded"
             )
         expected = math.prod(self.shape) * self.dtype.itemsize
-        if found != expected:
+        if num_bytes != expected:
             raise InputError(
                 f"{self.where}: expected {expected} bytes for shape {self.shape} of {self.dtype}, "
-                f"found {found}"
+                f"found {num_bytes}"
             )
 
     def pieces(self, step: int, begin: int = 0, end: int | None = None) -> Iterator[Array]:

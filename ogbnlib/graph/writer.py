@@ -60,13 +60,15 @@ class StoreWriter:
     def create(
         self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()
     ) -> Iterator[ArrayWriter]:
-        """Open the array `name` for writing; it is complete when the block ends."""
+        """Open the array `name` for writing; it belongs to the store when the block ends without an
+        error."""
         with Stream(self.folder / f"{name}.npy") as stream:
             writer = ArrayWriter(stream, dtype, row_shape)
             yield writer
             shape = (writer.length, *row_shape)
+            # into the room that `ArrayWriter` left: the length is known only now
             os.pwrite(stream.fileno(), npy_header(writer.dtype, shape), 0)
-            stream.drop()
+            stream.drop()  # from the page cache, once on disk
             self._files[name] = FileInfo(writer.dtype.str, shape, stream.size, writer.crc32)
 
     def write(self, name: str, values: Array) -> None:

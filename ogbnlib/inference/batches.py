@@ -133,14 +133,14 @@ def propagated_scores(
 def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:
     """Rows of a graph's nodes in a store of propagated features."""
     # A store without `node_id` has each node at the place of its id.
-    wanted = nodes
+    ids = nodes
     if graph.node_id is not None:
-        wanted = graph.node_id[nodes]
+        ids = graph.node_id[nodes]
     own = np.arange(store.num_nodes)
     if store.node_id is not None:
         own = np.asarray(store.node_id)
-    places = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
-    missing = int((own[places] != wanted).sum())
+    places = np.minimum(np.searchsorted(own, ids), len(own) - 1)
+    missing = int((own[places] != ids).sum())
     if missing:
         raise InputError(
             f"nodes: {store.path} has no features of {missing} of these nodes; propagate for all nodes "

@@ -164,16 +164,24 @@ class _Sweep:
                     yield self._result(part, degree, nodes, columns)
 
     def _result(self, means: Array, degrees: Array, nodes: range, columns: slice) -> Array:
-        """Some columns of the result for the targets among consecutive nodes."""
+        """Return some columns of the layer's result for the targets among consecutive nodes.
+
+        `means` are those of the rows that `prepare` returned, over each target's neighbors.
+        """
         layer = self.layer
+        part = means
         if layer.own is None:
-            means = means * np.sqrt(degrees, dtype=np.float32)[:, None]
-        part = means @ layer.neighbors[:, columns] if self.sweeps_input else means
+            # GCN divides by sqrt(d_i d_j). `prepare` has divided by sqrt(d_j), and the mean by d_i.
+            part = part * np.sqrt(degrees, dtype=np.float32)[:, None]
+        if self.sweeps_input:  # else `prepare` has multiplied by this matrix
+            part = part @ layer.neighbors[:, columns]
         if layer.own is not None:
             own = self.source.rows(nodes.start, nodes.stop, targets=self.targets)
             part = part + own @ layer.own[:, columns]
         part = part + layer.bias[columns]
-        return part if self.is_last else np.maximum(part, 0, out=part)
+        if self.is_last:
+            return part
+        return np.maximum(part, 0, out=part)  # the ReLU between layers
 
 
 def _layer_by_layer(

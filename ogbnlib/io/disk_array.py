@@ -54,8 +54,8 @@ def _group_by_chunk(
 
 @kernel
 def _pick(words: Array, first: int, index: Array, order: Array, stride: int, out: Array) -> None:
-    """Copy rows of `stride` words, or more from where they begin, out of `words`, which begins with
-    row `first`."""
+    """Copy to row i of `out` as many words as it has, from row index[i] on; rows have `stride`
+    words, and `words` begins with row `first`."""
     # One of many chunks has one in hundreds of a large index: each read misses the caches, which
     # took half the time.
     for e in range(len(order)):

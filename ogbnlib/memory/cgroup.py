@@ -175,8 +175,8 @@ class Throttle:
 
 
 def high_events() -> dict[str, int]:
-    """How often each cgroup around this process that has a `memory.high` has slowed processes down
-    so far."""
+    """Number of times that each cgroup around this process has slowed processes down, by its path;
+    only cgroups with a `memory.high`."""
     return {
         str(one.path): one.count("high") or 0
         for one in _lineage_of()

@@ -85,13 +85,14 @@ class Limit:
             self._blame_kernel()
 
     def evidence(self) -> dict[str, Any]:
-        """Facts about the end for result.json; `kills_around` counts kills of processes outside of
-        the tree."""
+        """Facts about the end for result.json, after `ended`; `kills_around` counts kills of
+        processes outside of the tree."""
         kills = self.oom_kills()
         of_others = self._around and self.killed_by != "kernel"
         outer = None
         if self._outer is not None:
-            # Of others, as the tree has ended; but Linux takes a moment to give back its pages.
+            # Of others, as the tree has ended. Linux takes a moment to give back its pages, so the
+            # smallest value of a second counts.
             held_bytes = []
             for _ in range(20):
                 anon, _, shmem = self._outer.parts()

@@ -22,8 +22,8 @@ from .tree import Tree, process_tree
 class Reading:
     """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
-    `rss_*` count pages shared by forked workers once per worker, `pss_*` once; of a watched command
-    their `shmem` includes what it wrote to /dev/shm. `cgroup_file_bytes` lacks shared memory.
+    `rss_*` count pages shared by forked workers once per worker, `pss_*` once. Where no
+    cgroup counts a watched command, `shmem` includes its files in /dev/shm. `cgroup_file_bytes` lacks shared memory.
     """
 
     num_processes: int | None = None

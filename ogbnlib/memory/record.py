@@ -22,6 +22,8 @@ from .reading import Reading
 
 
 class RunPaths:
+    """Paths of the files in a run's folder, whether they exist or not."""
+
     def __init__(self, folder: str | os.PathLike[str]):
         folder = Path(folder)
         self.config = folder / "config.json"  # the resolved TrainConfig; a watched command has none
@@ -29,14 +31,14 @@ class RunPaths:
         self.timeline = folder / "timeline.csv"  # one line per kept sample
         self.metrics = folder / "metrics.csv"  # one line per epoch
         self.result = folder / "result.json"  # how the last attempt ended
-        self.output = folder / "output.log"
+        self.output = folder / "output.log"  # what the child printed
         self.progress = folder / "progress.json"  # the count of the phase at work
         self.checkpoint = folder / "checkpoint.pt"
-        self.previous = folder / "checkpoint.previous.pt"
-        self.damaged = folder / "checkpoint.damaged.pt"
-        self.best = folder / "best.pt"
+        self.previous = folder / "checkpoint.previous.pt"  # read if checkpoint.pt is damaged
+        self.damaged = folder / "checkpoint.damaged.pt"  # moved there by the run that resumed
+        self.best = folder / "best.pt"  # with keep="best": the best valid accuracy so far
         self.model = folder / "model.py"  # copy of the user's own model file
-        self.lock = folder / ".lock"
+        self.lock = folder / ".lock"  # locked while the run is at work; the file stays
 
 
 METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s")
@@ -172,7 +174,7 @@ def _judge(late: Sequence[int]) -> tuple[float, str, bool]:
     half = len(late) // 2
     before = late[:half] or [0]
     after = late[half:]
-    # Both extremes, because those of memory that comes and goes stay where they are.
+    # Both extremes must rise: memory that comes and goes keeps the same ones.
     rises = half and all(end(after) > 1.05 * end(before) + 8 * MB for end in (min, max))
     is_flat = max(after) <= 1.05 * min(after) + 8 * MB
     return slope, "grows" if rises and not is_flat else "levels off", has_grown

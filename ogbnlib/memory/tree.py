@@ -56,7 +56,7 @@ def _state_of(pid: int) -> str:
 def adopting() -> Iterator[None]:
     """Become the parent of descendants that lose theirs, until the last of these contexts ends.
 
-    Afterwards nothing is adopted: nobody would collect the processes that end.
+    Afterwards nothing is adopted: no code would collect the processes that end.
     """
     libc = ctypes.CDLL(None)
     with _lock:

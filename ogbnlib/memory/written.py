@@ -4,7 +4,7 @@ RSS and PSS count mapped pages only. A memory cgroup counts these pages; without
 here. A file belongs to the tree if a member has it open or had. Of the other files, which were
 closed between two looks, those of this user count that appeared since the start and that no process
 outside of the tree uses: the kernel does not record who made them. Two looks must agree, since
-DataLoader's workers hand a batch over in a file that nobody has open for a moment.
+DataLoader's workers hand a batch over in a file that no process has open for a moment.
 """
 
 import contextlib

@@ -142,7 +142,10 @@ def check_parameters(values: dict[str, object], defaults: str) -> None:
 def _problem(
     name: str, value: object, annotation: str | None, default: object, defaults: str
 ) -> str:
-    """Describe a value of the wrong type or range; "" if it fits."""
+    """Describe a value of the wrong type or range; "" if it fits.
+
+    `default` is this parameter's, `defaults` the source of the cell, whose comments name bounds.
+    """
     if _accepts(annotation, value):
         return _out_of_range(name, value, default, defaults)
     # papermill's -p turns "8" into a number and leaves "[5, 4]" as text
@@ -191,7 +194,8 @@ def _out_of_range(name: str, value: object, default: object, defaults: str) -> s
 
 
 def _check_sizes(name: str, value: object, default: object) -> None:
-    """Refuse what is no size, in a parameter that is one or a list of them by its name or default."""
+    """Refuse a value that is no size in a parameter of sizes: one that ends with "_limit", or has a
+    size or a list of sizes as default."""
     texts = default if isinstance(default, list) else [default]
     are_sizes = [re.fullmatch(r"[\d.]+ *[kmgt]i?b?", str(text), re.IGNORECASE) for text in texts]
     if not name.endswith("_limit") and not (texts and all(are_sizes)):

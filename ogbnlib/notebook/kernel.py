@@ -66,6 +66,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
                     self._recorder.stop()
 
     def start_new_kernel(self, **options: Any) -> None:
+        # Its memory is recorded until `execute` ends, in the temporary folder made there.
         # A kernel without a session name prints progress as lines for a log.
         env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
         super().start_new_kernel(env={**env, RUNS_VARIABLE: str(self._runs)}, **options)
@@ -153,7 +154,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             phase = f"cell {self._index + 1} of {len(self.nb.cells)}: `{''.join(lines[:1])}`"
             for folder in self._runs.read_text().splitlines()[-1:]:  # the last run that began
                 run = Run(folder)
-                if (run.run_dir / "timeline.csv").exists() and run.exit_code is None:
+                if run.paths.timeline.exists() and run.exit_code is None:
                     phase += f"; in it the run {run.run_dir}. {run.diagnosis}"
         limit, source = effective_limit()
         peak = format_bytes(recorder.record.held_peak_bytes)

@@ -49,8 +49,8 @@ class PropagatedLoaders(DiskLoaders):
             reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at most
             room = column * graph.num_features
             if run.limit_bytes is not None:
-                left = int(OWN_SHARE * (run.limit_bytes - sum(run.held.values())))
-                room = max(column, min(room, columns_room(left, fixed)))
+                share_bytes = int(OWN_SHARE * (run.limit_bytes - sum(run.held.values())))
+                room = max(column, min(room, columns_room(share_bytes, fixed)))
             plan = plan_hops(
                 graph,
                 config.hops,

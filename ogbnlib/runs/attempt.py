@@ -44,7 +44,7 @@ def open_run_dir(
     checkpoint. A watched command has no config.
     """
     check_content(run_dir, resume=resume)
-    run_dir.mkdir(0o700, parents=True, exist_ok=True)  # its record is nobody else's business
+    run_dir.mkdir(0o700, parents=True, exist_ok=True)  # no other user may read it
     warn_if_remote(
         run_dir, "its lock may not keep out a second run from another machine; start none"
     )

@@ -374,15 +374,19 @@ class _Case:
         return self._diagnosis(text, cause, remedy)
 
     def _memory_remedy(self) -> str:
-        """The way out of an out-of-memory kill."""
+        """Return the remedy for an out-of-memory kill, by the limit that killed.
+
+        Only a training run has a config, which the planner needs. `remedy_of` is None where a
+        folder is read later: the remedy is then the command that asks the planner.
+        """
         limit = self.result.memory_limit_bytes
         killed = KilledBy(None if limit is None else int(limit))
         outer = self.result.outer_limit
-        if outer:
+        if outer:  # the kernel killed for the limit of a cgroup around the run's own
             killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
         if self.foreign:
             return _command_remedy(self.record, killed)
-        if self.config is None:
+        if self.config is None:  # another command of this package
             return (
                 "raise memory_limit, or give the command its own --memory-limit below it "
                 "(convert, propagate, predict)"

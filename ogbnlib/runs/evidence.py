@@ -1,7 +1,7 @@
 """The table from evidence to cause: messages of the kernel, Slurm, allocators, launchers and Python.
 
-Pasted texts, the last words of a run and the logs of Slurm jobs are all read by `find`, so that the
-same text has the same cause at every door. Codes and states are explained by `exit_codes`.
+`find` reads pasted texts, the last words of a run and the logs of Slurm jobs. The same text
+therefore has the same cause at every door. Codes and states are explained by `exit_codes`.
 """
 
 import csv
@@ -427,6 +427,8 @@ def _first(clues: Iterable[_Clue], text: str) -> Meaning | None:
 
 
 def _finding(clue: _Clue, match: re.Match[str]) -> Meaning:
+    """Return the clue's meaning, with the match's names and sizes in its text and the matched line
+    as evidence."""
     groups = {name: value for name, value in match.groupdict().items() if value is not None}
     sizes = {name: _size_of(groups[name]) for name in _SIZES if name in groups}
     words = groups | {name: format_bytes(size) for name, size in sizes.items()}
@@ -434,10 +436,11 @@ def _finding(clue: _Clue, match: re.Match[str]) -> Meaning:
     meaning = clue.meaning
     if meaning is None:
         word = groups.get("code") or groups.get("signal") or groups.get("name")
-        word = word or f"-{groups['number']}"
+        word = word or f"-{groups['number']}"  # as `code_key` reads a signal's number
+        # a shell's "killed" or "KILLED" as "Killed"; a code or a name such as SIGKILL stays
         meaning = meaning_of(_SIGNAL_CODES.get(word.capitalize(), word), foreign=True)
         meaning = meaning._replace(text=_about(clue.who, meaning))
-    elif meaning.cause == "out of GPU memory":
+    elif meaning.cause == "out of GPU memory":  # torch's message has the sizes that say why
         return _gpu(match.string, line) or meaning._replace(line=line)
     return meaning._replace(text=meaning.text.format(**words), line=line, sizes=sizes)
 
@@ -482,8 +485,12 @@ def job_state(lines: Iterable[str]) -> tuple[str, str]:
 
 
 def job_rows(text: str) -> list[dict[str, str]]:
-    """Rows of jobs and steps, under sacct's names, of sacct's table in both forms, squeue's table,
-    `scontrol show job` on one line, or seff."""
+    """Return the rows of jobs and steps, each from sacct's name of a field to its text; [] without
+    any.
+
+    Known are sacct's table, aligned or with `|` (--parsable), squeue's table, and what `_listed`
+    reads.
+    """
     header = re.compile(r"\s*JOB_?ID[ |]", re.IGNORECASE)
     lines = [*itertools.dropwhile(lambda line: not header.match(line), text.strip().splitlines())]
     if not lines:
@@ -493,11 +500,13 @@ def job_rows(text: str) -> list[dict[str, str]]:
         return [{name: cell for name, cell in row.items() if name} for row in rows]
     first, *lines = lines
     names = [_NAMES.get(name, name) for name in first.split()]
-    cells = [match.span() for match in re.finditer("-+", "".join(lines[:1]))]
-    if len(cells) == len(names):  # the line below the header, which is no row
-        body = [[line[a:b].strip() for a, b in cells] for line in lines]
-    else:
+    # sacct underlines each column of its header; cells below may be empty
+    columns = [match.span() for match in re.finditer("-+", "".join(lines[:1]))]
+    if len(columns) == len(names):
+        body = [[line[begin:end].strip() for begin, end in columns] for line in lines]
+    else:  # squeue, whose last column, the reason, may contain blanks
         body = [line.split(None, len(names) - 1) for line in lines]
+    # a row begins with a job's number, and is short where the paste cut it
     return [dict(zip(names, row, strict=False)) for row in body if row and row[0][:1].isdigit()]
 
 

@@ -263,8 +263,8 @@ def _choose_folder(
 ) -> Run:
     """The run's folder: `run_dir`, else a new one below `runs_dir`.
 
-    When a requeued job executes a notebook again (see `next_run_dir`), it may be the folder of a
-    run of the earlier execution that `is_same`, and that was stopped or had the same limit.
+    When a requeued job executes a notebook again (see `next_run_dir`), the earlier execution may
+    have a run that `is_same`. Its folder is used if it was stopped or had the same limit.
     """
     if run_dir is not None:
         return Run(run_dir)
@@ -345,7 +345,7 @@ def _attainable(
 
 
 def check_trainer_limit(limit_bytes: float | None) -> None:
-    """Refuse a memory limit under which no training can begin, whatever its data."""
+    """Refuse a memory limit under which no training can begin, even with a small graph."""
     if limit_bytes is not None and limit_bytes < RUNTIME_BYTES:
         raise InputError(
             f"memory_limit: expected more than the {format_bytes(RUNTIME_BYTES)} that Python and "

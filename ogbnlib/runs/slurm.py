@@ -206,8 +206,8 @@ class _Job:
         return meaning._replace(remedy=remedy)
 
     def _short_limit(self) -> Meaning | None:
-        """The end of a job whose time limit is not longer than the lead of its --signal: it is told
-        to stop as soon as it starts."""
+        """The end of a job whose time limit is not longer than the lead of its --signal, which
+        therefore comes as soon as the job starts."""
         limit_s = _seconds(self.row.get("Timelimit", ""))
         was_told = self.run_code == STOPPED or code_key(self.pair) in (str(STOPPED), "138")
         lead_s = _lead_s(self.job_id, self.row) if was_told and limit_s else 0

@@ -119,13 +119,13 @@ def _find_splits(source: Source) -> list[int]:
 
     present = np.flatnonzero(sizes)
     candidates, values = _constant_columns(source, codes, present)
-    found = []
+    leaking = []
     for column, own in zip(candidates, values.T, strict=True):
         together = [sizes[present][own == value].sum() for value in np.unique(own)]
         chance = math.log(source.num_features) - _log_arrangements(np.array(together))
         if chance <= _CHANCE:
-            found.append(column)
-    return found
+            leaking.append(column)
+    return leaking
 
 
 def _log_arrangements(sizes: Array) -> float:
@@ -153,12 +153,12 @@ def _constant_columns(
 
 def _paired(chunks: Iterable[Array], codes: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
     """Yield chunks of rows, each with the codes of its rows."""
-    left = np.empty(0, np.int64)
+    pending = np.empty(0, np.int64)
     for chunk in chunks:
-        while len(left) < len(chunk):
-            left = np.concatenate([left, next(codes)])
-        yield chunk, left[: len(chunk)]
-        left = left[len(chunk) :]
+        while len(pending) < len(chunk):
+            pending = np.concatenate([pending, next(codes)])
+        yield chunk, pending[: len(chunk)]
+        pending = pending[len(chunk) :]
 
 
 def _values_of_classes(

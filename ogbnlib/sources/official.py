@@ -242,12 +242,12 @@ def open_official(located: Located) -> Source:
 
 def _check_counts(raw: Path, source: Source) -> None:
     """Compare the numbers of rows with those that the data set lists."""
-    for name, found in (("node", source.num_nodes), ("edge", source.num_edges)):
+    for name, num_rows in (("node", source.num_nodes), ("edge", source.num_edges)):
         file = raw / f"num-{name}-list.csv.gz"
         with naming(file, "a number"), gzip.open(file, "rt") as lines:
             count = int(lines.read(32))
-        if found != count:
-            raise InputError(f"{raw}: expected {count} {name}s as in {file.name}, found {found}")
+        if num_rows != count:
+            raise InputError(f"{raw}: expected {count} {name}s as in {file.name}, found {num_rows}")
 
 
 def _both_ways(source: Source) -> Source:

@@ -1,4 +1,4 @@
-"""Sizes of graphs to plan for: those that a user gives, and those of public data sets beside OGB's."""
+"""Sizes of graphs to plan for: a user's own, and those of public data sets other than OGB's."""
 
 import re
 from typing import Any
@@ -46,21 +46,21 @@ def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
     """Remove the sizes of a graph from a plan's parameters and return it; None without any.
 
     Raises:
-        InputError: a size is missing or no number such as 30M, or there is a data set beside them.
+        InputError: a size is missing or no number such as 30M, or `dataset` has a value, too.
     """
-    given = {name: parameters.pop(name) for name in (*_NEEDED, *_OTHERS) if name in parameters}
-    if not given:
+    values = {name: parameters.pop(name) for name in (*_NEEDED, *_OTHERS) if name in parameters}
+    if not values:
         return None
     if "dataset" in parameters:
         raise InputError(
-            f"{', '.join(given)}: expected without dataset, which has its own sizes; leave one out"
+            f"{', '.join(values)}: expected without dataset, which has its own sizes; leave one out"
         )
-    missing = [name for name in _NEEDED if name not in given]
+    missing = [name for name in _NEEDED if name not in values]
     if missing:
         raise InputError(
-            f"{', '.join(missing)}: expected beside {', '.join(given)}, such as {missing[0]}=30M"
+            f"{', '.join(missing)}: expected beside {', '.join(values)}, such as {missing[0]}=30M"
         )
-    sizes = {**_OTHERS, **{name: _number(name, value) for name, value in given.items()}}
+    sizes = {**_OTHERS, **{name: _number(name, value) for name, value in values.items()}}
     seeds = {split: sizes.pop(f"num_{split}") for split in SPLITS}
     if sum(seeds.values()) > sizes["num_nodes"]:
         raise InputError(

@@ -65,12 +65,12 @@ def _targets(store: Store, node: int, begin: int, count: int) -> tuple[int, Arra
     """
     colptr = store.colptr
     parts = [np.empty(0, np.int64)]
-    found = 0
-    while found < count:
+    num_targets = 0
+    while num_targets < count:
         offsets = np.clip(colptr[node : node + _STEP_NODES + 1], begin, begin + count)
         nodes = np.arange(node, node + len(offsets) - 1)
         parts.append(np.repeat(nodes, np.diff(offsets)))
-        found += len(parts[-1])
+        num_targets += len(parts[-1])
         node += len(nodes)
     targets = np.concatenate(parts)
     return int(targets[-1]), targets

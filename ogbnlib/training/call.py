@@ -1,4 +1,4 @@
-"""How a model is called: the arguments of `forward` by their names, and a random batch to try it."""
+"""Calls of a model: the arguments of `forward` by their names, and a random batch to try it."""
 
 import inspect
 import itertools

@@ -55,10 +55,12 @@ class Ranks:
         self._stop = stop or StopRequest()
         self.first = rank == 0  # it writes and prints
         self._patience_s: float | None = None  # None: wait for ever
-        self._beaten_s = 0.0
-        self._sign: object = None
+        self._last_beat_s = 0.0
+        self._last_sign: object = None  # see `beat`
         if num_ranks > 1:
+            # torchrun's key-value store, for which torch has no public name
             self._store = dist.distributed_c10d._get_default_store()
+            # the name of this process in the message of a rank that waits for it in vain
             self._store.set(
                 f"ogbnlib/process/{rank}", f"process {os.getpid()} on {socket.gethostname()}"
             )
@@ -67,11 +69,11 @@ class Ranks:
         """Show the other ranks a sign of life if `sign` has changed, at most once a second."""
         if (
             self.num_ranks > 1
-            and sign != self._sign
-            and time.monotonic() - self._beaten_s >= _BEAT_S
+            and sign != self._last_sign
+            and time.monotonic() - self._last_beat_s >= _BEAT_S
         ):
-            self._beaten_s = time.monotonic()
-            self._sign = sign
+            self._last_beat_s = time.monotonic()
+            self._last_sign = sign
             self._store.add(f"ogbnlib/beats/{self.rank}", 1)
 
     def expect_beats(self, num_bytes: int) -> None:
@@ -191,7 +193,7 @@ class Ranks:
             raise InputError(f"{message} (rank {first})")
 
 
-_ends_here = False
+_ends_here = False  # see `end_here`
 
 
 @contextlib.contextmanager

@@ -181,7 +181,8 @@ class Learner:
         return loss, False
 
     def after_batch(self) -> None:
-        """Release memory every `release_every` batches."""
+        """Record the GPU's memory if one is used; every `release_every` batches release unused
+        memory and record how much."""
         self._batches += 1
         self.log.cuda()
         every = self.config.release_every

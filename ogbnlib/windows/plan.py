@@ -231,8 +231,8 @@ def _in_memory(one: Pass, files: Mapping[str, int], memory: int, available: int)
     """Windows in memory.
 
     A pass over the files costs the same for a large window as for a small one, so the fewest
-    windows win, unless a single one that can't be prepared during training costs more than several
-    that can.
+    windows win. The exception is a single window that can't be prepared during training: it may
+    cost more than several that can.
     """
     num_batches = one.num_batches
     num_hops = len(one.batch.hop_edges)

@@ -256,11 +256,12 @@ class StoreLoaders(DiskLoaders):
 
 
 def _prepared_ahead(train: Pass, windows: Windows) -> dict[str, int]:
-    """The parts of the next epoch that are in memory while others are evaluated."""
+    """Return the memory that the next epoch's data takes during an evaluation, bytes by name."""
     if not windows.prepared_ahead:
         return {}
     parts = {"next window to train on": window_bytes(train, windows)}
     spooling = windows.spooling
+    # Where one feature shard has the batches of all epochs, no second pass follows.
     if spooling and spooling.picked_batches < train.num_batches * train.config.epochs:
         parts["next pass for the spool"] = spooling.working_bytes
     elif spooling and spooling.hot_bytes:

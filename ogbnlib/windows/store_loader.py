@@ -137,7 +137,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         return {"epoch": epoch, "position": position, **self._order()}
 
     def _order(self) -> dict[str, int]:
-        """What decides the order of the seeds in an epoch."""
+        """The values that decide the order of the seeds in an epoch."""
         return {
             "num_seeds": self.sampler.count(0),
             "seed": self.sampler.seed,
@@ -186,13 +186,19 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             yield last.pop()
 
     def _pass(self, epoch: int, start: int) -> Iterator[Data]:
-        # a second pass may begin while this one runs
+        """The batches of an epoch from position `start` of its order on: from windows, from a
+        thread, or from DataLoader workers.
+
+        A second pass, of another epoch, may begin while this one runs.
+        """
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
         if not self.num_workers:
             return _prefetch(self._mapped_groups(epoch, start), lambda: False, lambda: None)
         self.node_sampler.set_epoch(epoch)
-        # a copy, as the workers of a second pass have another epoch
+        # Persistent workers were started once and see `set_epoch` through shared memory. Workers of
+        # one pass get a sampler with this epoch, which a second pass can't change. `__setattr__`
+        # refuses a user's change of these attributes, hence `__dict__`.
         if not self.persistent_workers:
             own = copy.copy(self)
             own.__dict__["node_sampler"] = self.node_sampler.at_epoch(epoch)

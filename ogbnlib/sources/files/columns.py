@@ -102,7 +102,7 @@ class Piece:
     begin: int
 
     def decoded(self) -> Piece:
-        """Return the values themselves where they are coded by a dictionary, and text as strings."""
+        """Return the values without their dictionary, if they have one, and text as strings."""
         values = self.values
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()

@@ -65,7 +65,10 @@ class Features:
             self._refuse_ids(first)
 
     def _refuse_ids(self, first: list[Piece]) -> None:
-        """Refuse a column of different whole numbers: the first one, or one of row numbers."""
+        """Refuse a column of different whole numbers: the first one, or one of row numbers.
+
+        `first` has the first rows of each column, at least `_FEW`.
+        """
         for piece in first:
             values = _feature(piece)
             whole = (values == np.floor(values)).all() and values.min() >= 0

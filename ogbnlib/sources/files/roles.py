@@ -175,7 +175,7 @@ def _split(columns: Columns, named: Named) -> None:
 
 
 def _refuse_rows(columns: Columns, name: str, *values: str) -> None:
-    """Refuse to take rows for nodes beside columns that might hold the ids of nodes."""
+    """Refuse to take row i for node i if a column without a role might hold the ids of nodes."""
     others = [name for name in columns.free if plain(name) not in MASK_NAMES]
     if columns.one("id") is not None or columns.uses & {"features", "nodes"} or not others:
         return
@@ -216,18 +216,18 @@ def _names(columns: Columns, named: Named) -> None:
 
 
 def _features(columns: Columns, label: str | None) -> None:
-    """Give the remaining columns of the file of features their roles; `label` is the name of the
-    labels."""
+    """Give the remaining columns of the file of features their roles, once its other roles are
+    decided; `label` is the name of the labels' column in any file."""
     others = {**dict.fromkeys(("mask", *MASK_NAMES), "mask"), "split": "split", "splits": "split"}
     if label is not None:
         others[plain(label)] = "label"
-    named = columns.free if columns.table.header else []
-    for name in named:
+    with_names = columns.free if columns.table.header else []
+    for name in with_names:
         if plain(name) in others:
             columns.roles[name] = "left out"
             columns.notes[name] = f" ({others[plain(name)]})"
-    ids = [name for name in columns.free if name in named and is_id_like(name)]
-    labels = [name for name in columns.free if name in named and plain(name) in _LABEL_LIKE]
+    ids = [name for name in columns.free if name in with_names and is_id_like(name)]
+    labels = [name for name in columns.free if name in with_names and plain(name) in _LABEL_LIKE]
     if ids or labels:
         hint = f"{option('--leave-out', *ids, *labels)}, or rename what is a feature"
         if ids:
@@ -251,6 +251,9 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
 
     Mistakes go to `problems`. Without one, standard error shows a line for each file with columns;
     standard output belongs to the caller.
+
+    Args:
+        tables: by role; the roles of one file have the same `Table` object.
     """
     of_table: dict[int, Columns] = {}
     for role, table in tables.items():
@@ -259,6 +262,7 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
     for columns in of_table.values():
         columns.leave_out(named.left_out)
     sound = [columns for columns in of_table.values() if _find_roles(columns, named, problems)]
+    # last: features are the columns that no other role of the file took
     if files.get("features") in sound:
         with problems.catch():
             _features(files["features"], _label_name(files, named))
@@ -272,14 +276,17 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
 
 
 def _find_roles(columns: Columns, named: Named, problems: Problems) -> bool:
-    """Give columns their roles but feature; return whether there was no mistake."""
+    """Give a file's columns all roles but feature; return whether there was no mistake. The first
+    mistake goes to `problems`."""
     with problems.catch():
-        if columns.uses != {"edges"}:
+        if columns.uses != {"edges"}:  # ends of edges may be called id, too
             _ids(columns, named)
-        for role in columns.uses & {*_FINDERS}:
-            _FINDERS[role](columns, named)
+        # in this order: the column that labels leave may be the split's
+        for role, find in _FINDERS.items():
+            if role in columns.uses:
+                find(columns, named)
         return True
-    return False
+    return False  # after a mistake, which ends the block
 
 
 def _label_name(files: Mapping[str, Columns], named: Named) -> str | None:

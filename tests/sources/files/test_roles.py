@@ -1,6 +1,9 @@
 """A column of a user's file has one role, decided once for all files, and the label is never a
 feature."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +82,27 @@ def test_a_column_with_another_role_is_no_feature(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "features." in line]
     assert f"'{name}'" in line
     assert "feature 'a', 'b'" in line
+
+
+@pytest.mark.parametrize("hash_seed", ["1", "2"])
+def test_the_roles_of_one_file_do_not_depend_on_the_order_of_a_set(
+    hash_seed: str, tmp_path: Path
+) -> None:
+    # Only the label's column has a known name, so the names' column is the one that it leaves.
+    names = [f"C{i:03d}" for i in range(NODES)]
+    table = pd.DataFrame({"client": names, "label": graph()["y"]})
+    splits = pd.DataFrame({"id": names, "split": split_names()})
+    edges = pd.DataFrame({"source": names[1:], "target": names[:-1]})
+    gone = dict.fromkeys(("features", "labels", "train", "valid", "test"))
+    folder = save(tmp_path / "own", edges=edges, splits=splits, nodes_parquet=table, **gone)
+    options = {"features": "ones", "labels": str(folder / "nodes.parquet"), "relabel": True}
+    code = "import sys; from ogbnlib.sources.files.own_files import open_tables; "
+    code += f"open_tables(sys.argv[1], **{options!r})"
+    subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        check=True,
+    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
