@@ -236,7 +236,7 @@ class Spool:
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
             parts = -(-rows * total // (room * nodes))  # rounded up, in whole numbers
             full = batches > room and rows * batches > room * nodes
-            if shard and (full or before * batches * parts >= rows * total):
+            if shard and parts and (full or before * batches * parts >= rows * total):
                 break
             shard[each] = stored
         return shard
