@@ -373,13 +373,20 @@ class _Spool:
             structures + min(2, num_shards) * picked * self.rows_bytes,
             hot_bytes,
         )
-        graph = num_files * -(-file_batches // sampled) * self.graph_bytes
+        return self._windows(num_files, parts, spooling)
+
+    def _windows(self, num_files: int, parts: int, spooling: Spooling) -> tuple[int, int, Windows]:
+        """What `_divide` returns, with `parts` shards planned for a structure file."""
+        size = self.size
+        total = self.total
+        file_passes = -(-spooling.structure_batches // spooling.sampled_batches)
+        graph = num_files * file_passes * self.graph_bytes
         # Room was planned for batches without a node in common; fewer shards are filled.
-        cold = self._cold(hot_bytes)
+        cold = self._cold(spooling.hot_bytes)
         filled = num_files * math.ceil(parts * cold)
         batch_bytes = self.structure_bytes + int(cold * self.rows_bytes)
         moved = filled * self.x_bytes + graph
-        again = 1 if self.training or num_shards == 1 else self.passes
+        again = 1 if self.training or num_files * parts == 1 else self.passes
         prepared = again * (moved + total * batch_bytes) // self.passes
         windows = Windows(
             size,
