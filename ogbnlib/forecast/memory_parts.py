@@ -99,7 +99,7 @@ def shared_nodes(size: GraphSize, undirected: bool | None, visits: float) -> flo
     0.4 of the visits go to a few famous nodes, the others to half of all nodes; with reverse edges
     0.2, and three quarters. Fitted within 9 % to windows of 2 to 58 batches of [15, 10, 5] x 1024 in
     generated graphs of scale 0.05 (8 of them have 0.62 and 0.51 of their visits), and to those of 4
-    and 8 batches, one epoch and two of a directed graph of papers100M's size.
+    and 8 batches of a directed graph of papers100M's size.
     """
     both = bool(undirected or size.undirected)
     to_famous = 0.2 if both else 0.4

@@ -1,6 +1,7 @@
 """Feature rows of the nodes that most windows visit, in memory: windows on disk hold the others.
 
-An epoch of [15, 10, 5] x 1024 on papers100M has 165 M rows in windows of 8 batches, of 49 M nodes.
+An epoch of [15, 10, 5] x 1024 on a graph of papers100M's size has 165 M rows in windows of 8
+batches, of 21 M nodes: 9.5 M of them are in two windows or more.
 """
 
 from collections.abc import Iterable

@@ -154,6 +154,14 @@ MEASURED: list[tuple[dict[str, Any], str, float, float | None]] = [
 ]
 
 
+def test_rows_in_memory_save_the_bytes_that_were_measured_at_full_size() -> None:
+    values = {**LARGE, "feature_dtype": "int8", "spool": "22 GB", "epochs": 1}
+    planned = config(loading="store", precision="bf16", num_threads=2, **values)
+    reading = predict(planned, memory_limit_bytes=8 * GB).reading
+    assert reading is not None
+    assert 1 / 1.3 < reading.moved_bytes / GB / 45.9 < 1.3  # 41.0 read and 4.9 written
+
+
 @pytest.mark.parametrize(("values", "limit", "moved_gb", "epoch_s"), MEASURED)
 def test_an_epoch_from_disk_moves_and_takes_what_was_measured_at_full_size(
     values: dict[str, Any],
