@@ -285,6 +285,10 @@ class _TextTable(Table):
         if not first and role != "split":  # an empty file is an empty split
             raise InputError(f"{file}: expected a table, found an empty file")
         self.empty = not first
+        if self.mark:
+            print(
+                f"{file}: lines that begin with {self.mark.decode()} are skipped", file=sys.stderr
+            )
         # pandas' names for columns without a name
         count = [str(i) for i in range(len(first))]
         self.header = not any(map(is_number, first)) or (role == "features" and first == count)

@@ -85,15 +85,19 @@ def test_matrix_market_is_edges_and_of_a_symmetric_matrix_in_both_directions(
 # -------------------------------------------------------------------------------------------- text
 
 
-def test_lines_are_comments_if_the_first_one_is(tmp_path: Path) -> None:
+def test_comment_lines_are_skipped_and_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "edges.txt"
     file.write_text("# a\n#b\n\n1\t2\n# in between\n3\t4\n")
     reader = open_table(file, "edges")
     for _ in range(2):
         assert sum(len(ends[0]) for ends in reader.arrays(["1", "2"], 9)) == 2
+    assert capsys.readouterr().err == f"{file}: lines that begin with # are skipped\n"
     file.write_text('name,"a # b"\n#1,2\n')  # no comments: the file does not begin with one
     reader = open_table(file)
     assert (reader.names, reader.num_rows) == (["name", "a # b"], 1)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
