@@ -95,14 +95,22 @@ class SpoolFile(Stream):
         self._buffer = memoryview(b"")
 
     def load(
-        self, offset: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+        self,
+        offset: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[np.generic],
+        others: int = 0,
     ) -> NDArray[Any]:
-        """Return an array from byte `offset` on, in memory of its own."""
-        count = math.prod(shape)
-        size = count * dtype.itemsize
+        """Return an array from byte `offset` on, in memory of its own, behind `others` rows of zeros
+        that are not in the file."""
+        row_items = math.prod(shape[1:])
+        size = shape[0] * row_items * dtype.itemsize
+        before = others * row_items * dtype.itemsize
+        begin = whole_blocks(before)
+        buffer = block_buffer(begin + size)
         with _disk_errors(self.folder):
-            blocks = read_blocks(self.fileno(), block_buffer(size), offset, size)
-            if blocks is None:
+            if read_blocks(self.fileno(), buffer[begin:], offset, size) is None:
                 raise OSError(errno.EIO, "temporary file ends early", self.name)
         os.posix_fadvise(self.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
-        return np.frombuffer(blocks, dtype, count).reshape(shape)
+        count = (others + shape[0]) * row_items
+        return np.frombuffer(buffer, dtype, count, begin - before).reshape(-1, *shape[1:])

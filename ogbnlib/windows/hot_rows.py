@@ -11,7 +11,7 @@ import numpy as np
 
 from ..graph.node_set import NodeSet, has, rank
 from ..graph.npz import Array
-from ..kernels import kernel
+from ..kernels import kernel, prefetch
 from .plan import ID_BYTES
 
 _MOST_VISITS = 255  # that are told apart
@@ -19,17 +19,25 @@ _COUNTED_NODES = 2**20  # at a time
 
 
 @kernel
-def _merge(ids: Array, words: Array, before: Array, hot: Array, cold: Array, out: Array) -> None:
-    """Copy the row of each id to `out`, uint8 [n, bytes]: of a member from `hot`, else the next of
-    `cold`."""
-    taken = 0
+def insert_rows(ids: Array, words: Array, before: Array, hot: Array, out: Array, cold: int) -> None:
+    """Copy the row of each id to `out`, uint8 [n, bytes]: a member's from `hot`, else the next one
+    in `out` itself, from row `cold` on.
+
+    No row is overwritten before it is copied: members are as many as the rows before `cold`.
+    """
     for i in range(len(ids)):
+        if cold == i:  # no member is left
+            return
+        if i + 16 < len(ids) and has(words, ids[i + 16]):
+            first = rank(words, before, ids[i + 16]) * hot.shape[1]
+            for c in range(0, hot.shape[1], 64):
+                prefetch(hot, first + c)
+        into = out[i]
         if has(words, ids[i]):
             row = hot[rank(words, before, ids[i])]
         else:
-            row = cold[taken]
-            taken += 1
-        into = out[i]
+            row = out[cold]
+            cold += 1
         for c in range(len(into)):
             into[c] = row[c]
 
@@ -89,9 +97,9 @@ class HotRows:
         """Return the ids whose rows are not here."""
         return ids[~self._members.contains(ids)]
 
-    def merged(self, ids: Array, others: Array) -> Array:
-        """Return the rows of all `ids`; `others` are those that are not here, in the same order."""
-        out = np.empty((len(ids), self.rows.shape[1]), self.rows.dtype)
-        as_bytes = [rows.view(np.uint8) for rows in (self.rows, others, out)]
-        _merge(ids, self._members.words, self._members.before, *as_bytes)
-        return out
+    def insert(self, ids: Array, features: Array, first: int) -> None:
+        """Complete `features` [len(ids), F], whose rows from `first` on are those of `others(ids)`:
+        put the row of each id in its place."""
+        rows = self.rows.view(np.uint8)
+        out = features.view(np.uint8)
+        insert_rows(ids, self._members.words, self._members.before, rows, out, first)

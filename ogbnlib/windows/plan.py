@@ -349,7 +349,9 @@ class _Spool:
             picked = min(file_batches, most, room)
         # One pass over the features is made while the last windows are packed.
         features = min(self.working // 4, 2 * WINDOW_BYTES, picked * self.rows_bytes)
-        picking = self.packing + picked * self.ids_bytes + features
+        # before it, rows in memory are chosen by a byte for each node
+        visits = self.num_nodes if hot_bytes else 0
+        picking = self.packing + max(picked * self.ids_bytes + features, visits)
         beside = 0 if num_files == 1 else hot_bytes
         room = self.working - beside
         sampled = min(

@@ -31,6 +31,7 @@ from ..graph.store_format import index_dtype
 from ..io.disk_array import DiskArray, Interrupted
 from ..io.spool_file import SpoolFile
 from ..kernels import Array
+from ..memory.reading import malloc_trim
 from ..sampling.policies import Waiting
 from ..sampling.sampler import Hops
 from .hot_rows import HotRows
@@ -51,6 +52,7 @@ class _StoredWindow(NamedTuple):
     num_ids: int
     num_rows: int  # in a shard: those of its ids whose rows are not in memory
     arrays: tuple[Callable[[], Array], ...]  # they read ids, slots, edges and, in a shard, features
+    hot: HotRows | None = None  # in a shard: the other rows
 
 
 Shard = dict[Place, _StoredWindow]
@@ -151,8 +153,8 @@ class Spool:
             submit(self._thread, self._sample_ahead, self._next, next(iter(self._shard)))
         stored = self._shard[place]
         window = Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
-        if self._hot is not None and stored.num_rows < stored.num_ids:
-            window.features = self._hot.merged(window.ids, window.features)
+        if stored.hot is not None:
+            stored.hot.insert(window.ids, window.features, stored.num_ids - stored.num_rows)
         return window
 
     def close(self) -> None:
@@ -188,6 +190,9 @@ class Spool:
         if failed or place not in self._structure:
             evaluations = self._evaluations
             self._evaluations = ()
+            if not self._shard:
+                # Memory may have no room for these rows beside a single structure file's samples.
+                self._hot = None
             self._sample([self, *evaluations], place)
         fresh = None
         if self._hot is None and self._spooling.hot_bytes:
@@ -206,13 +211,15 @@ class Spool:
 
     def _choose_hot(self) -> HotRows:
         """Choose the rows to keep in memory, by the windows of the structure file."""
-        return HotRows.chosen(
+        chosen = HotRows.chosen(
             (packing.result().arrays[0]() for _, packing in self._structure.values()),
             self._store.num_nodes,
             self._store.num_features,
             self._store.feature_dtype,
             self._spooling.hot_bytes,
         )
+        malloc_trim()  # the rows come into the memory that samples had
+        return chosen
 
     def _picked(self, place: Place, hot: HotRows | None) -> Shard:
         """The windows of the shard from `place` on, which is in the structure file.
@@ -229,7 +236,8 @@ class Spool:
         for each, (number, packing) in windows:
             stored = packing.result()
             if hot is not None:
-                stored = stored._replace(num_rows=len(hot.others(stored.arrays[0]())))
+                num_rows = len(hot.others(stored.arrays[0]()))
+                stored = stored._replace(num_rows=num_rows, hot=hot)
             before = rows
             batches += number
             rows += stored.num_rows
@@ -323,18 +331,19 @@ class Spool:
             filled.append({})
             for (place, stored), offset in zip(shard.items(), offsets, strict=False):
                 shape = (stored.num_rows, self._store.num_features)
-                read = functools.partial(file.load, offset, shape, self._store.feature_dtype)
+                others = stored.num_ids - stored.num_rows
+                dtype = self._store.feature_dtype
+                read = functools.partial(file.load, offset, shape, dtype, others)
                 filled[-1][place] = stored._replace(arrays=(*stored.arrays, read))
                 targets.append((file, offset))
         windows = [stored for shard in shards for stored in shard.values()]
-        hot = fresh or self._hot
         kept = 0 if fresh is None else len(fresh.ids)
         bounds = np.cumsum([0, *(stored.num_rows for stored in windows), kept])
         index = np.empty(bounds[-1], index_dtype(x.num_rows))
         for stored, (begin, end) in zip(windows, itertools.pairwise(bounds.tolist()), strict=False):
             ids = stored.arrays[0]()
-            if hot is not None and stored.num_rows < stored.num_ids:
-                ids = hot.others(ids)
+            if stored.hot is not None:
+                ids = stored.hot.others(ids)
             index[begin:end] = ids
         if fresh is not None:
             index[bounds[-2] :] = fresh.ids
@@ -349,12 +358,13 @@ class Spool:
         x.sweep(index, bounds, buffer_bytes, put)
         for file in {file for file, _ in targets}:
             file.finish()
+        hot = fresh or self._hot
         self._preparation.on_pass(
             windows=len(windows),
             distinct_nodes=len(index),
             features_s=round(time.monotonic() - begun, 3),
             bytes_read=x.bytes_read - before,
             bytes_written=int(bounds[-2]) * x.row_bytes,
-            kept_rows=0 if hot is None else len(hot.ids),
+            kept_rows=0 if hot is None else len(hot.rows),
         )
         return filled

@@ -29,6 +29,7 @@ from ..kernels import Array, kernel, prefetch
 from ..launcher import job_cores, local_ranks
 from ..sampling.choice import choose_all, count_chosen
 from ..sampling.sampler import CSCSampler, Hops, absorb
+from .hot_rows import HotRows
 
 
 class Seeds(NamedTuple):
@@ -331,5 +332,7 @@ def compile_kernels(num_neighbors: Sequence[int]) -> None:
         window = Window.pack(seeds, sample_windows([seeds], colptr, row)[0])
         x.read(window.ids, np.empty((1, 4), np.float16))
         x.sweep(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
+        hot = HotRows.chosen([window.ids] * 2, 1, 4, np.dtype(np.float16), 2**10)
+        hot.insert(window.ids, np.empty((1, 4), np.float16), len(hot.ids))
         for array in (colptr, row, x):
             array.close()

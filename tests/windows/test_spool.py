@@ -43,6 +43,7 @@ from ogbnlib.windows.window import Window
 
 WINDOWS = Windows(3, True, 0, 2**20)
 GB = 2**30
+HOT = [0, 60_000, GB]  # bytes for rows in memory: none, some, all that come twice
 Build = Callable[..., Any]
 
 
@@ -115,7 +116,7 @@ def assert_equal(batches: list[Data], others: list[Data]) -> None:
             assert not torch.is_tensor(one[name]) or one[name].dtype == other[name].dtype, name
 
 
-@pytest.mark.parametrize("hot", [0, 60_000, 2**30])  # bytes of rows in memory: none, some, all
+@pytest.mark.parametrize("hot", HOT)
 @pytest.mark.parametrize("sampled", [5, 100])
 @pytest.mark.parametrize("picked", [3, 100])
 def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int, hot: int) -> None:
@@ -194,11 +195,12 @@ def test_a_few_first_batches_come_before_the_first_pass(make: Build) -> None:
     assert "spool_s" in next(window for window in last.seen if "epoch" in window)
 
 
+@pytest.mark.parametrize("hot", HOT)
 @pytest.mark.parametrize(("start", "taken"), [(16, 0), (48, 4)])
 def test_it_goes_on_from_anywhere_and_after_a_pass_that_was_left(
-    make: Build, start: int, taken: int
+    make: Build, start: int, taken: int, hot: int
 ) -> None:
-    spooled, plain = make(8), make(0)
+    spooled, plain = make(8, hot=hot), make(0)
     expected = batches_of(plain, 2)
     assert_equal(batches_of(spooled, 2, start), expected[start // 16 :])
     set_epoch(spooled, 1)
@@ -336,9 +338,10 @@ def test_arrays_written_in_parts_are_read_as_they_were(
         file.load(file.size, (1,), pair.dtype)
 
 
+@pytest.mark.parametrize("hot", HOT)
 @pytest.mark.parametrize("calls", [0, 4, 12])
 def test_a_full_disk_is_said_and_the_windows_are_in_memory_from_there_on(
-    make: Build, monkeypatch: pytest.MonkeyPatch, calls: int
+    make: Build, monkeypatch: pytest.MonkeyPatch, calls: int, hot: int
 ) -> None:
     left, originals = [calls], {name: getattr(os, name) for name in ("pwrite", "posix_fallocate")}
 
@@ -353,12 +356,44 @@ def test_a_full_disk_is_said_and_the_windows_are_in_memory_from_there_on(
 
     for name in originals:
         monkeypatch.setattr(os, name, limited(name))
-    spooled, plain = make(8), make(0)
+    spooled, plain = make(8, hot=hot), make(0)
     with pytest.warns(UserWarning, match=r"spool: .*[Nn]o space left.*in memory from here on"):
         given = [batches_of(spooled, epoch) for epoch in (1, 2, 3)]
     for epoch, batches in enumerate(given, start=1):
         assert_equal(batches, batches_of(plain, epoch))
     assert spooled.windows == WINDOWS
+
+
+def test_rows_in_memory_are_chosen_once_and_freed_before_a_pass_samples_anew(
+    make: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a structure file for all batches they use the memory that its samples had."""
+    chosen = list[Any]()
+    choose = Spool._choose_hot
+    sample = Spool._sample
+    alive = list[int]()
+
+    def remembered(self: Spool) -> Any:
+        hot = choose(self)
+        chosen.append(weakref.ref(hot))
+        return hot
+
+    def counted(self: Spool, *given: Any) -> None:
+        alive.append(sum(hot() is not None for hot in chosen))
+        sample(self, *given)
+
+    monkeypatch.setattr(Spool, "_choose_hot", remembered)
+    monkeypatch.setattr(Spool, "_sample", counted)
+    plain = make(0)
+    loader = make(8, 100, structure=4, hot=60_000)  # three shards in one file
+    for epoch in (1, 2, 3):
+        assert_equal(batches_of(loader, epoch), batches_of(plain, epoch))
+    assert len(chosen) == len(alive) == 1
+    own = make(8, 100, hot=60_000, last_epoch=None)  # a loop of the user's own: epoch by epoch
+    for epoch in (1, 2, 3):
+        assert_equal(batches_of(own, epoch), batches_of(plain, epoch))
+    assert len(chosen) == 4
+    assert alive == [0, 1, 1, 1]  # that of `loader`, which is still open
 
 
 def test_waiting_ends_where_the_run_is_to_stop(
