@@ -1,13 +1,17 @@
 """Rows that stay in memory: the most visited nodes, as many as have room, and their own values."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ogbnlib import Run, TrainConfig, convert, train
+from ogbnlib import Run, TrainConfig, convert, run, train
+from ogbnlib.errors import MB
+from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.store import Store
+from ogbnlib.memory.limits import Limit
 from ogbnlib.sources.synth import synthesize_store
 from ogbnlib.windows import plan
 from ogbnlib.windows.hot_rows import HotRows
@@ -84,3 +88,26 @@ def test_a_run_has_the_same_losses_with_rows_in_memory_and_writes_fewer(
         assert any(event["kept_rows"] for event in passes) == (shares[0] > 0)
     assert losses[0] == losses[1]
     assert 0 < written[1] < 0.7 * written[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spool", ["20 MB", "200 MB"])  # several structure files, and one
+def test_a_run_with_rows_in_memory_stays_within_its_forecast(
+    tmp_path: Path, kernel_limit: Callable[[int], Limit], spool: str
+) -> None:
+    limit = 560 * MB
+    kernel_limit(limit).close()  # skips where the kernel enforces none
+    store = synthesize_store(tmp_path / "store", 0.01, feature_dtype="int8", progress=False)
+    config = TrainConfig.create(
+        dataset=str(store.path), loading="store", lookahead="100 MB", spool=spool, epochs=3,
+        num_neighbors=[10, 5], batch_size=256, hidden_channels=16, eval_splits=["valid"],
+        train_eval="never", progress="none",
+    )  # fmt: skip
+    forecast = predict(config, store, memory_limit_bytes=limit)
+    assert forecast.windows is not None
+    assert forecast.windows.spooling is not None
+    assert forecast.windows.spooling.hot_bytes > 20 * MB
+    done = run(config, limit, run_dir=tmp_path / "run")
+    assert done.exit_code == 0
+    assert any(event.get("kept_rows") for event in done.events)
+    assert done.peak_bytes <= forecast.peak_bytes

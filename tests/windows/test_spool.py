@@ -36,6 +36,7 @@ from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.train import train
 from ogbnlib.windows import plan
+from ogbnlib.windows.hot_rows import HotRows
 from ogbnlib.windows.plan import Spooling, Windows, spool_bytes
 from ogbnlib.windows.spool import Preparation, Spool
 from ogbnlib.windows.store_loader import StoreLoader
@@ -334,6 +335,12 @@ def test_arrays_written_in_parts_are_read_as_they_were(
     ]
     for array, read in zip([*arrays, *pair.transpose(0, 2, 1)], reads, strict=True):
         assert np.array_equal(array, read())
+    rows = pair.transpose(0, 2, 1)[0]
+    for others in (1, 1024, 5000):  # rows before them that are not in the file
+        read = file.load(begin, rows.shape, rows.dtype, others)
+        assert read.shape == (others + len(rows), 3)
+        assert np.array_equal(read[others:], rows)
+        read[:others] = 1  # a caller's own memory
     with pytest.raises(DiskFull, match="ends early"):
         file.load(file.size, (1,), pair.dtype)
 
@@ -364,28 +371,35 @@ def test_a_full_disk_is_said_and_the_windows_are_in_memory_from_there_on(
     assert spooled.windows == WINDOWS
 
 
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[HotRows]]:
+    """All rows in memory that are chosen during a test, dead ones too."""
+    remembered = list[weakref.ref[HotRows]]()
+    choose = Spool._choose_hot
+
+    def remember(self: Spool) -> HotRows:
+        hot = choose(self)
+        remembered.append(weakref.ref(hot))
+        return hot
+
+    monkeypatch.setattr(Spool, "_choose_hot", remember)
+    return remembered
+
+
 def test_rows_in_memory_are_chosen_once_and_freed_before_a_pass_samples_anew(
-    make: Build, monkeypatch: pytest.MonkeyPatch
+    make: Build, monkeypatch: pytest.MonkeyPatch, chosen: list[weakref.ref[HotRows]]
 ) -> None:
     """With a structure file for all batches they use the memory that its samples had."""
-    chosen = list[Any]()
-    choose = Spool._choose_hot
     sample = Spool._sample
     alive = list[int]()
 
-    def remembered(self: Spool) -> Any:
-        hot = choose(self)
-        chosen.append(weakref.ref(hot))
-        return hot
-
-    def counted(self: Spool, *given: Any) -> None:
+    def count_alive(self: Spool, *arguments: Any) -> None:
         alive.append(sum(hot() is not None for hot in chosen))
-        sample(self, *given)
+        sample(self, *arguments)
 
-    monkeypatch.setattr(Spool, "_choose_hot", remembered)
-    monkeypatch.setattr(Spool, "_sample", counted)
+    monkeypatch.setattr(Spool, "_sample", count_alive)
     plain = make(0)
-    loader = make(8, 100, structure=4, hot=60_000)  # three shards in one file
+    loader = make(8, 100, structure=4, hot=60_000)
     for epoch in (1, 2, 3):
         assert_equal(batches_of(loader, epoch), batches_of(plain, epoch))
     assert len(chosen) == len(alive) == 1
@@ -393,7 +407,27 @@ def test_rows_in_memory_are_chosen_once_and_freed_before_a_pass_samples_anew(
     for epoch in (1, 2, 3):
         assert_equal(batches_of(own, epoch), batches_of(plain, epoch))
     assert len(chosen) == 4
-    assert alive == [0, 1, 1, 1]  # that of `loader`, which is still open
+    assert alive == [0, 1, 1, 1]  # those of `loader`, which is still open
+
+
+def test_rows_in_memory_are_freed_where_the_disk_is_full(
+    make: Build, monkeypatch: pytest.MonkeyPatch, chosen: list[weakref.ref[HotRows]]
+) -> None:
+    loader = make(3, 6, hot=20_000)  # two windows in each structure file
+    plain = make(0)
+    assert_equal(batches_of(loader, 1), batches_of(plain, 1))
+    assert [hot() is not None for hot in chosen] == [True]
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for name in ("pwrite", "posix_fallocate"):
+        monkeypatch.setattr(os, name, refuse)
+    with pytest.warns(UserWarning, match="in memory from here on"):
+        batches = batches_of(loader, 3)
+    assert_equal(batches, batches_of(plain, 3))
+    gc.collect()
+    assert [hot() is not None for hot in chosen] == [False]
 
 
 def test_waiting_ends_where_the_run_is_to_stop(
