@@ -14,7 +14,7 @@ from ..graph.npz import Array
 from ..kernels import kernel, prefetch
 from .plan import ID_BYTES
 
-_MOST_VISITS = 255  # that are told apart
+_MOST_VISITS = 255  # a count stops there
 _COUNTED_NODES = 2**20  # at a time
 
 

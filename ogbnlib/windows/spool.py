@@ -191,7 +191,7 @@ class Spool:
             evaluations = self._evaluations
             self._evaluations = ()
             if not self._shard:
-                # Memory may have no room for these rows beside a single structure file's samples.
+                # Memory may lack room for these rows and for the samples of a single structure file.
                 self._hot = None
             self._sample([self, *evaluations], place)
         fresh = None
@@ -337,8 +337,8 @@ class Spool:
                 filled[-1][place] = stored._replace(arrays=(*stored.arrays, read))
                 targets.append((file, offset))
         windows = [stored for shard in shards for stored in shard.values()]
-        kept = 0 if fresh is None else len(fresh.ids)
-        bounds = np.cumsum([0, *(stored.num_rows for stored in windows), kept])
+        num_fresh = 0 if fresh is None else len(fresh.ids)
+        bounds = np.cumsum([0, *(stored.num_rows for stored in windows), num_fresh])
         index = np.empty(bounds[-1], index_dtype(x.num_rows))
         for stored, (begin, end) in zip(windows, itertools.pairwise(bounds.tolist()), strict=False):
             ids = stored.arrays[0]()
