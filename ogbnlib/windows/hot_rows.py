@@ -72,7 +72,8 @@ class HotRows:
             visits[ids] += visits[ids] < _MOST_VISITS
         spare = room_bytes - num_nodes * 3 // 16
         room = max(0, spare // (num_features * dtype.itemsize + ID_BYTES))
-        counts = np.zeros(_MOST_VISITS + 1, np.int64)
+        # one number of visits more, which no node has: there is room for these in any case
+        counts = np.zeros(_MOST_VISITS + 2, np.int64)
         for begin in range(0, num_nodes, _COUNTED_NODES):
             counts += np.bincount(visits[begin : begin + _COUNTED_NODES], minlength=len(counts))
         with_as_many = np.cumsum(counts[::-1])[::-1]

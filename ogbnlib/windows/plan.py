@@ -330,10 +330,10 @@ class _Spool:
         return self.left * float(np.interp(nodes, _HOT_NODES, self.cold_rows))
 
     def _divide(self, num_files: int, hot_bytes: int) -> tuple[int, int, Windows] | None:
-        """The bytes moved by a division into `num_files` structure files, with `hot_bytes` for rows
-        in memory; -num_files, and its windows. None where it has no room.
+        """The windows of a division into `num_files` structure files, with `hot_bytes` for rows in
+        memory, behind the bytes that it moves and -num_files; None where there is no room for it.
 
-        Rows in memory are chosen when the first file is sampled; a single one gives its memory back.
+        These rows are chosen when the first file is sampled; a single one gives its memory back.
         """
         size = self.size
         total = self.total
@@ -378,7 +378,7 @@ class _Spool:
         return self._windows(num_files, parts, spooling)
 
     def _windows(self, num_files: int, parts: int, spooling: Spooling) -> tuple[int, int, Windows]:
-        """What `_divide` returns, with `parts` shards planned for a structure file."""
+        """The result of `_divide`, with `parts` shards planned for each structure file."""
         size = self.size
         total = self.total
         file_passes = -(-spooling.structure_batches // spooling.sampled_batches)

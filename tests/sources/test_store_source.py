@@ -1,5 +1,6 @@
 """A store made into another one: the same graph, with other features or with reverse edges."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,13 @@ def test_what_is_refused_leaves_nothing(tmp_path: Path, store: Store) -> None:
     hops = propagate(store.path, tmp_path / "hops", hops=1, progress=False)
     with pytest.raises(InputError, match="found propagated features, which have no edges"):
         convert(hops, tmp_path / "new", progress=False)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(store.path, damaged)
+    with open(damaged / "colptr.npy", "r+b") as file:
+        file.seek(-8, 2)
+        file.write(bytes(8))  # the last offset
+    with pytest.raises(InputError, match=r"colptr\.npy"):
+        convert(damaged, tmp_path / "new", progress=False)
     with open(store.file_path("row"), "r+b") as file:
         file.seek(-4, 2)
         file.write(b"\1\0\0\0")

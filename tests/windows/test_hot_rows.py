@@ -39,6 +39,9 @@ def test_the_nodes_that_most_windows_visit_are_chosen() -> None:
 def test_visits_are_told_apart_up_to_255() -> None:
     windows = [[5, 6]] * 300 + [[5]] * 100 + [[7]] * 200
     assert chosen(windows, 2).ids.tolist() == [5, 6]
+    # more nodes than have room are visited by as many windows as are counted
+    assert chosen([[5, 6, 7], [5, 6, 7, 8]] * 300, 1).ids.tolist() == [5]
+    assert chosen([[5, 6, 7], [5, 6, 7, 8]] * 300, 0).ids.tolist() == []
 
 
 def test_rows_are_merged_in_the_order_of_the_ids() -> None:
