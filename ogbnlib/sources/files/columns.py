@@ -146,6 +146,9 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
                 return text.cast(kind)
         with contextlib.suppress(pa.ArrowInvalid):
             return _cast(text.cast("double"), kind)
+        if kind == "double":
+            with contextlib.suppress(pa.ArrowInvalid):
+                return text.cast("bool").cast("double")  # True and False, as pandas writes them
         return None
     if kind == "int64":
         # arrow takes True for 1, a date for a number of days

@@ -25,9 +25,9 @@ from ..labels import (
 )
 from ..source import Source, stamped, stored_dtype
 from .columns import Columns, Nodes, Piece, Table, numbers, option
-from .layouts import find_files, layout_of, splits_in_order
+from .layouts import SPLIT_DICT, find_files, layout_of, splits_in_order
 from .node_features import Features
-from .node_labels import read_labels, read_split, read_splits
+from .node_labels import read_labels, read_split, read_split_dict, read_splits
 from .readers import open_table
 from .roles import Named, decide, is_id_like, kinds
 
@@ -101,7 +101,7 @@ def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Tabl
     of_file: dict[Path, Table] = {}
     for role, file in paths.items():
         is_array = file.suffix == ".npy" and file.is_file()
-        if role == "features" and is_array:
+        if (role == "features" and is_array) or file.name == SPLIT_DICT:
             continue
         with problems.catch():
             if role == "labels" and is_array:
@@ -154,6 +154,8 @@ def _read_all_splits(
     if "splits" in columns:
         with problems.catch():
             return read_splits(columns["splits"], nodes)
+    if "splits" in paths and "splits" not in columns:
+        return read_split_dict(paths["splits"])
     if "train" not in columns:  # a layout without files of splits
         bounds = splits_in_order(nodes.num_nodes, paths["labels"])
         return {split: np.arange(*ends) for split, ends in bounds.items()}
