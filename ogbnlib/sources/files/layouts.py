@@ -22,6 +22,7 @@ _PREFERRED = (".npy", ".parquet", ".csv", ".csv.gz")  # before the same name in 
 _OGB_BOTH_WAYS = ("ogbn_products", "ogbn_proteins")
 _FEW = 8  # names of files in a message
 SPLIT_DICT = "split_dict.pt"  # of MAG240M
+OPTIONS = "dataset.yaml"  # options of a conversion, see `sources.options`
 
 
 def split_folder(path: Path) -> Path:
@@ -163,6 +164,8 @@ def is_tables(folder: StrPath) -> bool:
     if is_store(folder) or not folder.is_dir():
         return False
     entries = _entries(folder)
+    if (folder / OPTIONS).is_file() and not (folder / "raw" / "data.npz").is_file():
+        return True
     return layout_of(folder)[0] is not None or any(
         _named(entries, role) for role in ("edges", "features")
     )
@@ -183,7 +186,7 @@ def find_files(
     unknown = [role for role in own if role not in ROLE_NAMES]
     if unknown:
         raise InputError(f"files: {unknown_name(unknown[0], ROLE_NAMES, 'role of a file')}")
-    done = _replaced_roles(own)
+    done = replaced_roles(own)
     entries = _entries(folder)
     files = dict[str, Path]()
     problems = Problems()
@@ -220,7 +223,7 @@ def find_files(
     return files
 
 
-def _replaced_roles(own: Mapping[str, Path]) -> set[str]:
+def replaced_roles(own: Mapping[str, Path]) -> set[str]:
     """Return the roles for which no file is read, given the files that the user names."""
     roles = set[str]()
     if str(own.get("features")) in ("ones", "degree"):

@@ -238,7 +238,12 @@ def read_split_dict(file: Path) -> dict[str, Array]:
 
     # what numpy's arrays of whole numbers need, by the names of numpy 1 and 2
     names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
-    safe: list[Any] = [*((_reconstruct, name) for name in names), np.ndarray, np.dtype, type(np.dtype("i8"))]
+    safe: list[Any] = [
+        *((_reconstruct, name) for name in names),
+        np.ndarray,
+        np.dtype,
+        type(np.dtype("i8")),
+    ]
     with naming(file, "a dict of train and valid, int64 ids, saved by torch"), safe_globals(safe):
         content = torch.load(file, weights_only=True)
         splits = {split: np.asarray(content[split], np.int64) for split in SPLITS[:2]}
