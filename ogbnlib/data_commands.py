@@ -149,7 +149,7 @@ def convert(
     source: Annotated[
         Path,
         typer.Argument(
-            help="OGB's or IGB's layout, an official name, a store, or a folder of edges, features, ..."
+            help="OGB's, IGB's or MAG240M's layout, an official name, a store, or a folder of edges, ..."
         ),
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
@@ -160,7 +160,7 @@ def convert(
     valid: Annotated[Path | None, _file("--valid", "--val", help="The same.")] = None,
     test: Annotated[Path | None, _file(help="The same.")] = None,
     splits: Annotated[Path | None, _file(help="Columns node_id and split.")] = None,
-    nodes: Annotated[Path | None, _file(help="Name of each row of features.")] = None,
+    nodes: Annotated[Path | None, _file(help="Node names, or all columns.")] = None,
     edge_columns: Annotated[
         str | None, typer.Option(help='Such as "citing,cited"; default source,target.')
     ] = None,

@@ -212,8 +212,8 @@ def open_tables(
             "node_id", "node" or "id".
         leave_out: columns that are never used, in any file.
         num_classes: the largest label plus one if None.
-        drop_unknown: leave out edges from or to a name that no node has; standard error says how
-            many.
+        drop_unknown: leave out edges from or to a name that no node has; the store's summary has
+            their number.
         files: paths of `edges`, `features` and so on, instead of those in the folder; also a
             folder of parts or a pattern such as "edges/part-*.csv". Several roles may have the same
             file. `features` may be "ones", or "degree": log(1 + in-degree) and
