@@ -34,8 +34,16 @@ RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
 _NewDtype = Annotated[
     str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")
 ]
-_Relabel = Annotated[
-    bool, typer.Option("--relabel", help="Ids are names: text, or numbers with gaps.")
+_Relabel = Annotated[bool | None, typer.Option(help="Ids are names: text, or numbers with gaps.")]
+_DropUnknown = Annotated[
+    bool | None, typer.Option(help="Leave out edges of names that no node has.")
+]
+_DropUnlabelled = Annotated[
+    bool | None, typer.Option(help="Nodes without a label leave the splits.")
+]
+_Undirected = Annotated[
+    bool | None,
+    typer.Option("--undirected/--directed", help="Add reverse edges, drop duplicates."),
 ]
 _CacheLimit = Annotated[str | None, typer.Option(help='Such as "4 GB", page cache included.')]
 _StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
@@ -137,10 +145,11 @@ _file = functools.partial(typer.Option, rich_help_panel=_FILES)
 
 @app.command()
 def convert(
+    context: typer.Context,
     source: Annotated[
         Path,
         typer.Argument(
-            help="OGB's or IGB's layout, an official name, a store, or a folder of edges, features, ..."
+            help="OGB's, IGB's or MAG240M's layout, an official name, a store, or a folder of edges, ..."
         ),
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
@@ -151,7 +160,7 @@ def convert(
     valid: Annotated[Path | None, _file("--valid", "--val", help="The same.")] = None,
     test: Annotated[Path | None, _file(help="The same.")] = None,
     splits: Annotated[Path | None, _file(help="Columns node_id and split.")] = None,
-    nodes: Annotated[Path | None, _file(help="Name of each row of features.")] = None,
+    nodes: Annotated[Path | None, _file(help="Node names, or all columns.")] = None,
     edge_columns: Annotated[
         str | None, typer.Option(help='Such as "citing,cited"; default source,target.')
     ] = None,
@@ -167,31 +176,28 @@ def convert(
     num_classes: Annotated[
         int | None, typer.Option(help="Default: the largest label plus one.")
     ] = None,
-    relabel: _Relabel = False,
+    relabel: _Relabel = None,
+    drop_unknown: _DropUnknown = None,
+    drop_unlabelled: _DropUnlabelled = None,
     data_dir: DataDir = Path("dataset"),
-    undirected: Annotated[
-        bool, typer.Option("--undirected", help="Add reverse edges, drop duplicates.")
-    ] = False,
+    undirected: _Undirected = None,
     feature_dtype: _NewDtype = None,
+    save_options: Annotated[
+        bool | None, typer.Option("--save-options", help="Write them to SOURCE/dataset.yaml.")
+    ] = None,
     memory_limit: _CacheLimit = None,
     as_json: Json = False,
 ) -> None:
     """Turn a data set into a store on disk, in bounded memory."""
     from .sources.convert import convert as make_store
     from .sources.convert import open_source
-    from .sources.files.layouts import ROLE_NAMES
+    from .sources.options import NAMES
 
-    files = (edges, features, labels, train, valid, test, splits, nodes)
-    lists = {"edge_columns": edge_columns, "label_columns": label_columns, "leave_out": leave_out}
-    options: dict[str, Any] = dict(zip(ROLE_NAMES, files, strict=True))
-    options |= {name: text.split(",") for name, text in lists.items() if text is not None}
-    options |= {"id_column": id_column, "num_classes": num_classes, "relabel": relabel or None}
-    options = {name: value for name, value in options.items() if value is not None}
+    params = context.params.items()
+    options = {name: value for name, value in params if name in NAMES and value is not None}
     store = make_store(
         open_source(source, data_dir, **options),
         store_dir,
-        undirected=undirected,
-        feature_dtype=feature_dtype,  # type: ignore[arg-type]  # `convert` refuses others
         memory_limit=memory_limit,
         progress=not as_json,
     )

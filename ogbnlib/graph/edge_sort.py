@@ -148,6 +148,7 @@ class EdgeSort:
     `undirected`, every edge is taken both ways, and columns are sorted and without duplicates.
 
     Attributes:
+        num_read: edges from `read`.
         num_self_loops: of the columns that are written.
         connected: the nodes with an edge.
     """
@@ -161,6 +162,7 @@ class EdgeSort:
         self.workspace = workspace
         self.done = done
         self.chunk_edges = max(1, min(2**20, workspace // 128))
+        self.num_read = 0
         self.num_self_loops = 0
         self.connected = NodeSet(num_nodes)
         self._dtype = index_dtype(num_nodes)
@@ -188,6 +190,7 @@ class EdgeSort:
         """Write all edges, chunks of `src` and `dst`, to disk."""
         for src, dst in chunks:
             self._pairs.add(src, dst, self.undirected)
+            self.num_read += len(src)
             self.done(16 * len(src))
         self._pairs.drop()
 

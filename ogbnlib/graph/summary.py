@@ -33,17 +33,21 @@ def summarized(store: Store) -> str:
         name: f"{count:,}" if isinstance(count, int) else _class_size(store, *count)
         for name, count in store.summary.items()
     }
+    dropped = {"dropped_edges": "", "dropped_seeds": ""}  # absent in earlier versions' stores
+    for name in dropped:
+        if store.summary.get(name):
+            dropped[name] = f", {counts[name]} left out"
     merged = ""
     if store.undirected:
         both = f"{2 * store.summary['edges_read']:,} with their reverses"
         merged = f" ({both}, {counts['merged_edges']} of them merged)"
     splits = ", ".join(f"{split} {count:,}" for split, count in store.num_seeds.items())
     return f"""{text}
-  edges: {counts["edges_read"]} read{merged}; self-loops: {counts["self_loops"]}; \
+  edges: {counts["edges_read"]} read{dropped["dropped_edges"]}{merged}; self-loops: {counts["self_loops"]}; \
 isolated nodes: {counts["isolated_nodes"]}
   classes: {store.num_classes:,}; largest: {counts["largest_class"]}; \
 smallest: {counts["smallest_class"]}; without a node: {counts["empty_classes"]}
-  splits: {splits}; nodes without a label: {counts["unlabelled_nodes"]}"""
+  splits: {splits}{dropped["dropped_seeds"]}; nodes without a label: {counts["unlabelled_nodes"]}"""
 
 
 def _class_size(store: Store, number: int, num_nodes: int) -> str:

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
@@ -30,10 +31,9 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
-from .files.layouts import is_tables
 from .leaks import refuse_leaks
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
-from .ogb import open_raw
+from .options import OF_CONVERSION, open_folder
 from .source import Source
 from .store_source import from_store
 
@@ -60,8 +60,11 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
-def _check_labels(source: Source, splits: Mapping[str, Array]) -> dict[str, object]:
-    """Refuse splits that can't be trained on; return the summary's entries of labels."""
+def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]:
+    """Refuse splits that can't be trained on; return the summary's entries of labels.
+
+    With the option `drop_unlabelled`, nodes without a label leave `splits` first.
+    """
     labelled = NodeSet(source.num_nodes)
     begin = 0
     sizes = np.zeros(source.num_classes, np.int64)
@@ -70,11 +73,19 @@ def _check_labels(source: Source, splits: Mapping[str, Array]) -> dict[str, obje
         labelled.add(begin + np.flatnonzero(some))
         np.add.at(sizes, chunk[some], 1)
         begin += len(chunk)
+    num_seeds = sum(map(len, splits.values()))
+    if source.options.get("drop_unlabelled"):
+        for name, ids in splits.items():
+            bare = (ids >= 0) & (ids < source.num_nodes)
+            bare[bare] = ~labelled.contains(ids[bare])
+            splits[name] = ids[~bare]
+    num_dropped = num_seeds - sum(map(len, splits.values()))
     problems = Problems()
     for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-        problems.add(f"{source.where(name)}: {problem}")
+        hint = "; --drop-unlabelled leaves them out" if "without a label" in problem else ""
+        problems.add(f"{source.where(name)}: {problem}{hint}")
     problems.refuse()
-    return count_labels(sizes, source.num_nodes)
+    return {**count_labels(sizes, source.num_nodes), "dropped_seeds": num_dropped}
 
 
 class _Conversion:
@@ -145,8 +156,9 @@ class _Conversion:
         ):
             edges.write(row, colptr)
         self._writer.entries["summary"] |= {
-            "edges_read": source.num_edges,
-            "merged_edges": (1 + undirected) * source.num_edges - row.length,
+            "edges_read": edges.num_read,
+            "dropped_edges": source.num_edges - edges.num_read,
+            "merged_edges": (1 + undirected) * edges.num_read - row.length,
             "self_loops": edges.num_self_loops,
             "isolated_nodes": source.num_nodes - edges.connected.count(),
         }
@@ -233,24 +245,22 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
 
 def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any) -> Source:
     """Return a named data set; `options` are those of `open_tables`, in OGB's layout only
-    num_classes."""
+    num_classes, and those of `options.OF_CONVERSION`. A folder may have more in `dataset.yaml`."""
     name = home(name)
+    own = {key: options[key] for key in OF_CONVERSION if key in options}
+    others = {key: value for key, value in options.items() if key not in own}
     if is_store(name):
-        _refuse_options(name, "a store", options)
-        return from_store(open_store(name))
+        _refuse_options(name, "a store", others)
+        return replace(from_store(open_store(name)), options=own)
     if is_official(str(name)):
         official = locate_official(str(name), home(data_dir))
-        _refuse_options(name, "an official name", options)
+        _refuse_options(name, "an official name", others)
         if not official.present:
             raise InputError(
                 f"{official.folder}: {name} is not there: python -m ogbnlib download {name}"
             )
-        return open_official(official)
-    if not {*options} - {"num_classes"} and not is_tables(name):
-        return open_raw(name, **options)
-    from .files.own_files import open_tables
-
-    return open_tables(name, **options)
+        return replace(open_official(official), options=own)
+    return open_folder(name, options)
 
 
 def _refuse_options(name: StrPath, what: str, options: Mapping[str, object]) -> None:
@@ -265,7 +275,7 @@ def convert(
     source: StrPath | Source,
     path: StrPath,
     *,
-    undirected: bool = False,
+    undirected: bool | None = None,
     feature_dtype: FeatureDtype | None = None,
     memory_limit: str | int | None = None,
     progress: Progress = True,
@@ -280,18 +290,20 @@ def convert(
         source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an
             official name in the folder "dataset", a store, or any `Source`.
         path: new or empty.
-        undirected: add reverse edges; columns are then sorted and without repeats.
+        undirected: add reverse edges, sort columns, drop repeats; by default as `dataset.yaml` says.
         feature_dtype: float16 halves disk and traffic; values beyond its range are refused. int8
             halves them again: 255 steps from a column's smallest value to its largest, which take
             another pass over the features. By default the data set's own, float32 for float64.
-        memory_limit: "4 GB" or bytes for this whole process; by default 1 GB beyond its present
-            memory, or the limit of the process if that is less. A memory cgroup of that size is
-            enough, written pages included; 1 GB is enough for ogbn-papers100M.
-        progress: show it: a bar, in a log a line every 30 s. A function is called instead.
+        memory_limit: "4 GB" or bytes for this whole process, written pages included; by default its
+            own limit, at most 1 GB beyond its present memory. 1 GB is enough for ogbn-papers100M.
+        progress: show a bar, in a log a line every 30 s. A function is called instead.
         check: called between chunks; its exception ends the conversion, and nothing is left behind.
     """
     if not isinstance(source, Source):
         source = open_source(source)
+    if undirected is None:
+        undirected = source.options.get("undirected", False)
+    feature_dtype = feature_dtype or source.options.get("feature_dtype")
     if feature_dtype not in (None, *get_args(FeatureDtype)):
         raise InputError(
             f"feature_dtype: expected {', '.join(get_args(FeatureDtype))}, got {feature_dtype!r}"
@@ -309,8 +321,7 @@ def convert(
         f"{format_bytes(final + temporary)} of free disk space "
         f"({format_bytes(final)} for the store, {format_bytes(temporary)} until it is done)",
     )
-    # int8: one more pass
-    x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)
+    x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     refuse_leaks(source)
     made_of = {**source.origin, "num_nodes": source.num_nodes}

@@ -23,6 +23,7 @@ from ..graph.npz import Array
 from ..graph.store import GraphSize
 from ..graph.store_format import SPLITS
 from ..progress import counted, doing
+from .files.layouts import OGB_CSV, OGB_MAG
 from .ogb import layout_files, open_raw
 from .source import Source, stamped
 
@@ -45,6 +46,8 @@ KNOWN = {
     for size in (
         _known("ogbn-arxiv", 169_343, 1_166_243, 128, 40, 90_941, 29_799, 48_603),
         _known("ogbn-products", 2_449_029, 61_859_140, 100, 47, 196_615, 39_323, 2_213_091),
+        # its papers and their citations
+        _known("ogbn-mag", 736_389, 5_416_271, 128, 349, 629_571, 64_879, 41_939),
         _known(
             "ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338
         ),
@@ -53,8 +56,6 @@ KNOWN = {
 # The others, with the reason and a way to train them.
 _OWN_SCRIPT = "train it with a script of your own under `python -m ogbnlib watch`"
 REFUSED = {
-    "ogbn-mag": "it has four kinds of nodes and a store has one; pass its papers and their citations "
-    f"to Store.from_data as a PyG Data, or {_OWN_SCRIPT}",
     "ogbn-proteins": "it has 112 labels a node and no features, and a store has one label and "
     f"features; {_OWN_SCRIPT}",
 }
@@ -191,10 +192,13 @@ def locate_official(name: str, root: StrPath) -> Located:
     binary = meta["binary"] == "True"
     files = ["raw/data.npz"]
     if not binary:
-        raw = ("edge", "node-feat", "node-label")
-        files = [f"raw/{part}.csv.gz" for part in raw] + [
-            f"split/{meta['split']}/{split}.csv.gz" for split in SPLITS
-        ]
+        layout = OGB_CSV
+        splits = f"split/{meta['split']}"
+        if name == "ogbn-mag":
+            layout = OGB_MAG
+            splits += "/paper"
+        files = [paths[0] for paths in layout.files.values()]
+        files += [f"{splits}/{split}.csv.gz" for split in SPLITS]
         # without it ogb takes the data set for outdated
         files += [f"RELEASE_v{meta['version']}.txt"]
     missing = [file for file in files if not (folder / file).is_file()]
@@ -217,21 +221,12 @@ def open_official(located: Located) -> Source:
     folder = fetch(located.name, located.folder.parent)
     if located.binary:
         return open_raw(folder, num_classes=located.num_classes)
-    raw = folder / "raw"
-    split = folder / "split" / located.meta["split"]
     stamps = stamped(layout_files(folder))
+    layout = OGB_MAG if located.name == "ogbn-mag" else OGB_CSV
+    edges = folder / layout.files["edges"][0]
     try:
-        source = open_tables(
-            folder,
-            num_classes=located.num_classes,
-            edges=raw / "edge.csv.gz",
-            features=raw / "node-feat.csv.gz",
-            labels=raw / "node-label.csv.gz",
-            train=split / "train.csv.gz",
-            valid=split / "valid.csv.gz",
-            test=split / "test.csv.gz",
-        )
-        _check_counts(raw, source)
+        source = open_tables(folder, num_classes=located.num_classes, edges=edges)
+        _check_counts(edges.parent, source)
     except InputError as error:
         raise InputError(f"{error}; download the data set again if it is damaged") from None
     source = replace(source, name=located.name, path=folder, stamps=stamps)
@@ -241,8 +236,12 @@ def open_official(located: Located) -> Source:
 
 
 def _check_counts(raw: Path, source: Source) -> None:
-    """Compare the numbers of rows with those that the data set lists."""
-    for name, num_rows in (("node", source.num_nodes), ("edge", source.num_edges)):
+    """Compare the numbers of rows with those that the data set lists; of several kinds of nodes the
+    edges alone have a list."""
+    num_rows_of = {"edge": source.num_edges}
+    if raw.name == "raw":
+        num_rows_of["node"] = source.num_nodes
+    for name, num_rows in num_rows_of.items():
         file = raw / f"num-{name}-list.csv.gz"
         with naming(file, "a number"), gzip.open(file, "rt") as lines:
             count = int(lines.read(32))

@@ -21,7 +21,7 @@ from ..files import StrPath, home, write_json
 from ..graph import npz
 from ..graph.npz import Array, Member
 from ..graph.store_format import SPLITS
-from .files.layouts import not_a_data_set, split_folder
+from .files.layouts import OPTIONS, not_a_data_set, split_folder
 from .labels import MAX_CLASSES, check_num_classes, clean_labels, count_classes
 from .source import Source, stamped
 
@@ -34,6 +34,7 @@ def layout_files(folder: Path) -> dict[str, Path]:
         *sorted((folder / "raw").rglob("*")),
         *sorted((folder / "split").rglob("*")),
         folder / "meta.json",
+        folder / OPTIONS,
     ]
     return {str(file.relative_to(folder)): file for file in files if file.is_file()}
 

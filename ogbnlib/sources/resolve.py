@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..files import StrPath, check_new, home
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .files.layouts import find_files, is_tables, layout_of
+from .files.layouts import ROLE_NAMES, find_files, is_tables, layout_of
 from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official, open_official
 from .ogb import layout_files, open_raw
+from .options import open_folder, options_file, read_options
 from .sizes import PUBLIC
 from .source import Source, origin_of, stamped, stored_dtype
 
@@ -105,15 +106,14 @@ def resolve(request: DataRequest) -> Store | _Pending:
         return store
     is_missing = False
     folder = layout_of(Path(os.path.abspath(name)))[1]
+    given = {"undirected": request.undirected, "feature_dtype": request.feature_dtype}
+    given = {option: value for option, value in given.items() if value is not None}
     if is_official(name):
         official = locate_official(name, home(request.data_dir or OFFICIAL_DIR))
         is_missing = not official.present and not request.download
         pending = _pending_official(official, request)
-    elif is_tables(name):
-        dtype = stored_dtype(find_files(folder)["features"])
-        pending = _pending(folder, find_files, lambda: _open_tables(folder), None, dtype, request)
     else:
-        pending = _pending_raw(open_raw(folder), folder, request)
+        pending = _pending_folder(folder, request, given)
     store_of_it = pending.existing()
     if store_of_it is not None:
         return store_of_it
@@ -123,6 +123,24 @@ def resolve(request: DataRequest) -> Store | _Pending:
         )
     _check_target(pending.target)
     return pending
+
+
+def _pending_folder(folder: Path, request: DataRequest, given: Mapping[str, Any]) -> _Pending:
+    """Name the store of a folder whose `dataset.yaml` may have options; those of `given` win."""
+    options = read_options(folder)
+    if request.undirected is None:
+        request = dataclasses.replace(request, undirected=options.get("undirected"))
+
+    def find(folder: Path) -> Mapping[str, Path]:
+        files = find_files(folder, {role: options.get(role) for role in ROLE_NAMES})
+        return {**files, **options_file(folder)}
+
+    if not is_tables(folder):
+        raw = open_folder(folder, given)
+        dtype = np.dtype(options.get("feature_dtype", raw.feature_dtype))
+        return _pending(folder, layout_files, lambda: raw, raw.size, dtype, request)
+    dtype = np.dtype(options.get("feature_dtype", stored_dtype(find(folder).get("features"))))
+    return _pending(folder, find, lambda: open_folder(folder, given), None, dtype, request)
 
 
 def _pending_official(official: Located, request: DataRequest) -> _Pending:
@@ -138,12 +156,6 @@ def _pending_official(official: Located, request: DataRequest) -> _Pending:
 
 def _pending_raw(raw: Source, folder: Path, request: DataRequest) -> _Pending:
     return _pending(folder, layout_files, lambda: raw, raw.size, raw.feature_dtype, request)
-
-
-def _open_tables(folder: Path) -> Source:
-    from .files.own_files import open_tables  # imports pyarrow; most runs have a store
-
-    return open_tables(folder)
 
 
 def _pending(

@@ -22,6 +22,7 @@ class Source:
 
     Attributes:
         feature_dtype: of the features in a store.
+        num_edges: at most; `edge_chunks` may leave some out.
         edge_chunks: yields (sources, destinations) int64, in range, at most as many at a time as
             its argument.
         x_chunks: yields rows of features [n, F] in any float dtype, unchecked.
@@ -39,6 +40,8 @@ class Source:
         stamps: the files that are read, with their `stamp` at opening, by the names that the
             store's origin has.
         generated: the store's origin, for generated data.
+        options: undirected, feature_dtype and drop_unlabelled, for a conversion that is not told
+            otherwise.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Source:
     path: Path | None = None
     stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
     generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def check_unchanged(self) -> None:
         """Refuse files that changed since they were opened: a mix of old and new data has no wrong

@@ -154,13 +154,7 @@ def test_a_known_data_set_has_its_size_wherever_it_is(
         size_of("ogbn-arxive")
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("ogbn-mag", "four kinds of nodes .* pass its papers .* to Store.from_data"),
-        ("ogbn-proteins", "112 labels a node .*watch"),
-    ],
-)
+@pytest.mark.parametrize(("name", "reason"), [("ogbn-proteins", "112 labels a node .*watch")])
 def test_every_door_refuses_an_official_data_set_that_can_not_be_a_store(
     name: str, reason: str, tmp_path: Path
 ) -> None:
@@ -367,7 +361,7 @@ def test_a_generated_data_set_is_made_once_for_all(
     assert (both.path.name, both.undirected) == ("synthetic-0.0001-seed3-undirected.store", True)
 
 
-@pytest.mark.parametrize("name", ["ogbn-mag", "ogbn-proteins"])
+@pytest.mark.parametrize("name", ["ogbn-proteins"])
 def test_a_data_set_that_can_not_be_trained_is_refused_by_each_command_in_one_sentence(
     name: str, tmp_path: Path
 ) -> None:

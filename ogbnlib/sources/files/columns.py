@@ -146,6 +146,9 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
                 return text.cast(kind)
         with contextlib.suppress(pa.ArrowInvalid):
             return _cast(text.cast("double"), kind)
+        if kind == "double":
+            with contextlib.suppress(pa.ArrowInvalid):
+                return text.cast("bool").cast("double")  # True and False, as pandas writes them
         return None
     if kind == "int64":
         # arrow takes True for 1, a date for a number of days
@@ -248,12 +251,18 @@ class Nodes:
             else pd.util.hash_array(numbers(keys), categorize=False)
         )
 
+    def find(self, piece: Piece) -> Array:
+        """Return int64 rows of ids, -1 for a name that no node has."""
+        return self(piece) if self.names is None else self._index.get_indexer(self._keys(piece))
+
     def __call__(self, piece: Piece) -> Array:
         """Return int64 rows of ids."""
         ids = self._keys(piece)
         if self.names is not None:
             ids = self._index.get_indexer(ids)
-        hint = from_one(ids, self.num_nodes) if self.names is None else ""
+        hint = "; --drop-unknown leaves out edges of other names"
+        if self.names is None:
+            hint = from_one(ids, self.num_nodes)
         piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected, hint)
         return ids.astype(np.int64, copy=False)
 

@@ -2,7 +2,7 @@
 publish. Nothing of their content is read."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ...errors import InputError, Problems, unknown_name
 from ...files import StrPath, home, whereabouts
 from ...graph.store import is_store
 from ...graph.store_format import META, SPLITS, nearby
-from .formats import READABLE, ending, format_of, is_parts
+from .formats import READABLE, ending, files_of, format_of, is_parts
 
 ROLE_NAMES = {  # of each role's file
     "edges": ("edges", "edge_index"), "features": ("features", "x"), "labels": ("labels", "y"),
@@ -21,6 +21,8 @@ _PREFERRED = (".npy", ".parquet", ".csv", ".csv.gz")  # before the same name in 
 # data sets to which OGB's reader adds the reverse of each edge
 _OGB_BOTH_WAYS = ("ogbn_products", "ogbn_proteins")
 _FEW = 8  # names of files in a message
+SPLIT_DICT = "split_dict.pt"  # of MAG240M
+OPTIONS = "dataset.yaml"  # options of a conversion, see `sources.options`
 
 
 def split_folder(path: Path) -> Path:
@@ -43,12 +45,14 @@ class _Layout:
 
     Attributes:
         files: for each role, the paths of its file in order of preference.
-        splits: returns the folder of the files of the splits; None for 60 % of the nodes for train,
-            20 % for valid and 20 % for test, in order.
+        splits: returns the folder of the files of the splits; None for a file of `splits` or, without
+            one, 60 % of the nodes for train, 20 % for valid and 20 % for test, in order.
+        left_out: what the layout has that a store does not take.
     """
 
     files: Mapping[str, tuple[str, ...]]
     splits: Callable[[Path], Path] | None
+    left_out: str = ""
 
     def candidates(self, folder: Path, role: str) -> list[Path]:
         if role in SPLITS and self.splits is not None:
@@ -57,31 +61,52 @@ class _Layout:
         return [path for path in paths if path.is_file()]
 
 
-LAYOUTS = (
-    # OGB's csv layout (snap-stanford/ogb, docs of read_graph_pyg), that of ogbn-arxiv
-    _Layout(
-        {
-            "edges": ("raw/edge.csv.gz",),
-            "features": ("raw/node-feat.csv.gz",),
-            "labels": ("raw/node-label.csv.gz",),
-        },
-        split_folder,
-    ),
-    # IGB-homogeneous. Its loader (IllinoisGraphBenchmark/IGB-Datasets, igb/dataloader.py) takes 19
-    # classes by default, and the splits from the order of the nodes.
-    _Layout(
-        {
-            "edges": ("processed/paper__cites__paper/edge_index.npy",),
-            "features": ("processed/paper/node_feat.npy",),
-            "labels": (
-                "processed/paper/node_label_19.npy",
-                "processed/paper/node_label_2K.npy",
-                "processed/paper/node_label_2983.npy",
-            ),
-        },
-        None,
-    ),
+# OGB's csv layout (snap-stanford/ogb, docs of read_graph_pyg), that of ogbn-arxiv
+OGB_CSV = _Layout(
+    {
+        "edges": ("raw/edge.csv.gz",),
+        "features": ("raw/node-feat.csv.gz",),
+        "labels": ("raw/node-label.csv.gz",),
+    },
+    split_folder,
 )
+# ogbn-mag (ogb/io/read_graph_raw.py): of its kinds of nodes the papers, which have the features, the
+# labels and the splits
+OGB_MAG = _Layout(
+    {
+        "edges": ("raw/relations/paper___cites___paper/edge.csv.gz",),
+        "features": ("raw/node-feat/paper/node-feat.csv.gz",),
+        "labels": ("raw/node-label/paper/node-label.csv.gz",),
+    },
+    lambda folder: split_folder(folder) / "paper",
+    "authors, institutions and fields of study",
+)
+# MAG240M (ogb/lsc/mag240m.py), its papers in the same way
+_MAG240M = _Layout(
+    {
+        "edges": ("processed/paper___cites___paper/edge_index.npy",),
+        "features": ("processed/paper/node_feat.npy",),
+        "labels": ("processed/paper/node_label.npy",),
+        "splits": (SPLIT_DICT,),
+    },
+    None,
+    "authors, institutions, and test, whose labels are not published",
+)
+# IGB-homogeneous. Its loader (IllinoisGraphBenchmark/IGB-Datasets, igb/dataloader.py) takes 19
+# classes by default, and the splits from the order of the nodes.
+_IGB = _Layout(
+    {
+        "edges": ("processed/paper__cites__paper/edge_index.npy",),
+        "features": ("processed/paper/node_feat.npy",),
+        "labels": (
+            "processed/paper/node_label_19.npy",
+            "processed/paper/node_label_2K.npy",
+            "processed/paper/node_label_2983.npy",
+        ),
+    },
+    None,
+)
+LAYOUTS = (OGB_CSV, OGB_MAG, _MAG240M, _IGB)
 # The nodes of IGB's size "full" with a label are the first ones (the same file).
 _IGB_LABELLED = {"node_label_19.npy": 227_130_858, "node_label_2K.npy": 157_675_969}
 _IGB_FULL = 269_346_174
@@ -139,6 +164,8 @@ def is_tables(folder: StrPath) -> bool:
     if is_store(folder) or not folder.is_dir():
         return False
     entries = _entries(folder)
+    if (folder / OPTIONS).is_file() and not (folder / "raw" / "data.npz").is_file():
+        return True
     return layout_of(folder)[0] is not None or any(
         _named(entries, role) for role in ("edges", "features")
     )
@@ -159,7 +186,7 @@ def find_files(
     unknown = [role for role in own if role not in ROLE_NAMES]
     if unknown:
         raise InputError(f"files: {unknown_name(unknown[0], ROLE_NAMES, 'role of a file')}")
-    done = _replaced_roles(own)
+    done = replaced_roles(own)
     entries = _entries(folder)
     files = dict[str, Path]()
     problems = Problems()
@@ -180,12 +207,15 @@ def find_files(
         if len(candidates) > 1:
             names = ", ".join(file.name for file in candidates[1:])
             say(f"{folder}: {candidates[0].name} is read, not {names}; --{role} names another")
+    _use_table_of_nodes(files, done)
     if "splits" in files and {*SPLITS} & {*files}:
         problems.add(f"{folder}: expected either splits or train, valid and test, found both")
     if layout and folder.name in _OGB_BOTH_WAYS and "edges" not in own:
         name = folder.name.replace("_", "-")
         say(f"{folder}: OGB adds reverse edges to {name}: pass that name, or --undirected")
-    in_order = layout is not None and layout.splits is None
+    if layout and layout.left_out:
+        say(f"{folder}: papers and their citations are read, not {layout.left_out}")
+    in_order = layout is _IGB
     missing = [role for role in _required(files, in_order) if role not in {*files, *done}]
     if missing:
         problems.add(_missing(folder, missing, entries))
@@ -193,7 +223,7 @@ def find_files(
     return files
 
 
-def _replaced_roles(own: Mapping[str, Path]) -> set[str]:
+def replaced_roles(own: Mapping[str, Path]) -> set[str]:
     """Return the roles for which no file is read, given the files that the user names."""
     roles = set[str]()
     if str(own.get("features")) in ("ones", "degree"):
@@ -202,6 +232,17 @@ def _replaced_roles(own: Mapping[str, Path]) -> set[str]:
     if names_splits != bool({*SPLITS} & {*own}):  # named files replace those in the folder
         roles |= {*SPLITS} if names_splits else {"splits"}
     return roles
+
+
+def _use_table_of_nodes(files: dict[str, Path], done: Collection[str]) -> None:
+    """Take features, labels and splits without files of their own from the table of nodes."""
+    nodes = files.get("nodes")
+    if nodes is None or format_of(files_of(nodes)[0]) not in ("text", "parquet", "arrow"):
+        return
+    roles = ["features", "labels"]
+    if not {*SPLITS} & {*files, *done}:
+        roles.append("splits")
+    files |= {role: nodes for role in roles if role not in {*files, *done}}
 
 
 def _required(files: Mapping[str, Path], in_order: bool) -> tuple[str, ...]:

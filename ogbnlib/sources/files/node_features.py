@@ -5,11 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import InputError
 from ...graph.npz import CHUNK_BYTES, Array, load, slices
 from .columns import Columns, Nodes, Piece, numbers, option
+from .readers import is_number
 
 _FEW = 20  # in fewer rows, distinct whole numbers may be a feature by chance
 
@@ -18,6 +20,24 @@ def _feature(piece: Piece) -> Array:
     """Return a column of features as float64."""
     hint = f"; a column of text is no feature: {option('--leave-out', piece.name)}"
     return numbers(piece.cast("double", "a number", hint))
+
+
+def _split_lists(values: pa.Array) -> pa.Array:
+    """Return text such as "[0.5, 1]" or "0.5 1" as lists of text, null for "", other arrays as they
+    are."""
+    if not pa.types.is_string(values.type):
+        return values
+    words = pc.replace_substring_regex(values, r"[\[\](){},;|\s]+", " ")
+    words = pc.utf8_trim_whitespace(words)
+    return pc.if_else(pc.equal(words, ""), None, pc.utf8_split_whitespace(words))
+
+
+def _is_list(values: pa.Array) -> bool:
+    """Whether values are lists, or text of several numbers each, judged by the first one."""
+    if hasattr(values.type, "value_type"):
+        return True
+    words = _split_lists(values[:1])[0].as_py() if pa.types.is_string(values.type) else None
+    return words is not None and len(words) > 1 and all(map(is_number, words))
 
 
 class Features:
@@ -46,19 +66,20 @@ class Features:
         self.own = columns.one("id")
         self.columns = columns.all("feature")
         if not self.columns:
-            raise table.refusal("columns of numbers, or one of lists", "add the features")
+            hint = "add the features, or convert with --features ones"
+            raise table.refusal("columns of numbers, or one of lists", hint)
         batches = table.batches(self.columns)
         first = next((batch for batch in batches if len(batch[0].values)), None)
         if first is None:
             raise InputError(f"{self.file}: expected a row for each node, found none")
         self.num_rows = table.num_rows
         self.width = len(first)
-        self._list = any(hasattr(piece.values.type, "value_type") for piece in first)
+        self._list = any(_is_list(piece.values) for piece in first)
         if self._list:
             if len(first) > 1:
                 hint = option("--leave-out", *self.columns[1:])
                 raise table.refusal("columns of numbers, or one of lists", hint)
-            values = first[0].values[0].as_py()
+            values = _split_lists(first[0].values[:1])[0].as_py()
             first[0].refuse([not values], "a list of numbers")
             self.width = len(values)
         elif not self.own and len(first) > 1 and len(first[0].values) >= _FEW:
@@ -95,15 +116,23 @@ class Features:
                 wrong = nodes(ids) != np.arange(ids.begin, ids.begin + len(ids.values))
                 ids.refuse(wrong, "the nodes in the order of their names")
             if self._list:
-                lists = pieces[0].values
+                lists = _split_lists(pieces[0].values)
                 lengths = numbers(
                     pc.if_else(lists.is_null(), -1, pc.list_value_length(lists)).fill_null(-1)
                 )
                 pieces[0].refuse(lengths != self.width, f"a list of {self.width} numbers")
-                flat = replace(pieces[0], values=lists.flatten())
-                yield numbers(flat.cast("double", "a number")).reshape(-1, self.width)
+                yield self._rows_of(pieces[0], lists)
             else:
                 yield np.stack([_feature(piece) for piece in pieces], axis=1)
+
+    def _rows_of(self, piece: Piece, lists: pa.Array) -> Array:
+        """Return lists of one length as rows [n, F] of float64."""
+        if pa.types.is_string(piece.values.type):
+            # column by column, so that a mistake is named by its row
+            columns = [replace(piece, values=pc.list_element(lists, i)) for i in range(self.width)]
+            return np.stack([numbers(part.cast("double", "a number")) for part in columns], axis=1)
+        flat = replace(piece, values=lists.flatten())
+        return numbers(flat.cast("double", "a number")).reshape(-1, self.width)
 
     @property
     def names(self) -> list[str]:

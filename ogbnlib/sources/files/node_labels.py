@@ -3,13 +3,15 @@
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import InputError
+from ...errors import InputError, naming
 from ...graph.array_checks import from_one
 from ...graph.npz import Array
 from ...graph.store_format import SPLITS, label_dtype
@@ -225,3 +227,24 @@ def read_splits(columns: Columns, nodes: Nodes) -> dict[str, Array]:
         for place, split in enumerate(SPLIT_OF.values()):
             parts[split].append(ids[codes == place])
     return {split: np.sort(np.concatenate(ids), kind="stable") for split, ids in parts.items()}
+
+
+def read_split_dict(file: Path) -> dict[str, Array]:
+    """Return int64 ids of the splits in MAG240M's split_dict.pt; test is empty, its papers have no
+    public labels."""
+    import torch
+    from numpy._core.multiarray import _reconstruct
+    from torch.serialization import safe_globals
+
+    # what numpy's arrays of whole numbers need, by the names of numpy 1 and 2
+    names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
+    safe: list[Any] = [
+        *((_reconstruct, name) for name in names),
+        np.ndarray,
+        np.dtype,
+        type(np.dtype("i8")),
+    ]
+    with naming(file, "a dict of train and valid, int64 ids, saved by torch"), safe_globals(safe):
+        content = torch.load(file, weights_only=True)
+        splits = {split: np.asarray(content[split], np.int64) for split in SPLITS[:2]}
+    return {**splits, "test": np.empty(0, np.int64)}

@@ -9,6 +9,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,9 @@ from ..labels import (
 )
 from ..source import Source, stamped, stored_dtype
 from .columns import Columns, Nodes, Piece, Table, numbers, option
-from .layouts import find_files, layout_of, splits_in_order
+from .layouts import SPLIT_DICT, find_files, layout_of, splits_in_order
 from .node_features import Features
-from .node_labels import read_labels, read_split, read_splits
+from .node_labels import read_labels, read_split, read_split_dict, read_splits
 from .readers import open_table
 from .roles import Named, decide, is_id_like, kinds
 
@@ -83,7 +84,8 @@ def _refuse_two_kinds(edges: Columns, nodes: Nodes) -> None:
     seen = np.zeros((2, nodes.num_nodes), bool)
     for pieces in edges.table.batches(names):
         for own, piece in zip(seen, pieces, strict=True):
-            own[nodes(piece)] = True
+            rows = nodes.find(piece)
+            own[rows[rows >= 0]] = True
         shared = np.flatnonzero(seen[0] & seen[1])
         if len(shared):
             first, second = names
@@ -101,7 +103,7 @@ def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Tabl
     of_file: dict[Path, Table] = {}
     for role, file in paths.items():
         is_array = file.suffix == ".npy" and file.is_file()
-        if role == "features" and is_array:
+        if (role == "features" and is_array) or file.name == SPLIT_DICT:
             continue
         with problems.catch():
             if role == "labels" and is_array:
@@ -116,10 +118,10 @@ def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Tabl
 
 def _find_nodes(
     paths: Mapping[str, Path],
-    features: Features | None,
     columns: Mapping[str, Columns],
     relabel: bool,
     where: StrPath,
+    features: Features | None,
 ) -> Nodes:
     """Return the map from ids to rows: names of a file nodes or of the features, else row
     numbers."""
@@ -131,6 +133,7 @@ def _find_nodes(
     if relabel and names is None:
         raise InputError(
             f"--relabel: {where}: expected a file nodes, or a column node_id of features, found none"
+            " (--drop-unknown needs it, too)"
         )
     labels = columns["labels"]
     if features is not None:
@@ -154,6 +157,8 @@ def _read_all_splits(
     if "splits" in columns:
         with problems.catch():
             return read_splits(columns["splits"], nodes)
+    if "splits" in paths and "splits" not in columns:
+        return read_split_dict(paths["splits"])
     if "train" not in columns:  # a layout without files of splits
         bounds = splits_in_order(nodes.num_nodes, paths["labels"])
         return {split: np.arange(*ends) for split, ends in bounds.items()}
@@ -188,6 +193,7 @@ def open_tables(
     id_column: str | None = None,
     leave_out: Sequence[str] = (),
     num_classes: int | None = None,
+    drop_unknown: bool = False,
     **files: StrPath | None,
 ) -> Source:
     """Open a user's own files for conversion: those in a folder by their names, or named one by
@@ -206,6 +212,8 @@ def open_tables(
             "node_id", "node" or "id".
         leave_out: columns that are never used, in any file.
         num_classes: the largest label plus one if None.
+        drop_unknown: leave out edges from or to a name that no node has; the store's summary has
+            their number.
         files: paths of `edges`, `features` and so on, instead of those in the folder; also a
             folder of parts or a pattern such as "edges/part-*.csv". Several roles may have the same
             file. `features` may be "ones", or "degree": log(1 + in-degree) and
@@ -224,7 +232,8 @@ def open_tables(
     columns = decide(_open_files(paths, problems), named, problems)
     problems.refuse()
     degree = str(files.get("features")) == "degree"
-    source = _read(paths, columns, relabel, num_classes, degree, folder, problems)
+    find_nodes = partial(_find_nodes, paths, columns, relabel or drop_unknown, folder)
+    source = _read(paths, columns, find_nodes, num_classes, degree, drop_unknown, problems)
     path = layout_of(home(folder).resolve())[1]
     return replace(source, name=path.name, path=path, stamps=stamps)
 
@@ -232,17 +241,17 @@ def open_tables(
 def _read(
     paths: Mapping[str, Path],
     columns: Mapping[str, Columns],
-    relabel: bool,
+    find_nodes: Callable[[Features | None], Nodes],
     num_classes: int | None,
     degree: bool,
-    folder: StrPath,
+    drop_unknown: bool,
     problems: Problems,
 ) -> Source:
     """Read labels and splits, check all files, and return the `Source`; it has no name yet."""
     features = None
     if "features" in paths:
         features = Features(paths["features"], columns.get("features"))
-    nodes = _find_nodes(paths, features, columns, relabel, folder)
+    nodes = find_nodes(features)
     edges = columns["edges"]
     ends = [edges.all("source")[0], edges.all("target")[0]]
     with problems.catch():
@@ -257,7 +266,8 @@ def _read(
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         for pieces in edges.table.batches(ends):
-            src, dst = map(nodes, pieces)
+            pairs = np.stack([*map(nodes.find if drop_unknown else nodes, pieces)])
+            src, dst = pairs[:, (pairs >= 0).all(axis=0)] if drop_unknown else pairs
             yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
 
     def x_chunks() -> Iterator[Array]:

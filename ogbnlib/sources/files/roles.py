@@ -151,7 +151,7 @@ def _refuse_many(columns: Columns) -> None:
     """Refuse several columns of zeros and ones, true or false, as several labels of a node."""
     table = columns.table
     many = columns.free
-    pieces = next(iter(table.batches(many)), [])
+    pieces = next(iter(table.batches(many)), []) if many else []
     # without the first row: it may be the names 0, 1, 2 that pandas writes
     values = [flags(piece)[int(not table.header) :] for piece in pieces]
     if len(values) > 1 and not any(column.null_count for column in values):

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import official_csv, random_arrays
 
 from ogbnlib import InputError, convert, open_dataset
 from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.files.layouts import find_files, splits_in_order
+from ogbnlib.sources.files.node_labels import read_split_dict
 from ogbnlib.sources.files.own_files import open_tables
 
 N, E, F, C = 40, 300, 5, 4
@@ -105,6 +107,76 @@ def test_a_graph_of_ones_own_in_ogbs_csv_layout_is_a_data_set(
     )
     ones = open_tables(folder, features="ones")
     assert (ones.num_features, ones.num_nodes) == (1, N)
+
+
+def write_mag(root: Path, graph: dict[str, Any], name: str = "ogbn_mag") -> Path:
+    """ogbn-mag's folders: the csv files of its papers in folders of their own."""
+    own = official_csv(root / "csv", **graph)
+    folder = root / name
+    places = {
+        "raw/edge": "raw/relations/paper___cites___paper/edge",
+        "raw/num-edge-list": "raw/relations/paper___cites___paper/num-edge-list",
+        "raw/node-feat": "raw/node-feat/paper/node-feat",
+        "raw/node-label": "raw/node-label/paper/node-label",
+        **{f"split/time/{name}": f"split/time/paper/{name}" for name in graph["splits"]},
+    }
+    for old, new in places.items():
+        (folder / new).parent.mkdir(parents=True, exist_ok=True)
+        (own / f"{old}.csv.gz").rename(folder / f"{new}.csv.gz")
+    writes = folder / "raw" / "relations" / "author___writes___paper"
+    writes.mkdir()
+    (writes / "edge.csv.gz").write_bytes(gzip.compress(b"7,1\n"))
+    (folder / "raw" / "triplet-type-list.csv.gz").write_bytes(gzip.compress(b"author,writes,paper"))
+    (folder / "RELEASE_v2.txt").touch()
+    return folder
+
+
+@pytest.mark.parametrize("given", ["mine", "mine/raw", "ogbn-mag"])
+def test_the_papers_of_ogbn_mag_are_a_data_set_by_folder_or_name(
+    tmp_path: Path, graph: dict[str, Any], given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_mag(tmp_path, graph, given.split("/")[0].replace("-", "_"))
+    name = given if given == "ogbn-mag" else tmp_path / given
+    source = open_source(name, tmp_path)
+    ends = np.concatenate([np.stack(pair) for pair in source.edge_chunks(64)], axis=1)
+    np.testing.assert_array_equal(ends, graph["edge_index"])
+    np.testing.assert_array_equal(source.read_splits()["valid"], graph["splits"]["valid"])
+    assert source.num_classes == (349 if given == "ogbn-mag" else C)
+    expected = f"{folder}: papers and their citations are read, not authors"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_papers_of_mag240m_are_a_data_set(
+    tmp_path: Path, graph: dict[str, Any], transposed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    processed = tmp_path / "mag240m_kddcup2021" / "processed"
+    for name in ("paper", "paper___cites___paper"):
+        (processed / name).mkdir(parents=True)
+    edges = graph["edge_index"].T.copy() if transposed else graph["edge_index"]
+    np.save(processed / "paper___cites___paper" / "edge_index.npy", edges)
+    np.save(processed / "paper" / "node_feat.npy", graph["x"].astype(np.float16))
+    labels = np.where(graph["y"] < 0, np.nan, graph["y"]).astype(np.float32)
+    np.save(processed / "paper" / "node_label.npy", labels)
+    ids = dict(graph["splits"])
+    torch.save(
+        {"train": ids["train"], "valid": ids["valid"], "test-whole": np.arange(30, N)},
+        processed.parent / "split_dict.pt",
+    )
+    store = convert(processed.parent, tmp_path / "store", progress=False)
+    assert (store.num_edges, store.feature_dtype, store.num_classes) == (E, np.float16, C)
+    assert store.num_seeds == {"train": 20, "valid": 2, "test": 0}
+    np.testing.assert_array_equal(store.y, graph["y"])
+    assert "and test, whose labels are not published" in capsys.readouterr().err
+    (processed.parent / "split_dict.pt").unlink()
+    with pytest.raises(InputError, match="expected files of train, valid, test"):
+        open_source(processed.parent)
+
+
+def test_code_in_a_file_of_splits_is_never_run(tmp_path: Path) -> None:
+    torch.save({"train": Path("x"), "valid": np.arange(3)}, tmp_path / "split_dict.pt")
+    with pytest.raises(InputError, match=r"split_dict.pt: expected a dict of train and valid"):
+        read_split_dict(tmp_path / "split_dict.pt")
 
 
 def test_reverse_edges_that_ogb_adds_are_named(

@@ -147,6 +147,15 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
         # Arrow
         {"edges.feather": arrow(src=src, dst=dst), "labels.arrow": arrow(stream=True, y=y)},
         {"features.feather": arrow(x=list(x), compression="lz4")},
+        {
+            "nodes.feather": arrow(node_id=np.array(names)),
+            "edges.feather": arrow(src=np.array(names)[src], dst=np.array(names)[dst]),
+            **{
+                f"{split}.arrow": arrow(stream=True, node_id=np.array(names)[nodes])
+                for split, nodes in g["splits"].items()
+            },
+        },
+        {"without": no_splits, "splits.feather": arrow(split=split_of.astype(str))},
         # Parts, in order of names
         {
             "edges.parquet/part-00000-a.snappy.parquet": parquet(src=src[:50], dst=dst[:50]),
@@ -170,6 +179,8 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
             "edges.csv/c.csv": b"",
         },
         {"features/part-0.npy": x[:7], "features/part-1.npy": x[7:]},
+        {"edges/part-0.npy": g["edge_index"][:, :50].T, "edges/part-1.npy": g["edge_index"].T[50:]},
+        {f"features/{i}.csv": lines(*x[i * 10 : i * 10 + 10].T, header="a,b,c") for i in range(4)},
         {
             "some/part-1.csv": lines(src[:40], dst[:40]),
             "some/part-2.csv": lines(src[40:], dst[40:]),
@@ -196,6 +207,29 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
         },
         {"features.parquet": parquet(x=pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), 3))},
         {"features.csv": lines(*x.T, header="0,1,2")},
+        # Lists in a field of text
+        {"features.csv": lines([f'"{list(map(float, row))}"' for row in x], header="x")},
+        {"features.csv": lines([f'"{" ".join(map(str, row))}"' for row in x], ids, header="x,id")},
+        {
+            "features.tsv": lines(
+                ids, ["|".join(map(str, row)) for row in x], header="id\tx", sep="\t"
+            )
+        },
+        {"features.csv": lines([f'"{row}\n"' for row in x], header="x")},  # as numpy prints rows
+        # One table with everything
+        {
+            "without": f"features labels {no_splits}",
+            "nodes.csv": lines(ids, *x.T, y, split_of, header="id,a,b,c,label,split"),
+        },
+        {
+            "without": f"features labels {no_splits}",
+            "nodes.parquet": parquet(
+                **{"name": names, "x": list(x), "topic": y},
+                **{f"{split}_mask": np.isin(ids, nodes) for split, nodes in g["splits"].items()},
+            ),
+            "edges.tsv": named.replace(",", "\t"),
+            "options": {"id_column": "name", "label_columns": ["topic"]},
+        },
         {
             "features.csv": lines(*x.T, ids, header="a,b,c,paper_id"),
             "options": {"id_column": "paper_id"},
@@ -320,6 +354,31 @@ def test_features_of_any_number_type_become_float32_and_float16_stays(
         )
 
 
+def test_true_and_false_are_one_and_zero_among_features(small: Arrays, tmp_path: Path) -> None:
+    flags = small["x"] > 0
+    table = np.stack([flags[:, 0], small["x"][:, 1]], axis=1).astype(np.float32)
+    files: list[Arrays] = [
+        {"features.csv": lines(flags[:, 0], small["x"][:, 1], header="is_new,b")},
+        {"features.csv": lines(np.char.lower(flags[:, 0].astype(str)), small["x"][:, 1])},
+        {"features.parquet": parquet(is_new=flags[:, 0], b=small["x"][:, 1])},
+    ]
+    for number, content in enumerate(files):
+        source = open_tables(write_small(tmp_path / str(number), small, content))
+        np.testing.assert_array_equal(np.concatenate([*source.x_chunks()]), table)
+
+
+def test_the_table_of_nodes_serves_only_roles_without_a_file(
+    small: Arrays, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = lines(np.arange(SMALL), small["x"][:, 0] * 9, small["y"], header="id,z,label")
+    files = {"without": "labels", "nodes.csv": table}
+    same(read_all(open_tables(write_small(tmp_path / "own", small, files))), small)
+    assert "nodes.csv: id 'id'; label 'label'; left out 'z'" in capsys.readouterr().err
+    files = {"without": "features labels", "nodes.csv": lines(np.arange(SMALL), header="id")}
+    with pytest.raises(InputError, match=r"nodes.csv: .*found columns 'id'; .*label"):
+        open_tables(write_small(tmp_path / "ids", small, files))
+
+
 def test_a_folder_is_a_data_set_that_is_converted_once(
     small: Arrays, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -420,6 +479,14 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
         # Values
         (of_lists([1.0]), r"row 1: expected a list of 1 numbers, found .1.0, 2.0"),
         ({"features.parquet": parquet(x=[[1.0, None]] * SMALL)}, "found NaN"),
+        (
+            {"features.csv": "x\n" + '"[1, 2]"\n' * 39 + '"[1]"\n'},
+            r"column 'x', row 39: expected a list of 2 numbers, found '\[1\]'",
+        ),
+        (
+            {"features.csv": "x\n" + '"1 2"\n' * 39 + '"1 two"\n'},
+            "column 'x', row 39: expected a number, found 'two'",
+        ),
         (
             {"features.csv": lines([*x[1:, 0], "oops"], *x.T[1:], header="a,b,c")},
             "column 'a', row 39: expected a number, found 'oops'",

@@ -1,0 +1,123 @@
+"""Options of a conversion that live with the data: `dataset.yaml` in their folder holds what the
+command line of `convert` takes."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, unknown_name
+from ..files import StrPath, home, write_atomically
+from ..parameters import read_parameters
+from .files.layouts import OPTIONS, ROLE_NAMES, is_tables, layout_of, replaced_roles
+from .ogb import open_raw
+from .source import Source, stamped
+
+_LISTS = ("edge_columns", "label_columns", "leave_out")
+_FLAGS = ("relabel", "drop_unknown", "drop_unlabelled", "undirected")
+_DTYPES = ("float16", "float32", "int8")
+_NAMES = (*ROLE_NAMES, *_LISTS, *_FLAGS, "id_column", "num_classes", "feature_dtype")
+NAMES = (*_NAMES, "save_options")  # on the command line
+# options of `convert`; the others are those of `open_tables`
+OF_CONVERSION = ("undirected", "feature_dtype", "drop_unlabelled")
+STAND_INS = ("ones", "degree")  # names of features that are no file
+
+
+def read_options(folder: Path) -> dict[str, Any]:
+    """Return the options in a folder's `dataset.yaml`, files as paths; {} without that file.
+
+    Raises:
+        InputError: an unknown name, with the nearest one, or a value of another kind.
+    """
+    file = folder / OPTIONS
+    if not file.is_file():
+        return {}
+    pairs = read_parameters(file).items()
+    return {name.replace("-", "_"): _value(file, name.replace("-", "_"), v) for name, v in pairs}
+
+
+def _value(file: Path, name: str, value: Any) -> Any:
+    """Return an option's value, in the file text or a list of text."""
+    if name not in _NAMES:
+        raise InputError(f"{file}: {unknown_name(name, _NAMES, 'option')}")
+    if name in _LISTS:
+        return _as_list(value)
+    expected = "one text"
+    if name in _FLAGS:
+        expected = "true or false"
+        value = {"true": True, "false": False}.get(str(value).lower())
+    elif name == "num_classes":
+        expected = "a whole number"
+        value = int(value) if str(value).isdecimal() else None
+    elif name == "feature_dtype" and value not in _DTYPES:
+        expected = ", ".join(_DTYPES)
+        value = None
+    if value is None or isinstance(value, list | dict):
+        raise InputError(f"{file}: {name}: expected {expected}, found another value")
+    if name in ROLE_NAMES and value not in STAND_INS:
+        return file.parent / home(value)
+    return value
+
+
+def _as_list(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
+
+
+def _with_saved(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved options and `options`, which win; standard error says where they do."""
+    saved = read_options(folder)
+    for name in replaced_roles({role: options[role] for role in ROLE_NAMES if role in options}):
+        saved.pop(name, None)
+    for name in saved.keys() & options.keys():
+        if str(saved[name]) != str(options[name]):
+            text = f"{name} is {options[name]}, not {saved[name]}"
+            print(f"{folder / OPTIONS}: {text}: the option given now wins", file=sys.stderr)
+    return saved | dict(options)
+
+
+def _write_options(folder: Path, options: Mapping[str, Any]) -> None:
+    """Write `dataset.yaml`; files in the folder are named relative to it."""
+    import yaml
+
+    values: dict[str, Any] = {}
+    for name, value in options.items():
+        values[name] = list(value) if name in _LISTS else value
+        if name in ROLE_NAMES and str(value) not in STAND_INS:
+            path = home(value).absolute()
+            inside = path.is_relative_to(folder.absolute())
+            values[name] = path.relative_to(folder.absolute()) if inside else path
+        if name in ROLE_NAMES:
+            values[name] = str(values[name])
+    text = yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
+    write_atomically(folder / OPTIONS, lambda file: file.write(text.encode()))
+
+
+def open_folder(name: StrPath, options: Mapping[str, Any]) -> Source:
+    """Open a folder of a user's own files or in one of OGB's layouts.
+
+    Args:
+        options: those of `open_tables` and of a conversion; they win over those in `dataset.yaml`.
+            `save_options` writes all of them there.
+    """
+    folder = layout_of(home(name).absolute())[1]
+    given = {name: _as_list(v) if name in _LISTS else v for name, v in options.items()}
+    save = given.pop("save_options", False)
+    merged = _with_saved(folder, given)
+    of_files = {name: value for name, value in merged.items() if name not in OF_CONVERSION}
+    if not {*of_files} - {"num_classes"} and not is_tables(name):
+        source = open_raw(name, **of_files)
+    else:
+        from .files.own_files import open_tables  # imports pyarrow
+
+        source = open_tables(name, **of_files)
+    if save:
+        _write_options(folder, merged)
+    own = {name: merged[name] for name in OF_CONVERSION if name in merged}
+    return replace(source, options=own, stamps={**source.stamps, **stamped(options_file(folder))})
+
+
+def options_file(folder: Path) -> dict[str, Path]:
+    """Return the folder's `dataset.yaml` by its name, {} without one."""
+    file = folder / OPTIONS
+    return {OPTIONS: file} if file.is_file() else {}
