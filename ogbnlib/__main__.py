@@ -167,9 +167,9 @@ def _show_end(run: "Run", as_json: bool, *, err: bool = False) -> None:
 @app.command()
 def predict(
     run_dir: option.RunDir,
-    out: Annotated[Path, typer.Option(help="The .npy file to write.")],
+    out: Annotated[Path, typer.Option(help="The .csv, .parquet or .npy file to write.")],
     nodes: Annotated[
-        str, typer.Option(help="labelled, all, or a .npy file of node ids.")
+        str, typer.Option(help="labelled, all, or a file of node names.")
     ] = "labelled",
     sampled: Annotated[
         bool, typer.Option("--sampled", help="Sample neighbors as the run's evaluations do.")

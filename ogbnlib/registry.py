@@ -69,6 +69,7 @@ class _StoreMethod(_Entry):
 
 STORE_METHODS = {
     "from_data": _StoreMethod("ogbnlib.sources.pyg_data:from_data"),  # of the class
+    "ids": _StoreMethod("ogbnlib.sources.files.node_names:ids"),
     "to_data": _StoreMethod("ogbnlib.sampling.pyg_stores:to_data"),
     "feature_store": _StoreMethod("ogbnlib.sampling.pyg_stores:StoreFeatures"),
     "graph_store": _StoreMethod("ogbnlib.sampling.pyg_stores:StoreGraph"),

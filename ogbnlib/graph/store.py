@@ -71,7 +71,8 @@ class Store(GraphSize):
 
     `colptr`, `row`, `x`, `y`, `node_id` and `node_name` are read-only memory maps, made at first
     use. `node_name` is int64, or `Text`, which is decoded on use; `label_name` is an array of text;
-    these and `node_id` are None if the store has none. `splits` are int64 ids in RAM.
+    these and `node_id` are None if the store has none. `ids(names)` are the numbers of nodes.
+    `splits` are int64 ids in RAM.
     A file that was replaced or written to since `open_store` is refused. If `x` is int8, `decode`
     returns the values of its rows, and `read` decodes.
     """
@@ -92,7 +93,8 @@ class Store(GraphSize):
     def __fspath__(self) -> str:  # where a data set's path is expected
         return str(self.path)
 
-    # For PyG: methods that higher rooms define.
+    # Methods that higher rooms define: node numbers of names, and what PyG needs.
+    ids = STORE_METHODS["ids"]
     from_data = STORE_METHODS["from_data"]
     to_data = STORE_METHODS["to_data"]
     feature_store = STORE_METHODS["feature_store"]

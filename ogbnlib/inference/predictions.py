@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -12,7 +13,7 @@ import torch
 
 from ..errors import InputError, clear_errors, no_exit
 from ..files import StrPath, check_new, home, locked, sibling_path, write_atomically
-from ..graph.npz import Array, load
+from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.store_format import HEADER_BYTES, label_dtype, npy_header
 from ..progress import Progress
@@ -21,12 +22,15 @@ from ..registry import MODELS
 from ..runs.attempt import announce_code
 from ..sampling.pyg_stores import node_ids
 from ..sources.catalog import open_for
+from ..sources.files.formats import format_of
+from ..sources.files.node_names import read_ids
 from ..training.checkpoint import SavedModel
 from ..training.train import kept_random_state
 from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
+from .tables import class_names, probabilities, write_table
 
-Nodes = StrPath | Array | torch.Tensor | Sequence[int]
+Nodes = StrPath | Array | torch.Tensor | Sequence[int] | Sequence[str]
 
 
 @clear_errors()
@@ -44,16 +48,19 @@ def predict(
     say: Callable[[str], object] = print,
     trust: bool = False,
 ) -> Path:
-    """Write a run's predictions to a new .npy file, whole or not at all, in bounded memory; return
+    """Write a run's predictions to a new file, whole or not at all, in bounded memory; return
     its path.
 
-    The file has the class of each node, int16 or int64 [n], or its scores, float32 [n, classes].
-    Its rows are all nodes, the given ids in their order, or the labelled nodes by ascending id;
-    then `NAME-nodes.npy` has the ids.
+    A .csv or .parquet file has the columns node_id (the node's name, or its number), class and
+    probability; with `scores` also the probability of each class, in a column of its name.
+    A .npy file has the class of each node, int16 or int64 [n], or its scores before softmax, float32
+    [n, classes]. Rows are all nodes, the given ones in their order, or the labelled nodes by
+    ascending id; then `NAME-nodes.npy` beside a .npy file has the ids.
 
     Args:
         run_dir: Folder of the weights: best.pt if it exists, else checkpoint.pt.
-        nodes: "labelled" (in any split), "all", a .npy file of ids, or ids.
+        nodes: "labelled" (in any split), "all", a file of names (one column, or node_id), or a list
+            of names as for `Store.ids`. An integer array or tensor has node numbers, as `splits`.
         sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise
             all neighbors count, for sage and gcn layer by layer over the whole graph.
         memory_limit: As for `propagate`.
@@ -64,15 +71,18 @@ def predict(
     uses_hops = config.policy.uses_hops
     announce_code(config, saved.path.parent, trust, say)
     target = Path(os.path.realpath(home(out)))
-    if target.suffix != ".npy":
-        raise InputError(f"out: expected the name of a .npy file, got {out!s}")
+    if target.suffix not in (".npy", ".csv", ".parquet"):
+        raise InputError(f"out: expected the name of a .npy, .csv or .parquet file, got {out!s}")
     beside = target.with_name(f"{target.stem}-nodes.npy")
-    for file in (target, beside):
+    is_table = target.suffix != ".npy"
+    for file in (target,) if is_table else (target, beside):
         check_new(file)
     graph = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
     if not uses_hops:
         saved.check_data(graph)
     ids = _wanted(nodes, graph)
+    if is_table:
+        class_names(graph)  # refuses some
     if not (uses_hops or sampled):
         _check_exact(config.model)
     say(f"{saved.path}: predicting with its weights")
@@ -91,6 +101,11 @@ def predict(
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):
                 num_rows = graph.num_nodes if ids is None else len(ids)
+                if is_table:
+                    with tempfile.TemporaryFile(dir=target.parent) as rows:
+                        _write_rows(rows, target, chunks, num_rows, graph, True, True)
+                        write_table(file, target, rows, graph, ids, scores)
+                    return
                 _write_rows(file, target, chunks, num_rows, graph, scores)
             if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
                 assert ids is not None
@@ -108,12 +123,14 @@ def _wanted(nodes: Nodes, store: Store) -> Array | None:
         return None
     if isinstance(nodes, str) and nodes == "labelled":
         return np.unique(np.concatenate([*store.splits.values()]))
-    if not isinstance(nodes, str | os.PathLike):
+    if isinstance(nodes, str | os.PathLike):
+        file = home(nodes)
+        if format_of(file) is None:
+            raise InputError(f"nodes: expected labelled, all, or a file of nodes, got {nodes!r}")
+        return node_ids(read_ids(store, file, None), store)
+    if isinstance(nodes, np.ndarray | torch.Tensor) and np.asarray(nodes).dtype.kind in "iub":
         return node_ids(nodes, store)
-    file = home(nodes)
-    if file.suffix != ".npy":
-        raise InputError(f"nodes: expected labelled, all or a .npy file of node ids, got {nodes!r}")
-    return node_ids(load(file), store)
+    return node_ids(store.ids(nodes), store)
 
 
 def _check_exact(model: str) -> None:
@@ -132,6 +149,7 @@ def _write_rows(
     num_rows: int,
     graph: Store,
     has_scores: bool,
+    normalised: bool = False,
 ) -> None:
     """Write classes or scores as they come, each row to its position; none of a negative one."""
     dtype = np.dtype(np.float32 if has_scores else label_dtype(graph.num_classes))
@@ -142,6 +160,8 @@ def _write_rows(
             raise InputError(
                 f"{path}: scores are not finite; run `python -m ogbnlib verify {graph.path}`"
             )
+        if normalised:
+            values = probabilities(values)
         rows = values if has_scores else values.argmax(1).astype(dtype)
         order = np.argsort(places, kind="stable")
         order = order[places[order] >= 0]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from all_models import EXACT, untrimmed
@@ -151,8 +152,8 @@ def test_what_cannot_be_predicted_is_refused_and_nothing_is_left(
             predict(run_dir, tmp_path / out, **how, **QUIET)
         assert left_in(tmp_path) == before
 
-    refused("out: expected the name of a .npy file", out="out.csv")
-    refused("nodes: expected labelled, all or a .npy file of node ids, got 'test'", nodes="test")
+    refused("out: expected the name of a .npy, .csv or .parquet", out="out.xls")
+    refused("nodes: expected labelled, all, or a file of nodes, got 'test'", nodes="test")
     refused(r"none\.npy", nodes=str(tmp_path / "none.npy"))
     refused("nodes: expected ids from 0 to 299, got 5 to 300", nodes=np.array([5, 300]))
     refused(
@@ -196,3 +197,22 @@ def test_the_command_writes_the_file(
     assert json.loads(done.out) == {"path": str(tmp_path / "out.npy")}
     assert "best.pt: predicting with its weights" in done.err
     assert main() == 2  # the file exists
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_table_has_the_names_of_nodes_in_their_order(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    monkeypatch.setattr("ogbnlib.inference.tables._PIECE_BYTES", 100)
+    (tmp_path / "nodes.csv").write_text("node_id\n7\n290\n3\n")
+    read = pd.read_csv if ending == "csv" else pd.read_parquet
+    raw = np.load(predict(trained, tmp_path / "raw.npy", nodes="all", scores=True, **QUIET))
+    shares = torch.from_numpy(raw).softmax(1).numpy()
+    for nodes, ids in ((str(tmp_path / "nodes.csv"), [7, 290, 3]), ("all", [*range(300)])):
+        out = tmp_path / f"{len(ids)}.{ending}"
+        table = read(predict(trained, out, nodes=nodes, scores=True, **QUIET))
+        assert [*table] == ["node_id", "class", "probability", "0", "1", "2", "3"]
+        assert table.node_id.tolist() == ids
+        assert table["class"].tolist() == raw[ids].argmax(1).tolist()
+        np.testing.assert_allclose(table.probability, shares[ids].max(1), rtol=1e-4)
+        np.testing.assert_allclose(table.iloc[:, 3:], shares[ids], atol=1e-5)

@@ -174,6 +174,22 @@ def without_missing(values: pa.Array) -> pa.Array:
     return pc.if_else(missing, pa.scalar(None, pa.string()), values)
 
 
+def name_keys(piece: Piece, kind: str, expected: str) -> Array:
+    """Return names, none of which may be missing, as 64-bit numbers: those of the kind "int64" as
+    they are, of "string" hashed."""
+    keys = piece.cast(kind, expected)
+    if kind == "int64":
+        piece.refuse(keys.is_null(), expected)
+        return numbers(keys)
+    piece.refuse(np.asarray(keys.fill_null("")) == "", expected)
+    return hashes(numbers(keys))
+
+
+def hashes(names: Array) -> Array:
+    """Return a uint64 for each name, of text or of its UTF-8 bytes."""
+    return pd.util.hash_array(names.astype(object, copy=False), categorize=False)
+
+
 FLAGS = ("false", "0", "0.0", "true", "1", "1.0")  # the second half means yes
 
 
@@ -239,17 +255,7 @@ class Nodes:
         self._expected = f"one of the {num_nodes} nodes in {table.file.name}"
 
     def _keys(self, piece: Piece) -> Array:
-        """Whole numbers, or hashes of text."""
-        keys = piece.cast(self.kind, self._expected)
-        piece.refuse(
-            keys.is_null() if self.kind == "int64" else np.asarray(keys.fill_null("")) == "",
-            self._expected,
-        )
-        return (
-            numbers(keys)
-            if self.kind == "int64"
-            else pd.util.hash_array(numbers(keys), categorize=False)
-        )
+        return name_keys(piece, self.kind, self._expected)
 
     def find(self, piece: Piece) -> Array:
         """Return int64 rows of ids, -1 for a name that no node has."""
