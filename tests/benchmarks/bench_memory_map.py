@@ -14,7 +14,8 @@ store of `--scale`. The sides, in turn, each in a process of its own and with a 
 - graphzero: GraphZero's `batch_random_fanout` and `FeatureStore.get_tensor`, with `--graphzero DIR`,
   the folder of `pip install --target DIR --no-deps graphzero==0.2.0`. Its files are written here as
   its converter, which takes csv alone, would write them: ids of 8 bytes. It has no int8 type, so
-  four features are packed into an INT32; with its FLOAT32 it would read four times as much.
+  four features are packed into an INT32. `get_tensor` of 0.2.0 copies all features into memory, so
+  it is killed if they are larger than the limit.
 
 The sides other than the first train for `--seconds` after `--warm-up`, and not a whole epoch. The
 maps get our sampler, which touches only the edges that it draws, and all sides have the same model
