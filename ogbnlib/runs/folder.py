@@ -22,6 +22,7 @@ from ..display import Live
 from ..errors import InputError, clear_errors, format_bytes, printable, shortened
 from ..files import StrPath, home, is_held, whereabouts
 from ..memory.record import (
+    F1_COLUMNS,
     METRIC_COLUMNS,
     SAMPLE_COLUMNS,
     Event,
@@ -143,9 +144,13 @@ class Run:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """metrics.csv, one row per epoch; empty when none was finished."""
+        """metrics.csv, one row per epoch; empty when none was finished.
+
+        NaN stands for a split that was not evaluated, and for the columns that a run of 0.2.0 does
+        not have.
+        """
         path = self.paths.metrics
-        table = _tables().csv_table(_content(path), METRIC_COLUMNS, path)
+        table = _tables().csv_table(_content(path), METRIC_COLUMNS, path, optional=F1_COLUMNS)
         epochs = table["epoch"].tolist()
         if epochs != [*range(1, len(table) + 1)]:
             raise InputError(
@@ -342,7 +347,7 @@ class Run:
     def is_finished(self) -> bool:
         """Whether the last attempt reached the last epoch, or the one where early stopping ended
         it."""
-        return self.exit_code == 0 and self.config.is_over(self.metrics["valid"])
+        return self.exit_code == 0 and self.config.is_over(self.metrics[self.config.valid_column])
 
     def require_finished(self) -> Run:
         """Return this run if it finished, else raise `RunEnded`; `papermill --engine ogbnlib` exits
