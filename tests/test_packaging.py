@@ -80,7 +80,14 @@ TORCH = {
 WITHOUT_TORCH = sorted(
     set(MODULES)
     - TORCH
-    - {"inference.predictions", "inference.exact", "__main__", "__init__", "training.child"}
+    - {
+        "inference.predictions",
+        "inference.exact",
+        "inference.report",
+        "__main__",
+        "__init__",
+        "training.child",
+    }
 )
 
 
@@ -210,7 +217,7 @@ def test_help_and_everything_that_plans_watches_and_explains_come_without_torch(
 def test_errors_are_made_clear_at_the_boundary_alone() -> None:
     text = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     names = {*re.findall(r"@clear_errors\(\)\n(?: *@.*\n)* *def (\w+)", text)}
-    others = {"loader", "to_data", "load", "open", "save", "_content", "memory_limit"}
+    others = {"loader", "to_data", "load", "open", "save", "report", "_content", "memory_limit"}
     assert names - {*ogbnlib.__all__, *ogbnlib.notebook.__all__} == others
     # its definition, the command line and the child's entrance
     assert text.count("clear_errors()") == len(names) + 3

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +34,7 @@ from ..memory.record import (
 )
 from ..memory.signals import Stopped
 from ..progress import Count, details, read_count, seconds
+from ..registry import RUN_METHODS
 from .diagnosis import Diagnosis, Result, ended, explain
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class Run:
         self._folder = self.run_dir.absolute()  # holds when the working folder changes
         self.paths = RunPaths(self._folder)
         vars(self).update(known)
+
+    report = RUN_METHODS["report"]
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -281,8 +284,12 @@ class Run:
             "duration_s": record.duration_s,
         }
 
-    def follow(self) -> Run:
-        """Show the run's progress until it ends, as `run` does; return it as it is then."""
+    def follow(self, on_epoch: Callable[[dict[str, float]], object] = lambda row: None) -> Run:
+        """Show the run's progress until it ends, as `run` does; return it as it is then.
+
+        `on_epoch` is called with the row of metrics.csv of each epoch, those before the call first.
+        """
+        epochs = 0
 
         def text() -> tuple[str, str]:
             now = Run(self._folder)
@@ -290,8 +297,14 @@ class Run:
 
         try:
             with Live(text) if self.is_at_work else contextlib.nullcontext():
-                while Run(self._folder).is_at_work:
-                    time.sleep(0.5)
+                at_work = True
+                while at_work:
+                    now = Run(self._folder)
+                    at_work = now.is_at_work  # before its metrics, so that the last row is read
+                    for row in now.metrics.iloc[epochs:].to_dict("records"):
+                        on_epoch(row)
+                    epochs = max(epochs, len(now.metrics))
+                    time.sleep(0.5 * at_work)
         except KeyboardInterrupt:
             raise shortened(
                 KeyboardInterrupt(f"{self.run_dir}: no longer followed; the run goes on")
