@@ -102,7 +102,7 @@ class Report:
         ax.set(xlabel="predicted class", ylabel="class")
         ax.set_title("percent of each class's nodes", fontsize=10)
         for (row, column), value in np.ndenumerate(percent):
-            if value >= 0.5:
+            if value > 0.5:
                 colour = "white" if value > 55 else "black"
                 ax.text(
                     column, row, f"{value:.0f}", color=colour, ha="center", va="center", fontsize=8
