@@ -199,6 +199,30 @@ def predict(
     show({"path": str(path)}, str(path), as_json)
 
 
+@app.command()
+def report(
+    run_dir: option.RunDir,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    picture: Annotated[
+        Path | None, typer.Option(help="By default confusion-SPLIT.png in the run's folder.")
+    ] = None,
+    memory_limit: option.MemoryLimit = None,
+    trust: option.Trust = False,
+    as_json: option.Json = False,
+) -> None:
+    """Print accuracy, F1 and a line per class of a run's model, and write a picture of its
+    confusions."""
+    from .files import write_atomically
+    from .runs.folder import Run
+
+    run = Run.open(run_dir)
+    done = run.report(split, memory_limit=memory_limit, progress=not as_json, say=say, trust=trust)
+    target = home(picture or run.run_dir / f"confusion-{split}.png")
+    content = done.png()
+    write_atomically(target, lambda file: file.write(content))
+    show({**done.to_dict(), "picture": str(target)}, f"{done}\n\n{target}", as_json)
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def watch(
     command: Annotated[list[str], typer.Argument(help="Any command, after --.")],

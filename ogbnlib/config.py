@@ -126,6 +126,9 @@ class _Parameters(BaseModel):
     "step:step_size=10,gamma=0.5" multiplies by gamma (0.1) every step_size epochs."""
     weight_decay: Annotated[p.Float, Field(ge=0), _NOTED] = 0.0
     """Adam's weight decay."""
+    class_weight: Annotated[p.ClassWeight, _FREE] = "none"
+    """Weight of each class in the loss: none, balanced (as in scikit-learn: the fewer nodes in the
+    train split, the larger), or a csv file of classes and weights; a run keeps its weights."""
     checkpoint_every_s: Annotated[p.Float, Field(ge=0), _FREE] = 600.0
     """Seconds between checkpoints within an epoch; 0: at epoch ends only."""
     seed: p.CountOrZero = 0
@@ -150,9 +153,12 @@ class _Parameters(BaseModel):
     one number accuracies are the same for every eval_batch_size, except for gcn, whose degrees
     depend on the batch."""
     early_stopping: Annotated[p.Patience, _FREE] = 0
-    """Stop after this many evaluations in a row without a better valid accuracy; 0: never."""
+    """Stop after this many evaluations in a row without a better value of `keep_by`; 0: never."""
     keep: Literal["last", "best"] = "last"
-    """best: also keep best.pt, the model with the best valid accuracy so far."""
+    """best: also keep best.pt, the best model on the valid split so far, by `keep_by`."""
+    keep_by: Literal["accuracy", "macro_f1"] = "accuracy"
+    """Measure on the valid split that keep=best and early_stopping compare; macro_f1 is the mean F1
+    of the classes."""
     release_every: Annotated[p.CountOrZero, _FREE] = 0
     """Call release_memory() every k batches, in training and evaluation, with empty_cache() on a
     GPU; 0: never."""
@@ -243,6 +249,11 @@ class TrainConfig(_Parameters):
         return self.feature_dtype == "float16" and not self.policy.reads_disk
 
     @property
+    def valid_column(self) -> str:
+        """The column of metrics.csv by which epochs are compared."""
+        return {"accuracy": "valid", "macro_f1": "valid_macro_f1"}[self.keep_by]
+
+    @property
     def heads(self) -> int:
         """Attention heads of gat and sagn."""
         return int(self.model_args.get("heads", 4))
@@ -261,8 +272,8 @@ class TrainConfig(_Parameters):
         return self.lr
 
     def is_over(self, valid: Iterable[float | None]) -> bool:
-        """Whether training is finished, by the valid accuracy of each epoch; None or NaN where not
-        evaluated."""
+        """Whether training is finished, by each epoch's value in `valid_column`; None or NaN where
+        not evaluated."""
         history = list(valid)
         known = [value for value in history if value is not None and not math.isnan(value)]
         since = len(known) - known.index(max(known)) - 1 if known else 0
@@ -302,18 +313,19 @@ class TrainConfig(_Parameters):
         """Compare with the values of the run to resume: changes to refuse, and sentences about
         allowed ones that change the weights.
 
-        A parameter that an older version did not save counts as unchanged.
+        A parameter that an older version did not save had its default value.
         """
         refused = []
         notes = []
         for name, value in self.model_dump(mode="json").items():
-            if before.get(name, value) == value:
+            earlier = before.get(name, type(self).model_fields[name].default)
+            if earlier == value:
                 continue
             rule = Resume.of(name)
             if rule is None:
-                refused.append(f"{name} was {before[name]!r}, now {value!r}")
+                refused.append(f"{name} was {earlier!r}, now {value!r}")
             elif rule.note is not None:
-                notes.append(f"{name} is {value} from here on, {before[name]} before{rule.note}")
+                notes.append(f"{name} is {value} from here on, {earlier} before{rule.note}")
         return refused, notes
 
 
@@ -342,7 +354,7 @@ def _conflict(config: TrainConfig) -> str:
     """Describe the first combination of values that no run can have; "" if there is none."""
     layers = len(config.num_neighbors)
     evaluated = config.eval_num_neighbors or ()
-    needs_valid = ""  # the parameter that compares valid accuracies
+    needs_valid = ""  # the parameter that compares epochs on the valid split
     if config.keep == "best":
         needs_valid = "keep"
     if config.early_stopping:

@@ -40,6 +40,8 @@ _ELSEWHERE = {
     "grad_accum accum_steps",
     "activation_checkpointing": "gradient_checkpointing checkpointing grad_checkpointing",
     "early_stopping": "patience early_stop early_stopping_patience es_patience",
+    "keep_by": "monitor metric_for_best_model best_metric",
+    "class_weight": "class_weights loss_weight weighted_loss pos_weight",
     "eval_every": "eval_steps eval_interval check_val_every_n_epoch eval_freq log_steps val_every",
     "lr_schedule": "scheduler lr_scheduler lr_scheduler_type schedule",
     "hops": "k num_hops n_hops sign_k num_propagations",
@@ -219,6 +221,9 @@ Splits = Annotated[
 ]
 Patience = Annotated[CountOrZero, BeforeValidator(lambda value: no_value(value) or 0)]
 OptionalBool = Annotated[bool | None, BeforeValidator(no_value)]
+ClassWeight = Annotated[
+    str, BeforeValidator(lambda value: "none" if no_value(value) is None else _path(value))
+]
 Dataset = Annotated[str, BeforeValidator(_path)]
 Model = Annotated[str, BeforeValidator(_model)]
 Schedule = Annotated[str, AfterValidator(lambda text: parse_schedule(text) and text)]

@@ -59,20 +59,21 @@ POLICIES = {
 }
 
 
-class _StoreMethod(_Entry):
-    """A method of `graph.store.Store` that a higher room defines: a function that takes the store."""
+class _Method(_Entry):
+    """A method of a store or a run that a higher room defines: a function that takes the object."""
 
-    def __get__(self, store: object, owner: type | None = None) -> Any:
+    def __get__(self, item: object, owner: type | None = None) -> Any:
         function = self.load()
-        return function if store is None else MethodType(function, store)
+        return function if item is None else MethodType(function, item)
 
 
 STORE_METHODS = {
-    "from_data": _StoreMethod("ogbnlib.sources.pyg_data:from_data"),  # of the class
-    "ids": _StoreMethod("ogbnlib.sources.files.node_names:ids"),
-    "to_data": _StoreMethod("ogbnlib.sampling.pyg_stores:to_data"),
-    "feature_store": _StoreMethod("ogbnlib.sampling.pyg_stores:StoreFeatures"),
-    "graph_store": _StoreMethod("ogbnlib.sampling.pyg_stores:StoreGraph"),
-    "sampler": _StoreMethod("ogbnlib.sampling.pyg_stores:sampler"),
-    "loader": _StoreMethod("ogbnlib.windows.own_loop:loader"),
+    "from_data": _Method("ogbnlib.sources.pyg_data:from_data"),  # of the class
+    "ids": _Method("ogbnlib.sources.files.node_names:ids"),
+    "to_data": _Method("ogbnlib.sampling.pyg_stores:to_data"),
+    "feature_store": _Method("ogbnlib.sampling.pyg_stores:StoreFeatures"),
+    "graph_store": _Method("ogbnlib.sampling.pyg_stores:StoreGraph"),
+    "sampler": _Method("ogbnlib.sampling.pyg_stores:sampler"),
+    "loader": _Method("ogbnlib.windows.own_loop:loader"),
 }
+RUN_METHODS = {"report": _Method("ogbnlib.inference.report:report")}

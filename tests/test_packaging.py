@@ -80,7 +80,14 @@ TORCH = {
 WITHOUT_TORCH = sorted(
     set(MODULES)
     - TORCH
-    - {"inference.predictions", "inference.exact", "__main__", "__init__", "training.child"}
+    - {
+        "inference.predictions",
+        "inference.exact",
+        "inference.report",
+        "__main__",
+        "__init__",
+        "training.child",
+    }
 )
 
 
@@ -210,7 +217,17 @@ def test_help_and_everything_that_plans_watches_and_explains_come_without_torch(
 def test_errors_are_made_clear_at_the_boundary_alone() -> None:
     text = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     names = {*re.findall(r"@clear_errors\(\)\n(?: *@.*\n)* *def (\w+)", text)}
-    others = {"loader", "to_data", "ids", "load", "open", "save", "_content", "memory_limit"}
+    others = {
+        "loader",
+        "to_data",
+        "ids",
+        "load",
+        "open",
+        "save",
+        "report",
+        "_content",
+        "memory_limit",
+    }
     assert names - {*ogbnlib.__all__, *ogbnlib.notebook.__all__} == others
     # its definition, the command line and the child's entrance
     assert text.count("clear_errors()") == len(names) + 3
@@ -273,7 +290,7 @@ def test_no_public_name_turns_into_a_module_once_its_module_was_imported() -> No
 
 # Bounds of what `tests/benchmarks/house.py` prints. They leave room: an honest addition passes.
 BOUNDS = {
-    "statements": 17_000,
+    "statements": 17_600,
     "statements a line": 0.70,
     "percent of long lines": 4,
     "several names at once per 1,000 lines": 8,

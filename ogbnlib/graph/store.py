@@ -192,6 +192,14 @@ class Store(GraphSize):
     def label_name(self) -> Array | None:
         return self.read("label_name") if "label_name" in self.files else None
 
+    @property
+    def class_names(self) -> list[str]:
+        """The classes by number: `label_name`, or their numbers as text if labels were numbers."""
+        if self.label_name is None:
+            return [*map(str, range(self.num_classes))]
+        names: list[str] = self.label_name.tolist()
+        return names
+
     def damaged(self, name: str, problem: str) -> InputError:
         """Return the error for a damaged array; `problem` has the expected and the found value."""
         hint = f"run `python -m ogbnlib verify {self.path}`, then copy or convert the store again"

@@ -36,12 +36,16 @@ class RunPaths:
         self.checkpoint = folder / "checkpoint.pt"
         self.previous = folder / "checkpoint.previous.pt"  # read if checkpoint.pt is damaged
         self.damaged = folder / "checkpoint.damaged.pt"  # moved there by the run that resumed
-        self.best = folder / "best.pt"  # with keep="best": the best valid accuracy so far
+        self.best = folder / "best.pt"  # with keep="best": the best model on valid so far
         self.model = folder / "model.py"  # copy of the user's own model file
         self.lock = folder / ".lock"  # locked while the run is at work; the file stays
 
 
-METRIC_COLUMNS = ("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s")
+F1_COLUMNS = ("train_macro_f1", "valid_macro_f1", "test_macro_f1")  # 0.2.0 wrote none
+METRIC_COLUMNS = (
+    *("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s"),
+    *F1_COLUMNS,
+)
 SAMPLE_COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
 
 Event = dict[str, Any]

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +22,7 @@ from ..display import Live
 from ..errors import InputError, clear_errors, format_bytes, printable, shortened
 from ..files import StrPath, home, is_held, whereabouts
 from ..memory.record import (
+    F1_COLUMNS,
     METRIC_COLUMNS,
     SAMPLE_COLUMNS,
     Event,
@@ -33,6 +34,7 @@ from ..memory.record import (
 )
 from ..memory.signals import Stopped
 from ..progress import Count, details, read_count, seconds
+from ..registry import RUN_METHODS
 from .diagnosis import Diagnosis, Result, ended, explain
 
 if TYPE_CHECKING:
@@ -91,6 +93,8 @@ class Run:
         self.paths = RunPaths(self._folder)
         vars(self).update(known)
 
+    report = RUN_METHODS["report"]
+
     @cached_property
     def config(self) -> TrainConfig:
         """The resolved config; `InputError` for the run of a watched command."""
@@ -143,9 +147,13 @@ class Run:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """metrics.csv, one row per epoch; empty when none was finished."""
+        """metrics.csv, one row per epoch; empty when none was finished.
+
+        NaN stands for a split that was not evaluated, and for the columns that a run of 0.2.0 does
+        not have.
+        """
         path = self.paths.metrics
-        table = _tables().csv_table(_content(path), METRIC_COLUMNS, path)
+        table = _tables().csv_table(_content(path), METRIC_COLUMNS, path, optional=F1_COLUMNS)
         epochs = table["epoch"].tolist()
         if epochs != [*range(1, len(table) + 1)]:
             raise InputError(
@@ -276,8 +284,12 @@ class Run:
             "duration_s": record.duration_s,
         }
 
-    def follow(self) -> Run:
-        """Show the run's progress until it ends, as `run` does; return it as it is then."""
+    def follow(self, on_epoch: Callable[[dict[str, float]], object] = lambda row: None) -> Run:
+        """Show the run's progress until it ends, as `run` does; return it as it is then.
+
+        `on_epoch` is called with the row of metrics.csv of each epoch, those before the call first.
+        """
+        epochs = 0
 
         def text() -> tuple[str, str]:
             now = Run(self._folder)
@@ -285,8 +297,14 @@ class Run:
 
         try:
             with Live(text) if self.is_at_work else contextlib.nullcontext():
-                while Run(self._folder).is_at_work:
-                    time.sleep(0.5)
+                at_work = True
+                while at_work:
+                    now = Run(self._folder)
+                    at_work = now.is_at_work  # before its metrics, so that the last row is read
+                    for row in now.metrics.iloc[epochs:].to_dict("records"):
+                        on_epoch(row)
+                    epochs = max(epochs, len(now.metrics))
+                    time.sleep(0.5 * at_work)
         except KeyboardInterrupt:
             raise shortened(
                 KeyboardInterrupt(f"{self.run_dir}: no longer followed; the run goes on")
@@ -342,7 +360,7 @@ class Run:
     def is_finished(self) -> bool:
         """Whether the last attempt reached the last epoch, or the one where early stopping ended
         it."""
-        return self.exit_code == 0 and self.config.is_over(self.metrics["valid"])
+        return self.exit_code == 0 and self.config.is_over(self.metrics[self.config.valid_column])
 
     def require_finished(self) -> Run:
         """Return this run if it finished, else raise `RunEnded`; `papermill --engine ogbnlib` exits

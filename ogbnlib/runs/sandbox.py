@@ -51,6 +51,7 @@ from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
 from ..registry import MODELS
+from ..sources.class_weights import check_class_weight
 from ..sources.resolve import DataRequest, check_store, locate, size_of
 from .attempt import Attempt, announce_code, check_content, open_run_dir
 from .diagnosis import Diagnosis
@@ -486,6 +487,7 @@ def check_inputs(config: TrainConfig) -> GraphSize:
     check_precision(config.precision, config.device)
     size = locate(DataRequest.of(config))
     check_store(size, config)
+    check_class_weight(config)
     if config.epochs and not size.num_seeds["train"]:
         raise InputError(
             f"{config.dataset}: expected nodes in the train split to train on, found none"

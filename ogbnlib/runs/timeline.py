@@ -80,9 +80,11 @@ def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
     return cuda
 
 
-def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
+def csv_table(
+    data: bytes, columns: Sequence[str], path: Path, optional: Sequence[str] = ()
+) -> pd.DataFrame:
     """Read a CSV of numbers without its torn lines, counted in `attrs["torn_lines"]`; only
-    `columns` if it is empty."""
+    `columns` if it is empty. Missing columns among the `optional` ones are NaN."""
     if not data:
         return pd.DataFrame(columns=[*columns])
     lines = data.decode("ascii", errors="replace").splitlines(keepends=True)
@@ -96,6 +98,8 @@ def csv_table(data: bytes, columns: Sequence[str], path: Path) -> pd.DataFrame:
     try:
         # Counts are read as floats: integers above 2**53 bytes do not occur.
         table = pd.read_csv(io.StringIO("".join(whole)))
+        for name in optional:
+            table[name] = table.get(name, np.nan)
         table[[*columns]].astype(float)
         if torn > len(whole):
             raise ValueError(f"{torn} lines with another number of values")

@@ -93,6 +93,18 @@ def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
         )
 
 
+def _check_class_weight(path: Path, before: torch.Tensor | None, now: torch.Tensor | None) -> None:
+    """Refuse other weights of the classes than those that a checkpoint was trained with."""
+    is_same = now is before
+    if now is not None and before is not None:
+        is_same = torch.equal(now, before)
+    if not is_same:
+        raise InputError(
+            f"class_weight: expected the weights that {path} was trained with, found others; put "
+            "them back, or use a new run_dir"
+        )
+
+
 def _write(path: Path, content: Mapping[str, object], keep: Path | None = None) -> None:
     buffer = io.BytesIO()
     torch.save({"version": _VERSION, **content}, buffer)
@@ -188,7 +200,11 @@ class Checkpointer:
         self.run_dir = run_dir
         self.learner = learner
         self.saved_s = time.monotonic()
-        self._about = {"config": learner.config.model_dump(mode="json"), "data": dict(data)}
+        self._about: dict[str, Any] = {
+            "config": learner.config.model_dump(mode="json"),
+            "data": dict(data),
+            "class_weight": learner.class_weight,
+        }
         self._saved: State | None = None
         self._damaged = False
 
@@ -211,12 +227,12 @@ class Checkpointer:
         self._saved = replace(state)
 
     def save_epoch(self, state: State) -> None:
-        """Write metrics.csv, best.pt if the valid accuracy is the best so far, and
+        """Write metrics.csv, best.pt if the model is the best on the valid split so far, and
         checkpoint.pt."""
         row = state.history[-1]
-        earlier = [each["valid"] for each in state.history[:-1]]
-        best = max((valid for valid in earlier if valid is not None), default=-1.0)
-        is_best = row["valid"] is not None and row["valid"] > best
+        *earlier, last = (each[self.learner.config.valid_column] for each in state.history)
+        best = max((value for value in earlier if value is not None), default=-1.0)
+        is_best = last is not None and last > best
         if self.run_dir is not None and self.learner.ranks.first:
             _write_metrics(self.run_dir, state.history)
             self.learner.log.mark("metrics", **row)
@@ -254,12 +270,15 @@ class Checkpointer:
             ]
         notes = check_changes(content["config"], self.learner.config, self.run_dir)
         _check_data(path, content["data"], self._about["data"])
+        _check_class_weight(path, content.get("class_weight"), self.learner.class_weight)
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
         # its state has the values of the earlier config
         for group in self.learner.optimizer.param_groups:
             group.update(lr=self.learner.config.lr, weight_decay=self.learner.config.weight_decay)
         state = State(**{item.name: content[item.name] for item in fields(State)})
+        # 0.2.0 saved fewer columns
+        state.history = [dict.fromkeys(METRIC_COLUMNS) | row for row in state.history]
         self._damaged = path == paths.previous
         if self._damaged:
             notes.append(

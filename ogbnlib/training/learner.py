@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from ..config import TrainConfig
 from ..errors import InputError
+from ..graph.npz import Array
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..sampling.choice import batch_key
@@ -27,7 +28,9 @@ from .network import GNN
 Stateful: TypeAlias = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
 
 
-def loss_and_gradient(scores: Tensor, labels: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def loss_and_gradient(
+    scores: Tensor, labels: Tensor, scale: float, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the loss, the sum of the seeds' cross-entropies, and `scale` times its gradient by
     `scores`.
 
@@ -36,20 +39,24 @@ def loss_and_gradient(scores: Tensor, labels: Tensor, scale: float) -> tuple[Ten
     small step. Any other loss may leave its gradient to autograd:
 
         scores = scores.requires_grad_()
-        loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=0.1)
+        loss = F.cross_entropy(scores, labels, weight, reduction="sum", label_smoothing=0.1)
         return loss.detach(), torch.autograd.grad(loss * scale, scores)[0]
 
     Args:
         scores: float32 [num_seeds, num_classes], detached from the model.
         labels: int64 [num_seeds].
         scale: One over the number of all seeds of the optimizer's step.
+        weight: Of each class, float32 [num_classes], with the mean 1 over the train split. torch
+            divides by the seeds' weights in each batch, so that a seed counts more beside light
+            ones. Here it counts the same in any batch, on any number of ranks and with any
+            `accumulate`, and the loss of an epoch is torch's weighted mean over the whole split.
     """
     ops = torch.ops.aten
     rows = torch.log_softmax(scores, 1)
     # 2 is reduction="sum", and -100 stands for no label
-    loss, weight = ops.nll_loss_forward.default(rows, labels, None, 2, -100)
+    loss, total_weight = ops.nll_loss_forward.default(rows, labels, weight, 2, -100)
     gradient = ops.nll_loss_backward.default(
-        rows.new_tensor(scale), rows, labels, None, 2, -100, weight
+        rows.new_tensor(scale), rows, labels, weight, 2, -100, total_weight
     )
     return loss, ops._log_softmax_backward_data.default(gradient, rows, 1, rows.dtype)
 
@@ -64,11 +71,15 @@ class Learner:
         device: torch.device,
         ranks: Ranks,
         log: EventLog,
+        class_weight: Array | None = None,
     ):
         self.config = config
         self.device = device
         self.ranks = ranks
         self.log = log
+        self.class_weight: Tensor | None = None  # see `loss_and_gradient`
+        if class_weight is not None:
+            self.class_weight = torch.from_numpy(class_weight).to(device)
         self.model = model.to(device)
         self.call = Call.of(model, config.precision)
         self.share_model()  # a custom model may draw its weights from any random state
@@ -170,7 +181,9 @@ class Learner:
         """Add the gradients of `scale` times the loss of a batch; return the loss, and whether the
         model's fused layers took the batch, without autograd."""
         labels = batch.y[: batch.batch_size].to(self.device, torch.int64)
-        differentiate = functools.partial(loss_and_gradient, labels=labels, scale=scale)
+        differentiate = functools.partial(
+            loss_and_gradient, labels=labels, scale=scale, weight=self.class_weight
+        )
         model = self.model
         # A class derived from GNN may have another forward.
         if type(model) is GNN and self.device.type == "cpu" and model.fuses(batch.x):

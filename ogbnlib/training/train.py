@@ -43,6 +43,7 @@ from ..runs.sandbox import check_inputs
 from ..runs.supervise import HUGE_PAGES
 from ..sampling.policies import Loaders
 from ..sources.catalog import open_for
+from ..sources.class_weights import class_weights
 from ..windows.window import compile_kernels
 from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model
@@ -202,7 +203,9 @@ def train_prepared(
             model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
             device = cuda.resolve_device(config.device)
             progress.note(*cuda.begin(config, device.type))
-            learner = Learner(config, model, device, ranks, log)
+            counts = torch.bincount(loaders.labels["train"], minlength=loaders.num_classes)
+            weights = class_weights(config, store, counts.numpy())
+            learner = Learner(config, model, device, ranks, log, weights)
             # The checkpoint is read after the model exists: its weights are loaded in place.
             ranks.expect_beats(store.nbytes)
             checkpointer = Checkpointer(run_dir, fingerprint(store, config), learner)

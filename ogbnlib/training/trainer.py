@@ -19,7 +19,7 @@ from ..display import Live
 from ..files import open_to_write
 from ..io.disk_array import Interrupted
 from ..memory.reading import own_memory
-from ..memory.record import RunPaths
+from ..memory.record import METRIC_COLUMNS, RunPaths
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest
 from ..progress import Count, details
@@ -209,8 +209,8 @@ class Trainer:
             evaluated_s = sum(row["eval_time_s"] or 0.0 for row in state.history)
             count.run_left_s = batches * batch_s + epochs * evaluated_s / max(1, state.epoch)
 
-    def evaluate(self, split: str) -> float:
-        """Return the accuracy on `split`."""
+    def evaluate(self, split: str) -> Row:
+        """Return the accuracy and the macro-F1 on `split`, by their names in metrics.csv."""
         self.learner.begin()
         num_seeds = self.num_seeds[split]
         ranks = self.ranks
@@ -228,13 +228,19 @@ class Trainer:
                     del batch
                     self.learner.after_batch()
             assert next(batches, None) is None, "the loader has more batches than its share"
-        ranks.sum(predicted)  # one rank has filled each place, the others have zeros there
+        # One rank has filled each place, the others have zeros there: afterwards all ranks have all
+        # predictions, and count the same classes.
+        ranks.sum(predicted)
         undefined = int((predicted < 0).sum())
         if undefined:
             raise self.checkpointer.diverged(
                 self.state, f"scores of {undefined:,} of {num_seeds:,} {split} nodes are NaN"
             )
-        return accuracy(self.loaders.labels[split], predicted)
+        labels = self.loaders.labels[split]
+        return {
+            split: accuracy(labels, predicted),
+            f"{split}_macro_f1": macro_f1(labels, predicted, self.loaders.num_classes),
+        }
 
     def run(self) -> None:
         """Train the remaining epochs, each with its evaluation, its row of metrics.csv and its
@@ -244,7 +250,7 @@ class Trainer:
         epoch = self.state.epoch
         if epoch < self.config.epochs:
             self.progress.note(
-                f"no better valid accuracy in {self.config.early_stopping} evaluations: "
+                f"no better valid {self.config.keep_by} in {self.config.early_stopping} evaluations: "
                 f"epoch {epoch} was the last"
             )
         # fp16 skips every step whose gradient is not finite; Adam has a state after the first step
@@ -254,9 +260,10 @@ class Trainer:
                 self.state, "no step was ever taken, as no gradient was finite,"
             )
 
-    def _is_over(self, *valid: float | None) -> bool:
-        """Whether training ends after the epochs so far, and one more with this valid accuracy."""
-        return self.config.is_over([*(row["valid"] for row in self.state.history), *valid])
+    def _is_over(self, *rows: Row) -> bool:
+        """Whether training ends after the epochs so far, and these rows of more epochs."""
+        column = self.config.valid_column
+        return self.config.is_over(row.get(column) for row in [*self.state.history, *rows])
 
     def _run_epoch(self) -> None:
         """Train the rest of the current epoch, evaluate, and save its row and its checkpoint."""
@@ -268,11 +275,9 @@ class Trainer:
         loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
         begin_s = time.monotonic()
         row: Row = {
+            **dict.fromkeys(METRIC_COLUMNS),
             "epoch": epoch,
             "loss": loss,
-            "train": None,
-            "valid": None,
-            "test": None,
             **self._evaluate_epoch(epoch),
             "time_s": self.state.time_s,
         }
@@ -287,7 +292,7 @@ class Trainer:
         self.progress.say(_epoch_line(row))
 
     def _evaluate_epoch(self, epoch: int) -> Row:
-        """Return the accuracies that are due after an epoch."""
+        """Return the measures of the evaluations that are due after an epoch."""
         if epoch == self.config.epochs:
             # The final evaluation needs no train loader: its CSC and workers make room for the
             # eval loaders.
@@ -296,12 +301,16 @@ class Trainer:
         if splits:
             # a kill during the evaluation must not lose the epoch
             self.checkpointer.save(self.state)
-        scores: Row = {split: self.evaluate(split) for split in splits}
+        scores: Row = {}
+        for split in splits:
+            scores |= self.evaluate(split)
         # it is the last one after all
-        if epoch < self.config.epochs and self._is_over(scores.get("valid")):
+        if epoch < self.config.epochs and self._is_over(scores):
             self.loaders.drop_train_loader()
             final = self.config.replace(epochs=epoch).splits_to_evaluate(epoch)
-            scores |= {split: self.evaluate(split) for split in final if split not in scores}
+            for split in final:
+                if split not in scores:
+                    scores |= self.evaluate(split)
         return scores
 
 
@@ -309,6 +318,18 @@ def accuracy(labels: Tensor, predicted: Tensor) -> float:
     """Return the share of `predicted`, int64 [n], that equals `labels` [n]: the rule of OGB's
     Evaluator, whose import takes 45 MB of memory (pandas and scikit-learn)."""
     return int((labels == predicted).sum()) / len(labels)
+
+
+def macro_f1(labels: Tensor, predicted: Tensor, num_classes: int) -> float:
+    """Return the mean F1 of the classes that occur in the labels or the predictions, both [n]: that
+    of scikit-learn's `f1_score(average="macro", zero_division=0)`."""
+    hits = labels[labels == predicted]
+    found, wanted, guessed = (
+        torch.bincount(values, minlength=num_classes).double()
+        for values in (hits, labels, predicted)
+    )
+    total = wanted + guessed
+    return float((2 * found / total)[total > 0].mean())
 
 
 def _epoch_line(row: Row) -> str:

@@ -70,7 +70,8 @@ def test_resuming_in_a_folder_of_something_else_changes_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-METRICS = ",".join(METRIC_COLUMNS) + "\n1,1.5,,0.5,0.4,1.0,0.1\n2,1.2,,0.6,0.5,1.0,0.1\n"
+METRICS = ",".join(METRIC_COLUMNS)
+METRICS += "\n1,1.5,,0.5,0.4,1.0,0.1,,0.4,0.3\n2,1.2,,0.6,0.5,1.0,0.1,,0.5,0.4\n"
 
 
 def everything(folder: Path) -> str:
@@ -175,6 +176,18 @@ def test_a_metrics_file_without_one_of_its_lines_is_named(tmp_path: Path) -> Non
         InputError, match=r"metrics\.csv: expected a line for each epoch from 1 on, found \[2"
     ):
         _ = Run(folder).metrics
+
+
+def test_metrics_of_an_earlier_version_have_no_macro_f1(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", exit_code=0, config={"epochs": 2})
+    lines = [line.split(",")[:-3] for line in METRICS.splitlines()]
+    (folder / "metrics.csv").write_text("".join(",".join(line) + "\n" for line in lines))
+    run = Run(folder)
+    assert run.metrics.columns.tolist() == [*METRIC_COLUMNS]
+    assert run.metrics["valid"].tolist() == [0.5, 0.6]
+    assert run.metrics["valid_macro_f1"].isna().all()
+    assert run.is_finished
+    assert "valid 0.6000, test 0.5000 after epoch 2" in run._repr_html_()
 
 
 def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config) -> None:

@@ -69,6 +69,7 @@ CASES: dict[str, dict[str, Any]] = {
     "odd": {"batch_size": 18},
     "one": {"batch_size": 200, "eval_batch_size": 300},
     "groups": {"accumulate": 3, "batch_size": 9},
+    "weights": {"class_weight": "balanced", "batch_size": 18},
     "gat": {"model": "gat", "batch_size": 18, "epochs": 1},
     "workers": {"num_workers": 1},
     "windows": {"loading": "store", "lookahead": 10_000, "batch_size": 9},
@@ -120,6 +121,7 @@ def test_two_ranks_make_the_steps_of_one_that_accumulates_twice_as_much(
         assert row["loss"] == pytest.approx(expected["loss"], rel=1e-5)
         for split in ("train", "valid", "test"):
             assert row[split] == expected[split]
+            assert row[f"{split}_macro_f1"] == expected[f"{split}_macro_f1"]
     for name, value in alone.model.state_dict().items():
         assert torch.allclose(first["model"][name], value, atol=1e-4)
         assert torch.equal(first["model"][name], second["model"][name])

@@ -9,13 +9,14 @@ import pytest
 import torch
 from conftest import same
 from ogb.nodeproppred import Evaluator
+from sklearn.metrics import f1_score
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.runs.folder import Run
 from ogbnlib.training.train import train
-from ogbnlib.training.trainer import Trainer, accuracy
+from ogbnlib.training.trainer import Trainer, accuracy, macro_f1
 
 Config = Callable[..., TrainConfig]
 
@@ -32,9 +33,9 @@ def valid(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     accuracies: list[float] = []
     evaluate = Trainer.evaluate
 
-    def told(self: Trainer, split: str) -> float:
+    def told(self: Trainer, split: str) -> dict[str, float | None]:
         real = evaluate(self, split)
-        return accuracies.pop(0) if split == "valid" else real
+        return real | ({"valid": accuracies.pop(0)} if split == "valid" else {})
 
     monkeypatch.setattr(Trainer, "evaluate", told)
     return accuracies
@@ -174,3 +175,51 @@ def test_an_accuracy_is_the_one_of_ogbs_evaluator() -> None:
         labels, predicted = torch.randint(3, (2, 1 + 7 * seed), generator=generator)
         both = {"y_true": labels[:, None].numpy(), "y_pred": predicted[:, None].numpy()}
         assert accuracy(labels, predicted) == rule.eval(both)["acc"]
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int64], ids=str)
+def test_a_macro_f1_is_that_of_scikit_learn(dtype: torch.dtype) -> None:
+    for seed in range(20):
+        generator = torch.Generator().manual_seed(seed)
+        # of 9 classes some occur in neither, or in one of both
+        labels, predicted = torch.randint(6, (2, 1 + 7 * seed), generator=generator)
+        labels[labels == 2] = 7
+        expected = f1_score(labels, predicted, average="macro", zero_division=0)
+        assert macro_f1(labels.to(dtype), predicted, 9) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.fixture
+def measures(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+    """Accuracy and macro-F1 of the evaluations of the valid split, in place of the real ones."""
+    values: list[tuple[float, float]] = []
+    evaluate = Trainer.evaluate
+
+    def told(self: Trainer, split: str) -> dict[str, float | None]:
+        real = evaluate(self, split)
+        if split != "valid":
+            return real
+        return dict(zip(("valid", "valid_macro_f1"), values.pop(0), strict=True))
+
+    monkeypatch.setattr(Trainer, "evaluate", told)
+    return values
+
+
+@pytest.mark.parametrize(("keep_by", "best", "last"), [("accuracy", 2, 4), ("macro_f1", 3, 5)])
+def test_the_best_epoch_is_that_of_the_chosen_measure(
+    tiny_config: Config,
+    tmp_path: Path,
+    measures: list[tuple[float, float]],
+    keep_by: str,
+    best: int,
+    last: int,
+) -> None:
+    measures[:] = [(0.5, 0.1), (0.9, 0.2), (0.7, 0.4), (0.6, 0.3), (0.6, 0.2), (0.6, 0.2)]
+    config = tiny_config(epochs=6, keep="best", keep_by=keep_by, early_stopping=2)
+    result = train(config, tmp_path / "run")
+    assert len(result.history) == last
+    assert loaded(tmp_path / "run" / "best.pt")["epoch"] == best
+    run = Run(tmp_path / "run")
+    assert run.is_finished
+    assert run.metrics["valid_macro_f1"].tolist() == [0.1, 0.2, 0.4, 0.3, 0.2][:last]
+    said = [event.get("text", "") for event in run.events]
+    assert f"no better valid {keep_by} in 2 evaluations: epoch {last} was the last" in said

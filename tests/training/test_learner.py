@@ -31,11 +31,11 @@ class Net(torch.nn.Module):
 
 
 def smoothed(
-    scores: Tensor, labels: Tensor, scale: float, smoothing: float
+    scores: Tensor, labels: Tensor, scale: float, weight: Tensor | None, smoothing: float
 ) -> tuple[Tensor, Tensor]:
     """Another loss, as the docstring of `loss_and_gradient` writes it."""
     scores = scores.requires_grad_()
-    loss = F.cross_entropy(scores, labels, reduction="sum", label_smoothing=smoothing)
+    loss = F.cross_entropy(scores, labels, weight, reduction="sum", label_smoothing=smoothing)
     return loss.detach(), torch.autograd.grad(loss * scale, scores)[0]
 
 

@@ -1,9 +1,11 @@
 """Promises of a resumption: damage is not believed, another run is refused before anything is
 written."""
 
+import io
 import json
 import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,6 +207,37 @@ def test_another_lr_counts_from_there_on_and_is_said(
     lr = "lr is 0.5 from here on, 0.01 before"
     for said in (lr, "weight_decay is 0.1", "num_threads is 2 from here on, 1 before"):
         assert any(note.startswith(said) for note in notes(folder))
+
+
+def as_0_2_0(path: Path) -> None:
+    """Take from a checkpoint what 0.2.0 did not save."""
+    content = torch.load(path, weights_only=True)
+    del content["class_weight"], content["config"]["keep_by"], content["config"]["class_weight"]
+    for row in content["history"]:
+        for name in ("train_macro_f1", "valid_macro_f1", "test_macro_f1"):
+            del row[name]
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    data = buffer.getvalue()
+    path.write_bytes(data + b"ogbnlib crc32 %08x\n" % zlib.crc32(data))
+
+
+def test_a_run_of_an_earlier_version_goes_on(
+    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
+) -> None:
+    as_0_2_0(folder / "checkpoint.pt")
+    config = json.loads((folder / "config.json").read_text())
+    del config["keep_by"], config["class_weight"]
+    (folder / "config.json").write_text(json.dumps(config))
+    metrics = [line.split(",")[:7] for line in (folder / "metrics.csv").read_text().splitlines()]
+    (folder / "metrics.csv").write_text("".join(",".join(line) + "\n" for line in metrics))
+    refused(folder, resume, "keep_by was 'accuracy', now 'macro_f1'", keep_by="macro_f1")
+    refused(folder, resume, "^class_weight: expected the weights", class_weight="balanced")
+    resumed = resume()
+    assert same(resumed.model.state_dict(), straight.model.state_dict())
+    assert Run(folder).metrics["valid_macro_f1"].notna().tolist() == [False, False, True]
+    assert [row["valid"] for row in resumed.history] == [row["valid"] for row in straight.history]
+    assert resumed.history[0].keys() == straight.history[0].keys()
 
 
 def is_finite(folder: Path) -> bool:

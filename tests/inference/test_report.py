@@ -1,0 +1,58 @@
+"""Promises about a run's report: scikit-learn's figures, of the model that the run kept."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.metrics import classification_report
+
+from ogbnlib import InputError, Run, TrainConfig, open_store, predict
+from ogbnlib.__main__ import main
+from ogbnlib.training.train import train
+
+Config = Callable[..., TrainConfig]
+QUIET: dict[str, Any] = {"progress": False, "say": lambda text: None}
+
+
+def test_a_report_has_scikit_learns_figures(
+    tiny_config: Config,
+    tiny_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_dir = tmp_path / "run"
+    last = train(tiny_config(), run_dir).history[-1]
+    store = open_store(tiny_store)
+    nodes = store.splits["test"]
+    path = predict(run_dir, tmp_path / "out.npy", nodes=nodes, sampled=True, **QUIET)
+    expected = classification_report(
+        store.y[nodes], np.load(path), output_dict=True, zero_division=0
+    )
+    report = Run.open(run_dir).report(**QUIET)
+    assert report.accuracy == last["test"] == expected["accuracy"]
+    assert report.macro_f1 == pytest.approx(last["test_macro_f1"])
+    assert report.macro_f1 == pytest.approx(expected["macro avg"]["f1-score"])
+    assert report.weighted_f1 == pytest.approx(expected["weighted avg"]["f1-score"])
+    for name, row in report.classes.iterrows():
+        theirs = expected[name]
+        ours = [row["precision"], row["recall"], row["f1"], row["count"]]
+        assert ours == pytest.approx([theirs[key] for key in theirs])
+    assert "<img " in report._repr_html_()
+    monkeypatch.setattr("sys.argv", ["", "report", str(run_dir), "--split", "valid", "--json"])
+    assert main() == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["accuracy"] == last["valid"]
+    assert Path(answer["picture"]).read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(InputError, match=r"^split: expected one of train, valid, test"):
+        Run.open(run_dir).report("all", **QUIET)
+
+
+def test_follow_hands_out_each_epoch(tiny_config: Config, tmp_path: Path) -> None:
+    train(tiny_config(), tmp_path / "run")
+    rows: list[dict[str, float]] = []
+    Run.open(tmp_path / "run").follow(rows.append)
+    assert [row["epoch"] for row in rows] == [1, 2]
