@@ -194,11 +194,9 @@ class Store(GraphSize):
 
     @property
     def class_names(self) -> list[str]:
-        """The classes by number: `label_name`, or their numbers as text if labels were numbers."""
-        if self.label_name is None:
-            return [*map(str, range(self.num_classes))]
-        names: list[str] = self.label_name.tolist()
-        return names
+        """The classes by number: `label_name`, and the number as text of a class without a name."""
+        names: list[str] = [] if self.label_name is None else self.label_name.tolist()
+        return names + [str(number) for number in range(len(names), self.num_classes)]
 
     def damaged(self, name: str, problem: str) -> InputError:
         """Return the error for a damaged array; `problem` has the expected and the found value."""

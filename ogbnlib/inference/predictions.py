@@ -4,9 +4,9 @@ import contextlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from ..training.checkpoint import SavedModel
 from ..training.train import kept_random_state
 from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
-from .tables import class_names, probabilities, write_table
+from .tables import best_classes, class_names, probabilities, write_table
 
 Nodes = StrPath | Array | torch.Tensor | Sequence[int] | Sequence[str]
 
@@ -82,7 +82,7 @@ def predict(
         saved.check_data(graph)
     ids = _wanted(nodes, graph)
     if is_table:
-        class_names(graph)  # refuses some
+        class_names(graph, scores)  # refuses some
     if not (uses_hops or sampled):
         _check_exact(config.model)
     say(f"{saved.path}: predicting with its weights")
@@ -101,12 +101,24 @@ def predict(
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):
                 num_rows = graph.num_nodes if ids is None else len(ids)
+                finite = _finite(chunks, target, graph)
                 if is_table:
+                    width = graph.num_classes if scores else 2
+                    convert = probabilities if scores else best_classes
+                    converted = ((places, convert(values)) for places, values in finite)
                     with tempfile.TemporaryFile(dir=target.parent) as rows:
-                        _write_rows(rows, target, chunks, num_rows, graph, True, True)
+                        _write_rows(rows, converted, np.dtype(np.float32), (num_rows, width))
                         write_table(file, target, rows, graph, ids, scores)
                     return
-                _write_rows(file, target, chunks, num_rows, graph, scores)
+                if scores:
+                    shape = (num_rows, graph.num_classes)
+                    _write_rows(file, finite, np.dtype(np.float32), shape)
+                else:
+                    dtype = np.dtype(label_dtype(graph.num_classes))
+                    classes = (
+                        (places, values.argmax(1).astype(dtype)) for places, values in finite
+                    )
+                    _write_rows(file, classes, dtype, (num_rows,))
             if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
                 assert ids is not None
                 # written here, as np.save hides the cause of a failed write
@@ -142,32 +154,27 @@ def _check_exact(model: str) -> None:
         )
 
 
-def _write_rows(
-    file: BinaryIO,
-    path: Path,
-    chunks: Iterable[Rows],
-    num_rows: int,
-    graph: Store,
-    has_scores: bool,
-    normalised: bool = False,
-) -> None:
-    """Write classes or scores as they come, each row to its position; none of a negative one."""
-    dtype = np.dtype(np.float32 if has_scores else label_dtype(graph.num_classes))
-    row_shape = (graph.num_classes,) * has_scores
-    file.write(npy_header(dtype, (num_rows, *row_shape)))
+def _finite(chunks: Iterable[Rows], path: Path, graph: Store) -> Iterator[Rows]:
+    """Yield the scores, each of which must be finite."""
     for places, values in chunks:
         if not np.isfinite(values).all():
             raise InputError(
                 f"{path}: scores are not finite; run `python -m ogbnlib verify {graph.path}`"
             )
-        if normalised:
-            values = probabilities(values)
-        rows = values if has_scores else values.argmax(1).astype(dtype)
+        yield places, values
+
+
+def _write_rows(
+    file: BinaryIO, chunks: Iterable[Rows], dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> None:
+    """Write a .npy file of rows as they come, each to its position; none of a negative one."""
+    row_bytes = dtype.itemsize * math.prod(shape[1:])
+    file.write(npy_header(dtype, shape))
+    for places, rows in chunks:
         order = np.argsort(places, kind="stable")
         order = order[places[order] >= 0]
         ends = np.flatnonzero(np.diff(places[order]) != 1) + 1
         for consecutive in np.split(order, ends):
             if len(consecutive):
-                offset = int(places[consecutive[0]]) * dtype.itemsize * math.prod(row_shape)
-                file.seek(HEADER_BYTES + offset)
+                file.seek(HEADER_BYTES + int(places[consecutive[0]]) * row_bytes)
                 file.write(np.ascontiguousarray(rows[consecutive]).data)

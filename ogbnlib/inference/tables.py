@@ -18,11 +18,10 @@ _PIECE_BYTES = 2**25  # of scores in memory at a time, and in a row group of par
 _COLUMNS = ("node_id", "class", "probability")
 
 
-def class_names(store: Store) -> list[str]:
-    """Return the name of each class: its number if the store has none."""
-    names = [] if store.label_name is None else store.label_name.tolist()
-    names += [str(number) for number in range(len(names), store.num_classes)]
-    both = {*names} & {*_COLUMNS}
+def class_names(store: Store, are_columns: bool) -> list[str]:
+    """Return the name of each class, see `Store.class_names`; some may not name columns."""
+    names = store.class_names
+    both = {*names} & {*_COLUMNS} if are_columns else set[str]()
     if both:
         raise InputError(
             f"{store.path}: expected other names of classes than {', '.join(_COLUMNS)}, "
@@ -38,31 +37,44 @@ def probabilities(scores: Array) -> Array:
     return values
 
 
+def best_classes(scores: Array) -> Array:
+    """Return the class with the highest score and its probability, float32 [n, 2]: the numbers of
+    classes are exact below 2**24."""
+    values = probabilities(scores)
+    return np.column_stack([values.argmax(1).astype(np.float32), values.max(1)])
+
+
 def write_table(
     file: BinaryIO, path: Path, rows: BinaryIO, graph: Store, ids: Array | None, has_scores: bool
 ) -> None:
-    """Write the probabilities float32 [n, C] in the .npy file `rows` as a table, in pieces.
+    """Write the .npy file `rows` as a table, in pieces. It has the probabilities, float32 [n, C], or
+    without `has_scores` what `best_classes` returns.
 
     Its columns are node_id, class and probability, and with `has_scores` the probability of each
     class.
     """
-    names = class_names(graph)
+    names = class_names(graph, has_scores)
+    width = len(names) if has_scores else 2
     num_rows = graph.num_nodes if ids is None else len(ids)
-    step = max(1, _PIECE_BYTES // (4 * len(names)))
+    step = _PIECE_BYTES // (4 * width)
     text = pa.array(names)
     writer = None
     rows.flush()
     rows.seek(HEADER_BYTES)
     for begin in range(0, num_rows, step):
         end = min(begin + step, num_rows)
-        values = np.fromfile(rows, np.float32, (end - begin) * len(names))
-        values = values.reshape(end - begin, len(names))
+        values = np.fromfile(rows, np.float32, (end - begin) * width).reshape(-1, width)
         nodes = np.arange(begin, end) if ids is None else ids[begin:end]
-        classes = values.argmax(1)
+        if has_scores:
+            classes = values.argmax(1)
+            probability = values.max(1)
+        else:
+            classes = values[:, 0].astype(np.int64)
+            probability = values[:, 1]
         columns = {
             "node_id": pa.array(nodes if graph.node_name is None else graph.node_name[nodes]),
             "class": pa.array(classes) if graph.label_name is None else text.take(classes),
-            "probability": pa.array(values.max(1)),
+            "probability": pa.array(probability),
         }
         if has_scores:
             columns |= {name: pa.array(values[:, c]) for c, name in enumerate(names)}

@@ -17,7 +17,11 @@ from ..files import BLOCK, StrPath, block_buffer, read_blocks
 from ..kernels import Array, kernel, prefetch
 
 CHUNK_BYTES = 8 * 2**20
-_THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NVMe-like disk
+# Threads of a pass: with reads of 8 MiB more gain nothing, measured on an NVMe-like disk; it needs many
+# small reads at once.
+_THREADS = 3
+_SMALL_READ_THREADS = 16
+_SMALL_READ_BYTES = 2**16
 
 
 @kernel
@@ -260,7 +264,8 @@ class DiskArray:
 
         chunks = np.flatnonzero(np.diff(bounds)).tolist()
         self.progress = 0, len(chunks) * self.chunk_bytes
-        with ThreadPoolExecutor(_THREADS) as pool:
+        threads = _SMALL_READ_THREADS if self.chunk_bytes <= _SMALL_READ_BYTES else _THREADS
+        with ThreadPoolExecutor(threads) as pool:
             self._count(pool.map(read_chunk, chunks))
         self.progress = 0, 0
 

@@ -165,6 +165,9 @@ class WindowReader:
             arrays = self._row_arrays = self._open(_ROW_CHUNK_BYTES)
         before = sum(array.bytes_read for array in arrays.values())
         seeds = self.seeds(place, first)
+        following = self.after(place, seeds.positions)
+        if first and self.spool is not None and following is not None:
+            self.spool.prepare(following)
         # the sample is dropped before the features are read
         window = Window.pack(seeds, sample_windows([seeds], arrays["colptr"], arrays["row"])[0])
         sampled = time.monotonic()

@@ -157,6 +157,10 @@ class Spool:
             stored.hot.insert(window.ids, window.features, stored.num_ids - stored.num_rows)
         return window
 
+    def prepare(self, place: Place) -> None:
+        """Begin to record the first shard, from `place` on."""
+        self._next = submit(self._thread, self._record, place)
+
     def close(self) -> None:
         """End the threads and delete the files."""
         for threads in (self._thread, self._packers):

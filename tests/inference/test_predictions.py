@@ -216,3 +216,6 @@ def test_a_table_has_the_names_of_nodes_in_their_order(
         assert table["class"].tolist() == raw[ids].argmax(1).tolist()
         np.testing.assert_allclose(table.probability, shares[ids].max(1), rtol=1e-4)
         np.testing.assert_allclose(table.iloc[:, 3:], shares[ids], atol=1e-5)
+        out = tmp_path / f"{len(ids)}-best.{ending}"
+        best = read(predict(trained, out, nodes=nodes, **QUIET))
+        assert best.equals(table[["node_id", "class", "probability"]])
