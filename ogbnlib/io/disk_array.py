@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -17,11 +18,8 @@ from ..files import BLOCK, StrPath, block_buffer, read_blocks
 from ..kernels import Array, kernel, prefetch
 
 CHUNK_BYTES = 8 * 2**20
-# Threads of a pass: with reads of 8 MiB more gain nothing, measured on an NVMe-like disk; it needs many
-# small reads at once.
-_THREADS = 3
-_SMALL_READ_THREADS = 16
-_SMALL_READ_BYTES = 2**16
+_THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NVMe-like disk
+_ASKED_PAGES = 2**12  # between two looks at `abandoned`
 
 
 @kernel
@@ -248,10 +246,7 @@ class DiskArray:
             index, num_rows, self.row_bytes, self.offset, shift, self.num_bytes, order
         )
         if wrong >= 0:
-            self._check_end(self._place(int(index[wrong]) + num_rows))
-            raise self.damaged(
-                f"expected rows from 0 to {self.num_rows - 1}, found an index of {index[wrong]}"
-            )
+            raise self._wrong_index(int(index[wrong]), num_rows)
 
         def read_chunk(c: int) -> int:
             # Read from the first to the last row needed: a chunk may have only one. The last may
@@ -264,10 +259,13 @@ class DiskArray:
 
         chunks = np.flatnonzero(np.diff(bounds)).tolist()
         self.progress = 0, len(chunks) * self.chunk_bytes
-        threads = _SMALL_READ_THREADS if self.chunk_bytes <= _SMALL_READ_BYTES else _THREADS
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(_THREADS) as pool:
             self._count(pool.map(read_chunk, chunks))
         self.progress = 0, 0
+
+    def _wrong_index(self, row: int, num_rows: int) -> InputError:
+        self._check_end(self._place(row + num_rows))
+        return self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {row}")
 
     def _word(self, width: int = 8) -> np.dtype[np.generic]:
         """The largest unsigned integer, by which rows and `width` bytes can be copied."""
@@ -338,3 +336,43 @@ class DiskArray:
             for size in sizes:
                 self.bytes_read += size
                 self.progress = self.progress[0] + size, self.progress[1]
+
+
+class PageArray(DiskArray):
+    """Rows of one array in a file, of which `read` reads the pages alone, through the page cache.
+
+    For few rows. Linux is asked for all pages at once and reads many at a time: the rows of 40
+    batches of [3, 2] x 128 at papers100M's size come in 5 s, where reads one by one took 15 s.
+    """
+
+    def read(self, index: Array, out: Array) -> None:
+        if not len(index):
+            return
+        width = out.dtype.itemsize * math.prod(out.shape[1:])
+        num_rows = -(-width // self.row_bytes)
+        for row in (int(index.min()), int(index.max())):
+            if row < 0 or self._place(row + num_rows) > self.num_bytes:
+                raise self._wrong_index(row, num_rows)
+        places = self.offset + index.astype(np.int64) * self.row_bytes
+        wanted = np.zeros(self.num_bytes // mmap.PAGESIZE + 1, bool)
+        wanted[places // mmap.PAGESIZE] = True
+        wanted[(places + width - 1) // mmap.PAGESIZE] = True
+        pages = np.flatnonzero(wanted)
+        self.progress = 0, len(pages) * mmap.PAGESIZE
+        content = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
+        if len(content) < self.num_bytes:
+            raise self.damaged(f"expected {self.num_bytes} bytes, found the file's end")
+        content.madvise(mmap.MADV_RANDOM)  # a page alone, and none behind it
+        for part in np.array_split(pages, -(-len(pages) // _ASKED_PAGES)):
+            if self.abandoned.is_set():
+                raise Interrupted
+            for page in part.tolist():
+                content.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, mmap.PAGESIZE)
+        word = self._word(width)
+        count = (self.num_bytes - self.offset) // word.itemsize
+        words = np.frombuffer(content, word, count, self.offset)
+        target = out.reshape(len(out), -1).view(word)
+        order = np.argsort(places)
+        _pick(words, 0, index, order, self.row_bytes // word.itemsize, target)
+        self.bytes_read += len(pages) * mmap.PAGESIZE
+        self.progress = 0, 0

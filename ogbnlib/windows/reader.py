@@ -25,7 +25,6 @@ from .window import Seeds, Window, sample_windows
 
 # of a store's arrays, for progress lines
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}
-_ROW_CHUNK_BYTES = 2**14  # smaller ones read less and make their table of 24 bytes a chunk larger
 
 
 class WindowReader:
@@ -54,20 +53,24 @@ class WindowReader:
         self._nodes = nodes
         self._batch_size = batch_size
         self._first_batches = preparation.first_batches
-        self.arrays = self._open(1 << self.windows.chunk_bytes.bit_length() - 1)
-        self._row_arrays: dict[str, DiskArray] = {}  # of the first window
+        self.arrays = self._open()
+        self._page_arrays: dict[str, DiskArray] = {}  # of the first window
         self.spool: Spool | None = None
         if self.windows.spooling:
             self.spool = Spool(store, self.arrays, preparation, self.seeds, self.after)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
         self._ahead: tuple[Place, Future[Window]] | None = None
 
-    def _open(self, chunk_bytes: int) -> dict[str, DiskArray]:
-        return {name: self.store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT}
+    def _open(self, by_page: bool = False) -> dict[str, DiskArray]:
+        chunk_bytes = 1 << self.windows.chunk_bytes.bit_length() - 1
+        return {
+            name: self.store.disk_array(name, chunk_bytes, self.abandoned, by_page=by_page)
+            for name in _CONTENT
+        }
 
     def progress(self) -> tuple[str, int, int] | None:
         """The running read of the store: content, bytes read, bytes to read."""
-        for name, array in [*self.arrays.items(), *self._row_arrays.items()]:
+        for name, array in [*self.arrays.items(), *self._page_arrays.items()]:
             done, total = array.progress
             if done < total:
                 return _CONTENT[name], done, total
@@ -156,13 +159,13 @@ class WindowReader:
         return window
 
     def _sample(self, place: Place, first: int) -> Window:
-        """Sample a window and gather its features in memory; `first` batches by reads of single
-        rows, a usual window if that is 0."""
+        """Sample a window and gather its features in memory; `first` batches by the pages of
+        their rows, a usual window if that is 0."""
         self.store.check_maps()
         begun = time.monotonic()
         arrays = self.arrays
-        if first:  # single rows, each with the blocks that it lies in
-            arrays = self._row_arrays = self._open(_ROW_CHUNK_BYTES)
+        if first:
+            arrays = self._page_arrays = self._open(by_page=True)
         before = sum(array.bytes_read for array in arrays.values())
         seeds = self.seeds(place, first)
         following = self.after(place, seeds.positions)
@@ -172,7 +175,7 @@ class WindowReader:
         window = Window.pack(seeds, sample_windows([seeds], arrays["colptr"], arrays["row"])[0])
         sampled = time.monotonic()
         window.read_features(arrays["x"], self.store.num_features, self.store.feature_dtype)
-        self._row_arrays = {}
+        self._page_arrays = {}
         self._record(
             place,
             window,
