@@ -177,6 +177,10 @@ def predict(
     scores: Annotated[
         bool, typer.Option("--scores", help="Write the scores of all classes.")
     ] = False,
+    embeddings: Annotated[
+        bool,
+        typer.Option("--embeddings", help="Write the last hidden layer (.npy or .parquet)."),
+    ] = False,
     memory_limit: option.MemoryLimit = None,
     trust: option.Trust = False,
     as_json: option.Json = False,
@@ -191,6 +195,7 @@ def predict(
         nodes=nodes,
         sampled=sampled,
         scores=scores,
+        embeddings=embeddings,
         memory_limit=memory_limit,
         trust=trust,
         progress=not as_json,

@@ -4,10 +4,11 @@ propagated features."""
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import nn
 from torch_geometric.data import Data
 
 from ..errors import InputError
@@ -39,13 +40,17 @@ def _model_scores(
     batches: Iterable[Data],
     num_batches: int,
     progress: Progress,
+    embeddings: bool,
 ) -> Generator[Rows, None, None]:
-    """Yield the scores of each batch's seeds; its `input_id` has their positions in the result."""
+    """Yield the scores of each batch's seeds, or the last layer's input; its `input_id` has their
+    positions in the result."""
     config = saved.config
     model = make_model(
         config, store.num_features, store.num_classes, saved.path.parent, store=store
     )
     load_state(model, dict(saved.weights), saved.path)
+    if embeddings:
+        _drop_last_layer(model, config.model)
     device = resolve_device(config.device)
     call = Call.of(model, config.precision)
     model.to(device).eval()
@@ -57,19 +62,32 @@ def _model_scores(
             done(1)
 
 
+def _drop_last_layer(model: nn.Module, name: str) -> None:
+    """Make a model return the input of its last layer."""
+    drop: Any = getattr(model, "drop_last_layer", None)
+    if drop is None:
+        raise InputError(
+            f"embeddings: {name} has no method drop_last_layer(), after which its forward returns the input "
+            "of its last layer; add one, such as `self.out = torch.nn.Identity()`"
+        )
+    drop()
+
+
 def sampled_scores(
     saved: SavedModel,
     store: Store,
     ids: Array | None,
     memory_limit: str | int | None,
     progress: Progress,
+    embeddings: bool = False,
 ) -> Generator[Rows, None, None]:
-    """Yield scores with neighbors sampled as in the run's evaluations, for some or all nodes."""
+    """Yield scores with neighbors sampled as in the run's evaluations, for some or all nodes; with
+    `embeddings` the input of the last layer."""
     size = saved.config.seeds_per_batch(training=False)
     parts = _by_split(store, ids, size)
     num_batches = sum(-(-len(part.nodes) // size) for part in parts)
     batches = _sampled_batches(store, saved, parts, memory_limit)
-    return _model_scores(saved, store, batches, num_batches, progress)
+    return _model_scores(saved, store, batches, num_batches, progress, embeddings)
 
 
 def _by_split(store: Store, ids: Array | None, size: int) -> list[_Seeds]:
@@ -113,10 +131,15 @@ def _sampled_batches(
 
 
 def propagated_scores(
-    saved: SavedModel, graph: Store, store: Store, ids: Array | None, progress: Progress
+    saved: SavedModel,
+    graph: Store,
+    store: Store,
+    ids: Array | None,
+    progress: Progress,
+    embeddings: bool = False,
 ) -> Generator[Rows, None, None]:
     """Yield scores from `store`, which has the propagated features of nodes of `graph` or is
-    `graph` itself."""
+    `graph` itself; with `embeddings` the input of the last layer."""
     nodes = np.arange(graph.num_nodes) if ids is None else ids
     places = nodes
     if store is not graph:
@@ -127,7 +150,7 @@ def propagated_scores(
         labels=torch.zeros(len(places), dtype=torch.int64),
         batch_size=saved.config.seeds_per_batch(training=False),
     )
-    return _model_scores(saved, store, batches, len(batches), progress)
+    return _model_scores(saved, store, batches, len(batches), progress, embeddings)
 
 
 def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:

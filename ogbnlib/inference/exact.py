@@ -42,6 +42,7 @@ class _Layer:
     neighbors: Array  # float32 [inputs, outputs], as `own`
     bias: Array
     own: Array | None = None
+    relu: bool = True  # after it; not after the model's last layer
 
     def sweeps_input(self, most: int) -> bool:
         """Whether the layer takes the mean of its input, not of the product, where `most` columns
@@ -65,16 +66,20 @@ def exact_scores(
     work: Path,
     memory_limit: str | int | None,
     progress: Progress,
+    embeddings: bool = False,
 ) -> Generator[Rows, None, None]:
-    """Yield scores, float32 [n, classes], of some or all nodes, ascending by node.
+    """Yield scores, float32 [n, classes], of some or all nodes, ascending by node; with
+    `embeddings` the input of the last layer, float32 [n, hidden_channels].
 
     `work` is a folder for the layers' results, which is deleted at the end.
     """
     layers = []
-    for number in range(len(saved.config.num_neighbors)):
+    last = len(saved.config.num_neighbors) - 1
+    for number in range(last if embeddings else last + 1):
         names = MODELS[saved.config.model].load().exact_weights
         tensors = [saved.weights[f"convs.{number}.{name}"] for name in names]
-        layers.append(_Layer(*(tensor.float().cpu().numpy().T for tensor in tensors)))
+        matrices = [tensor.float().cpu().numpy().T for tensor in tensors]
+        layers.append(_Layer(*matrices, relu=number < last))
     room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers)) - _STEP_BYTES
     column = 4 * store.num_nodes
     if room < column:
@@ -132,7 +137,6 @@ class _Sweep:
     edges: Edges
     targets: NodeSet | None
     sweeps_input: bool
-    is_last: bool
     done: Done
 
     def columns(self, columns: slice) -> Chunks:
@@ -179,9 +183,9 @@ class _Sweep:
             own = self.source.rows(nodes.start, nodes.stop, targets=self.targets)
             part = part + own @ layer.own[:, columns]
         part = part + layer.bias[columns]
-        if self.is_last:
+        if not layer.relu:
             return part
-        return np.maximum(part, 0, out=part)  # the ReLU between layers
+        return np.maximum(part, 0, out=part)
 
 
 def _layer_by_layer(
@@ -208,9 +212,7 @@ def _layer_by_layer(
                 members.count()  # computes the ranks, which the threads of a sweep only read
         for number, layer in enumerate(layers):
             is_last = number == len(layers) - 1
-            sweep = _Sweep(
-                layer, source, edges, needed[number], layer.sweeps_input(most), is_last, done
-            )
+            sweep = _Sweep(layer, source, edges, needed[number], layer.sweeps_input(most), done)
             blocks = layer.blocks(most)
             with contextlib.closing(source):
                 if is_last and len(blocks) == 1:

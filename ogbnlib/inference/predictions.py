@@ -1,6 +1,7 @@
 """Predictions of a run's model: exact, with every neighbor, or sampled as in its evaluations."""
 
 import contextlib
+import itertools
 import math
 import os
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from ..config import TrainConfig
 from ..errors import InputError, clear_errors, no_exit
 from ..files import StrPath, check_new, home, locked, sibling_path, write_atomically
 from ..graph.npz import Array
@@ -28,7 +30,7 @@ from ..training.checkpoint import SavedModel
 from ..training.train import kept_random_state
 from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
-from .tables import best_classes, class_names, probabilities, write_table
+from .tables import best_classes, class_names, probabilities, write_embeddings, write_table
 
 Nodes = StrPath | Array | torch.Tensor | Sequence[int] | Sequence[str]
 
@@ -43,6 +45,7 @@ def predict(
     nodes: Nodes = "labelled",
     sampled: bool = False,
     scores: bool = False,
+    embeddings: bool = False,
     memory_limit: str | int | None = None,
     progress: Progress = True,
     say: Callable[[str], object] = print,
@@ -63,6 +66,9 @@ def predict(
             of names as for `Store.ids`. An integer array or tensor has node numbers, as `splits`.
         sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise
             all neighbors count, for sage and gcn layer by layer over the whole graph.
+        embeddings: Write the input of the model's last layer instead, the last hidden layer: float32
+            [n, hidden] in a .npy file; in a .parquet file the columns node_id and embedding, a list
+            of numbers. A custom model has a method `drop_last_layer()` for it.
         memory_limit: As for `propagate`.
         trust: Allow the code of a model (model.py) in a run's folder of another user.
     """
@@ -73,6 +79,8 @@ def predict(
     target = Path(os.path.realpath(home(out)))
     if target.suffix not in (".npy", ".csv", ".parquet"):
         raise InputError(f"out: expected the name of a .npy, .csv or .parquet file, got {out!s}")
+    if embeddings:
+        _check_embeddings(config, target, scores)
     beside = target.with_name(f"{target.stem}-nodes.npy")
     is_table = target.suffix != ".npy"
     for file in (target,) if is_table else (target, beside):
@@ -81,7 +89,7 @@ def predict(
     if not uses_hops:
         saved.check_data(graph)
     ids = _wanted(nodes, graph)
-    if is_table:
+    if is_table and not embeddings:
         class_names(graph, scores)  # refuses some
     if not (uses_hops or sampled):
         _check_exact(config.model)
@@ -90,27 +98,27 @@ def predict(
         if uses_hops:
             store = propagated(graph, config, progress=progress, say=say)
             saved.check_data(store)
-            chunks = propagated_scores(saved, graph, store, ids, progress)
+            chunks = propagated_scores(saved, graph, store, ids, progress, embeddings)
         elif sampled:
-            chunks = sampled_scores(saved, graph, ids, memory_limit, progress)
+            chunks = sampled_scores(saved, graph, ids, memory_limit, progress, embeddings)
         else:
-            chunks = exact_scores(
-                saved, graph, ids, sibling_path(target, "work"), memory_limit, progress
-            )
+            work = sibling_path(target, "work")
+            chunks = exact_scores(saved, graph, ids, work, memory_limit, progress, embeddings)
 
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):
                 num_rows = graph.num_nodes if ids is None else len(ids)
                 finite = _finite(chunks, target, graph)
-                if is_table:
+                if embeddings:
+                    _write_embeddings(file, target, finite, graph, ids)
+                elif is_table:
                     width = graph.num_classes if scores else 2
                     convert = probabilities if scores else best_classes
                     converted = ((places, convert(values)) for places, values in finite)
                     with tempfile.TemporaryFile(dir=target.parent) as rows:
                         _write_rows(rows, converted, np.dtype(np.float32), (num_rows, width))
                         write_table(file, target, rows, graph, ids, scores)
-                    return
-                if scores:
+                elif scores:
                     shape = (num_rows, graph.num_classes)
                     _write_rows(file, finite, np.dtype(np.float32), shape)
                 else:
@@ -154,12 +162,50 @@ def _check_exact(model: str) -> None:
         )
 
 
+def _check_embeddings(config: TrainConfig, target: Path, scores: bool) -> None:
+    """Refuse embeddings with scores, as csv, or of a model that has no hidden layer."""
+    if scores:
+        raise InputError("embeddings: expected without scores, got both; write two files")
+    if target.suffix == ".csv":
+        raise InputError(
+            f"out: expected the name of a .npy or .parquet file for embeddings, got {target.name}"
+        )
+    if config.model in MODELS:
+        depth = config.hops if config.policy.uses_hops else len(config.num_neighbors)
+        hidden = config.hidden_channels
+        widths = MODELS[config.model].load().widths(depth, depth + 1, hidden, 1)
+        if len(widths) == 1:
+            raise InputError(
+                f"embeddings: expected a model with a hidden layer, got {config.model} with one layer in all"
+            )
+
+
+def _write_embeddings(
+    file: BinaryIO, target: Path, chunks: Iterator[Rows], graph: Store, ids: Array | None
+) -> None:
+    """Write embeddings as .npy or .parquet; their first rows show how many columns they have."""
+    first = next(chunks)  # a store and `nodes` have at least one node
+    if first[1].ndim != 2:
+        raise InputError(
+            f"embeddings: expected [n, hidden] after drop_last_layer(), found {[*first[1].shape]}"
+        )
+    width = first[1].shape[1]
+    num_rows = graph.num_nodes if ids is None else len(ids)
+    every = itertools.chain([first], chunks)
+    if target.suffix == ".npy":
+        _write_rows(file, every, np.dtype(np.float32), (num_rows, width))
+        return
+    with tempfile.TemporaryFile(dir=target.parent) as rows:
+        _write_rows(rows, every, np.dtype(np.float32), (num_rows, width))
+        write_embeddings(file, rows, width, graph, ids)
+
+
 def _finite(chunks: Iterable[Rows], path: Path, graph: Store) -> Iterator[Rows]:
     """Yield the scores, each of which must be finite."""
     for places, values in chunks:
         if not np.isfinite(values).all():
             raise InputError(
-                f"{path}: scores are not finite; run `python -m ogbnlib verify {graph.path}`"
+                f"{path}: scores or embeddings are not finite; run `python -m ogbnlib verify {graph.path}`"
             )
         yield places, values
 

@@ -1,6 +1,8 @@
 """Predictions as a table, .csv or .parquet, in the names of the data set. Import it on use: it
 imports pyarrow."""
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,6 +46,44 @@ def best_classes(scores: Array) -> Array:
     return np.column_stack([values.argmax(1).astype(np.float32), values.max(1)])
 
 
+def _pieces(
+    rows: BinaryIO, width: int, graph: Store, ids: Array | None
+) -> Iterator[tuple[pa.Array, Array]]:
+    """Yield the names of nodes and their rows of a .npy file, float32 [n, width], piece by piece."""
+    num_rows = graph.num_nodes if ids is None else len(ids)
+    step = max(1, _PIECE_BYTES // (4 * width))
+    rows.flush()
+    rows.seek(HEADER_BYTES)
+    for begin in range(0, num_rows, step):
+        end = min(begin + step, num_rows)
+        values = np.fromfile(rows, np.float32, (end - begin) * width).reshape(-1, width)
+        nodes = np.arange(begin, end) if ids is None else ids[begin:end]
+        yield pa.array(nodes if graph.node_name is None else graph.node_name[nodes]), values
+
+
+def write_embeddings(
+    file: BinaryIO, rows: BinaryIO, width: int, graph: Store, ids: Array | None
+) -> None:
+    """Write the .npy file `rows`, float32 [n, width], as parquet, in pieces: the columns node_id and
+    embedding, a list of `width` numbers."""
+    # A column for each number would repeat hundreds of descriptions for each row group in the
+    # file's footer.
+    tables = (
+        pa.table(
+            {
+                "node_id": node_id,
+                "embedding": pa.FixedSizeListArray.from_arrays(values.ravel(), width),
+            }
+        )
+        for node_id, values in _pieces(rows, width, graph, ids)
+    )
+    first = next(tables)
+    # Floats hardly repeat, so a dictionary of them only costs time.
+    with pa.parquet.ParquetWriter(file, first.schema, use_dictionary=False) as writer:
+        for table in itertools.chain([first], tables):
+            writer.write_table(table)
+
+
 def write_table(
     file: BinaryIO, path: Path, rows: BinaryIO, graph: Store, ids: Array | None, has_scores: bool
 ) -> None:
@@ -55,16 +95,9 @@ def write_table(
     """
     names = class_names(graph, has_scores)
     width = len(names) if has_scores else 2
-    num_rows = graph.num_nodes if ids is None else len(ids)
-    step = _PIECE_BYTES // (4 * width)
     text = pa.array(names)
     writer = None
-    rows.flush()
-    rows.seek(HEADER_BYTES)
-    for begin in range(0, num_rows, step):
-        end = min(begin + step, num_rows)
-        values = np.fromfile(rows, np.float32, (end - begin) * width).reshape(-1, width)
-        nodes = np.arange(begin, end) if ids is None else ids[begin:end]
+    for node_id, values in _pieces(rows, width, graph, ids):
         if has_scores:
             classes = values.argmax(1)
             probability = values.max(1)
@@ -72,7 +105,7 @@ def write_table(
             classes = values[:, 0].astype(np.int64)
             probability = values[:, 1]
         columns = {
-            "node_id": pa.array(nodes if graph.node_name is None else graph.node_name[nodes]),
+            "node_id": node_id,
             "class": pa.array(classes) if graph.label_name is None else text.take(classes),
             "probability": pa.array(probability),
         }

@@ -31,7 +31,11 @@ class SIGN(nn.Module):
         self.dropout = dropout
         width = num_features // (hops + 1)
         self.hops = nn.ModuleList(nn.Linear(width, hidden) for _ in range(hops + 1))
-        self.out = nn.Linear(hidden * (hops + 1), num_classes)
+        self.out: nn.Module = nn.Linear(hidden * (hops + 1), num_classes)
+
+    def drop_last_layer(self) -> None:
+        """Make forward return the input of the last layer, float32 [B, (hops + 1) * hidden]."""
+        self.out = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.view(len(x), len(self.hops), -1)
@@ -58,10 +62,14 @@ class SAGN(nn.Module):
         self.heads = heads
         width = num_features // (hops + 1)
         self.hops = nn.ModuleList(nn.Linear(width, hidden, bias=False) for _ in range(hops + 1))
-        self.out = nn.Linear(hidden, num_classes)
+        self.out: nn.Module = nn.Linear(hidden, num_classes)
         self.own = nn.Linear(width, hidden)
         self.attention = nn.Parameter(torch.empty(2, heads, hidden // heads))
         nn.init.xavier_normal_(self.attention, gain=nn.init.calculate_gain("relu"))
+
+    def drop_last_layer(self) -> None:
+        """Make forward return the input of the last layer, float32 [B, hidden]."""
+        self.out = nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.view(len(x), len(self.hops), -1)

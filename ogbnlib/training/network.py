@@ -39,6 +39,13 @@ def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
     return torch.cat([hop[:, hop[1].argsort(stable=True)] for hop in hops], 1)
 
 
+class _Targets(nn.Module):
+    """A layer that returns its targets' rows as they are."""
+
+    def forward(self, x: tuple[Tensor, Tensor], *adjacency: Tensor) -> Tensor:
+        return x[1]
+
+
 class GNN(nn.Module):
     """The convolutions of a sampled model, with ReLU and dropout between them.
 
@@ -99,6 +106,11 @@ class GNN(nn.Module):
                 else:
                     x = self._layer(layer, x, num_targets, *adjacency)
         return x.float()
+
+    def drop_last_layer(self) -> None:
+        """Make forward return the input of the last layer, float32 [num_sampled_nodes[0],
+        hidden_channels]."""
+        self.convs[-1] = _Targets()
 
     def fuses(self, x: Tensor) -> bool:
         """Whether `Layers` compute these: GraphSAGE's as made here, on the CPU. On a GPU they are
