@@ -12,7 +12,7 @@ from ..config import TrainConfig
 from ..errors import MB
 from ..graph.store import GraphSize
 from ..registry import POLICIES
-from ..sources.resolve import check_store, graph_for
+from ..sources.resolve import check_store, graph_for, refuse_targets
 from .batches import Batches, BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
@@ -211,4 +211,5 @@ def predict(
     """
     size = size or graph_for(config)
     check_store(size, config)
+    refuse_targets(size)
     return Forecast(config, size, memory_limit_bytes, machine)

@@ -1,5 +1,6 @@
 """Checks of features and splits that hold for any source and for a store."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
@@ -15,6 +16,14 @@ def from_one(values: Array, count: int) -> str:
     if values.size and values.min() >= 1 and values.max() == count:
         return "; do they begin at 1? Then subtract 1"
     return ""
+
+
+def is_labelled(rows: Array) -> Array:
+    """Return which rows of labels [n], or of float targets [n] or [n, T], have a value."""
+    if rows.dtype.kind != "f":
+        return rows >= 0
+    missing = np.isnan(rows).reshape(len(rows), math.prod(rows.shape[1:]))
+    return ~missing.all(axis=1)
 
 
 def split_problems(

@@ -40,13 +40,18 @@ class GraphSize:
     num_nodes: int
     num_edges: int  # as `stored`; if `undirected`, a store's include reverse edges
     num_features: int
-    num_classes: int
+    num_classes: int  # 0 if the nodes have targets in place of classes
     num_seeds: Mapping[str, int]  # by split
     undirected: bool = False
     # OGB's binary layout or its csv files are still to be converted
     stored: Literal["raw", "csv", "store"] = "raw"
     feature_itemsize: int = 4  # in the store
     hops: int | None = None  # of propagated features, which have no edges; None for a graph
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether `y` has float targets [N] or [N, T], for a loop of one's own, and no classes."""
+        return self.num_classes == 0
 
 
 def _mapped(name: str) -> cached_property[Any]:
@@ -253,7 +258,7 @@ class Store(GraphSize):
             chunks = map(self.decode, chunks)
             stored = np.dtype(np.float32) if self.int8 else stored
         out = np.empty(info.shape, dtype or stored)
-        if out.dtype.kind == "f":
+        if out.dtype.kind == "f" and name != "y":  # targets have NaN for none
             chunks = finite(chunks, out.dtype, str(self.file_path(name)))
         begin = 0
         for values in chunks:

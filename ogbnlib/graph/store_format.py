@@ -22,15 +22,19 @@ def index_dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
     return np.int32 if num_nodes < 2**31 else np.int64
 
 
-def label_dtype(num_classes: int) -> type[np.signedinteger[Any]]:
-    """Return the dtype of cleaned labels: int16, or int64 beyond 32,767 classes."""
+def label_dtype(num_classes: int) -> type[np.number[Any]]:
+    """Return the dtype of cleaned labels: int16, int64 beyond 32,767 classes, or float32 of targets,
+    which have no classes."""
+    if num_classes == 0:
+        return np.float32
     return np.int16 if num_classes <= 32767 else np.int64
 
 
 # The files of a store: | file | dtype | shape | content | | colptr | int64 | [N + 1] | the in-edges
 # of node v are row[colptr[v]:colptr[v + 1]] | | row | int32 (int64 from 2**31 nodes on) | [E] |
 # sources | | x | float16, float32, or int8 (`Int8Columns`) | [N, F] | features, C order | | y |
-# int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none | | train, valid, test | int64 |
+# int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none; or float32 | [N] or [N, T] |
+# targets, NaN for none; num_classes is then 0 | | train, valid, test | int64 |
 # [n] | node ids of the splits, in their original order | | node_id, of propagated features of some
 # nodes | as row | [N] | ids in the graph, ascending | | label_name, if labels were text | UTF-8
 # bytes | [C] | class names | | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node
@@ -40,6 +44,8 @@ META = "store.json"
 # a reader of version 1 would take the codes of int8 features for values
 VERSION = 1
 INT8_VERSION = 2
+# one of version 2 would take targets for classes
+TARGETS_VERSION = 3
 HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 
 
@@ -105,11 +111,11 @@ def read_meta(path: Path) -> dict[str, Any]:
     known = (
         isinstance(meta, dict)
         and meta.get("format") == FORMAT
-        and meta.get("version") in (VERSION, INT8_VERSION)
+        and meta.get("version") in (VERSION, INT8_VERSION, TARGETS_VERSION)
     )
     if not known:
         raise InputError(
-            f"{file}: expected {FORMAT}, version {VERSION} or {INT8_VERSION}; "
+            f"{file}: expected {FORMAT}, version {VERSION} to {TARGETS_VERSION}; "
             "use a newer ogbnlib or convert again"
         )
     if (

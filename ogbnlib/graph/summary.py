@@ -11,7 +11,7 @@ from .store import Store
 
 
 def count_labels(sizes: Array, num_nodes: int) -> dict[str, Any]:
-    """Return the entries of labels: `sizes` has the number of nodes of each class."""
+    """Return the entries of labels: `sizes` has the number of nodes of each class, at least one."""
     largest = int(sizes.argmax())
     smallest = int(np.where(sizes > 0, sizes, sizes[largest] + 1).argmin())
     return {
@@ -41,12 +41,15 @@ def summarized(store: Store) -> str:
     if store.undirected:
         both = f"{2 * store.summary['edges_read']:,} with their reverses"
         merged = f" ({both}, {counts['merged_edges']} of them merged)"
+    labels = "targets: float32, shape " + str([*store.files["y"].shape])
+    if not store.has_targets:
+        labels = f"classes: {store.num_classes:,}; largest: {counts['largest_class']}; "
+        labels += f"smallest: {counts['smallest_class']}; without a node: {counts['empty_classes']}"
     splits = ", ".join(f"{split} {count:,}" for split, count in store.num_seeds.items())
     return f"""{text}
   edges: {counts["edges_read"]} read{dropped["dropped_edges"]}{merged}; self-loops: {counts["self_loops"]}; \
 isolated nodes: {counts["isolated_nodes"]}
-  classes: {store.num_classes:,}; largest: {counts["largest_class"]}; \
-smallest: {counts["smallest_class"]}; without a node: {counts["empty_classes"]}
+  {labels}
   splits: {splits}{dropped["dropped_seeds"]}; nodes without a label: {counts["unlabelled_nodes"]}"""
 
 

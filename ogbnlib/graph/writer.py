@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, explained
 from ..files import Stream, StrPath, write_json
 from ..progress import counted
-from .array_checks import split_problems
+from .array_checks import is_labelled, split_problems
 from .npz import Array
 from .store import Store, open_store
 from .store_format import (
@@ -21,6 +21,7 @@ from .store_format import (
     HEADER_BYTES,
     META,
     SPLITS,
+    TARGETS_VERSION,
     VERSION,
     FileInfo,
     meta_crc32,
@@ -102,6 +103,8 @@ class StoreWriter:
                 for name, info in sorted(self._files.items())
             },
         }
+        if num_classes == 0:
+            meta["version"] = TARGETS_VERSION
         write_json(self.folder / META, {**meta, "crc32": meta_crc32(meta)})
 
 
@@ -117,6 +120,8 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
         wrong: dict[str, Array] = {}
         if name == "x":
             wrong["finite values"] = ~np.isfinite(rows)
+        elif name == "y" and store.has_targets:
+            wrong["finite targets, or NaN for none"] = np.isinf(rows)
         elif name == "y":
             wrong[f"labels from -1 to {store.num_classes - 1}"] = (rows < -1) | (
                 rows >= store.num_classes
@@ -157,9 +162,12 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
 def wrong_splits(store: Store) -> Iterator[tuple[str, str]]:
     """Yield (split, problem) for everything in a store's splits that training can't use."""
     y = store.y
-    return split_problems(
-        store.splits, store.num_nodes, lambda ids: (y[ids] >= 0) & (y[ids] < store.num_classes)
-    )
+
+    def labelled(ids: Array) -> Array:
+        labels = y[ids]
+        return is_labelled(labels) & (store.has_targets or labels < store.num_classes)
+
+    return split_problems(store.splits, store.num_nodes, labelled)
 
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:

@@ -52,7 +52,7 @@ from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.class_weights import check_class_weight
-from ..sources.resolve import DataRequest, check_store, locate, size_of
+from ..sources.resolve import DataRequest, check_store, locate, refuse_targets, size_of
 from .attempt import Attempt, announce_code, check_content, open_run_dir
 from .diagnosis import Diagnosis
 from .evidence import last_words
@@ -487,6 +487,7 @@ def check_inputs(config: TrainConfig) -> GraphSize:
     check_precision(config.precision, config.device)
     size = locate(DataRequest.of(config))
     check_store(size, config)
+    refuse_targets(size)
     check_class_weight(config)
     if config.epochs and not size.num_seeds["train"]:
         raise InputError(

@@ -2,7 +2,7 @@
 loaders."""
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -44,13 +44,17 @@ def node_ids(nodes: str | ArrayLike | Tensor | None, store: Store) -> Array:
     return ids
 
 
+def _label_dtype(store: Store) -> type[np.number[Any]]:
+    return np.float32 if store.has_targets else np.int64
+
+
 @clear_errors()
 def to_data(store: Store) -> Data:
     """Read a whole store into a PyG `Data` in RAM, for a graph that fits.
 
-    It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label), `edge_index` int64 [2, E],
-    source above target, ascending by target, reverse edges included; and `train_mask`, `val_mask`,
-    `test_mask` bool [N].
+    It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label) or float32 targets [N] or
+    [N, T], `edge_index` int64 [2, E], source above target, ascending by target, reverse edges
+    included; and `train_mask`, `val_mask`, `test_mask` bool [N].
     """
     needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
     free = available_bytes()
@@ -63,7 +67,7 @@ def to_data(store: Store) -> Data:
     }
     return Data(
         x=torch.from_numpy(store.read("x", np.float32)),
-        y=torch.from_numpy(store.read("y", np.int64)),
+        y=torch.from_numpy(store.read("y", _label_dtype(store))),
         edge_index=torch.from_numpy(store.read_edge_index()),
         **masks,
     )
@@ -86,7 +90,7 @@ def sampler(store: Store, num_neighbors: Sequence[int], seed: int = 0) -> CSCSam
 
 
 class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
-    """`x` float32 [N, F] and `y` int64 [N] of a store as PyG's `FeatureStore`, read from the
+    """`x` float32 [N, F] and `y` int64 [N], or float32 targets, of a store as PyG's `FeatureStore`, read from the
     maps; `Store.loader` is faster for stores larger than memory."""
 
     def __init__(self, store: Store) -> None:
@@ -107,7 +111,7 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
             index = index.numpy()
         values = np.asarray(getattr(self.store, attr.attr_name)[index])
         if attr.attr_name == "y":
-            return torch.from_numpy(values.astype(np.int64))
+            return torch.from_numpy(values.astype(_label_dtype(self.store)))
         rows = self.store.decode(values.reshape(-1, self.store.num_features)).reshape(values.shape)
         return torch.from_numpy(rows.astype(np.float32))
 

@@ -11,14 +11,16 @@ import numpy as np
 from ..errors import InputError, Problems, clear_errors, format_bytes, split_name
 from ..files import StrPath, new_folder
 from ..graph import npz
-from ..graph.array_checks import finite, from_one, split_problems
+from ..graph.array_checks import finite, from_one, is_labelled, split_problems
 from ..graph.npz import Array, slices
 from ..graph.store_format import SPLITS
 from .labels import (
     MAX_CLASSES,
     check_num_classes,
     clean_labels,
+    clean_targets,
     count_classes,
+    refuse_class_options,
     refuse_several_labels,
 )
 from .leaks import refuse_leaks
@@ -33,8 +35,12 @@ def from_arrays(
     y: object,
     splits: object,
     num_classes: int | None = None,
+    targets: bool = False,
 ) -> Source:
-    """Check arrays or torch tensors, without a copy where possible; see `write_raw`."""
+    """Check arrays or torch tensors, without a copy where possible; see `write_raw`.
+
+    With `targets`, `y` has float targets [N] or [N, T], of which a float32 copy is made.
+    """
     edges = as_numpy(edge_index, "edge_index")
     features = as_numpy(x, "x")
     classes = as_numpy(y, "y")
@@ -44,11 +50,16 @@ def from_arrays(
             f"{list(features.shape)}"
         )
     num_nodes, num_features = features.shape
-    _check_label_shape(classes, num_nodes)
+    _check_label_shape(classes, num_nodes, targets)
     _check_edges(edges, num_nodes)
     check_num_classes(num_classes)
-    labels = clean_labels(classes, int(num_classes or MAX_CLASSES), "y")
-    num_classes = int(num_classes or count_classes([labels], classes.dtype, "y"))
+    if targets:
+        refuse_class_options("targets", num_classes=num_classes)
+        labels = next(clean_targets([classes], "y"))
+        num_classes = 0
+    else:
+        labels = clean_labels(classes, int(num_classes or MAX_CLASSES), "y")
+        num_classes = int(num_classes or count_classes([labels], classes.dtype, "y"))
     ids_of = _split_ids(splits, num_nodes, labels)
     rows = npz.CHUNK_BYTES // (features.itemsize * num_features)
     dtype = np.dtype(np.float32)
@@ -70,13 +81,16 @@ def from_arrays(
         feature_dtype=dtype,
         edge_chunks=edge_chunks,
         x_chunks=lambda: slices(features, rows),
-        label_chunks=lambda: slices(labels, npz.CHUNK_BYTES // labels.itemsize),
+        label_chunks=lambda: slices(labels, max(1, npz.CHUNK_BYTES // labels[:1].nbytes)),
+        target_shape=labels.shape[1:],
         read_splits=lambda: dict(ids_of),
         features_at="x",
     )
 
 
-def _check_label_shape(y: Array, num_nodes: int) -> None:
+def _check_label_shape(y: Array, num_nodes: int, targets: bool) -> None:
+    if targets and y.ndim in (1, 2) and len(y) == num_nodes and y.size:
+        return
     if y.shape in {(num_nodes,), (num_nodes, 1)}:
         return
     if y.ndim == 2 and len(y) == num_nodes:
@@ -114,7 +128,9 @@ def _split_ids(splits: object, num_nodes: int, labels: Array) -> dict[str, Array
     }
     ids_of = {split: ids_of[split] for split in SPLITS}
     problems = Problems()
-    for split, problem in split_problems(ids_of, num_nodes, lambda nodes: labels[nodes] >= 0):
+    for split, problem in split_problems(
+        ids_of, num_nodes, lambda nodes: is_labelled(labels[nodes])
+    ):
         problems.add(f"splits[{split!r}]: {problem}")
     problems.refuse()
     return ids_of

@@ -6,6 +6,7 @@ features.
 """
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
@@ -19,7 +20,7 @@ from numpy.typing import DTypeLike
 
 from ..errors import InputError, Problems, clear_errors, format_bytes, parse_bytes
 from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folder
-from ..graph.array_checks import finite, split_problems
+from ..graph.array_checks import finite, is_labelled, split_problems
 from ..graph.edge_sort import EdgeSort
 from ..graph.int8 import Int8Columns
 from ..graph.node_set import NodeSet
@@ -69,9 +70,10 @@ def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]
     begin = 0
     sizes = np.zeros(source.num_classes, np.int64)
     for chunk in source.label_chunks():
-        some = chunk >= 0
+        some = is_labelled(chunk)
         labelled.add(begin + np.flatnonzero(some))
-        np.add.at(sizes, chunk[some], 1)
+        if source.num_classes:
+            np.add.at(sizes, chunk[some], 1)
         begin += len(chunk)
     num_seeds = sum(map(len, splits.values()))
     if source.options.get("drop_unlabelled"):
@@ -85,7 +87,10 @@ def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]
         hint = "; --drop-unlabelled leaves them out" if "without a label" in problem else ""
         problems.add(f"{source.where(name)}: {problem}{hint}")
     problems.refuse()
-    return {**count_labels(sizes, source.num_nodes), "dropped_seeds": num_dropped}
+    counts = {"unlabelled_nodes": source.num_nodes - labelled.count()}
+    if source.num_classes:
+        counts = count_labels(sizes, source.num_nodes)
+    return {**counts, "dropped_seeds": num_dropped}
 
 
 class _Conversion:
@@ -166,7 +171,8 @@ class _Conversion:
     def _write_nodes(self, splits: Mapping[str, Array]) -> None:
         """Write labels, splits and names."""
         source = self._source
-        self._write_chunks("y", label_dtype(source.num_classes), source.label_chunks())
+        dtype = label_dtype(source.num_classes)
+        self._write_chunks("y", dtype, source.label_chunks(), source.target_shape)
         for split, nodes in splits.items():
             self._writer.write(split, nodes)
         names = source.node_names()
@@ -210,7 +216,7 @@ def disk_bytes(
     item = np.dtype(index_dtype(source.num_nodes)).itemsize
     per_node = (
         8
-        + np.dtype(label_dtype(source.num_classes)).itemsize
+        + np.dtype(label_dtype(source.num_classes)).itemsize * math.prod(source.target_shape)
         + source.num_features * feature_dtype.itemsize
     )
     return source.num_nodes * per_node + num_pairs * item + 2**20, num_pairs * 2 * item

@@ -1,6 +1,6 @@
 """Checks of labels from any source: their range and their number of classes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from numbers import Integral
 from typing import Any, NoReturn
 
@@ -12,7 +12,13 @@ from ..graph.npz import Array
 from ..graph.store_format import label_dtype
 
 MAX_CLASSES = 2**24  # OGB's layout has float32 labels, exact up to this number
-NOT_CLASSES = "; labels are classes: make classes of numbers with numpy.digitize(values, bounds)"
+AS_TARGETS = (
+    "for a loop of your own, convert them with --targets (in Python Store.from_data(targets=True))"
+)
+NOT_CLASSES = (
+    "; labels are classes: make classes of numbers with numpy.digitize(values, bounds); or, "
+    f"{AS_TARGETS}"
+)
 
 
 def check_num_classes(value: Any) -> None:
@@ -23,6 +29,13 @@ def check_num_classes(value: Any) -> None:
         raise InputError(
             f"num_classes: expected a whole number from 1 to {MAX_CLASSES}, found {value!r}"
         )
+
+
+def refuse_class_options(targets: str, **options: object) -> None:
+    """Refuse options of class labels beside the option `targets`."""
+    named = [name for name, value in options.items() if value is not None]
+    if named:
+        raise InputError(f"{', '.join(named)}: expected without {targets}, which have no classes")
 
 
 def refuse_several_labels(
@@ -38,8 +51,26 @@ def refuse_several_labels(
         what = "several labels (multi-label)"
     raise InputError(
         f"{text} columns; {what} a node are not supported: "
-        f"use one, such as {choose or f'{name}[:, 0]'}, and train a model for each"
+        f"use one, such as {choose or f'{name}[:, 0]'}, and train a model for each; or, "
+        f"{AS_TARGETS}"
     )
+
+
+def clean_targets(chunks: Iterable[Array], where: str) -> Iterator[Array]:
+    """Yield targets [n] or [n, T] of any numeric dtype as float32, NaN for none; refuse infinite
+    ones."""
+    begin = 0
+    for values in chunks:
+        with np.errstate(over="ignore"):
+            targets = values.astype(np.float32)
+        rows = np.nonzero(np.isinf(targets))[0]
+        if len(rows):
+            raise InputError(
+                f"{where}: expected targets within float32, or NaN for none, "
+                f"found {values[rows[0]]} at node {begin + rows[0]}"
+            )
+        begin += len(targets)
+        yield targets
 
 
 def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) -> Array:

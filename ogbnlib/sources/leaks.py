@@ -26,12 +26,13 @@ def refuse_leaks(source: Source) -> None:
     Raises:
         InputError: names the columns and how to leave them out.
     """
-    sizes = np.zeros(source.num_classes, np.int64)
-    for chunk in source.label_chunks():
-        np.add.at(sizes, chunk[chunk >= 0], 1)
-    labels = _find_labels(source, sizes)
-    if labels is not None:
-        _tell_labels(source, labels)
+    if source.num_classes:  # a feature may well equal a target, such as last year's value
+        sizes = np.zeros(source.num_classes, np.int64)
+        for chunk in source.label_chunks():
+            np.add.at(sizes, chunk[chunk >= 0], 1)
+        labels = _find_labels(source, sizes)
+        if labels is not None:
+            _tell_labels(source, labels)
     columns = _find_splits(source)
     if columns:
         raise InputError(

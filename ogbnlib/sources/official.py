@@ -56,8 +56,9 @@ KNOWN = {
 # The others, with the reason and a way to train them.
 _OWN_SCRIPT = "train it with a script of your own under `python -m ogbnlib watch`"
 REFUSED = {
-    "ogbn-proteins": "it has 112 labels a node and no features, and a store has one label and "
-    f"features; {_OWN_SCRIPT}",
+    "ogbn-proteins": "it has 112 labels a node and no features; for a loop of your own, convert its "
+    "folder with --targets raw/node-label.csv.gz --features degree --undirected; else "
+    f"{_OWN_SCRIPT}",
 }
 _OTHER_TASKS = {"ogbl-": "is for predicting links", "ogbg-": "is for classifying graphs"}
 OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets

@@ -47,6 +47,7 @@ def from_data(
     *,
     splits: Mapping[str, Any] | None = None,
     num_classes: int | None = None,
+    targets: bool = False,
     name: str | None = None,
     undirected: bool = False,
     feature_dtype: FeatureDtype | None = None,
@@ -68,6 +69,9 @@ def from_data(
             store's summary; by default both go to standard error, in a notebook to standard
             output.
         num_classes: by default the largest label plus one.
+        targets: `data.y` has numbers [N] or [N, T], such as values to predict or several labels a
+            node, NaN for none. They are stored as float32 for a loop of your own; our trainer
+            refuses them.
         name: by default that of the folder.
         undirected, feature_dtype, memory_limit, progress, check: those of `convert`.
     """
@@ -96,10 +100,10 @@ def from_data(
             split: as_ids(values[mask], num_nodes, f"data.{mask}") for split, mask in masks.items()
         }
     name = name or Path(path).absolute().name
-    source = from_arrays(name, edge_index, values["x"], values["y"], splits, num_classes)
+    source = from_arrays(name, edge_index, values["x"], values["y"], splits, num_classes, targets)
     labels = as_numpy(values["y"], "y")
     question = from_one(labels[labels >= 0], source.num_classes - 1)
-    if num_classes is None and question:
+    if num_classes is None and not targets and question:
         say(f"{path}: labels from 1 to {source.num_classes - 1}{question}")
     store = convert(
         source,

@@ -252,6 +252,15 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
         )
 
 
+def refuse_targets(size: GraphSize) -> None:
+    """Refuse a data set with targets, which have no classes to train on."""
+    if size.has_targets:
+        raise InputError(
+            f"{size.name}: expected a class for each node, found targets, which our trainer can't "
+            "learn; train with store.loader in a loop of your own"
+        )
+
+
 def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
     """Refuse wrong parameters of a propagation, and a data set without edges."""
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
@@ -262,6 +271,7 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
     ):
         if value not in known:
             raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
+    refuse_targets(size)
     if size.hops is not None:
         raise InputError(
             f"{size.name}: expected a graph, found the features of {size.hops} hops, without edges"

@@ -26,7 +26,9 @@ class Source:
         edge_chunks: yields (sources, destinations) int64, in range, at most as many at a time as
             its argument.
         x_chunks: yields rows of features [n, F] in any float dtype, unchecked.
-        label_chunks: yields labels: int16 or int64 [n], -1 for none.
+        num_classes: 0 if the nodes have targets.
+        label_chunks: yields labels: int16 or int64 [n], -1 for none; or targets: float32
+            [n, *target_shape], NaN for none.
         read_splits: returns int64 ids of `SPLITS`, in this order, unchecked.
         node_names: returns the dtype of the nodes' names, and the names in order of the nodes; None
             without names.
@@ -59,6 +61,7 @@ class Source:
     )
     label_names: Array | None = field(default=None, repr=False)
     year_chunks: Callable[[], Iterator[Array]] | None = field(default=None, repr=False)
+    target_shape: tuple[int, ...] = ()
     undirected: bool = False
     features_at: str = "features"
     feature_names: Sequence[str] = ()

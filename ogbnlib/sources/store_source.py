@@ -53,6 +53,7 @@ def from_store(store: Store) -> Source:
         read_splits=lambda: dict(store.splits),
         node_names=lambda: names and (names, (part for _, part in store.chunks("node_name"))),
         label_names=label_names,
+        target_shape=store.files["y"].shape[1:],
         features_at=str(store.file_path("x")),
         undirected=store.undirected,
         stamps={name: (store.file_path(name), before) for name, before in store.stamps.items()},

@@ -47,7 +47,8 @@ class _OneLoader(StoreLoaders):
     def _load(self, store: Store) -> Data:
         self.splits[self._split] = self._ids
         loaded = super()._load(store)
-        self.labels[self._split] = self.labels[self._split].long()
+        if not store.has_targets:
+            self.labels[self._split] = self.labels[self._split].long()
         if self._limit is not None:
             room = usable_bytes(self._limit) - own_memory()[0]
             self._available = max(0, min(self._available, room))
@@ -100,7 +101,8 @@ def loader(
     both.
 
     A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, `n_id` int64 [n], the
-    seeds first; `y` int64 [batch_size] of the seeds alone (-1 if there is no label),
+    seeds first; `y` int64 [batch_size] of the seeds alone (-1 if there is no label)
+    or their float32 targets [batch_size] or [batch_size, T] (NaN if there is none),
     `num_sampled_nodes` and `num_sampled_edges` of each hop, `batch_size`, and `input_id`, the
     seeds' places in `nodes`. Small batches share memory: keep a `batch.clone()`.
 

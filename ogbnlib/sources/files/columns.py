@@ -385,7 +385,8 @@ class Columns:
     def describe(self) -> str:
         """Return one line: the roles, and the columns of each."""
         parts = []
-        for role in ("id", "source", "target", "feature", "label", "split", "mask", "left out"):
+        roles = ("id", "source", "target", "feature", "label", "value", "split", "mask", "left out")
+        for role in roles:
             texts = [repr(name) + self.notes.get(name, "") for name in self.all(role)]
             most = _MOST_OF_ROLE.get(role, len(texts))
             if len(texts) > most:

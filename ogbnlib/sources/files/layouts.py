@@ -16,6 +16,7 @@ ROLE_NAMES = {  # of each role's file
     "edges": ("edges", "edge_index"), "features": ("features", "x"), "labels": ("labels", "y"),
     "train": ("train", "train_mask"), "valid": ("valid", "val", "valid_mask", "val_mask"),
     "test": ("test", "test_mask"), "splits": ("splits",), "nodes": ("nodes",),
+    "targets": (),  # only as named by the user
 }  # fmt: skip
 _PREFERRED = (".npy", ".parquet", ".csv", ".csv.gz")  # before the same name in another format
 # data sets to which OGB's reader adds the reverse of each edge
@@ -210,6 +211,10 @@ def find_files(
     _use_table_of_nodes(files, done)
     if "splits" in files and {*SPLITS} & {*files}:
         problems.add(f"{folder}: expected either splits or train, valid and test, found both")
+    if {"labels", "targets"} <= {*own}:
+        problems.add(f"{folder}: expected either labels or targets, found both")
+    if files.get("targets") in [file for role, file in files.items() if role != "targets"]:
+        problems.add(f"{files['targets']}: expected targets in a file of their own")
     if layout and folder.name in _OGB_BOTH_WAYS and "edges" not in own:
         name = folder.name.replace("_", "-")
         say(f"{folder}: OGB adds reverse edges to {name}: pass that name, or --undirected")
@@ -228,6 +233,8 @@ def replaced_roles(own: Mapping[str, Path]) -> set[str]:
     roles = set[str]()
     if str(own.get("features")) in ("ones", "degree"):
         roles.add("features")
+    if ("labels" in own) != ("targets" in own):
+        roles.add("labels" if "targets" in own else "targets")
     names_splits = "splits" in own
     if names_splits != bool({*SPLITS} & {*own}):  # named files replace those in the folder
         roles |= {*SPLITS} if names_splits else {"splits"}

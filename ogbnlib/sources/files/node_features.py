@@ -41,22 +41,29 @@ def _is_list(values: pa.Array) -> bool:
 
 
 class Features:
-    """A file of features: an array, or the columns whose role is feature."""
+    """A file of features: an array, or the columns whose role is `role`: feature, or value of a file
+    of targets, where an array may be [N]."""
 
-    def __init__(self, file: Path, columns: Columns | None) -> None:
+    def __init__(self, file: Path, columns: Columns | None, role: str = "feature") -> None:
         self.file = file
+        self.row_shape: tuple[int, ...] = ()  # of targets
+        self._role = role
         self.own: str | None = None
         self.columns: list[str] = []
         self._array: Array | None = None
         self._list = False
         if columns is None:
             self._array = load(file)
+            self.row_shape = self._array.shape[1:]
+            if role == "value" and self._array.ndim == 1:
+                self._array = self._array[:, None]
             shape = self._array.shape
             dtype = self._array.dtype
+            expected = "features [N, F], numbers"
+            if role == "value":
+                expected = "numbers [N] or [N, T]"
             if len(shape) != 2 or 0 in shape or dtype.kind not in "fiub":
-                raise InputError(
-                    f"{file}: expected features [N, F], numbers, found {dtype} {list(shape)}"
-                )
+                raise InputError(f"{file}: expected {expected}, found {dtype} {list(shape)}")
             self.num_rows, self.width = shape
         else:
             self._open(columns)
@@ -64,7 +71,7 @@ class Features:
     def _open(self, columns: Columns) -> None:
         self.table = table = columns.table
         self.own = columns.one("id")
-        self.columns = columns.all("feature")
+        self.columns = columns.all(self._role)
         if not self.columns:
             hint = "add the features, or convert with --features ones"
             raise table.refusal("columns of numbers, or one of lists", hint)
@@ -82,8 +89,14 @@ class Features:
             values = _split_lists(first[0].values[:1])[0].as_py()
             first[0].refuse([not values], "a list of numbers")
             self.width = len(values)
-        elif not self.own and len(first) > 1 and len(first[0].values) >= _FEW:
+        elif (
+            self._role == "feature"
+            and not self.own
+            and len(first) > 1
+            and len(first[0].values) >= _FEW
+        ):
             self._refuse_ids(first)
+        self.row_shape = (self.width,) if self._list or self.width > 1 else ()
 
     def _refuse_ids(self, first: list[Piece]) -> None:
         """Refuse a column of different whole numbers: the first one, or one of row numbers.

@@ -22,6 +22,8 @@ from ...graph.npz import Array, load, slices
 from ...graph.store_format import SPLITS
 from ..labels import (
     check_num_classes,
+    clean_targets,
+    refuse_class_options,
     refuse_several_labels,
 )
 from ..source import Source, stamped, stored_dtype
@@ -103,7 +105,7 @@ def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Tabl
     of_file: dict[Path, Table] = {}
     for role, file in paths.items():
         is_array = file.suffix == ".npy" and file.is_file()
-        if (role == "features" and is_array) or file.name == SPLIT_DICT:
+        if (role in ("features", "targets") and is_array) or file.name == SPLIT_DICT:
             continue
         with problems.catch():
             if role == "labels" and is_array:
@@ -135,18 +137,18 @@ def _find_nodes(
             f"--relabel: {where}: expected a file nodes, or a column node_id of features, found none"
             " (--drop-unknown needs it, too)"
         )
-    labels = columns["labels"]
     if features is not None:
         num_nodes = features.num_rows
     elif names is not None:
         num_nodes = names[0].num_rows
-    elif labels.one("id") is None:
-        num_nodes = labels.table.num_rows
+    elif columns["labels"].one("id") is None:
+        num_nodes = columns["labels"].table.num_rows
     else:
         raise InputError(
             f"{where}: expected, without features, a file nodes, or a label for each node in order"
         )
-    rows = paths.get("features", paths.get("nodes", paths["labels"]))
+    roles = ("features", "nodes", "labels", "targets")
+    rows = next(paths[role] for role in roles if role in paths)
     return Nodes(num_nodes, rows.name, names)
 
 
@@ -160,7 +162,7 @@ def _read_all_splits(
     if "splits" in paths and "splits" not in columns:
         return read_split_dict(paths["splits"])
     if "train" not in columns:  # a layout without files of splits
-        bounds = splits_in_order(nodes.num_nodes, paths["labels"])
+        bounds = splits_in_order(nodes.num_nodes, paths.get("labels", Path()))
         return {split: np.arange(*ends) for split, ends in bounds.items()}
     splits = {split: np.empty(0, np.int64) for split in SPLITS}
     for split in SPLITS:
@@ -217,11 +219,14 @@ def open_tables(
         files: paths of `edges`, `features` and so on, instead of those in the folder; also a
             folder of parts or a pattern such as "edges/part-*.csv". Several roles may have the same
             file. `features` may be "ones", or "degree": log(1 + in-degree) and
-            log(1 + out-degree), 8 bytes a node in memory.
+            log(1 + out-degree), 8 bytes a node in memory. `targets`, in place of `labels`, has
+            numbers for each node, in the order of the nodes, in a file of its own.
     """
     problems = Problems()
     with problems.catch():
         check_num_classes(num_classes)
+        if files.get("targets") is not None:
+            refuse_class_options("targets", num_classes=num_classes, label_columns=label_columns)
     paths = dict[str, Path]()
     with problems.catch():
         paths = find_files(folder, files, lambda text: print(text, file=sys.stderr))
@@ -251,15 +256,24 @@ def _read(
     features = None
     if "features" in paths:
         features = Features(paths["features"], columns.get("features"))
-    nodes = find_nodes(features)
+    targets = None
+    if "targets" in paths:
+        targets = Features(paths["targets"], columns.get("targets"), "value")
+    nodes = find_nodes(features or targets)
     edges = columns["edges"]
     ends = [edges.all("source")[0], edges.all("target")[0]]
     with problems.catch():
         _refuse_two_kinds(edges, nodes)
+    labels = np.empty(0)
+    class_names = None
     with problems.catch():
-        label = columns["labels"].all("label")[0]
-        _refuse_unused_ids(columns["labels"], nodes, "--label-columns", label)
-        labels, num_classes, class_names = read_labels(columns["labels"], nodes, num_classes)
+        if targets is None:
+            label = columns["labels"].all("label")[0]
+            _refuse_unused_ids(columns["labels"], nodes, "--label-columns", label)
+            labels, num_classes, class_names = read_labels(columns["labels"], nodes, num_classes)
+        elif targets.num_rows != nodes.num_nodes:
+            rows = f"found {targets.num_rows}"
+            raise InputError(f"{targets.file}: expected {nodes.num_nodes} rows of targets, {rows}")
     splits = _read_all_splits(paths, columns, nodes, problems)
     problems.refuse()
     dtype = stored_dtype(paths.get("features"))
@@ -275,16 +289,24 @@ def _read(
             return _stand_ins(degree, nodes.num_nodes, edge_chunks)
         return finite(features.chunks(nodes), dtype, str(paths["features"]))
 
+    def label_chunks() -> Iterator[Array]:
+        if targets is None:
+            yield from slices(labels, _CHUNK_NODES)
+            return
+        for values in clean_targets(targets.chunks(nodes), str(targets.file)):
+            yield values.reshape(-1, *targets.row_shape)
+
     return Source(
         name="",
         num_nodes=nodes.num_nodes,
         num_edges=edges.table.num_rows,
         num_features=1 + degree if features is None else features.width,
-        num_classes=num_classes,
+        num_classes=num_classes or 0,
         feature_dtype=dtype,
         edge_chunks=edge_chunks,
         x_chunks=x_chunks,
-        label_chunks=lambda: slices(labels, _CHUNK_NODES),
+        label_chunks=label_chunks,
+        target_shape=() if targets is None else targets.row_shape,
         read_splits=lambda: dict(splits),
         node_names=nodes.chunks,
         label_names=class_names,

@@ -1,7 +1,8 @@
 """Roles of the columns in a user's own files: decided once, for all files together, before any
 value of the graph is read.
 
-A column has one role: id, source, target, feature, label, split, mask, or left out. What the user
+A column has one role: id, source, target, feature, label, value (of a target), split, mask, or left
+out. What the user
 names comes first, then the names that `open_tables` knows. A name that could mean two roles is
 refused.
 """
@@ -215,6 +216,16 @@ def _names(columns: Columns, named: Named) -> None:
     columns.roles[names] = "id"
 
 
+def _values(columns: Columns, named: Named) -> None:
+    """Take all columns but that of the ids for targets; refuse others that could hold ids."""
+    ids = [name for name in columns.free if columns.table.header and is_id_like(name)]
+    if ids or not columns.free:
+        example = option("--id-column", *ids[:1]) if ids else "add them"
+        hint = f"{example}; {option('--leave-out', *ids)} otherwise" if ids else example
+        raise columns.table.refusal("columns of targets, numbers", hint)
+    columns.roles |= dict.fromkeys(columns.free, "value")
+
+
 def _features(columns: Columns, label: str | None) -> None:
     """Give the remaining columns of the file of features their roles, once its other roles are
     decided; `label` is the name of the labels' column in any file."""
@@ -240,6 +251,7 @@ def _features(columns: Columns, label: str | None) -> None:
 _FINDERS: dict[str, Callable[[Columns, Named], None]] = {
     "edges": _ends,
     "labels": _label,
+    "targets": _values,
     "splits": _split,
     "nodes": _names,
     **{split: _members(split) for split in SPLITS},

@@ -1,0 +1,185 @@
+"""Float labels and several labels a node, "targets": from files and `Data` to a loop of one's own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch_geometric.data import Data
+
+import ogbnlib
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
+from ogbnlib.forecast.run_forecast import predict
+from ogbnlib.graph.store import Store, open_store
+from ogbnlib.graph.writer import verify_store
+from ogbnlib.sources.convert import convert, open_source
+from ogbnlib.training.train import train
+
+N = 60
+SPLITS = {"train": np.arange(20), "valid": np.arange(20, 40), "test": np.arange(40, 50)}
+
+
+def targets_of(*shape: int) -> NDArray[np.float32]:
+    """Numbers, some missing; nodes from 50 on, of no split, have none at all."""
+    values = np.random.default_rng(0).normal(size=(N, *shape)).astype(np.float32)
+    values[50:] = np.nan
+    if shape:
+        values[::3, 0] = np.nan
+    return values
+
+
+def write_folder(folder: Path, classes: bool = False) -> Path:
+    folder.mkdir()
+    rng = np.random.default_rng(1)
+    np.save(folder / "edges.npy", rng.integers(0, N, (2, 300)))
+    np.save(folder / "features.npy", rng.normal(size=(N, 4)).astype(np.float32))
+    for split, ids in SPLITS.items():
+        np.save(folder / f"{split}.npy", ids)
+    if classes:
+        np.save(folder / "labels.npy", rng.integers(0, 3, N))
+    return folder
+
+
+def write_targets(file: Path, values: NDArray[Any]) -> Path:
+    if file.suffix == ".npy":
+        np.save(file, values)
+        return file
+    frame = pd.DataFrame(values.reshape(N, -1)).add_prefix("value ")
+    if file.suffix == ".parquet":
+        frame.to_parquet(file)
+    else:
+        frame.to_csv(file, index=False)
+    return file
+
+
+def check_everywhere(store: Store, values: NDArray[Any]) -> None:
+    """Compare `values` with all that a user reads from a store: NaN equals NaN here."""
+    expected = values.astype(np.float32)
+    assert verify_store(store.path) == []
+    np.testing.assert_array_equal(store.read("y"), expected)
+    np.testing.assert_array_equal(store.to_data().y.numpy(), expected)
+    feature_store = store.feature_store()
+    index = torch.tensor([3, 55, 0])
+    rows = feature_store.get_tensor(group_name=None, attr_name="y", index=index)
+    np.testing.assert_array_equal(rows.numpy(), expected[index])
+    for nodes in (*SPLITS, None):
+        for batch in store.loader(nodes, num_neighbors=[3, 2], batch_size=7):
+            seeds = batch.n_id[: batch.batch_size]
+            assert batch.y.dtype == torch.float32
+            np.testing.assert_array_equal(batch.y.numpy(), expected[seeds])
+
+
+@pytest.mark.parametrize("ending", ["npy", "csv", "parquet"])
+@pytest.mark.parametrize("shape", [(), (5,)])
+def test_numbers_in_a_file_reach_the_batches_of_an_own_loop(
+    tmp_path: Path, ending: str, shape: tuple[int, ...]
+) -> None:
+    folder = write_folder(tmp_path / "data")
+    values = targets_of(*shape)
+    file = write_targets(tmp_path / f"values.{ending}", values)
+    store = convert(open_source(folder, targets=file), tmp_path / "store")
+    assert store.has_targets
+    assert store.num_classes == 0
+    check_everywhere(store, values)
+    again = convert(store, tmp_path / "int8", feature_dtype="int8", undirected=True)
+    check_everywhere(again, values)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.float64, np.uint8])
+def test_zeros_and_ones_of_any_dtype_are_several_labels(tmp_path: Path, dtype: type) -> None:
+    folder = write_folder(tmp_path / "data")
+    values = np.random.default_rng(2).integers(0, 2, (N, 112)).astype(dtype)
+    file = write_targets(tmp_path / "values.npy", values)
+    store = convert(open_source(folder, targets=file), tmp_path / "store")
+    check_everywhere(store, values)
+    batch = next(iter(store.loader("train", num_neighbors=[2], batch_size=8)))
+    scores = torch.zeros(batch.batch_size, 112, requires_grad=True)
+    torch.nn.functional.binary_cross_entropy_with_logits(scores, batch.y).backward()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (5,)])
+def test_from_data_keeps_the_shape_of_y(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    values = targets_of(*shape)
+    rng = np.random.default_rng(1)
+    data = Data(
+        x=torch.randn(N, 4),
+        y=torch.from_numpy(values),
+        edge_index=torch.from_numpy(rng.integers(0, N, (2, 300))),
+    )
+    splits = {"train": np.arange(1, 20, 3), "valid": [], "test": []}
+    store = Store.from_data(data, tmp_path / "store", splits=splits, targets=True)
+    np.testing.assert_array_equal(store.to_data().y.numpy(), values)
+    batch = next(iter(store.loader("train", shuffle=False, batch_size=4)))
+    np.testing.assert_array_equal(batch.y.numpy(), values[[1, 4, 7, 10]])
+
+
+def test_ones_for_features_and_targets_beside_labels(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", classes=True)
+    (folder / "features.npy").unlink()
+    file = write_targets(folder / "targets.csv", targets_of(2))
+    store = convert(open_source(folder, features="ones"), tmp_path / "classes")
+    assert store.num_classes == 3  # a file called targets is only read if it is named
+    (folder / "dataset.yaml").write_text("targets: targets.csv\nfeatures: ones\n")
+    store = convert(folder, tmp_path / "store")
+    np.testing.assert_array_equal(store.y, targets_of(2))
+    assert open_source(folder, labels=folder / "labels.npy").num_classes == 3
+    with pytest.raises(InputError, match="either labels or targets"):
+        open_source(folder, labels=folder / "labels.npy", targets=file)
+
+
+def test_trainer_and_plan_refuse_targets_in_one_sentence(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data")
+    file = write_targets(tmp_path / "values.npy", targets_of(5))
+    store = convert(open_source(folder, targets=file), tmp_path / "store")
+    for loading in ("store", "eager", "shared"):
+        config = TrainConfig.create(dataset=store.path, loading=loading)
+        for call in (train, ogbnlib.run, predict):
+            with pytest.raises(InputError, match=r"targets.*trainer.*store\.loader") as caught:
+                call(config)
+            assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match=r"targets.*trainer"):
+        ogbnlib.propagate(store, tmp_path / "hops")
+    assert not (tmp_path / "hops").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "message"),
+    [
+        (np.r_[np.inf, targets_of()[1:]], {}, "within float32, or NaN for none.*node 0"),
+        (np.r_[1e300, np.zeros(N - 1)], {}, "within float32.*node 0"),
+        (targets_of()[:-1], {}, f"expected {N} rows of targets, found {N - 1}"),
+        (np.full(N, np.nan), {}, "without a label"),
+        (np.array(["a"] * N), {}, r"expected numbers \[N\] or \[N, T\]"),
+        (targets_of(), {"num_classes": 3}, "num_classes: expected without targets"),
+    ],
+)
+def test_wrong_targets_are_refused(
+    tmp_path: Path, values: NDArray[Any], options: dict[str, Any], message: str
+) -> None:
+    folder = write_folder(tmp_path / "data")
+    np.save(tmp_path / "values.npy", values)
+    with pytest.raises(InputError, match=message):
+        convert(open_source(folder, targets=tmp_path / "values.npy", **options), tmp_path / "store")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_fraction_among_classes_is_still_refused_and_names_the_option(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data", classes=True)
+    for labels in (np.r_[3.5, np.zeros(N - 1)], np.zeros((N, 3))):
+        np.save(folder / "labels.npy", labels)
+        with pytest.raises(InputError, match="--targets"):
+            open_source(folder)
+
+
+def test_verify_finds_an_infinite_target(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data")
+    file = write_targets(tmp_path / "values.npy", targets_of(2))
+    store = convert(open_source(folder, targets=file), tmp_path / "store")
+    assert '"version": 3' in (store.path / "store.json").read_text()
+    np.load(store.file_path("y"), mmap_mode="r+")[7, 1] = np.inf
+    problems = verify_store(open_store(store.path).path)
+    assert any("finite targets" in problem and "first at 7" in problem for problem in problems)
