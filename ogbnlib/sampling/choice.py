@@ -5,6 +5,7 @@ Any kernel that calls `batch_key`, `node_state` and `choose` draws the same neig
 wrap keys and states in `np.uint64`, because numba takes a plain int for an int64.
 """
 
+import copy
 from collections.abc import Collection, Iterator
 
 import numpy as np
@@ -13,6 +14,7 @@ from numba import uint64
 from torch import Tensor
 from torch.utils.data import Sampler, SequentialSampler
 
+from ..errors import InputError
 from ..kernels import Array, kernel
 from ..splitmix64 import GAMMA, mix
 
@@ -168,10 +170,13 @@ class EpochSampler(Sampler[int]):
             last = self._order = epoch, self._draw(epoch)
         return last[1]
 
-    def _draw(self, epoch: int) -> Tensor:
+    def _generator(self, epoch: int) -> torch.Generator:
         mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
-        generator = torch.Generator().manual_seed(mixed & (2**63 - 1))
-        return torch.randperm(self.n + self._dropped, generator=generator)[: self.n]
+        return torch.Generator().manual_seed(mixed & (2**63 - 1))
+
+    def _draw(self, epoch: int) -> Tensor:
+        total = self.n + self._dropped
+        return torch.randperm(total, generator=self._generator(epoch))[: self.n]
 
     def share(self, epoch: int, start: int = 0) -> Tensor:
         """This rank's positions of the order of `epoch` from `start` on, int64 in RAM."""
@@ -187,22 +192,42 @@ class EpochSampler(Sampler[int]):
 
 
 class BorrowedOrder(EpochSampler):
-    """The positions of another sampler, in its order.
+    """The positions of another sampler, below `num_nodes`, in its order; they may repeat.
 
-    Lightning puts its own samplers into a loader to predict, for `overfit_batches`, and for several
-    processes.
+    A user passes one to draw rare classes more often. Lightning puts its own into a loader to
+    predict, for `overfit_batches`, and for several processes. Where torch's global generator would
+    decide, the seed and the epoch do.
     """
 
-    def __init__(self, sampler: Collection[int], batch_size: int, drop_last: bool = False) -> None:
+    def __init__(
+        self,
+        sampler: Collection[int],
+        num_nodes: int,
+        batch_size: int,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> None:
         self.sampler = sampler
+        self.num_nodes = num_nodes
         super().__init__(
             len(sampler),
+            seed=seed,
             shuffle=not isinstance(sampler, SequentialSampler),
             batch_size=batch_size,
             drop_last=drop_last,
         )
 
     def _draw(self, epoch: int) -> Tensor:
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
-        return torch.tensor(list(self.sampler), dtype=torch.int64)[: self.n]
+        sampler = self.sampler
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(epoch)
+        # torch's RandomSampler and WeightedRandomSampler, which PyG's ImbalancedSampler is
+        if getattr(sampler, "generator", self) is None:
+            sampler = copy.copy(sampler)
+            sampler.generator = self._generator(epoch)  # type: ignore[attr-defined]
+        positions = torch.tensor(list(sampler), dtype=torch.int64)[: self.n]
+        wrong = positions[(positions < 0) | (positions >= self.num_nodes)]
+        if len(wrong):
+            expected = f"expected positions from 0 to {self.num_nodes - 1} among the loader's nodes"
+            raise InputError(f"sampler: {expected}, got {wrong[0]}")
+        return positions

@@ -1,6 +1,7 @@
 """PyG's interfaces over a store: `Data`, `FeatureStore`, `GraphStore`, and a sampler for its
 loaders."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -18,7 +19,7 @@ from ..graph.store import Store
 from ..graph.store_format import SPLITS
 from ..memory.available import available_bytes
 from ..sources.arrays import as_ids
-from .sampler import CSCSampler
+from .sampler import NO_EDGES, CSCSampler
 
 _MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 
@@ -48,6 +49,43 @@ def _label_dtype(store: Store) -> type[np.number[Any]]:
     return np.float32 if store.has_targets else np.int64
 
 
+def _check_room(store: Store, needed: int) -> None:
+    """Refuse to read `needed` bytes into RAM where they are not available."""
+    free = available_bytes()
+    if needed > free:  # 102 GB for ogbn-papers100M
+        sizes = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(free)} are available"
+        raise InputError(f"{store.path}: {sizes}; use store.loader, which reads batch by batch")
+
+
+def mapped_features(store: Store) -> Tensor:
+    """The features of all nodes [N, F] on disk, in the store's dtype; int8 are not decoded."""
+    # nothing here writes to the map, which is what torch warns of
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(np.asarray(store.x))
+
+
+class StoreData(Data):  # type: ignore[misc]  # PyG ships no types
+    """The `data` of a loader: the number of nodes, and `x`, which is read when it is asked for.
+
+    PyG's layer-wise `model.inference(loader)` asks for it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(edge_index=NO_EDGES, num_nodes=store.num_nodes)
+        self.__dict__["store"] = store
+
+    @property
+    def x(self) -> Tensor:
+        """The features of all nodes, float32 [N, F]: on disk, or in RAM if the store has another
+        dtype."""
+        store = self.__dict__["store"]
+        if store.feature_dtype == np.float32:
+            return mapped_features(store)
+        _check_room(store, 4 * store.num_nodes * store.num_features)
+        return torch.from_numpy(store.read("x", np.float32))
+
+
 @clear_errors()
 def to_data(store: Store) -> Data:
     """Read a whole store into a PyG `Data` in RAM, for a graph that fits.
@@ -57,10 +95,7 @@ def to_data(store: Store) -> Data:
     included; and `train_mask`, `val_mask`, `test_mask` bool [N].
     """
     needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
-    free = available_bytes()
-    if needed > free:  # 102 GB for ogbn-papers100M
-        sizes = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(free)} are available"
-        raise InputError(f"{store.path}: {sizes}; use store.loader, which reads batch by batch")
+    _check_room(store, needed)
     masks = {
         mask: index_to_mask(torch.from_numpy(store.splits[split]), store.num_nodes)
         for split, mask in _MASKS.items()

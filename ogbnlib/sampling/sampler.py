@@ -37,7 +37,7 @@ NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in 
 # of each batch, numbers of nodes of each hop, seeds first, and of edges
 Hops = list[tuple[list[int], list[int]]]
 
-_DONE, _FULL, _BAD_ID, _DUPLICATE, _BAD_COLUMN = range(5)
+_DONE, _FULL, _BAD_ID, _BAD_COLUMN = range(4)
 
 
 @kernel
@@ -142,18 +142,17 @@ def _sample(
     hops = len(num_neighbors)
     hop_nodes = np.zeros(hops + 1, np.int64)
     hop_edges = np.zeros(hops, np.int64)
-    local = seeds.copy()
+    # a seed that comes again is a node of its own, with the same neighbors; edges from it come from
+    # the first one, which is found first in the table
+    nodes = seeds.copy()
+    count = len(seeds)
     # with their type, which numba must know
-    sources = [local[:0]]
-    targets = [local[:0]]
-    nodes = np.empty(len(seeds), np.int64)
-    table, shift = _new_table(nodes, 0, max(expected, len(seeds)), np.empty(0, np.uint64))
-    _, stop, count = _relabel(table, shift, nodes, 0, local, 0, num_nodes)
-    if stop < len(seeds):
-        return _BAD_ID, seeds[stop], nodes, sources, targets, hop_nodes, hop_edges
-    for i in range(len(seeds)):
-        if local[i] != i:
-            return _DUPLICATE, seeds[i], nodes, sources, targets, hop_nodes, hop_edges
+    sources = [nodes[:0]]
+    targets = [nodes[:0]]
+    for i in range(count):
+        if seeds[i] < 0 or seeds[i] >= num_nodes:
+            return _BAD_ID, seeds[i], nodes, sources, targets, hop_nodes, hop_edges
+    table, shift = _new_table(nodes, count, max(expected, count), np.empty(0, np.uint64))
     hop_nodes[0] = count
 
     # Each hop goes over its nodes and edges in separate plain loops, so that the cache misses of
@@ -178,7 +177,8 @@ def _sample(
         choose_all(key, drawn_at, nodes[begin:end], start, degree, k, begin, sampled, into)
         for e in range(len(sampled)):
             sampled[e] = row[sampled[e]]
-        nodes = _joined([nodes[:count]], min(total, num_nodes - count))
+        room = min(total, num_nodes - (count - len(seeds)))
+        nodes = _joined([nodes[:count]], room)
         status, stop, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
         if status == _BAD_ID:
             return _BAD_COLUMN, nodes[into[stop]], nodes, sources, targets, hop_nodes, hop_edges
@@ -367,11 +367,12 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         return other
 
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: object) -> SamplerOutput:
-        """Sample the neighborhood of `inputs.node` (int64 [batch_size], distinct global ids).
+        """Sample the neighborhood of `inputs.node` (int64 [batch_size], global ids).
 
         `inputs.input_id[0]` identifies the batch within its epoch, or `inputs.node[0]` if there is
         no `input_id`. Local ids are in order of discovery; edges come hop by hop, ascending by
-        target, those of one in stored order.
+        target, those of one in stored order. A seed that comes again has a local id and edges of its
+        own, as in PyG.
         """
         seeds = inputs.node.numpy()
         ids = inputs.input_id
@@ -436,10 +437,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             self.fixed,
             self._expected,
         )
-        if status == _DUPLICATE:
-            raise InputError(
-                f"inputs.node: expected each seed once per batch, found {culprit} twice"
-            )
         if status == _BAD_ID:
             raise InputError(
                 f"inputs.node: expected seeds from 0 to {num_nodes - 1}, found {culprit}"

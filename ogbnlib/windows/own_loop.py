@@ -1,6 +1,6 @@
 """A loader over a store for a training loop of the user's own, with the trainer's batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..graph.store import Store
 from ..memory.available import usable_bytes
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
+from ..sampling.choice import BorrowedOrder, EpochSampler
 from ..sampling.pyg_stores import node_ids
 from .policy import StoreLoaders
 from .store_loader import StoreLoader
@@ -36,8 +37,10 @@ class _OneLoader(StoreLoaders):
         limit: int | None,
         drop_last: bool,
         transform: Callable[[Data], Data] | None,
+        order: Collection[int] | None,
     ):
         self._split = split
+        self._given_order = order
         self._ids = ids
         self._limit = limit
         self._transform = transform
@@ -60,6 +63,17 @@ class _OneLoader(StoreLoaders):
         one_bytes = batch_bytes(one.batch, self.num_features, itemsize=4)
         reserved = one_bytes * num_queued(one_bytes) + self._available // 4
         return replace(one, reserve=(reserved, reserved))
+
+    def _order(self, split: str, shuffle: bool) -> EpochSampler:
+        if self._given_order is None:
+            return super()._order(split, shuffle)
+        return BorrowedOrder(
+            self._given_order,
+            len(self._ids),
+            self.config.batch_size,
+            self.drop_last,
+            self.config.seed,
+        )
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
         return super()._arguments(split, shuffle) | {
@@ -91,9 +105,10 @@ def loader(
     persistent_workers: bool = False,
     drop_last: bool = False,
     transform: Callable[[Data], Data] | None = None,
+    sampler: Collection[int] | None = None,
 ) -> StoreLoader:
-    """Return a PyG `NodeLoader` over a store on disk, with the trainer's batches for the same seed
-    and epoch.
+    """Return a PyG `NeighborLoader` over a store on disk, with the trainer's batches for the same
+    seed and epoch.
 
     Each pass is an epoch: with `shuffle`, each has a new order and new neighbors, else all are the
     same. To go on after an interruption, `set_epoch(k)` makes the next pass that of epoch k, counted
@@ -118,9 +133,16 @@ def loader(
             an experiment.
         num_workers: processes that sample, if the store fits; windows have no use for them.
         transform: called with each batch, as in PyG; `loader.transform = f` sets it later.
+        sampler: in place of `shuffle`, positions in `nodes`, which may repeat: PyG's
+            `ImbalancedSampler`, one of torch's, or a list. If it has no generator of its own,
+            `seed` and the epoch decide what it draws.
     """
-    if shuffle is None:
-        shuffle = isinstance(nodes, str) and nodes == "train"
+    if sampler is not None and shuffle:
+        raise InputError("sampler, shuffle: expected one of them, as a sampler decides the order")
+    if sampler is not None and not hasattr(sampler, "__len__"):
+        raise InputError("sampler: expected one with a length, as torch's samplers have it")
+    if shuffle is None or sampler is not None:
+        shuffle = sampler is not None or (isinstance(nodes, str) and nodes == "train")
     config = TrainConfig.create(
         dataset=store.path,
         loading="store",
@@ -132,12 +154,13 @@ def loader(
     )
     limit = None if memory_limit is None else _limit_bytes(memory_limit)
     ids = torch.from_numpy(node_ids(nodes, store))
-    if drop_last and len(ids) < config.batch_size:  # there would be no batch at all
+    num_seeds = len(ids) if sampler is None else len(sampler)
+    if drop_last and num_seeds < config.batch_size:  # there would be no batch at all
         raise InputError(
-            f"drop_last: expected at least a batch of {config.batch_size} nodes, got {len(ids)}"
+            f"drop_last: expected at least a batch of {config.batch_size} nodes, got {num_seeds}"
         )
     split = split_name(nodes) if isinstance(nodes, str) else "train"
-    policy = _OneLoader(store, config, split, ids, limit, drop_last, transform)
+    policy = _OneLoader(store, config, split, ids, limit, drop_last, transform, sampler)
     result = policy._build(split, shuffle)
     result.set_epoch(int(shuffle))
     return result

@@ -1,9 +1,8 @@
-"""A PyG `NodeLoader` over a store on disk: batches from its maps, or from windows."""
+"""A PyG `NeighborLoader` over a store on disk: batches from its maps, or from windows."""
 
 import copy
 import functools
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.loader import NodeLoader
+from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler import SamplerOutput
 
 from ..errors import InputError
@@ -24,6 +23,7 @@ from ..io.disk_array import Interrupted
 from ..kernels import Array
 from ..memory.reading import malloc_trim
 from ..sampling.choice import BorrowedOrder, EpochSampler
+from ..sampling.pyg_stores import StoreData, mapped_features
 from ..sampling.sampler import NO_EDGES, CSCSampler, Hops
 from .plan import Windows
 from .reader import WindowReader
@@ -35,8 +35,8 @@ _FIXED = {"transform_sampler_output", "custom_cls", "collate_fn", "node_sampler"
 _FIXED |= {"input_nodes", "input_id", "input_time", "input_data"}
 
 
-class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
-    """A `NodeLoader` whose features and graph stay on disk.
+class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
+    """A `NeighborLoader` whose features and graph stay on disk.
 
     Batches have what any policy's have, `x` in the store's dtype, int8 decoded to float32; `y`
     holds the labels of the seeds only.
@@ -75,20 +75,22 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
                 arguments[name] = getattr(batches, name)
         if not isinstance(arguments["sampler"], EpochSampler):
             arguments["sampler"] = BorrowedOrder(
-                arguments["sampler"], arguments["batch_size"], arguments.get("drop_last", False)
+                arguments["sampler"],
+                len(input_nodes),
+                arguments["batch_size"],
+                arguments.get("drop_last", False),
+                node_sampler.seed,
             )
-        data = Data(edge_index=NO_EDGES, num_nodes=store.num_nodes)
-        is_mapped = preparation.windows.window_batches is None
-        if is_mapped:
-            # nothing here writes to the map, which is what torch warns of
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-                data.x = torch.from_numpy(np.asarray(store.x))
         super().__init__(
-            data, node_sampler, input_nodes=input_nodes, transform=transform, **arguments
+            StoreData(store),
+            node_sampler.num_neighbors,
+            input_nodes,
+            neighbor_sampler=node_sampler,
+            transform=transform,
+            **arguments,
         )
         self.reader = None
-        if not is_mapped:
+        if preparation.windows.window_batches is not None:
             self.reader = WindowReader(
                 store,
                 self.sampler,
@@ -202,7 +204,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         if not self.persistent_workers:
             own = copy.copy(self)
             own.__dict__["node_sampler"] = self.node_sampler.at_epoch(epoch)
-            self.__dict__["collate_fn"] = functools.partial(NodeLoader.collate_fn, own)
+            self.__dict__["collate_fn"] = functools.partial(NeighborLoader.collate_fn, own)
         return cast("Iterator[Data]", super().__iter__())
 
     def close(self) -> None:
@@ -214,10 +216,9 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
         """As PyG's, with labels and decoded features before `transform`."""
         plain = copy.copy(self)
         plain.transform = None
-        batch = NodeLoader.filter_fn(plain, out)
-        if self.reader is not None:  # a batch of its own, not of a pass
-            batch.x = torch.from_numpy(np.asarray(self.store.x[batch.n_id.numpy()]))
-        batch.x = torch.from_numpy(self.store.decode(batch.x.numpy()))
+        plain.__dict__["data"] = Data(edge_index=NO_EDGES, num_nodes=self.store.num_nodes)
+        batch = NeighborLoader.filter_fn(plain, out)
+        batch.x = torch.from_numpy(self.store.decode(self.store.x[batch.n_id.numpy()]))
         batch = self._with_labels(batch)
         return batch if self.transform is None else self.transform(batch)
 
@@ -297,7 +298,7 @@ class StoreLoader(NodeLoader):  # type: ignore[misc]  # PyG ships no types
             node, edges, hops = sampler.sample_batches(seeds, size, keys)
             return positions, node, node, edges, hops
 
-        return self._groups(self.data.x, -(-len(share) // size), draw)
+        return self._groups(mapped_features(self.store), -(-len(share) // size), draw)
 
     def _window_pass(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
         """The batches of a pass over windows; a caller that leaves early ends the reads under way."""

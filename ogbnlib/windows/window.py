@@ -147,17 +147,14 @@ class Sampled:
 
     @classmethod
     def of(cls, seeds: Seeds, num_nodes: int, row: DiskArray) -> Self:
-        """The seeds alone."""
-        batches = len(seeds.ids)
-        sampled = cls(row, num_nodes, np.empty(0, np.int64), np.zeros(batches + 1, np.int64))
+        """The seeds alone; one that comes again in a batch is a node of its own."""
         ids = np.concatenate(seeds.ids)
-        wrong = sampled.add(np.cumsum([0, *map(len, seeds.ids)]), ids)
-        if wrong >= 0:
+        wrong = np.flatnonzero((ids < 0) | (ids >= num_nodes))
+        if len(wrong):
             expected = f"expected seeds from 0 to {num_nodes - 1}"
-            raise InputError(f"input_nodes: {expected}, found {ids[wrong]}")
-        if len(sampled.nodes) < len(ids):
-            raise InputError("input_nodes: expected each seed once per batch, found one twice")
-        return sampled
+            raise InputError(f"input_nodes: {expected}, found {ids[wrong[0]]}")
+        counts = np.array([len(own) for own in seeds.ids])
+        return cls(row, num_nodes, ids, np.cumsum([0, *counts]), [counts])
 
     def add(self, parts: Array, ids: Array) -> int:
         """Append a hop's nodes, whose ids become local ones; return the place of the first out of

@@ -167,7 +167,6 @@ def test_the_batch_does_not_depend_on_where_the_graph_lies_or_on_the_dtype_of_ro
 @pytest.mark.parametrize(
     ("nodes", "message"),
     [
-        (torch.tensor([3, 17, 5, 17]), "found 17 twice"),
         (torch.tensor([3, -1]), "from 0 to 299, found -1$"),
         (torch.tensor([1, 2], dtype=torch.int32), r"inputs\.node"),
     ],
@@ -175,6 +174,31 @@ def test_the_batch_does_not_depend_on_where_the_graph_lies_or_on_the_dtype_of_ro
 def test_wrong_seeds_are_refused_by_name(nodes: torch.Tensor, message: str) -> None:
     with pytest.raises(InputError, match=message):
         CSCSampler(*random_graph(), [2]).sample_from_nodes(NodeSamplerInput(None, nodes))
+
+
+@pytest.mark.parametrize("num_nodes", [2, 300])
+def test_a_seed_that_comes_again_is_a_node_of_its_own_with_the_same_neighbors(
+    num_nodes: int,
+) -> None:
+    """As in PyG: model(...)[:batch_size] has a row for each seed."""
+    colptr, row = random_graph()
+    if num_nodes == 2:
+        colptr, row = np.array([0, 1, 2]), np.array([1, 0])
+    ids = [1, 0, 1, 1, 0]
+    sampler = CSCSampler(colptr, row, [3, 2])
+    again = sampler.sample_from_nodes(NodeSamplerInput(torch.arange(5), torch.tensor(ids)))
+    once = sampler.sample_from_nodes(NodeSamplerInput(torch.arange(2), torch.tensor([1, 0])))
+    assert again.node[:5].tolist() == ids
+    assert again.num_sampled_nodes[0] == 5
+    assert {*again.node.tolist()} == {*once.node.tolist()}
+    assert len(again.node) == len(once.node) + 3
+
+    def sources(out: SamplerOutput, target: int) -> list[int]:
+        return out.node[out.row[out.col == target]].tolist()
+
+    for place, node in enumerate(ids):
+        assert sources(again, place) == sources(once, [1, 0].index(node))
+    assert not {*again.row.tolist()} & {2, 3, 4}  # each node is the source of its edges once
 
 
 @pytest.mark.parametrize(

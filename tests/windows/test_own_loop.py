@@ -2,7 +2,7 @@
 loaders run on it."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from conftest import batches_of
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.lightning import LightningNodeData
-from torch_geometric.loader import LinkLoader, NodeLoader
-from torch_geometric.nn import SAGEConv
+from torch_geometric.loader import ImbalancedSampler, LinkLoader, NodeLoader
+from torch_geometric.nn import GraphSAGE, SAGEConv
 from torch_geometric.sampler import NegativeSampling
 
 from ogbnlib import InputError, TrainConfig, convert
@@ -408,3 +408,118 @@ def test_a_resumed_lightning_training_goes_on_with_the_batches_it_had_not_seen(
         steps = int(file.stem.partition("=")[2])
         resumed = fit(4, file)
         assert resumed.seen == straight.seen[steps:], file.name
+
+
+class Doubles(torch.utils.data.Sampler[int]):
+    """Every seed of a loader twice, in one order; without a generator that a loader could set."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return 2 * self.count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([place // 2 for place in range(2 * self.count)])
+
+
+@pytest.mark.parametrize("how", [{}, {"memory_limit": "1 MB"}, {"num_workers": 1}], ids=str)
+def test_pygs_imbalanced_sampler_repeats_seeds_in_every_way_to_read(
+    store: Store, how: dict[str, Any]
+) -> None:
+    ids = torch.from_numpy(store.splits["train"])
+    labels = store.to_data().y
+
+    def loader(**more: Any) -> StoreLoader:
+        return store.loader(  # type: ignore[no-any-return]
+            ids,
+            num_neighbors=[4, 3],
+            batch_size=16,
+            sampler=ImbalancedSampler(labels, input_nodes=ids, num_samples=500),
+            **how,
+            **more,
+        )
+
+    expected = [batch.clone() for batch in loader()]
+    assert [batch.batch_size for batch in expected] == [16] * 31 + [4]
+    seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in expected])
+    assert len(seeds.unique()) < len(seeds)
+    assert any(len({*batch.input_id.tolist()}) < batch.batch_size for batch in expected)
+    for batch in expected:
+        seeds = batch.n_id[: batch.batch_size]
+        assert torch.equal(seeds, ids[batch.input_id])
+        assert torch.equal(batch.y, labels[seeds])
+        np.testing.assert_array_equal(batch.x, store.x[batch.n_id.numpy()])
+        edges = batch.edge_index
+        for place in range(batch.batch_size):  # a seed that comes again has its neighbors again
+            first = seeds.tolist().index(int(seeds[place]))
+            assert torch.equal(edges[0, edges[1] == place], edges[0, edges[1] == first])
+    # classes come about equally often, unlike in the split
+    drawn = torch.bincount(torch.cat([batch.y for batch in expected]))
+    drawn = drawn[drawn > 0]
+    assert drawn.max() < 3 * drawn.min()
+    # the seed and the epoch decide, whatever torch's generator
+    torch.manual_seed(9)
+    running = loader()
+    assert_same(running, expected)
+    second = list(running)
+    assert not torch.equal(second[0].input_id, expected[0].input_id)
+    assert not torch.equal(next(iter(loader(seed=1))).input_id, expected[0].input_id)
+    interrupted = loader()
+    for _ in zip(range(3), interrupted, strict=False):
+        pass
+    resumed = loader()
+    resumed.load_state_dict(interrupted.state_dict())
+    assert_same([*resumed, *resumed], [*expected[3:], *second])
+
+
+def test_any_sampler_with_a_length_decides_the_order(store: Store) -> None:
+    ids = store.splits["valid"]
+    for sampler in ([3, 1, 1], torch.utils.data.SubsetRandomSampler([3, 1]), Doubles(len(ids))):
+        batches = list(store.loader("valid", batch_size=8, sampler=sampler))
+        drawn = torch.cat([batch.input_id for batch in batches]).tolist()
+        assert sorted(drawn) == sorted(sampler)
+        if not isinstance(sampler, torch.utils.data.SubsetRandomSampler):
+            assert drawn == [*sampler]
+    (batch,) = store.loader("valid", batch_size=2, sampler=[3, 1, 1], drop_last=True)
+    assert batch.input_id.tolist() == [3, 1]
+    seeds = len(ids)
+    wrong = {
+        f"sampler: expected positions from 0 to {seeds - 1} among": {"sampler": [0, seeds]},
+        "sampler, shuffle: expected one of them": {"sampler": [0], "shuffle": True},
+        "sampler: expected one with a length": {"sampler": iter([0])},
+        "drop_last: expected at least a batch of 8 nodes, got 1": {
+            "sampler": [0],
+            "drop_last": True,
+        },
+    }
+    for sentence, arguments in wrong.items():
+        with pytest.raises(InputError, match=sentence):
+            list(store.loader("valid", batch_size=8, **arguments))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
+@pytest.mark.parametrize("memory_limit", [None, "1 MB"])
+@pytest.mark.parametrize("cache", [False, True])
+def test_pygs_layer_wise_inference_takes_a_loader_of_all_nodes(
+    dtype: str, memory_limit: str | None, cache: bool, tiny_dir: Path, tmp_path: Path
+) -> None:
+    store = convert(tiny_dir, tmp_path / "store", feature_dtype=dtype, progress=False)  # type: ignore[arg-type]
+    model = GraphSAGE(store.num_features, 8, num_layers=2, out_channels=store.num_classes).eval()
+    loader = store.loader(None, num_neighbors=[-1], batch_size=64, memory_limit=memory_limit)
+    data = store.to_data()
+    with torch.no_grad():
+        expected = model(data.x, data.edge_index)
+    torch.testing.assert_close(model.inference(loader, cache=cache), expected)
+    assert torch.equal(loader.data.x, data.x)
+    assert loader.data.num_nodes == store.num_nodes
+
+
+def test_features_of_all_nodes_are_read_only_if_memory_has_room(
+    tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = convert(tiny_dir, tmp_path / "store", feature_dtype="float16", progress=False)
+    loader = store.loader(None, num_neighbors=[-1])
+    monkeypatch.setattr("ogbnlib.sampling.pyg_stores.available_bytes", lambda: 1000)
+    with pytest.raises(InputError, match="for all of it in RAM, 1 kB are available"):
+        _ = loader.data.x

@@ -1,0 +1,76 @@
+"""Two processes, whose loaders go on within an epoch after a restart, and layer-wise inference in
+one of them, as PyG's distributed_sampling.py: `python distributed_sampling.py STORE`."""
+
+import math
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.nn import GraphSAGE
+
+import ogbnlib
+
+
+# ogbnlib: begin
+def own_loader(path: str, rank: int, world_size: int) -> NeighborLoader:
+    store = ogbnlib.open_store(path)
+    train_ids = torch.from_numpy(store.splits["train"])
+    own_ids = train_ids.split(math.ceil(len(train_ids) / world_size))[rank]
+    return store.loader(own_ids, num_neighbors=[25, 10], batch_size=16, shuffle=True)
+    # ogbnlib: end
+
+
+def run(rank: int, world_size: int, path: str, rendezvous: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size
+    )
+    store = ogbnlib.open_store(path)
+    torch.manual_seed(12345)
+    sage = GraphSAGE(store.num_features, 64, 2, store.num_classes)
+    model = DistributedDataParallel(sage)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loader = own_loader(path, rank, world_size)
+    for epoch in range(1, 6):
+        model.train()
+        total = 0.0
+        count = 0
+        for _ in range(2):  # an epoch in two attempts, the second with a new loader
+            for batch in loader:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(
+                    model(batch.x, batch.edge_index)[: batch.batch_size], batch.y
+                )
+                loss.backward()
+                optimizer.step()
+                total += float(loss.detach()) * batch.batch_size
+                count += batch.batch_size
+                if loader.state_dict()["position"] == 32:
+                    break
+            state = loader.state_dict()
+            loader = own_loader(path, rank, world_size)
+            loader.load_state_dict(state)
+        assert count == len(loader.dataset), "each node once"
+        if rank == 0:
+            print(f"Epoch: {epoch:02d}, Loss: {total / count:.4f}")
+
+    dist.barrier()
+    if rank == 0:
+        sage.eval()
+        everything = store.loader(None, num_neighbors=[-1], batch_size=4096)
+        out = sage.inference(everything).argmax(dim=-1)
+        for split, ids in store.splits.items():
+            accuracy = float((out[ids].numpy() == store.y[ids]).mean())
+            print(f"{split}: {accuracy:.4f}")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(run, args=(2, sys.argv[1], f"{folder}/rendezvous"), nprocs=2)

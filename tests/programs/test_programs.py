@@ -1,0 +1,56 @@
+"""Ten programs, structured as those of PyG and OGB, run over a store with few changed lines.
+
+The changed lines of each are between "ogbnlib: begin" and "ogbnlib: end".
+"""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ogbnlib import synthesize_store
+
+FOLDER = Path(__file__).parent
+PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != Path(__file__).stem)
+
+
+@pytest.fixture(scope="module")
+def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generated store of 11,000 nodes, in float16 as most stores are."""
+    return synthesize_store(
+        tmp_path_factory.mktemp("data") / "store",
+        scale=0.0001,
+        num_features=32,
+        num_classes=8,
+        undirected=True,
+        progress=False,
+    ).path
+
+
+def test_there_are_ten_programs_with_few_changed_lines() -> None:
+    assert len(PROGRAMS) == 10
+    for name in PROGRAMS:
+        text = (FOLDER / f"{name}.py").read_text()
+        (changed,) = re.findall(r"# ogbnlib: begin\n(.*?)\n *# ogbnlib: end\n", text, re.DOTALL)
+        assert 4 <= len(changed.splitlines()) <= 8, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_ported_program_runs_and_its_loss_falls(name: str, small_store: Path) -> None:
+    if "lightning" in name and importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning is not installed; it is no dependency, but of the tests")
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / f"{name}.py"), str(small_store)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    losses = [float(loss) for loss in re.findall(r"Loss: ([\d.]+)", done.stdout)]
+    assert len(losses) >= 3, done.stdout
+    assert losses[-1] < losses[0], losses
