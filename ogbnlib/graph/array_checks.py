@@ -23,7 +23,7 @@ def is_labelled(rows: Array) -> Array:
     if rows.dtype.kind != "f":
         return rows >= 0
     missing = np.isnan(rows).reshape(len(rows), math.prod(rows.shape[1:]))
-    return ~missing.all(axis=1)
+    return ~np.asarray(missing.all(axis=1))
 
 
 def split_problems(

@@ -79,7 +79,9 @@ def exact_scores(
         names = MODELS[saved.config.model].load().exact_weights
         tensors = [saved.weights[f"convs.{number}.{name}"] for name in names]
         matrices = [tensor.float().cpu().numpy().T for tensor in tensors]
-        layers.append(_Layer(*matrices, relu=number < last))
+        neighbors, bias, *others = matrices
+        own = others[0] if others else None
+        layers.append(_Layer(neighbors, bias, own, relu=number < last))
     room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers)) - _STEP_BYTES
     column = 4 * store.num_nodes
     if room < column:

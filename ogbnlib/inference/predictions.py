@@ -76,20 +76,12 @@ def predict(
     config = saved.config
     uses_hops = config.policy.uses_hops
     announce_code(config, saved.path.parent, trust, say)
-    target = Path(os.path.realpath(home(out)))
-    if target.suffix not in (".npy", ".csv", ".parquet"):
-        raise InputError(f"out: expected the name of a .npy, .csv or .parquet file, got {out!s}")
-    if embeddings:
-        _check_embeddings(config, target, scores)
-    beside = target.with_name(f"{target.stem}-nodes.npy")
-    is_table = target.suffix != ".npy"
-    for file in (target,) if is_table else (target, beside):
-        check_new(file)
+    target, beside = _check_target(out, config, scores, embeddings)
     graph = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
     if not uses_hops:
         saved.check_data(graph)
     ids = _wanted(nodes, graph)
-    if is_table and not embeddings:
+    if target.suffix != ".npy" and not embeddings:
         class_names(graph, scores)  # refuses some
     if not (uses_hops or sampled):
         _check_exact(config.model)
@@ -107,26 +99,7 @@ def predict(
 
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):
-                num_rows = graph.num_nodes if ids is None else len(ids)
-                finite = _finite(chunks, target, graph)
-                if embeddings:
-                    _write_embeddings(file, target, finite, graph, ids)
-                elif is_table:
-                    width = graph.num_classes if scores else 2
-                    convert = probabilities if scores else best_classes
-                    converted = ((places, convert(values)) for places, values in finite)
-                    with tempfile.TemporaryFile(dir=target.parent) as rows:
-                        _write_rows(rows, converted, np.dtype(np.float32), (num_rows, width))
-                        write_table(file, target, rows, graph, ids, scores)
-                elif scores:
-                    shape = (num_rows, graph.num_classes)
-                    _write_rows(file, finite, np.dtype(np.float32), shape)
-                else:
-                    dtype = np.dtype(label_dtype(graph.num_classes))
-                    classes = (
-                        (places, values.argmax(1).astype(dtype)) for places, values in finite
-                    )
-                    _write_rows(file, classes, dtype, (num_rows,))
+                _write_file(file, target, chunks, graph, ids, scores, embeddings)
             if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
                 assert ids is not None
                 # written here, as np.save hides the cause of a failed write
@@ -135,6 +108,51 @@ def predict(
 
         write_atomically(target, write)
     return target
+
+
+def _check_target(
+    out: StrPath, config: TrainConfig, scores: bool, embeddings: bool
+) -> tuple[Path, Path]:
+    """Return the files of the predictions and of ids beside them, which may not exist."""
+    target = Path(os.path.realpath(home(out)))
+    if target.suffix not in (".npy", ".csv", ".parquet"):
+        raise InputError(f"out: expected the name of a .npy, .csv or .parquet file, got {out!s}")
+    if embeddings:
+        _check_embeddings(config, target, scores)
+    check_new(target)
+    beside = target.with_name(f"{target.stem}-nodes.npy")
+    if target.suffix == ".npy":
+        check_new(beside)
+    return target, beside
+
+
+def _write_file(
+    file: BinaryIO,
+    target: Path,
+    chunks: Iterable[Rows],
+    graph: Store,
+    ids: Array | None,
+    scores: bool,
+    embeddings: bool,
+) -> None:
+    """Write what `predict` promises, as the name of the `target` has it."""
+    num_rows = graph.num_nodes if ids is None else len(ids)
+    finite = _finite(chunks, target, graph)
+    if embeddings:
+        _write_embeddings(file, target, finite, graph, ids)
+    elif target.suffix != ".npy":
+        width = graph.num_classes if scores else 2
+        convert = probabilities if scores else best_classes
+        converted = ((places, convert(values)) for places, values in finite)
+        with tempfile.TemporaryFile(dir=target.parent) as rows:
+            _write_rows(rows, converted, np.dtype(np.float32), (num_rows, width))
+            write_table(file, target, rows, graph, ids, scores)
+    elif scores:
+        _write_rows(file, finite, np.dtype(np.float32), (num_rows, graph.num_classes))
+    else:
+        dtype = np.dtype(label_dtype(graph.num_classes))
+        classes = ((places, values.argmax(1).astype(dtype)) for places, values in finite)
+        _write_rows(file, classes, dtype, (num_rows,))
 
 
 def _wanted(nodes: Nodes, store: Store) -> Array | None:

@@ -1,0 +1,131 @@
+"""Measured figures of full_size.csv beside today's forecasts: `python
+tests/benchmarks/forecast_table.py [--write]`.
+
+Each row was measured on the generated graph of ogbn-papers100M's size, directed, with float16
+features unless `config` says otherwise, under a hard cgroup. `moved_gb` is of an epoch, read and
+written; `seconds` and `peak_gb` are of the whole run; a figure that nobody measured, or that was
+measured beside other work, is empty. `hot_rows` is `no` for a run before the most visited rows
+stayed in memory. `commit` is that of the measurement, or the first whose guide has it. `--write`
+replaces the table in notebooks/guide/papers100M.md.
+"""
+
+import argparse
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from unittest.mock import patch
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.errors import GB, format_bytes, parse_bytes
+from ogbnlib.files import write_atomically
+from ogbnlib.forecast.machine import REFERENCE, Machine
+from ogbnlib.forecast.run_forecast import Forecast, predict
+from ogbnlib.parameters import parse_assignments
+from ogbnlib.windows import plan as windows_plan
+
+FIGURES = Path(__file__).with_name("full_size.csv")
+GUIDE = Path(__file__).parents[2] / "notebooks" / "guide" / "papers100M.md"
+BEGIN = "<!-- made by tests/benchmarks/forecast_table.py --write -->\n"
+END = "<!-- end of that table -->\n"
+# Times are forecast for machines whose speed was measured. That of the Zen 5 was not.
+MACHINES = {"reference": REFERENCE, "Zen 4": Machine(2, 98e9, 1.2e9, True)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measurement, None where there is none, and today's forecast of it."""
+
+    figures: dict[str, str]
+    forecast: Forecast
+
+    def measured(self, name: str) -> float | None:
+        return float(self.figures[name]) if self.figures[name] else None
+
+    @property
+    def expected(self) -> dict[str, float | None]:
+        """The forecasts of `moved_gb`, `seconds` and `peak_gb`."""
+        reading = self.forecast.reading
+        assert reading is not None, self.figures["what"]
+        has_speed = self.figures["machine"] in MACHINES
+        return {
+            "moved_gb": reading.moved_bytes / GB,
+            "seconds": self.forecast.run_s if has_speed else None,
+            "peak_gb": self.forecast.peak_bytes / GB,
+        }
+
+    def ratio(self, name: str) -> float | None:
+        """Forecast / measured; None where one of them is missing."""
+        expected = self.expected[name]
+        measured = self.measured(name)
+        return None if expected is None or measured is None else expected / measured
+
+
+def rows() -> list[Row]:
+    with FIGURES.open(newline="") as file:
+        return [Row(figures, _forecast(figures)) for figures in csv.DictReader(file)]
+
+
+def _forecast(figures: dict[str, str]) -> Forecast:
+    common = {
+        "dataset": "ogbn-papers100M",
+        "loading": "store",
+        "feature_dtype": "float16",
+        "train_eval": "never",
+        "num_threads": 2,
+    }
+    config = TrainConfig.create({**common, **parse_assignments(figures["config"].split(";"))})
+    shares = windows_plan._HOT_SHARES if figures["hot_rows"] == "yes" else (0.0,)
+    with patch.object(windows_plan, "_HOT_SHARES", shares):
+        limit_bytes = parse_bytes(figures["limit"])
+        machine = MACHINES.get(figures["machine"], REFERENCE)
+        return predict(config, memory_limit_bytes=limit_bytes, machine=machine)
+
+
+def table() -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| what | limit | spool | cores | moved an epoch | took | peak | from RAM |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows():
+        figures = row.figures
+        ram_s = row.measured("from_ram_s")
+        cells = [
+            figures["what"],
+            figures["limit"],
+            format_bytes(row.forecast.config.spool).replace(".00", ""),
+            figures["machine"],
+            _pair(row, "moved_gb", 1, "GB"),
+            _pair(row, "seconds", 60, "min") or figures["note"],
+            _pair(row, "peak_gb", 1, "GB"),
+            "" if ram_s is None else f"{ram_s / 60:.1f} min",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _pair(row: Row, name: str, divisor: int, unit: str) -> str:
+    """Both figures; an empty text where nothing was measured."""
+    measured = row.measured(name)
+    expected = row.expected[name]
+    if measured is None:
+        return ""
+    texts = [f"{measured / divisor:.3g}"]
+    texts.append("no forecast" if expected is None else f"{expected / divisor:.3g}")
+    return ", ".join(texts) + f" {unit}" * (expected is not None)
+
+
+def written(page: str) -> str:
+    """The page with today's table in place of its own."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return before + BEGIN + "\n" + table() + "\n" + END + after
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="replace the guide's table")
+    if parser.parse_args().write:
+        text = written(GUIDE.read_text())
+        write_atomically(GUIDE, lambda file: file.write(text.encode()))
+    print(table())
