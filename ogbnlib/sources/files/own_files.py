@@ -243,6 +243,25 @@ def open_tables(
     return replace(source, name=path.name, path=path, stamps=stamps)
 
 
+def _edge_chunks(
+    table: Table, ends: list[str], nodes: Nodes, drop_unknown: bool, chunk_edges: int
+) -> Iterator[tuple[Array, Array]]:
+    """Yield sources and targets of edges, int64 [chunk_edges] each at most."""
+    for pieces in table.batches(ends):
+        pairs = np.stack([*map(nodes.find if drop_unknown else nodes, pieces)])
+        src, dst = pairs[:, (pairs >= 0).all(axis=0)] if drop_unknown else pairs
+        yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
+
+
+def _label_chunks(labels: Array, targets: Features | None, nodes: Nodes) -> Iterator[Array]:
+    """Yield labels [n], or targets float32 [n] or [n, T]."""
+    if targets is None:
+        yield from slices(labels, _CHUNK_NODES)
+        return
+    for values in clean_targets(targets.chunks(nodes), str(targets.file)):
+        yield values.reshape(-1, *targets.row_shape)
+
+
 def _read(
     paths: Mapping[str, Path],
     columns: Mapping[str, Columns],
@@ -278,23 +297,12 @@ def _read(
     problems.refuse()
     dtype = stored_dtype(paths.get("features"))
 
-    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        for pieces in edges.table.batches(ends):
-            pairs = np.stack([*map(nodes.find if drop_unknown else nodes, pieces)])
-            src, dst = pairs[:, (pairs >= 0).all(axis=0)] if drop_unknown else pairs
-            yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
+    edge_chunks = partial(_edge_chunks, edges.table, ends, nodes, drop_unknown)
 
     def x_chunks() -> Iterator[Array]:
         if features is None:
             return _stand_ins(degree, nodes.num_nodes, edge_chunks)
         return finite(features.chunks(nodes), dtype, str(paths["features"]))
-
-    def label_chunks() -> Iterator[Array]:
-        if targets is None:
-            yield from slices(labels, _CHUNK_NODES)
-            return
-        for values in clean_targets(targets.chunks(nodes), str(targets.file)):
-            yield values.reshape(-1, *targets.row_shape)
 
     return Source(
         name="",
@@ -305,7 +313,7 @@ def _read(
         feature_dtype=dtype,
         edge_chunks=edge_chunks,
         x_chunks=x_chunks,
-        label_chunks=label_chunks,
+        label_chunks=lambda: _label_chunks(labels, targets, nodes),
         target_shape=() if targets is None else targets.row_shape,
         read_splits=lambda: dict(splits),
         node_names=nodes.chunks,
