@@ -39,10 +39,10 @@ class _Layer:
     """mean(h) @ neighbors + h @ own + bias; without `own` that of GCN, with self-loops and both
     degrees."""
 
+    relu: bool  # after it; not after the model's last layer
     neighbors: Array  # float32 [inputs, outputs], as `own`
     bias: Array
     own: Array | None = None
-    relu: bool = True  # after it; not after the model's last layer
 
     def sweeps_input(self, most: int) -> bool:
         """Whether the layer takes the mean of its input, not of the product, where `most` columns
@@ -79,9 +79,7 @@ def exact_scores(
         names = MODELS[saved.config.model].load().exact_weights
         tensors = [saved.weights[f"convs.{number}.{name}"] for name in names]
         matrices = [tensor.float().cpu().numpy().T for tensor in tensors]
-        neighbors, bias, *others = matrices
-        own = others[0] if others else None
-        layers.append(_Layer(neighbors, bias, own, relu=number < last))
+        layers.append(_Layer(number < last, *matrices))
     room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers)) - _STEP_BYTES
     column = 4 * store.num_nodes
     if room < column:
