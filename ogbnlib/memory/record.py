@@ -60,10 +60,11 @@ _NEEDED = {
     "cuda": ["allocated_bytes"],
     "cuda_oom": ["message"],
     "rank ended": ["rank", "exit_code"],
+    "processes": ["text"],
 }
 # endings of the fields whose values are numbers
 _NUMERIC = ("bytes", "_s", "_retries", "ooms", "rank", "exit_code")
-_LAST_KEPT = ("dataset", "cuda_oom", "rank ended", "resumed", "finished")
+_LAST_KEPT = ("dataset", "cuda_oom", "rank ended", "resumed", "finished", "processes")
 # fields of "end" -> their names among those of the phase
 _END_FIELDS = {
     "failed": "failed",

@@ -21,7 +21,7 @@ from ..errors import MB
 from ..files import open_to_write, write_all
 from .cuda import cuda_reading
 from .limits import Limit
-from .reading import Reading, own_memory, read_memory
+from .reading import Reading, list_processes, own_memory, read_memory
 from .record import BOUNDARIES, SAMPLE_COLUMNS, Event, Record, RunPaths, parse_events, phase_label
 from .tree import Tree
 
@@ -238,6 +238,7 @@ class Recorder:
         self._pss_allowed_s = 0.0
         self._pss_due_s = 0.0
         self._pss_sum = 0
+        self._listed_bytes = 0  # memory of the processes when they were last listed
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -267,6 +268,7 @@ class Recorder:
         def write(reading: Reading) -> None:
             try:
                 self.add(round(clock.now(), 4), reading)  # rounded as in both files
+                self._list(tree, reading)
             except OSError as error:
                 on_unwritable(OSError(error.errno, error.strerror, str(self._rows.path)))
             on_sample(reading)
@@ -357,6 +359,13 @@ class Recorder:
         self.record.sample(time_s, reading)
         self._rows.add(time_s, reading)
         self._events(events[first:])
+
+    def _list(self, tree: Tree, reading: Reading) -> None:
+        """Note the processes of a watched command, whenever their memory has grown by a quarter."""
+        size = reading.rss_sum_bytes
+        if self.record.is_command and size > 1.25 * self._listed_bytes:
+            self._listed_bytes = size
+            self.log.mark("processes", text=list_processes(tree.pids()))
 
     def _events(self, events: Iterable[Event]) -> None:
         for event in events:

@@ -5,7 +5,9 @@ A SIGKILL has no sender. Out of memory is claimed only on evidence: the cgroup's
 or this library's own watchdog. Without it the answer is "cause unknown".
 """
 
+import contextlib
 import html
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ from ..errors import MB, InputError, format_bytes, printable
 from ..memory.cgroup import Throttle, throttled_since
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import KEPT, NEEDING_LESS, KilledBy
-from ..memory.record import Growth, Record
+from ..memory.record import Growth, Record, RunPaths
 from .evidence import (
     GUIDE,
     OUT_OF_MEMORY,
@@ -27,6 +29,7 @@ from .evidence import (
     find,
     find_job,
     gpu_sizes,
+    last_line,
 )
 from .exit_codes import (
     DIVERGED,
@@ -202,6 +205,7 @@ def explain(
     return case.killed() if result.killed_by else case.failed()
 
 
+_TAIL_BYTES = 2**13  # of the output, for its last line
 _MOMENT_S = 10.0  # in which imports and the first batch grow, too
 # Causes that an exit code alone leaves open: evidence in the output decides.
 OPEN_CAUSES = ("error", "SIGKILL, cause unknown", "never started")
@@ -267,7 +271,27 @@ class _Case:
             largest_first = sorted(self.record.parts.items(), key=lambda item: -item[1])
             texts = [f"{name} {format_bytes(size)}" for name, size in largest_first]
             sentences.append(f"It held {', '.join(texts)}.")
-        return [*sentences, str(self.record.processes or ""), self._growth()]
+        return [*sentences, str(self.record.processes or ""), self._listed(), self._growth()]
+
+    def _listed(self) -> str:
+        """A sentence on the processes of a watched command when its memory last grew."""
+        listed = self.record.events.get("processes")
+        if listed is None:
+            return ""
+        since_s = listed["time_s"] - self.record.start["time_s"]
+        return f"Its processes after {since_s:.1f} s: {listed['text']}."
+
+    def _printed(self) -> str:
+        """A sentence on the last line that a command printed, which says where it was if no phase
+        does."""
+        if self.label or not self.foreign:
+            return ""
+        data = b""
+        with contextlib.suppress(OSError), open(RunPaths(self.run_dir).output, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            data = file.read()
+        line = last_line(data.decode(errors="replace"))
+        return f"The last line that it printed: {line[:200].rstrip('.')}." if line else ""
 
     def _growth(self) -> str:
         growth = self.record.growth
@@ -295,7 +319,8 @@ class _Case:
             amount += f" of {format_bytes(limit)}"
         most = f"{format_bytes(record.held_peak_bytes)} at most"
         text = f"At work, {self.where}{since}; after {self.took} it holds {amount}, {most}."
-        return self._diagnosis([text, *map(str, throttles), *self._memory()], "at work")
+        sentences = [text, *map(str, throttles), self._printed(), *self._memory()]
+        return self._diagnosis(sentences, "at work")
 
     def without_result(self) -> Diagnosis:
         text = (
@@ -305,7 +330,7 @@ class _Case:
         remedy = "if no process of it is alive, go on with resume=True"
         if self.foreign:
             remedy = "start it again"
-        return self._diagnosis([text, *self._memory()], "no result", remedy)
+        return self._diagnosis([text, self._printed(), *self._memory()], "no result", remedy)
 
     def finished(self) -> Diagnosis:
         result = self.result
@@ -331,7 +356,7 @@ class _Case:
         text = [f"{_killer(result)} after {self.took}, {self.where}."]
         if result.ended_with is not None:
             text.append(f"Its first process then ended with exit code {result.ended_with}.")
-        text += [self.throttled, *self._first_rank(), *self._memory()]
+        text += [self._printed(), self.throttled, *self._first_rank(), *self._memory()]
         return self._diagnosis(text, OUT_OF_MEMORY, self._memory_remedy())
 
     def failed(self) -> Diagnosis:

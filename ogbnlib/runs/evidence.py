@@ -637,12 +637,8 @@ def exception_line(text: str) -> str:
     return message
 
 
-def last_words(output: str, *, killed: bool = False) -> str:
-    """The line of a command's output that tells most about its end; "" without one.
-
-    A command's own "error: ..." comes first, then evidence of `find`, an exception's line, and the
-    last line that is no progress bar; of a `killed` command only the first two.
-    """
+def _shown_lines(output: str) -> list[str]:
+    """The lines of a command's output as a terminal shows them, "" in place of progress bars."""
     # A bar redraws its line after "\r": the last state is what a terminal shows.
     lines = []
     for line in _ESCAPES.sub("", output).replace("\r\n", "\n").split("\n"):
@@ -651,6 +647,22 @@ def last_words(output: str, *, killed: bool = False) -> str:
         lines.append("" if is_bar else shown.strip(" \t│"))
     if "\r" in output[output.rfind("\n") + 1 :].rstrip("\r"):
         lines[-1] = ""  # still open: a bar whose line would have been drawn again
+    return lines
+
+
+def last_line(output: str) -> str:
+    """The last line of a command's output that has a word and is no progress bar; "" without
+    one."""
+    return ["", *filter(_WORD.search, _shown_lines(output))][-1]
+
+
+def last_words(output: str, *, killed: bool = False) -> str:
+    """The line of a command's output that tells most about its end; "" without one.
+
+    A command's own "error: ..." comes first, then evidence of `find`, an exception's line, and the
+    last line that is no progress bar; of a `killed` command only the first two.
+    """
+    lines = _shown_lines(output)
     errors = [line for line in lines if line.startswith("error: ")]
     if errors:
         return errors[-1]
@@ -659,7 +671,7 @@ def last_words(output: str, *, killed: bool = False) -> str:
         return finding.line
     if killed:
         return ""
-    return exception_line(output) or ["", *filter(_WORD.search, lines)][-1]
+    return exception_line(output) or last_line(output)
 
 
 def _gpu(message: str, line: str) -> Meaning | None:

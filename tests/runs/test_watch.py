@@ -323,6 +323,55 @@ def test_status_and_diagnose_say_where_a_run_is_that_goes_on() -> None:
     assert "Finished without an error" in cli("status", "run").stdout
 
 
+SPEAKING = """
+import os, subprocess, sys, time
+print("reading edges", flush=True)
+print(os.getpid(), file=open("pids", "w"))
+worker = "import os, time; x = bytearray(40 * 2**20); print(os.getpid(), file=open('pids', 'a')); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", worker])
+while len(open("pids").read().split()) < 2:
+    time.sleep(0.02)
+time.sleep(0.5)
+kept = []
+while len(sys.argv) > 1:
+    kept.append(bytearray(10 * 2**20))
+    time.sleep(0.02)
+time.sleep(60)
+"""
+
+
+def test_without_a_phase_the_last_line_and_the_processes_say_where_a_command_is() -> None:
+    process = watched(sys.executable, script(SPEAKING), stderr=subprocess.DEVNULL)
+    wait_until(Path("run/timeline.csv").exists, "the first sample")
+    wait_until(lambda: re.search(r"with [4-9]\d MB, ", said()), "the worker")
+    pids = Path("pids").read_text().split()
+    text = said()
+    assert "At work, in no named phase;" in text
+    assert "The last line that it printed: reading edges." in text
+    assert [*re.findall(r"python\S* (\d+) with \d+ MB", text)] == pids[::-1]  # the largest first
+    process.terminate()
+    process.wait()
+    assert not any(is_alive(int(pid)) for pid in pids)
+
+
+def said() -> str:
+    """The diagnosis of the folder `run`, from its files."""
+    return Run("run").diagnosis.text
+
+
+def test_a_kill_without_a_phase_names_the_last_line_and_the_processes() -> None:
+    arguments = ["--memory-limit", "200 MB", "--limit-by", "watchdog", "--run-dir", "run", "--"]
+    done = cli("watch", *arguments, sys.executable, script(SPEAKING), "grow")
+    assert done.returncode == 137
+    assert "in no named phase. The last line that it printed: reading edges." in done.stderr
+    pids = Path("pids").read_text().split()
+    assert re.search(
+        rf"python\S* {pids[0]} with 1?\d\d MB, python\S* {pids[1]} with 4\d MB", done.stderr
+    )
+    listed = [event for event in Run("run").events if event["event"] == "processes"]
+    assert 1 < len(listed) < 30
+
+
 def test_a_run_whose_watcher_was_killed_is_not_said_to_be_at_work() -> None:
     watcher = watched("sleep", "60", start_new_session=True)
     wait_until(Path("run/timeline.csv").exists, "the first sample")
@@ -557,10 +606,14 @@ def test_only_the_first_process_marks_and_workers_and_forks_are_quiet() -> None:
     """
     done = watch([sys.executable, script(code)])
     assert (done.run_dir / "output.log").read_text() == ""
-    told = [(event["event"], event.get("phase") or event.get("name")) for event in done.events]
-    assert told == [("start", None), ("begin", "main"), ("end", "main"), ("mark", "end")]
+
+    def told(run: Run) -> list[tuple[str, str | None]]:
+        events = [event for event in run.events if event["event"] != "processes"]
+        return [(event["event"], event.get("phase") or event.get("name")) for event in events]
+
+    assert told(done) == [("start", None), ("begin", "main"), ("end", "main"), ("mark", "end")]
     after = watch(["sh", "-c", f"{sys.executable} -c 'import ogbnlib; ogbnlib.mark(str(1))'; " * 2])
-    assert len(after.events) == 3  # one after the other, each may
+    assert len(told(after)) == 3  # one after the other, each may
 
 
 def test_a_script_does_not_end_of_what_can_not_be_written_about_it(

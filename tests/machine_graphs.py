@@ -1,0 +1,253 @@
+"""Four graphs of what Debian and Python ship on this machine, written as the files that a user
+would have: `python tests/machine_graphs.py FOLDER` writes them all.
+
+| graph | nodes | edges | label | features: hashed counts of |
+|---|---|---|---|---|
+| packages | Debian packages | depends on, recommends | section | words of name and description |
+| imports | files of Python | imports | distribution | names in the file |
+| words | words of docstrings | next to each other | package that uses it most | letters |
+| contents | installed files | lies in, next in its folder | section of its package | parts of its path |
+
+Each has a random 60/20/20 split of its nodes.
+"""
+
+import functools
+import itertools
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+from sklearn.feature_extraction.text import HashingVectorizer
+
+DPKG = Path("/var/lib/dpkg")
+NUM_FEATURES = 64
+SPLITS = ("train", "valid", "test")
+Table = tuple[pd.DataFrame, pd.DataFrame]  # nodes: node_id, label, split, f0, ...; edges
+
+
+def add_features(nodes: pd.DataFrame, texts: Iterable[str], **how: object) -> pd.DataFrame:
+    """Append hashed counts of the words of each node's text, of length 1, or of its letters."""
+    counts = HashingVectorizer(n_features=NUM_FEATURES, alternate_sign=False, **how)
+    values = counts.transform(texts).toarray().astype(np.float32).round(4)
+    names = [f"f{i}" for i in range(NUM_FEATURES)]
+    return pd.concat([nodes.reset_index(drop=True), pd.DataFrame(values, columns=names)], axis=1)
+
+
+def random_split(size: int) -> np.ndarray:
+    return np.random.default_rng(0).choice(SPLITS, size, p=[0.6, 0.2, 0.2])
+
+
+def frequent(labels: pd.Series, least: int) -> pd.Series:
+    """Which labels come at least that often."""
+    return labels.map(labels.value_counts()) >= least
+
+
+# --- Debian's packages
+
+
+@functools.cache
+def package_fields() -> list[dict[str, str]]:
+    """The fields of all packages that apt knows, or else of those that are installed; [] elsewhere
+    than on Debian."""
+    text = ""
+    try:
+        text = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        return []
+    if not text and (DPKG / "status").is_file():
+        text = (DPKG / "status").read_text()
+    found = {}
+    for stanza in text.split("\n\n"):
+        fields = dict(re.findall(r"^([A-Z][\w-]*): (.*)$", stanza, re.MULTILINE))
+        if {"Package", "Section", "Description"} <= fields.keys():
+            found[fields["Package"]] = fields
+    return list(found.values())
+
+
+def packages() -> Table:
+    known = package_fields()
+    nodes = pd.DataFrame(
+        {
+            "node_id": [fields["Package"] for fields in known],
+            "label": [fields["Section"].rpartition("/")[2] for fields in known],
+        }
+    )
+    nodes["split"] = random_split(len(nodes))
+    texts = [f"{fields['Package']} {fields['Description']}" for fields in known]
+    edges = []
+    for fields in known:
+        for each in f"{fields.get('Depends', '')}, {fields.get('Recommends', '')}".split(","):
+            other = re.match(r"\s*([a-z0-9][a-z0-9+.-]+)", each)  # of alternatives the first
+            if other:  # it may be a virtual package, which no row describes
+                edges.append((fields["Package"], other[1]))
+    nodes = add_features(nodes, texts)
+    kept = nodes[frequent(nodes["label"], 20)]
+    return kept, pd.DataFrame(edges, columns=["source", "target"])
+
+
+# --- Python's files
+
+
+def python_files(most: int) -> list[tuple[str, str, str]]:
+    """(module, distribution, text) of files in the standard library and site-packages, as many of
+    each distribution."""
+    roots = {sysconfig.get_paths()[name] for name in ("stdlib", "purelib")}
+    found = []
+    count: Counter[str] = Counter()
+    for root in sorted(roots):
+        for folder, folders, files in os.walk(root):
+            folders[:] = sorted(set(folders) - {"site-packages", "__pycache__", "test", "tests"})
+            for file in sorted(files):
+                path = Path(folder, file)
+                module = ".".join(path.relative_to(root).with_suffix("").parts)
+                top = module.partition(".")[0]
+                if path.suffix != ".py" or count[top] >= most:
+                    continue
+                count[top] += 1
+                name = module.removesuffix(".__init__")
+                found.append((name, top, path.read_text(errors="replace")))
+    return found
+
+
+_IMPORT = re.compile(r"^\s*(?:from\s+(\.*[\w.]*)\s+import\s+([\w, ]+)|import\s+([\w., ]+))", re.M)
+
+
+def imported(module: str, text: str) -> Iterable[str]:
+    """The modules that a file's import lines name."""
+    for base, names, plain in _IMPORT.findall(text):
+        dots = len(base) - len(base.lstrip("."))
+        parts = module.split(".")[:-dots] if dots else []
+        base = ".".join([*parts, *filter(None, [base.lstrip(".")])])
+        yield from (name.split()[0] for name in plain.split(",") if name.strip())
+        yield from (f"{base}.{name.split()[0]}" for name in names.split(",") if name.strip())
+        yield base
+
+
+def imports() -> Table:
+    files = python_files(most=150)
+    nodes = pd.DataFrame({"node_id": [f[0] for f in files], "label": [f[1] for f in files]})
+    # an import's line would tell the label
+    texts = [_IMPORT.sub("", text)[:20_000] for _, _, text in files]
+    nodes["split"] = random_split(len(nodes))
+    nodes = add_features(nodes, texts)
+    nodes = nodes[~nodes["node_id"].duplicated() & frequent(nodes["label"], 30)]
+    known = set(nodes["node_id"])
+    edges = {
+        (module, other)
+        for module, _, text in files
+        for other in imported(module, text)
+        if module in known and other in known and module != other
+    }
+    return nodes, pd.DataFrame(sorted(edges), columns=["source", "target"])
+
+
+def words() -> Table:
+    used: Counter[tuple[str, str]] = Counter()
+    pairs: Counter[tuple[str, str]] = Counter()
+    for _, top, text in python_files(most=60):
+        for _, docstring in re.findall(r'("""|\'\'\')(.{20,2000}?)\1', text, re.DOTALL):
+            spoken = re.findall(r"[a-z]{3,}", docstring.lower())
+            used.update((word, top) for word in spoken)
+            pairs.update(itertools.pairwise(spoken))
+    counts = pd.Series(used)
+    counts = counts[counts >= 3].sort_values(ascending=False, kind="stable")
+    owners = counts[~counts.index.get_level_values(0).duplicated()]
+    nodes = pd.DataFrame(list(owners.index), columns=["node_id", "label"])
+    nodes["split"] = random_split(len(nodes))
+    nodes = add_features(nodes, nodes["node_id"], analyzer="char_wb", ngram_range=(2, 4))
+    nodes = nodes[frequent(nodes["label"], 60)]
+    known = set(nodes["node_id"])
+    edges = [(a, b) for a, b in pairs if a != b and a in known and b in known]
+    return nodes, pd.DataFrame(edges, columns=["source", "target"])
+
+
+# --- installed files
+
+
+def contents() -> Table:
+    sections = {
+        fields["Package"]: fields["Section"].rpartition("/")[2] for fields in package_fields()
+    }
+    rows = []
+    edges = []
+    for listed in sorted((DPKG / "info").glob("*.list")):
+        section = sections.get(listed.stem.partition(":")[0])
+        before = ""
+        for path in listed.read_text().splitlines():
+            folder = os.path.dirname(path)
+            if section is None or folder.count("/") < 2:  # folders such as /usr/bin have all
+                continue
+            rows.append((path, section))
+            edges.append((path, folder))
+            if before and os.path.dirname(before) == folder:
+                edges.append((path, before))
+            before = path
+    nodes = pd.DataFrame(rows, columns=["node_id", "label"])
+    nodes = nodes[~nodes["node_id"].duplicated(keep=False)]  # folders of several packages
+    nodes["split"] = random_split(len(nodes))
+    nodes = nodes[frequent(nodes["label"], 200)]
+    known = set(nodes["node_id"])
+    edges = [(a, b) for a, b in edges if a in known and b in known]
+    texts = [path.replace("/", " / ") for path in nodes["node_id"]]
+    nodes = add_features(nodes, texts, token_pattern=r"[A-Za-z]+|\.\w+$")
+    return nodes, pd.DataFrame(edges, columns=["source", "target"])
+
+
+GRAPHS: dict[str, Callable[[], Table]] = {
+    "packages": packages,
+    "imports": imports,
+    "words": words,
+    "contents": contents,
+}
+
+
+# --- the files of a user
+
+
+def write(name: str, nodes: pd.DataFrame, edges: pd.DataFrame, folder: Path) -> list[str]:
+    """Write a graph in its formats; return the options of `convert`."""
+    folder.mkdir(parents=True)
+    features = nodes.filter(regex=r"^f\d+$")
+    if name == "packages":  # one table of nodes, and edges to names without a row
+        nodes.to_csv(folder / "nodes.csv", index=False)
+        edges.to_csv(folder / "edges.csv", index=False)
+        return ["--relabel", "--drop-unknown", "--undirected"]
+    if name == "imports":  # a file for each role, of three kinds
+        edges.to_csv(folder / "edges.tsv", index=False, sep="\t")
+        table = pd.concat([nodes[["node_id"]], features], axis=1)
+        table.to_parquet(folder / "features.parquet", index=False)
+        nodes[["node_id", "label"]].to_csv(folder / "labels.csv", index=False)
+        nodes[["node_id", "split"]].to_csv(folder / "splits.csv", index=False)
+        return ["--relabel", "--undirected"]
+    if name == "words":  # an edge list with comments; features in a column of lists
+        lines = "".join(f"{a}\t{b}\n" for a, b in edges.itertuples(index=False))
+        (folder / "edges.txt").write_text(f"# neighbors in docstrings\nfrom\tto\n{lines}")
+        lists = pa.FixedSizeListArray.from_arrays(features.to_numpy().ravel(), NUM_FEATURES)
+        table = pa.table({"node_id": nodes["node_id"].tolist(), "values": lists})
+        table = table.append_column("label", pa.array(nodes["label"].tolist()))
+        table = table.append_column("split", pa.array(nodes["split"].tolist()))
+        pq.write_table(table, folder / "nodes.parquet")
+        return ["--relabel", "--undirected", "--edge-columns", "from,to"]
+    # an array, the names of its rows, and a file for each split
+    np.save(folder / "features.npy", features.to_numpy())
+    nodes[["node_id"]].to_csv(folder / "nodes.csv", index=False)
+    nodes[["node_id", "label"]].to_csv(folder / "labels.csv.gz", index=False)
+    edges.to_parquet(folder / "edges.parquet", index=False)
+    for split in SPLITS:
+        nodes.loc[nodes["split"] == split, ["node_id"]].to_csv(folder / f"{split}.csv", index=False)
+    return ["--relabel", "--undirected"]
+
+
+if __name__ == "__main__":
+    for graph, table in GRAPHS.items():
+        options = write(graph, *table(), Path(sys.argv[1]) / graph)
+        print(f"python -m ogbnlib convert {sys.argv[1]}/{graph} STORE {' '.join(options)}")
