@@ -85,8 +85,8 @@ class Windows:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of one read; the three buffers of a pass may not outweigh a small window."""
-        return min(CHUNK_BYTES, max(2**18, self.available_bytes // 64))  # smaller ones are slow
+        """Bytes of one read."""
+        return read_bytes(self.available_bytes)
 
     def __str__(self) -> str:
         free = format_bytes(self.available_bytes)
@@ -111,6 +111,11 @@ def _compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
 def _window_fixed_bytes(num_nodes: int) -> int:
     """The bitmap of the ids of a window and its ranks."""
     return num_nodes // 8 + num_nodes // 16
+
+
+def read_bytes(available_bytes: int) -> int:
+    """Bytes of one read; the three buffers of a pass may not outweigh a small window."""
+    return min(CHUNK_BYTES, max(2**18, available_bytes // 64))  # smaller ones are slow
 
 
 def sampled_bytes(one: Pass, batch: BatchShape) -> tuple[int, int]:
@@ -242,10 +247,13 @@ def _in_memory(one: Pass, files: Mapping[str, int], memory: int, available: int)
     train_s = num_batches * one.batch.num_nodes * _TRAIN_S_PER_NODE
     # Two windows in training leave a tenth to evaluations.
     half = (0.45 if one.training else 0.5) * memory
-    alone, paired = (
-        -(-num_batches // max(1, int((room - fixed) / each))) for room in (memory, half)
-    )
-    fits = half >= fixed + each
+    # Beside the windows, one is being prepared: its sampled batches, and three buffers of a pass.
+    sampling, result = sampled_bytes(one, one.batch)
+    samples = max(sampling, result + 8 * one.batch.num_nodes)
+    buffers = 3 * read_bytes(available)
+    alone = -(-num_batches // max(1, int((memory - fixed - buffers) / (each + samples))))
+    paired = -(-num_batches // max(1, int((half - fixed - buffers / 2) / (each + samples / 2))))
+    fits = half >= fixed + each + (buffers + samples) / 2
     overlapped = fits and max(paired * sweep, train_s) <= alone * sweep + train_s
     count = -(-num_batches // (paired if overlapped else alone))
     number = -(-num_batches // count)

@@ -15,7 +15,7 @@ import pytest
 from benchmarks import forecast_table
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.errors import InputError
+from ogbnlib.errors import InputError, format_bytes
 from ogbnlib.forecast import planner
 from ogbnlib.forecast.fitting import FITS, TIGHT, WILL_NOT_FIT, verdict
 from ogbnlib.forecast.machine import Machine, probe
@@ -82,7 +82,7 @@ def test_the_guides_times_are_those_of_the_planner() -> None:
     guide = (Path(__file__).parents[2] / "notebooks/guide/papers100M.md").read_text()
     line = r"^\| (\d+) GB \| (?:the same|\[15, 10, 5\]).*?`loading=(\w+)(.*)\| (.*) GB \| (\d+) min"
     rows = re.findall(line, guide, re.M)
-    common = {**LARGE, "undirected": True, "spool": "30 GB", "epochs": 10}
+    common = {**LARGE, "undirected": True, "spool": "24 GB", "epochs": 10}
     for limit, loading, more, peak, minutes in rows:
         dtype = "float32" if "float32" in more else "float16"
         found = predict(
@@ -136,7 +136,7 @@ CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
     ("62 GB", {"loading": "shared", **MANY, "num_workers": 8, **LARGE},
      [{"loading": "store"}, {"feature_dtype": "float16"}]),
     ("1400 MB", {"loading": "store", **MANY, **LARGE},
-     [{"feature_dtype": "float16"}, {"batch_size": 512}, {"num_neighbors": (8, 5, 3)}]),
+     [{"batch_size": 256}, {"num_neighbors": (8, 5, 3)}]),
     ("600 MB", {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000},
      [{"loading": "store", "num_neighbors": (8, 8)}]),  # with all neighbors a hub may come
 ]  # fmt: skip
@@ -202,6 +202,26 @@ def test_what_has_to_be_converted_first_says_so() -> None:
     assert "convert" not in str(both[0]) + str(both[1])
 
 
+def test_int8_features_are_named_with_their_forecast_where_they_halve_the_bytes_from_disk() -> None:
+    values = {**LARGE, "loading": "store", "spool": "24 GB", "feature_dtype": "float16"}
+    text = str(plan(config(**values), "8 GB"))
+    changed = predict(config(**values | {"feature_dtype": "int8"}), memory_limit_bytes=8 * GB)
+    assert changed.reading is not None
+    moved = format_bytes(changed.reading.moved_bytes)
+    assert (
+        f"with int8 features: peak {format_bytes(changed.peak_bytes)}, FITS; an epoch moves {moved} "
+        in text
+    )
+    assert "compare accuracies" in text
+    for other, limit in (({"feature_dtype": "int8"}, "8 GB"), ({}, None)):
+        assert "int8 features" not in str(plan(config(**values | other), limit))
+
+
+def test_the_int8_forecast_of_a_store_names_its_conversion() -> None:
+    text = str(plan(config(loading="store", spool="24 GB", **LARGE), "8 GB", size=STORE))
+    assert "convert ogbn-papers100M NEW_STORE --feature-dtype int8" in text
+
+
 def test_the_table_names_phases_parts_peak_verdict_and_the_memory_to_ask_for() -> None:
     advice = plan(config(loading="eager"), "64 GB")
     text = str(advice)
@@ -234,15 +254,22 @@ def test_the_memory_to_ask_for_holds_the_peak_and_its_margin_and_fits_the_limit(
         assert int(advice.to_dict()["sbatch"].split("=")[1][:-1]) <= int(limit.split()[0])
 
 
-def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # whatever disk is free here
-    monkeypatch.setattr("ogbnlib.windows.policy.spool_bytes", lambda *_: 0)
-    best, hurried = ladder(), ladder(max_epoch_s=900)
+def test_in_a_hurry_the_ladder_takes_smaller_batches_and_fan_outs() -> None:
+    best, hurried = ladder(spool="off"), ladder(spool="off", max_epoch_s=900)
     assert set(best["num_neighbors"]) == {"15 10 5"}
     assert best["epoch min"].max() > 15 >= hurried["epoch min"].max()
     assert len(set(hurried["num_neighbors"])) > 1
+
+
+def test_the_ladder_does_not_depend_on_the_disk_that_is_free_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables = []
+    for free_bytes in (0, 2**50):
+        usage = Mock(return_value=Mock(free=free_bytes))
+        monkeypatch.setattr("ogbnlib.windows.plan.shutil.disk_usage", usage)
+        tables.append(ladder())
+    assert tables[0].equals(tables[1])
 
 
 def test_the_ladder_has_a_row_for_each_allocation_and_a_mistake_is_not_nothing_fits() -> None:
@@ -294,6 +321,20 @@ def test_what_is_said_to_fit_runs_under_its_limit_where_eager_is_foretold_to_be_
     assert plan(eager, limit).verdict == WILL_NOT_FIT
     assert run(shared, limit, run_dir=tmp_path / "best", echo=False).exit_code == 0
     assert run(eager, limit, run_dir=tmp_path / "eager", echo=False).exit_code == 137
+
+
+@pytest.mark.parametrize("spool", ["off", "24 GB"])
+@pytest.mark.parametrize("undirected", [False, True])
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_at_full_size_what_fits_has_its_peak_below_the_limit(
+    dtype: str, undirected: bool, spool: str
+) -> None:
+    large = config(
+        loading="store", feature_dtype=dtype, undirected=undirected, spool=spool, **LARGE
+    )
+    for limit in range(2 * GB, 9 * GB, GB):
+        advice = plan(large, limit)
+        assert advice.verdict != FITS or advice.forecast.peak_bytes <= limit, limit
 
 
 @pytest.mark.parametrize(("workers", "lookahead"), [(4, "auto"), (0, "off"), (40, "64 MB")])
