@@ -156,7 +156,7 @@ def convert(
     edges: Annotated[Path | None, _file(help="Edges.")] = None,
     features: Annotated[Path | None, _file(help="Features; or ones, degree.")] = None,
     labels: Annotated[Path | None, _file(help="Labels.")] = None,
-    targets: Annotated[Path | None, _file(help="Numbers in place of labels.")] = None,
+    targets: Annotated[Path | None, _file(help="Numbers instead of labels.")] = None,
     train: Annotated[Path | None, _file(help="Node ids or a mask.")] = None,
     valid: Annotated[Path | None, _file("--valid", "--val", help="The same.")] = None,
     test: Annotated[Path | None, _file(help="The same.")] = None,

@@ -22,8 +22,8 @@ def is_labelled(rows: Array) -> Array:
     """Return which rows of labels [n], or of float targets [n] or [n, T], have a value."""
     if rows.dtype.kind != "f":
         return rows >= 0
-    missing = np.isnan(rows).reshape(len(rows), math.prod(rows.shape[1:]))
-    return ~np.asarray(missing.all(axis=1))
+    values = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    return np.count_nonzero(~np.isnan(values), axis=1) > 0
 
 
 def split_problems(

@@ -1,4 +1,4 @@
-"""Features in a user's file: an array, or columns of numbers or of lists."""
+"""Features or targets in a user's file: an array, or columns of numbers or of lists."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from ...errors import InputError
 from ...graph.npz import CHUNK_BYTES, Array, load, slices
+from ..labels import clean_targets
 from .columns import Columns, Nodes, Piece, numbers, option
 from .readers import is_number
 
@@ -151,3 +152,17 @@ class Features:
     def names(self) -> list[str]:
         """The name of each feature; [] in an array or a column of lists."""
         return [] if self._list else self.columns
+
+
+def check_target_rows(targets: Features, nodes: Nodes) -> None:
+    """Refuse a file without one row for each node."""
+    if targets.num_rows != nodes.num_nodes:
+        raise InputError(
+            f"{targets.file}: expected {nodes.num_nodes} rows of targets, found {targets.num_rows}"
+        )
+
+
+def target_chunks(targets: Features, nodes: Nodes) -> Iterator[Array]:
+    """Yield targets float32 [n] or [n, T] in the order of `nodes`, NaN for none."""
+    for values in clean_targets(targets.chunks(nodes), str(targets.file)):
+        yield values.reshape(len(values), *targets.row_shape)

@@ -22,14 +22,13 @@ from ...graph.npz import Array, load, slices
 from ...graph.store_format import SPLITS
 from ..labels import (
     check_num_classes,
-    clean_targets,
     refuse_class_options,
     refuse_several_labels,
 )
 from ..source import Source, stamped, stored_dtype
 from .columns import Columns, Nodes, Piece, Table, numbers, option
 from .layouts import SPLIT_DICT, find_files, layout_of, splits_in_order
-from .node_features import Features
+from .node_features import Features, check_target_rows, target_chunks
 from .node_labels import read_labels, read_split, read_split_dict, read_splits
 from .readers import open_table
 from .roles import Named, decide, is_id_like, kinds
@@ -185,6 +184,26 @@ def _stand_ins(
     return slices(np.log1p(degrees, out=degrees), _CHUNK_NODES)
 
 
+def _open_targets(paths: Mapping[str, Path], columns: Mapping[str, Columns]) -> Features | None:
+    """Open the file of targets; None for a data set of classes."""
+    if "targets" not in paths:
+        return None
+    return Features(paths["targets"], columns.get("targets"), "value")
+
+
+def _read_labels(
+    columns: Mapping[str, Columns], nodes: Nodes, num_classes: int | None, targets: Features | None
+) -> tuple[Array, int, Array | None]:
+    """Return what `read_labels` returns; of targets, whose rows are checked alone, no labels and 0
+    classes."""
+    if targets is not None:
+        check_target_rows(targets, nodes)
+        return np.empty(0), 0, None
+    label = columns["labels"].all("label")[0]
+    _refuse_unused_ids(columns["labels"], nodes, "--label-columns", label)
+    return read_labels(columns["labels"], nodes, num_classes)
+
+
 @clear_errors()
 def open_tables(
     folder: StrPath,
@@ -254,12 +273,10 @@ def _edge_chunks(
 
 
 def _label_chunks(labels: Array, targets: Features | None, nodes: Nodes) -> Iterator[Array]:
-    """Yield labels [n], or targets float32 [n] or [n, T]."""
+    """Return labels [n], or targets float32 [n] or [n, T], in pieces."""
     if targets is None:
-        yield from slices(labels, _CHUNK_NODES)
-        return
-    for values in clean_targets(targets.chunks(nodes), str(targets.file)):
-        yield values.reshape(-1, *targets.row_shape)
+        return slices(labels, _CHUNK_NODES)
+    return target_chunks(targets, nodes)
 
 
 def _read(
@@ -275,24 +292,14 @@ def _read(
     features = None
     if "features" in paths:
         features = Features(paths["features"], columns.get("features"))
-    targets = None
-    if "targets" in paths:
-        targets = Features(paths["targets"], columns.get("targets"), "value")
+    targets = _open_targets(paths, columns)
     nodes = find_nodes(features or targets)
     edges = columns["edges"]
     ends = [edges.all("source")[0], edges.all("target")[0]]
     with problems.catch():
         _refuse_two_kinds(edges, nodes)
-    labels = np.empty(0)
-    class_names = None
     with problems.catch():
-        if targets is None:
-            label = columns["labels"].all("label")[0]
-            _refuse_unused_ids(columns["labels"], nodes, "--label-columns", label)
-            labels, num_classes, class_names = read_labels(columns["labels"], nodes, num_classes)
-        elif targets.num_rows != nodes.num_nodes:
-            rows = f"found {targets.num_rows}"
-            raise InputError(f"{targets.file}: expected {nodes.num_nodes} rows of targets, {rows}")
+        labels, num_classes, class_names = _read_labels(columns, nodes, num_classes, targets)
     splits = _read_all_splits(paths, columns, nodes, problems)
     problems.refuse()
     dtype = stored_dtype(paths.get("features"))
@@ -309,7 +316,7 @@ def _read(
         num_nodes=nodes.num_nodes,
         num_edges=edges.table.num_rows,
         num_features=1 + degree if features is None else features.width,
-        num_classes=num_classes or 0,
+        num_classes=num_classes,
         feature_dtype=dtype,
         edge_chunks=edge_chunks,
         x_chunks=x_chunks,
