@@ -313,7 +313,7 @@ MASK_NAMES = {
     **{f"{word}mask": split for word, split in SPLIT_OF.items()},
     **{f"is{word}": split for word, split in SPLIT_OF.items()},
 }
-_MOST_OF_ROLE = {"feature": 4, "left out": 20}  # names of one role; more are counted
+_MOST_OF_ROLE = {"feature": 4, "value": 4, "left out": 20}  # names of one role; more are counted
 
 
 def option(name: str, *columns: str) -> str:
