@@ -26,7 +26,7 @@ def verdict(forecast: Forecast, limit_bytes: int) -> str:
     margin = forecast.margin_bytes
     # Windows follow the limit by a mean batch; with the largest ones their peak may be above it.
     planned = forecast.limit_bytes
-    is_over = planned is not None and forecast.peak_bytes > planned
+    is_over = planned is not None and forecast.peak_bytes > max(planned, limit_bytes)
     if need + margin <= limit_bytes and not is_over:
         return FITS
     if need - margin <= limit_bytes:
