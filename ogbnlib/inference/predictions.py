@@ -57,8 +57,8 @@ def predict(
     A .csv or .parquet file has the columns node_id (the node's name, or its number), class and
     probability; with `scores` also the probability of each class, in a column of its name.
     A .npy file has the class of each node, int16 or int64 [n], or its scores before softmax, float32
-    [n, classes]. Rows are all nodes, the given ones in their order, or the labelled nodes by
-    ascending id; then `NAME-nodes.npy` beside a .npy file has the ids.
+    [n, classes]. Rows are all nodes, `nodes` in their order, or the labelled nodes by ascending id.
+    Beside a .npy file of labelled nodes, `NAME-nodes.npy` has the ids.
 
     Args:
         run_dir: Folder of the weights: best.pt if it exists, else checkpoint.pt.
@@ -113,7 +113,7 @@ def predict(
 def _check_target(
     out: StrPath, config: TrainConfig, scores: bool, embeddings: bool
 ) -> tuple[Path, Path]:
-    """Return the files of the predictions and of ids beside them, which may not exist."""
+    """Return the paths of the predictions and of the ids beside them; refuse existing files."""
     target = Path(os.path.realpath(home(out)))
     if target.suffix not in (".npy", ".csv", ".parquet"):
         raise InputError(f"out: expected the name of a .npy, .csv or .parquet file, got {out!s}")

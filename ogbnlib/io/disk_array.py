@@ -354,10 +354,10 @@ class PageArray(DiskArray):
             if row < 0 or self._place(row + num_rows) > self.num_bytes:
                 raise self._wrong_index(row, num_rows)
         places = self.offset + index.astype(np.int64) * self.row_bytes
-        wanted = np.zeros(self.num_bytes // mmap.PAGESIZE + 1, bool)
-        wanted[places // mmap.PAGESIZE] = True
-        wanted[(places + width - 1) // mmap.PAGESIZE] = True
-        pages = np.flatnonzero(wanted)
+        is_needed = np.zeros(self.num_bytes // mmap.PAGESIZE + 1, bool)
+        is_needed[places // mmap.PAGESIZE] = True
+        is_needed[(places + width - 1) // mmap.PAGESIZE] = True
+        pages = np.flatnonzero(is_needed)
         self.progress = 0, len(pages) * mmap.PAGESIZE
         content = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
         if len(content) < self.num_bytes:

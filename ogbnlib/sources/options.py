@@ -65,7 +65,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _with_saved(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved options and `options`, which win; standard error says where they do."""
+    """Return the saved options and `options`. The latter win, with a line on standard error."""
     saved = read_options(folder)
     for name in replaced_roles({role: options[role] for role in ROLE_NAMES if role in options}):
         saved.pop(name, None)

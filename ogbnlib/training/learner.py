@@ -48,8 +48,8 @@ def loss_and_gradient(
         scale: One over the number of all seeds of the optimizer's step.
         weight: Of each class, float32 [num_classes], with the mean 1 over the train split. torch
             divides by the seeds' weights in each batch, so that a seed counts more beside light
-            ones. Here it counts the same in any batch, on any number of ranks and with any
-            `accumulate`, and the loss of an epoch is torch's weighted mean over the whole split.
+            ones. Here it counts the same in any batch. The loss of an epoch is torch's weighted
+            mean over the whole split.
     """
     ops = torch.ops.aten
     rows = torch.log_softmax(scores, 1)

@@ -172,6 +172,19 @@ def is_tables(folder: StrPath) -> bool:
     )
 
 
+def _check_pairs(
+    folder: Path, own: Mapping[str, Path], files: Mapping[str, Path], problems: Problems
+) -> None:
+    """Refuse files of two roles of which a data set has one, and a file that serves two roles where
+    it may not."""
+    if "splits" in files and {*SPLITS} & {*files}:
+        problems.add(f"{folder}: expected either splits or train, valid and test, found both")
+    if {"labels", "targets"} <= {*own}:
+        problems.add(f"{folder}: expected either labels or targets, found both")
+    if files.get("targets") in [file for role, file in files.items() if role != "targets"]:
+        problems.add(f"{files['targets']}: expected targets in a file of their own")
+
+
 def find_files(
     folder: StrPath,
     chosen: Mapping[str, StrPath | None] | None = None,
@@ -209,15 +222,10 @@ def find_files(
             names = ", ".join(file.name for file in candidates[1:])
             say(f"{folder}: {candidates[0].name} is read, not {names}; --{role} names another")
     _use_table_of_nodes(files, done)
-    if "splits" in files and {*SPLITS} & {*files}:
-        problems.add(f"{folder}: expected either splits or train, valid and test, found both")
-    if {"labels", "targets"} <= {*own}:
-        problems.add(f"{folder}: expected either labels or targets, found both")
-    if files.get("targets") in [file for role, file in files.items() if role != "targets"]:
-        problems.add(f"{files['targets']}: expected targets in a file of their own")
+    _check_pairs(folder, own, files, problems)
     if layout and folder.name in _OGB_BOTH_WAYS and "edges" not in own:
         name = folder.name.replace("_", "-")
-        say(f"{folder}: OGB adds reverse edges to {name}: pass that name, or --undirected")
+        say(f"{folder}: OGB adds reverse edges to {name}: add --undirected")
     if layout and layout.left_out:
         say(f"{folder}: papers and their citations are read, not {layout.left_out}")
     in_order = layout is _IGB

@@ -184,9 +184,7 @@ def test_reverse_edges_that_ogb_adds_are_named(
 ) -> None:
     folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_products")
     open_source(folder)
-    assert "OGB adds reverse edges to ogbn-products: pass that name, or --undirected" in (
-        capsys.readouterr().err
-    )
+    assert "OGB adds reverse edges to ogbn-products: add --undirected" in capsys.readouterr().err
 
 
 def test_one_of_several_files_of_a_role_is_named(tmp_path: Path) -> None:
