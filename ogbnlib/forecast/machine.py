@@ -29,19 +29,16 @@ class Machine:
     cores: int
     flops_per_s: float  # of one core, in a float32 product
     disk_bytes_per_s: float
-    has_bf16: bool  # whether the processor multiplies bfloat16 itself
+    bf16_flops_per_s: float  # of one core, in a bfloat16 product
 
     def products_per_s(self, precision: str, threads: int) -> float:
         """Operations per second in the products of a training step."""
         # The second core adds 0.74 of the first: 1.29 and 2.03 batches/s, 1.97 and 2.96 in
-        # bfloat16. In bfloat16 a product ran at twice the speed with AVX512_BF16 (167 against 88
-        # GFLOP/s), and on AVX2 at a 24th (2.4 and 57).
-        # The products of a step, of which many are narrow, reach 0.72 of that: an epoch of [15, 10, 5]
-        # x 1024 x 256 from RAM took 408 s in fp32 (75 GFLOP/s a core), and 131 s in bfloat16 (215).
-        factor = 0.72
-        if precision != "fp32":
-            factor *= 2.0 if self.has_bf16 else 0.04
-        return self.flops_per_s * factor * min(threads, self.cores) ** 0.8
+        # bfloat16. The products of a step, of which many are narrow, reach 0.72 of the large ones
+        # measured here: an epoch of [15, 10, 5] x 1024 x 256 from RAM took 408 s in fp32 (75
+        # GFLOP/s a core), and 131 s in bfloat16 (215).
+        of_core = self.flops_per_s if precision == "fp32" else self.bf16_flops_per_s
+        return 0.72 * of_core * min(threads, self.cores) ** 0.8
 
     def __str__(self) -> str:
         speed = f"{self.flops_per_s / 1e9:.0f} GFLOP/s a core, disk {self.disk_bytes_per_s / 1e9:.1f} GB/s"
@@ -49,7 +46,7 @@ class Machine:
 
 
 # The two cores and the disk on which the guide's figures were measured.
-REFERENCE = Machine(2, 75e9, DISK_BYTES_PER_S, True)
+REFERENCE = Machine(2, 75e9, DISK_BYTES_PER_S, 150e9)
 
 
 def _product() -> float:
@@ -64,6 +61,31 @@ def _product() -> float:
         np.matmul(a, a, out=out)
         done += 1
     return 2 * 64**3 * done / (time.thread_time() - begin)
+
+
+def _bf16_product(flops_per_s: float) -> float:
+    """Operations per second of one core in a bfloat16 product.
+
+    A processor with the instructions may gain much or lose by them: 215 GFLOP/s against 98 in
+    float32 on a Zen 4, 84 against 141 on a Xeon of the same year. One without them ran at a 24th
+    of float32 (2.4 and 57, AVX2), for which torch is not imported.
+    """
+    if not processor() & {"avx512_bf16", "amx_bf16"}:
+        return flops_per_s / 24
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    a = torch.ones(512, 512, dtype=torch.bfloat16)
+    torch.mm(a, a)
+    done = 0
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < _PROBE_S:
+        torch.mm(a, a)
+        done += 1
+    seconds = time.perf_counter() - begin
+    torch.set_num_threads(threads)
+    return 2 * 512**3 * done / seconds
 
 
 def _read(path: Path) -> float:
@@ -98,5 +120,6 @@ def probe(size: GraphSize) -> Machine:
     if isinstance(size, Store):
         with contextlib.suppress(OSError):
             disk = _read(size.file_path("x"))
-    has_bf16 = bool(processor() & {"avx512_bf16", "amx_bf16"})
-    return Machine(job_cores(), _product(), disk or DISK_BYTES_PER_S, has_bf16)
+    flops_per_s = _product()
+    bf16_flops_per_s = _bf16_product(flops_per_s)
+    return Machine(job_cores(), flops_per_s, disk or DISK_BYTES_PER_S, bf16_flops_per_s)

@@ -26,6 +26,7 @@ class WindowPlan(Protocol):
     window_batches: int | None
     overlapped: bool
     moved_bytes: int
+    first_bytes: int
     spooling: Any
 
 

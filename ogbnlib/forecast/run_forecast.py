@@ -21,6 +21,9 @@ from .step_memory import choose_threads, model_state_bytes, step_flops
 
 # The phase in which a run makes the propagated features, if no store has them yet.
 PROPAGATE = "propagate"
+# Of a pass for a spool, in addition to its reads: 10 s for 1,179 batches of [15, 10, 5] x 1024 and
+# 1.3 s for 18,824 of [3, 2] x 128, on two cores.
+_SAMPLING_S_PER_NODE = 5e-8
 _SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
 
 
@@ -159,20 +162,29 @@ class Forecast(Ledger):
     @property
     def epoch_s(self) -> float:
         """Seconds of a training epoch on `machine`."""
-        config = self.config
-        machine = self.machine
-        step = self.batch, self.size.num_features, self.size.num_classes
-        threads = choose_threads(config, *step, machine.cores)
-        rate = machine.products_per_s(config.precision, threads)
-        # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16
-        # and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
-        batch_s = 0.7e-3 + 0.3e-6 * self.batch.num_nodes + step_flops(config, *step) / rate
-        train_s = self.train.num_batches * batch_s
+        train_s = self._pass_s(self.train)
         if self.reading is None:
             return train_s
-        read_s = self.reading.moved_bytes / machine.disk_bytes_per_s
-        # While windows are read, half of a core's training goes on.
-        return max(train_s, read_s + train_s / 2) if self.reading.overlapped else train_s + read_s
+        read_s = self.reading.moved_bytes / self.machine.disk_bytes_per_s
+        read_s += _SAMPLING_S_PER_NODE * self.train.num_batches * self.batch.num_nodes
+        if not self.reading.overlapped:
+            return train_s + read_s
+        # Training begins once the first window is there. While others are read, half of a core's
+        # training goes on.
+        first_share = self.reading.first_bytes / self.reading.moved_bytes
+        first_s = read_s * first_share / self.config.epochs
+        return first_s + max(train_s, read_s - first_s + train_s / 2)
+
+    def _pass_s(self, one: Pass) -> float:
+        """Seconds of a pass whose batches need no disk."""
+        step = one.batch, self.size.num_features, self.size.num_classes
+        threads = choose_threads(self.config, *step, self.machine.cores)
+        rate = self.machine.products_per_s(self.config.precision, threads)
+        # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16
+        # and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
+        batch_s = 0.7e-3 + 0.3e-6 * one.batch.num_nodes
+        batch_s += step_flops(self.config, *step, training=one.training) / rate
+        return one.num_batches * batch_s
 
     @property
     def run_s(self) -> float:
@@ -186,14 +198,16 @@ class Forecast(Ledger):
             seconds += 60 * self.propagation.minutes
         elif size.hops is None and self.reading is None:
             seconds += sum(files.values()) / disk
-        for split, seeds in size.num_seeds.items():
+        for split in size.num_seeds:
             count = config.num_evaluations(split)
-            # A seed costs an evaluation no more than the training. From disk each split is read in
-            # a pass of its own, once where a spool keeps it, else every time.
-            seconds += count * self.epoch_s * seeds / max(1, size.num_seeds["train"])
+            if count == 0:
+                continue
+            seconds += count * self._pass_s(self.one_pass(split))
+            # From disk each split is read in a pass of its own, once where a spool keeps it, else
+            # every time.
             if self.reading is not None:
-                passes = count if self.reading.spooling is None else min(1, count)
-                seconds += passes * sweep_s(files, len(config.num_neighbors), disk)
+                passes = count if self.reading.spooling is None else 1
+                seconds += passes * sweep_s(files, len(config.fan_out(False)), disk)
         return seconds + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
 
 

@@ -143,15 +143,22 @@ def _layers_of(
     return layers
 
 
-def step_flops(config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int) -> int:
-    """Floating-point operations of the products in one training step."""
-    # 4 * T * in * H for a layer's two matrices, as much again twice for the backward pass but for
-    # the first input.
-    layers = _layers_of(config, batch, num_features, num_classes)
-    return sum(
-        4 * layer.targets * layer.inputs * layer.outputs * (2 if layer.first else 3)
-        for layer in layers
-    )
+def step_flops(
+    config: TrainConfig,
+    batch: BatchShape,
+    num_features: int,
+    num_classes: int,
+    training: bool = True,
+) -> int:
+    """Floating-point operations of the products in one step."""
+    # 4 * T * in * H for a layer's two matrices, in training as much again twice for the backward
+    # pass but for the first input.
+    flops = 0
+    for layer in _layers_of(config, batch, num_features, num_classes):
+        forward = 4 * layer.targets * layer.inputs * layer.outputs
+        backward = forward if layer.first else 2 * forward
+        flops += forward + backward * training
+    return flops
 
 
 def choose_threads(

@@ -4,6 +4,7 @@ A window is a run of batches that are sampled ahead in one pass over the store; 
 windows on disk.
 """
 
+import functools
 import itertools
 import math
 import os
@@ -19,6 +20,7 @@ from ..files import file_system
 from ..forecast.batches import Batches, BatchShape
 from ..forecast.memory_parts import (
     distinct_nodes,
+    rows_left,
     shared_nodes,
     store_bytes,
     trained_edges,
@@ -35,14 +37,9 @@ _TRAIN_S_PER_NODE = 2.5e-6
 WINDOW_BYTES = 2**28
 _SEEDS_BYTES = 2500  # seeds and sizes of a batch in a spool
 ID_BYTES = 12  # of a row that stays in memory: its id, and again where rows are read
+_MOST_COUNTED = 255  # windows that have a node; more of them are counted as so many
 # Shares of the memory of a pass that are tried for rows that stay in it.
 _HOT_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
-# Of the rows of a window of 8 batches of [15, 10, 5] x 1024, those that are not among the rows of
-# this share of all nodes, the most visited of an epoch before; directed and with reverse edges, in
-# generated graphs of scale 0.05.
-_HOT_NODES = (0.0, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 1.0)
-_COLD_ROWS = (1.0, 0.87, 0.76, 0.57, 0.31, 0.16, 0.08, 0.0)
-_COLD_ROWS_BOTH = (1.0, 0.94, 0.88, 0.76, 0.55, 0.39, 0.26, 0.0)
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,7 @@ class Windows:
     available_bytes: int
     num_windows: int = 0
     moved_bytes: int = 0  # between memory and disk, in a pass over the loader
+    first_bytes: int = 0  # moved before the first window is ready
     spooling: Spooling | None = None
     in_memory: "Windows | None" = None  # the windows to use once the disk is full
 
@@ -258,7 +256,9 @@ def _in_memory(one: Pass, files: Mapping[str, int], memory: int, available: int)
     count = -(-num_batches // (paired if overlapped else alone))
     number = -(-num_batches // count)
     moved = number * (files["x"] + num_hops * (files["colptr"] + files["row"]))
-    return Windows(count, overlapped, count * each + fixed, available, number, moved)
+    return Windows(
+        count, overlapped, count * each + fixed, available, number, moved, moved // number
+    )
 
 
 class _Spool:
@@ -299,9 +299,9 @@ class _Spool:
         self.left = max(1 / max(1, self.size), min(1.0, distinct / visits))
         self.num_nodes = one.size.num_nodes
         self.hot_row_bytes = row_bytes + ID_BYTES
-        self.cold_rows = _COLD_ROWS
-        if config.undirected or one.size.undirected:
-            self.cold_rows = _COLD_ROWS_BOTH
+        self._rows_left = functools.cache(
+            functools.partial(rows_left, one.size, config.undirected, visits)
+        )
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
         self.working = memory - memory // 8 - 4 * self.size * self.each
         # four threads, with a batch each
@@ -331,11 +331,13 @@ class _Spool:
             number += 1 + number // 64
         yield most
 
-    def _cold(self, hot_bytes: int) -> float:
-        """The share of the nodes of batches whose rows are in a window and not in memory."""
+    def _cold(self, hot_bytes: int, num_batches: int) -> float:
+        """The share of the nodes of `num_batches` batches whose rows are in a window and not in
+        memory."""
         spare = max(0, hot_bytes - self.num_nodes * 3 // 16)
-        nodes = spare / self.hot_row_bytes / self.num_nodes
-        return self.left * float(np.interp(nodes, _HOT_NODES, self.cold_rows))
+        num_windows = min(_MOST_COUNTED, -(-num_batches // self.size))
+        nodes, left = self._rows_left(num_windows)
+        return self.left * float(np.interp(spare / self.hot_row_bytes, nodes, left))
 
     def _divide(self, num_files: int, hot_bytes: int) -> tuple[int, int, Windows] | None:
         """The windows of a division into `num_files` structure files, with `hot_bytes` for rows in
@@ -391,9 +393,10 @@ class _Spool:
         total = self.total
         file_passes = -(-spooling.structure_batches // spooling.sampled_batches)
         graph = num_files * file_passes * self.graph_bytes
-        # Room was planned for batches without a node in common; fewer shards are filled.
-        cold = self._cold(spooling.hot_bytes)
-        filled = num_files * math.ceil(parts * cold)
+        # Room was planned for batches without a node in common; fewer shards are filled, one at
+        # least, as the rows in memory are read by the same pass.
+        cold = self._cold(spooling.hot_bytes, spooling.structure_batches)
+        filled = num_files * max(1, math.ceil(parts * cold))
         batch_bytes = self.structure_bytes + int(cold * self.rows_bytes)
         moved = filled * self.x_bytes + graph
         again = 1 if self.training or num_files * parts == 1 else self.passes
@@ -405,6 +408,7 @@ class _Spool:
             self.memory,
             -(-self.num_batches // size),
             prepared + self.num_batches * batch_bytes,
+            file_passes * self.graph_bytes + self.x_bytes,
             spooling,
         )
         return moved + 2 * total * batch_bytes, -num_files, windows

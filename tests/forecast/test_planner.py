@@ -106,11 +106,12 @@ def test_auto_takes_one_thread_for_small_steps_and_all_cores_for_large_ones() ->
     assert threads == [1, 8, 3]
 
 
-def test_times_follow_the_machine_and_bf16_is_recommended_only_where_the_processor_has_it() -> None:
-    size, slow = KNOWN["ogbn-papers100M"], Machine(2, 20e9, 0.2e9, has_bf16=False)
+def test_times_follow_the_machine_and_bf16_is_recommended_only_where_it_is_faster() -> None:
+    size, slow = KNOWN["ogbn-papers100M"], Machine(2, 20e9, 0.2e9, bf16_flops_per_s=1e9)
     large = config(**LARGE, num_threads=2, feature_dtype="float16")
     with_it, without = (
-        plan(large, size=size, machine=replace(slow, has_bf16=has)) for has in (True, False)
+        plan(large, size=size, machine=replace(slow, bf16_flops_per_s=each))
+        for each in (40e9, 12e9)
     )
     faster = replace(slow, flops_per_s=60e9, disk_bytes_per_s=2e9)
     for one in (large, large.replace(loading="store", spool="off")):
