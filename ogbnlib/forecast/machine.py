@@ -44,8 +44,10 @@ class Machine:
         return self.flops_per_s * factor * min(threads, self.cores) ** 0.8
 
     def __str__(self) -> str:
-        speed = f"{self.flops_per_s / 1e9:.0f} GFLOP/s a core, disk {self.disk_bytes_per_s / 1e9:.1f} GB/s"
-        return f"{self.cores} core{'s' * (self.cores > 1)}, {speed}"
+        return (
+            f"{self.cores} core{'s' * (self.cores > 1)}, {self.flops_per_s / 1e9:.0f} GFLOP/s a "
+            f"core, disk {self.disk_bytes_per_s / 1e9:.1f} GB/s"
+        )
 
 
 # The two cores and the disk on which the guide's figures were measured.
@@ -95,8 +97,11 @@ def probe(size: GraphSize) -> Machine:
     """Measure this machine; the disk by a store's features, else the reference machine's is
     taken."""
     disk = 0.0
-    if isinstance(size, Store):
-        with contextlib.suppress(OSError):
-            disk = _read(size.file_path("x"))
-    has_bf16 = bool(processor() & {"avx512_bf16", "amx_bf16"})
-    return Machine(job_cores(), _product(), disk or DISK_BYTES_PER_S, has_bf16)
+    with contextlib.suppress(OSError):
+        disk = _read(size.file_path("x")) if isinstance(size, Store) else disk
+    return Machine(
+        job_cores(),
+        _product(),
+        disk or DISK_BYTES_PER_S,
+        has_bf16=bool(processor() & {"avx512_bf16", "amx_bf16"}),
+    )

@@ -179,13 +179,12 @@ class Forecast(Ledger):
         """Seconds of the whole run on `machine`: loading or propagating, epochs and evaluations."""
         config = self.config
         size = self.size
-        disk = self.machine.disk_bytes_per_s
         files = store_bytes(config, size)
         seconds = config.epochs * self.epoch_s
         if self.propagation is not None:
             seconds += 60 * self.propagation.minutes
         elif size.hops is None and self.reading is None:
-            seconds += sum(files.values()) / disk
+            seconds += sum(files.values()) / self.machine.disk_bytes_per_s
         for split, seeds in size.num_seeds.items():
             count = config.num_evaluations(split)
             # A seed costs an evaluation no more than the training. From disk each split is read in
@@ -193,7 +192,9 @@ class Forecast(Ledger):
             seconds += count * self.epoch_s * seeds / max(1, size.num_seeds["train"])
             if self.reading is not None:
                 passes = count if self.reading.spooling is None else min(1, count)
-                seconds += passes * sweep_s(files, len(config.num_neighbors), disk)
+                seconds += passes * sweep_s(
+                    files, len(config.num_neighbors), self.machine.disk_bytes_per_s
+                )
         return seconds + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
 
 
