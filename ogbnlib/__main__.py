@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -21,10 +21,9 @@ from .config import parameters as config_parameters
 from .data_commands import app, read_options, say, show
 from .display import steady_output
 from .errors import InputError, check_working_folder, clear_errors
-from .files import home
-
-if TYPE_CHECKING:
-    from .runs.folder import Run
+from .files import home, write_atomically
+from .memory.record import RunPaths
+from .runs.folder import Run, RunStopped
 
 _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands that only print
 
@@ -104,8 +103,6 @@ def train(
 
     Under torchrun it trains in this process, as one rank.
     """
-    from .memory.record import RunPaths
-    from .runs.folder import Run
     from .runs.sandbox import run
 
     values, memory_limit = read_options(config, set_, memory_limit)
@@ -145,7 +142,6 @@ def _train_as_rank(
 ) -> NoReturn:
     """Train in this process, and end it with the exit code."""
     from .memory.signals import die_with_parent
-    from .runs.folder import Run
     from .training.child import exit_code
     from .training.distributed import end, end_here
     from .training.train import train as train_here
@@ -159,9 +155,8 @@ def _train_as_rank(
     end(code)
 
 
-def _show_end(run: "Run", as_json: bool, *, err: bool = False) -> None:
-    text = f"{run.diagnosis}\nEverything about it is in {run.run_dir}"
-    show(run.result, text, as_json, err=err)
+def _show_end(run: Run, as_json: bool, *, err: bool = False) -> None:
+    show(run.result, f"{run.diagnosis}\nEverything about it is in {run.run_dir}", as_json, err=err)
 
 
 @app.command()
@@ -217,14 +212,10 @@ def report(
 ) -> None:
     """Print accuracy, F1 and a line per class of a run's model, and write a picture of its
     confusions."""
-    from .files import write_atomically
-    from .runs.folder import Run
-
     run = Run.open(run_dir)
     done = run.report(split, memory_limit=memory_limit, progress=not as_json, say=say, trust=trust)
     target = home(picture or run.run_dir / f"confusion-{split}.png")
-    content = done.png()
-    write_atomically(target, lambda file: file.write(content))
+    write_atomically(target, lambda file: file.write(done.png()))
     show({**done.to_dict(), "picture": str(target)}, f"{done}\n\n{target}", as_json)
 
 
@@ -264,8 +255,6 @@ def status(
 ) -> None:
     """Print the state of a run: its phase, time and memory while it works, or the cause of its
     end."""
-    from .runs.folder import Run
-
     run = Run.open(run_dir).follow() if follow else Run.open(run_dir)
     show(run.status, f"{run_dir}: {run.diagnosis}", as_json)
 
@@ -292,7 +281,7 @@ def diagnose(
 ) -> None:
     """Explain the end of a run or a Slurm job: cause, phase, sizes of its parts, and what to do
     next."""
-    from .runs import diagnosis, folder, slurm
+    from .runs import diagnosis, slurm
 
     options = {"RUN_DIR": run_dir, "--job": job, "--exit-code": exit_code, "--text": text}
     names = [name for name, value in options.items() if value is not None]
@@ -307,7 +296,7 @@ def diagnose(
     elif text is not None:
         cause = diagnosis.explain_text(sys.stdin.read() if text == "-" else text)
     else:
-        cause = folder.Run.open(run_dir or "").diagnosis
+        cause = Run.open(run_dir or "").diagnosis
     show(cause.to_dict(), f"{cause}", as_json)
 
 
@@ -328,13 +317,11 @@ def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False)
     raise typer.Exit(0 if ok else 1)
 
 
-def _run_to_its_end(start: "Callable[[], Run]") -> "Run":
+def _run_to_its_end(start: Callable[[], Run]) -> Run:
     """Start a run and return it when it has ended, also where a signal to this process stopped it.
 
     Ctrl-C exits with 130 instead; its message says how to go on.
     """
-    from .runs.folder import RunStopped
-
     try:
         return start()
     except RunStopped as stopped:

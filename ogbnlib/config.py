@@ -11,7 +11,7 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -21,10 +21,7 @@ from .errors import InputError, clear_errors
 from .files import write_json
 from .registry import MODELS, POLICIES, Policy
 
-if TYPE_CHECKING:
-    Loading = str
-else:
-    Loading = Literal[tuple(POLICIES)]
+Loading: Any = Literal[tuple(POLICIES)]
 
 
 class Resume(NamedTuple):
@@ -36,11 +33,10 @@ class Resume(NamedTuple):
     @classmethod
     def of(cls, name: str) -> Self | None:
         """The mark of a parameter that a resumed run may change; None if it may not."""
-        marks = TrainConfig.model_fields[name].metadata
-        return next((item for item in marks if isinstance(item, cls)), None)
+        info = TrainConfig.model_fields[name]
+        return next((item for item in info.metadata if isinstance(item, cls)), None)
 
 
-_RULES = ConfigDict(allow_inf_nan=False)
 _FREE = Resume()
 _NOTED = Resume("")
 _COMPARE = "; compare accuracies with this in mind"
@@ -344,7 +340,7 @@ def check_value(field: str, value: object, name: str = "") -> None:
     info = TrainConfig.model_fields[field]
     kind: Any = Annotated[info.annotation, field, *info.metadata]  # at least one annotation
     try:
-        TypeAdapter(kind, config=_RULES).validate_python(value)
+        TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
         problems = [_problem(item, name or field) for item in error.errors()]
         raise InputError("; ".join(problems)) from None
@@ -448,11 +444,13 @@ def parameters() -> dict[str, str]:
 
 # For TAB, Shift-TAB and help().
 _create: Any = TrainConfig.create.__func__  # type: ignore[attr-defined]
-_fields = inspect.signature(_Parameters).parameters.values()
 _create.__signature__ = inspect.Signature(
     [
         inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY),
-        *(one.replace(annotation=one.empty) for one in _fields),
+        *(
+            one.replace(annotation=one.empty)
+            for one in inspect.signature(_Parameters).parameters.values()
+        ),
     ]
 )
 _create.__doc__ = "\n\n".join(

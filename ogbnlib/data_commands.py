@@ -11,9 +11,11 @@ import typer
 from .errors import InputError, printable
 from .parameters import no_value, parse_assignments, read_parameters
 
-HELP = "Convert data, plan memory, train, and explain kills.\n\nEach command has its own --help."
 app = typer.Typer(
-    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help=HELP
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Convert data, plan memory, train, and explain kills.\n\nEach command has its own --help.",
 )
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Assignments = Annotated[
@@ -69,9 +71,14 @@ def read_options(
 
 
 def _print_dataset(dataset: Any, kind: str, as_json: bool) -> None:
-    names = ("num_nodes", "num_edges", "num_features", "num_classes")
-    facts: dict[str, object] = {"path": str(dataset.path), "format": kind}
-    facts |= {name: getattr(dataset, name) for name in names}
+    facts = {
+        "path": str(dataset.path),
+        "format": kind,
+        "num_nodes": dataset.num_nodes,
+        "num_edges": dataset.num_edges,
+        "num_features": dataset.num_features,
+        "num_classes": dataset.num_classes,
+    }
     text = f"{dataset.path}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {kind}"
     if kind == "store":
         from .graph.summary import summarized
@@ -137,10 +144,11 @@ def download(
     )
 
 
-_FILES = (
-    "Your own files, folders or patterns: .npy, .npz, .parquet, .feather, .csv, .txt, .mtx; .gz"
+_file = functools.partial(
+    typer.Option,
+    rich_help_panel="Your own files, folders or patterns: .npy, .npz, .parquet, .feather, .csv, "
+    ".txt, .mtx; .gz",
 )
-_file = functools.partial(typer.Option, rich_help_panel=_FILES)
 
 
 @app.command()

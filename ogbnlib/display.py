@@ -122,9 +122,8 @@ class Live:
         steps: bool = True,
     ):
         # A person watches a terminal or JupyterLab; papermill sets no session name.
-        watched = sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ
         if how == "auto":
-            how = "bar" if watched else "lines"
+            how = "bar" if sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ else "lines"
         self.how = how
         self._text = text
         self._apart = apart
@@ -142,9 +141,7 @@ class Live:
         self._stack.enter_context(steady_output())
         # A bar must not get into the file to which standard output goes; a notebook shows stderr as
         # a mistake.
-        to_stderr = self._apart and not in_notebook()
-        if self.how == "bar":
-            to_stderr = sys.stderr.isatty()
+        to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not in_notebook()
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._draw = tqdm.status_printer(self._stream)
         if self.how != "none":

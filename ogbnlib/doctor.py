@@ -95,19 +95,26 @@ def examine(root: Path) -> list[_Check]:
     grow = "docker run --shm-size=8g ..., or mount -t tmpfs -o size=8g tmpfs /dev/shm, or keep num_workers=0"
     place = (root if root.is_dir() else Path.cwd()).resolve()
     free_bytes = shutil.disk_usage(place).free
-    # enough for the notebooks' generated data
-    clear = f"free 2 GB under {place}, or work in another folder"
     names = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir())
-    data_sets = f"{', '.join(names) or 'none'} in {root} (generated data needs none)"
     return [
         *checks,
         _Check("memory limit", True, f"{format_bytes(limit_bytes)}, from {source}"),
         _Check("limit by", True, f"{trial.name}{reasons}"),
         _Check("huge pages", True, _HUGE_PAGES.get(huge_pages(), _NO_HUGE_PAGES)),
         _at_least("/dev/shm", shm_bytes, 2**30, format_bytes(shm_bytes), grow),
-        _at_least("disk", free_bytes, 2**31, f"{format_bytes(free_bytes)} free", clear),
+        _at_least(
+            "disk",
+            free_bytes,
+            2**31,  # enough for the notebooks' generated data
+            f"{format_bytes(free_bytes)} free",
+            f"free 2 GB under {place}, or work in another folder",
+        ),
         _leftovers(root, Path.cwd()),
-        _Check("data sets", True, data_sets),
+        _Check(
+            "data sets",
+            True,
+            f"{', '.join(names) or 'none'} in {root} (generated data needs none)",
+        ),
     ]
 
 
@@ -128,5 +135,9 @@ def _leftovers(*places: Path) -> _Check:
         where = " and ".join(map(str, places))
         return _Check("leftovers", True, f"none of killed processes in {where}")
     size = sum(file.stat().st_size for path in parts for file in path.rglob("*") if file.is_file())
-    fix = f"rm -r {shlex.join(map(str, parts))}"
-    return _Check("leftovers", False, f"{format_bytes(size)} of killed processes", fix)
+    return _Check(
+        "leftovers",
+        False,
+        f"{format_bytes(size)} of killed processes",
+        f"rm -r {shlex.join(map(str, parts))}",
+    )

@@ -72,9 +72,9 @@ def no_exit() -> Iterator[None]:
         frames = traceback.extract_tb(stop.__traceback__)
         # the module of exit and quit
         place = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]
-        call = f"found sys.exit({stop.code!r}); raise an error there instead"
         raise InputError(
-            f"{place.filename}, line {place.lineno}: expected code that goes on, {call}"
+            f"{place.filename}, line {place.lineno}: expected code that goes on, found "
+            f"sys.exit({stop.code!r}); raise an error there instead"
         ) from None
 
 
@@ -103,8 +103,10 @@ def remedy_of(number: int | None) -> str:
     limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit_bytes == resource.RLIM_INFINITY:
         return "its file system allows no larger file; name a place on another"
-    size = format_bytes(limit_bytes)
-    return f"raise the limit of `ulimit -f`, which allows files of {size} here, not a larger disk"
+    return (
+        f"raise the limit of `ulimit -f`, which allows files of {format_bytes(limit_bytes)} here, "
+        "not a larger disk"
+    )
 
 
 def explained(error: BaseException) -> BaseException:
@@ -174,8 +176,11 @@ def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]
             raise
         if not expected or isinstance(error, MemoryError):
             raise
-        what = f"found damage or other content ({' '.join(str(error).split())})"
-        texts = [f"{path}: expected {expected}, {what}", remedy]
+        texts = [
+            f"{path}: expected {expected}, found damage or other content "
+            f"({' '.join(str(error).split())})",
+            remedy,
+        ]
         raise InputError("; ".join(filter(None, texts))) from None
 
 
@@ -223,8 +228,10 @@ def format_bytes(count: float | None) -> str:
     return f"{count / 2**10:.0f} kB"
 
 
-_SECRET = r"[\w.-]*(?:tokens?(?![a-z])|passw|passphrase|pwd|secret|key|credential|bearer"
-_SECRET += r"|(?<![a-z])pass(?![a-z])|auth(?!or(?!iz)))[\w.-]*"
+_SECRET = (
+    r"[\w.-]*(?:tokens?(?![a-z])|passw|passphrase|pwd|secret|key|credential|bearer"
+    r"|(?<![a-z])pass(?![a-z])|auth(?!or(?!iz)))[\w.-]*"
+)
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"'&;|]+)"""
 # In one text: `--api-key VALUE`, `TOKEN=VALUE`, `"token": "VALUE"`, `Bearer VALUE`, `//user:VALUE@host`.
 _IN_TEXT = re.compile(

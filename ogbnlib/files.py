@@ -51,9 +51,8 @@ def check_same(path: StrPath, before: Stamp) -> None:
 def home(path: StrPath) -> Path:
     """Expand `~`, also where no shell has done so (a notebook, `--set`, JSON)."""
     if not isinstance(path, str | os.PathLike):
-        hint = ""
-        if type(path).__module__.startswith("torch_geometric"):
-            hint = "; ogbnlib.Store.from_data(data, path) writes it as a store"
+        is_pyg = type(path).__module__.startswith("torch_geometric")
+        hint = "; ogbnlib.Store.from_data(data, path) writes it as a store" if is_pyg else ""
         raise InputError(f"expected a path, got {type(path).__name__}{hint}")
     text = os.fspath(path)
     if text != text.strip() or not text.isprintable():  # such as the CR of a Windows file
@@ -251,9 +250,9 @@ def abandoned(folder: Path) -> list[Path]:
 def check_new(path: Path) -> None:
     """Refuse a target that is a file or a folder with content."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        content = "other content" if path.is_dir() else "a file"
         raise InputError(
-            f"{path}: expected a new or empty folder, found {content}; name another one or delete it"
+            f"{path}: expected a new or empty folder, found "
+            f"{'other content' if path.is_dir() else 'a file'}; name another one or delete it"
         )
 
 

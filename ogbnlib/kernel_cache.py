@@ -83,8 +83,10 @@ def _places() -> Iterator[Path]:
     if not os.path.isabs(cache):
         cache = os.path.expanduser("~/.cache")
     named = [os.environ.get("NUMBA_CACHE_DIR", ""), os.environ.get(KERNELS_VARIABLE, "")]
-    places = [os.path.abspath(os.path.expanduser(path)) for path in named if path]
-    places += [str(PACKAGE / "__pycache__"), cache]
+    places = [
+        *(os.path.abspath(os.path.expanduser(path)) for path in named if path),
+        *(str(PACKAGE / "__pycache__"), cache),
+    ]
     with contextlib.suppress(OSError):  # none can be written
         places.append(os.path.realpath(tempfile.gettempdir()))
     # without a home `~` stays as it is

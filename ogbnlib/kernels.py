@@ -29,12 +29,11 @@ def kernel_with(
         before = config.CACHE_DIR
         config.CACHE_DIR = str(folder or "")  # which numba reads here, once for each function
         try:
-            compiled: Function = njit(
-                nogil=True, cache=folder is not None, fastmath=fastmath, inline=inline
-            )(function)
+            return njit(nogil=True, cache=folder is not None, fastmath=fastmath, inline=inline)(
+                function
+            )
         finally:
             config.CACHE_DIR = before
-        return compiled
 
     return declare
 

@@ -9,10 +9,10 @@ from .errors import InputError
 class _Launch(NamedTuple):
     """This process among the processes of a launcher; local are those of its node."""
 
-    rank: int
-    num_ranks: int
-    local_rank: int
-    num_local_ranks: int
+    rank: int = 0
+    num_ranks: int = 1
+    local_rank: int = 0
+    num_local_ranks: int = 1
 
 
 def job_cores() -> int:
@@ -23,11 +23,11 @@ def job_cores() -> int:
     return min(cores, int(job_cpus) or cores) if job_cpus.isdecimal() else cores
 
 
-def launch() -> _Launch | None:
-    """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; None without the first two, or with a
-    single rank."""
+def launch() -> _Launch:
+    """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without the first two this process is
+    alone."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return None
+        return _Launch()
 
     def number(name: str, least: int, most: int = 2**31, default: str = "") -> int:
         text = os.environ.get(name, default)
@@ -41,7 +41,7 @@ def launch() -> _Launch | None:
     num_ranks = number("WORLD_SIZE", 1)
     rank = number("RANK", 0, num_ranks - 1)
     if num_ranks == 1:
-        return None
+        return _Launch()
     return _Launch(
         rank,
         num_ranks,
@@ -53,5 +53,4 @@ def launch() -> _Launch | None:
 def local_ranks() -> int:
     """Return how many processes a launcher started on this node to train together; raises as
     `launch`."""
-    here = launch()
-    return 1 if here is None else here.num_local_ranks
+    return launch().num_local_ranks

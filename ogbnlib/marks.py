@@ -76,8 +76,12 @@ def mark(name: str, /, **info: object) -> None:
     with _never_raise():
         log.cuda(force=True)
         if name != "cuda" or info:
-            plain = {key: _plain(value) for key, value in info.items()}
-            log.mark("mark", name=str(_plain(name)), held_bytes=own_memory()[0], info=plain)
+            log.mark(
+                "mark",
+                name=str(_plain(name)),
+                held_bytes=own_memory()[0],
+                info={key: _plain(value) for key, value in info.items()},
+            )
 
 
 @contextlib.contextmanager

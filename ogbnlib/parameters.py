@@ -143,8 +143,10 @@ def _model(value: object) -> object:
         return value
     place, _, name = value.rpartition(":")
     if not place.strip() or not name.strip():
-        custom = 'your own as "my_model.py:Net" or "package.module:Net"'
-        raise ValueError(f"expected {', '.join(MODELS)}, or {custom}, got {value!r}")
+        raise ValueError(
+            f'expected {", ".join(MODELS)}, or your own as "my_model.py:Net" or '
+            f'"package.module:Net", got {value!r}'
+        )
     return f"{_path(place)}:{name}"
 
 
@@ -272,13 +274,14 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
             name = getattr(event, "anchor", None)
             # ten lines of anchors and aliases can stand for 10**9 values
             if name:
-                place = f"{file}, line {event.start_mark.line + 1}"
-                raise InputError(f"{place}: expected values without YAML's & and *, found {name!r}")
+                raise InputError(
+                    f"{file}, line {event.start_mark.line + 1}: expected values without YAML's & "
+                    f"and *, found {name!r}"
+                )
         tree = yaml.compose(text, yaml.SafeLoader)
     if not isinstance(tree, yaml.MappingNode) or not tree.value:
         raise InputError(f"{file}: expected lines such as 'batch_size: 128', found {text!r:.60}")
-    values: dict[str, Any] = _plain(tree, file)
-    return values
+    return _plain(tree, file)
 
 
 _MOST_YAML = 2**20
@@ -309,8 +312,7 @@ def _json_value(node: Any, file: str | os.PathLike[str]) -> object:
     try:
         return json.loads(node.value.lower())  # True, too
     except ValueError:
-        place = f"{file}, line {node.start_mark.line + 1}"
         raise InputError(
-            f"{place}: expected a value as JSON has it, such as 8, 0.5, true or null, or text in "
-            f"quotes, found {node.value}"
+            f"{file}, line {node.start_mark.line + 1}: expected a value as JSON has it, such as 8, "
+            f"0.5, true or null, or text in quotes, found {node.value}"
         ) from None

@@ -38,11 +38,12 @@ def _measured_by_kind(peaks: Mapping[str, int]) -> dict[str, int]:
 
 def _predicted_by_kind(forecast: Forecast) -> dict[str, PhaseForecast]:
     """The phase of each kind with the most memory in use."""
-    by_kind: dict[str, list[PhaseForecast]] = {}
-    for phase in forecast.phases:
-        by_kind.setdefault(_kind_of(phase.name), []).append(phase)
     return {
-        kind: max(phases, key=lambda phase: phase.held_bytes) for kind, phases in by_kind.items()
+        kind: max(
+            (phase for phase in forecast.phases if _kind_of(phase.name) == kind),
+            key=lambda phase: phase.held_bytes,
+        )
+        for kind in (_kind_of(phase.name) for phase in forecast.phases)
     }
 
 
@@ -124,15 +125,19 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
     """The smallest changes that fit the limit which ended a run, else the smallest limit that
     fits."""
     if record.growth and record.growth.verdict == "climbs":
-        text = f"find what each epoch keeps ({KEPT}): memory climbs from epoch to epoch"
-        return f"{text}, so that smaller batches or a larger limit would only delay the kill"
+        return (
+            f"find what each epoch keeps ({KEPT}): memory climbs from epoch to epoch, so that "
+            "smaller batches or a larger limit would only delay the kill"
+        )
     has_data = (record.phase.name if record.phase else "") not in _BEFORE_DATA
     runtime = f"Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
     try:
         size = _graph_of_run(config, record.events.get("dataset"), record.phases)
         if has_data and not is_measured(config, size):
-            text = "ask `python -m ogbnlib plan --config` with the run's config.json what fits"
-            return f"{text}: it tries {config.model} out, of which no step was measured here"
+            return (
+                "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it "
+                f"tries {config.model} out, of which no step was measured here"
+            )
         forecast = predict(config, size, memory_limit_bytes=killed.left_bytes)
         unforeseen = _unforeseen_bytes(forecast, record, killed.left_bytes)
         raised = killed.raised(smallest_limit(config, size, unforeseen))
@@ -143,8 +148,10 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
         if not has_data:
             least = max(RUNTIME_BYTES, killed.left_bytes)
             return f"{killed.raised(least + margin_bytes(least))} or more: {runtime}"
-        text = "name the data set again and ask `python -m ogbnlib plan` what fits"
-        return f"{text}: the planner can't say it here ({error})"
+        return (
+            "name the data set again and ask `python -m ogbnlib plan` what fits: the planner "
+            f"can't say it here ({error})"
+        )
 
 
 def _by_change(
@@ -153,9 +160,10 @@ def _by_change(
     """The smallest changes that fit a limit, or to raise it."""
     config = forecast.config
     if config.model not in MODELS and verdict(forecast, limit_bytes) == FITS:
-        text = f"find what {config.model} keeps from batch to batch ({KEPT})"
-        peak = format_bytes(forecast.peak_bytes)
-        return f"{text}: by a measured step the run takes {peak}, and it took all of its limit"
+        return (
+            f"find what {config.model} keeps from batch to batch ({KEPT}): by a measured step the "
+            f"run takes {format_bytes(forecast.peak_bytes)}, and it took all of its limit"
+        )
     texts = [
         f"{'go on' if all(map(Resume.of, changes)) else 'start again'} with {assignments(changes)} "
         f"({format_bytes(changed.peak_bytes + unforeseen)} by forecast)"
@@ -167,12 +175,13 @@ def _by_change(
 def _unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> int:
     """Memory beyond the forecast in any phase of a run; in the phase of its kill it took all of its
     limit."""
-    expected = dict.fromkeys(_BEFORE_DATA, RUNTIME_BYTES)
-    for kind, phase in _predicted_by_kind(forecast).items():
-        expected[kind] = phase.held_bytes
+    expected = dict.fromkeys(_BEFORE_DATA, RUNTIME_BYTES) | {
+        kind: phase.held_bytes for kind, phase in _predicted_by_kind(forecast).items()
+    }
     measured = _measured_by_kind({name: peak for name, peak in record.phases.items() if name})
     last = _kind_of(record.phase.name) if record.phase else ""
     measured[last] = max(measured.get(last, 0), limit_bytes)
     # A phase without a forecast of its own, such as a checkpoint, is compared with the whole run's.
-    beyond = [peak - expected.get(kind, forecast.peak_bytes) for kind, peak in measured.items()]
-    return max(0, *beyond)
+    return max(
+        0, *(peak - expected.get(kind, forecast.peak_bytes) for kind, peak in measured.items())
+    )

@@ -127,8 +127,9 @@ def draw_batches(
         if -1 in fan_out:
             heaviest, complete = _heaviest(wanted)
     except (IndexError, ValueError):
-        problem = "expected ids and offsets within the graph, found others"
-        raise store.damaged("row", problem) from None
+        raise store.damaged(
+            "row", "expected ids and offsets within the graph, found others"
+        ) from None
     # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7
     # deviations for 10,000.
     above = max(1.0, statistics.NormalDist().inv_cdf(1 - 1 / (num_batches + 1)))
@@ -301,8 +302,7 @@ def _hop(
 def _read_ahead(array: Any, places: Array) -> None:
     """Have Linux read the pages of some items of a map at once: three to four times as fast as one
     page fault after the other."""
-    pages = _distinct(places * array.itemsize // mmap.PAGESIZE)
-    for page in pages.tolist():
+    for page in _distinct(places * array.itemsize // mmap.PAGESIZE).tolist():
         array._mmap.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, mmap.PAGESIZE)
 
 

@@ -5,6 +5,7 @@ TIGHT inside it.
 """
 
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 
 from ..config import TrainConfig
@@ -22,14 +23,12 @@ Changes = Mapping[str, object]  # parameters and their new values
 
 def verdict(forecast: Forecast, limit_bytes: int) -> str:
     """FITS, TIGHT or WILL NOT FIT under a limit."""
-    need = forecast.least_bytes
-    margin = forecast.margin_bytes
     # Windows follow the limit by a mean batch; with the largest ones their peak may be above it.
     planned = forecast.limit_bytes
     is_over = planned is not None and forecast.peak_bytes > max(planned, limit_bytes)
-    if need + margin <= limit_bytes and not is_over:
+    if forecast.least_bytes + forecast.margin_bytes <= limit_bytes and not is_over:
         return FITS
-    if need - margin <= limit_bytes:
+    if forecast.least_bytes - forecast.margin_bytes <= limit_bytes:
         return TIGHT
     return WILL_NOT_FIT
 
@@ -41,21 +40,16 @@ def spaced(value: object) -> str:
 
 def assignments(changes: Changes) -> str:
     """Changes as the command line takes them: `loading=store batch_size=64`."""
-    texts = []
-    for name, value in changes.items():
-        text = f"{name}={spaced(value)}"
-        texts.append(f"'{text}'" if " " in text else text)
-    return " ".join(texts)
+    return shlex.join(f"{name}={spaced(value)}" for name, value in changes.items())
 
 
 def _knobs(config: TrainConfig) -> list[list[Changes]]:
     """For each knob its changes, smallest first; the knobs in the order in which to turn them."""
     eval_seeds = config.seeds_per_batch(training=False)
-    no_workers = {"num_workers": 0, "persistent_workers": False}
     knobs: list[list[Changes]] = [
         [{"loading": name} for name in config.policy.smaller],
         [{"feature_dtype": "float16"}] * (config.feature_dtype == "float32"),
-        [no_workers] * (config.num_workers > 0),
+        [{"num_workers": 0, "persistent_workers": False}] * (config.num_workers > 0),
         [{"eval_num_neighbors": None}] * (config.eval_num_neighbors is not None),
         [{"eval_batch_size": seeds} for seeds in _halves(eval_seeds)],
         [{"batch_size": seeds} for seeds in _halves(config.batch_size)],

@@ -41,8 +41,10 @@ class Machine:
         return 0.72 * of_core * min(threads, self.cores) ** 0.8
 
     def __str__(self) -> str:
-        speed = f"{self.flops_per_s / 1e9:.0f} GFLOP/s a core, disk {self.disk_bytes_per_s / 1e9:.1f} GB/s"
-        return f"{self.cores} core{'s' * (self.cores > 1)}, {speed}"
+        return (
+            f"{self.cores} core{'s' * (self.cores > 1)}, {self.flops_per_s / 1e9:.0f} GFLOP/s a "
+            f"core, disk {self.disk_bytes_per_s / 1e9:.1f} GB/s"
+        )
 
 
 # The two cores and the disk on which the guide's figures were measured.

@@ -47,8 +47,8 @@ def _mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
     if k < 0 or mean_degree <= 0:
         return mean_degree
     above = (math.log(k / mean_degree) + sigma**2 / 2) / sigma  # of k, in deviations
-    phi = statistics.NormalDist().cdf
-    return mean_degree * phi(above - sigma) + k * phi(-above)
+    normal = statistics.NormalDist()
+    return mean_degree * normal.cdf(above - sigma) + k * normal.cdf(-above)
 
 
 def trained_edges(size: GraphSize, undirected: bool | None) -> int:
@@ -60,9 +60,8 @@ def trained_edges(size: GraphSize, undirected: bool | None) -> int:
 @functools.cache
 def _degree_quantiles(sigma: float) -> tuple[float, ...]:
     """Log-normal degrees of mean 1, each of a 64th of the nodes."""
-    values = [math.exp(sigma * statistics.NormalDist().inv_cdf((i + 0.5) / 64)) for i in range(64)]
-    total = sum(values)
-    return tuple(64 * value / total for value in values)
+    values = np.exp([statistics.NormalDist(0, sigma).inv_cdf((i + 0.5) / 64) for i in range(64)])
+    return tuple((values / values.mean()).tolist())
 
 
 def _spread(size: GraphSize, undirected: bool | None, even: bool) -> float:
@@ -256,5 +255,8 @@ def store_bytes(config: TrainConfig, size: GraphSize) -> dict[str, int]:
     """The files of a store that training reads."""
     colptr = 8 * (size.num_nodes + 1)
     csc = shared_csc_bytes(size, trained_edges(size, config.undirected))
-    x = size.num_nodes * size.num_features * feature_itemsize(config, size)
-    return {"colptr": colptr, "row": csc - colptr, "x": x}
+    return {
+        "colptr": colptr,
+        "row": csc - colptr,
+        "x": size.num_nodes * size.num_features * feature_itemsize(config, size),
+    }

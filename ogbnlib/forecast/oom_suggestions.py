@@ -9,12 +9,12 @@ from ..registry import MODELS
 from .memory_parts import smaller_fan_outs
 from .run_forecast import predict
 
-# Bytes by name as in the event `cuda_oom`, without those that torch did not say.
-Oom = Mapping[str, float]
 
+def oom_suggestions(config: TrainConfig, oom: Mapping[str, float]) -> list[str]:
+    """One sentence for each option that the run has not used yet.
 
-def oom_suggestions(config: TrainConfig, oom: Oom) -> list[str]:
-    """One sentence for each option that the run has not used yet; `oom` is the event `cuda_oom`."""
+    `oom` has bytes by name as in the event `cuda_oom`, without those that torch did not say.
+    """
     requested = oom.get("requested_bytes", math.nan)  # NaN in place of each unknown size
     reserved = oom.get("reserved_bytes", math.nan) - oom.get("allocated_bytes", math.nan)
     unallocated = oom.get("unallocated_bytes", reserved)
@@ -57,12 +57,12 @@ def oom_suggestions(config: TrainConfig, oom: Oom) -> list[str]:
 def _options(config: TrainConfig) -> list[tuple[dict[str, object], str]]:
     """Changes of the config that take less GPU memory, and their costs; the cheapest first."""
     parts = 2 if config.batch_size % 4 else 4
-    seeds = {"batch_size": config.batch_size // parts, "accumulate": config.accumulate * parts}
     is_sampled = config.model in MODELS and not config.policy.uses_hops
+    fan_outs = next(iter(smaller_fan_outs(config)), ())
     options: list[tuple[object, dict[str, object], str]] = [
         (
             config.batch_size >= 2,
-            {**seeds},
+            {"batch_size": config.batch_size // parts, "accumulate": config.accumulate * parts},
             "trains about the same seeds a step in smaller batches",
         ),
         (config.precision == "fp32", {"precision": "bf16"}, "computes with fewer digits"),
@@ -71,7 +71,6 @@ def _options(config: TrainConfig) -> list[tuple[dict[str, object], str]]:
             {"activation_checkpointing": True},
             "keeps the gradients and computes each layer twice",
         ),
+        (fan_outs, {"num_neighbors": [*fan_outs]}, "changes the results"),
     ]
-    for fan_outs in smaller_fan_outs(config)[:1]:
-        options.append((True, {"num_neighbors": [*fan_outs]}, "changes the results"))
     return [(changes, cost) for applies, changes, cost in options if applies]

@@ -88,12 +88,6 @@ class Pass:
         return sizes.feature_itemsize(self.config, self.size)
 
     @property
-    def batch_itemsize(self) -> int:
-        """Bytes of a feature in a batch: int8 is decoded to float32 when a batch is put
-        together."""
-        return 4 if self.itemsize == 1 else self.itemsize
-
-    @property
     def num_batches(self) -> int:
         if self.own_batches is not None:
             return self.own_batches
@@ -147,10 +141,10 @@ class Pass:
         processes = config.num_workers
         if config.persistent_workers:
             processes *= 1 + idle_loaders
-        own = processes * sizes.WORKER_BYTES
         return {
             WORKERS[0]: self._ready_bytes(ready),
-            WORKERS[1]: own + int(sampling * sizes.sampling_bytes(self.batch)),
+            WORKERS[1]: processes * sizes.WORKER_BYTES
+            + int(sampling * sizes.sampling_bytes(self.batch)),
         }
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
@@ -166,16 +160,18 @@ class Pass:
     def prefetched(self) -> dict[str, int]:
         """A step and the batches of a store that are ready for it (`windows.store_loader`), without
         windows."""
-        others = max(0, self.num_batches - 1)
-        ready = num_queued(self._batch_bytes(self.batch), others)
+        ready = num_queued(self._batch_bytes(self.batch), max(0, self.num_batches - 1))
         return {READY: self._ready_bytes(ready), **self.step()}
 
     def _batch_bytes(self, batch: BatchShape) -> int:
-        return batch_bytes(batch, self.size.num_features, self.batch_itemsize)
+        # int8 is decoded to float32 when a batch is put together
+        itemsize = 4 if self.itemsize == 1 else self.itemsize
+        return batch_bytes(batch, self.size.num_features, itemsize)
 
     def _ready_bytes(self, count: float) -> int:
         """Bytes of `count` batches that wait, one of them as large as the largest: where hubs
         make a few batches many times as large as the others, two of these may meet."""
         mean = self._batch_bytes(self.batch)
-        largest = self._batch_bytes(self.batches.largest)
-        return int(max(0, count - 1) * mean + min(1, count) * largest)
+        return int(
+            max(0, count - 1) * mean + min(1, count) * self._batch_bytes(self.batches.largest)
+        )

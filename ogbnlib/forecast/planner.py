@@ -45,10 +45,9 @@ ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 
 def _convert_hint(forecast: Forecast) -> str:
     """The command that makes the store of a forecast about one, where there is none yet."""
     config = forecast.config
-    size = forecast.size
-    if not config.policy.reads_disk or size.stored == "store":
+    if not config.policy.reads_disk or forecast.size.stored == "store":
         return ""
-    undirected = " --undirected" if config.undirected or size.undirected else ""
+    undirected = " --undirected" if config.undirected or forecast.size.undirected else ""
     dtype = f" --feature-dtype {config.feature_dtype}" if config.feature_dtype != "float32" else ""
     return f" (after `python -m ogbnlib convert{undirected}{dtype}`)"
 
@@ -155,8 +154,10 @@ def _disk(advice: Advice) -> Iterator[str]:
     """The page cache, a store's windows, and a propagation."""
     forecast = advice.forecast
     if forecast.cache_bytes:
-        cached = format_bytes(forecast.cache_bytes)
-        yield f"page cache: {cached} would be used, and is given back under pressure"
+        yield (
+            f"page cache: {format_bytes(forecast.cache_bytes)} would be used, and is given back "
+            "under pressure"
+        )
     if forecast.reading is not None:
         moved = format_bytes(forecast.reading.moved_bytes)
         yield f"the store is read in {forecast.reading}"
@@ -172,9 +173,8 @@ def _int8(advice: Advice) -> Iterator[str]:
     """The forecast with int8 features, where they halve the bytes from disk or make the run fit."""
     forecast = advice.forecast
     config = forecast.config
-    if not config.policy.reads_disk or config.policy.uses_hops:
-        return
-    if feature_itemsize(config, forecast.size) == 1:
+    is_int8 = feature_itemsize(config, forecast.size) == 1
+    if not config.policy.reads_disk or config.policy.uses_hops or is_int8:
         return
     changed = predict(
         config.replace(feature_dtype="int8"),
@@ -184,8 +184,7 @@ def _int8(advice: Advice) -> Iterator[str]:
     )
     moved = changed.reading.moved_bytes if changed.reading else 0
     today = forecast.reading.moved_bytes if forecast.reading else 0
-    limit_bytes = advice.limit_bytes
-    new_verdict = None if limit_bytes is None else verdict(changed, limit_bytes)
+    new_verdict = replace(advice, forecast=changed).verdict
     is_rescue = new_verdict == FITS and advice.verdict != FITS
     if not (is_rescue or 0 < 2 * moved <= today):
         return
@@ -223,8 +222,10 @@ def _precision(advice: Advice) -> Iterator[str]:
 def _step(advice: Advice) -> Iterator[str]:
     """The memory of a step on a GPU, and how that of the user's own model is known."""
     config = advice.forecast.config
-    step = format_bytes(sum(advice.forecast.gpu.values()))
-    yield f"a training step on a GPU: {step} allocated, beside the CUDA context"
+    yield (
+        f"a training step on a GPU: {format_bytes(sum(advice.forecast.gpu.values()))} allocated, "
+        "beside the CUDA context"
+    )
     like = f"model={formula_of(config)} of the same width"
     if advice.model_problem:
         yield (
@@ -260,8 +261,10 @@ def _verdict(advice: Advice) -> Iterator[str]:
         need = smallest_limit(advice.forecast.config, advice.forecast.size)
         yield f"no change that was tried fits; the smallest limit is {-(-need // MB)} MB"
     for changes, changed in advice.alternatives:
-        peak = format_bytes(changed.peak_bytes)
-        yield f"  {assignments(changes)}: peak {peak}{_convert_hint(changed)}"
+        yield (
+            f"  {assignments(changes)}: peak "
+            f"{format_bytes(changed.peak_bytes)}{_convert_hint(changed)}"
+        )
 
 
 @clear_errors()
@@ -309,8 +312,10 @@ def ladder(
     """
     import pandas as pd
 
-    common = {"dataset": dataset, "spool": LADDER_SPOOL}
-    configs = [TrainConfig.create({**common, **rung, **settings}) for rung in RUNGS]
+    configs = [
+        TrainConfig.create({"dataset": dataset, "spool": LADDER_SPOOL, **rung, **settings})
+        for rung in RUNGS
+    ]
     return pd.DataFrame(
         [_best(configs, parse_bytes(allocation), max_epoch_s) for allocation in ALLOCATIONS],
         index=pd.Index(ALLOCATIONS, name="you have"),
@@ -336,8 +341,8 @@ def _best(
                 "page cache GB": round(best.cache_bytes / GB, 1),
                 "epoch min": round(best.epoch_s / 60, 1),
             }
-    columns = ("features", "batch_size", "num_neighbors", "hidden")
     return {
         "loading": "nothing fits" if max_epoch_s is None else "nothing fits in time",
-        **dict.fromkeys((*columns, "peak GB", "page cache GB", "epoch min"), ""),
+        **dict.fromkeys(("features", "batch_size", "num_neighbors", "hidden"), ""),
+        **dict.fromkeys(("peak GB", "page cache GB", "epoch min"), ""),
     }

@@ -32,8 +32,7 @@ def formula_of(config: TrainConfig) -> str:
 
 def _formulas_of(config: TrainConfig) -> type[BaseModel]:
     """The registered model whose formulas are used."""
-    kind: type[BaseModel] = MODELS[formula_of(config)].load()
-    return kind
+    return MODELS[formula_of(config)].load()
 
 
 def _depth(config: TrainConfig) -> int:
@@ -124,22 +123,23 @@ def _layers_of(
     for i, (inputs, outputs) in enumerate(widths):
         # propagated features have no hops, and may have more layers than hops
         reach = depth + 1 if is_own else max(1, depth - i)
-        layer = Layer(
-            sources=sum(batch.hop_nodes[: reach + 1]),
-            targets=sum(batch.hop_nodes[:reach]),
-            edges=sum(batch.hop_edges[:reach]),
-            inputs=inputs,
-            outputs=outputs,
-            first=i == 0,
-            last=i == len(widths) - 1,
-            heads=config.heads,
-            hops=config.hops,
-            half=config.precision != "fp32",
-            dropout=config.dropout > 0,
-            fused=fuses(config, on_gpu),
-            edge_list=is_own,
+        layers.append(
+            Layer(
+                sources=sum(batch.hop_nodes[: reach + 1]),
+                targets=sum(batch.hop_nodes[:reach]),
+                edges=sum(batch.hop_edges[:reach]),
+                inputs=inputs,
+                outputs=outputs,
+                first=i == 0,
+                last=i == len(widths) - 1,
+                heads=config.heads,
+                hops=config.hops,
+                half=config.precision != "fp32",
+                dropout=config.dropout > 0,
+                fused=fuses(config, on_gpu),
+                edge_list=is_own,
+            )
         )
-        layers.append(layer)
     return layers
 
 
@@ -173,11 +173,8 @@ def choose_threads(
 
 def _parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
     """Number of the model's weights."""
-    weights = _formulas_of(config).weights
-    return sum(
-        weights(layer)
-        for layer in _layers_of(config, BatchShape((), ()), num_features, num_classes)
-    )
+    layers = _layers_of(config, BatchShape((), ()), num_features, num_classes)
+    return sum(map(_formulas_of(config).weights, layers))
 
 
 def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:
@@ -197,8 +194,8 @@ def _layer_memory(
     on_gpu: bool = False,
 ) -> list[LayerMemory]:
     """Bounds for the layers of a step, first to last, see `model.BaseModel.memory`."""
-    memory = _formulas_of(config).memory
-    return [memory(layer) for layer in _layers_of(config, batch, num_features, num_classes, on_gpu)]
+    layers = _layers_of(config, batch, num_features, num_classes, on_gpu)
+    return [*map(_formulas_of(config).memory, layers)]
 
 
 # Measured in all models, precisions and shapes of the tests (with hooks on tensors that autograd
@@ -301,23 +298,25 @@ def _measure(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
         log = Path(folder, "stderr")
-        argv = [sys.executable, "-m", "ogbnlib.training.child", "--try"]
-        argv += [
-            str(size.num_features),
-            str(size.num_classes),
-            json.dumps(asdict(batch)),
-            str(file),
+        argv = [
+            *(sys.executable, "-m", "ogbnlib.training.child", "--try"),
+            *(str(size.num_features), str(size.num_classes)),
+            *(json.dumps(asdict(batch)), str(file)),
         ]
         if run_dir is not None:
             argv.append(str(run_dir))
         env = {**os.environ, CONFIG_VARIABLE: config.model_dump_json(), "TMPDIR": folder}
         # Files, not pipes: a process that the model has started may hold a pipe open for ever.
         with open(log, "w") as stderr:
-            quiet = subprocess.DEVNULL
-            done = subprocess.run(argv, env=env, stdin=quiet, stdout=quiet, stderr=stderr)
+            done = subprocess.run(
+                argv,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+            )
         if done.returncode == 0 and file.is_file():
-            measured: dict[str, int] = json.loads(file.read_bytes())
-            return measured
+            return json.loads(file.read_bytes())
         raise InputError(
             _why_trial_failed(config.model, done.returncode, log.read_text(errors="replace"))
         )
@@ -329,7 +328,9 @@ def _why_trial_failed(model: str, code: int, log: str) -> str:
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if code > 0 and errors:
         return errors[-1]
-    reason = f"its code ended the process with exit code {code}, where it was expected to return"
     if code > 0 and lines:
-        reason = lines[-1]
-    return f"{model}: trying it out failed: {reason}"
+        return f"{model}: trying it out failed: {lines[-1]}"
+    return (
+        f"{model}: trying it out failed: its code ended the process with exit code {code}, where it "
+        "was expected to return"
+    )

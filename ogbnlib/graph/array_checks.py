@@ -68,22 +68,23 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
             out = values.astype(dtype, order="C", copy=False)
         # NaN makes both comparisons false.
         if not (values.size == 0 or (float(values.max()) <= most and float(values.min()) >= -most)):
-            wrong = ~np.isfinite(values)
-            if wrong.any():
-                row = begin + int(wrong.any(axis=1).argmax())
-                raise InputError(
-                    f"{where}: expected finite values, found NaN or Inf, the first in row {row}"
-                )
-            wrong = ~np.isfinite(out)
-            if wrong.any():
-                row = begin + int(wrong.any(axis=1).argmax())
-                remedy = (
-                    "use feature_dtype='float32'"
-                    if dtype == np.float16
-                    else "scale the features down"
-                )
-                raise InputError(
-                    f"{where}: found a value beyond {most:g}, the largest {dtype}, in row {row}; {remedy}"
-                )
+            _refuse_infinite(
+                values, begin, f"{where}: expected finite values, found NaN or Inf, the first", ""
+            )
+            _refuse_infinite(
+                out,
+                begin,
+                f"{where}: found a value beyond {most:g}, the largest {dtype},",
+                "; use feature_dtype='float32'"
+                if dtype == np.float16
+                else "; scale the features down",
+            )
         begin += len(values)
         yield out
+
+
+def _refuse_infinite(values: Array, begin: int, found: str, remedy: str) -> None:
+    """Refuse NaN and infinite values; the first row has the number `begin`."""
+    rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(rows):
+        raise InputError(f"{found} in row {begin + rows[0]}{remedy}")

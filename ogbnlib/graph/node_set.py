@@ -82,12 +82,14 @@ class NodeSet:
 
     # It finds the distinct ids among 12 million in one second; sorting takes ten.
 
-    def __init__(self, num_nodes: int):
+    def __init__(self, num_nodes: int, *nodes: Array):
         self.num_nodes = num_nodes
         # at least one bit more: the end has a rank, too
         self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
         # members in all words before each, as of the last `count`
         self.before: Array = np.empty(0, np.int32)
+        for ids in nodes:
+            self.add(ids)
 
     def add(self, nodes: Array) -> None:
         """Add integer ids, which are not checked."""
@@ -95,8 +97,7 @@ class NodeSet:
 
     def contains(self, nodes: Array) -> Array:
         """Return which of these int64 ids are members, bool [len(nodes)]."""
-        bits = self.words[nodes >> 6] >> (nodes & 63).astype(np.uint64)
-        return bits & np.uint64(1) != 0
+        return (self.words[nodes >> 6] >> (nodes & 63).astype(np.uint64)) & np.uint64(1) != 0
 
     def count(self) -> int:
         """Return the number of members, and compute the ranks, which are valid until the next

@@ -41,10 +41,10 @@ def load(file: Path) -> Array:
         columns = _HEADERLESS.get(file.absolute().parts[-3:])
         if columns is not None and file.stat().st_size % (4 * columns) == 0:
             return np.memmap(file, "<f4", "r").reshape(-1, columns)
-        array = f"np.memmap({file.name!r}, 'float32', 'r', shape=(N, F))"
         raise InputError(
             f"{file}: expected a file of np.save, found no header, as np.memmap and tofile write; in Python: "
-            f"np.save({'new_' + file.name!r}, {array})"
+            f"np.save({'new_' + file.name!r}, np.memmap({file.name!r}, 'float32', 'r', shape=(N, "
+            "F)))"
         )
     with naming(file, "a numpy array without objects"):
         array = np.load(file, mmap_mode="r", allow_pickle=False)
@@ -106,8 +106,7 @@ class Member:
                     read = np.lib.format.read_array_header_1_0
                 with self._parser:
                     self.shape, self.fortran_order, self.dtype = read(stream)
-                num_bytes = archive.getinfo(self.name).file_size - stream.tell()
-                self._check_size(num_bytes)
+                self._check_size(archive.getinfo(self.name).file_size - stream.tell())
                 yield stream
 
     def _check_size(self, num_bytes: int) -> None:

@@ -209,8 +209,10 @@ class Store(GraphSize):
 
     def damaged(self, name: str, problem: str) -> InputError:
         """Return the error for a damaged array; `problem` has the expected and the found value."""
-        hint = f"run `python -m ogbnlib verify {self.path}`, then copy or convert the store again"
-        return InputError(f"{self.file_path(name)}: {problem}; {hint}")
+        return InputError(
+            f"{self.file_path(name)}: {problem}; run `python -m ogbnlib verify {self.path}`, then "
+            "copy or convert the store again"
+        )
 
     @cached_property
     def splits(self) -> dict[str, Array]:
@@ -293,9 +295,7 @@ def open_store(path: StrPath) -> Store:
         name: FileInfo(**{**entry, "shape": tuple(entry["shape"])})
         for name, entry in meta["files"].items()
     }
-    int8 = None
-    if "int8" in meta:
-        int8 = Int8Columns(*(np.array(part, np.float32) for part in meta["int8"]))
+    int8 = [np.array(part, np.float32) for part in meta.get("int8", [])]
     return Store(
         path=path,
         crc32=meta["crc32"],
@@ -312,7 +312,7 @@ def open_store(path: StrPath) -> Store:
         feature_itemsize=np.dtype(files["x"].dtype).itemsize,
         num_seeds={split: files[split].shape[0] for split in SPLITS},
         hops=meta.get("hops"),
-        int8=int8,
+        int8=Int8Columns(*int8) if int8 else None,
         summary=meta.get("summary", {}),
     )
 

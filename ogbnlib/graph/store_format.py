@@ -108,12 +108,11 @@ def read_meta(path: Path) -> dict[str, Any]:
     text = file.read_bytes()
     with naming(file, "JSON", "convert again"):
         meta = json.loads(text)
-    known = (
-        isinstance(meta, dict)
-        and meta.get("format") == FORMAT
-        and meta.get("version") in (VERSION, INT8_VERSION, TARGETS_VERSION)
-    )
-    if not known:
+    if (
+        not isinstance(meta, dict)
+        or meta.get("format") != FORMAT
+        or meta.get("version") not in (VERSION, INT8_VERSION, TARGETS_VERSION)
+    ):
         raise InputError(
             f"{file}: expected {FORMAT}, version {VERSION} to {TARGETS_VERSION}; "
             "use a newer ogbnlib or convert again"

@@ -110,11 +110,9 @@ class StoreWriter:
 
 def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[str]:
     """Yield the problems of one array by itself, in one pass over its file."""
-    # how many wrong, and the first
-    num_nodes = store.num_nodes
     crc32 = 0
     last = -1
-    counts = dict[str, list[int]]()
+    counts = dict[str, list[int]]()  # how many wrong, and the first
     for begin, rows in store.chunks(name):
         crc32 = zlib.crc32(rows.data, crc32)
         wrong: dict[str, Array] = {}
@@ -134,11 +132,13 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
             elif name == "node_id":
                 wrong["ascending ids"] = steps <= 0
             else:
-                wrong[f"node ids from 0 to {num_nodes - 1}"] = (rows < 0) | (rows >= num_nodes)
+                wrong[f"node ids from 0 to {store.num_nodes - 1}"] = (rows < 0) | (
+                    rows >= store.num_nodes
+                )
             if name == "row" and store.undirected:
                 falls = begin + np.flatnonzero(steps <= 0)
                 # A column may begin with any id.
-                starts = np.minimum(np.searchsorted(store.colptr, falls), num_nodes)
+                starts = np.minimum(np.searchsorted(store.colptr, falls), store.num_nodes)
                 unsorted = np.zeros(len(rows), np.bool_)
                 unsorted[falls[store.colptr[starts] != falls] - begin] = True
                 wrong["sorted columns without repeats (undirected)"] = unsorted
@@ -161,10 +161,9 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
 
 def wrong_splits(store: Store) -> Iterator[tuple[str, str]]:
     """Yield (split, problem) for everything in a store's splits that training can't use."""
-    y = store.y
 
     def labelled(ids: Array) -> Array:
-        labels = y[ids]
+        labels = store.y[ids]
         return is_labelled(labels) & (store.has_targets or labels < store.num_classes)
 
     return split_problems(store.splits, store.num_nodes, labelled)
@@ -175,10 +174,10 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     sound store."""
     try:
         store = open_store(path)
-        problems = list[tuple[str, str]]()
         with counted("verify", store.nbytes, progress) as done:
-            for name in store.files:
-                problems += [(name, problem) for problem in _problems(store, name, done)]
+            problems = [
+                (name, problem) for name in store.files for problem in _problems(store, name, done)
+            ]
     except (InputError, OSError) as error:
         return [str(explained(error))]
     if not {name for name, _ in problems} & {"y", *SPLITS}:

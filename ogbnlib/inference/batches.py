@@ -4,11 +4,10 @@ propagated features."""
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
-from torch import nn
 from torch_geometric.data import Data
 
 from ..errors import InputError
@@ -49,8 +48,13 @@ def _model_scores(
         config, store.num_features, store.num_classes, saved.path.parent, store=store
     )
     load_state(model, dict(saved.weights), saved.path)
+    if embeddings and not hasattr(model, "drop_last_layer"):
+        raise InputError(
+            f"embeddings: {config.model} has no method drop_last_layer(), after which its forward "
+            "returns the input of its last layer; add one, such as `self.out = torch.nn.Identity()`"
+        )
     if embeddings:
-        _drop_last_layer(model, config.model)
+        cast(Any, model).drop_last_layer()
     device = resolve_device(config.device)
     call = Call.of(model, config.precision)
     model.to(device).eval()
@@ -60,17 +64,6 @@ def _model_scores(
                 batch.x = batch.x.half()
             yield batch.input_id.numpy(), call(model, batch, device).cpu().numpy()
             done(1)
-
-
-def _drop_last_layer(model: nn.Module, name: str) -> None:
-    """Make a model return the input of its last layer."""
-    drop: Any = getattr(model, "drop_last_layer", None)
-    if drop is None:
-        raise InputError(
-            f"embeddings: {name} has no method drop_last_layer(), after which its forward returns the input "
-            "of its last layer; add one, such as `self.out = torch.nn.Identity()`"
-        )
-    drop()
 
 
 def sampled_scores(
@@ -86,8 +79,14 @@ def sampled_scores(
     size = saved.config.seeds_per_batch(training=False)
     parts = _by_split(store, ids, size)
     num_batches = sum(-(-len(part.nodes) // size) for part in parts)
-    batches = _sampled_batches(store, saved, parts, memory_limit)
-    return _model_scores(saved, store, batches, num_batches, progress, embeddings)
+    return _model_scores(
+        saved,
+        store,
+        _sampled_batches(store, saved, parts, memory_limit),
+        num_batches,
+        progress,
+        embeddings,
+    )
 
 
 def _by_split(store: Store, ids: Array | None, size: int) -> list[_Seeds]:
@@ -141,9 +140,7 @@ def propagated_scores(
     """Yield scores from `store`, which has the propagated features of nodes of `graph` or is
     `graph` itself; with `embeddings` the input of the last layer."""
     nodes = np.arange(graph.num_nodes) if ids is None else ids
-    places = nodes
-    if store is not graph:
-        places = _hop_rows(graph, store, nodes)
+    places = nodes if store is graph else _hop_rows(graph, store, nodes)
     batches = HopLoader(
         store,
         torch.from_numpy(places),
@@ -156,12 +153,8 @@ def propagated_scores(
 def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:
     """Rows of a graph's nodes in a store of propagated features."""
     # A store without `node_id` has each node at the place of its id.
-    ids = nodes
-    if graph.node_id is not None:
-        ids = graph.node_id[nodes]
-    own = np.arange(store.num_nodes)
-    if store.node_id is not None:
-        own = np.asarray(store.node_id)
+    ids = nodes if graph.node_id is None else graph.node_id[nodes]
+    own = np.arange(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)
     places = np.minimum(np.searchsorted(own, ids), len(own) - 1)
     missing = int((own[places] != ids).sum())
     if missing:

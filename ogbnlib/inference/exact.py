@@ -53,9 +53,7 @@ class _Layer:
     def blocks(self, most: int) -> list[slice]:
         """The columns of the result that are computed at a time."""
         outputs = len(self.bias)
-        width = outputs
-        if not self.sweeps_input(most):
-            width = -(-outputs // -(-outputs // most))
+        width = outputs if self.sweeps_input(most) else -(-outputs // -(-outputs // most))
         return [slice(begin, min(begin + width, outputs)) for begin in range(0, outputs, width)]
 
 
@@ -75,11 +73,10 @@ def exact_scores(
     """
     layers = []
     last = len(saved.config.num_neighbors) - 1
+    names = MODELS[saved.config.model].load().exact_weights
     for number in range(last if embeddings else last + 1):
-        names = MODELS[saved.config.model].load().exact_weights
         tensors = [saved.weights[f"convs.{number}.{name}"] for name in names]
-        matrices = [tensor.float().cpu().numpy().T for tensor in tensors]
-        layers.append(_Layer(number < last, *matrices))
+        layers.append(_Layer(number < last, *(one.float().cpu().numpy().T for one in tensors)))
     room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers)) - _STEP_BYTES
     column = 4 * store.num_nodes
     if room < column:
@@ -90,11 +87,10 @@ def exact_scores(
     if check_own(work):  # from a killed process
         shutil.rmtree(work)
     work.mkdir()
-    targets = None
+    targets = order = None
     if ids is not None:
-        targets = NodeSet(store.num_nodes)
-        targets.add(ids)
-    order = None if ids is None else np.argsort(ids)
+        targets = NodeSet(store.num_nodes, ids)
+        order = np.argsort(ids)
     begin = 0
     try:
         _check_disk(store, layers, targets, room // column, work)
@@ -112,15 +108,12 @@ def _check_disk(
     store: Store, layers: list[_Layer], targets: NodeSet | None, most: int, folder: Path
 ) -> None:
     """Refuse a disk without room for a layer's input and its result at the same time."""
-    column = 4 * store.num_nodes
     # The features are the store's own file: 0 bytes more.
-    sizes = [0, *(column * len(layer.bias) for layer in layers[:-1])]
-    result_bytes = 0  # of a last layer of one block, which is handed out without a file
-    if len(layers[-1].blocks(most)) > 1:
-        result_bytes = 4 * len(layers[-1].bias)
-        result_bytes *= store.num_nodes if targets is None else targets.count()
-    sizes.append(result_bytes)
-    needed = max(before + after for before, after in itertools.pairwise(sizes))
+    sizes = [0, *(4 * store.num_nodes * len(layer.bias) for layer in layers[:-1])]
+    if len(layers[-1].blocks(most)) > 1:  # one block is handed out without a file
+        rows = store.num_nodes if targets is None else targets.count()
+        sizes.append(4 * len(layers[-1].bias) * rows)
+    needed = max(before + after for before, after in itertools.pairwise([*sizes, 0]))
     check_space(folder, needed, f"{format_bytes(needed)} of free disk space until it is done")
 
 
@@ -167,13 +160,12 @@ class _Sweep:
                     nodes = range(first + begin, first + min(end, len(means)))
                     yield self._result(part, degree, nodes, columns)
 
-    def _result(self, means: Array, degrees: Array, nodes: range, columns: slice) -> Array:
+    def _result(self, part: Array, degrees: Array, nodes: range, columns: slice) -> Array:
         """Return some columns of the layer's result for the targets among consecutive nodes.
 
-        `means` are those of the rows that `prepare` returned, over each target's neighbors.
+        `part` has the means of the rows that `prepare` returned, over each target's neighbors.
         """
         layer = self.layer
-        part = means
         if layer.own is None:
             # GCN divides by sqrt(d_i d_j). `prepare` has divided by sqrt(d_j), and the mean by d_i.
             part = part * np.sqrt(degrees, dtype=np.float32)[:, None]
@@ -207,15 +199,13 @@ def _layer_by_layer(
     with contextlib.closing(edges), counted("predicting", total, progress) as done:
         source = Columns.features(store)
         needed = edges.needed(targets, len(layers), done)
-        for members in needed:
-            if members is not None:
-                members.count()  # computes the ranks, which the threads of a sweep only read
+        for members in filter(None, needed):
+            members.count()  # computes the ranks, which the threads of a sweep only read
         for number, layer in enumerate(layers):
-            is_last = number == len(layers) - 1
             sweep = _Sweep(layer, source, edges, needed[number], layer.sweeps_input(most), done)
             blocks = layer.blocks(most)
             with contextlib.closing(source):
-                if is_last and len(blocks) == 1:
+                if layer is layers[-1] and len(blocks) == 1:
                     yield from sweep.columns(blocks[0])
                     return
                 for columns in blocks:
@@ -230,8 +220,11 @@ def _layer_by_layer(
 
 def _write(folder: Path, number: int, columns: slice, chunks: Chunks) -> None:
     """Write some columns of a layer's result to a file, which `Columns.open` finds by its name."""
-    name = f"{number}-{columns.start}"
-    result = StoreWriter(folder).create(name, np.float32, (columns.stop - columns.start,))
-    with result as writer, contextlib.closing(chunks):
+    create = StoreWriter(folder).create
+    width = columns.stop - columns.start
+    with (
+        create(f"{number}-{columns.start}", np.float32, (width,)) as writer,
+        contextlib.closing(chunks),
+    ):
         for values in chunks:
             writer.write(values)

@@ -94,8 +94,9 @@ def predict(
         elif sampled:
             chunks = sampled_scores(saved, graph, ids, memory_limit, progress, embeddings)
         else:
-            work = sibling_path(target, "work")
-            chunks = exact_scores(saved, graph, ids, work, memory_limit, progress, embeddings)
+            chunks = exact_scores(
+                saved, graph, ids, sibling_path(target, "work"), memory_limit, progress, embeddings
+            )
 
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):
@@ -190,8 +191,7 @@ def _check_embeddings(config: TrainConfig, target: Path, scores: bool) -> None:
         )
     if config.model in MODELS:
         depth = config.hops if config.policy.uses_hops else len(config.num_neighbors)
-        hidden = config.hidden_channels
-        widths = MODELS[config.model].load().widths(depth, depth + 1, hidden, 1)
+        widths = MODELS[config.model].load().widths(depth, depth + 1, config.hidden_channels, 1)
         if len(widths) == 1:
             raise InputError(
                 f"embeddings: expected a model with a hidden layer, got {config.model} with one layer in all"
@@ -207,15 +207,14 @@ def _write_embeddings(
         raise InputError(
             f"embeddings: expected [n, hidden] after drop_last_layer(), found {[*first[1].shape]}"
         )
-    width = first[1].shape[1]
-    num_rows = graph.num_nodes if ids is None else len(ids)
+    shape = (graph.num_nodes if ids is None else len(ids), first[1].shape[1])
     every = itertools.chain([first], chunks)
     if target.suffix == ".npy":
-        _write_rows(file, every, np.dtype(np.float32), (num_rows, width))
+        _write_rows(file, every, np.dtype(np.float32), shape)
         return
     with tempfile.TemporaryFile(dir=target.parent) as rows:
-        _write_rows(rows, every, np.dtype(np.float32), (num_rows, width))
-        write_embeddings(file, rows, width, graph, ids)
+        _write_rows(rows, every, np.dtype(np.float32), shape)
+        write_embeddings(file, rows, shape[1], graph, ids)
 
 
 def _finite(chunks: Iterable[Rows], path: Path, graph: Store) -> Iterator[Rows]:

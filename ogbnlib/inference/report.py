@@ -1,7 +1,5 @@
 """A run's accuracy class by class, from the predictions of its kept model."""
 
-from __future__ import annotations
-
 import base64
 import html
 import io
@@ -73,8 +71,9 @@ class Report:
 
     def _repr_html_(self) -> str:
         picture = base64.b64encode(self.png()).decode()
-        text = html.escape(printable(self))
-        return f'<pre>{text}</pre><img src="data:image/png;base64,{picture}"/>'
+        return (
+            f'<pre>{html.escape(printable(self))}</pre><img src="data:image/png;base64,{picture}"/>'
+        )
 
     def png(self) -> bytes:
         """Return the picture of `plot` as a PNG file."""
@@ -87,12 +86,10 @@ class Report:
         sizes = self.confusion.sum(axis=1)
         largest = np.argsort(-sizes, kind="stable")[:_LARGEST]
         largest = largest[sizes[largest] > 0]
-        rows = self.confusion[largest].tocsc()
-        counts = rows[:, largest].toarray()
+        counts = self.confusion[largest].tocsc()[:, largest].toarray()
         others = sizes[largest] - counts.sum(axis=1)
         names = [printable(self.names[number]).replace("\n", " ")[:24] for number in largest]
-        table = np.column_stack([counts, others])
-        percent = 100 * table / sizes[largest][:, None]
+        percent = 100 * np.column_stack([counts, others]) / sizes[largest][:, None]
         side = 2.5 + 0.45 * len(names)
         figure = Figure(figsize=(side + 1, side), layout="constrained")
         ax = figure.add_subplot()
@@ -151,8 +148,12 @@ def report(
             trust=trust,
         )
         confusion = _count(store, nodes, np.load(path, mmap_mode="r", allow_pickle=False))
-    title = f"{run_dir}, {split}: {len(nodes):,} nodes, by {saved.path.name}"
-    return Report(title, _by_class(confusion, store.class_names), confusion, store.class_names)
+    return Report(
+        f"{run_dir}, {split}: {len(nodes):,} nodes, by {saved.path.name}",
+        _by_class(confusion, store.class_names),
+        confusion,
+        store.class_names,
+    )
 
 
 def _count(store: Store, nodes: Array, predicted: Array) -> csr_array:
@@ -162,8 +163,7 @@ def _count(store: Store, nodes: Array, predicted: Array) -> csr_array:
     for begin in range(0, len(nodes), _CHUNK_NODES):
         part = slice(begin, begin + _CHUNK_NODES)
         true = store.y[nodes[part]]
-        ones = np.ones(len(true), np.int64)
-        counts += coo_array((ones, (true, predicted[part])), shape).tocsr()
+        counts += coo_array((np.ones(len(true), np.int64), (true, predicted[part])), shape).tocsr()
     return counts
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
+import scipy.special
 
 from ..errors import InputError
 from ..graph.npz import Array
@@ -23,8 +24,8 @@ _COLUMNS = ("node_id", "class", "probability")
 def class_names(store: Store, are_columns: bool) -> list[str]:
     """Return the name of each class, see `Store.class_names`; some may not name columns."""
     names = store.class_names
-    both = {*names} & {*_COLUMNS} if are_columns else set[str]()
-    if both:
+    both = {*names} & {*_COLUMNS}
+    if are_columns and both:
         raise InputError(
             f"{store.path}: expected other names of classes than {', '.join(_COLUMNS)}, "
             f"found {both.pop()!r}; write a .npy file"
@@ -34,9 +35,7 @@ def class_names(store: Store, are_columns: bool) -> list[str]:
 
 def probabilities(scores: Array) -> Array:
     """Return the softmax of scores [n, C], float32."""
-    values = np.exp(scores - scores.max(1, keepdims=True), dtype=np.float32)
-    values /= values.sum(1, keepdims=True)
-    return values
+    return scipy.special.softmax(scores.astype(np.float32, copy=False), axis=1)
 
 
 def best_classes(scores: Array) -> Array:

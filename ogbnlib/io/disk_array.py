@@ -210,8 +210,7 @@ class DiskArray:
         place = self._place(begin)
         size = self._place(end) - place
         buffer = self._read(place // BLOCK * BLOCK, place + size, room_bytes)
-        values = np.frombuffer(buffer, dtype, size // dtype.itemsize, place % BLOCK)
-        return values, len(buffer)
+        return np.frombuffer(buffer, dtype, size // dtype.itemsize, place % BLOCK), len(buffer)
 
     def _read(self, begin: int, end: int, room_bytes: int = 0) -> memoryview:
         """Read the blocks from byte `begin` (a block's first) to `end` into this thread's buffer of
@@ -241,9 +240,14 @@ class DiskArray:
         target = out.reshape(len(out), -1).view(word)
         num_rows = -(-width // self.row_bytes)
         order = np.empty(len(index), np.uint32 if len(index) < 2**32 else np.int64)
-        shift = self.chunk_bytes.bit_length() - 1
         wrong, bounds, first, last = _group_by_chunk(
-            index, num_rows, self.row_bytes, self.offset, shift, self.num_bytes, order
+            index,
+            num_rows,
+            self.row_bytes,
+            self.offset,
+            self.chunk_bytes.bit_length() - 1,
+            self.num_bytes,
+            order,
         )
         if wrong >= 0:
             raise self._wrong_index(int(index[wrong]), num_rows)
@@ -372,7 +376,6 @@ class PageArray(DiskArray):
         count = (self.num_bytes - self.offset) // word.itemsize
         words = np.frombuffer(content, word, count, self.offset)
         target = out.reshape(len(out), -1).view(word)
-        order = np.argsort(places)
-        _pick(words, 0, index, order, self.row_bytes // word.itemsize, target)
+        _pick(words, 0, index, np.argsort(places), self.row_bytes // word.itemsize, target)
         self.bytes_read += len(pages) * mmap.PAGESIZE
         self.progress = 0, 0

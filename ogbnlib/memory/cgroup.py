@@ -189,8 +189,9 @@ def throttled_since(before: Mapping[str, int]) -> list[Throttle]:
     throttles = []
     for path, count in before.items():
         cgroup = Cgroup(Path(path), 2)
-        times = (cgroup.count("high") or 0) - count
-        throttles.append(Throttle(path, cgroup.size("high") or 0, times))
+        throttles.append(
+            Throttle(path, cgroup.size("high") or 0, (cgroup.count("high") or 0) - count)
+        )
     return [one for one in throttles if one.times > 0]
 
 
@@ -213,10 +214,11 @@ def effective_limit() -> tuple[int, str]:
         (_number(LIMIT_VARIABLE), "memory_limit"),
         (node_bytes, "Slurm --mem (SLURM_MEM_PER_NODE)"),
         (cpus_bytes, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"),
+        *(
+            (cgroup.size("limit") or 0, f"memory cgroup v{cgroup.version} {cgroup.path}")
+            for cgroup in _lineage_of()
+        ),
     ]
-    for cgroup in _lineage_of():
-        source = f"memory cgroup v{cgroup.version} {cgroup.path}"
-        limits.append((cgroup.size("limit") or 0, source))
     return min(limit for limit in limits if limit[0] > 0)
 
 

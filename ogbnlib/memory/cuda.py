@@ -5,7 +5,6 @@ Readings never import torch: where the process has not used CUDA, there is nothi
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
 import sys
@@ -30,8 +29,7 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 def cuda_in_use() -> Any:
     """Return the torch module if this process has used CUDA, else None."""
     torch = sys.modules.get("torch")
-    in_use = torch and torch.cuda.is_available() and torch.cuda.is_initialized()
-    return torch if in_use else None
+    return torch if torch and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> dict[str, str]:
@@ -41,8 +39,9 @@ def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> di
         return {}
     current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
     settings = re.split(r",(?![^\[]*\])", current)  # not at commas inside brackets
-    names = ("", "expandable_segments")
-    others = [part for part in settings if part.split(":")[0].strip() not in names]
+    others = [
+        part for part in settings if part.split(":")[0].strip() not in ("", "expandable_segments")
+    ]
     return dict.fromkeys(ALLOCATOR_VARIABLES, ",".join([*others, "expandable_segments:True"]))
 
 
@@ -53,9 +52,9 @@ def prepare_allocator(config: TrainConfig) -> None:
     if not variables or config.device == "cpu" or not torch.cuda.is_available():
         return
     if torch.cuda.is_initialized() and not variables.items() <= os.environ.items():
-        expected = "expected a process that has not used CUDA yet, and this one has"
         raise InputError(
-            f"expandable_segments: {expected}; restart it, or train with run() in a child process"
+            "expandable_segments: expected a process that has not used CUDA yet, and this one "
+            "has; restart it, or train with run() in a child process"
         )
     os.environ.update(variables)
 
@@ -113,9 +112,12 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
         begin_s = time.perf_counter()
         segments = torch.cuda.memory_snapshot(include_traces=False)
         device = torch.cuda.current_device()
-        own = [segment["blocks"] for segment in segments if segment["device"] == device]
-        blocks = itertools.chain.from_iterable(own)
-        free_sizes = (int(block["size"]) for block in blocks if block["state"] == "inactive")
+        free_sizes = (
+            int(block["size"])
+            for segment in segments
+            for block in segment["blocks"]
+            if segment["device"] == device and block["state"] == "inactive"
+        )
         reading["largest_free_bytes"] = max(free_sizes, default=0)
         reading["took_s"] = round(time.perf_counter() - begin_s, 6)
     return reading

@@ -80,8 +80,7 @@ class Limit:
         """Find an out-of-memory kill after which the tree ended before the next reading."""
         # The status of the first process can be 0 after the kill of a child. A counter that
         # includes other processes proves nothing without a SIGKILL in the tree.
-        is_own = by_sigkill or not self._around
-        if self.killed_by is None and is_own and self.oom_kills():
+        if self.killed_by is None and (by_sigkill or not self._around) and self.oom_kills():
             self._blame_kernel()
 
     def evidence(self) -> dict[str, Any]:
@@ -152,8 +151,9 @@ class _CgroupLimit(Limit):
         # accounting.
         values = {"memory.max": limit_bytes, "memory.swap.max": 0, "memory.oom.group": 1}
         if parent.version == 1:
-            names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
-            values = dict.fromkeys(names, limit_bytes)
+            values = dict.fromkeys(
+                ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes"), limit_bytes
+            )
         try:
             for name, value in values.items():
                 if limit_bytes is not None and ("sw" not in name or (path / name).exists()):
@@ -281,10 +281,13 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
 def _try_systemd(limit_bytes: int | None) -> Limit | str:
     if shutil.which("systemd-run") is None:
         return "systemd-run is not installed"
-    probe = _SystemdLimit(2**30).command(["true"])
     try:
         done = subprocess.run(
-            probe, capture_output=True, text=True, timeout=10, stdin=subprocess.DEVNULL
+            _SystemdLimit(2**30).command(["true"]),
+            capture_output=True,
+            text=True,
+            timeout=10,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
         return "systemd-run did not answer within 10 s"

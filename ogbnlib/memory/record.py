@@ -154,8 +154,9 @@ class Growth:
         needs for a while."""
         late = floors[len(floors) // 3 :]
         slope, verdict, has_grown = _judge(late)
-        over_s = len(late) * step_s
-        return cls(verdict, slope * 60 / step_s, 0, late[0], late[-1], over_s, has_grown)
+        return cls(
+            verdict, slope * 60 / step_s, 0, late[0], late[-1], len(late) * step_s, has_grown
+        )
 
     def __str__(self) -> str:
         over = f"{self.epochs} epochs" if self.over_s is None else f"{self.over_s:.0f} s"
@@ -223,26 +224,22 @@ class _Processes:
     each_bytes: int
 
     def __str__(self) -> str:
-        each = format_bytes(self.each_bytes)
-        return f"Its processes went from {self.first} to {self.most}, {each} each in the mean."
+        return (
+            f"Its processes went from {self.first} to {self.most}, "
+            f"{format_bytes(self.each_bytes)} each in the mean."
+        )
 
 
 class Record:
     """Summary of a run's last attempt, by its events and samples in the order of time."""
 
-    def __init__(
-        self,
-        began_s: float | None = None,
-        *,
-        origin_s: float = 0.0,
-        history: list[Phase] | None = None,
-    ):
+    def __init__(self, *, origin_s: float = 0.0, history: list[Phase] | None = None):
         self._origin_s = origin_s
         self._history = history
         self.attempt = 0
-        self._reset(began_s)
+        self._reset()
 
-    def _reset(self, began_s: float | None) -> None:
+    def _reset(self, began_s: float | None = None) -> None:
         # peak of held bytes in phases of each name, "" between phases
         self.phases: dict[str, int] = {}
         self.parts: dict[str, int] = {}  # named parts in use now
@@ -345,8 +342,9 @@ class Record:
             self.events[kind] = dict(event)
 
     def _begin(self, event: Event, since_s: float) -> None:
-        own = ("time_s", "event", "phase")
-        info = {name: value for name, value in event.items() if name not in own}
+        info = {
+            name: value for name, value in event.items() if name not in ("time_s", "event", "phase")
+        }
         phase = Phase(event["phase"], since_s, len(self._open), self.attempt, info)
         self._newest = phase
         self._open.append(phase)
@@ -358,8 +356,7 @@ class Record:
         name = event["phase" if event["event"] == "end" else "name"].lower()
         epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", name)
         # A single process knows its own memory exactly; with several, the last sample has them all.
-        is_single = (self._num_processes or 1) <= 1
-        held_bytes = event.get("held_bytes") if is_single else self.held_bytes
+        held_bytes = event.get("held_bytes") if (self._num_processes or 1) <= 1 else self.held_bytes
         if held_bytes is not None and epoch:
             self._levels.setdefault(f"{event['event']} {epoch[1]}", []).append(held_bytes)
 
@@ -385,11 +382,10 @@ class Record:
             self._began_s = time_s
         self.duration_s = time_s - self._began_s
         self._num_processes = reading.num_processes
-        others = ("num_processes", "cgroup_limit_bytes")
         sizes = {
             name: size
             for name, size in vars(reading).items()
-            if size is not None and name not in others
+            if size is not None and name not in ("num_processes", "cgroup_limit_bytes")
         }
         if reading.rss_anon_bytes is not None:
             sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)
@@ -407,14 +403,13 @@ class Record:
                 self._processes = _Processes(before.first, number, size // number)
             if not self._loads():
                 self._add_floor(size)
-        for name, size in sizes.items():
-            self.peaks[name] = max(self.peaks.get(name, 0), size)
+        self.peaks |= {name: max(self.peaks.get(name, 0), size) for name, size in sizes.items()}
 
     def _add_floor(self, size: int) -> None:
         since_s = max(0.0, self.duration_s - self._floors_begin_s)
         while since_s >= 24 * self._floor_s:  # then each two time spans become one
             pairs = itertools.zip_longest(self._floors[::2], self._floors[1::2], fillvalue=2**63)
-            self._floors = [min(pair) for pair in pairs]
+            self._floors = [*map(min, pairs)]
             self._floor_s *= 2
         at = int(since_s / self._floor_s)
         self._floors += [size] * (at + 1 - len(self._floors))

@@ -303,12 +303,9 @@ class Recorder:
             held_bytes = reading.held_bytes or 0
             # A sample takes 0.1 to 0.6 ms of CPU time. Once ten in a row, half a second by default,
             # differed by at most 0.5 %, a third of them are enough.
-            is_same = abs(held_bytes - before) <= before / 200
-            unchanged = unchanged + 1 if is_same else 0
+            unchanged = unchanged + 1 if abs(held_bytes - before) <= before / 200 else 0
             before = held_bytes
-            pause_s = interval_s
-            if unchanged >= 10:
-                pause_s = max(interval_s, 0.15)
+            pause_s = max(interval_s, 0.15) if unchanged >= 10 else interval_s
             pause_s = min(pause_s, limit.longest_pause_s)
             is_last = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))
             if is_last and not Path(f"/proc/{tree.pid}").exists():

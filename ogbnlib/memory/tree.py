@@ -91,8 +91,7 @@ class Tree:
         members = process_tree(self.pid)
         if self.mark:
             self._adopt()
-            for child in self._adopted:
-                members += process_tree(child)
+            members += [pid for child in self._adopted for pid in process_tree(child)]
             self._members = set(members)
         return members
 
@@ -161,9 +160,13 @@ class Tree:
     def guard_command(self) -> list[str]:
         """The command of a process that runs `_guard` for this tree."""
         root = str(Path(__file__).parents[2])
-        code = f"import sys; sys.path.insert(0, {root!r}); from {__name__} import _guard; _guard()"
-        start = [sys.executable, "-E", "-S", "-c", code]
-        return [*start, str(self.parent), str(self.pid), self.mark]
+        return [
+            *(sys.executable, "-E", "-S", "-c"),
+            f"import sys; sys.path.insert(0, {root!r}); from {__name__} import _guard; _guard()",
+            str(self.parent),
+            str(self.pid),
+            self.mark,
+        ]
 
 
 def _guard() -> None:

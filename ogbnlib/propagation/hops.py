@@ -122,8 +122,7 @@ class _Propagation:
         step = max(1, CHUNK_BYTES // 4 // (4 * self.store.num_features))
         for first, chunk in self.store.chunks("x", checked=True):
             for begin in range(0, len(chunk), step):
-                values = self.store.decode(chunk[begin : begin + step])
-                magnitudes = values.view(bits) & unsigned
+                magnitudes = self.store.decode(chunk[begin : begin + step]).view(bits) & unsigned
                 np.maximum(largest, magnitudes.max(axis=0, initial=0), out=largest)
                 if (largest >= infinite).any():
                     row = first + begin + int((magnitudes >= infinite).any(axis=1).argmax())
@@ -143,8 +142,9 @@ class _Propagation:
         if number == 1:
             source = Columns.features(store)
         else:
-            before = folder.with_name(str(number - 1))
-            source = Columns.open(before, "rows", store.num_nodes, self.reached[number - 2])
+            source = Columns.open(
+                folder.with_name(str(number - 1)), "rows", store.num_nodes, self.reached[number - 2]
+            )
         crc32: dict[str, int] = {}
         firsts = range(0, store.num_features, width)
         total = len(firsts) * (source.nbytes + self.edges.nbytes)
@@ -307,16 +307,11 @@ def propagate(
     check_hops(store, hops, norm, nodes)
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
-    # float16 can be coarser than the codes
-    own = store.feature_dtype if store.int8 is None else np.float32
-    dtype = np.dtype(feature_dtype or own)
+    # of int8, float16 can be coarser than the codes
+    dtype = np.dtype(feature_dtype or (store.feature_dtype if store.int8 is None else np.float32))
     target = Path(os.path.realpath(home(path)))
     check_new(target)
-    members = None
-    if nodes == "labelled":
-        members = NodeSet(store.num_nodes)
-        for ids in store.splits.values():
-            members.add(ids)
+    members = NodeSet(store.num_nodes, *store.splits.values()) if nodes == "labelled" else None
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
     run = _Propagation(store, hops, norm, members, dtype)
     with contextlib.closing(run.edges):

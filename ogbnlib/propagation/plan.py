@@ -43,10 +43,9 @@ class HopPlan:
     minutes: float  # on a 2-core machine with an NVMe-like disk
 
     def __str__(self) -> str:
-        passes = f"{self.num_passes} pass{'es' * (self.num_passes > 1)}"
-        memory = format_bytes(self.held_bytes)
         return (
-            f"{passes} over it, at most {max(self.widths)} columns each: {memory} of memory, "
+            f"{self.num_passes} pass{'es' * (self.num_passes > 1)} over it, at most "
+            f"{max(self.widths)} columns each: {format_bytes(self.held_bytes)} of memory, "
             f"{format_bytes(self.disk_bytes)} of disk, most of it until it is done, about {self.minutes:.0f} "
             "minutes on 2 cores"
         )
@@ -111,9 +110,8 @@ def plan_hops(
     # The first hop reads whole rows for each block, the others their own columns; before,
     # everything is read once.
     features = size.num_nodes * size.num_features * size.feature_itemsize
-    read = (-(-size.num_features // widths[0]) + 1) * features + (
-        num_passes + max(1, hops - 1)
-    ) * graph
+    read = (-(-size.num_features // widths[0]) + 1) * features
+    read += (num_passes + max(1, hops - 1)) * graph
     minutes = ((read + 2 * between) / _BYTES_PER_S + edges / _EDGES_PER_S) / 60
     return HopPlan(widths, held_bytes, (2 * hops + 1) * result + between, num_passes, minutes)
 

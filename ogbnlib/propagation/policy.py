@@ -73,12 +73,16 @@ class PropagatedLoaders(DiskLoaders):
         run.phase("load", {}, cache_bytes)
         run.hold_model()
         passes = [("train", run.one_pass("train", training=True))] if config.epochs else []
-        for when, splits in run.evaluations().items():
-            passes += [(f"{when} {split}", run.one_pass(split)) for split in splits]
+        passes += [
+            (f"{when} {split}", run.one_pass(split))
+            for when, splits in run.evaluations().items()
+            for split in splits
+        ]
         for name, one in passes:
             run.phase(name, one.step() | one.workers(0), cache_bytes)
-        training = [phase.held_bytes for phase in run.phases[propagating:]]
-        run.least_bytes = max(run.least_bytes, *training)
+        run.least_bytes = max(
+            run.least_bytes, *[phase.held_bytes for phase in run.phases[propagating:]]
+        )
 
     def _load(self, store: Store) -> Data:
         data = super()._load(store)

@@ -102,9 +102,9 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
     if (resume and is_run) or not run_dir.is_dir():
         return
     if any(path != paths.lock and not path.match(_TORN_FILES) for path in run_dir.iterdir()):
-        content = "a run in it; resume it or" if is_run else "other files in it;"
         raise InputError(
-            f"{run_dir}: expected a new or empty folder, found {content} name another one"
+            f"{run_dir}: expected a new or empty folder, found "
+            f"{'a run in it; resume it or' if is_run else 'other files in it;'} name another one"
         )
 
 
@@ -137,8 +137,6 @@ class Attempt:
         self._sizes = {
             path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
         }
-        ended_s = max((event["time_s"] for event in before.events), default=0.0)
-        started = clock.begin(ended_s)
         self._high = high_events()
         self._job = os.environ.get("SLURM_JOB_ID")
         if "SLURM_ARRAY_TASK_ID" in os.environ:
@@ -149,7 +147,7 @@ class Attempt:
             memory_high=self._high or None,
             slurm_job=self._job,
             previous=before.result or None,
-            clock=started,
+            clock=clock.begin(max((event["time_s"] for event in before.events), default=0.0)),
         )
         self.paths.result.unlink(missing_ok=True)
         runs = Path(os.environ.get(RUNS_VARIABLE, ""))

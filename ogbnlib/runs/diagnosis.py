@@ -171,8 +171,12 @@ def explain_text(text: str) -> Diagnosis:
     if finding is None:
         message = exception_line(text)
         end = f"it ends with {message[:200]!r}" if message else "no message in it is known"
-        remedy = f"look for its words in {GUIDE}; `python -m ogbnlib watch` runs the command again and records it"
-        finding = Meaning("unknown", f"Cause unknown: {end}", remedy)
+        finding = Meaning(
+            "unknown",
+            f"Cause unknown: {end}",
+            f"look for its words in {GUIDE}; `python -m ogbnlib watch` runs the command again and "
+            "records it",
+        )
     sentences = [
         f"{finding.text[:1].upper()}{finding.text[1:]}.",
         finding.line and f"Evidence: {finding.line[:200].rstrip('.')}.",
@@ -317,19 +321,21 @@ class _Case:
         amount = format_bytes(record.held_bytes)
         if limit:
             amount += f" of {format_bytes(limit)}"
-        most = f"{format_bytes(record.held_peak_bytes)} at most"
-        text = f"At work, {self.where}{since}; after {self.took} it holds {amount}, {most}."
-        sentences = [text, *map(str, throttles), self._printed(), *self._memory()]
-        return self._diagnosis(sentences, "at work")
+        text = (
+            f"At work, {self.where}{since}; after {self.took} it holds {amount}, "
+            f"{format_bytes(record.held_peak_bytes)} at most."
+        )
+        return self._diagnosis(
+            [text, *map(str, throttles), self._printed(), *self._memory()], "at work"
+        )
 
     def without_result(self) -> Diagnosis:
         text = (
             "No result was written: the watching process was itself killed. "
             f"After {self.took} the run was {self.where}."
         )
-        remedy = "if no process of it is alive, go on with resume=True"
-        if self.foreign:
-            remedy = "start it again"
+        again = "if no process of it is alive, go on with resume=True"
+        remedy = "start it again" if self.foreign else again
         return self._diagnosis([text, self._printed(), *self._memory()], "no result", remedy)
 
     def finished(self) -> Diagnosis:
@@ -418,9 +424,10 @@ class _Case:
             )
         if self.remedy_of is not None:
             return self.remedy_of(self.config, self.record, killed)
-        command = f"plan --config {self.run_dir}/config.json"
-        size = f"{killed.left_bytes / MB:.0f} MB"
-        return f"ask `python -m ogbnlib {command} --memory-limit '{size}'` what fits"
+        return (
+            f"ask `python -m ogbnlib plan --config {self.run_dir}/config.json --memory-limit "
+            f"'{killed.left_bytes / MB:.0f} MB'` what fits"
+        )
 
     def _first_rank(self) -> list[str]:
         first = self.record.events.get("rank ended")
@@ -441,8 +448,7 @@ def _killer(result: Result) -> str:
         return text + result.under_limit()
     text += f" for the limit of {format_bytes(outer.limit_bytes)} of the cgroup {outer.cgroup} around it"
     if result.memory_limit_bytes:
-        own = result.under_limit().replace("under a limit of", "its own limit of")
-        text += f", not for{own}"
+        text += f", not for{result.under_limit().replace('under a limit', 'its own limit')}"
     return text
 
 
@@ -455,10 +461,9 @@ def _command_remedy(record: Record, killed: KilledBy) -> str:
     )
     if record.growth and record.growth.verdict == "climbs":
         # Without marks of epochs it may be no training, and a few seconds of loading climb, too.
-        look = f"{text}; in training look for"
+        text += f"; in training look for {KEPT}"
         if record.growth.epochs:
-            look = "find what each epoch keeps:"
-        text = f"{look} {KEPT}"
+            text = f"find what each epoch keeps: {KEPT}"
     if killed.limit_bytes is None:
         return text
     return f"{text}; or raise {'the limit' if killed.cgroup else 'memory_limit'}"

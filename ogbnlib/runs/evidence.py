@@ -144,17 +144,16 @@ _JOB_LINES = {
     r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",
 }
 
-_SIGNAL_CODES = {str(signal.strsignal(one)): str(128 + one) for one in signal.Signals}  # "Killed"
-# glibc's and bash's words in Chinese, German, French and Spanish
-_SIGNAL_CODES |= dict.fromkeys(
-    ("已杀死", "強制結束", "Getötet", "Abgebrochen (killed)", "Processus arrêté", "Tué", "Matado"),
-    "137",
-)
-_SIGNAL_CODES |= dict.fromkeys(
-    ("段错误", "程式記憶體區段錯誤", "Speicherzugriffsfehler", "Adressierungsfehler"), "139"
-)
-_SIGNAL_CODES |= dict.fromkeys(("Erreur de segmentation", "Violación de segmento"), "139")
-_SIGNAL_CODES |= {"已放弃": "134", "总线错误": "135", "已终止": "143"}
+_SIGNAL_CODES = {
+    **{str(signal.strsignal(one)): str(128 + one) for one in signal.Signals},  # "Killed"
+    # glibc's and bash's words in Chinese, German, French and Spanish
+    **dict.fromkeys(("已杀死", "強制結束", "Getötet", "Abgebrochen (killed)"), "137"),
+    **dict.fromkeys(("Processus arrêté", "Tué", "Matado"), "137"),
+    **dict.fromkeys(("段错误", "程式記憶體區段錯誤", "Speicherzugriffsfehler"), "139"),
+    **dict.fromkeys(("Adressierungsfehler", "Erreur de segmentation"), "139"),
+    **{"Violación de segmento": "139"},
+    **{"已放弃": "134", "总线错误": "135", "已终止": "143"},
+}
 # without those that ordinary lines may begin with, such as "Stopped"
 _WORDS = "|".join(
     re.escape(word)
@@ -459,9 +458,8 @@ def _line_of(match: re.Match[str]) -> str:
 
 def _size_of(text: str) -> int:
     """Bytes of a size as the kernel, torch, numpy and Slurm write them: "126 kB", "51.7 TiB", "64K"."""
-    match = re.match(r"([\d.]+) ?([kKMGTPE]?)", text)
-    assert match is not None
-    return int(float(match[1]) * 1024 ** " KMGTPE".index(match[2].upper() or " "))
+    number, unit = re.findall(r"([\d.]+) ?([kKMGTPE]?)", text)[0]
+    return int(float(number) * 1024 ** " KMGTPE".index(unit.upper() or " "))
 
 
 def cleaned(text: str) -> str:
@@ -566,9 +564,12 @@ def find_job(text: str) -> Meaning | None:
     state = "OUT_OF_MEMORY" if "OUT_OF_MEMORY" in states else state_key(job["State"])
     if state == "FAILED" and code_key(job.get("ExitCode", "")):
         meaning = meaning_of(job["ExitCode"], foreign=True)
-        remedy = f"ask `python -m ogbnlib diagnose --job {name}`, which reads its log and its run"
-        text = f"job {name} {meaning.text} (ExitCode {job['ExitCode']})"
-        return Meaning(meaning.cause, text, remedy, job["ExitCode"])
+        return Meaning(
+            meaning.cause,
+            f"job {name} {meaning.text} (ExitCode {job['ExitCode']})",
+            f"ask `python -m ogbnlib diagnose --job {name}`, which reads its log and its run",
+            job["ExitCode"],
+        )
     if not state:
         return None
     facts = {"job": name} | {key: value.strip("()") for key, value in job.items() if value}
@@ -662,8 +663,7 @@ def last_words(output: str, *, killed: bool = False) -> str:
     A command's own "error: ..." comes first, then evidence of `find`, an exception's line, and the
     last line that is no progress bar; of a `killed` command only the first two.
     """
-    lines = _shown_lines(output)
-    errors = [line for line in lines if line.startswith("error: ")]
+    errors = [line for line in _shown_lines(output) if line.startswith("error: ")]
     if errors:
         return errors[-1]
     finding = find(output)

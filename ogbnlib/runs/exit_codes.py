@@ -38,8 +38,6 @@ class Meaning(NamedTuple):
 
 _RESUME = "go on with resume=True (--resume)"
 READ_LOG = "read the end of output.log"
-_KILLED = "an out-of-memory killer, scancel, a time limit (`ulimit -t` too), preemption or kill -9 sends it"
-_STEP = "batch_size with accumulate, precision=bf16, activation_checkpointing=True, num_neighbors"
 # 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL
 # pairs: 125 is its pseudo-signal for out of memory, 53 a batch script that could not be started.
 EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
@@ -48,7 +46,8 @@ EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
     "2": ("bad input", "refused its input, or could not read or write a file", "fix what the message names"),
     "75": ("stopped at a checkpoint", "stopped at a batch boundary on a signal; its checkpoint is written", _RESUME),
     "76": ("out of GPU memory", "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
-           f"set expandable_segments=True, or make a step smaller: {_STEP}"),
+           "set expandable_segments=True, or make a step smaller: batch_size with accumulate, precision=bf16, "
+           "activation_checkpointing=True, num_neighbors"),
     "77": ("diverged", "diverged: the loss, a weight or a score was not finite",
            "go on with a smaller lr (--resume --set lr=...)"),
     "78": ("not finished",
@@ -73,7 +72,9 @@ EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
             "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter",
             "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else check the data "
             "(`python -m ogbnlib verify`)"),
-    "137": ("SIGKILL, cause unknown", f"ended by SIGKILL, cause unknown: {_KILLED}",
+    "137": ("SIGKILL, cause unknown",
+            "ended by SIGKILL, cause unknown: an out-of-memory killer, scancel, a time limit (`ulimit -t` too), "
+            "preemption or kill -9 sends it",
             "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get evidence"),
     "136": ("error", "ended by SIGFPE: compiled code divided by zero", READ_LOG),
     "138": ("SIGUSR1", "ended by SIGUSR1 in its first second, before it could stop at a checkpoint",
@@ -111,8 +112,11 @@ _FOREIGN = {
 
 
 # State of a Slurm job -> cause, sentence and remedy; the exit code explains any other state.
-_WAIT = "it starts by itself: submit no second one; squeue --start says when"
-PENDING = Meaning("pending", "is {state}: {Reason}", _WAIT)
+PENDING = Meaning(
+    "pending",
+    "is {state}: {Reason}",
+    "it starts by itself: submit no second one; squeue --start says when",
+)
 RUNNING = Meaning(
     "running", "is {state} after {Elapsed} of {Timelimit}", "watch it with squeue -j {job}"
 )
@@ -253,6 +257,10 @@ def state_key(text: str) -> str:
     return word if word in STATES else ""
 
 
+# facts that a sentence leaves out if they are unknown, or a word such as Partition_Limit
+_LEFT_OUT = ("Elapsed", "Timelimit", "ReqMem")
+
+
 def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
     """Meaning of a job's state, as the end of a sentence that begins with the job, with these facts.
 
@@ -266,6 +274,7 @@ def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
         "state": state,
         "resume": "submit it again",
         "less": "see `plan`",
+        **dict.fromkeys(_LEFT_OUT, ""),
         **facts,
     }
     if meaning is PENDING:  # it waits, is held, or can never start
@@ -273,11 +282,8 @@ def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
         reasons = (pattern for pattern in _REASONS if re.search(pattern, words, re.IGNORECASE))
         meaning = Meaning(*_REASONS.get(next(reasons, ""), PENDING))
     text = meaning.text
-    # left out if unknown, or a word such as Partition_Limit
-    for name in ("Elapsed", "Timelimit", "ReqMem"):
-        value = known.get(name, "")
-        known[name] = value
-        if not value[:1].isdigit():
+    for name in _LEFT_OUT:
+        if not known[name][:1].isdigit():
             text = re.sub(rf" (of|after) \{{{name}\}}", "", text)
     if not known["NodeList"]:
         known["NodeList"] = "NODE"
@@ -291,11 +297,10 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
     key = code_key(code)
     if foreign and key in _FOREIGN:
         return _FOREIGN[key]
-    if key in EXIT_CODES and foreign:
-        remedy = EXIT_CODES[key].remedy.replace("go on with resume=True", "start it again")
-        return EXIT_CODES[key]._replace(remedy=remedy)
     if key in EXIT_CODES:
-        return EXIT_CODES[key]
+        meaning = EXIT_CODES[key]
+        again = meaning.remedy.replace("go on with resume=True", "start it again")
+        return meaning._replace(remedy=again if foreign else meaning.remedy)
     number = int(key) - 128 if key.isdigit() else 0
     if 0 < number <= 64:
         name = next((f" ({one.name})" for one in signal.Signals if one == number), "")

@@ -124,15 +124,15 @@ class Run:
     @property
     def has_loaded(self) -> bool:
         """Whether a training came to its data; true of any other command."""
-        if not self.paths.config.is_file():
-            return True
-        return any(phase.name not in ("open", "compile kernels") for phase in self.phases)
+        return not self.paths.config.is_file() or any(
+            phase.name not in ("open", "compile kernels") for phase in self.phases
+        )
 
     @cached_property
     def samples(self) -> pd.DataFrame:
         """timeline.csv, `time_s` in `time.time()` seconds."""
-        path = self.paths.timeline
-        return _tables().csv_table(_content(path), SAMPLE_COLUMNS, path).astype(float)
+        data = _content(self.paths.timeline)
+        return _tables().csv_table(data, SAMPLE_COLUMNS, self.paths.timeline).astype(float)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
@@ -239,9 +239,9 @@ class Run:
                 sketch = _tables().sketch(memory, limit_bytes)
         except InputError as error:
             rows["damaged"] = str(error)
-        style = "text-align:left;vertical-align:top"
         cells = (
-            f'<tr><th style="{style}">{name}</th><td>{html.escape(printable(text))}</td></tr>'
+            f'<tr><th style="text-align:left;vertical-align:top">{name}</th>'
+            f"<td>{html.escape(printable(text))}</td></tr>"
             for name, text in rows.items()
         )
         return f"<table>{''.join(cells)}</table>{sketch}"

@@ -1,18 +1,14 @@
-"""The table of all runs below a folder."""
-
-from __future__ import annotations
+"""The table of all runs below a folder. Import it on use: it imports pandas."""
 
 import os
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from ..errors import GB, InputError
 from ..files import StrPath, home, shown, whereabouts
 from .folder import Run, is_run
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _COLUMNS = (
     "when",
@@ -27,6 +23,12 @@ _COLUMNS = (
 )
 
 
+class _Table(pd.DataFrame):  # type: ignore[misc]
+    def _repr_html_(self) -> str | None:
+        with pd.option_context("display.max_colwidth", None):  # show settings in full
+            return super()._repr_html_()
+
+
 def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     """All runs below `folder`, the oldest first: one row each, named by its path from the working
     folder.
@@ -36,8 +38,6 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     `command`; and `settings`: the config values in which it differs from most runs. Missing values
     are NaN.
     """
-    import pandas as pd
-
     root = home(folder)
     if not root.is_dir():
         raise InputError(f"{folder}: expected a folder of runs, found none{whereabouts()}")
@@ -47,9 +47,10 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
             runs[os.path.normpath(place)] = Run(place)
             inside.clear()  # a run holds no other runs
     settings = [_settings(run) for run in runs.values()]
-    usual = {}
-    for name in dict.fromkeys(name for texts in settings for name in texts):
-        usual[name] = statistics.mode(texts[name] for texts in settings if name in texts)
+    usual = {
+        name: statistics.mode(texts[name] for texts in settings if name in texts)
+        for name in dict.fromkeys(name for texts in settings for name in texts)
+    }
     rows = []
     for run, texts in zip(runs.values(), settings, strict=True):
         row = _row(run)
@@ -59,12 +60,7 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
         rows.append(row)
     table = pd.DataFrame(rows, pd.Index(runs, name="run"), [*_COLUMNS])
 
-    class Table(pd.DataFrame):  # type: ignore[misc]
-        def _repr_html_(self) -> str | None:
-            with pd.option_context("display.max_colwidth", None):  # show settings in full
-                return super()._repr_html_()
-
-    return Table(table.sort_values("when", kind="stable").dropna(axis="columns", how="all"))
+    return _Table(table.sort_values("when", kind="stable").dropna(axis="columns", how="all"))
 
 
 def _settings(run: Run) -> dict[str, str]:
@@ -78,8 +74,6 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _row(run: Run) -> dict[str, object]:
-    import pandas as pd
-
     row: dict[str, object] = {"when": pd.NaT}
     try:
         for event in run.events[:1]:

@@ -52,13 +52,13 @@ from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.class_weights import check_class_weight
-from ..sources.resolve import DataRequest, check_store, locate, refuse_targets, size_of
+from ..sources.resolve import DataRequest, check_store, refuse_targets, resolve, size_of
 from .attempt import Attempt, announce_code, check_content, open_run_dir
 from .diagnosis import Diagnosis
 from .evidence import last_words
 from .exit_codes import STOPPED, resumption
 from .folder import Run, RunStopped
-from .supervise import Outcome, supervise, trainer_environment
+from .supervise import supervise, trainer_environment
 
 
 @clear_errors()
@@ -90,9 +90,7 @@ def watch(
     limit_bytes, notes = _attainable(memory_limit, say=echo)
     if "-m ogbnlib train" in " ".join(argv):
         check_trainer_limit(limit_bytes)
-    argv = [*argv]
-    if argv and argv[0].startswith("-"):
-        argv = [sys.executable, *argv]
+    argv = [sys.executable, *argv] if argv and argv[0].startswith("-") else [*argv]
     if not argv or shutil.which(argv[0]) is None:
         raise InputError(
             f"argv: expected a command that can be run (`python` before a script), got {masked(argv)}"
@@ -101,10 +99,13 @@ def watch(
     script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
     name = name or Path(script).stem
 
-    def is_same(earlier: Run) -> bool:
-        return earlier.record.start.get("command") == command and not _was_stopped(earlier)
-
-    earlier = _choose_folder(run_dir, runs_dir, name, limit_bytes, is_same)
+    earlier = _choose_folder(
+        run_dir,
+        runs_dir,
+        name,
+        limit_bytes,
+        lambda run: run.record.start.get("command") == command and not _was_stopped(run),
+    )
     if run_dir is None and earlier.run_dir.exists():
         return earlier
     limit, refused = make_limit(limit_bytes, limit_by)
@@ -431,7 +432,9 @@ def _carry_out(
             memory_limit_bytes=limit.limit_bytes,
             limit_by=None if limit.limit_bytes is None else limit.name,
             kernel_peak_bytes=outcome.peak_bytes,
-            last_output=outcome.unwritable or _last_words(outcome) or None,
+            last_output=outcome.unwritable
+            or (outcome.exit_code and last_words(outcome.tail, killed=outcome.exit_code == 137))
+            or None,
             limits_refused=limits_refused,
             notes=notes,
             **outcome.evidence,
@@ -440,21 +443,13 @@ def _carry_out(
         ended = f"ended what the command left behind: {', '.join(outcome.evidence['left_behind'])}"
         print(f"note: {ended}; to keep a daemon, start it outside of watch", file=sys.stderr)
     if outcome.interrupted or interrupts:
-        then = done.diagnosis.remedy
-        if config:
-            then = f"go on with {resumption(done.run_dir, done.memory_limit_bytes)}"
+        call = resumption(done.run_dir, done.memory_limit_bytes)
+        then = f"go on with {call}" if config else done.diagnosis.remedy
         raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
     if outcome.forwarded in STOP_SIGNALS:
-        # The caller's next run must not begin in the seconds before a SIGKILL; papermill's engine
-        # ends with 75, and the job goes back to the queue.
+        # No run may begin in the seconds before a SIGKILL; after 75 the job goes back to the queue.
         raise RunStopped(done, signal.Signals(outcome.forwarded))
     return done
-
-
-def _last_words(outcome: Outcome) -> str:
-    if outcome.exit_code == 0:
-        return ""
-    return last_words(outcome.tail, killed=outcome.exit_code == 137)
 
 
 def scaled_limit(
@@ -474,8 +469,8 @@ def scaled_limit(
     allocated = parse_bytes(allocation, "allocation")
     if size.num_edges >= full_size.num_edges:
         return allocated
-    share = allocated * raw_bytes(size) // raw_bytes(full_size)
-    return share + RUNTIME_BYTES + 20 * MB  # machines differ by so much
+    # machines differ by 20 MB
+    return allocated * raw_bytes(size) // raw_bytes(full_size) + RUNTIME_BYTES + 20 * MB
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:
@@ -485,7 +480,7 @@ def check_inputs(config: TrainConfig) -> GraphSize:
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
-    size = locate(DataRequest.of(config))
+    size = resolve(DataRequest.of(config)).size
     check_store(size, config)
     refuse_targets(size)
     check_class_weight(config)

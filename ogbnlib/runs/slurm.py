@@ -86,8 +86,11 @@ def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
     """The run that the log names, else `work_dir`/runs/NAME-JOBID, else the last run of a notebook
     in that folder."""
     named = [work_dir / name for name in re.findall(_RUN_LINE, log, re.MULTILINE)[-1:]]
-    places = [f"runs/*-{job_id}{deeper}" for deeper in ("", "/*", "/runs/*")]
-    below = [path for place in places for path in work_dir.glob(place)]
+    below = [
+        path
+        for deeper in ("", "/*", "/runs/*")
+        for path in work_dir.glob(f"runs/*-{job_id}{deeper}")
+    ]
     for folders in (named, below):
         files = [file for path in folders if is_run(path) for file in path.iterdir()]
         if files:
@@ -108,8 +111,9 @@ class _Job:
         self.log = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))[-1]
         self.rank = failed_rank(cleaned(self.log))
         lines = [line for line in self.log.splitlines() if line.strip()]
-        own = ("ogbnlib: ", "slurmstepd", "srun: ")
-        self.words = [line for line in lines if not line.startswith(own)]
+        self.words = [
+            line for line in lines if not line.startswith(("ogbnlib: ", "slurmstepd", "srun: "))
+        ]
         self.proven, _ = job_state(lines)  # a state, by the log alone
         self.run = _find_run(job_id, work_dir, self.log)
         self.run_code, self.diagnosis = _end_in_job(self.run, job_id)
@@ -118,16 +122,14 @@ class _Job:
         if not self.pair and self.run_code is not None:
             self.pair = str(self.run_code)
         # A user's own script, whose codes have other meanings, leaves no line of ours in its log.
-        ours = re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
-        self.is_ours = bool(self.run or not self.log or ours)
+        self.is_ours = bool(
+            self.run or not self.log or re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
+        )
         self.resume = "submit it again"
         if self.run and self.run.paths.config.is_file():
-            command = sbatch_resumption(self.run.run_dir)
-            self.resume = f"go on with `{command}` and the same options of sbatch"
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.row or self.run or self.words or self.proven)
+            self.resume = (
+                f"go on with `{sbatch_resumption(self.run.run_dir)}` and the same options of sbatch"
+            )
 
     def end(self) -> Meaning:
         """Cause, sentence and remedy of the end: by Slurm's state, else by the exit code."""
@@ -171,11 +173,14 @@ class _Job:
                 code = code_key(self.rank["code"])
             return finding._replace(text=f"failed: {finding.text} (exit code {code})")
         if self.diagnosis and explained:
-            outcome = "as its run did"
-            if code == "0":
-                outcome = "with exit code 0, but its run did not finish"
-            sentence = f"ended {outcome} (exit code {self.run_code})"
-            return Meaning(self.diagnosis.cause, sentence, self.diagnosis.remedy)
+            outcome = (
+                "with exit code 0, but its run did not finish" if code == "0" else "as its run did"
+            )
+            return Meaning(
+                self.diagnosis.cause,
+                f"ended {outcome} (exit code {self.run_code})",
+                self.diagnosis.remedy,
+            )
         if ":" in code:
             return meaning
         return meaning._replace(text=f"{meaning.text} (exit code {code})")
@@ -186,8 +191,9 @@ class _Job:
             return False
         if code == "0":
             # A notebook, whose folder has the job's name, may let its runs be killed on purpose.
-            folders = self.run.run_dir.parents
-            return not any(folder.name.endswith(f"-{self.job_id}") for folder in folders)
+            return not any(
+                folder.name.endswith(f"-{self.job_id}") for folder in self.run.run_dir.parents
+            )
         return code != "2" or self.run_code == 2
 
     def _with_resumption(self, meaning: Meaning) -> Meaning:
@@ -213,11 +219,12 @@ class _Job:
         lead_s = _lead_s(self.job_id, self.row) if was_told and limit_s else 0
         if not lead_s or lead_s + 60 < limit_s:  # Slurm sends the signal up to 60 s early
             return None
-        sentence = (
+        return Meaning(
+            "time limit",
             f"was told to stop as soon as it started: its --signal comes {lead_s} s before the "
-            f"end, and its time limit is {self.row['Timelimit']}"
+            f"end, and its time limit is {self.row['Timelimit']}",
+            f"give sbatch a --time well above it; {self.resume}",
         )
-        return Meaning("time limit", sentence, f"give sbatch a --time well above it; {self.resume}")
 
     def diagnose(self, asked: list[str]) -> _JobDiagnosis:
         end = self.end()
@@ -274,8 +281,7 @@ def _end_in_job(run: Run | None, job_id: str) -> tuple[int | None, Diagnosis | N
         return None, None
     starts = [event for event in run.events if event["event"] == "start"]
     own = [i for i, event in enumerate(starts) if event.get("slurm_job") == job_id]
-    names_jobs = any(event.get("slurm_job") for event in starts)
-    if own[-1:] == [len(starts) - 1] or not names_jobs:
+    if own[-1:] == [len(starts) - 1] or not any(event.get("slurm_job") for event in starts):
         return run.exit_code, run.diagnosis
     if not own:
         return None, None
@@ -305,8 +311,8 @@ def _lead_s(job_id: str, row: dict[str, str]) -> int:
 
 def _task_number(job: _Job) -> tuple[int, int]:
     """Order of an array's tasks: by number, after them those that wait, such as 7_[5-8]."""
-    numbers = re.findall(r"\d+", job.job_id.partition("_")[2])
-    return "[" in job.job_id, int([*numbers, 0][0])
+    _, _, number = job.job_id.partition("_")
+    return "[" in number, int([*re.findall(r"\d+", number), 0][0])
 
 
 def diagnose_job(job_id: str | int) -> _JobDiagnosis:
@@ -318,10 +324,12 @@ def diagnose_job(job_id: str | int) -> _JobDiagnosis:
     rows, sources = _ask(name)
     jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}
     if not jobs and "_" not in name and _find_run(name, Path()) is None:
-        folders = sorted(Path().glob(f"runs/*-{name}_*"))
-        jobs = {name + folder.name.rpartition(name)[2]: {} for folder in folders}
+        jobs = {
+            name + folder.name.rpartition(name)[2]: {}
+            for folder in sorted(Path().glob(f"runs/*-{name}_*"))
+        }
     ends = [_Job(job_id, row, rows) for job_id, row in (jobs or {name: {}}).items()]
-    if all(job.is_empty for job in ends):
+    if not any(job.row or job.run or job.words or job.proven for job in ends):
         raise InputError(
             f"--job: nothing is left of job {name}: {'; '.join(sources)}; and {Path().resolve()} has no "
             f"runs/*-{name} and no slurm-*-{name}.out. Start this in the folder that you submitted from."
@@ -331,7 +339,11 @@ def diagnose_job(job_id: str | int) -> _JobDiagnosis:
         return tasks[0]
     causes = Counter(task.cause for task in tasks)
     counts = ", ".join(f"{count} {cause}" for cause, count in causes.items())
-    lines = [f"Job {name} is an array; of {len(tasks)} tasks: {counts}."]
-    lines += [task.text for task in tasks]
+    text = "\n".join(
+        [
+            f"Job {name} is an array; of {len(tasks)} tasks: {counts}.",
+            *(task.text for task in tasks),
+        ]
+    )
     sources = sorted({source for task in tasks for source in task.sources})
-    return _JobDiagnosis(name, "\n".join(lines), counts, sources=sources, tasks=tasks)
+    return _JobDiagnosis(name, text, counts, sources=sources, tasks=tasks)

@@ -109,11 +109,6 @@ def supervise(
     # those of the outer trees, and at the end that of the new one
     marks = f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
     written = Written()
-    own_variables = {
-        "PYTHONUNBUFFERED": "1",
-        MARKS_VARIABLE: marks,
-        CLOCK_VARIABLE: repr(clock.boot_s),
-    }
     with (
         adopting(),
         handled(forward, FORWARDED),
@@ -129,7 +124,13 @@ def supervise(
                     pass_fds=inherited,
                     # Ctrl-C reaches the parent alone, which then ends the child in order
                     start_new_session=True,
-                    env={**os.environ, **own_variables, **(env or {})},
+                    env={
+                        **os.environ,
+                        "PYTHONUNBUFFERED": "1",
+                        MARKS_VARIABLE: marks,
+                        CLOCK_VARIABLE: repr(clock.boot_s),
+                        **(env or {}),
+                    },
                 )
         except BaseException as error:
             return _not_started(error, argv[0], limit, recorder)
@@ -306,10 +307,13 @@ def _guarded(limit: Limit) -> Iterator[None]:
     if limit.tree is None or limit.limit_bytes is None or not isinstance(limit, Watchdog):
         yield
         return
-    quiet = subprocess.DEVNULL
     # In a session of its own, since a signal to this process's group must not stop it.
     guard = subprocess.Popen(
-        limit.tree.guard_command(), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True
+        limit.tree.guard_command(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
     )
     try:
         yield

@@ -175,8 +175,7 @@ class EpochSampler(Sampler[int]):
         return torch.Generator().manual_seed(mixed & (2**63 - 1))
 
     def _draw(self, epoch: int) -> Tensor:
-        total = self.n + self._dropped
-        return torch.randperm(total, generator=self._generator(epoch))[: self.n]
+        return torch.randperm(self.n + self._dropped, generator=self._generator(epoch))[: self.n]
 
     def share(self, epoch: int, start: int = 0) -> Tensor:
         """This rank's positions of the order of `epoch` from `start` on, int64 in RAM."""
@@ -228,6 +227,8 @@ class BorrowedOrder(EpochSampler):
         positions = torch.tensor(list(sampler), dtype=torch.int64)[: self.n]
         wrong = positions[(positions < 0) | (positions >= self.num_nodes)]
         if len(wrong):
-            expected = f"expected positions from 0 to {self.num_nodes - 1} among the loader's nodes"
-            raise InputError(f"sampler: {expected}, got {wrong[0]}")
+            raise InputError(
+                f"sampler: expected positions from 0 to {self.num_nodes - 1} among the loader's "
+                f"nodes, got {wrong[0]}"
+            )
         return positions

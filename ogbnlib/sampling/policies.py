@@ -307,8 +307,10 @@ class LazyLoaders(_RamLoaders):
                 **self._arguments(split, shuffle),
             )
             stock = loader.node_sampler
-            csc = (stock.colptr, stock.row, stock.perm)
-            self.log.part(f"{split} loader's CSC", sum(t.nbytes for t in csc if t is not None))
+            self.log.part(
+                f"{split} loader's CSC",
+                sum(t.nbytes for t in (stock.colptr, stock.row, stock.perm) if t is not None),
+            )
             restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
             loader.node_sampler = self._sampler(split, stock.colptr, stock.row, training=shuffle)
             # keeps `perm`, so that the loader uses as much memory as a stock one
@@ -376,8 +378,10 @@ class DiskLoaders(Loaders):
             split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()
         }
         store.advise_random()
-        tensors = [*self.splits.values(), *self.labels.values()]
-        self.log.part("splits and their labels", sum(tensor.nbytes for tensor in tensors))
+        self.log.part(
+            "splits and their labels",
+            sum(tensor.nbytes for tensor in [*self.splits.values(), *self.labels.values()]),
+        )
         return Data()
 
 

@@ -53,8 +53,10 @@ def _check_room(store: Store, needed: int) -> None:
     """Refuse to read `needed` bytes into RAM where they are not available."""
     free = available_bytes()
     if needed > free:  # 102 GB for ogbn-papers100M
-        sizes = f"{format_bytes(needed)} for all of it in RAM, {format_bytes(free)} are available"
-        raise InputError(f"{store.path}: {sizes}; use store.loader, which reads batch by batch")
+        raise InputError(
+            f"{store.path}: {format_bytes(needed)} for all of it in RAM, {format_bytes(free)} are "
+            "available; use store.loader, which reads batch by batch"
+        )
 
 
 def mapped_features(store: Store) -> Tensor:
@@ -94,8 +96,10 @@ def to_data(store: Store) -> Data:
     [N, T], `edge_index` int64 [2, E], source above target, ascending by target, reverse edges
     included; and `train_mask`, `val_mask`, `test_mask` bool [N].
     """
-    needed = 4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes
-    _check_room(store, needed)
+    _check_room(
+        store,
+        4 * store.num_nodes * store.num_features + 16 * store.num_edges + 11 * store.num_nodes,
+    )
     masks = {
         mask: index_to_mask(torch.from_numpy(store.splits[split]), store.num_nodes)
         for split, mask in _MASKS.items()
@@ -157,8 +161,10 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
     def _check_name(self, attr: TensorAttr) -> None:
         group = attr.group_name if attr.is_set("group_name") else None
         if group is not None or attr.attr_name not in ("x", "y"):
-            names = "x and y of the group None"
-            raise KeyError(f"{self.store.path}: expected {names}, got {attr.attr_name} of {group}")
+            raise KeyError(
+                f"{self.store.path}: expected x and y of the group None, got {attr.attr_name} of "
+                f"{group}"
+            )
 
     def _read_only(self, *arguments: object) -> NoReturn:
         raise InputError(f"{self.store.path}: a store is read only; write a new one")

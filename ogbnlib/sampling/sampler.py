@@ -6,7 +6,7 @@ same wherever it lies.
 
 import functools
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -233,9 +233,9 @@ def _read_only(name: str, part: Array | Tensor, *dtypes: str) -> Array:
         or not array.flags.aligned
         or array.dtype not in dtypes
     ):
-        shape = f"{array.dtype} {list(array.shape)}"
         raise InputError(
-            f"{name}: expected contiguous {' or '.join(dtypes)} of one dimension, got {shape}"
+            f"{name}: expected contiguous {' or '.join(dtypes)} of one dimension, got "
+            f"{array.dtype} {list(array.shape)}"
         )
     view = array.view()
     # one kind of view, so that numba compiles one variant per dtype of `row`
@@ -243,12 +243,11 @@ def _read_only(name: str, part: Array | Tensor, *dtypes: str) -> Array:
     return view
 
 
-def _pickled(array: Array | Tensor) -> Array | Tensor | Callable[[], Array]:
+def _pickled(array: Any) -> Any:
     """In place of the map of a whole file, return the function that maps it in another process."""
     base = getattr(array, "base", None)  # of a slice it is another array
-    if not isinstance(array, np.memmap) or not isinstance(base, mmap.mmap):
-        return array
-    if not array.filename or array.mode == "c":
+    is_file = isinstance(array, np.memmap) and isinstance(base, mmap.mmap)
+    if not is_file or not array.filename or array.mode == "c":
         return array
     stamp = getattr(array, "stamp", None)
     # checked here too, because the error of a process that is starting is lost
@@ -395,9 +394,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise InputError(
                 "edge_label_time: expected none, as this sampler does not look at times"
             )
-        first = 0
-        if len(inputs.row):
-            first = int((inputs.row if inputs.input_id is None else inputs.input_id)[0])
+        positions = inputs.row if inputs.input_id is None else inputs.input_id
+        first = int(positions[0]) if len(inputs.row) else 0
 
         def sample(seed: Tensor, _: object) -> SamplerOutput:
             ids = torch.tensor([first]) if len(seed) else None
@@ -442,9 +440,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
                 f"inputs.node: expected seeds from 0 to {num_nodes - 1}, found {culprit}"
             )
         if status == _BAD_COLUMN:
-            expected = f"expected ascending offsets and ids from 0 to {num_nodes - 1}"
             raise self._damaged(
-                f"colptr, row: {expected}, found others in the column of node {culprit}"
+                f"colptr, row: expected ascending offsets and ids from 0 to {num_nodes - 1}, "
+                f"found others in the column of node {culprit}"
             )
         self._expected = len(nodes) // len(keys)
         of_batches = zip(*map(np.ndarray.tolist, hops), strict=True)

@@ -62,9 +62,7 @@ def from_arrays(
         num_classes = int(num_classes or count_classes([labels], classes.dtype, "y"))
     ids_of = _split_ids(splits, num_nodes, labels)
     rows = npz.CHUNK_BYTES // (features.itemsize * num_features)
-    dtype = np.dtype(np.float32)
-    if features.dtype == np.float16:
-        dtype = features.dtype
+    dtype = np.dtype(np.float16 if features.dtype == np.float16 else np.float32)
     for _ in finite(slices(features, rows), dtype, "x"):
         pass
 
@@ -89,9 +87,8 @@ def from_arrays(
 
 
 def _check_label_shape(y: Array, num_nodes: int, targets: bool) -> None:
-    if targets and y.ndim in (1, 2) and len(y) == num_nodes and y.size:
-        return
-    if y.shape in {(num_nodes,), (num_nodes, 1)}:
+    are_targets = targets and y.ndim in (1, 2) and len(y) == num_nodes and y.size
+    if are_targets or y.shape in {(num_nodes,), (num_nodes, 1)}:
         return
     if y.ndim == 2 and len(y) == num_nodes:
         refuse_several_labels(y, "y", "y")
@@ -138,8 +135,7 @@ def _split_ids(splits: object, num_nodes: int, labels: Array) -> dict[str, Array
 
 def is_sparse(value: object) -> bool:
     """Whether a value is a sparse matrix of torch, torch_sparse or scipy."""
-    layout = str(getattr(value, "layout", ""))
-    return layout.startswith("torch.sparse") or hasattr(value, "nnz")
+    return str(getattr(value, "layout", "")).startswith("torch.sparse") or hasattr(value, "nnz")
 
 
 def sparse_remedy(name: str, function: str = "to_edge_index") -> str:
@@ -159,8 +155,7 @@ def _refuse_sparse(value: Any, name: str) -> None:
         of_scipy = type(value).__module__.startswith("scipy")
         function = "from_scipy_sparse_matrix" if of_scipy else "to_edge_index"
         raise InputError(f"{text}; pass {sparse_remedy(name, function)}")
-    dense_bytes = 4 * math.prod(shape)
-    raise InputError(f"{text}, which takes {format_bytes(dense_bytes)} as dense float32")
+    raise InputError(f"{text}, which takes {format_bytes(4 * math.prod(shape))} as dense float32")
 
 
 def as_numpy(value: Any, name: str) -> Array:

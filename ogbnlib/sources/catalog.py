@@ -47,8 +47,13 @@ def open_dataset(
         say: called with the data, the place and the size of a new store, then with its summary.
         memory_limit, progress, check: those of `convert`; `check` is called while waiting too.
     """
-    request = DataRequest(dataset, data_dir, undirected, feature_dtype, download)
-    return _open(request, memory_limit, say, progress, check)
+    return _open(
+        DataRequest(dataset, data_dir, undirected, feature_dtype, download),
+        memory_limit,
+        say,
+        progress,
+        check,
+    )
 
 
 def _open(

@@ -44,8 +44,7 @@ def class_weights(config: TrainConfig, store: Store, counts: Array) -> Array | N
         raise InputError(
             f"{path}: expected a weight above 0 for a class of the train split, found none"
         )
-    scaled: Array = (weights * (counts.sum() / total)).astype(np.float32)
-    return scaled
+    return (weights * (counts.sum() / total)).astype(np.float32)
 
 
 def _read_weights(path: StrPath) -> dict[str, float]:
@@ -57,8 +56,10 @@ def _read_weights(path: StrPath) -> dict[str, float]:
             f"file {path}"
         )
     weights: dict[str, float] = {}
-    expected = "lines of a class and its weight"
-    with naming(path, expected), open(file, newline="", encoding="utf-8-sig") as stream:
+    with (
+        naming(path, "lines of a class and its weight"),
+        open(file, newline="", encoding="utf-8-sig") as stream,
+    ):
         lines = csv.reader(stream)
         for fields in filter(None, lines):
             place = f"{path}, line {lines.line_num}"

@@ -87,10 +87,12 @@ def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]
         hint = "; --drop-unlabelled leaves them out" if "without a label" in problem else ""
         problems.add(f"{source.where(name)}: {problem}{hint}")
     problems.refuse()
-    counts = {"unlabelled_nodes": source.num_nodes - labelled.count()}
     if source.num_classes:
-        counts = count_labels(sizes, source.num_nodes)
-    return {**counts, "dropped_seeds": num_dropped}
+        return {**count_labels(sizes, source.num_nodes), "dropped_seeds": num_dropped}
+    return {
+        "unlabelled_nodes": source.num_nodes - labelled.count(),
+        "dropped_seeds": num_dropped,
+    }
 
 
 class _Conversion:
@@ -171,8 +173,9 @@ class _Conversion:
     def _write_nodes(self, splits: Mapping[str, Array]) -> None:
         """Write labels, splits and names."""
         source = self._source
-        dtype = label_dtype(source.num_classes)
-        self._write_chunks("y", dtype, source.label_chunks(), source.target_shape)
+        self._write_chunks(
+            "y", label_dtype(source.num_classes), source.label_chunks(), source.target_shape
+        )
         for split, nodes in splits.items():
             self._writer.write(split, nodes)
         names = source.node_names()
@@ -189,7 +192,7 @@ class _Conversion:
                     self._write_chunks("x", self._dtype, chunks, (width,))
                 return
             with self._features(np.float32) as chunks:  # a pass for the ranges of the columns
-                columns = Int8Columns.covering(self._counted(chunks), width)
+                columns = Int8Columns.covering(map(self._counted, chunks), width)
             self._writer.entries |= columns.entries()
             with self._features(np.float32) as chunks:
                 self._write_chunks("x", np.int8, map(columns.encode, chunks), (width,))
@@ -197,10 +200,9 @@ class _Conversion:
             self._stop.set()
             raise
 
-    def _counted(self, chunks: Iterable[Array]) -> Iterator[Array]:
-        for chunk in chunks:
-            self._count(chunk.size)
-            yield chunk
+    def _counted(self, chunk: Array) -> Array:
+        self._count(chunk.size)
+        return chunk
 
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
@@ -225,8 +227,7 @@ def disk_bytes(
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
     """The bytes left for sorting."""
     used = own_memory()[0]
-    available = effective_limit()[0]
-    limit = min(used + _DEFAULT_BYTES, int(0.95 * available))
+    limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))
     if memory_limit is not None:
         limit = parse_bytes(memory_limit)
     data_bytes = (

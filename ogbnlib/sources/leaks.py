@@ -144,8 +144,9 @@ def _constant_columns(
     candidates: list[int] = []
     parts = [np.empty((len(classes), 0))]
     for part in slices(np.arange(source.num_features), step):
-        pairs = _paired(source.x_chunks(), code_chunks())
-        columns, values = _values_of_classes(pairs, part, int(classes.max(initial=-1)) + 1)
+        columns, values = _values_of_classes(
+            _paired(source.x_chunks(), code_chunks()), part, int(classes.max(initial=-1)) + 1
+        )
         varies = (values[classes] != values[classes[:1]]).any(axis=0)
         candidates += columns[varies].tolist()
         parts.append(values[classes][:, varies])

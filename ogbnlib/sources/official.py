@@ -13,52 +13,52 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from ..errors import InputError, format_bytes, naming, unknown_name
 from ..files import StrPath, check_own, check_space, home, locked, open_to_write, sibling_path
 from ..graph.npz import Array
-from ..graph.store import GraphSize
 from ..graph.store_format import SPLITS
 from ..progress import counted, doing
 from .files.layouts import OGB_CSV, OGB_MAG
 from .ogb import layout_files, open_raw
+from .sizes import known_size
 from .source import Source, stamped
-
-
-def _known(
-    name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int
-) -> GraphSize:
-    both = name == "ogbn-products"
-    stored: Literal["raw", "csv"] = "csv"
-    if name == "ogbn-papers100M":
-        stored = "raw"
-    splits = dict(zip(SPLITS, seeds, strict=True))
-    return GraphSize(name, nodes, edges * (1 + both), features, classes, splits, both, stored)
-
 
 # The official data sets that can be a store. Open Graph Benchmark (Hu et al., NeurIPS 2020), table
 # 2 and the pages of its data sets. OGB adds the reverse edges of products on reading.
 KNOWN = {
     size.name: size
     for size in (
-        _known("ogbn-arxiv", 169_343, 1_166_243, 128, 40, 90_941, 29_799, 48_603),
-        _known("ogbn-products", 2_449_029, 61_859_140, 100, 47, 196_615, 39_323, 2_213_091),
+        known_size(
+            *("ogbn-arxiv", 169_343, 1_166_243, 128, 40),
+            *(90_941, 29_799, 48_603),
+            stored="csv",
+        ),
+        known_size(
+            *("ogbn-products", 2_449_029, 2 * 61_859_140, 100, 47),
+            *(196_615, 39_323, 2_213_091),
+            undirected=True,
+            stored="csv",
+        ),
         # its papers and their citations
-        _known("ogbn-mag", 736_389, 5_416_271, 128, 349, 629_571, 64_879, 41_939),
-        _known(
-            "ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172, 1_207_179, 125_265, 214_338
+        known_size(
+            *("ogbn-mag", 736_389, 5_416_271, 128, 349),
+            *(629_571, 64_879, 41_939),
+            stored="csv",
+        ),
+        known_size(
+            *("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172),
+            *(1_207_179, 125_265, 214_338),
         ),
     )
 }
 # The others, with the reason and a way to train them.
-_OWN_SCRIPT = "train it with a script of your own under `python -m ogbnlib watch`"
 REFUSED = {
     "ogbn-proteins": "it has 112 labels a node and no features; for a loop of your own, convert its "
-    "folder with --targets raw/node-label.csv.gz --features degree --undirected; else "
-    f"{_OWN_SCRIPT}",
+    "folder with --targets raw/node-label.csv.gz --features degree --undirected; else train it "
+    "with a script of your own under `python -m ogbnlib watch`",
 }
 _OTHER_TASKS = {"ogbl-": "is for predicting links", "ogbg-": "is for classifying graphs"}
 OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
@@ -97,7 +97,13 @@ def fetch(
     ):
         _download(located.meta["url"], archive, say, progress)
         try:
-            _unpack(archive, Path(beside), located.meta["url"], progress)
+            with (
+                naming(located.meta["url"], "a sound .zip file", "download it again"),
+                doing("unpack", "auto" if progress else "none"),
+                naming(beside),
+                zipfile.ZipFile(archive) as packed,
+            ):
+                packed.extractall(beside)
         except InputError:
             archive.unlink()
             raise
@@ -108,9 +114,7 @@ def fetch(
 
 def _download(url: str, archive: Path, say: Callable[[str], object], progress: bool) -> None:
     """Append the missing bytes of a file."""
-    have = 0
-    if check_own(archive, stat.S_ISREG):
-        have = archive.stat().st_size
+    have = archive.stat().st_size if check_own(archive, stat.S_ISREG) else 0
     request = urllib.request.Request(url)
     if have:
         request.add_header("Range", f"bytes={have}-")
@@ -124,8 +128,11 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
                 f"{url}: {format_bytes(size)} to fetch after {format_bytes(have)}; "
                 f"needs {format_bytes(needed)} of disk"
             )
-            purpose = f"{format_bytes(needed)} of free disk space to unpack {url}"
-            check_space(archive.parent, needed, purpose)
+            check_space(
+                archive.parent,
+                needed,
+                f"{format_bytes(needed)} of free disk space to unpack {url}",
+            )
             with (
                 open(archive, "ab" if have else "wb", opener=open_to_write) as out,
                 counted("download", size, progress) as done,
@@ -149,16 +156,6 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
         ) from None
 
 
-def _unpack(archive: Path, target: Path, url: str, progress: bool) -> None:
-    with (
-        naming(url, "a sound .zip file", "download it again"),
-        doing("unpack", "auto" if progress else "none"),
-        naming(target),
-        zipfile.ZipFile(archive) as packed,
-    ):
-        packed.extractall(target)
-
-
 def is_official(name: str) -> bool:
     """Whether a name is one of OGB's; a folder of that name comes first."""
     # `_check_official` refuses all but the first
@@ -176,8 +173,7 @@ def _check_official(name: str) -> None:
             f"{', '.join(KNOWN)}"
         )
     if name not in KNOWN:
-        known = {*KNOWN, *REFUSED}
-        raise InputError(f"dataset: {unknown_name(name, known, 'official data set')}")
+        raise InputError(f"dataset: {unknown_name(name, {*KNOWN, *REFUSED}, 'official data set')}")
 
 
 def locate_official(name: str, root: StrPath) -> Located:
@@ -186,9 +182,7 @@ def locate_official(name: str, root: StrPath) -> Located:
     _check_official(name)
     master = importlib.util.find_spec("ogb").submodule_search_locations[0]  # type: ignore[union-attr, index]
     with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
-        head, *lines = csv.reader(file)
-    at = head.index(name)
-    meta = {line[0]: line[at] for line in lines}
+        meta = {row[""]: row[name] for row in csv.DictReader(file)}
     folder = Path(root) / name.replace("-", "_")
     binary = meta["binary"] == "True"
     files = ["raw/data.npz"]
@@ -198,10 +192,12 @@ def locate_official(name: str, root: StrPath) -> Located:
         if name == "ogbn-mag":
             layout = OGB_MAG
             splits += "/paper"
-        files = [paths[0] for paths in layout.files.values()]
-        files += [f"{splits}/{split}.csv.gz" for split in SPLITS]
-        # without it ogb takes the data set for outdated
-        files += [f"RELEASE_v{meta['version']}.txt"]
+        files = [
+            *(paths[0] for paths in layout.files.values()),
+            *(f"{splits}/{split}.csv.gz" for split in SPLITS),
+            # without it ogb takes the data set for outdated
+            f"RELEASE_v{meta['version']}.txt",
+        ]
     missing = [file for file in files if not (folder / file).is_file()]
     if folder.exists() and missing:
         raise InputError(

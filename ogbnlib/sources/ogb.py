@@ -78,8 +78,9 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     if num_classes is None:
         num_classes = meta.get("num_classes")
     if num_classes is None:
-        chunks = layout.label_chunks(MAX_CLASSES)
-        num_classes = count_classes(chunks, layout.labels.dtype, layout.labels.where)
+        num_classes = count_classes(
+            layout.label_chunks(MAX_CLASSES), layout.labels.dtype, layout.labels.where
+        )
     if not isinstance(num_classes, int) or not 1 <= num_classes <= MAX_CLASSES:
         raise InputError(
             f"{file}: expected num_classes from 1 to {MAX_CLASSES}, found {num_classes}"
@@ -105,10 +106,9 @@ class _Layout(NamedTuple):
     def open(cls, path: Path) -> Self:
         """Check the headers of all members, and that each split has its file."""
         data = path / "raw" / "data.npz"
-        labels = path / "raw" / "node-label.npz"
         layout = cls(
             _header(data, "edge_index", "iu"),
-            _header(labels, "node_label", "fiu"),
+            _header(path / "raw" / "node-label.npz", "node_label", "fiu"),
             _header(data, "node_feat", "f"),
         )
         edges, label, x = (member.shape for member in layout)
@@ -143,7 +143,7 @@ class _Layout(NamedTuple):
         for src, dst in self._ends(chunk_edges):
             src = np.ascontiguousarray(src, np.int64)
             dst = np.ascontiguousarray(dst, np.int64)
-            self._check_ids(src, dst, begin, self.edges.where)
+            self._check_ids(src, dst, begin)
             yield src, dst
             begin += len(src)
 
@@ -154,17 +154,20 @@ class _Layout(NamedTuple):
             return
         # Row 1 of a [2, E] array starts halfway: a second stream, wound forward, follows the first.
         num_edges = self.edges.shape[1]
-        sources = self.edges.pieces(chunk_edges, 0, num_edges)
-        yield from zip(sources, self.edges.pieces(chunk_edges, num_edges), strict=True)
+        yield from zip(
+            self.edges.pieces(chunk_edges, 0, num_edges),
+            self.edges.pieces(chunk_edges, num_edges),
+            strict=True,
+        )
 
-    def _check_ids(self, src: Array, dst: Array, begin: int, where: str) -> None:
+    def _check_ids(self, src: Array, dst: Array, begin: int) -> None:
         low = np.minimum(src, dst)
         high = np.maximum(src, dst)
         if low.min() >= 0 and high.max() < self.x.shape[0]:
             return
         bad = np.flatnonzero((low < 0) | (high >= self.x.shape[0]))[0]
         raise InputError(
-            f"{where}: expected node ids from 0 to {self.x.shape[0] - 1}, "
+            f"{self.edges.where}: expected node ids from 0 to {self.x.shape[0] - 1}, "
             f"found edge {begin + bad} is ({src[bad]}, {dst[bad]})"
         )
 
@@ -212,7 +215,6 @@ def write_layout(
     for part in ("raw", "split/time", "processed"):  # ogb saves into processed/ without making it
         (folder / part).mkdir(parents=True)
     num_nodes = source.num_nodes
-    num_edges = source.num_edges
     rows = (chunk[way] for way in (0, 1) for chunk in source.edge_chunks(2**20))
 
     def counted(chunks: Iterable[Array]) -> Iterator[Array]:
@@ -221,10 +223,10 @@ def write_layout(
             done(chunk.nbytes)
 
     data: dict[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]] = {
-        "edge_index": ((2, num_edges), np.int64, counted(rows)),
+        "edge_index": ((2, source.num_edges), np.int64, counted(rows)),
         "node_feat": ((num_nodes, source.num_features), np.float32, counted(source.x_chunks())),
         "num_nodes_list": ((1,), np.int64, [np.array([num_nodes])]),
-        "num_edges_list": ((1,), np.int64, [np.array([num_edges])]),
+        "num_edges_list": ((1,), np.int64, [np.array([source.num_edges])]),
     }
     if source.year_chunks is not None:
         data["node_year"] = ((num_nodes, 1), np.int64, counted(source.year_chunks()))

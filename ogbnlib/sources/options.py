@@ -33,8 +33,8 @@ def read_options(folder: Path) -> dict[str, Any]:
     file = folder / OPTIONS
     if not file.is_file():
         return {}
-    pairs = read_parameters(file).items()
-    return {name.replace("-", "_"): _value(file, name.replace("-", "_"), v) for name, v in pairs}
+    values = {name.replace("-", "_"): value for name, value in read_parameters(file).items()}
+    return {name: _value(file, name, value) for name, value in values.items()}
 
 
 def _value(file: Path, name: str, value: Any) -> Any:
@@ -71,8 +71,11 @@ def _with_saved(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
         saved.pop(name, None)
     for name in saved.keys() & options.keys():
         if str(saved[name]) != str(options[name]):
-            text = f"{name} is {options[name]}, not {saved[name]}"
-            print(f"{folder / OPTIONS}: {text}: the option given now wins", file=sys.stderr)
+            print(
+                f"{folder / OPTIONS}: {name} is {options[name]}, not {saved[name]}: the option "
+                "given now wins",
+                file=sys.stderr,
+            )
     return saved | dict(options)
 
 
@@ -83,12 +86,10 @@ def _write_options(folder: Path, options: Mapping[str, Any]) -> None:
     values: dict[str, Any] = {}
     for name, value in options.items():
         values[name] = list(value) if name in _LISTS else value
-        if name in ROLE_NAMES and str(value) not in STAND_INS:
-            path = home(value).absolute()
-            inside = path.is_relative_to(folder.absolute())
-            values[name] = path.relative_to(folder.absolute()) if inside else path
         if name in ROLE_NAMES:
-            values[name] = str(values[name])
+            values[name] = str(value)
+        if name in ROLE_NAMES and str(value) not in STAND_INS:
+            values[name] = str(home(value).absolute()).removeprefix(f"{folder.absolute()}/")
     text = yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
     write_atomically(folder / OPTIONS, lambda file: file.write(text.encode()))
 

@@ -81,10 +81,13 @@ def from_data(
             "call from_data(data, path)"
         )
     values = _attributes(data)
-    masks = _mask_names(values) if splits is None else {}
-    edges = "edge_index"
-    if "adj_t" in values and "edge_index" not in values:
-        edges = "adj_t"
+    masks = {}
+    if splits is None:  # the usual names where there are none
+        masks = {
+            split: next((name for name in names if name in values), names[0])
+            for split, names in _MASKS.items()
+        }
+    edges = "adj_t" if "adj_t" in values and "edge_index" not in values else "edge_index"
     required = [edges, "x", "y", *masks.values()]
     _check_complete(values, required)
     num_nodes = _count_nodes(values)
@@ -116,14 +119,6 @@ def from_data(
     )
     say(summarized(store))
     return store
-
-
-def _mask_names(values: Mapping[str, object]) -> dict[str, str]:
-    """Return the name of each split's mask, the usual one if there is none."""
-    return {
-        split: next((name for name in names if name in values), names[0])
-        for split, names in _MASKS.items()
-    }
 
 
 def _count_nodes(values: Mapping[str, object]) -> int:
@@ -162,8 +157,11 @@ def _only_graph(data: Any) -> Any:
     elif isinstance(data, tuple) and len(data) in (2, 3):
         graph, more, *kind = data
         if isinstance(graph, Mapping) and "node_feat" in graph:
-            others = {name: graph[name] for name in graph if name != "node_feat"}
-            return {**others, "x": graph["node_feat"], "y": more}
+            return {
+                **{name: graph[name] for name in graph if name != "node_feat"},
+                "x": graph["node_feat"],
+                "y": more,
+            }
         if more is None or isinstance(more, Mapping):
             # PyG saves (attributes, slices, class), before 2.3 (Data, slices)
             data = kind[0].from_dict(graph) if kind else graph

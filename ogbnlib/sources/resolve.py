@@ -4,10 +4,9 @@ sizes.
 The store is `NAME.store` (`NAME-undirected.store`, `-float16`) next to the data, or in `data_dir`.
 """
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -38,11 +37,9 @@ class DataRequest:
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
         """Return the request of a run."""
-        dtype = None
-        if (
-            config.policy.reads_disk and config.feature_dtype != "float32"
-        ):  # in RAM it is rounded on reading
-            dtype = config.feature_dtype
+        # in RAM it is rounded on reading
+        is_stored = config.policy.reads_disk and config.feature_dtype != "float32"
+        dtype = config.feature_dtype if is_stored else None
         return cls(config.dataset, config.data_dir, config.undirected, dtype, config.download)
 
 
@@ -53,15 +50,16 @@ class _Pending:
     folder: Path
     find: Callable[[Path], Mapping[str, Path]]  # its files
     open: Callable[[], Source]  # downloads missing data
-    size: GraphSize | None  # None for a user's own files
+    own_size: GraphSize | None  # None for a user's own files
     target: Path
     undirected: bool
     dtype: np.dtype[np.generic]  # of the store's features
 
-    def stored_size(self) -> GraphSize:
-        """Return the sizes of the data, with the `feature_itemsize` of the store."""
-        size = self.size or self.open().size
-        return dataclasses.replace(size, feature_itemsize=self.dtype.itemsize)
+    @property
+    def size(self) -> GraphSize:
+        """The sizes of the data, with the `feature_itemsize` of the store."""
+        size = self.own_size or self.open().size
+        return replace(size, feature_itemsize=self.dtype.itemsize)
 
     def existing(self) -> Store | None:
         """Return the store that was made of these data before, or None.
@@ -71,9 +69,8 @@ class _Pending:
         if not is_store(self.target):
             return None
         store = open_store(self.target)
-        now = store.origin
-        if self.folder.exists():
-            now = origin_of(self.folder, stamped(self.find(self.folder)))
+        has_data = self.folder.exists()
+        now = origin_of(self.folder, stamped(self.find(self.folder))) if has_data else store.origin
         if store.origin.get("files") != now.get("files"):
             raw = store.origin.get("raw")
             if raw != now["raw"]:
@@ -106,8 +103,11 @@ def resolve(request: DataRequest) -> Store | _Pending:
         return store
     is_missing = False
     folder = layout_of(Path(os.path.abspath(name)))[1]
-    given = {"undirected": request.undirected, "feature_dtype": request.feature_dtype}
-    given = {option: value for option, value in given.items() if value is not None}
+    given = {
+        option: getattr(request, option)
+        for option in ("undirected", "feature_dtype")
+        if getattr(request, option) is not None
+    }
     if is_official(name):
         official = locate_official(name, home(request.data_dir or OFFICIAL_DIR))
         is_missing = not official.present and not request.download
@@ -129,11 +129,13 @@ def _pending_folder(folder: Path, request: DataRequest, given: Mapping[str, Any]
     """Name the store of a folder whose `dataset.yaml` may have options; those of `given` win."""
     options = read_options(folder)
     if request.undirected is None:
-        request = dataclasses.replace(request, undirected=options.get("undirected"))
+        request = replace(request, undirected=options.get("undirected"))
 
     def find(folder: Path) -> Mapping[str, Path]:
-        files = find_files(folder, {role: options.get(role) for role in ROLE_NAMES})
-        return {**files, **options_file(folder)}
+        return {
+            **find_files(folder, {role: options.get(role) for role in ROLE_NAMES}),
+            **options_file(folder),
+        }
 
     if not is_tables(folder):
         raw = open_folder(folder, given)
@@ -146,16 +148,17 @@ def _pending_folder(folder: Path, request: DataRequest, given: Mapping[str, Any]
 def _pending_official(official: Located, request: DataRequest) -> _Pending:
     if official.present and official.binary:
         raw = open_raw(official.folder, num_classes=official.num_classes)
-        return _pending_raw(raw, official.folder, request)
-    size = KNOWN[official.name]
-    dtype = np.dtype(np.float32)
+        return _pending(
+            official.folder, layout_files, lambda: raw, raw.size, raw.feature_dtype, request
+        )
     return _pending(
-        official.folder, layout_files, lambda: open_official(official), size, dtype, request
+        official.folder,
+        layout_files,
+        lambda: open_official(official),
+        KNOWN[official.name],
+        np.dtype(np.float32),
+        request,
     )
-
-
-def _pending_raw(raw: Source, folder: Path, request: DataRequest) -> _Pending:
-    return _pending(folder, layout_files, lambda: raw, raw.size, raw.feature_dtype, request)
 
 
 def _pending(
@@ -174,8 +177,9 @@ def _pending(
     if dtype != own:
         name += f"-{dtype}"
     place = folder.parent if request.data_dir is None else home(request.data_dir)
-    target = place / f"{name}.store"
-    return _Pending(folder, find, open_source, size, target, bool(request.undirected), dtype)
+    return _Pending(
+        folder, find, open_source, size, place / f"{name}.store", bool(request.undirected), dtype
+    )
 
 
 def _check_target(target: Path) -> None:
@@ -201,18 +205,9 @@ def _check_direction(store: GraphSize, undirected: bool | None) -> None:
     )
 
 
-def locate(request: DataRequest) -> GraphSize:
-    """Check a data set and return its sizes; nothing is written or downloaded.
-
-    Before the store exists, sizes are those of the data, with the `feature_itemsize` of the store.
-    """
-    data = resolve(request)
-    return data.size if isinstance(data, Store) else data.stored_size()
-
-
 def size_of(dataset: str, data_dir: StrPath | None = None) -> GraphSize:
-    """Return the sizes of a data set for planning: those of `locate`, or the known ones of an
-    official data set."""
+    """Return the sizes of a data set for planning: its own, or the known ones of an official data
+    set. Nothing is written or downloaded."""
     graph = _graph_of(DataRequest(dataset, data_dir))
     return graph.size if isinstance(graph, Store) else graph
 
@@ -224,9 +219,7 @@ def graph_for(config: TrainConfig) -> GraphSize:
 
 def _graph_of(request: DataRequest) -> GraphSize:
     name = str(request.dataset)
-    known = PUBLIC.get(name)
-    if is_official(name):
-        known = KNOWN.get(name)
+    known = KNOWN.get(name) if is_official(name) else PUBLIC.get(name)
     try:
         data = resolve(request)
     except (InputError, OSError):
@@ -235,7 +228,7 @@ def _graph_of(request: DataRequest) -> GraphSize:
         return known
     if isinstance(data, Store):
         return data
-    return known or data.stored_size()
+    return known or data.size
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:

@@ -8,16 +8,18 @@ from ..graph.store import GraphSize
 from ..graph.store_format import SPLITS
 
 
-def _papers(
-    name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int
+def known_size(
+    name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int, **more: Any
 ) -> GraphSize:
-    return GraphSize(name, nodes, edges, features, classes, dict(zip(SPLITS, seeds, strict=True)))
+    """Return the sizes of a public data set; `seeds` are those of `SPLITS`."""
+    splits = dict(zip(SPLITS, seeds, strict=True))
+    return GraphSize(name, nodes, edges, features, classes, splits, **more)
 
 
 def _igb(name: str, nodes: int, edges: int) -> GraphSize:
     """Return a homogeneous graph of IGB: 1,024 features, 19 classes, splits of 60, 20 and 20 %."""
     fifth = nodes // 5
-    return _papers(f"igb-{name}", nodes, edges, 1024, 19, nodes - 2 * fifth, fifth, fifth)
+    return known_size(f"igb-{name}", nodes, edges, 1024, 19, nodes - 2 * fifth, fifth, fifth)
 
 
 # Illinois Graph Benchmark (Khatua et al., KDD 2023), and the papers of MAG240M with their
@@ -29,7 +31,7 @@ PUBLIC = {
         _igb("small", 1_000_000, 12_070_502),
         _igb("medium", 10_000_000, 120_077_694),
         _igb("large", 100_000_000, 1_223_571_364),
-        _papers(
+        known_size(
             *("mag240m-papers", 121_751_666, 1_297_748_926, 768, 153),
             *(1_112_392, 138_949, 146_818),
         ),
@@ -85,8 +87,8 @@ def _number(name: str, value: object) -> int:
     if match is not None:
         digits, unit = match.groups()
         number = float(re.sub("[_,]", "", digits)) * _UNITS[unit.lower()]
-    least = _OTHERS.get(name, 1)
-    if match is None or number < min(least, 1) or number > 2**48 or round(number) != number:
+    least = min(1, _OTHERS.get(name, 1))
+    if match is None or not least <= number <= 2**48 or round(number) != number:
         raise InputError(
             f"{name}: expected a whole number such as 300k, 30M or 1.6B, got {value!r}"
         )

@@ -101,19 +101,20 @@ class Source:
 
     @property
     def size(self) -> GraphSize:
-        num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
         return GraphSize(
-            **self.facts(), num_seeds=num_seeds, feature_itemsize=self.feature_dtype.itemsize
+            **self.facts(),
+            num_seeds={split: len(ids) for split, ids in self.read_splits().items()},
+            feature_itemsize=self.feature_dtype.itemsize,
         )
 
 
 def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
     """Return the stamps of files, and of the parts of a folder or pattern."""
-    stamps = {}
-    for name, path in files.items():
-        for file in files_of(path):
-            stamps[name if file == path else f"{name}/{file.name}"] = (file, stamp(file))
-    return stamps
+    return {
+        name if file == path else f"{name}/{file.name}": (file, stamp(file))
+        for name, path in files.items()
+        for file in files_of(path)
+    }
 
 
 def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[str, Any]:

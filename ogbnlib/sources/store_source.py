@@ -34,12 +34,7 @@ def from_store(store: Store) -> Source:
                 node, targets = _targets(store, node, begin + first, len(part))
                 yield part.astype(np.int64), targets
 
-    names = None
-    if "node_name" in store.files:
-        names = np.dtype(store.files["node_name"].dtype)
-    label_names = None
-    if "label_name" in store.files:
-        label_names = np.concatenate([part for _, part in store.chunks("label_name")])
+    names = store.files.get("node_name")
     return Source(
         name=store.name,
         num_nodes=store.num_nodes,
@@ -51,8 +46,12 @@ def from_store(store: Store) -> Source:
         x_chunks=lambda: (store.decode(part) for _, part in store.chunks("x", checked=True)),
         label_chunks=lambda: (part for _, part in store.chunks("y", checked=True)),
         read_splits=lambda: dict(store.splits),
-        node_names=lambda: names and (names, (part for _, part in store.chunks("node_name"))),
-        label_names=label_names,
+        node_names=lambda: (
+            None
+            if names is None
+            else (np.dtype(names.dtype), (part for _, part in store.chunks("node_name")))
+        ),
+        label_names=None if store.label_name is None else np.char.encode(store.label_name, "utf-8"),
         target_shape=store.files["y"].shape[1:],
         features_at=str(store.file_path("x")),
         undirected=store.undirected,
@@ -66,11 +65,10 @@ def _targets(store: Store, node: int, begin: int, count: int) -> tuple[int, Arra
 
     `node` is at most the target of the first one.
     """
-    colptr = store.colptr
     parts = [np.empty(0, np.int64)]
     num_targets = 0
     while num_targets < count:
-        offsets = np.clip(colptr[node : node + _STEP_NODES + 1], begin, begin + count)
+        offsets = np.clip(store.colptr[node : node + _STEP_NODES + 1], begin, begin + count)
         nodes = np.arange(node, node + len(offsets) - 1)
         parts.append(np.repeat(nodes, np.diff(offsets)))
         num_targets += len(parts[-1])

@@ -262,12 +262,10 @@ class _CitationGraph:
             _LOYALTY,
             _FIELD_FAME_POWER,
         )
-        classes = self._slot_class, self._class_slot
+        tables = (self._keys, self._order, self._degrees, self._slot_class, self._class_slot)
         for span in self._spans(max(1, min(2 * _NODES, chunk_edges // 16))):
-            count = self._num_edges(*span)
-            src = np.empty(count, np.int64)
-            dst = np.empty(count, np.int64)
-            _citations(*span, self._keys, self._order, self._degrees, *classes, shape, src, dst)
+            src, dst = np.empty((2, self._num_edges(*span)), np.int64)
+            _citations(*span, *tables, shape, src, dst)
             yield src, dst
 
     def x_chunks(self) -> Iterator[Array]:
@@ -285,8 +283,9 @@ class _CitationGraph:
             draw = np.random.default_rng([int(self._keys[8]), number])
             times = draw.integers(edges[:-1], edges[1:])
             times += times // BLOCK * BLOCK * (self._num_fields - 1)  # the blocks of the field
-            ids = (times * int(self._order[1]) + int(self._order[3])) % self.num_nodes
-            splits[name] = np.sort(ids)
+            splits[name] = np.sort(
+                (times * int(self._order[1]) + int(self._order[3])) % self.num_nodes
+            )
         return splits
 
     def label_chunks(self) -> Iterator[Array]:

@@ -41,9 +41,7 @@ class Call(NamedTuple):
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         }
         needed = [name for name, one in parameters.items() if one.default is one.empty]
-        dtype = DTYPES[precision]
-        if isinstance(model, GNN):
-            dtype = torch.float32
+        dtype = torch.float32 if isinstance(model, GNN) else DTYPES[precision]
         if len(needed) == 1 and "edge_index" not in parameters:
             return cls({needed[0]: "x" if needed == ["x"] else "batch"}, dtype)
         arguments = {}
@@ -90,8 +88,7 @@ def random_batch(hop_nodes: Sequence[int], hop_edges: Sequence[int], num_feature
     ends = [*itertools.accumulate(hop_nodes)]
     edges = [torch.empty(2, 0, dtype=torch.int64)]
     for hop, count in enumerate(hop_edges):
-        first = ends[hop] - hop_nodes[hop]
-        target = torch.randint(first, ends[hop], (count,), generator=draw)
+        target = torch.randint(ends[hop] - hop_nodes[hop], ends[hop], (count,), generator=draw)
         source = torch.randint(ends[hop + 1], (count,), generator=draw)
         edges.append(torch.stack([source, target.sort().values]))
     return Data(

@@ -83,9 +83,8 @@ def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
     ):
         changed.append("features")
     if changed:
-        dtypes = ""
-        if before["dtype"] != now["dtype"]:
-            dtypes = f" ({now['dtype']}, {before['dtype']} before)"
+        is_same = before["dtype"] == now["dtype"]
+        dtypes = "" if is_same else f" ({now['dtype']}, {before['dtype']} before)"
         raise InputError(
             f"{now['path']}: expected the data set that {path} was trained on ({before['path']}), "
             f"found other {', '.join(changed)}{dtypes}; use that data set, or train on this one in "
@@ -95,10 +94,8 @@ def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 def _check_class_weight(path: Path, before: torch.Tensor | None, now: torch.Tensor | None) -> None:
     """Refuse other weights of the classes than those that a checkpoint was trained with."""
-    is_same = now is before
-    if now is not None and before is not None:
-        is_same = torch.equal(now, before)
-    if not is_same:
+    either = before is not None or now is not None
+    if either and (before is None or now is None or not torch.equal(now, before)):
         raise InputError(
             f"class_weight: expected the weights that {path} was trained with, found others; put "
             "them back, or use a new run_dir"
@@ -177,11 +174,14 @@ def _write_metrics(run_dir: Path, history: list[Row]) -> None:
 def _has_saved(run_dir: Path) -> bool:
     """Whether a run has a checkpoint, sound or not, or its record shows that it had one."""
     run = Run(run_dir)
-    if run.paths.checkpoint.is_file() or run.paths.previous.is_file() or len(run.metrics):
-        return True
-    return any(
-        event["event"] == "end" and event.get("phase") == "checkpoint" and "failed" not in event
-        for event in run.events
+    return (
+        run.paths.checkpoint.is_file()
+        or run.paths.previous.is_file()
+        or len(run.metrics) > 0
+        or any(
+            event["event"] == "end" and event.get("phase") == "checkpoint" and "failed" not in event
+            for event in run.events
+        )
     )
 
 

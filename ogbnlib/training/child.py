@@ -22,15 +22,16 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE
+from ..errors import clear_errors, naming, no_exit
+from ..files import write_json
+from ..memory.signals import STOP_SIGNALS, Stopped, StopRequest, die_with_parent, take_over
+from ..runs.exit_codes import UNFINISHED, exit_code_of
 
 
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
     """Call `work` and return its exit code; print expected errors as one sentence, others with a
     traceback."""
-    from ..errors import clear_errors, no_exit
-    from ..memory.signals import Stopped, take_over
     from ..memory.workers import WorkerDied
-    from ..runs.exit_codes import exit_code_of
 
     try:
         with clear_errors(), no_exit():
@@ -61,9 +62,7 @@ def main(arguments: list[str]) -> int:
     # 0.5 of 3 s.
     gc.set_threshold(50_000)
     from ..config import TrainConfig
-    from ..errors import naming
     from ..memory import cuda
-    from ..memory.signals import StopRequest, die_with_parent, take_over
     from ..runs.attempt import lock_of
     from ..runs.folder import Run
     from .distributed import end_here, join
@@ -101,7 +100,6 @@ def try_model(
     """Create the model of the environment's config and measure a step of `batch`, JSON of a
     `BatchShape`, to `file`."""
     from ..config import TrainConfig
-    from ..files import write_json
     from .custom_model import make_model
     from .learner import measure_step
 
@@ -121,7 +119,6 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
     # This runs torchrun's code but handles signals itself. With torch 2.13 `torchrun
     # --signals-to-handle` died of a SIGUSR1 in its first two seconds, always ended with exit code
     # 1, and outlived a killed parent.
-    from ..memory.signals import STOP_SIGNALS, die_with_parent
     from ..memory.tree import process_tree
 
     def pass_on() -> None:  # the first stop signal to every rank, also to ranks that start later
@@ -162,7 +159,6 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
 def _first_end(failures: Mapping[int, "ProcessFailure"], run_dir: str) -> int:
     """Return the exit code of the first rank to end, and record which one it was."""
     from ..memory.recorder import EventLog
-    from ..runs.exit_codes import UNFINISHED
 
     first_s = min(failure.timestamp for failure in failures.values())
     # Timestamps are whole seconds. The launcher then sends the others SIGTERM, and SIGKILL 30 s
@@ -172,8 +168,11 @@ def _first_end(failures: Mapping[int, "ProcessFailure"], run_dir: str) -> int:
     rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
     code = codes[rank] if codes[rank] >= 0 else 128 - codes[rank]
     if set(codes.values()) == {143}:  # all lost the connection to a rank that did not fail
-        text = "error: a rank ended with exit code 0 in the middle of the training"
-        print(text, file=sys.stderr, flush=True)
+        print(
+            "error: a rank ended with exit code 0 in the middle of the training",
+            file=sys.stderr,
+            flush=True,
+        )
         return UNFINISHED
     if code != UNFINISHED:  # else it has named the rank that hangs
         log = EventLog(run_dir)

@@ -23,9 +23,12 @@ def csr(edges: Tensor, num_targets: int, num_sources: int, values: Tensor | None
     # them out, an array of [num_edges, channels]: 1.5 times slower for a layer of 574,000 edges and
     # 128 features.
     values = torch.ones(edges.size(1), device=edges.device) if values is None else values
-    size = num_targets, num_sources
     return torch.sparse_csr_tensor(
-        index2ptr(edges[1], num_targets), edges[0], values, size, check_invariants=False
+        index2ptr(edges[1], num_targets),
+        edges[0],
+        values,
+        (num_targets, num_sources),
+        check_invariants=False,
     )
 
 
@@ -72,5 +75,4 @@ class SparseGCNConv(GCNConv):  # type: ignore[misc]
         h = self.lin(x[0])
         with torch.autocast(h.device.type, enabled=False):
             h = h.float()
-            out: Tensor = spmm(adjacency, h, "sum") + loops * h[: len(loops)] + self.bias
-        return out
+            return spmm(adjacency, h, "sum") + loops * h[: len(loops)] + self.bias

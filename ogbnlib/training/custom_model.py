@@ -74,8 +74,8 @@ def make_model(
         "num_classes": num_classes,
         "num_layers": len(config.num_neighbors),
     }
-    arguments = {name: value for name, value in offered.items() if name in parameters}
-    arguments |= config.model_args
+    fitting = {name: value for name, value in offered.items() if name in parameters}
+    arguments = fitting | config.model_args
     if config.dropout and "dropout" not in arguments:
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
     if kind is not None:
@@ -168,13 +168,13 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
 def _describe(error: BaseException) -> str:
     """Return an error of the user's code on one line, with the place of its innermost frame outside
     libraries."""
-    frames = traceback.extract_tb(error.__traceback__)
     innermost = [
-        frame for frame in frames if "lib/python" not in frame.filename and frame.filename[0] != "<"
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "lib/python" not in frame.filename and frame.filename[0] != "<"
     ][-1]
-    place = f" in {innermost.filename}, line {innermost.lineno}"
-    if innermost.filename == __file__:
-        place = ""
+    is_here = innermost.filename == __file__
+    place = "" if is_here else f" in {innermost.filename}, line {innermost.lineno}"
     return f"{type(error).__name__}{place}: {' '.join(str(error).split())}"
 
 
@@ -186,8 +186,7 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
             f"model: expected an object of a class derived from torch.nn.Module, got {model!r:.80}; "
             "for a class or a name, set the config's model"
         )
-    kinds = {one.kind for one in inspect.signature(model.forward).parameters.values()}
-    if kinds <= _VARIABLE:
+    if {one.kind for one in inspect.signature(model.forward).parameters.values()} <= _VARIABLE:
         raise InputError(
             f"{config.model}: expected a forward with named parameters such as x and edge_index, found "
             "none, or one that passes everything on, as around a model of torch.compile or "
@@ -210,9 +209,8 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
         ) from None
     # A model that sees more than x and edge_index knows the seeds, and may return their scores
     # alone.
-    least_rows = len(batch.x)
-    if {*call.arguments.values()} - {"x", "edge_index"}:
-        least_rows = _SEEDS
+    knows_seeds = {*call.arguments.values()} - {"x", "edge_index"}
+    least_rows = _SEEDS if knows_seeds else len(batch.x)
     if (
         not isinstance(scores, Tensor)
         or scores.dim() != 2
@@ -225,9 +223,7 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
         )
     used = _used_parameters(scores)
     if not used or used - {*model.parameters()}:
-        others = "none of them used"
-        if used:
-            others = "others, which are neither trained nor saved"
+        others = "others, which are neither trained nor saved" if used else "none of them used"
         raise InputError(
             f"{config.model}: expected forward to use the model's own parameters, found {others}; "
             "keep layers in torch.nn.ModuleList, not in a list, and return scores before argmax or "

@@ -35,8 +35,6 @@ _SLOW_DISK_BYTES_PER_S = 50e6
 _STOPPING_S = 60.0
 _BEAT_S = 1.0  # between two signs of life, and between two looks at those of the others
 _MESSAGE_BYTES = 8192  # of an error's text that one rank sends to the others; the rest is cut off
-_highest = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX)
-_from_first = functools.partial(dist.broadcast, src=0)
 
 
 class Ranks:
@@ -132,7 +130,8 @@ class Ranks:
         share."""
         if self.num_ranks == 1:
             return list(numbers)
-        return self._take_part(_highest, torch.tensor(numbers)).tolist()
+        highest = functools.partial(dist.all_reduce, op=dist.ReduceOp.MAX)
+        return self._take_part(highest, torch.tensor(numbers)).tolist()
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values of the tensors to all ranks, in place."""
@@ -142,7 +141,7 @@ class Ranks:
         if not shared:
             return
         flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in shared])
-        self._take_part(_from_first, flat)
+        self._take_part(functools.partial(dist.broadcast, src=0), flat)
         parts = torch.split(flat, [tensor.nbytes for tensor in shared])
         for tensor, part in zip(shared, parts, strict=True):
             tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))
@@ -201,7 +200,7 @@ def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
     """Connect to the other ranks of the launcher's environment; without a launcher this process is
     alone."""
     here = launch()
-    if here is None:
+    if here.num_ranks == 1:
         yield Ranks()
         return
     backend = "gloo"

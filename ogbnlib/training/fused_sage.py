@@ -335,8 +335,7 @@ class Layers(NamedTuple):
         if scale is None:
             return gradients, None
         into = torch.empty_like(x)
-        sources = _by_source(edges, self.col, len(x))
-        arguments = edges, *sources, array, values, scale, _values(into)
+        arguments = edges, *_by_source(edges, self.col, len(x)), array, values, scale, _values(into)
         _share(
             lambda rows: _spread(rows.start, rows.stop, *arguments), _parts(len(x)), self.threads
         )

@@ -17,35 +17,44 @@ class SGC(nn.Module):
         self.out = nn.Linear(self.width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.out(x[:, -self.width :])
-        return scores
+        return self.out(x[:, -self.width :])
 
 
-class SIGN(nn.Module):
+class _HopLayers(nn.Module):
+    """A linear layer for each hop, and a last layer `out`."""
+
+    out: nn.Module
+
+    def __init__(self, width: int, hidden: int, hops: int, dropout: float, bias: bool) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.hops = nn.ModuleList(nn.Linear(width, hidden, bias) for _ in range(hops + 1))
+
+    def drop_last_layer(self) -> None:
+        """Make forward return the input of the last layer, float32 [B, its columns]."""
+        self.out = nn.Identity()
+
+    def rows(self, x: Tensor) -> list[Tensor]:
+        """Return the result of each hop's layer, [B, hidden]."""
+        x = x.view(len(x), len(self.hops), -1)
+        return [hop(x[:, k]) for k, hop in enumerate(self.hops)]
+
+
+class SIGN(_HopLayers):
     """A linear layer for each hop, ReLU and dropout; then one on all of them."""
 
     def __init__(
         self, num_features: int, num_classes: int, hops: int, hidden: int, dropout: float
     ) -> None:
-        super().__init__()
-        self.dropout = dropout
-        width = num_features // (hops + 1)
-        self.hops = nn.ModuleList(nn.Linear(width, hidden) for _ in range(hops + 1))
-        self.out: nn.Module = nn.Linear(hidden * (hops + 1), num_classes)
-
-    def drop_last_layer(self) -> None:
-        """Make forward return the input of the last layer, float32 [B, (hops + 1) * hidden]."""
-        self.out = nn.Identity()
+        super().__init__(num_features // (hops + 1), hidden, hops, dropout, bias=True)
+        self.out = nn.Linear(hidden * (hops + 1), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.view(len(x), len(self.hops), -1)
-        rows = [hop(x[:, k]).relu() for k, hop in enumerate(self.hops)]
-        rows = [F.dropout(row, self.dropout, self.training) for row in rows]
-        scores: Tensor = self.out(torch.cat(rows, 1))
-        return scores
+        rows = [F.dropout(row.relu(), self.dropout, self.training) for row in self.rows(x)]
+        return self.out(torch.cat(rows, 1))
 
 
-class SAGN(nn.Module):
+class SAGN(_HopLayers):
     """Hops weighed node by node with the softmax of LeakyReLU(a h_0 + b h_k) in each of `heads`."""
 
     def __init__(
@@ -57,28 +66,21 @@ class SAGN(nn.Module):
         heads: int,
         dropout: float,
     ) -> None:
-        super().__init__()
-        self.dropout = dropout
-        self.heads = heads
         width = num_features // (hops + 1)
-        self.hops = nn.ModuleList(nn.Linear(width, hidden, bias=False) for _ in range(hops + 1))
-        self.out: nn.Module = nn.Linear(hidden, num_classes)
+        super().__init__(width, hidden, hops, dropout, bias=False)
+        self.heads = heads
+        self.out = nn.Linear(hidden, num_classes)
         self.own = nn.Linear(width, hidden)
         self.attention = nn.Parameter(torch.empty(2, heads, hidden // heads))
         nn.init.xavier_normal_(self.attention, gain=nn.init.calculate_gain("relu"))
 
-    def drop_last_layer(self) -> None:
-        """Make forward return the input of the last layer, float32 [B, hidden]."""
-        self.out = nn.Identity()
-
     def forward(self, x: Tensor) -> Tensor:
-        x = x.view(len(x), len(self.hops), -1)
-        rows = [hop(x[:, k]) for k, hop in enumerate(self.hops)]
-        by_head = torch.stack(rows, 1).view(len(x), len(self.hops), self.heads, -1)
+        by_head = torch.stack(self.rows(x), 1).view(len(x), len(self.hops), self.heads, -1)
         own, other = self.attention
         scores = (by_head[:, :1] * own).sum(-1, keepdim=True)
         scores = scores + (by_head * other).sum(-1, keepdim=True)
         shares = F.leaky_relu(scores, 0.2).softmax(1)
-        hidden = ((shares * by_head).sum(1).flatten(1) + self.own(x[:, 0])).relu()
-        out: Tensor = self.out(F.dropout(hidden, self.dropout, self.training))
-        return out
+        hidden = (
+            (shares * by_head).sum(1).flatten(1) + self.own(x[:, : self.own.in_features])
+        ).relu()
+        return self.out(F.dropout(hidden, self.dropout, self.training))

@@ -151,10 +151,10 @@ class Learner:
         for value in self._values:  # as `optimizer.zero_grad` does, in 1 instead of 8 us
             value.grad = None
         ranks.share(self.model.buffers())  # a resumed run starts with the first rank's buffers, too
-        size = self.config.batch_size
         loss_sum = self.loss_sum
         fused = False
         self.scaler.scale(loss_sum)  # creates the scale, also on a rank without a batch
+        size = self.config.batch_size
         for _ in range(begin + ranks.rank * size, end, ranks.num_ranks * size):
             batch = next(batches)
             # Dropout is a function of (seed, epoch, batch), like the choice of neighbors.
@@ -198,12 +198,15 @@ class Learner:
         memory and record how much."""
         self._batches += 1
         self.log.cuda()
-        every = self.config.release_every
-        if every and self._batches % every == 0:
+        if self.config.release_every and self._batches % self.config.release_every == 0:
             begin_s = time.perf_counter()
             freed = release_memory()
-            took_s = time.perf_counter() - begin_s
-            self.log.mark("release", after=f"batch {self._batches}", took_s=took_s, **freed)
+            self.log.mark(
+                "release",
+                after=f"batch {self._batches}",
+                took_s=time.perf_counter() - begin_s,
+                **freed,
+            )
 
 
 def _allocator_peak(work: Callable[[], object]) -> int:
@@ -213,9 +216,9 @@ def _allocator_peak(work: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         work()
     results: Any = record.profiler
-    events = [event for event in results.kineto_results.events() if event.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    return max(itertools.accumulate(event.nbytes() for event in events), default=0)
+    events = sorted(results.kineto_results.events(), key=lambda event: event.start_ns())
+    sizes = (event.nbytes() for event in events if event.name() == "[memory]")
+    return max(itertools.accumulate(sizes), default=0)
 
 
 def measure_step(

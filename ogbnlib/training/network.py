@@ -35,8 +35,13 @@ for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
 
 def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
     """Sort the edges of each hop by target."""
-    hops = torch.split(edge_index, num_sampled_edges, 1)
-    return torch.cat([hop[:, hop[1].argsort(stable=True)] for hop in hops], 1)
+    return torch.cat(
+        [
+            hop[:, hop[1].argsort(stable=True)]
+            for hop in torch.split(edge_index, num_sampled_edges, 1)
+        ],
+        1,
+    )
 
 
 class _Targets(nn.Module):
@@ -124,10 +129,8 @@ class GNN(nn.Module):
             if type(conv) is MeanSAGEConv
             for weight in (conv.lin_l.weight, conv.lin_r.weight)
         )
-        plain = sum(
-            weight.is_leaf and weight.dtype == torch.float32 for weight in weights
-        ) == 2 * len(convs)
-        return plain and x.dtype in (torch.float16, torch.float32)
+        num_plain = sum(weight.is_leaf and weight.dtype == torch.float32 for weight in weights)
+        return num_plain == 2 * len(convs) and x.dtype in (torch.float16, torch.float32)
 
     def _fused(
         self,
@@ -181,8 +184,7 @@ class GNN(nn.Module):
             loss, gradient = differentiate(scores.float())
             del scores
             with torch.no_grad():
-                gradients = layers.backward(tape, gradient)
-                for value, own in zip(layers.weights, gradients, strict=True):
+                for value, own in zip(layers.weights, layers.backward(tape, gradient), strict=True):
                     if not value.requires_grad:
                         continue
                     if value.grad is None:
@@ -203,7 +205,7 @@ def registered_model(config: TrainConfig, num_features: int, num_classes: int) -
     kind = MODELS[config.model].load()
     if not kind.propagated:
         return GNN(config, num_features, num_classes)
-    network: nn.Module = kind.network(
+    return kind.network(
         num_features,
         num_classes,
         hops=config.hops,
@@ -211,4 +213,3 @@ def registered_model(config: TrainConfig, num_features: int, num_classes: int) -
         heads=config.heads,
         dropout=config.dropout,
     )
-    return network

@@ -196,8 +196,7 @@ def train_prepared(
             with log.phase("compile kernels"):
                 compile_all(list(config.num_neighbors))
         waiting = functools.partial(_wait, progress, ranks, stop)
-        policy: type[Loaders] = config.policy.load()
-        loaders = policy(store, config, log, ranks.rank, ranks.num_ranks, waiting)
+        loaders = config.policy.load()(store, config, log, ranks.rank, ranks.num_ranks, waiting)
         _prepare_processor(config, store, loaders, progress)
         with contextlib.closing(loaders), workers_ended():
             model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
@@ -295,11 +294,13 @@ def _prepare_processor(
         loaders.num_classes,
     )
     if config.num_threads == "auto":
-        cores = max(1, job_cores() // local_ranks())
-        torch.set_num_threads(choose_threads(*step, cores))
+        torch.set_num_threads(choose_threads(*step, max(1, job_cores() // local_ranks())))
         loaders.log.mark("note", num_threads=torch.get_num_threads())
-    may_ask = HUGE_PAGES not in os.environ and huge_pages() == "madvise"
-    if may_ask and step_flops(*step) >= LARGE_FLOPS:
+    if (
+        HUGE_PAGES not in os.environ
+        and huge_pages() == "madvise"
+        and step_flops(*step) >= LARGE_FLOPS
+    ):
         progress.note(
             "large steps are faster with huge pages (2 MB): start Python with "
             f"{HUGE_PAGES}=1 in the environment, or train with run()"

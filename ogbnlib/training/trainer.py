@@ -213,15 +213,14 @@ class Trainer:
         """Return the accuracy and the macro-F1 on `split`, by their names in metrics.csv."""
         self.learner.begin()
         num_seeds = self.num_seeds[split]
-        ranks = self.ranks
         size = self.config.seeds_per_batch(training=False)
         predicted = torch.zeros(num_seeds, dtype=torch.int64)
-        rounds = range(0, num_seeds, size * ranks.num_ranks)
+        rounds = range(0, num_seeds, size * self.ranks.num_ranks)
         shown = self.progress.over(self.loaders.eval_batches(split), len(rounds))
         with self.log.phase(f"eval {split}"), contextlib.closing(shown) as batches:
             for begin in rounds:
                 self._boundary()
-                if begin + ranks.rank * size < num_seeds:
+                if begin + self.ranks.rank * size < num_seeds:
                     with self._stoppable():
                         batch = next(batches)
                     predicted[batch.input_id] = self.learner.predict(batch)
@@ -230,7 +229,7 @@ class Trainer:
             assert next(batches, None) is None, "the loader has more batches than its share"
         # One rank has filled each place, the others have zeros there: afterwards all ranks have all
         # predictions, and count the same classes.
-        ranks.sum(predicted)
+        self.ranks.sum(predicted)
         undefined = int((predicted < 0).sum())
         if undefined:
             raise self.checkpointer.diverged(
@@ -262,8 +261,8 @@ class Trainer:
 
     def _is_over(self, *rows: Row) -> bool:
         """Whether training ends after the epochs so far, and these rows of more epochs."""
-        column = self.config.valid_column
-        return self.config.is_over(row.get(column) for row in [*self.state.history, *rows])
+        history = [*self.state.history, *rows]
+        return self.config.is_over(row.get(self.config.valid_column) for row in history)
 
     def _run_epoch(self) -> None:
         """Train the rest of the current epoch, evaluate, and save its row and its checkpoint."""
@@ -307,8 +306,7 @@ class Trainer:
         # it is the last one after all
         if epoch < self.config.epochs and self._is_over(scores):
             self.loaders.drop_train_loader()
-            final = self.config.replace(epochs=epoch).splits_to_evaluate(epoch)
-            for split in final:
+            for split in self.config.replace(epochs=epoch).splits_to_evaluate(epoch):
                 if split not in scores:
                     scores |= self.evaluate(split)
         return scores

@@ -80,12 +80,10 @@ class HotRows:
         fewest = max(2, int(np.argmax(with_as_many <= room)))  # all nodes of so many have room
         members = NodeSet(num_nodes)
         for begin in range(0, num_nodes, _COUNTED_NODES):
-            part = visits[begin : begin + _COUNTED_NODES]
-            members.add(begin + np.flatnonzero(part >= fewest))
+            members.add(begin + np.flatnonzero(visits[begin : begin + _COUNTED_NODES] >= fewest))
         room -= int(with_as_many[fewest])
         for begin in range(0, num_nodes if fewest > 2 else 0, _COUNTED_NODES):
-            part = visits[begin : begin + _COUNTED_NODES]
-            some = np.flatnonzero(part == fewest - 1)[:room]
+            some = np.flatnonzero(visits[begin : begin + _COUNTED_NODES] == fewest - 1)[:room]
             members.add(begin + some)
             room -= len(some)
         return cls(members, num_features, dtype)
@@ -102,5 +100,6 @@ class HotRows:
         """Complete `features` [len(ids), F], whose rows from `first` on are those of `others(ids)`:
         put the row of each id in its place."""
         rows = self.rows.view(np.uint8)
-        out = features.view(np.uint8)
-        insert_rows(ids, self._members.words, self._members.before, rows, out, first)
+        insert_rows(
+            ids, self._members.words, self._members.before, rows, features.view(np.uint8), first
+        )

@@ -86,8 +86,10 @@ def _limit_bytes(memory_limit: str | int) -> int:
     limit = parse_bytes(memory_limit)
     used = own_memory()[0]
     if limit < used:
-        expected = f"more than the {format_bytes(used)} that this process already uses"
-        raise InputError(f"memory_limit: expected {expected}, got {format_bytes(limit)}")
+        raise InputError(
+            f"memory_limit: expected more than the {format_bytes(used)} that this process already "
+            f"uses, got {format_bytes(limit)}"
+        )
     return limit
 
 

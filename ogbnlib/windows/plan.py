@@ -92,12 +92,16 @@ class Windows:
             return f"batches are drawn through the page cache ({free} available)"
         where = "two held, one being prepared" if self.overlapped else "one held"
         if self.spooling:
-            disk = format_bytes(self.spooling.disk_bytes)
-            where = f"from a spool of {disk} on disk at most, two held"
+            where = (
+                f"from a spool of {format_bytes(self.spooling.disk_bytes)} on disk at most, two "
+                "held"
+            )
             if self.spooling.hot_bytes:
                 where += f", the rows visited most in {format_bytes(self.spooling.hot_bytes)}"
-        size = f"about {format_bytes(self.window_bytes)} each"
-        return f"windows of {self.window_batches} batches, {size}, {where} ({free} available)"
+        return (
+            f"windows of {self.window_batches} batches, about {format_bytes(self.window_bytes)} "
+            f"each, {where} ({free} available)"
+        )
 
 
 def _compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
@@ -146,10 +150,11 @@ def window_bytes(one: Pass, windows: Windows) -> int:
     edges."""
     assert windows.window_batches is not None
     total = windows.window_batches * one.batch.num_nodes
-    expected = distinct_nodes(one.size, one.config.undirected, total)
-    distinct = min(total, max(one.batch.num_nodes, expected))
-    own = windows.window_batches * _compact_batch_bytes(one.batch, 0)
-    own += _window_fixed_bytes(one.size.num_nodes)
+    distinct = min(
+        total, max(one.batch.num_nodes, distinct_nodes(one.size, one.config.undirected, total))
+    )
+    each = _compact_batch_bytes(one.batch, 0)
+    own = windows.window_batches * each + _window_fixed_bytes(one.size.num_nodes)
     return int(distinct * one.size.num_features * one.itemsize) + own
 
 
@@ -225,8 +230,8 @@ def _step_reserve(one: Pass) -> tuple[int, int]:
     if one.config.lookahead != "auto":  # a size is for windows alone
         return 0, 0
     step_pass = Pass(one.config, one.size, "train", Batches.of(one.batch))
-    step = sum(step_pass.prefetched().values())
-    step += model_state_bytes(one.config, one.size.num_features, one.size.num_classes)
+    model_bytes = model_state_bytes(one.config, one.size.num_features, one.size.num_classes)
+    step = sum(step_pass.prefetched().values()) + model_bytes
     return step, step + sum(step_pass.workers(idle_loaders=1).values())
 
 
@@ -278,8 +283,7 @@ class _Spool:
         self.room_bytes = room_bytes
         self.num_batches = one.num_batches
         config = one.config
-        passes = config.epochs if one.training else config.num_evaluations(one.split)
-        self.passes = max(1, passes)
+        self.passes = max(1, config.epochs if one.training else config.num_evaluations(one.split))
         self.total = self.num_batches * (self.passes if one.training else 1)
         # all ids int32
         self.rows_bytes = batch.num_nodes * row_bytes
@@ -306,8 +310,9 @@ class _Spool:
         self.working = memory - memory // 8 - 4 * self.size * self.each
         # four threads, with a batch each
         self.most_sampled = max(0, self.working - 4 * self.sampled_bytes) // self.sampled_bytes
-        fixed = _window_fixed_bytes(one.size.num_nodes)
-        self.packing = 2 * (fixed + self.size * _compact_batch_bytes(batch, 8))
+        self.packing = 2 * (
+            _window_fixed_bytes(one.size.num_nodes) + self.size * _compact_batch_bytes(batch, 8)
+        )
         # a pass over the features has the ids in memory
         self.ids_bytes = batch.num_nodes * np.dtype(index_dtype(one.size.num_nodes)).itemsize
 
@@ -315,8 +320,8 @@ class _Spool:
         """The windows of the best division, None where memory or disk are too small for any."""
         shares = _HOT_SHARES if self.training else _HOT_SHARES[:1]
         tried = itertools.product(self._file_counts(), [int(s * self.working) for s in shares])
-        divisions = filter(None, itertools.starmap(self._divide, tried))
         # of two equal ones the one with more files, as training begins sooner
+        divisions = filter(None, itertools.starmap(self._divide, tried))
         best = min(divisions, key=lambda division: division[:2], default=None)
         return None if best is None else best[2]
 
@@ -376,21 +381,18 @@ class _Spool:
         sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + picking)
         sampling = max(sampling + beside, picking + hot_bytes)
         buffers = 4 * min(CHUNK_BYTES, self.memory // 64)  # of a pass's threads
-        num_shards = num_files * parts
         spooling = Spooling(
             sampled,
             file_batches,
             picked,
             min(self.working, sampling + seeds_bytes + buffers),
-            structures + min(2, num_shards) * picked * self.rows_bytes,
+            structures + min(2, num_files * parts) * picked * self.rows_bytes,
             hot_bytes,
         )
         return self._windows(num_files, parts, spooling)
 
     def _windows(self, num_files: int, parts: int, spooling: Spooling) -> tuple[int, int, Windows]:
         """The result of `_divide`, with `parts` shards planned for each structure file."""
-        size = self.size
-        total = self.total
         file_passes = -(-spooling.structure_batches // spooling.sampled_batches)
         graph = num_files * file_passes * self.graph_bytes
         # Room was planned for batches without a node in common; fewer shards are filled, one at
@@ -400,18 +402,18 @@ class _Spool:
         batch_bytes = self.structure_bytes + int(cold * self.rows_bytes)
         moved = filled * self.x_bytes + graph
         again = 1 if self.training or num_files * parts == 1 else self.passes
-        prepared = again * (moved + total * batch_bytes) // self.passes
+        prepared = again * (moved + self.total * batch_bytes) // self.passes
         windows = Windows(
-            size,
+            self.size,
             True,
-            size * self.each,
+            self.size * self.each,
             self.memory,
-            -(-self.num_batches // size),
+            -(-self.num_batches // self.size),
             prepared + self.num_batches * batch_bytes,
             file_passes * self.graph_bytes + self.x_bytes,
             spooling,
         )
-        return moved + 2 * total * batch_bytes, -num_files, windows
+        return moved + 2 * self.total * batch_bytes, -num_files, windows
 
 
 def choose_loaders(

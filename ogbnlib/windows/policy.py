@@ -166,13 +166,12 @@ class StoreLoaders(DiskLoaders):
 
     def _choose(self, split: str, shuffle: bool) -> tuple[Pass, Windows, dict[str, Windows]]:
         """A loader's pass and windows, and those of the evaluations that are prepared with it."""
-        training = shuffle
         train = self._resident.get("train")
         # An evaluation shares memory with the training loader's windows, if that loader is alive.
-        beside = train.windows if train is not None and not training else None
+        beside = train.windows if train is not None and not shuffle else None
         memory = window_budget(self.config.lookahead, self._available, beside, self._ranks)
-        one = self._pass(split, training, memory)
-        if not training:
+        one = self._pass(split, shuffle, memory)
+        if not shuffle:
             return one, choose_windows(one, memory, self._room), {}
         evaluations = {
             name: self._pass(name, False, memory)
@@ -199,8 +198,7 @@ class StoreLoaders(DiskLoaders):
                 self.log.mark(
                     "note", loader=name, windows=str(chosen), window_batches=chosen.window_batches
                 )
-        ranks = launch()
-        fills = ranks is None or ranks.local_rank == 0  # one rank fills it for all of its node
+        fills = launch().local_rank == 0  # one rank fills it for all of its node
         if shuffle and windows.window_batches is None and self.config.lookahead != "off" and fills:
             with self.log.phase("load into page cache"):
                 self.store.fill_page_cache()

@@ -1,7 +1,5 @@
 """The windows of a loader in order, each prepared while the one before it is used."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import threading
@@ -76,17 +74,12 @@ class WindowReader:
                 return _CONTENT[name], done, total
         return None
 
-    @property
-    def bytes_read(self) -> int:
-        return sum(array.bytes_read for array in self.arrays.values())
-
     def seeds(self, place: Place, num_batches: int = 0) -> Seeds:
         """The seeds of the window at `place`, of as many batches as usual if `num_batches` is 0."""
         epoch, start, begin = place
         end = begin + self._batch_size * (num_batches or self.windows.window_batches or 1)
-        # a view would keep the whole order
-        positions = self._order.share(epoch, start)[begin:end].clone()
-        batches = torch.split(positions, self._batch_size)
+        # a copy, as a view would keep the whole order
+        batches = torch.split(self._order.share(epoch, start)[begin:end].clone(), self._batch_size)
         ids: list[Array] = [self._nodes[part].numpy() for part in batches]
         return Seeds(self._sampler, epoch, batches, ids)
 
@@ -136,9 +129,7 @@ class WindowReader:
         if self.spool is not None and not first:
             window = self._read_spool(self.spool, place)
         # not in the handler of its error, which would keep the spool's arrays
-        if window is None:
-            window = self._sample(place, first)
-        return window
+        return window or self._sample(place, first)
 
     def _read_spool(self, spool: Spool, place: Place) -> Window | None:
         """Read a window from the spool; None once the disk is full."""
@@ -152,8 +143,9 @@ class WindowReader:
             )
             spool.close()
             self.spool = None
-            in_memory = self.windows.in_memory
-            self.windows = in_memory or dataclasses.replace(self.windows, spooling=None)
+            self.windows = self.windows.in_memory or dataclasses.replace(
+                self.windows, spooling=None
+            )
             return None
         self._record(place, window, spool_s=round(time.monotonic() - begun, 3))
         return window

@@ -77,10 +77,6 @@ def _without_frames(work: Callable[..., Result], *arguments: object) -> Result:
         raise error.with_traceback(None) from None
 
 
-def _ignore(**info: object) -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Preparation:
     """The way in which the windows of a loader are prepared."""
@@ -94,8 +90,8 @@ class Preparation:
     # all their windows are prepared together with the first of this loader's
     evaluations: Sequence[Spool] = ()
     # called with seconds and bytes of each window, and of each pass for windows on disk
-    on_window: Callable[..., None] = _ignore
-    on_pass: Callable[..., None] = _ignore
+    on_window: Callable[..., None] = lambda **info: None
+    on_pass: Callable[..., None] = lambda **info: None
     waiting: Waiting = lambda reading: False
 
 
@@ -198,12 +194,15 @@ class Spool:
                 # Memory may lack room for these rows and for the samples of a single structure file.
                 self._hot = None
             self._sample([self, *evaluations], place)
-        fresh = None
-        if self._hot is None and self._spooling.hot_bytes:
-            fresh = self._choose_hot()
-        shards = [self._picked(place, fresh or self._hot)]
-        for spool in evaluations:  # all windows of their structure files
-            shards.append({key: one.result() for key, (_, one) in spool._structure.items()})
+        fresh = self._choose_hot() if (self._hot is None and self._spooling.hot_bytes) else None
+        shards = [
+            self._picked(place, fresh or self._hot),
+            # all windows of their structure files
+            *(
+                {key: one.result() for key, (_, one) in spool._structure.items()}
+                for spool in evaluations
+            ),
+        ]
         # for features between the two files
         buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
         mine, *others = self._add_features(shards, buffer_bytes, fresh)
@@ -231,8 +230,7 @@ class Spool:
         Room was planned for batches without a node in common; a window has each of its nodes once,
         so more may fit. The mean window so far stands for those that are not packed yet.
         """
-        items = self._structure.items()
-        windows = list(itertools.dropwhile(lambda item: item[0] != place, items))
+        windows = list(itertools.dropwhile(lambda item: item[0] != place, self._structure.items()))
         total = sum(number for _, (number, _) in windows)
         room = self._spooling.picked_batches
         shard = Shard()
@@ -240,8 +238,7 @@ class Spool:
         for each, (number, packing) in windows:
             stored = packing.result()
             if hot is not None:
-                num_rows = len(hot.others(stored.arrays[0]()))
-                stored = stored._replace(num_rows=num_rows, hot=hot)
+                stored = stored._replace(num_rows=len(hot.others(stored.arrays[0]())), hot=hot)
             before = rows
             batches += number
             rows += stored.num_rows

@@ -31,8 +31,10 @@ from .spool import Preparation
 from .window import Window, decode_rows, take_rows
 
 # Attributes of PyG's loaders that decide how one batch is drawn.
-_FIXED = {"transform_sampler_output", "custom_cls", "collate_fn", "node_sampler", "data"}
-_FIXED |= {"input_nodes", "input_id", "input_time", "input_data"}
+_FIXED = {
+    *("transform_sampler_output", "custom_cls", "collate_fn", "node_sampler", "data"),
+    *("input_nodes", "input_id", "input_time", "input_data"),
+}
 
 
 class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
@@ -71,8 +73,9 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         # Lightning copies a loader through its attributes, to predict
         batches = arguments.pop("batch_sampler", None)
         if batches is not None:
-            for name in ("sampler", "batch_size", "drop_last"):
-                arguments[name] = getattr(batches, name)
+            arguments |= {
+                name: getattr(batches, name) for name in ("sampler", "batch_size", "drop_last")
+            }
         if not isinstance(arguments["sampler"], EpochSampler):
             arguments["sampler"] = BorrowedOrder(
                 arguments["sampler"],
@@ -289,13 +292,14 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
     def _mapped_groups(self, epoch: int, start: int) -> Iterator[Data]:
         share = self.sampler.share(epoch, start)
         size = self.batch_size
-        sampler = self.node_sampler
 
         def draw(begin: int, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Hops]:
             positions = share[begin * size : end * size]
-            keys = [sampler.batch_key(first, epoch) for first in positions[::size].tolist()]
+            keys = [
+                self.node_sampler.batch_key(first, epoch) for first in positions[::size].tolist()
+            ]
             seeds = self.input_data.node[positions].numpy()
-            node, edges, hops = sampler.sample_batches(seeds, size, keys)
+            node, edges, hops = self.node_sampler.sample_batches(seeds, size, keys)
             return positions, node, node, edges, hops
 
         return self._groups(mapped_features(self.store), -(-len(share) // size), draw)
@@ -305,9 +309,6 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         reader.abandoned.clear()  # set by an earlier pass that was left early
         self._running_passes += 1
 
-        def is_interrupted() -> bool:
-            return self.preparation.waiting(reader.progress())
-
         def stop_reading() -> None:
             # The event ends the reads of all passes, so not while a second one runs.
             if self._running_passes == 1:
@@ -315,7 +316,9 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
 
         try:
             groups = self._window_groups(reader.read(epoch, start))
-            yield from _prefetch(groups, is_interrupted, stop_reading)
+            yield from _prefetch(
+                groups, lambda: self.preparation.waiting(reader.progress()), stop_reading
+            )
         finally:
             self._running_passes -= 1
 

@@ -151,8 +151,9 @@ class Sampled:
         ids = np.concatenate(seeds.ids)
         wrong = np.flatnonzero((ids < 0) | (ids >= num_nodes))
         if len(wrong):
-            expected = f"expected seeds from 0 to {num_nodes - 1}"
-            raise InputError(f"input_nodes: {expected}, found {ids[wrong[0]]}")
+            raise InputError(
+                f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[wrong[0]]}"
+            )
         counts = np.array([len(own) for own in seeds.ids])
         return cls(row, num_nodes, ids, np.cumsum([0, *counts]), [counts])
 
@@ -195,22 +196,19 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         if hop:
             _in_threads(Sampled.grow, sampled)
         places, targets, bounds = _choose_edges(hop, windows, sampled, shares, colptr)
-        neighbors = _room_for_ids(places, np.dtype(f"i{row.row_bytes}"))
+        dtype = np.dtype(f"i{row.row_bytes}")
+        # in the memory of the places themselves, if their items are as large
+        is_same = places.itemsize == dtype.itemsize
+        neighbors = places.view(dtype) if is_same else np.empty(len(places), dtype)
         row.read(places, neighbors)
         del places
         for one, (begin, end) in zip(sampled, shares, strict=True):
             own = slice(bounds[begin], bounds[end])
-            own_bounds = bounds[begin : end + 1] - bounds[begin]
-            one.hop_edges.append(_HopEdges(neighbors[own], targets[own], own_bounds))
+            one.hop_edges.append(
+                _HopEdges(neighbors[own], targets[own], bounds[begin : end + 1] - bounds[begin])
+            )
         del neighbors
     return sampled
-
-
-def _room_for_ids(places: Array, dtype: np.dtype[np.generic]) -> Array:
-    # that of the places themselves, if their items are as large
-    if places.itemsize == dtype.itemsize:
-        return places.view(dtype)
-    return np.empty(len(places), dtype)
 
 
 def _choose_edges(
@@ -287,8 +285,7 @@ class Window:
         `sampled` is used up: a second call would append the nodes again.
         """
         sampled.grow()
-        distinct = NodeSet(sampled.num_nodes)
-        distinct.add(sampled.nodes)
+        distinct = NodeSet(sampled.num_nodes, sampled.nodes)
         ids = distinct.members()
         slots = distinct.ranks(sampled.nodes).astype(np.int32, copy=False)
         counts = np.array([np.diff(hop.bounds) for hop in sampled.hop_edges])

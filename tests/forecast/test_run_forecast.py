@@ -175,7 +175,7 @@ def test_workers_have_no_more_batches_ready_than_the_epoch_has_seeds() -> None:
     seeds = 3 * papers.num_seeds["train"] // 5  # the second and last batch is smaller
     config = TrainConfig.create(dataset="ogbn-papers100M", batch_size=seeds, num_workers=4)
     one = Pass.over(config, papers, "train", True)
-    each = batch_bytes(one.batches.largest, papers.num_features, one.batch_itemsize)
+    each = batch_bytes(one.batches.largest, papers.num_features, one.itemsize)
     assert one.workers(0)[WORKERS[0]] == pytest.approx(
         each * (papers.num_seeds["train"] / seeds - 1), abs=1
     )

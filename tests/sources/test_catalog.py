@@ -29,7 +29,7 @@ from ogbnlib.sources.catalog import open_dataset, prepare_dataset
 from ogbnlib.sources.convert import convert as make_store
 from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.official import KNOWN, fetch
-from ogbnlib.sources.resolve import DataRequest, locate, size_of
+from ogbnlib.sources.resolve import DataRequest, resolve, size_of
 
 SEEDS = {"train": 20, "valid": 10, "test": 5}
 
@@ -120,21 +120,24 @@ def test_an_official_csv_data_set_is_converted_beside_its_folder(
     assert opened("ogbn-arxiv", data_dir=tmp_path) == store
     shutil.rmtree(tmp_path / "ogbn_arxiv")
     assert opened("ogbn-arxiv", data_dir=tmp_path) == store
-    assert locate(DataRequest("ogbn-arxiv", data_dir=tmp_path)) == store.size
+    assert resolve(DataRequest("ogbn-arxiv", data_dir=tmp_path)).size == store.size
     assert len(said) == 2
 
 
 def test_sizes_come_from_headers_before_and_after(raw: Path, opened: Any) -> None:
     expected = GraphSize("mine", 60, 400, 5, 4, SEEDS)
     before = tree(raw.parent)
-    assert locate(DataRequest(str(raw))) == size_of(str(raw)) == expected
+    assert resolve(DataRequest(str(raw))).size == size_of(str(raw)) == expected
     assert (
-        locate(DataRequest(str(raw), undirected=True, feature_dtype="float16")).feature_itemsize
+        resolve(
+            DataRequest(str(raw), undirected=True, feature_dtype="float16")
+        ).size.feature_itemsize
         == 2
     )
     assert tree(raw.parent) == before
     store = opened(raw, undirected=True)
-    assert locate(DataRequest(str(raw), undirected=True)) == size_of(str(store.path)) == store.size
+    found = resolve(DataRequest(str(raw), undirected=True))
+    assert found.size == size_of(str(store.path)) == store.size
 
 
 def test_a_known_data_set_has_its_size_wherever_it_is(
@@ -144,8 +147,8 @@ def test_a_known_data_set_has_its_size_wherever_it_is(
     with pytest.raises(
         InputError, match="ogbn-arxiv is not there; pass download=True, or data_dir"
     ):
-        locate(DataRequest("ogbn-arxiv", data_dir=tmp_path))
-    assert locate(DataRequest("ogbn-arxiv", data_dir=tmp_path, download=True)).stored == "csv"
+        resolve(DataRequest("ogbn-arxiv", data_dir=tmp_path))
+    assert resolve(DataRequest("ogbn-arxiv", data_dir=tmp_path, download=True)).size.stored == "csv"
     official_csv(tmp_path, **arrays)
     assert size_of("ogbn-arxiv", data_dir=tmp_path) is KNOWN["ogbn-arxiv"]
     store = opened("ogbn-arxiv", data_dir=tmp_path)
@@ -160,7 +163,7 @@ def test_every_door_refuses_an_official_data_set_that_can_not_be_a_store(
 ) -> None:
     doors: list[Callable[[], Any]] = [
         lambda: size_of(name, data_dir=tmp_path),
-        lambda: locate(DataRequest(name, data_dir=tmp_path, download=True)),
+        lambda: resolve(DataRequest(name, data_dir=tmp_path, download=True)).size,
         lambda: fetch(name, tmp_path),
         lambda: make_store(name, tmp_path / "store"),
         lambda: open_dataset(name, data_dir=tmp_path, download=True),
@@ -273,7 +276,7 @@ def test_a_source_that_changed_since_is_refused(raw: Path, opened: Any) -> None:
     os.utime(raw / "raw" / "data.npz")
     match = f"{raw}: it changed since {store.path} was made of it; delete the store .* or name the store"
     with pytest.raises(InputError, match=match):
-        locate(DataRequest(str(raw)))
+        resolve(DataRequest(str(raw)))
     assert opened(store.path) == store
     shutil.rmtree(store.path)
     assert opened(raw) == store
@@ -287,13 +290,13 @@ def test_a_store_of_other_data_or_other_content_in_its_place_is_refused(
     with pytest.raises(
         InputError, match=f"{store.path}: expected the store of {raw}, found one of {other}"
     ):
-        locate(DataRequest(str(raw)))
+        resolve(DataRequest(str(raw)))
     shutil.rmtree(store.path)
     store.path.write_text("mine")
     with pytest.raises(
         InputError, match=r"mine\.store: expected a new or empty folder, found a file"
     ):
-        locate(DataRequest(str(raw)))
+        resolve(DataRequest(str(raw)))
 
 
 def test_a_folder_that_was_moved_or_mounted_elsewhere_keeps_its_store(

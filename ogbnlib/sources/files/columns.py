@@ -215,8 +215,10 @@ class Nodes:
         self.names = names
         self.kind = "int64"
         self._width = 1
-        range_of_rows = f"node ids from 0 to {num_nodes - 1}, the rows of {rows}"
-        self._expected = f"{range_of_rows}; or a file nodes with the id of each row (--relabel)"
+        self._expected = (
+            f"node ids from 0 to {num_nodes - 1}, the rows of {rows}; or a file nodes with the id "
+            "of each row (--relabel)"
+        )
         if names is None:
             return
         table, column = names
@@ -263,12 +265,12 @@ class Nodes:
 
     def __call__(self, piece: Piece) -> Array:
         """Return int64 rows of ids."""
-        ids = self._keys(piece)
-        if self.names is not None:
-            ids = self._index.get_indexer(ids)
-        hint = "; --drop-unknown leaves out edges of other names"
         if self.names is None:
+            ids = self._keys(piece)
             hint = from_one(ids, self.num_nodes)
+        else:
+            ids = self.find(piece)
+            hint = "; --drop-unknown leaves out edges of other names"
         piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected, hint)
         return ids.astype(np.int64, copy=False)
 
@@ -371,9 +373,10 @@ class Columns:
         known = {plain(name) for name in names}
         columns = [name for name in self.free if plain(name) in known]
         if len(columns) > 1:
-            both = " and ".join(map(repr, columns))
-            hint = f"leave the wrong one out, such as {option('--leave-out', columns[1])}"
-            raise self.table.refusal(f"one column of {what}, not {both}", hint)
+            raise self.table.refusal(
+                f"one column of {what}, not {' and '.join(map(repr, columns))}",
+                f"leave the wrong one out, such as {option('--leave-out', columns[1])}",
+            )
         return columns[0] if columns else None
 
     def mask(self, split: str) -> str | None:

@@ -24,8 +24,7 @@ READABLE = (
 
 def ending(name: str) -> str:
     """Return the ending of a file's name that tells its format, the longest one known, or ""."""
-    known = [end for end in FORMATS if name.endswith(end)]
-    return max(known, key=len, default="")
+    return max(filter(name.endswith, FORMATS), key=len, default="")
 
 
 def format_of(file: Path) -> str | None:
@@ -66,12 +65,10 @@ def _parts(path: Path) -> list[Path]:
     if path.is_dir():
         pattern = f"{glob.escape(pattern)}/*"
     entries = map(Path, glob.glob(pattern))
-    visible = [part for part in entries if part.name[0] not in "._"]
-    return sorted(visible, key=_natural)
+    return sorted((part for part in entries if part.name[0] not in "._"), key=_natural)
 
 
 def _natural(path: Path) -> list[tuple[str, int]]:
     # Dask writes part.9.parquet before part.10.parquet
     # each number in the name, with the text before it
-    pairs = re.findall(r"(\D*)(\d*)", str(path))
-    return [(text, int(number or 0)) for text, number in pairs]
+    return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]

@@ -58,8 +58,9 @@ class _Layout:
     def candidates(self, folder: Path, role: str) -> list[Path]:
         if role in SPLITS and self.splits is not None:
             return [self.splits(folder) / f"{role}.csv.gz"]
-        paths = [folder / name for name in self.files.get(role, ())]
-        return [path for path in paths if path.is_file()]
+        return [
+            path for path in [folder / name for name in self.files.get(role, ())] if path.is_file()
+        ]
 
 
 # OGB's csv layout (snap-stanford/ogb, docs of read_graph_pyg), that of ogbn-arxiv
@@ -130,17 +131,12 @@ def splits_in_order(num_nodes: int, labels: Path) -> dict[str, tuple[int, int]]:
     is_full = num_nodes == _IGB_FULL
     labelled = _IGB_LABELLED.get(labels.name, num_nodes) if is_full else num_nodes
     train = int(labelled * 0.6)
-    valid = int(labelled * 0.2)
-    bounds = (0, train, train + valid, labelled)
+    bounds = (0, train, train + int(labelled * 0.2), labelled)
     return dict(zip(SPLITS, itertools.pairwise(bounds), strict=True))
 
 
 def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(ending(path.name))
 
 
 def _named(entries: Iterable[Path], role: str) -> list[Path]:
@@ -150,7 +146,8 @@ def _named(entries: Iterable[Path], role: str) -> list[Path]:
         entry
         for name in ROLE_NAMES[role]
         for entry in entries
-        if _stem(entry) == name and (is_parts(entry) or (entry.is_file() and format_of(entry)))
+        if entry.name.removesuffix(ending(entry.name)) == name
+        and (is_parts(entry) or (entry.is_file() and format_of(entry)))
     ]
     return sorted(files, key=lambda path: not _is_preferred(path))
 
@@ -165,10 +162,10 @@ def is_tables(folder: StrPath) -> bool:
     if is_store(folder) or not folder.is_dir():
         return False
     entries = _entries(folder)
-    if (folder / OPTIONS).is_file() and not (folder / "raw" / "data.npz").is_file():
-        return True
-    return layout_of(folder)[0] is not None or any(
-        _named(entries, role) for role in ("edges", "features")
+    return (
+        ((folder / OPTIONS).is_file() and not (folder / "raw" / "data.npz").is_file())
+        or layout_of(folder)[0] is not None
+        or any(_named(entries, role) for role in ("edges", "features"))
     )
 
 
@@ -228,8 +225,10 @@ def find_files(
         say(f"{folder}: OGB adds reverse edges to {name}: add --undirected")
     if layout and layout.left_out:
         say(f"{folder}: papers and their citations are read, not {layout.left_out}")
-    in_order = layout is _IGB
-    missing = [role for role in _required(files, in_order) if role not in {*files, *done}]
+    required = ["edges", "features", "labels"]
+    if "splits" not in files and (layout is not _IGB or {*SPLITS} & {*files}):
+        required += SPLITS  # else they come from the order of the nodes
+    missing = [role for role in required if role not in {*files, *done}]
     if missing:
         problems.add(_missing(folder, missing, entries))
     problems.refuse()
@@ -260,13 +259,6 @@ def _use_table_of_nodes(files: dict[str, Path], done: Collection[str]) -> None:
     files |= {role: nodes for role in roles if role not in {*files, *done}}
 
 
-def _required(files: Mapping[str, Path], in_order: bool) -> tuple[str, ...]:
-    """Return the roles that a data set needs; splits may come from the order of the nodes."""
-    required = ("edges", "features", "labels")
-    has_splits = "splits" in files or (in_order and not {*SPLITS} & {*files})
-    return required if has_splits else (*required, *SPLITS)
-
-
 def _only_named(entries: Iterable[Path], role: str, folder: Path) -> list[Path]:
     """Return the files of a role by their names; refuse several in formats of one rank, whose order
     means nothing."""
@@ -279,13 +271,12 @@ def _only_named(entries: Iterable[Path], role: str, folder: Path) -> list[Path]:
 
 def _missing(folder: Path, missing: list[str], entries: list[Path]) -> str:
     """Return the message on roles without a file."""
-    hints = []
-    for role in missing:
-        hints += [
-            f"{entry.name}: {_remedy(entry, role)}"
-            for entry in entries
-            if entry.name.split(".")[0] in ROLE_NAMES[role]
-        ]
+    hints = [
+        f"{entry.name}: {_remedy(entry, role)}"
+        for role in missing
+        for entry in entries
+        if entry.name.split(".")[0] in ROLE_NAMES[role]
+    ]
     if "features" in missing:
         hints.append("without features convert with --features ones, or degree")
     if 0 < len({*missing} & {*SPLITS}) < len(SPLITS):
@@ -308,8 +299,7 @@ def _checked(file: Path, role: str) -> Path:
 def _remedy(file: Path, role: str) -> str:
     """Return the way to a file of a role that can be read."""
     if file.suffix in (".pt", ".pth"):
-        new = f"{_stem_of_torch(file)}.npy"
-        return f"in Python: np.save({new!r}, torch.load({file.name!r}).numpy())"
+        return f"in Python: np.save({file.stem + '.npy'!r}, torch.load({file.name!r}).numpy())"
     if file.is_dir():
         return f"expected parts of {role} in this folder, found none"
     return "save it in one of these formats"
@@ -318,20 +308,19 @@ def _remedy(file: Path, role: str) -> str:
 def not_a_data_set(path: Path) -> InputError:
     """Return the error for a path that holds no data set: its content, and the nearest way to a
     store."""
+    hint = nearby(path)
     if path.is_file():
         if path.suffix in (".pt", ".pth"):
             return InputError(
                 f"{path}: expected a folder, found a file of torch; {_from_torch(path)}"
             )
-        hint = nearby(path)
         if "?" not in hint and format_of(path):
             hint = f"; name its folder, and the file with --edges {path}"
         elif "?" not in hint:
             hint = "; unpack an archive; a graph in Python becomes a store by Store.from_data"
         return InputError(f"{path}: expected a data set folder, found a file{hint}")
     if not path.is_dir():
-        return InputError(f"{path}: expected a data set folder, found no such folder{nearby(path)}")
-    hint = nearby(path)
+        return InputError(f"{path}: expected a data set folder, found no such folder{hint}")
     if hint:
         return InputError(f"{path}: expected a data set, found none{hint}")
     return InputError(f"{path}: expected a data set, {_content(path)}")
@@ -346,13 +335,20 @@ def _content(folder: Path) -> str:
     if (folder / "raw" / "triplet-type-list.csv.gz").is_file():
         return "found a graph of several kinds of nodes in OGB's layout; only one kind can be used"
     entries = [entry for entry in _entries(folder) if not entry.name.startswith(".")]
-    torch_files = [*folder.glob("*.pt"), *(folder / "processed").glob("*.pt")]
-    data = [file for file in torch_files if not file.name.startswith("pre_")]
+    data = [
+        file
+        for file in [*folder.glob("*.pt"), *(folder / "processed").glob("*.pt")]
+        if not file.name.startswith("pre_")
+    ]
     if data:
         return f"found {data[0].relative_to(folder)}, a file of torch; {_from_torch(data[0])}"
     names = [entry.name + "/" * entry.is_dir() for entry in entries]
     content = ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" * (len(names) > _FEW))
-    inner = [entry for entry in entries if _is_data_set(entry)]
+    inner = [
+        entry
+        for entry in entries
+        if is_store(entry) or is_tables(entry) or (entry / "raw" / "data.npz").is_file()
+    ]
     if inner:
         return f"found {content or 'nothing'}; name {inner[0]}"
     if any(map(format_of, entries)):
@@ -368,22 +364,12 @@ def _content(folder: Path) -> str:
     )
 
 
-def _is_data_set(path: Path) -> bool:
-    return path.is_dir() and (
-        is_store(path) or is_tables(path) or (path / "raw" / "data.npz").is_file()
-    )
-
-
 def _from_torch(file: Path) -> str:
     """Return the line of Python for a `Data` that torch saved."""
-    folder = file.parent.parent if file.parent.name == "processed" else Path(_stem_of_torch(file))
+    folder = file.parent.parent if file.parent.name == "processed" else Path(file.stem)
     store = f"{folder.name}_store"
     return (
         f"in Python, if you trust the file: "
         f"ogbnlib.Store.from_data(torch.load({str(file)!r}, weights_only=False), {store!r}); "
         f"if it is (data, slices) of a PyG data set, Store.from_data(dataset[0], {store!r})"
     )
-
-
-def _stem_of_torch(file: Path) -> str:
-    return file.name.removesuffix(file.suffix)

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 
 from ...errors import InputError
 from ...graph.npz import CHUNK_BYTES, Array, load, slices
-from ..labels import clean_targets
 from .columns import Columns, Nodes, Piece, numbers, option
 from .readers import is_number
 
@@ -53,31 +52,30 @@ class Features:
         self.columns: list[str] = []
         self._array: Array | None = None
         self._list = False
-        if columns is None:
-            self._array = load(file)
-            self.row_shape = self._array.shape[1:]
-            if role == "value" and self._array.ndim == 1:
-                self._array = self._array[:, None]
-            shape = self._array.shape
-            dtype = self._array.dtype
-            expected = "features [N, F], numbers"
-            if role == "value":
-                expected = "numbers [N] or [N, T]"
-            if len(shape) != 2 or 0 in shape or dtype.kind not in "fiub":
-                raise InputError(f"{file}: expected {expected}, found {dtype} {list(shape)}")
-            self.num_rows, self.width = shape
-        else:
+        if columns is not None:
             self._open(columns)
+            return
+        array = load(file)
+        self.row_shape = array.shape[1:]
+        expected = "features [N, F], numbers"
+        if role == "value":
+            expected = "numbers [N] or [N, T]"
+            array = array[:, None] if array.ndim == 1 else array
+        if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiub":
+            raise InputError(f"{file}: expected {expected}, found {array.dtype} {[*array.shape]}")
+        self._array = array
+        self.num_rows, self.width = array.shape
 
     def _open(self, columns: Columns) -> None:
         self.table = table = columns.table
         self.own = columns.one("id")
         self.columns = columns.all(self._role)
         if not self.columns:
-            hint = "add the features, or convert with --features ones"
-            raise table.refusal("columns of numbers, or one of lists", hint)
-        batches = table.batches(self.columns)
-        first = next((batch for batch in batches if len(batch[0].values)), None)
+            raise table.refusal(
+                "columns of numbers, or one of lists",
+                "add the features, or convert with --features ones",
+            )
+        first = next((batch for batch in table.batches(self.columns) if len(batch[0].values)), None)
         if first is None:
             raise InputError(f"{self.file}: expected a row for each node, found none")
         self.num_rows = table.num_rows
@@ -109,12 +107,10 @@ class Features:
             whole = (values == np.floor(values)).all() and values.min() >= 0
             in_range = piece is first[0] or values.max() <= self.num_rows
             if whole and in_range and len(np.unique(values)) == len(values):
-                hint = (
-                    f"if it holds node ids: {option('--id-column', piece.name)}; "
-                    f"else {option('--leave-out', piece.name)}, or save the features as .npy"
-                )
                 raise self.table.refusal(
-                    f"features, not different whole numbers in column {piece.name!r}, ids?", hint
+                    f"features, not different whole numbers in column {piece.name!r}, ids?",
+                    f"if it holds node ids: {option('--id-column', piece.name)}; "
+                    f"else {option('--leave-out', piece.name)}, or save the features as .npy",
                 )
 
     def chunks(self, nodes: Nodes) -> Iterator[Array]:
@@ -152,17 +148,3 @@ class Features:
     def names(self) -> list[str]:
         """The name of each feature; [] in an array or a column of lists."""
         return [] if self._list else self.columns
-
-
-def check_target_rows(targets: Features, nodes: Nodes) -> None:
-    """Refuse a file without one row for each node."""
-    if targets.num_rows != nodes.num_nodes:
-        raise InputError(
-            f"{targets.file}: expected {nodes.num_nodes} rows of targets, found {targets.num_rows}"
-        )
-
-
-def target_chunks(targets: Features, nodes: Nodes) -> Iterator[Array]:
-    """Yield targets float32 [n] or [n, T] in the order of `nodes`, NaN for none."""
-    for values in clean_targets(targets.chunks(nodes), str(targets.file)):
-        yield values.reshape(len(values), *targets.row_shape)

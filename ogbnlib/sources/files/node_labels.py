@@ -30,13 +30,15 @@ def _check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
     """Refuse more rows than nodes, or another number, before anything of the size of the file is in
     memory: a small compressed file may have billions of rows."""
     if one_each and table.num_rows != nodes.num_nodes:
-        expected = f"expected {nodes.num_nodes} rows, one for each node"
         raise InputError(
-            f"{table.file}: {expected}, found {table.num_rows}; blank lines do not count"
+            f"{table.file}: expected {nodes.num_nodes} rows, one for each node, found "
+            f"{table.num_rows}; blank lines do not count"
         )
     if table.num_rows > nodes.num_nodes:
-        expected = f"expected at most {nodes.num_nodes} rows, the number of nodes"
-        raise InputError(f"{table.file}: {expected}, found {table.num_rows}")
+        raise InputError(
+            f"{table.file}: expected at most {nodes.num_nodes} rows, the number of nodes, found "
+            f"{table.num_rows}"
+        )
 
 
 def _by_node(
@@ -62,9 +64,8 @@ def _holds_several(text: str, classes: set[str]) -> bool:
     text = text.strip()
     parts = [part.strip() for part in re.split(_SEPARATORS, text)]
     brackets = text[:1] + text[-1:]
-    if brackets == "[]" or (brackets in ("()", "{}") and len(parts) > 1):
-        return True
-    if len(parts) > 1 and all(part in classes for part in parts):
+    are_several = brackets in ("()", "{}") or classes.issuperset(parts)
+    if brackets == "[]" or (len(parts) > 1 and are_several):
         return True
     fields = [part for part in re.split(rf"{_SEPARATORS}|\s", text) if part]
     return len(fields) > 1 and all(map(is_number, fields))
@@ -79,8 +80,11 @@ def _refuse_lists(piece: Piece, classes: set[str]) -> None:
         several = pc.is_in(piece.values, value_set=pa.array(wrong, pa.string()))
     elif not hasattr(piece.values.type, "value_type"):
         return
-    hint = "; several labels a node are not supported: use one, and train a model for each"
-    piece.refuse(several, "one label", hint)
+    piece.refuse(
+        several,
+        "one label",
+        "; several labels a node are not supported: use one, and train a model for each",
+    )
 
 
 def _class_names(table: Table, column: str, num_classes: int) -> list[str]:
@@ -146,8 +150,7 @@ def read_labels(
     if num_classes is None:
         dtype = np.dtype(kind if kind.startswith(("int", "uint")) else float)
         num_classes = count_classes([labels], dtype, str(table.file))
-        used = labels[labels >= 0]
-        question = from_one(used, num_classes - 1)
+        question = from_one(labels[labels >= 0], num_classes - 1)
         if question:
             print(f"{table.file}: labels from 1 to {num_classes - 1}{question}", file=sys.stderr)
     class_names = np.array([name.encode() for name in names]) if names else None
@@ -157,8 +160,8 @@ def read_labels(
 def _mask(piece: Piece) -> Array:
     """Return one booleans of a mask; an empty cell is no member."""
     values = flags(piece)
-    missing = pc.is_null(without_missing(piece.cast("string", "true or false")))
-    piece.refuse(pc.and_(values.is_null(), pc.invert(missing)), "true or false")
+    is_known = without_missing(piece.cast("string", "true or false")).is_valid()
+    piece.refuse(pc.and_(values.is_null(), is_known), "true or false")
     return numbers(values.fill_null(False)).astype(bool)
 
 
@@ -208,12 +211,11 @@ def _flags_of(table: Table, column: str, nodes: Nodes) -> Array | None:
 def read_splits(columns: Columns, nodes: Nodes) -> dict[str, Array]:
     """Return int64 ids of the splits, from a column that names the split of each node, empty for
     none, or from a mask of each split."""
-    table = columns.table
     own = columns.one("id")
     names = columns.all("split")
     parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
     masks = [columns.masks[split] for split in SPLITS] if not names else []
-    for ids, pieces in _by_node(table, own, names or masks, nodes):
+    for ids, pieces in _by_node(columns.table, own, names or masks, nodes):
         if masks:
             for split, piece in zip(SPLITS, pieces, strict=True):
                 parts[split].append(ids[_mask(piece)])

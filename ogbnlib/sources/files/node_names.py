@@ -5,8 +5,6 @@ Memory use is about 40 bytes for each name that is looked up. The names in the s
 end to end, 8 MB at a time: 111 million texts take half a minute.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,8 +18,8 @@ from ...graph.npz import Array
 from ...graph.store import Store
 from .columns import Columns, Table, hashes, name_keys
 from .readers import open_table
+from .roles import NODE
 
-_ID_COLUMNS = ("node_id", "node", "id")
 _MOST_SHOWN = 5  # unknown names in a message
 
 
@@ -68,20 +66,20 @@ def read_ids(store: Store, file: Path, id_column: str | None) -> Array:
     column = columns.find(id_column)
     is_alone = id_column is None and len(table.names) == 1
     if id_column is None:
-        column = table.names[0] if is_alone else columns.only(_ID_COLUMNS, "node ids")
+        column = table.names[0] if is_alone else columns.only(NODE, "node ids")
     if column not in table.names:
-        expected = f"one column, or the column {id_column or _ID_COLUMNS[0]!r}"
-        raise table.refusal(expected, "name that of the nodes: --id-column")
-    may_be_name = is_alone and table.header and not table.typed and column not in _ID_COLUMNS
+        raise table.refusal(
+            f"one column, or the column {id_column or NODE[0]!r}",
+            "name that of the nodes: --id-column",
+        )
+    may_be_name = is_alone and table.header and not table.typed and column not in NODE
     return _find(store, table, column, may_be_name)
 
 
 def _find(store: Store, table: Table, column: str, header_may_be_name: bool = False) -> Array:
     """Return the numbers of the nodes whose names are in a column, int64 [n]."""
     array = next((name for name in ("node_name", "node_id") if name in store.files), "")
-    kind = "int64"
-    if array and store.files[array].dtype.startswith("|S"):
-        kind = "string"
+    kind = "string" if (array and store.files[array].dtype.startswith("|S")) else "int64"
     parts = []
     with_header = header_may_be_name and kind == "string"
     if with_header:

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from ...errors import InputError, Problems, clear_errors
 from ...files import StrPath, home
@@ -22,13 +21,14 @@ from ...graph.npz import Array, load, slices
 from ...graph.store_format import SPLITS
 from ..labels import (
     check_num_classes,
+    clean_targets,
     refuse_class_options,
     refuse_several_labels,
 )
 from ..source import Source, stamped, stored_dtype
-from .columns import Columns, Nodes, Piece, Table, numbers, option
+from .columns import Columns, Nodes, Piece, Table, hashes, numbers, option
 from .layouts import SPLIT_DICT, find_files, layout_of, splits_in_order
-from .node_features import Features, check_target_rows, target_chunks
+from .node_features import Features
 from .node_labels import read_labels, read_split, read_split_dict, read_splits
 from .readers import open_table
 from .roles import Named, decide, is_id_like, kinds
@@ -54,22 +54,20 @@ def _could_be_ids(table: Table, column: str, nodes: Nodes) -> bool:
     """Whether a column could hold the ids of the nodes, in another order than that of the rows.
     Memory use is 24 bytes a node."""
 
-    def text(piece: Piece) -> Array:
-        return pd.util.hash_array(numbers(piece.cast("string", "text")), categorize=False)
-
-    def whole(piece: Piece) -> Array:
-        return numbers(piece.cast("int64", "a whole number"))
-
-    def number(piece: Piece) -> Array:
-        return numbers(piece.cast("double", "a number"))
-
+    readers: dict[str, Callable[[Piece], Array]] = {
+        "nodes": nodes,
+        "whole numbers": lambda piece: numbers(piece.cast("int64", "")),
+        "numbers": lambda piece: numbers(piece.cast("double", "")),
+        "text": lambda piece: hashes(numbers(piece.cast("string", ""))),
+    }
     values = np.empty(0)
-    for read in (nodes, whole, number, text):  # the strictest that reads every value
+    is_measurement = False
+    for kind, read in readers.items():  # the strictest that reads every value
         with contextlib.suppress(InputError):
             values = np.concatenate([read(piece) for (piece,) in table.batches([column])])
+            is_measurement = kind == "numbers" and not is_id_like(column)
             break
     in_order = bool((np.diff(values) == 1).all())
-    is_measurement = read is number and not is_id_like(column)
     return len(np.unique(values)) == len(values) and not in_order and not is_measurement
 
 
@@ -146,8 +144,7 @@ def _find_nodes(
         raise InputError(
             f"{where}: expected, without features, a file nodes, or a label for each node in order"
         )
-    roles = ("features", "nodes", "labels", "targets")
-    rows = next(paths[role] for role in roles if role in paths)
+    rows = next(paths[role] for role in ("features", "nodes", "labels", "targets") if role in paths)
     return Nodes(num_nodes, rows.name, names)
 
 
@@ -184,23 +181,20 @@ def _stand_ins(
     return slices(np.log1p(degrees, out=degrees), _CHUNK_NODES)
 
 
-def _open_targets(paths: Mapping[str, Path], columns: Mapping[str, Columns]) -> Features | None:
-    """Open the file of targets; None for a data set of classes."""
-    if "targets" not in paths:
-        return None
-    return Features(paths["targets"], columns.get("targets"), "value")
-
-
 def _read_labels(
     columns: Mapping[str, Columns], nodes: Nodes, num_classes: int | None, targets: Features | None
 ) -> tuple[Array, int, Array | None]:
     """Return what `read_labels` returns; of targets, whose rows are checked alone, no labels and 0
     classes."""
     if targets is not None:
-        check_target_rows(targets, nodes)
+        if targets.num_rows != nodes.num_nodes:
+            raise InputError(
+                f"{targets.file}: expected {nodes.num_nodes} rows of targets, found {targets.num_rows}"
+            )
         return np.empty(0), 0, None
-    label = columns["labels"].all("label")[0]
-    _refuse_unused_ids(columns["labels"], nodes, "--label-columns", label)
+    _refuse_unused_ids(
+        columns["labels"], nodes, "--label-columns", columns["labels"].all("label")[0]
+    )
     return read_labels(columns["labels"], nodes, num_classes)
 
 
@@ -252,8 +246,11 @@ def open_tables(
     if not paths:
         problems.refuse()
     stamps = stamped(paths)
-    named = Named(edge_columns, label_columns, id_column, leave_out)
-    columns = decide(_open_files(paths, problems), named, problems)
+    columns = decide(
+        _open_files(paths, problems),
+        Named(edge_columns, label_columns, id_column, leave_out),
+        problems,
+    )
     problems.refuse()
     degree = str(files.get("features")) == "degree"
     find_nodes = partial(_find_nodes, paths, columns, relabel or drop_unknown, folder)
@@ -273,10 +270,11 @@ def _edge_chunks(
 
 
 def _label_chunks(labels: Array, targets: Features | None, nodes: Nodes) -> Iterator[Array]:
-    """Return labels [n], or targets float32 [n] or [n, T], in pieces."""
+    """Return labels [n], or targets float32 [n] or [n, T], NaN for none, in pieces."""
     if targets is None:
         return slices(labels, _CHUNK_NODES)
-    return target_chunks(targets, nodes)
+    chunks = clean_targets(targets.chunks(nodes), str(targets.file))
+    return (values.reshape(len(values), *targets.row_shape) for values in chunks)
 
 
 def _read(
@@ -289,10 +287,13 @@ def _read(
     problems: Problems,
 ) -> Source:
     """Read labels and splits, check all files, and return the `Source`; it has no name yet."""
-    features = None
-    if "features" in paths:
-        features = Features(paths["features"], columns.get("features"))
-    targets = _open_targets(paths, columns)
+    opened = {
+        role: Features(paths[role], columns.get(role), kind)
+        for role, kind in (("features", "feature"), ("targets", "value"))
+        if role in paths
+    }
+    features = opened.get("features")
+    targets = opened.get("targets")
     nodes = find_nodes(features or targets)
     edges = columns["edges"]
     ends = [edges.all("source")[0], edges.all("target")[0]]

@@ -1,15 +1,13 @@
 """Tables of a user's files, one class a format: columns in pieces, in bounded memory. Import it on
 use: it imports pyarrow."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import itertools
 import re
 import reprlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -257,8 +255,7 @@ def _separator(file: Path, first: str, second: str) -> str:
         return " " if " " in bare.strip() else ","
     fields = [line.split() for line in (first, second)]
     numeric = any(len(line) > 1 and all(map(is_number, line)) for line in fields)
-    lengths = {len(line) for line in fields if line}
-    return " " if numeric and len(lengths) == 1 else ","
+    return " " if numeric and len({len(line) for line in fields if line}) == 1 else ","
 
 
 class _TextTable(Table):
@@ -279,12 +276,12 @@ class _TextTable(Table):
         if self.separator == " ":
             fields = start[0].split()
         else:
-            rows = csv.reader(itertools.chain(start, lines), delimiter=self.separator)
-            fields = next(rows, [])
+            fields = next(csv.reader(itertools.chain(start, lines), delimiter=self.separator), [])
         first = [text.strip() for text in fields]
         if not first and role != "split":  # an empty file is an empty split
             raise InputError(f"{file}: expected a table, found an empty file")
         self.empty = not first
+        first = first or ["0"]  # its only column has no name
         if self.mark:
             print(
                 f"{file}: lines that begin with {self.mark.decode()} are skipped", file=sys.stderr
@@ -293,9 +290,6 @@ class _TextTable(Table):
         count = [str(i) for i in range(len(first))]
         self.header = not any(map(is_number, first)) or (role == "features" and first == count)
         super().__init__(file, first if self.header else [str(i + 1) for i in range(len(first))])
-        if self.empty:
-            self.header = False
-            self.names = ["1"]
         if role == "edges" and first == ["0", "1"]:
             print(
                 f"{file}: 0,1 is read as an edge; if it is a header, remove the line",
@@ -364,13 +358,17 @@ class _MatrixTable(_TextTable):
         with _inflated(file) as stream:
             banner = stream.read(100).split(b"\n")[0].decode(errors="replace").lower().split()
         if banner[:3] != ["%%matrixmarket", "matrix", "coordinate"] or len(banner) != 5:
-            expected = "the banner %%MatrixMarket matrix coordinate FIELD SYMMETRY"
-            raise InputError(f"{file}: expected {expected}, found {' '.join(banner)!r}")
+            raise InputError(
+                f"{file}: expected the banner %%MatrixMarket matrix coordinate FIELD SYMMETRY, "
+                f"found {' '.join(banner)!r}"
+            )
         self.mark = b"%"
         size = next(_head(file, self.mark), "").split()
         if len(size) != 3 or not all(text.isdecimal() for text in size) or size[0] != size[1]:
-            expected = "a square matrix, a line of rows, columns and entries"
-            raise InputError(f"{file}: expected {expected}, found {' '.join(size)!r}")
+            raise InputError(
+                f"{file}: expected a square matrix, a line of rows, columns and entries, found "
+                f"{' '.join(size)!r}"
+            )
         self._entries = int(size[2])
         self.separator = " "
         self.empty = size[2] == "0"
@@ -506,6 +504,15 @@ def open_table(path: Path, role: str = "") -> Table:
     return table
 
 
+# Tables that are read in one way, whatever their role.
+_TABLES: dict[str | None, Callable[[Path], Table]] = {
+    "sparse": _SparseTable,
+    "matrix": _MatrixTable,
+    "parquet": _ParquetTable,
+    "arrow": _ArrowTable,
+}
+
+
 def _open(path: Path, role: str) -> Table:
     files = files_of(path)
     if files != [path]:
@@ -518,14 +525,6 @@ def _open(path: Path, role: str) -> Table:
             f"{path}: a sparse matrix is read as edges alone; for features, in Python: "
             f"np.save({path.stem + '.npy'!r}, {_SCIPY[kind]}({path.name!r}).toarray())"
         )
-    if kind == "sparse":
-        return _SparseTable(path)
-    if kind == "matrix":
-        return _MatrixTable(path)
-    if kind == "parquet":
-        return _ParquetTable(path)
-    if kind == "arrow":
-        return _ArrowTable(path)
-    if kind == "text":
-        return _TextTable(path, role)
-    return _ArrayTable(path, role)
+    if kind in _TABLES:
+        return _TABLES[kind](path)
+    return _TextTable(path, role) if kind == "text" else _ArrayTable(path, role)

@@ -44,8 +44,7 @@ _NO_KINDS = {
 
 def words(name: str) -> list[str]:
     """Return the words of a name in lower case: paper and id of "paperId_1"."""
-    spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
-    return re.findall(r"[^\W\d_]+", spaced.lower())
+    return re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
 
 
 def is_id_like(name: str) -> bool:
@@ -144,8 +143,7 @@ def _label(columns: Columns, named: Named) -> None:
     else:
         _refuse_many(columns)
         example = option("--label-columns", *columns.all("id"), *columns.free[-1:])
-        hint = f"name them, such as {example}"
-        raise table.refusal(f"columns {NODE[0]} and {LABEL[0]}", hint)
+        raise table.refusal(f"columns {NODE[0]} and {LABEL[0]}", f"name them, such as {example}")
 
 
 def _refuse_many(columns: Columns) -> None:
@@ -157,8 +155,9 @@ def _refuse_many(columns: Columns) -> None:
     values = [flags(piece)[int(not table.header) :] for piece in pieces]
     if len(values) > 1 and not any(column.null_count for column in values):
         array = np.stack([numbers(column) for column in values], axis=1).astype(int)
-        choose = option("--label-columns", *columns.all("id"), many[0])
-        refuse_several_labels(array, str(table.file), choose=choose)
+        refuse_several_labels(
+            array, str(table.file), choose=option("--label-columns", *columns.all("id"), many[0])
+        )
 
 
 def _split(columns: Columns, named: Named) -> None:
@@ -167,9 +166,10 @@ def _split(columns: Columns, named: Named) -> None:
         for split in SPLITS:
             mask = columns.mask(split)
             if mask is None:
-                expected = f"columns {NODE[0]} and {SPLIT[0]}, or train_mask, val_mask, test_mask"
-                hint = "rename them; --id-column names that of the nodes"
-                raise columns.table.refusal(expected, hint)
+                raise columns.table.refusal(
+                    f"columns {NODE[0]} and {SPLIT[0]}, or train_mask, val_mask, test_mask",
+                    "rename them; --id-column names that of the nodes",
+                )
             columns.masks[split] = mask
         columns.roles |= dict.fromkeys(columns.masks.values(), "mask")
     _refuse_rows(columns, "--id-column")
@@ -182,9 +182,11 @@ def _refuse_rows(columns: Columns, name: str, *values: str) -> None:
         return
     # Suggest the column that is named like ids, else the first.
     first = next(filter(is_id_like, others), others[0])
-    hint = f"if {first!r} holds the node ids: {option(name, first, *values)}; "
-    hint += f"if row i is node i: {option('--leave-out', *others)}"
-    raise columns.table.refusal(f"a column {NODE[0]}, or no column of an unknown role", hint)
+    raise columns.table.refusal(
+        f"a column {NODE[0]}, or no column of an unknown role",
+        f"if {first!r} holds the node ids: {option(name, first, *values)}; "
+        f"if row i is node i: {option('--leave-out', *others)}",
+    )
 
 
 def _members(split: str) -> Callable[[Columns, Named], None]:
@@ -201,9 +203,10 @@ def _members(split: str) -> Callable[[Columns, Named], None]:
         others = [name for name in columns.free if plain(name) not in MASK_NAMES]
         is_shared = columns.uses - {*SPLITS}
         if (mask is None and columns.one("id") is None) or (others and not is_shared):
-            hint = "--id-column gives it another name, --leave-out removes the others"
-            expected = f"one column {NODE[0]} or mask, node ids [n] or a mask of all nodes"
-            raise columns.table.refusal(expected, hint)
+            raise columns.table.refusal(
+                f"one column {NODE[0]} or mask, node ids [n] or a mask of all nodes",
+                "--id-column gives it another name, --leave-out removes the others",
+            )
 
     return find
 

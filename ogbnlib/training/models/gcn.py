@@ -18,9 +18,14 @@ class Model(SampledModel):
         # Products of the sources, twice their gradient, and the matrix transposed: 3 [S, out] and
         # 16 bytes an edge.
         scratch = (12 + layer.copy) * layer.sources * layer.outputs + 16 * layer.edges
-        products = matrix + layer.copy * layer.sources * layer.inputs
         # Under autocast dropout's result is the next layer's copy.
-        return layer_memory(layer, products, scratch, matrix, masks=2 if layer.half else 3)
+        return layer_memory(
+            layer,
+            matrix + layer.copy * layer.sources * layer.inputs,
+            scratch,
+            matrix,
+            masks=2 if layer.half else 3,
+        )
 
     @staticmethod
     def conv(inputs: int, outputs: int, *, heads: int, last: bool) -> Any:
@@ -44,5 +49,4 @@ class Model(SampledModel):
         source, target = edges
         # an existing self-loop counts once
         values = shared[source] * shared[target] * (source != target)
-        loops = shared[:num_targets, None].square()
-        return csr(edges, num_targets, num_sources, values), loops
+        return csr(edges, num_targets, num_sources, values), shared[:num_targets, None].square()

@@ -45,8 +45,13 @@ def _fused_memory(layer: Layer) -> LayerMemory:
         scratch += layer.item * layer.inputs * layer.sources + 8 * (layer.edges + layer.sources)
     elif layer.dropout and not layer.last:
         scratch += layer.item * layer.targets * layer.outputs
-    products = 2 * layer.targets * (layer.item * layer.inputs + 4)
-    return layer_memory(layer, products, scratch, item=layer.item, masks=1)
+    return layer_memory(
+        layer,
+        2 * layer.targets * (layer.item * layer.inputs + 4),
+        scratch,
+        item=layer.item,
+        masks=1,
+    )
 
 
 def _memory(layer: Layer) -> LayerMemory:

@@ -17,7 +17,7 @@ from conftest import left_in
 from ogbnlib import InputError, convert, open_dataset, write_raw
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources.files.own_files import open_tables
-from ogbnlib.sources.resolve import DataRequest, locate
+from ogbnlib.sources.resolve import DataRequest, resolve
 
 Arrays = dict[str, Any]
 SMALL = 40  # nodes
@@ -384,7 +384,7 @@ def test_a_folder_is_a_data_set_that_is_converted_once(
 ) -> None:
     edges = lines(np.ones(90), *small["edge_index"], header="w,src,dst")
     folder = write_small(tmp_path / "own", small, {"edges.csv": edges})
-    size = locate(DataRequest(folder))
+    size = resolve(DataRequest(folder)).size
     assert (size.num_nodes, size.num_edges, size.num_classes) == (SMALL, 90, 3)
     assert "edges.csv: source 'src'; target 'dst'; left out 'w'" in capsys.readouterr().err
     texts: list[str] = []
