@@ -33,8 +33,8 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
 
     Columns: `when` it began, how it `ended`, `peak GB` of anonymous + shared memory, `run s` in all
     attempts, `epochs`; the accuracies `best valid` and `test at best` of the epoch that is best by
-    the run's `keep_by`; the watched `command`; and `settings`: the config values in which it differs from most runs. Missing values
-    are NaN.
+    the run's `keep_by`; the watched `command`; and `settings`: the config values in which it differs
+    from most runs. Missing values are NaN.
     """
     import pandas as pd
 

@@ -330,10 +330,11 @@ def convert(
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     refuse_leaks(source)
-    made_of = {**source.origin, "num_nodes": source.num_nodes}
     with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:
         writer = StoreWriter(folder)
         _Conversion(source, writer, x_dtype, done).write(add_reverse, workspace)
         source.check_unchanged()
+        source = replace(source, stamps={**source.stamps, **source.save_options()})
+        made_of = {**source.origin, "num_nodes": source.num_nodes}
         writer.finish(source.name, source.num_classes, undirected=undirected, origin=made_of)
     return open_store(target)

@@ -140,7 +140,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _stem(path: Path) -> str:
-    return path.name.removesuffix(ending(path.name))
+    return path.name[: len(path.name) - len(ending(path.name))]
 
 
 def _named(entries: Iterable[Path], role: str) -> list[Path]:
