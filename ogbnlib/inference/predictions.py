@@ -143,18 +143,18 @@ def _write_file(
     """Write what `predict` promises, as the name of the `target` has it."""
     num_rows = graph.num_nodes if ids is None else len(ids)
     finite = _finite(chunks, target, graph)
+    width = graph.num_classes if scores else 2
+    if not embeddings:  # their width is known later
+        _check_disk(target, num_rows, 4 * width)
     if embeddings:
         _write_embeddings(file, target, finite, graph, ids)
     elif target.suffix != ".npy":
-        width = graph.num_classes if scores else 2
-        _check_disk(target, num_rows, 4 * width)
         convert = probabilities if scores else best_classes
         converted = ((places, convert(values)) for places, values in finite)
         with tempfile.TemporaryFile(dir=target.parent) as rows:
             _write_rows(rows, converted, np.dtype(np.float32), (num_rows, width))
             write_table(file, target, rows, graph, ids, scores)
     elif scores:
-        _check_disk(target, num_rows, 4 * graph.num_classes)
         _write_rows(file, finite, np.dtype(np.float32), (num_rows, graph.num_classes))
     else:
         dtype = np.dtype(label_dtype(graph.num_classes))
@@ -165,8 +165,11 @@ def _write_file(
 def _check_disk(target: Path, num_rows: int, row_bytes: int) -> None:
     """Refuse a disk without room for rows of a file and for its temporary file."""
     needed = num_rows * row_bytes * _DISK_SHARES[target.suffix]
-    what = f"{format_bytes(needed)} of free disk space for {num_rows:,} rows and a temporary file"
-    check_space(target, needed, what)
+    check_space(
+        target,
+        needed,
+        f"{format_bytes(needed)} of free disk space for {num_rows:,} rows and a temporary file",
+    )
 
 
 def _wanted(nodes: Nodes, store: Store, id_column: str | None) -> Array | None:

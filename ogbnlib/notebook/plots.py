@@ -354,8 +354,14 @@ def plot_accuracy(runs: Runs) -> Figure:
             metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test"
         )
         if best is not None:
-            mark = {"color": colour, "markersize": 9, "markeredgecolor": "black"}
-            accuracies.plot(best["epoch"], best["valid"], "o", **mark)
+            accuracies.plot(
+                best["epoch"],
+                best["valid"],
+                "o",
+                color=colour,
+                markersize=9,
+                markeredgecolor="black",
+            )
     accuracies.plot(
         [],
         [],

@@ -289,8 +289,7 @@ def convert(
 ) -> Store:
     """Turn a data set into a store, in bounded memory; the store appears whole or not at all.
 
-    Files that change meanwhile are refused. A SIGKILL leaves the hidden `.NAME.part`, which the
-    next conversion clears.
+    Files that change meanwhile are refused. The next conversion clears what a SIGKILL left.
 
     Args:
         source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an

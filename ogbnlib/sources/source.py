@@ -109,8 +109,7 @@ class Source:
         if self.options.get("drop_unlabelled"):
             labelled = np.concatenate([is_labelled(chunk) for chunk in self.label_chunks()])
             # a conversion refuses ids out of range
-            splits = {split: labelled.take(ids, mode="clip") for split, ids in splits.items()}
-            splits = {split: np.flatnonzero(some) for split, some in splits.items()}
+            splits = {split: ids[labelled.take(ids, mode="clip")] for split, ids in splits.items()}
         num_seeds = {split: len(ids) for split, ids in splits.items()}
         return GraphSize(
             **self.facts(), num_seeds=num_seeds, feature_itemsize=self.feature_dtype.itemsize

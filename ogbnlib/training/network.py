@@ -41,8 +41,12 @@ def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
 
 def _has_hooks(module: nn.Module) -> bool:
     """Whether a call of a module also calls hooks of its own."""
-    forward = module._forward_hooks or module._forward_pre_hooks
-    return bool(forward or module._backward_hooks or module._backward_pre_hooks)
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 class _Targets(nn.Module):
