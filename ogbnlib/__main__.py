@@ -166,6 +166,9 @@ def predict(
     nodes: Annotated[
         str, typer.Option(help="labelled, all, or a file of node names.")
     ] = "labelled",
+    id_column: Annotated[
+        str | None, typer.Option(help="The column of names in that file; default node_id.")
+    ] = None,
     sampled: Annotated[
         bool, typer.Option("--sampled", help="Sample neighbors as the run's evaluations do.")
     ] = False,
@@ -188,6 +191,7 @@ def predict(
         run_dir,
         out,
         nodes=nodes,
+        id_column=id_column,
         sampled=sampled,
         scores=scores,
         embeddings=embeddings,

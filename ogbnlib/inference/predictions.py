@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from ..config import TrainConfig
-from ..errors import InputError, clear_errors, no_exit
-from ..files import StrPath, check_new, home, locked, sibling_path, write_atomically
+from ..errors import InputError, clear_errors, format_bytes, no_exit
+from ..files import StrPath, check_new, check_space, home, locked, sibling_path, write_atomically
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.store_format import HEADER_BYTES, label_dtype, npy_header
@@ -32,6 +32,9 @@ from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
 from .tables import best_classes, class_names, probabilities, write_embeddings, write_table
 
+# Bytes on disk for each byte of a file's rows: a table has them in a temporary file before, and a
+# float32 takes up to 12 bytes as text.
+_DISK_SHARES = {".npy": 1, ".parquet": 2, ".csv": 4}
 Nodes = StrPath | Array | torch.Tensor | Sequence[int] | Sequence[str]
 
 
@@ -43,6 +46,7 @@ def predict(
     out: StrPath,
     *,
     nodes: Nodes = "labelled",
+    id_column: str | None = None,
     sampled: bool = False,
     scores: bool = False,
     embeddings: bool = False,
@@ -64,6 +68,7 @@ def predict(
         run_dir: Folder of the weights: best.pt if it exists, else checkpoint.pt.
         nodes: "labelled" (in any split), "all", a file of names (one column, or node_id), or a list
             of names as for `Store.ids`. An integer array or tensor has node numbers, as `splits`.
+        id_column: The column of names in that file, if it has several and none is node_id.
         sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise
             all neighbors count, for sage and gcn layer by layer over the whole graph.
         embeddings: Write the input of the model's last layer instead, the last hidden layer: float32
@@ -80,7 +85,7 @@ def predict(
     graph = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
     if not uses_hops:
         saved.check_data(graph)
-    ids = _wanted(nodes, graph)
+    ids = _wanted(nodes, graph, id_column)
     if target.suffix != ".npy" and not embeddings:
         class_names(graph, scores)  # refuses some
     if not (uses_hops or sampled):
@@ -139,10 +144,12 @@ def _write_file(
     """Write what `predict` promises, as the name of the `target` has it."""
     num_rows = graph.num_nodes if ids is None else len(ids)
     finite = _finite(chunks, target, graph)
+    width = graph.num_classes if scores else 2
+    if not embeddings:  # their width is known later
+        _check_disk(target, num_rows, 4 * width)
     if embeddings:
         _write_embeddings(file, target, finite, graph, ids)
     elif target.suffix != ".npy":
-        width = graph.num_classes if scores else 2
         convert = probabilities if scores else best_classes
         converted = ((places, convert(values)) for places, values in finite)
         with tempfile.TemporaryFile(dir=target.parent) as rows:
@@ -156,8 +163,21 @@ def _write_file(
         _write_rows(file, classes, dtype, (num_rows,))
 
 
-def _wanted(nodes: Nodes, store: Store) -> Array | None:
+def _check_disk(target: Path, num_rows: int, row_bytes: int) -> None:
+    """Refuse a disk without room for rows of a file and for its temporary file."""
+    needed = num_rows * row_bytes * _DISK_SHARES[target.suffix]
+    check_space(
+        target,
+        needed,
+        f"{format_bytes(needed)} of free disk space for {num_rows:,} rows and a temporary file",
+    )
+
+
+def _wanted(nodes: Nodes, store: Store, id_column: str | None) -> Array | None:
     """The nodes to predict, int64 [n]; None for all."""
+    is_file = isinstance(nodes, str | os.PathLike) and nodes not in ("all", "labelled")
+    if id_column is not None and not is_file:
+        raise InputError("id_column: expected with a file of nodes alone")
     if isinstance(nodes, str) and nodes == "all":
         return None
     if isinstance(nodes, str) and nodes == "labelled":
@@ -166,7 +186,7 @@ def _wanted(nodes: Nodes, store: Store) -> Array | None:
         file = home(nodes)
         if format_of(file) is None:
             raise InputError(f"nodes: expected labelled, all, or a file of nodes, got {nodes!r}")
-        return node_ids(read_ids(store, file, None), store)
+        return node_ids(read_ids(store, file, id_column), store)
     if isinstance(nodes, np.ndarray | torch.Tensor) and np.asarray(nodes).dtype.kind in "iub":
         return node_ids(nodes, store)
     return node_ids(store.ids(nodes), store)
@@ -208,6 +228,7 @@ def _write_embeddings(
             f"embeddings: expected [n, hidden] after drop_last_layer(), found {[*first[1].shape]}"
         )
     shape = (graph.num_nodes if ids is None else len(ids), first[1].shape[1])
+    _check_disk(target, shape[0], 4 * shape[1])
     every = itertools.chain([first], chunks)
     if target.suffix == ".npy":
         _write_rows(file, every, np.dtype(np.float32), shape)

@@ -339,23 +339,29 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
 
 def plot_accuracy(runs: Runs) -> Figure:
     """Plot loss, valid accuracy (full line) and test accuracy (dashed) over the epochs, and mark
-    the best epoch."""
+    the epoch that is best on valid by the run's `keep_by`."""
     figure, ((losses, accuracies),) = _figure(1, 2, (10, 4))
     for name, run in named(runs).items():
         name = _plain(name)
         metrics = run.metrics
         (line,) = losses.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
         colour = line.get_color()
-        best = metrics[metrics["valid"] == metrics["valid"].max()].head(1)
+        best = run.best_epoch
         accuracies.plot(
             metrics["epoch"], metrics["valid"], ".-", color=colour, label=f"{name}, valid"
         )
         accuracies.plot(
             metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test"
         )
-        accuracies.plot(
-            best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor="black"
-        )
+        if best is not None:
+            accuracies.plot(
+                best["epoch"],
+                best["valid"],
+                "o",
+                color=colour,
+                markersize=9,
+                markeredgecolor="black",
+            )
     accuracies.plot(
         [],
         [],
@@ -363,7 +369,7 @@ def plot_accuracy(runs: Runs) -> Figure:
         color="white",
         markersize=9,
         markeredgecolor="black",
-        label="best valid accuracy",
+        label="best epoch on valid",
     )
     for ax, what in ((_axes(losses), "loss on train"), (_axes(accuracies), "accuracy")):
         ax.set(xlabel="epoch", ylabel=what)

@@ -135,19 +135,17 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
 
 
 def best_epochs(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: epoch of the best valid accuracy, both accuracies, epochs trained,
-    peak in GB."""
+    """Return one row per run: the epoch that is best on valid by the run's `keep_by`, its valid and
+    test accuracy, epochs trained, peak in GB."""
     rows = {}
     for name, run in named(runs).items():
-        best = (
-            run.metrics.sort_values("valid", ascending=False, kind="stable")
-            .dropna(subset="valid")
-            .head(1)
-        )
+        best = run.best_epoch
+        if best is None:
+            best = pd.Series(index=run.metrics.columns, dtype=float)
         rows[name] = {
-            "best epoch": best["epoch"].max(),
-            "valid": best["valid"].max(),
-            "test": best["test"].max(),
+            "best epoch": best["epoch"],
+            "valid": best["valid"],
+            "test": best["test"],
             "epochs trained": len(run.metrics),
             "peak GB": round(run.held_peak_bytes / GB, 3),
         }

@@ -162,6 +162,15 @@ class Run:
             )
         return table
 
+    @property
+    def best_epoch(self) -> pd.Series | None:
+        """The row of `metrics` that is best on the valid split by the run's `keep_by`, the first of
+        equals; None without one."""
+        config = self.known_config
+        column = "valid" if config is None else config.valid_column
+        evaluated = self.metrics.dropna(subset=column)
+        return evaluated.loc[evaluated[column].idxmax()] if len(evaluated) else None
+
     @cached_property
     def result(self) -> dict[str, Any]:
         """result.json; empty while the run is at work, or when its watcher was killed too."""
@@ -232,9 +241,10 @@ class Run:
                 "time": seconds(status["duration_s"]),
             }
             evaluated = self.metrics.dropna(subset="valid")
-            if len(evaluated):
+            best = self.best_epoch
+            if best is not None:
                 rows["last accuracy"] = _accuracy(evaluated.iloc[-1])
-                rows["best accuracy"] = _accuracy(evaluated.loc[evaluated["valid"].idxmax()])
+                rows["best epoch"] = _accuracy(best)
             if len(memory):
                 sketch = _tables().sketch(memory, limit_bytes)
         except InputError as error:

@@ -34,9 +34,9 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     folder.
 
     Columns: `when` it began, how it `ended`, `peak GB` of anonymous + shared memory, `run s` in all
-    attempts, `epochs`; `best valid` accuracy and `test at best` in the same epoch; the watched
-    `command`; and `settings`: the config values in which it differs from most runs. Missing values
-    are NaN.
+    attempts, `epochs`; the accuracies `best valid` and `test at best` of the epoch that is best by
+    the run's `keep_by`; the watched `command`; and `settings`: the config values in which it differs
+    from most runs. Missing values are NaN.
     """
     root = home(folder)
     if not root.is_dir():
@@ -87,8 +87,8 @@ def _row(run: Run) -> dict[str, object]:
             "run s": round(sum(attempt.get("duration_s") or 0.0 for attempt in attempts), 1),
         }
         row["epochs"] = len(run.metrics) or None
-        if run.metrics["valid"].notna().any():
-            best = run.metrics.loc[run.metrics["valid"].idxmax()]
+        best = run.best_epoch
+        if best is not None:
             row["best valid"] = best["valid"]
             row["test at best"] = best["test"]
         command = starts[-1].get("command") if starts else None

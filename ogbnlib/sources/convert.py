@@ -290,8 +290,7 @@ def convert(
 ) -> Store:
     """Turn a data set into a store, in bounded memory; the store appears whole or not at all.
 
-    Files that change meanwhile are refused. A SIGKILL leaves the hidden `.NAME.part`, which the
-    next conversion clears.
+    Files that change meanwhile are refused. The next conversion clears what a SIGKILL left.
 
     Args:
         source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an
@@ -331,10 +330,11 @@ def convert(
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     refuse_leaks(source)
-    made_of = {**source.origin, "num_nodes": source.num_nodes}
     with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:
         writer = StoreWriter(folder)
         _Conversion(source, writer, x_dtype, done).write(add_reverse, workspace)
         source.check_unchanged()
+        source = replace(source, stamps={**source.stamps, **source.save_options()})
+        made_of = {**source.origin, "num_nodes": source.num_nodes}
         writer.finish(source.name, source.num_classes, undirected=undirected, origin=made_of)
     return open_store(target)

@@ -21,7 +21,7 @@ from ..files import StrPath, check_own, check_space, home, locked, open_to_write
 from ..graph.npz import Array
 from ..graph.store_format import SPLITS
 from ..progress import counted, doing
-from .files.layouts import OGB_CSV, OGB_MAG
+from .files.layouts import OGB_CSV, OGB_MAG, OPTIONS
 from .ogb import layout_files, open_raw
 from .sizes import known_size
 from .source import Source, stamped
@@ -203,6 +203,11 @@ def locate_official(name: str, root: StrPath) -> Located:
         raise InputError(
             f"{folder}: expected {', '.join(missing)} in it, found none; "
             f"move it away and download it again, or name {folder} as a folder of your own"
+        )
+    if (folder / OPTIONS).is_file():
+        raise InputError(
+            f"{folder / OPTIONS}: expected no options for the official name {name}; "
+            f"name the folder {folder} to use them, or delete the file"
         )
     return Located(name, meta, folder, binary, folder.exists(), int(meta["num classes"]))
 

@@ -4,11 +4,12 @@ command line of `convert` takes."""
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, unknown_name
-from ..files import StrPath, home, write_atomically
+from ..files import Stamp, StrPath, home, write_atomically
 from ..parameters import read_parameters
 from .files.layouts import OPTIONS, ROLE_NAMES, is_tables, layout_of, replaced_roles
 from .ogb import open_raw
@@ -79,8 +80,8 @@ def _with_saved(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     return saved | dict(options)
 
 
-def _write_options(folder: Path, options: Mapping[str, Any]) -> None:
-    """Write `dataset.yaml`; files in the folder are named relative to it."""
+def _write_options(folder: Path, options: Mapping[str, Any]) -> dict[str, tuple[Path, Stamp]]:
+    """Write `dataset.yaml` and return its stamp; files in the folder are named relative to it."""
     import yaml
 
     values: dict[str, Any] = {}
@@ -92,6 +93,7 @@ def _write_options(folder: Path, options: Mapping[str, Any]) -> None:
             values[name] = str(home(value).absolute()).removeprefix(f"{folder.absolute()}/")
     text = yaml.safe_dump(values, sort_keys=True, allow_unicode=True)
     write_atomically(folder / OPTIONS, lambda file: file.write(text.encode()))
+    return stamped(options_file(folder))
 
 
 def open_folder(name: StrPath, options: Mapping[str, Any]) -> Source:
@@ -99,7 +101,7 @@ def open_folder(name: StrPath, options: Mapping[str, Any]) -> Source:
 
     Args:
         options: those of `open_tables` and of a conversion; they win over those in `dataset.yaml`.
-            `save_options` writes all of them there.
+            `save_options`: a conversion writes all of them there when it is complete.
     """
     folder = layout_of(home(name).absolute())[1]
     given = {name: _as_list(v) if name in _LISTS else v for name, v in options.items()}
@@ -113,7 +115,7 @@ def open_folder(name: StrPath, options: Mapping[str, Any]) -> Source:
 
         source = open_tables(name, **of_files)
     if save:
-        _write_options(folder, merged)
+        source = replace(source, save_options=partial(_write_options, folder, merged))
     own = {name: merged[name] for name in OF_CONVERSION if name in merged}
     return replace(source, options=own, stamps={**source.stamps, **stamped(options_file(folder))})
 

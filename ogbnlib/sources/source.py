@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..files import Stamp, stamp
+from ..graph.array_checks import is_labelled
 from ..graph.npz import Array, load
 from ..graph.store import GraphSize
 from .files.formats import files_of
@@ -44,6 +45,8 @@ class Source:
         generated: the store's origin, for generated data.
         options: undirected, feature_dtype and drop_unlabelled, for a conversion that is not told
             otherwise.
+        save_options: writes the options into the data's folder if that was asked for; returns
+            the stamp of the file.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Source:
     stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
     generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    save_options: Callable[[], Mapping[str, tuple[Path, Stamp]]] = field(default=dict, repr=False)
 
     def check_unchanged(self) -> None:
         """Refuse files that changed since they were opened: a mix of old and new data has no wrong
@@ -101,9 +105,15 @@ class Source:
 
     @property
     def size(self) -> GraphSize:
+        splits = self.read_splits()
+        if self.options.get("drop_unlabelled"):
+            labelled = np.concatenate([is_labelled(chunk) for chunk in self.label_chunks()])
+            # a conversion refuses ids out of range
+            splits = {split: ids[labelled.take(ids, mode="clip")] for split, ids in splits.items()}
+        num_seeds = {split: len(ids) for split, ids in splits.items()}
         return GraphSize(
             **self.facts(),
-            num_seeds={split: len(ids) for split, ids in self.read_splits().items()},
+            num_seeds=num_seeds,
             feature_itemsize=self.feature_dtype.itemsize,
         )
 
@@ -129,6 +139,6 @@ def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[st
 def stored_dtype(features: Path | None) -> np.dtype[np.generic]:
     """Return the dtype of a file's features in a store: float16 for an .npy file of float16, else
     float32."""
-    if features is not None and features.suffix == ".npy" and features.is_file():
+    if features is not None and features.suffix.lower() == ".npy" and features.is_file():
         return np.dtype(np.float16 if load(features).dtype == np.float16 else np.float32)
     return np.dtype(np.float32)

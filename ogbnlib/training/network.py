@@ -44,6 +44,16 @@ def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
     )
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether a call of a module also calls hooks of its own."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
+
+
 class _Targets(nn.Module):
     """A layer that returns its targets' rows as they are."""
 
@@ -118,16 +128,19 @@ class GNN(nn.Module):
         self.convs[-1] = _Targets()
 
     def fuses(self, x: Tensor) -> bool:
-        """Whether `Layers` compute these: GraphSAGE's as made here, on the CPU. On a GPU they are
-        sparse products."""
+        """Whether `Layers` compute these: GraphSAGE's as made here, on the CPU, without hooks, which
+        they would not call. On a GPU they are sparse products."""
         if not self.kind.fused or self.dtype == torch.float16 or x.device.type != "cpu":
+            return False
+        if _has_hooks(self):
             return False
         convs: Any = self.convs
         weights = (
-            weight
+            linear.weight
             for conv in convs
-            if type(conv) is MeanSAGEConv
-            for weight in (conv.lin_l.weight, conv.lin_r.weight)
+            if type(conv) is MeanSAGEConv and not _has_hooks(conv)
+            for linear in (conv.lin_l, conv.lin_r)
+            if not _has_hooks(linear)
         )
         num_plain = sum(weight.is_leaf and weight.dtype == torch.float32 for weight in weights)
         return num_plain == 2 * len(convs) and x.dtype in (torch.float16, torch.float32)

@@ -44,7 +44,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
     holds the labels of the seeds only.
 
     Args:
-        input_nodes: int64 seeds, in RAM; `labels` has one for each, int16 or int64.
+        input_nodes: int64 seeds, in RAM; `labels` has one for each: int16 or int64 [n], or
+            targets, float32 [n] or [n, T].
         next_epoch: For a loop of the user's own: each pass counts the epoch, from this one on, and
             `x` is float32. None in a trainer.
         transform: Called with each batch of such a loop; it can be set later as well.

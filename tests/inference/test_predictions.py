@@ -16,6 +16,7 @@ from conftest import left_in
 
 from ogbnlib import InputError, Store, TrainConfig, open_store, predict
 from ogbnlib.__main__ import main
+from ogbnlib.files import check_space
 from ogbnlib.inference import exact
 from ogbnlib.propagation import columns as columns_of
 from ogbnlib.propagation import sweep
@@ -219,3 +220,115 @@ def test_a_table_has_the_names_of_nodes_in_their_order(
         out = tmp_path / f"{len(ids)}-best.{ending}"
         best = read(predict(trained, out, nodes=nodes, **QUIET))
         assert best.equals(table[["node_id", "class", "probability"]])
+
+
+NAMES = [f"näme, {i:03d}" for i in range(60)]
+
+
+@pytest.fixture(scope="module")
+def named_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run over a graph whose nodes have text names, with commas in them."""
+    folder = tmp_path_factory.mktemp("named")
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame(
+        {"node_id": NAMES, "a": rng.normal(size=60).round(3), "label": rng.integers(0, 3, 60)}
+    )
+    table["split"] = rng.choice(["train", "valid", "test"], 60)
+    table.to_csv(folder / "nodes.csv", index=False)
+    ends = {"source": rng.choice(NAMES, 300), "target": rng.choice(NAMES, 300)}
+    pd.DataFrame(ends).to_csv(folder / "edges.csv", index=False)
+    config = {"dataset": str(folder), "num_neighbors": [2], "epochs": 1, "loading": "shared"}
+    train(TrainConfig.create(**config, progress="none"), folder / "run")
+    return folder / "run"
+
+
+WANTED = [NAMES[7], NAMES[59], NAMES[0]]
+SEVERAL = pd.DataFrame({"paper": WANTED, "year": [1, 2, 3]})
+
+
+@pytest.mark.parametrize(
+    "name", ["n.csv", "n.csv.gz", "n.txt", "n.TXT", "n.tsv", "n.parquet", "n.npy"]
+)
+@pytest.mark.parametrize("column", ["node_id", "paper", None])
+def test_a_file_of_text_names_gives_their_predictions_in_its_order(
+    named_run: Path, tmp_path: Path, name: str, column: str | None
+) -> None:
+    file = tmp_path / name
+    table = pd.DataFrame({column or WANTED[0]: WANTED if column else WANTED[1:]})
+    if name.endswith(".npy"):
+        np.save(file, np.array(WANTED))
+    elif name.endswith(".parquet"):
+        pd.DataFrame({column or "x": WANTED}).to_parquet(file)
+    elif ".csv" in name:
+        table.to_csv(file, index=False)
+    else:
+        # a comma belongs to the name where a tab separates; in a file of one column quotes tell
+        table.to_csv(file, index=False, sep="\t", quoting=1)
+    found = pd.read_csv(predict(named_run, tmp_path / "out.csv", nodes=file, sampled=True, **QUIET))
+    assert found["node_id"].tolist() == WANTED
+
+
+@pytest.mark.parametrize("name", ["n.csv", "n.tsv", "n.parquet"])
+def test_of_several_columns_one_is_named_or_the_file_is_refused(
+    named_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    file = tmp_path / name
+    if name.endswith(".parquet"):
+        SEVERAL.to_parquet(file)
+    else:
+        SEVERAL.to_csv(file, index=False, sep="\t" if name == "n.tsv" else ",")
+    with pytest.raises(InputError, match=r"found columns 'paper', 'year'; .*--id-column"):
+        predict(named_run, tmp_path / "out.csv", nodes=file, **QUIET)
+    with pytest.raises(InputError, match="id_column: expected with a file of nodes alone"):
+        predict(named_run, tmp_path / "out.csv", id_column="paper", **QUIET)
+    with pytest.raises(InputError, match="expected one column, or the column 'papers', found"):
+        predict(named_run, tmp_path / "out.csv", nodes=file, id_column="papers", **QUIET)
+    assert left_in(tmp_path) == [name]
+    argv = ["predict", str(named_run), "--out", str(tmp_path / "out.csv"), "--nodes", str(file)]
+    monkeypatch.setattr("sys.argv", ["ogbnlib", *argv, "--id-column", "paper"])
+    assert main() == 0
+    assert pd.read_csv(tmp_path / "out.csv")["node_id"].tolist() == WANTED
+
+
+def test_a_run_whose_data_set_has_targets_now_is_refused(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_store, tmp_path / "s")
+    train(tiny_config(dataset=str(tmp_path / "s"), epochs=1), tmp_path / "run")
+    data = open_store(tiny_store).to_data()
+    data.y = data.y.float()
+    shutil.rmtree(tmp_path / "s")
+    Store.from_data(data, tmp_path / "s", targets=True, progress=False)
+    with pytest.raises(
+        InputError, match=r"expected the data set that .* found other sizes, labels"
+    ):
+        predict(tmp_path / "run", tmp_path / "out.csv", **QUIET)
+    assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "needed"),
+    [
+        ("out.csv", {}, 300 * 4 * 2 * 4),
+        ("out.parquet", {"scores": True}, 300 * 4 * 4 * 2),
+        ("out.npy", {"scores": True}, 300 * 4 * 4),
+        ("out.parquet", {"embeddings": True}, 300 * 4 * 6 * 2),
+    ],
+)
+def test_a_disk_without_room_is_refused_before_anything_is_written(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    name: str, how: dict[str, Any], needed: int
+) -> None:  # fmt: skip
+    usage = shutil.disk_usage(tmp_path)
+    asked: list[int] = []
+
+    def full(path: Path, needed_bytes: int, what: str) -> None:
+        asked.append(needed_bytes)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed_bytes - 1))
+        check_space(path, needed_bytes, what)
+
+    monkeypatch.setattr("ogbnlib.inference.predictions.check_space", full)
+    with pytest.raises(InputError, match="of free disk space for 300 rows and a temporary file"):
+        predict(trained, tmp_path / name, nodes="all", **how, **QUIET)
+    assert asked == [needed]
+    assert left_in(tmp_path) == []

@@ -12,8 +12,8 @@ import ogbnlib
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.run_forecast import predict
-from ogbnlib.notebook.plots import plot_runs, plot_timeline
-from ogbnlib.notebook.tables import compare_runs, forecast_table
+from ogbnlib.notebook.plots import plot_accuracy, plot_runs, plot_timeline
+from ogbnlib.notebook.tables import best_epochs, compare_runs, forecast_table
 from ogbnlib.runs.folder import Run
 from ogbnlib.sources.resolve import size_of
 
@@ -81,3 +81,38 @@ def test_all_runs_below_a_folder_are_one_table_that_tables_and_plots_take(
         ogbnlib.list_runs(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     assert isinstance(ogbnlib.list_runs(tmp_path / "empty"), pd.DataFrame)
+
+
+F1_METRICS = (
+    "epoch,loss,train,valid,test,time_s,eval_time_s,train_macro_f1,valid_macro_f1,test_macro_f1\n"
+    "1,2.0,,0.6,0.5,1.0,0.1,,0.1,0.1\n2,1.0,,0.4,0.3,1.0,0.1,,0.3,0.2\n3,0.9,,,,1.0,0.1,,,\n"
+)
+
+
+@pytest.mark.parametrize(("keep_by", "best"), [("accuracy", 1), ("macro_f1", 2)])
+def test_tables_and_plots_name_the_epoch_that_the_run_kept(
+    tmp_path: Path, keep_by: str, best: int
+) -> None:
+    folder = write_run(tmp_path / "a", exit_code=0, config={"keep_by": keep_by})
+    (folder / "metrics.csv").write_text(F1_METRICS)
+    valid, test = {1: (0.6, 0.5), 2: (0.4, 0.3)}[best]
+    row = best_epochs(folder).loc["a"]
+    assert row[["best epoch", "valid", "test", "epochs trained"]].tolist() == [best, valid, test, 3]
+    listed = ogbnlib.list_runs(tmp_path).iloc[0]
+    assert listed[["best valid", "test at best"]].tolist() == [valid, test]
+    (mark,) = [
+        line.get_data()
+        for line in plot_accuracy(folder).axes[1].get_lines()
+        if line.get_marker() == "o" and len(line.get_xdata())
+    ]
+    assert mark == ([best], [valid])
+    html = Run.open(folder)._repr_html_()
+    assert f"after epoch {best}" in html
+
+
+def test_a_run_without_an_evaluation_has_no_best_epoch(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", exit_code=0, config={"keep_by": "macro_f1"})
+    assert best_epochs(folder)["best epoch"].isna().all()
+    (folder / "metrics.csv").write_text(METRICS)  # of 0.2.0, without macro-F1
+    assert Run.open(folder).best_epoch is None
+    plot_accuracy(folder)

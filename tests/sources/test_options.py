@@ -143,6 +143,45 @@ def test_a_store_and_an_official_name_keep_no_options(folder: Path, tmp_path: Pa
     assert open_store(tmp_path / "second").undirected
 
 
+def test_options_in_the_folder_of_an_official_name_are_refused(tmp_path: Path) -> None:
+    raw = tmp_path / "ogbn_papers100M"
+    write_raw(raw, **random_arrays(N, E, 3, 4))
+    run(raw, tmp_path / "first", "--undirected", "--save-options")
+    expected = "dataset.yaml: expected no options for the official name ogbn-papers100M; name the"
+    with pytest.raises(InputError, match=expected):
+        run("ogbn-papers100M", tmp_path / "second", "--data-dir", tmp_path)
+    with pytest.raises(InputError, match=expected):
+        open_dataset("ogbn-papers100M", data_dir=tmp_path, say=lambda _: None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--feature-dtype", "float8"],
+        ["--memory-limit", "1 MB"],
+        ["--memory-limit", "much"],
+        ["--num-classes", "1"],
+        ["--leave-out", "nothing"],
+        ["--test", "bad.npy"],
+    ],
+    ids=str,
+)
+def test_options_that_are_refused_are_not_saved(folder: Path, options: list[str]) -> None:
+    np.save(folder / "bad.npy", [N + 5])
+    options = [word.replace("bad.npy", str(folder / "bad.npy")) for word in options]
+    roles = ["--edges", folder / "cites.csv", "--nodes", folder / "papers.csv"]
+    before = sorted(folder.parent.rglob("*"))
+    with pytest.raises(InputError):
+        run(folder, folder.parent / "x", *roles, *OPTIONS.split(), *options, "--save-options")
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+def test_a_store_made_with_the_saved_options_is_that_of_the_folder(folder: Path) -> None:
+    roles = ["--edges", folder / "cites.csv", "--nodes", folder / "papers.csv"]
+    run(folder, folder.with_name("own.store"), *roles, *OPTIONS.split(), "--save-options")
+    assert open_dataset(folder, say=lambda _: None).path == folder.with_name("own.store")
+
+
 def test_unlabelled_nodes_leave_the_splits_and_not_the_graph(folder: Path, tmp_path: Path) -> None:
     save(folder)
     np.save(folder / "test.npy", np.arange(26, N))  # nodes from 30 on have no label
@@ -153,6 +192,8 @@ def test_unlabelled_nodes_leave_the_splits_and_not_the_graph(folder: Path, tmp_p
     assert "splits: train 20, valid 2, test 4, 10 left out; nodes without a label: 10" in output
     store = open_store(tmp_path / "new")
     assert (store.num_nodes, store.num_edges, store.summary["dropped_seeds"]) == (N, E, 10)
+    # before there is a store of the folder's name, `plan` counts in the files
+    assert graph_for(TrainConfig.create(dataset=folder)).num_seeds["test"] == 4
     assert open_dataset(folder, say=lambda _: None).num_seeds["test"] == 4
     with pytest.raises(InputError, match="without a label"):
         run(folder, tmp_path / "other", "--no-drop-unlabelled")

@@ -16,9 +16,11 @@ from torch_geometric.sampler import NodeSamplerInput
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.cuda import check_precision
+from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.training import fused_sage as sage
-from ogbnlib.training.learner import loss_and_gradient
+from ogbnlib.training.distributed import Ranks
+from ogbnlib.training.learner import Learner, loss_and_gradient
 from ogbnlib.training.network import GNN
 
 Batch = tuple[Tensor, Tensor, list[int], list[int]]
@@ -154,3 +156,26 @@ def test_float16_on_a_cpu_is_refused_and_bfloat16_proposed(device: str) -> None:
     with pytest.raises(InputError, match=r"^precision: expected .* for 'fp16'.*use 'bf16'"):
         check_precision("fp16", device)
     check_precision("bf16", device)
+
+
+@pytest.mark.parametrize("place", ["convs.1", "convs.0.lin_l", ""])
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks_on_a_layer_are_called_in_training_and_in_evaluation(place: str, kind: str) -> None:
+    x, edges, *hops = batch([4, 3])
+    sampled = Data(x, edges, num_sampled_nodes=hops[0], num_sampled_edges=hops[1])
+    sampled.batch_size = hops[0][0]
+    sampled.y = torch.zeros(sampled.batch_size, dtype=torch.int64)
+    gnn = model("sage", 2)
+    config = TrainConfig.create(dataset="x", num_neighbors=[2, 2], hidden_channels=8)
+    learner = Learner(config, gnn, torch.device("cpu"), Ranks(), EventLog(None))
+    expected = learner._add_gradients(sampled, 1.0)[0]
+    calls: list[str] = []
+    handle = getattr(gnn.get_submodule(place), kind)(lambda *_: calls.append(place))
+    torch.testing.assert_close(learner._add_gradients(sampled, 1.0)[0], expected)
+    assert calls == [place]
+    with torch.no_grad():
+        gnn(x, edges, *hops)
+    assert calls == [place] * 2
+    handle.remove()
+    assert learner._add_gradients(sampled, 1.0)[1]
+    assert calls == [place] * 2

@@ -9,7 +9,8 @@ from ...errors import InputError
 from ...files import whereabouts
 
 _TEXT = (".csv", ".tsv", ".txt", ".edgelist", ".edges", ".el")
-_PACKED = ("", ".gz", ".bz2", ".zst")  # what arrow inflates in pieces
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # arrow inflates them in pieces
+_PACKED = ("", *COMPRESSIONS)
 FORMATS = {
     **{".npy": "array", ".npz": "archive"},
     **{".parquet": "parquet", ".pq": "parquet"},
@@ -23,8 +24,10 @@ READABLE = (
 
 
 def ending(name: str) -> str:
-    """Return the ending of a file's name that tells its format, the longest one known, or ""."""
-    return max(filter(name.endswith, FORMATS), key=len, default="")
+    """Return the ending of a file's name that tells its format, in lower case, or ""; of several
+    the longest."""
+    known = [end for end in FORMATS if name.lower().endswith(end)]
+    return max(known, key=len, default="")
 
 
 def format_of(file: Path) -> str | None:

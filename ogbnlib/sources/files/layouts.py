@@ -139,6 +139,10 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
+def _stem(path: Path) -> str:
+    return path.name[: len(path.name) - len(ending(path.name))]
+
+
 def _named(entries: Iterable[Path], role: str) -> list[Path]:
     """The files and folders of parts with a role's names, in their order; those in a format of
     `_PREFERRED` come first."""
@@ -146,8 +150,7 @@ def _named(entries: Iterable[Path], role: str) -> list[Path]:
         entry
         for name in ROLE_NAMES[role]
         for entry in entries
-        if entry.name.removesuffix(ending(entry.name)) == name
-        and (is_parts(entry) or (entry.is_file() and format_of(entry)))
+        if _stem(entry) == name and (is_parts(entry) or (entry.is_file() and format_of(entry)))
     ]
     return sorted(files, key=lambda path: not _is_preferred(path))
 

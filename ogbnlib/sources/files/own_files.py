@@ -27,6 +27,7 @@ from ..labels import (
 )
 from ..source import Source, stamped, stored_dtype
 from .columns import Columns, Nodes, Piece, Table, hashes, numbers, option
+from .formats import format_of
 from .layouts import SPLIT_DICT, find_files, layout_of, splits_in_order
 from .node_features import Features
 from .node_labels import read_labels, read_split, read_split_dict, read_splits
@@ -101,7 +102,7 @@ def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Tabl
     tables: dict[str, Table] = {}
     of_file: dict[Path, Table] = {}
     for role, file in paths.items():
-        is_array = file.suffix == ".npy" and file.is_file()
+        is_array = format_of(file) == "array" and file.is_file()
         if (role in ("features", "targets") and is_array) or file.name == SPLIT_DICT:
             continue
         with problems.catch():

@@ -21,7 +21,7 @@ import pyarrow.parquet
 from ...errors import InputError, format_bytes, naming
 from ...graph.npz import Array, Mapped, Member, member_names
 from .columns import Table
-from .formats import files_of, format_of
+from .formats import COMPRESSIONS, ending, files_of, format_of
 
 _BLOCK_BYTES = 2**22  # of text at a time, and of the longest line
 _BOM = b"\xef\xbb\xbf"
@@ -86,7 +86,7 @@ class _ArrayTable(Table):
 
     def __init__(self, file: Path, role: str) -> None:
         columns_of_file = dict[str, _Column]()
-        members = [""] if file.suffix == ".npy" else member_names(file)
+        members = [""] if format_of(file) == "array" else member_names(file)
         several = len(members) > 1
         lengths = []
         for member in members:
@@ -239,7 +239,7 @@ def _head(file: Path, mark: bytes) -> Iterator[str]:
 
 
 def _inflated(file: Path) -> pa.NativeFile:
-    return pa.input_stream(str(file), compression="detect")
+    return pa.input_stream(str(file), compression=COMPRESSIONS.get(file.suffix.lower()))
 
 
 def _separator(file: Path, first: str, second: str) -> str:
@@ -251,7 +251,7 @@ def _separator(file: Path, first: str, second: str) -> str:
     for sign in ("\t", ",", ";"):
         if sign in bare:
             return sign
-    if ".csv" not in file.suffixes:
+    if not ending(file.name).startswith(".csv"):
         return " " if " " in bare.strip() else ","
     fields = [line.split() for line in (first, second)]
     numeric = any(len(line) > 1 and all(map(is_number, line)) for line in fields)

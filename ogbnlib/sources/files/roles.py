@@ -18,6 +18,7 @@ from ...errors import Problems
 from ...graph.store_format import SPLITS
 from ..labels import refuse_several_labels
 from .columns import MASK_NAMES, SPLIT_OF, Columns, Table, flags, numbers, option, plain
+from .formats import format_of
 from .readers import is_number
 
 NODE = ("node_id", "node", "id")
@@ -285,7 +286,7 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
     if not problems:
         for columns in of_table.values():
             columns.roles |= dict.fromkeys(columns.free, "left out")
-            if columns.table.file.suffix != ".npy":
+            if format_of(columns.table.file) != "array":
                 print(columns.describe(), file=sys.stderr)
     return files
 

@@ -624,3 +624,22 @@ def test_a_graph_without_features_has_ones_or_degrees(small: Arrays, tmp_path: P
         open_tables(folder, features="ones")
     np.save(folder / "nodes.npy", np.arange(SMALL))
     assert open_tables(folder, features="ones").num_nodes == SMALL
+
+
+def test_endings_in_capitals_are_those_in_small_letters(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    large = tmp_path / "LARGE"
+    for folder, upper in ((small, str), (large, str.upper)):
+        folder.mkdir()
+        edges = b"source,target\nb,a\na,b\n"
+        (folder / f"edges{upper('.csv.gz')}").write_bytes(gzip.compress(edges))
+        np.save(folder / "x.npy", np.eye(2, dtype=np.float16))
+        (folder / "x.npy").rename(folder / f"features{upper('.npy')}")
+        (folder / f"labels{upper('.txt')}").write_text("label\nx\ny\n")
+        (folder / f"nodes{upper('.tsv')}").write_text("node_id\na\nb\n")
+        (folder / f"splits{upper('.csv')}").write_text("node_id,split\na,train\nb,test\n")
+    one, other = (
+        convert(folder, tmp_path / folder.name / "s", progress=False) for folder in (small, large)
+    )
+    assert one.files == other.files
+    assert other.feature_dtype == np.float16
