@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROGRAM = "linux.uml"
+TIED = ("setpriv", "--pdeathsig", "KILL")  # a machine must not outlive these tests
 MEMORY = "2500M"
 # Pages in this kernel that do not lie side by side are a mapping each outside. Above the default of 65,530, 250 MB, it
 # kills the process that asks for more.
@@ -46,7 +47,7 @@ echo $$ >/sys/fs/cgroup/init.scope/cgroup.procs
 mkdir /sys/fs/cgroup/user.slice
 echo +memory >/sys/fs/cgroup/user.slice/cgroup.subtree_control
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run LC_ALL=C.UTF-8
-export PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/run/numba
+export PYTHONDONTWRITEBYTECODE=1
 echo "ready"
 while read -r number; do
     # by another shell, so that this one goes on in its own cgroup
@@ -77,6 +78,8 @@ enter() {{
     done
     echo $$ >$path/cgroup.procs
 }}
+# The same folder of the machine outside, where one in memory hides it.
+share() {{ mkdir -p "$1" && mount -t hostfs none "$1" -o "$1"; }}
 as_user() {{ setpriv --reuid=1000 --regid=1000 --clear-groups "$@"; }}
 """
 
@@ -103,7 +106,7 @@ class Machine:
         console = ["con=null", "con0=fd:0,fd:1", "quiet", "loglevel=1"]
         with open(folder / "console", "wb") as output:
             self.process = subprocess.Popen(
-                [PROGRAM, *options, *console, f"uml_dir={folder}/uml"],
+                [*TIED, PROGRAM, *options, *console, f"uml_dir={folder}/uml"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
