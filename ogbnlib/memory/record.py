@@ -237,17 +237,6 @@ class Stalled:
     late_share: float  # of the last `late_over_s`
     late_over_s: float  # a minute or two
 
-    @classmethod
-    def of(cls, points: Sequence[tuple[float, float]]) -> Self:
-        """From pairs of time and seconds stalled so far: the first, that of the late part, and the
-        last."""
-        first, late, last = points
-        total_s = last[1] - first[1]
-        late_over_s = last[0] - late[0]
-        share = total_s / max(last[0] - first[0], 1e-3)
-        late_share = (last[1] - late[1]) / max(late_over_s, 1e-3)
-        return cls(round(total_s, 3), round(share, 3), round(late_share, 3), round(late_over_s, 3))
-
     @property
     def is_thrashing(self) -> bool:
         """Whether memory is too short for the work."""
@@ -346,7 +335,13 @@ class Record:
         if not self._stalls:
             return None
         first, late, _, last = self._stalls
-        return Stalled.of([first, late, last])
+        total_s = last[1] - first[1]
+        late_over_s = last[0] - late[0]
+        share = total_s / max(last[0] - first[0], 1e-3)
+        late_share = (last[1] - late[1]) / max(late_over_s, 1e-3)
+        return Stalled(
+            round(total_s, 3), round(share, 3), round(late_share, 3), round(late_over_s, 3)
+        )
 
     @property
     def processes(self) -> _Processes | None:
