@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import linux_machine
 import numpy as np
 import pytest
 from slurm_cluster import Cluster, cluster, unavailable
@@ -392,3 +393,12 @@ def slurm() -> Iterator[Cluster]:
         pytest.skip(reason)
     with cluster() as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def linux_v2() -> Iterator[linux_machine.Machine]:
+    """A Linux with cgroup v2, booted once for the whole session, see `linux_machine`."""
+    if reason := linux_machine.unavailable():
+        pytest.skip(reason)
+    with linux_machine.machine() as booted:
+        yield booted

@@ -114,7 +114,8 @@ class Cgroup:
 
 
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
-    """Memory cgroup of a process and its mount point; None if no memory controller is mounted."""
+    """Memory cgroup that counts a process, and its mount point; None if no memory controller is
+    mounted."""
     inside: dict[int, str] = {}  # version -> path of the process's cgroup
     for line in os.fsdecode(read_whole(f"/proc/{pid}/cgroup") or b"").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -131,9 +132,17 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
         place = mount / os.path.relpath(inside[version], root)
         if ".." in place.parts or not place.is_dir():
             place = mount
-        if version == 1 or (place / "memory.current").exists():
-            return Cgroup(place, version), mount
+        for group in Cgroup(place, version).lineage(mount):
+            if version == 1 or _counts_memory(group.path):
+                return group, mount
     return None
+
+
+def _counts_memory(path: Path) -> bool:
+    """Whether a cgroup of v2 has the memory controller; without it the nearest one above counts."""
+    # The host's root cgroup passes the controller on and has none of its files.
+    controllers = read_whole(f"{path}/cgroup.controllers") or b""
+    return (path / "memory.current").exists() or b"memory" in controllers.split()
 
 
 def _mounts() -> Iterator[tuple[int, str, Path]]:
@@ -193,6 +202,19 @@ def throttled_since(before: Mapping[str, int]) -> list[Throttle]:
             Throttle(path, cgroup.size("high") or 0, (cgroup.count("high") or 0) - count)
         )
     return [one for one in throttles if one.times > 0]
+
+
+def pressure_file(cgroup: Cgroup | None) -> str:
+    """The kernel's record of time lost for memory (PSI): that of a v2 cgroup, else of the machine."""
+    own = f"{cgroup.path}/memory.pressure" if cgroup else ""
+    # v1 and the host's root cgroup have none
+    return own if os.path.exists(own) else "/proc/pressure/memory"
+
+
+def read_stalled_s(path: str) -> float | None:
+    """Seconds so far in which at least one process waited for memory; None without PSI."""
+    line = re.search(rb"^some .*total=(\d+)", read_whole(path) or b"")
+    return int(line[1]) / 1e6 if line else None
 
 
 def counting_cgroup(pid: int) -> Cgroup | None:

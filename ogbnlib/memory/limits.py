@@ -11,6 +11,7 @@ a kill.
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes
-from .cgroup import Cgroup, find_cgroup
+from .cgroup import Cgroup, find_cgroup, pressure_file, read_stalled_s
 from .reading import Reading, read_memory
 from .tree import Tree
 
@@ -70,6 +71,15 @@ class Limit:
             self._blame_kernel()
             self.tree.kill()
         return None if self.killed_by else reading
+
+    def stalled_s(self) -> float | None:
+        """Seconds so far in which a process waited for memory: of the tree, else of the cgroup
+        around it, or of the machine."""
+        return read_stalled_s(self._pressure_file)
+
+    @functools.cached_property
+    def _pressure_file(self) -> str:
+        return pressure_file(self.cgroup or self._around)
 
     def oom_kills(self) -> int | None:
         counter = self._around or self.cgroup
@@ -210,6 +220,10 @@ class _SystemdLimit(Limit):
                 self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
         return super().check(reading)
 
+    def stalled_s(self) -> float | None:
+        # no other cgroup's before
+        return super().stalled_s() if self.cgroup else None
+
 
 class Watchdog(Limit):
     """SIGKILL from this process once the tree's anonymous + shared memory passes the limit.
@@ -267,15 +281,25 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
     reasons = []
     for parent in pair[0].lineage(pair[1]):
         try:
-            control = parent.path / "cgroup.subtree_control"
-            if name == "cgroup v2" and "memory" not in control.read_text().split():
-                control.write_text("+memory")
+            if name == "cgroup v2":
+                _pass_memory_on(parent)
             return _CgroupLimit(limit_bytes, parent, pair[1])
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
-        if name == "cgroup v1" or parent.size("limit") is not None:
+        is_limited = parent.size("limit") is not None or parent.size("high") is not None
+        if name == "cgroup v1" or is_limited:
             break
     return "; ".join(reasons)
+
+
+def _pass_memory_on(parent: Cgroup) -> None:
+    """Give children of a v2 cgroup the memory controller; `OSError` if this process may not move into
+    one."""
+    # To move from one child to another takes the right to write to the parent's own list.
+    os.close(os.open(parent.path / "cgroup.procs", os.O_WRONLY))
+    control = parent.path / "cgroup.subtree_control"
+    if "memory" not in control.read_text().split():
+        control.write_text("+memory")
 
 
 def _try_systemd(limit_bytes: int | None) -> Limit | str:

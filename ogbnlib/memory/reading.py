@@ -24,6 +24,7 @@ class Reading:
 
     `rss_*` count pages shared by forked workers once per worker, `pss_*` once. Where no
     cgroup counts a watched command, `shmem` includes its files in /dev/shm. `cgroup_file_bytes` lacks shared memory.
+    `stalled_s` is that of `Limit.stalled_s`.
     """
 
     num_processes: int | None = None
@@ -40,6 +41,7 @@ class Reading:
     cgroup_shmem_bytes: int | None = None
     cgroup_peak_bytes: int | None = None
     cgroup_limit_bytes: int | None = None
+    stalled_s: float | None = None
 
     def held(self) -> tuple[int, int, int] | None:
         """Anonymous, shared and file bytes, each page counted once: by the cgroup, PSS or RSS; None

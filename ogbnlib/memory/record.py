@@ -47,6 +47,7 @@ METRIC_COLUMNS = (
     *F1_COLUMNS,
 )
 SAMPLE_COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
+ADDED_COLUMNS = ("stalled_s",)  # 0.2.0 wrote none
 
 Event = dict[str, Any]
 # Kinds with the fields that readers rely on; other kinds and fields are kept as they are. "part":
@@ -230,6 +231,28 @@ class _Processes:
         )
 
 
+@dataclass(frozen=True)
+class Stalled:
+    """Time in which processes waited for memory that the kernel took back before (PSI)."""
+
+    total_s: float
+    share: float  # of the attempt's time
+    late_share: float  # of the last `late_over_s`
+    late_over_s: float  # a minute or two
+
+    @property
+    def is_thrashing(self) -> bool:
+        """Whether memory is too short for the work."""
+        # Reading a file once through a full cgroup takes 7 %, which is no harm.
+        return self.total_s >= 5 and max(self.share, self.late_share) >= 0.15
+
+    def __str__(self) -> str:
+        return (
+            f"{self.total_s:.0f} s, {self.share:.0%} of its time and {self.late_share:.0%} of the "
+            f"last {self.late_over_s:.0f} s"
+        )
+
+
 class Record:
     """Summary of a run's last attempt, by its events and samples in the order of time."""
 
@@ -260,6 +283,8 @@ class Record:
         self._restart_floors(0.0)
         self._open: list[Phase] = []
         self._failed: Phase | None = None
+        # time and `stalled_s` of the first sample, of two a minute apart, and of the last
+        self._stalls: list[tuple[float, float]] = []
         self._newest: Phase | None = None
 
     @property
@@ -300,6 +325,20 @@ class Record:
         if len(levels) < 5 and self.is_command and len(self._floors) * self._floor_s >= 5:
             return Growth.over_time(self._floors, self._floor_s)
         return Growth.of(levels) if self._levels else None
+
+    @property
+    def stalled(self) -> Stalled | None:
+        """Time lost for memory; None where the kernel does not count it."""
+        if not self._stalls:
+            return None
+        first, late, _, last = self._stalls
+        total_s = last[1] - first[1]
+        late_over_s = last[0] - late[0]
+        share = total_s / max(last[0] - first[0], 1e-3)
+        late_share = (last[1] - late[1]) / max(late_over_s, 1e-3)
+        return Stalled(
+            round(total_s, 3), round(share, 3), round(late_share, 3), round(late_over_s, 3)
+        )
 
     @property
     def processes(self) -> _Processes | None:
@@ -382,10 +421,13 @@ class Record:
             self._began_s = time_s
         self.duration_s = time_s - self._began_s
         self._num_processes = reading.num_processes
+        if reading.stalled_s is not None:
+            self._add_stall((time_s, reading.stalled_s))
+        others = ("num_processes", "cgroup_limit_bytes", "stalled_s")
         sizes = {
             name: size
             for name, size in vars(reading).items()
-            if size is not None and name not in ("num_processes", "cgroup_limit_bytes")
+            if size is not None and name not in others
         }
         if reading.rss_anon_bytes is not None:
             sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)
@@ -404,6 +446,14 @@ class Record:
             if not self._loads():
                 self._add_floor(size)
         self.peaks |= {name: max(self.peaks.get(name, 0), size) for name, size in sizes.items()}
+
+    def _add_stall(self, point: tuple[float, float]) -> None:
+        points = self._stalls or [point] * 4
+        first, late, later, _ = points
+        if point[0] - later[0] >= 60:
+            late = later
+            later = point
+        self._stalls = [first, late, later, point]
 
     def _add_floor(self, size: int) -> None:
         since_s = max(0.0, self.duration_s - self._floors_begin_s)

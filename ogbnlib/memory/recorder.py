@@ -7,6 +7,7 @@ run append to the same files.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -201,12 +202,15 @@ class _TimelineWriter:
         (self._file, self._end, began_s) = _open_for_append(path)
         if not self._end:
             self._end = os.pwrite(self._file, (",".join(SAMPLE_COLUMNS) + "\n").encode(), 0)
+        # A run of another version goes on with the columns that its file has.
+        header = os.pread(self._file, 1000, 0).partition(b"\n")[0].decode(errors="replace")
+        self._columns = header.split(",")[1:]
         self._size = self._end
         self._thinning = _Thinning[bytes](began_s)
 
     def add(self, time_s: float, reading: Reading) -> None:
-        # in the columns' order
-        values = ["" if value is None else str(value) for value in vars(reading).values()]
+        known = {name: str(value) for name, value in vars(reading).items() if value is not None}
+        values = [known.get(name, "") for name in self._columns]
         line = f"{time_s:.4f},{','.join(values)}\n".encode()
         self._end += len(self._thinning.add(time_s, reading.held_bytes or 0, line) or b"")
         assert self._thinning.best is not None
@@ -343,7 +347,8 @@ class Recorder:
             self._pss_sum = summed
             self._pss_due_s = begin + max(1.0, (20 if is_needed else 200) * cost_s)
         tree.reap()
-        return limit.check(reading)
+        checked = limit.check(reading)
+        return checked and dataclasses.replace(checked, stalled_s=limit.stalled_s())
 
     def add(self, time_s: float, reading: Reading) -> None:
         """Record a reading, after the events before it; the last moment of a phase belongs to

@@ -187,6 +187,7 @@ class Attempt:
             "peak_source": "kernel counter" if kernel_peak else "samples",
             "sampled_peaks_bytes": record.peaks,
             "growth": record.growth,
+            "stalled": record.stalled,
         }
         if with_forecast and self.config is not None:
             event = record.events.get("dataset")  # else the data set's own files have its size

@@ -21,7 +21,7 @@ from ..errors import MB, InputError, format_bytes, printable
 from ..memory.cgroup import Throttle, throttled_since
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import KEPT, NEEDING_LESS, KilledBy
-from ..memory.record import Growth, Record, RunPaths
+from ..memory.record import Growth, Record, RunPaths, Stalled
 from .evidence import (
     GUIDE,
     OUT_OF_MEMORY,
@@ -98,6 +98,7 @@ class Result(BaseModel):
     peak_source: str | None = None
     sampled_peaks_bytes: dict[str, _Number] = {}
     growth: Growth | None = None
+    stalled: Stalled | None = None  # None where the kernel does not count it
     diagnosis: Diagnosis | None = None
 
     @property
@@ -240,14 +241,27 @@ class _Case:
             self.where = f"in phase '{self.label}'"
         duration_s = record.duration_s if result.duration_s is None else result.duration_s
         self.took = f"{duration_s:.1f} s"
-        # sentences on a `memory.high` that slowed the run down
-        self.throttled = " ".join(map(str, result.throttled))
+        self.slowed = self._slowed(result.throttled)
         self.struck = ""
         if result.kills_around:
             self.struck = (
                 " Meanwhile the kernel's out-of-memory killer struck "
                 f"{result.kills_around} times in its cgroup: perhaps this run."
             )
+
+    def _slowed(self, throttles: Iterable[Throttle]) -> str:
+        """Sentences on a `memory.high` that slowed the run down, and on time lost for memory."""
+        sentences = [*map(str, throttles)]
+        stalled = self.record.stalled
+        if stalled and stalled.is_thrashing:
+            # the cgroup of the run alone
+            is_own = self.record.start.get("limit_by") in ("cgroup v2", "systemd-run")
+            whose = "It" if is_own else "This machine, or the container around the run,"
+            sentences.append(
+                f"{whose} waited for memory for {stalled}: the kernel took pages of files and "
+                "programs away that were needed again. Raise the limit, or use less memory."
+            )
+        return " ".join(sentences)
 
     def _diagnosis(self, sentences: Iterable[str], cause: str, remedy: str = "") -> Diagnosis:
         text = " ".join(filter(None, sentences))
@@ -321,22 +335,22 @@ class _Case:
         amount = format_bytes(record.held_bytes)
         if limit:
             amount += f" of {format_bytes(limit)}"
-        text = (
-            f"At work, {self.where}{since}; after {self.took} it holds {amount}, "
-            f"{format_bytes(record.held_peak_bytes)} at most."
-        )
-        return self._diagnosis(
-            [text, *map(str, throttles), self._printed(), *self._memory()], "at work"
-        )
+        most = f"{format_bytes(record.held_peak_bytes)} at most"
+        text = f"At work, {self.where}{since}; after {self.took} it holds {amount}, {most}."
+        sentences = [text, self._slowed(throttles), self._printed(), *self._memory()]
+        return self._diagnosis(sentences, "at work")
 
     def without_result(self) -> Diagnosis:
         text = (
             "No result was written: the watching process was itself killed. "
             f"After {self.took} the run was {self.where}."
         )
-        again = "if no process of it is alive, go on with resume=True"
-        remedy = "start it again" if self.foreign else again
-        return self._diagnosis([text, self._printed(), *self._memory()], "no result", remedy)
+        remedy = "if no process of it is alive, go on with resume=True"
+        if self.foreign:
+            remedy = "start it again"
+        return self._diagnosis(
+            [text, self.slowed, self._printed(), *self._memory()], "no result", remedy
+        )
 
     def finished(self) -> Diagnosis:
         result = self.result
@@ -352,7 +366,7 @@ class _Case:
                 f" But the kernel's out-of-memory killer ended {result.oom_kills} of its "
                 "processes: their output is missing."
             )
-        sentences = [text + self.struck, self.throttled, str(self.record.processes or "")]
+        sentences = [text + self.struck, self.slowed, str(self.record.processes or "")]
         if self.record.growth and self.record.growth.verdict != "levels off":
             sentences.append(self._growth())
         return self._diagnosis(sentences, "finished")
@@ -362,7 +376,7 @@ class _Case:
         text = [f"{_killer(result)} after {self.took}, {self.where}."]
         if result.ended_with is not None:
             text.append(f"Its first process then ended with exit code {result.ended_with}.")
-        text += [self._printed(), self.throttled, *self._first_rank(), *self._memory()]
+        text += [self._printed(), self.slowed, *self._first_rank(), *self._memory()]
         return self._diagnosis(text, OUT_OF_MEMORY, self._memory_remedy())
 
     def failed(self) -> Diagnosis:
@@ -399,7 +413,7 @@ class _Case:
             text.append(f"Its last words: {result.last_output.rstrip('.')}.")
         if cause == OUT_OF_MEMORY:
             remedy = self._memory_remedy()
-        text.append(self.throttled)
+        text.append(self.slowed)
         if code not in (2, STOPPED, DIVERGED):
             text += [*self._first_rank(), *self._memory()]
         return self._diagnosis(text, cause, remedy)

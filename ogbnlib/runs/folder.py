@@ -22,6 +22,7 @@ from ..display import Live
 from ..errors import InputError, clear_errors, format_bytes, printable, shortened
 from ..files import StrPath, home, is_held, whereabouts
 from ..memory.record import (
+    ADDED_COLUMNS,
     F1_COLUMNS,
     METRIC_COLUMNS,
     SAMPLE_COLUMNS,
@@ -131,8 +132,9 @@ class Run:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """timeline.csv, `time_s` in `time.time()` seconds."""
-        data = _content(self.paths.timeline)
-        return _tables().csv_table(data, SAMPLE_COLUMNS, self.paths.timeline).astype(float)
+        path = self.paths.timeline
+        table = _tables().csv_table(_content(path), SAMPLE_COLUMNS, path, optional=ADDED_COLUMNS)
+        return table.astype(float)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:

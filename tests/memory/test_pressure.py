@@ -1,0 +1,117 @@
+"""Promises about time lost for memory (the kernel's PSI): read, recorded, and named where a run thrashes."""
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import MB, write_run
+
+from ogbnlib.memory.cgroup import Cgroup, pressure_file, read_stalled_s
+from ogbnlib.memory.reading import Reading
+from ogbnlib.memory.record import SAMPLE_COLUMNS, Record
+from ogbnlib.memory.recorder import Recorder
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.sandbox import watch
+
+PRESSURE = """\
+some avg10=12.00 avg60=3.10 avg300=0.70 total=106245066
+full avg10=0.00 avg60=0.00 avg300=0.00 total=64468641
+"""
+
+
+def test_seconds_of_waiting_are_read_from_the_cgroup_else_from_the_machine(tmp_path: Path) -> None:
+    group = Cgroup(tmp_path, 2)
+    assert pressure_file(group) == pressure_file(None) == "/proc/pressure/memory"
+    (tmp_path / "memory.pressure").write_text(PRESSURE)
+    assert pressure_file(group) == str(tmp_path / "memory.pressure")
+    assert read_stalled_s(pressure_file(group)) == 106.245066
+    (tmp_path / "memory.pressure").write_text("")  # as with the kernel's option psi=0
+    assert read_stalled_s(pressure_file(group)) is None
+
+
+def record_of(seconds: list[float], step_s: float = 10.0) -> Record:
+    record = Record()
+    for i, stalled_s in enumerate(seconds):
+        record.sample(1000 + i * step_s, Reading(stalled_s=stalled_s))
+    return record
+
+
+def test_a_late_shortage_of_a_long_run_is_seen_and_a_short_or_small_one_is_not() -> None:
+    long = [50.0] * 1000 + [50.0 + 8 * i for i in range(1, 13)]
+    late = record_of(long).stalled
+    assert late
+    assert late.is_thrashing
+    assert (late.total_s, late.share) == (96.0, pytest.approx(0.009, abs=0.001))
+    assert late.late_share == pytest.approx(0.8, abs=0.1)
+    assert 60 <= late.late_over_s <= 130
+    for harmless in ([7.0] * 100, [0.0, 2.0], [0.7 * i for i in range(100)]):
+        stalled = record_of(harmless).stalled
+        assert stalled
+        assert not stalled.is_thrashing
+    assert Record().stalled is None
+
+
+@pytest.mark.parametrize(
+    ("limit_by", "who"),
+    [("cgroup v2", "It"), ("watchdog", "This machine, or the container around the run,")],
+)
+@pytest.mark.parametrize("exit_code", [0, 143, 137])
+def test_a_run_that_thrashed_is_told_the_share_of_its_time(
+    tmp_path: Path, exit_code: int, limit_by: str, who: str
+) -> None:
+    samples = [{"time_s": 100 + i, "stalled_s": 7 + 0.6 * i} for i in range(50)]
+    events = [{"time_s": 100.0, "event": "start", "command": ["my_train"], "limit_by": limit_by}]
+    run = Run.open(write_run(tmp_path, exit_code=exit_code, samples=samples, events=events))
+    text = run.diagnosis.text
+    assert f"{who} waited for memory for 29 s, 60% of its time and 60% of the last 49 s" in text
+    assert run.timeline["stalled_s"].iloc[-1] == pytest.approx(7 + 0.6 * 49)
+
+
+def test_a_run_of_0_2_0_without_the_column_is_read_and_goes_on_in_its_file(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    timeline = tmp_path / "timeline.csv"
+    lines = timeline.read_text().splitlines()
+    assert lines[0].endswith(",stalled_s")
+    timeline.write_text("".join(f"{line.rpartition(',')[0]}\n" for line in lines))
+    assert Run.open(tmp_path).record.stalled is None
+    recorder = Recorder(tmp_path)
+    recorder.add(200.0, Reading(rss_anon_bytes=5 * MB, stalled_s=3.0))
+    recorder.stop()
+    table = Run.open(tmp_path).samples
+    assert [*table] == [*SAMPLE_COLUMNS]
+    assert table.attrs["torn_lines"] == 0
+    assert table["rss_anon_bytes"].iloc[-1] == 5 * MB
+    assert table["stalled_s"].isna().all()
+
+
+# Random pages of a file that is larger than the limit.
+THRASH = """
+import mmap, random, sys, time
+with open(sys.argv[1], "rb") as file:
+    content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+end_s = time.monotonic() + 12
+while time.monotonic() < end_s:
+    content[random.randrange(len(content))]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    read_stalled_s("/proc/pressure/memory") is None, reason="this kernel counts no pressure (PSI)"
+)
+def test_a_run_that_reads_more_than_its_limit_again_and_again_records_the_time_it_lost(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "large"
+    with open(path, "wb") as file:
+        for _ in range(120):
+            file.write(os.urandom(MB))
+        os.fsync(file.fileno())
+        # else it is cached on another's account
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    run = watch(["-c", THRASH, str(path)], "60 MB", run_dir=tmp_path / "run", echo=False)
+    if not run.result["limit_by"].startswith("cgroup"):
+        pytest.skip("no memory cgroup can be made here")
+    print(run.result["stalled"])
+    assert run.result["stalled"]["share"] > 0.02
+    assert run.timeline["stalled_s"].is_monotonic_increasing
