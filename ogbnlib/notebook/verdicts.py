@@ -103,7 +103,8 @@ def _truth(belief: str, instead: str, parts: Mapping[str, Finding]) -> str:
     if False in answers:
         return instead
     if True not in answers:
-        return "No answer from these runs"
+        is_noise = any(part.is_noise for part in parts.values())
+        return "The noise is larger than the difference" if is_noise else "Not measured here"
     true = ", ".join(name for name, part in parts.items() if part.holds)
     scope = f" (as far as measured: {true})" if None in answers else ""
     return belief[0].upper() + belief[1:] + scope

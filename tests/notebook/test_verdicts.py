@@ -158,7 +158,9 @@ def test_each_row_begins_with_a_sentence_that_its_findings_carry() -> None:
     assert finding({pair: {"here": yes, "on a GPU": unknown}}) == (
         "Smaller batches save it (as far as measured: here)"
     )
-    assert finding({pair: unknown}) == "No answer from these runs"
+    assert finding({pair: unknown}) == "Not measured here"
+    noise = verdicts.takes_at_most([1.0, 1.4], [1.0, 1.2], 1.15)
+    assert finding({pair: noise}) == "The noise is larger than the difference"
     assert finding({"smaller batches save it": no}) == "Not so: smaller batches save it"
 
 
