@@ -184,6 +184,23 @@ def test_a_notebook_is_short_and_leaves_its_logic_to_the_package(path: Path) -> 
     }
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_committed_tables_have_a_true_sentence_for_each_belief(path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    # What the table prints where nobody wrote the sentence that is true instead.
+    assert "Not so: " not in text_of(book)
+    # A cell that JupyterLab shows in a box of its own to scroll in.
+    assert not [cell for cell in book.cells if cell.metadata.get("scrolled")]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS[5:11], ids=lambda path: path.stem)
+def test_a_notebook_ends_with_an_exercise_and_two_references(path: Path) -> None:
+    last = nbformat.read(path, as_version=4).cells[-1].source
+    assert "**Exercise.**" in last
+    assert "<details><summary>Answer</summary>\n\n" in last
+    assert len(re.findall(r"\]\(https://", last.partition("**Read on.**")[2])) == 2
+
+
 def verdicts(book: nbformat.NotebookNode) -> dict[str, str]:
     """The verdicts of a notebook by belief."""
     words = "true|false|half true|undecided here|not measured"
