@@ -457,28 +457,3 @@ def plot_forecast(run: RunLike) -> Axes:
     ax.set_title(_plain(f"{run.run_dir.name}: predicted parts, measured peaks"), fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)
     return ax
-
-
-def plot_knobs(forecasts: pd.DataFrame) -> Axes:
-    """Plot a `forecast_table`: one bar per setting with its predicted, measured and full-size
-    peak."""
-    (full,) = (name for name in forecasts.columns if name.endswith(" GB"))
-    ax = _axes(height=0.4 * len(forecasts) + 1.6)
-    peaks = forecasts[["predicted MB", "measured MB"]]
-    _draw_forecasts(ax, peaks[["predicted MB"]], peaks["measured MB"], [PARTS["file"][1]])
-    for row, (size, peak) in enumerate(zip(forecasts[full], peaks.max(axis=1), strict=True)):
-        ax.annotate(
-            f"{size:.1f} GB",
-            (peak, row),
-            (8, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=9,
-        )
-    ax.set(xlim=(0, 1.15 * float(peaks.max().max())), xlabel="peak memory in MB", ylabel="")
-    ax.set_title(
-        f"bars: peak of these small runs; numbers: forecast for {full.removesuffix(' GB')}",
-        fontsize=10,
-    )
-    ax.figure.legend(loc="outside lower center", ncol=2, **_PLAIN)
-    return ax

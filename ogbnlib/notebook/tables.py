@@ -117,18 +117,18 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
     to the first run.
 
     On a GPU a step is the memory that torch allocated; else the rise within an epoch
-    (`Run.phase_memory`), which includes the batch and its sampling.
+    (`Run.phase_memory`), which includes the batch and its sampling. The first of several epochs is
+    not counted: it loads libraries, and makes gradients that stay.
     """
     runs = named(runs)
     allocated = compare_cuda(runs)["allocated GB"] * 2**10
     rows = {}
     for name, run in runs.items():
         phases = run.phase_memory
-        inside = (
-            phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"].max() / MB
-        )
-        step = inside if allocated.isna()[name] else allocated[name]
-        rows[name] = {"step MB": step, "epoch s": run.metrics["time_s"].mean()}
+        rises = phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"] / MB
+        first = min(1, len(run.metrics) - 1)
+        step = rises.iloc[first:].max() if allocated.isna()[name] else allocated[name]
+        rows[name] = {"step MB": step, "epoch s": run.metrics["time_s"].iloc[first:].mean()}
     table = pd.DataFrame.from_dict(rows, orient="index")
     table[["relative memory", "relative time"]] = table[["step MB", "epoch s"]] / table.iloc[0]
     return table.round(3)
@@ -209,9 +209,10 @@ def sampled_nodes(
 def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, object]]) -> pd.DataFrame:
     """One row per option: memory of a training step in MB (2**20 bytes), before anything is run.
 
-    Columns: `kept MB`, the activations that wait for the backward pass; `peak MB`, the most that
-    layers have alive, kept ones included; `GPU step MB`, with the batch, the weights, their
-    gradients and Adam's moments.
+    Columns: `step MB`, what `compare_steps` measures without a GPU: the batch, its sampling and
+    the layers' memory; `GPU step MB`, what it measures on one, weights, gradients and Adam's
+    moments included. Of the latter, `kept MB` are the activations that wait for the backward
+    pass, and `peak MB` the most that layers have alive.
 
     Args:
         options: Names to changes of `config`, such as `{"plain": {}, "bf16": {"precision":
@@ -222,6 +223,7 @@ def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, object]])
         forecast = predict(config.replace(**changes))
         size = forecast.size
         rows[name] = {
+            "step MB": sum(forecast.train.step().values()),
             "kept MB": saved_bytes(
                 forecast.config, forecast.batch, size.num_features, size.num_classes, on_gpu=True
             ),

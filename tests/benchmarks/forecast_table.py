@@ -6,7 +6,7 @@ features unless `config` says otherwise, under a hard cgroup. `moved_gb` is of a
 written; `seconds` and `peak_gb` are of the whole run; a figure that nobody measured, or that was
 measured beside other work, is empty. `hot_rows` is `no` for a run before the most visited rows
 stayed in memory. `commit` is that of the measurement, or the first whose guide has it. `--write`
-replaces the table in notebooks/guide/papers100M.md.
+replaces the two tables in notebooks/guide/papers100M.md: what to expect, and these measurements.
 """
 
 import argparse
@@ -14,6 +14,8 @@ import csv
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
+
+import yaml
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, format_bytes, parse_bytes
@@ -27,12 +29,57 @@ FIGURES = Path(__file__).with_name("full_size.csv")
 GUIDE = Path(__file__).parents[2] / "notebooks" / "guide" / "papers100M.md"
 BEGIN = "<!-- made by tests/benchmarks/forecast_table.py --write -->\n"
 END = "<!-- end of that table -->\n"
+EXPECTED_BEGIN = "<!-- forecasts, made by tests/benchmarks/forecast_table.py --write -->\n"
+SMALL = Path(__file__).parents[2] / "slurm" / "small.yaml"
 # Times are forecast for machines whose speed was measured. That of the Zen 5 was not.
 MACHINES = {
     "reference": REFERENCE,
     "Zen 4": Machine(2, 98e9, 1.2e9, 215e9),
     "Xeon": Machine(2, 107e9, 1.7e9, 84e9),
 }
+
+
+# What you have, what you run, and its changes of the large training, all with reverse edges.
+EXPECTED: list[tuple[str, str, dict[str, object]]] = [
+    (
+        "128 GB",
+        "[15, 10, 5] x 1024 x 256, `loading=shared feature_dtype=float32`",
+        {"loading": "shared", "feature_dtype": "float32"},
+    ),
+    (
+        "64 GB",
+        "the same, `loading=shared feature_dtype=float16`, or `large.yaml`",
+        {"loading": "shared"},
+    ),
+    ("16 GB", "the same, `loading=store`", {}),
+    ("4 GB", "the same, `loading=store`", {}),
+    ("8 GB", "`small.yaml`, [3, 2] x 128 x 16, which leaves 1 GB to a notebook", {"file": SMALL}),
+]
+
+
+def expected() -> str:
+    """The forecasts of `EXPECTED` on the reference machine, as Markdown."""
+    lines = ["| you have | what you run | peak | an epoch |", "|---|---|---|---|"]
+    for have, text, changes in EXPECTED:
+        forecast = _expected(have, changes)
+        peak_gb = forecast.peak_bytes / GB
+        peak = f"{peak_gb:.0f}" if peak_gb > 20 else f"{peak_gb:.1f}"
+        minutes = forecast.epoch_s / 60
+        epoch = f"{minutes:.0f} min" if minutes >= 1 else f"{forecast.epoch_s:.0f} s"
+        lines.append(f"| {have} | {text} | {peak} GB | {epoch} |")
+    return "\n".join(lines) + "\n"
+
+
+def _expected(have: str, changes: dict[str, object]) -> Forecast:
+    large = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256}
+    settings = {"loading": "store", **large, **changes}
+    limit = have
+    if "file" in settings:
+        settings = yaml.safe_load(Path(settings.pop("file")).read_text())
+        limit = settings.pop("memory_limit")
+    of_the_page = {"dataset": "ogbn-papers100M", "undirected": True, "spool": "24 GB"}
+    config = TrainConfig.create({"feature_dtype": "float16", **settings, **of_the_page})
+    return predict(config, memory_limit_bytes=parse_bytes(limit), machine=REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -120,10 +167,12 @@ def _pair(row: Row, name: str, divisor: int, unit: str) -> str:
 
 
 def written(page: str) -> str:
-    """The page with today's table in place of its own."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + "\n" + table() + "\n" + END + after
+    """The page with today's tables in place of its own."""
+    for begin, rows_of in ((EXPECTED_BEGIN, expected), (BEGIN, table)):
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(END)
+        page = before + begin + "\n" + rows_of() + "\n" + END + after
+    return page
 
 
 if __name__ == "__main__":
@@ -132,4 +181,5 @@ if __name__ == "__main__":
     if parser.parse_args().write:
         text = written(GUIDE.read_text())
         write_atomically(GUIDE, lambda file: file.write(text.encode()))
+    print(expected())
     print(table())

@@ -23,6 +23,7 @@ from ogbnlib.forecast.planner import ALLOCATIONS, ladder, plan
 from ogbnlib.forecast.run_forecast import margin_bytes, predict
 from ogbnlib.forecast.step_memory import choose_threads
 from ogbnlib.memory.limits import Limit
+from ogbnlib.parameters import parse_assignments
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.official import KNOWN
 from ogbnlib.sources.synth import synthesize
@@ -150,8 +151,7 @@ def test_an_epoch_from_disk_moves_and_takes_what_was_measured_at_full_size(
     row: forecast_table.Row,
 ) -> None:
     moved, seconds, peak = map(row.ratio, ("moved_gb", "seconds", "peak_gb"))
-    assert moved is not None
-    assert 1 / 1.3 < moved < 1.3
+    assert moved is None or 1 / 1.3 < moved < 1.3
     assert seconds is None or 1 / 1.5 < seconds < 1.5
     assert peak is None or peak >= 1
 
@@ -161,6 +161,38 @@ def test_the_guides_table_of_measurements_is_that_of_today() -> None:
     assert (
         forecast_table.written(page) == page
     )  # else: python tests/benchmarks/forecast_table.py --write
+
+
+@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
+def test_the_readmes_peaks_in_memory_are_forecasts_of_today(page: str) -> None:
+    text = (forecast_table.GUIDE.parents[2] / page).read_text()
+    printed = re.findall(r"^\| (?:about|约) (\d+) GB \|.*`(loading=[^`]*)` \|$", text, re.MULTILINE)
+    assert len(printed) == 4
+    for peak, settings in printed:
+        assert peak == _full_size_gb(settings.split())
+    reverse = [_full_size_gb([*settings.split(), "undirected=true"]) for _, settings in printed[2:]]
+    assert re.search(rf"{reverse[0]} (?:and|和) {reverse[1]} ", text)
+
+
+def _full_size_gb(settings: list[str]) -> str:
+    config = TrainConfig.create(parse_assignments(["dataset=ogbn-papers100M", *settings]))
+    return f"{predict(config).peak_bytes / GB:.0f}"
+
+
+def test_the_full_size_figures_of_notebook_06_are_those_measured() -> None:
+    book = json.loads((forecast_table.GUIDE.parents[1] / "06_out_of_core.ipynb").read_text())
+    text = "\n".join("".join(cell["source"]) for cell in book["cells"])
+    measured = [row.figures for row in forecast_table.rows()]
+    known = {
+        (f"{int(row['seconds']) / 60:.1f}", row["limit"], f"{int(row['from_ram_s']) / 60:.1f}")
+        for row in measured
+        if row["seconds"] and row["from_ram_s"]
+    }
+    printed = re.findall(r"\| ([\d.]+) min under (\d GB) \| ([\d.]+) min \|", text)
+    assert len(printed) == 3
+    assert set(printed) <= known
+    disk_s, memory_s = re.findall(r"at_most\((\d+) / (\d+), 2,", text)[0]
+    assert (disk_s, memory_s) in [(row["seconds"], row["from_ram_s"]) for row in measured]
 
 
 @pytest.mark.parametrize(("limit", "values", "expected"), CASES, ids=str)

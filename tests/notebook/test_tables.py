@@ -13,7 +13,13 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.notebook.plots import plot_accuracy, plot_runs, plot_timeline
-from ogbnlib.notebook.tables import best_epochs, compare_runs, forecast_table
+from ogbnlib.notebook.tables import (
+    best_epochs,
+    compare_runs,
+    compare_steps,
+    forecast_table,
+    step_table,
+)
 from ogbnlib.runs.folder import Run
 from ogbnlib.sources.resolve import size_of
 
@@ -116,3 +122,35 @@ def test_a_run_without_an_evaluation_has_no_best_epoch(tmp_path: Path) -> None:
     (folder / "metrics.csv").write_text(METRICS)  # of 0.2.0, without macro-F1
     assert Run.open(folder).best_epoch is None
     plot_accuracy(folder)
+
+
+def epochs(rises_mb: list[int]) -> list[dict[str, object]]:
+    """Events of a run whose epochs rose by so many MB in between."""
+    events: list[dict[str, object]] = [{"time_s": 100.0, "event": "start"}]
+    for i, rise in enumerate(rises_mb):
+        begin = {"event": "begin", "phase": "train epoch", "epoch": i + 1}
+        begin |= {"held_bytes": 400 * MB, "rss_bytes": 500 * MB}
+        end = {"event": "end", "phase": "train epoch", "held_bytes": 400 * MB}
+        end |= {"rss_bytes": 500 * MB, "peak_rss_bytes": (500 + rise) * MB}
+        events += [{"time_s": 101.0 + i, **begin}, {"time_s": 101.5 + i, **end}]
+    return events
+
+
+def test_steps_are_compared_without_the_first_epoch_of_several(tmp_path: Path) -> None:
+    header = METRICS.partition("\n")[0]
+    for name, rises in {"warm": [170, 150, 149], "once": [170]}.items():
+        write_run(tmp_path / name, exit_code=0, events=epochs(rises))
+        times = [3.0, 1.0, 2.0][: len(rises)]
+        rows = [f"{i + 1},2.0,,0.6,0.5,{time_s},0.1" for i, time_s in enumerate(times)]
+        (tmp_path / name / "metrics.csv").write_text("\n".join([header, *rows]) + "\n")
+    steps = compare_steps({name: Run(tmp_path / name) for name in ("warm", "once")})
+    assert steps["step MB"].tolist() == [150, 170]
+    assert steps["epoch s"].tolist() == [1.5, 3.0]
+
+
+def test_the_forecast_of_a_step_is_what_it_adds_to_a_process(tiny_dir: Path) -> None:
+    config = TrainConfig.create(dataset=tiny_dir, batch_size=8, num_neighbors=[3, 2])
+    row = step_table(config, {"plain": {}}).loc["plain"]
+    train = next(phase for phase in predict(config).phases if phase.name == "train")
+    step = train.parts["batch in use"] + train.parts["step: activations and sampling"]
+    assert row["step MB"] == pytest.approx(step / MB, abs=0.1)
