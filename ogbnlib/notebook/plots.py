@@ -17,6 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from ..errors import GB, MB, InputError, printable
 from ..graph.npz import Array
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
+from ..memory.record import Phase
 from ..runs.folder import Run, RunLike, Runs, named
 from ..runs.timeline import held_memory
 
@@ -35,19 +36,18 @@ CUDA_LAYERS = {
 _SHADES = {
     "load": ("loading", "#e6e0d4"),
     "build": ("building loaders", "#f6c28b"),
-    "train": ("training", "#dfe7f2"),
+    "train": ("training", "#fbe983"),
     "eval": ("evaluating", "#bfe3c0"),
-    "release": ("_release", "#ffffff"),
+    "release": ("_release", "none"),
 }
 LIMIT = "#c0392b"
 KILLED = "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
-_ROOM = 1.85  # height of the axis / the highest sample or limit: the phases' names stand above
-_LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-# Figures are transparent outside their panels. This grey has a contrast of 4.3 on white and on a
-# dark theme's #111111.
+_ROOM = 1.12  # height of the axis / the highest sample or limit
+_NAME_LETTERS = 24  # of a phase's name in a picture
+# Figures are transparent. This grey has a contrast of 4.3 on white and on a dark theme's #111111.
 _GREY = "#797979"
-_PLAIN: dict[str, Any] = {"fontsize": 8, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
+_PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": _GREY}
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
@@ -66,23 +66,26 @@ def _figure(
         facecolor="none",
     )
     for ax in grid.flat:
-        ax.tick_params(colors=_GREY)
-        ax.spines[:].set_color(_GREY)
-        for text in (ax.title, ax.xaxis.label, ax.yaxis.label):
-            text.set_color(_GREY)
+        _axes(ax)
     return figure, grid
 
 
 def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes:
-    ax = ax or _figure(1, 1, (width, height))[1][0, 0]
+    if ax is None:
+        return _figure(1, 1, (width, height))[1][0, 0]  # type: ignore[no-any-return]
+    ax.set_facecolor("none")
+    ax.tick_params(colors=_GREY)
+    ax.spines[:].set_color(_GREY)
     ax.spines[["top", "right"]].set_visible(False)
+    for text in (ax.title, ax.xaxis.label, ax.yaxis.label):
+        text.set_color(_GREY)
     return ax
 
 
 def _mark(
     ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any
 ) -> None:
-    style = {"bbox": _LABEL, "zorder": 7, "fontsize": 8.5, **style}
+    style = {"zorder": 7, "fontsize": 8.5, "color": _GREY, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
 
@@ -125,13 +128,21 @@ def _draw_run(
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
     colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else ax.title.get_color()
     ax.set_title(_plain(title or f"{run.run_dir.name}: {run.state}"), fontsize=10, color=colour)
-    _shade_phases(ax, run, end_s)
     return end_s
 
 
-def _shade_phases(ax: Axes, run: Run, end_s: float) -> None:
+def _shade(phase: Phase) -> tuple[str, str]:
+    """The label and colour of a phase by its name, or by its code if it is a statement of a cell."""
+    name = phase.name.lower()
+    if name.startswith("line ") and "loader(" in name:
+        name = "build"
+    shades = (shade for prefix, shade in _SHADES.items() if name.startswith(prefix))
+    return next(shades, ("_other", "#dddddd"))
+
+
+def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array) -> None:
     """Shade each phase, inner ones above outer ones, with upright names where the span is wide
-    enough."""
+    enough: in the curve where it is high, else above it."""
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
     shown = (*_SHADES,) if is_training else ""
     phases = [phase for phase in run.phases if phase.name.lower().startswith(shown)]
@@ -142,37 +153,52 @@ def _shade_phases(ax: Axes, run: Run, end_s: float) -> None:
         spans.append((0.0, first_s, "imports" if is_training else "start"))
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
-        name = phase.name.lower()
-        shades = (shade for prefix, shade in _SHADES.items() if name.startswith(prefix))
-        label, colour = next(shades, ("_other", "#ececec"))
+        label, colour = _shade(phase)
         is_thin = stop - phase.start_s < 0.004 * end_s  # thinner than a line
         if is_thin or label in ax.get_legend_handles_labels()[1]:
             label = "_again"
         ax.axvspan(
-            phase.start_s, stop, color=colour, label=label, linewidth=0, zorder=0.01 * phase.depth
+            phase.start_s,
+            stop,
+            color=colour,
+            alpha=0.55,
+            label=label,
+            linewidth=0,
+            zorder=0.01 * phase.depth,
         )
-        ax.axvline(phase.start_s, color="white", linewidth=0.8, zorder=0.5)
         # The name of an outer phase stands behind the last inner one, which covers the span before.
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
-        spans.append((max([phase.start_s, *covered]), stop, _plain(phase.label)))
+        spans.append((max([phase.start_s, *covered]), stop, _short(phase.label)))
     figure: Any = ax.get_figure()
     # a line of text, in points
     narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s
+    half = 0.5 * ax.get_ylim()[1]
+    below_limit = 0.97 / _ROOM
     for start, stop, label in spans:
-        if stop - start >= narrowest_s:
-            ax.text(
-                (start + stop) / 2,
-                0.985,
-                label,
-                transform=ax.get_xaxis_transform(),
-                zorder=4,
-                rotation=90,
-                ha="center",
-                va="top",
-                fontsize=8,
-                color="#333333",
-            )
+        if stop - start < narrowest_s:
+            continue
+        inside = in_use[(time_s >= start) & (time_s <= stop)]
+        is_high = len(inside) > 0 and inside.mean() > half
+        ax.text(
+            (start + stop) / 2,
+            0.02 if is_high else below_limit,
+            label,
+            transform=ax.get_xaxis_transform(),
+            zorder=4,
+            rotation=90,
+            ha="center",
+            va="bottom" if is_high else "top",
+            fontsize=8,
+            color="white" if is_high else _GREY,
+        )
+
+
+def _short(label: str) -> str:
+    """A phase's name for a picture, its end left out if it is long."""
+    if len(label) > _NAME_LETTERS:
+        label = f"{label[: _NAME_LETTERS - 1]}…"
+    return _plain(label)
 
 
 def plot_timeline(
@@ -196,6 +222,9 @@ def plot_timeline(
     unit, name, text = _unit(top_bytes / _ROOM)
     stacks = _stacks(samples, PARTS) / unit
     end_s = _draw_run(ax, run, time_s, stacks, PARTS, title)
+    ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
+    in_use = stacks[0] + stacks[1]
+    _shade_phases(ax, run, end_s, in_use, time_s)
     limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
@@ -206,27 +235,33 @@ def plot_timeline(
             (4, 3),
             color=LIMIT,
             xycoords=("axes fraction", "data"),
-            bbox=None,
         )
-    in_use = stacks[0] + stacks[1]
     if run.exit_code == 137 and len(in_use):
         # The last sample is older than the last allocation: the cross stands at the limit that
         # stopped the climb.
         height = limit or in_use[-1]
         ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
         ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
-        phase = run.diagnosis.phase
-        if phase:
-            ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
+        _draw_killing_phase(ax, run, end_s)
     elif len(in_use):
+        # The peak stands in the title: beside its point it would cover the phases' names.
         at = int(in_use.argmax())
-        ax.plot(time_s[at], in_use[at], "o", color="black", markersize=4, zorder=6)
-        side = {"ha": "right" if time_s[at] > 0.5 * end_s else "left", "va": "bottom"}
-        _mark(ax, f"peak {text(in_use[at])}", (time_s[at], in_use[at]), (0, 8), **side)
-    ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
+        ax.plot(time_s[at], in_use[at], "o", color=_GREY, markersize=5, zorder=6)
+        ax.set_title(f"{ax.get_title()}, peak {text(in_use[at])}", fontsize=10)
     if legend:
         ax.legend(ncol=4, **_BELOW)
     return ax
+
+
+def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
+    """Name the phase of the kill in the title and draw it, however short it was."""
+    phase = run.diagnosis.phase
+    if not phase:
+        return
+    ax.set_title(f"{ax.get_title()}\nin '{_plain(phase)}'", fontsize=10, color=KILLED)
+    start_s = max([0.0, *(one.start_s for one in run.phases if one.label == phase)])
+    start_s = min(start_s, 0.985 * end_s)
+    ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=3, label="killed in")
 
 
 def plot_cuda(run: RunLike) -> Axes:
@@ -247,7 +282,9 @@ def plot_cuda(run: RunLike) -> Axes:
     stacks = _stacks(table, CUDA_LAYERS)
     unit, name, _ = _unit(float(stacks.sum(axis=0).max()))
     stacks = stacks / unit
-    _draw_run(ax, run, time_s, stacks, CUDA_LAYERS, None)
+    end_s = _draw_run(ax, run, time_s, stacks, CUDA_LAYERS, None)
+    ax.set(ylim=(0, 1.05 * float(stacks.sum(axis=0).max())), ylabel=f"GPU memory in {name}")
+    _shade_phases(ax, run, end_s, stacks[0], time_s)
     base = stacks[0] + np.minimum((table["cuda_largest_free_bytes"] / unit).to_numpy(), stacks[1])
     ax.plot(time_s, base, color=LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
     where = time_s[(table["cuda_alloc_retries"].diff() > 0).to_numpy()]
@@ -255,7 +292,7 @@ def plot_cuda(run: RunLike) -> Axes:
         where,
         np.zeros(len(where)),
         "^",
-        color="black",
+        color=_GREY,
         clip_on=False,
         zorder=5,
         label="allocation retried",
@@ -269,7 +306,6 @@ def plot_cuda(run: RunLike) -> Axes:
             label="allocation failed",
             **_CROSS,
         )
-    ax.set(ylim=(0, 1.05 * float(stacks.sum(axis=0).max())), ylabel=f"GPU memory in {name}")
     ax.legend(ncol=3, **_BELOW)
     return ax
 
@@ -354,15 +390,15 @@ def plot_accuracy(runs: Runs) -> Figure:
             metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test"
         )
         accuracies.plot(
-            best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor="black"
+            best["epoch"], best["valid"], "o", color=colour, markersize=9, markeredgecolor=_GREY
         )
     accuracies.plot(
         [],
         [],
         "o",
-        color="white",
+        color="none",
         markersize=9,
-        markeredgecolor="black",
+        markeredgecolor=_GREY,
         label="best valid accuracy",
     )
     for ax, what in ((_axes(losses), "loss on train"), (_axes(accuracies), "accuracy")):
@@ -390,7 +426,7 @@ def plot_peaks(
     bars = ax.barh([_plain(name) for name in peaks], [size / unit for size in sizes], color=colours)
     # of a run that was not started
     labels = [text(size / unit) if size else "not measured" for size in sizes]
-    ax.bar_label(bars, labels, padding=3, fontsize=9)
+    ax.bar_label(bars, labels, padding=3, fontsize=9, color=_GREY)
     ax.invert_yaxis()
     if limit_bytes:
         ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--")
@@ -417,7 +453,7 @@ def _draw_forecasts(
         measured,
         rows - 0.38,
         rows + 0.38,
-        color="black",
+        color=_GREY,
         linewidth=2.2,
         zorder=5,
         label="measured peak",
@@ -468,6 +504,7 @@ def plot_knobs(forecasts: pd.DataFrame) -> Axes:
             textcoords="offset points",
             va="center",
             fontsize=9,
+            color=_GREY,
         )
     ax.set(xlim=(0, 1.15 * float(peaks.max().max())), xlabel="peak memory in MB", ylabel="")
     ax.set_title(
