@@ -1,9 +1,11 @@
-"""Verdict table: beliefs about memory, their measurements, and whether each belief holds.
+"""Verdict table: what is true, the belief that it corrects, the figure, and the verdict.
 
-A missing figure (NaN) and the peak of a killed run count as "not measured".
+A missing figure (NaN) and the peak of a killed run count as "not measured"; a difference smaller
+than the noise of the runs is "undecided here". Tolerances are part of each figure's text.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,16 +16,29 @@ from ..forecast.fitting import FITS
 from ..forecast.planner import Advice
 from ..runs.folder import Run
 
-_WORDS = {True: "holds", False: "does not hold", None: "not measured"}
+_WORDS = {True: "true", False: "false", None: "not measured"}
 # First word of a verdict -> background; the text is dark on each, also in a dark theme.
-_COLOURS = {"holds": "#a9dfb0", "half": "#f9dc8c", "does": "#f4b0a8", "not": "#d0d0d0"}
+_COLOURS = {
+    "true": "#a9dfb0",
+    "half": "#f9dc8c",
+    "false": "#f4b0a8",
+    "undecided": "#c9d7ef",
+    "not": "#d0d0d0",
+}
 
 
 class Finding(NamedTuple):
-    """A measurement in words, and whether the belief holds (None: not measured)."""
+    """A measurement in words, and whether the belief holds: None if it was not measured, or if
+    noise hides the answer."""
 
     measured: str
     holds: bool | None
+    is_noise: bool = False
+
+    @property
+    def word(self) -> str:
+        """The word of the verdict."""
+        return "undecided here (noise)" if self.is_noise else _WORDS[self.holds]
 
 
 class _VerdictTable(pd.DataFrame):  # type: ignore[misc]
@@ -31,7 +46,7 @@ class _VerdictTable(pd.DataFrame):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return "\n".join(
-            printable(f"{row.belief}: {row.verdict}\n    {row.measured}")
+            printable(f'{row.finding}\n    "{row.belief}": {row.verdict}\n    {row.measured}')
             for row in self.itertuples()
         )
 
@@ -40,30 +55,58 @@ class _VerdictTable(pd.DataFrame):  # type: ignore[misc]
         styles = [{"selector": "th", "props": list(align.items())}]
         plain = self.map(printable).style.format(escape="html")
         style = plain.hide(axis="index").set_properties(**align).set_table_styles(styles)
+        style = style.set_properties(subset=["finding"], **{"font-weight": "bold"})
         style = style.map(
-            lambda word: f"background-color: {_COLOURS[word.split()[0]]}; color: #111111",
+            lambda word: (
+                f"background-color: {_COLOURS[word.split()[0].rstrip(':')]}; color: #111111"
+            ),
             ["verdict"],
         )
         return str(style.to_html())
 
 
-def table(beliefs: Mapping[str, Finding | Mapping[str, Finding]]) -> _VerdictTable:
-    """Return a table with the columns belief, measured and verdict.
+def table(
+    beliefs: Mapping[str | tuple[str, str], Finding | Mapping[str, Finding]],
+) -> _VerdictTable:
+    """Return a table with the columns finding, belief, measured and verdict.
 
-    The verdict on several named findings is "half true" if only some hold, and "not measured" if
-    any is.
+    Args:
+        beliefs: Beliefs and their findings. A pair as key is the belief, and the sentence that is
+            true where the belief is not, or not wholly. Several named findings are parts of one
+            belief: "half true" if only some are true; a part without an answer hides no other.
     """
     rows = []
-    for belief, finding in beliefs.items():
+    for key, finding in beliefs.items():
+        belief, instead = (key, f"Not so: {key}") if isinstance(key, str) else key
         parts = {"": finding} if isinstance(finding, Finding) else finding
-        answers = {part.holds for part in parts.values()}
-        verdict = _WORDS[None if None in answers else all(answers)]
-        if answers == {True, False}:
-            words = [f"{name} {_WORDS[part.holds]}" for name, part in parts.items()]
-            verdict = f"half true: {', '.join(words)}"
         texts = [": ".join(filter(None, [name, part.measured])) for name, part in parts.items()]
-        rows.append((belief, "; ".join(texts), verdict))
-    return _VerdictTable(rows, columns=["belief", "measured", "verdict"])
+        truth = _truth(belief, instead, parts)
+        rows.append((truth, belief, "; ".join(texts), _verdict(parts)))
+    return _VerdictTable(rows, columns=["finding", "belief", "measured", "verdict"])
+
+
+def _verdict(parts: Mapping[str, Finding]) -> str:
+    """The one word of all parts, or the words with the names of their parts."""
+    names: dict[str, list[str]] = {}
+    for name, part in sorted(parts.items(), key=lambda item: item[1].holds is None):
+        names.setdefault(part.word, []).append(name)
+    if len(names) == 1:
+        return next(iter(names))
+    if names.keys() >= {"true", "false"}:
+        return f"half true: {', '.join(f'{name} {part.word}' for name, part in parts.items())}"
+    return "; ".join(f"{word}: {', '.join(names[word])}" for word in names)
+
+
+def _truth(belief: str, instead: str, parts: Mapping[str, Finding]) -> str:
+    """The sentence that these findings carry."""
+    answers = {part.holds for part in parts.values()}
+    if False in answers:
+        return instead
+    if True not in answers:
+        return "No answer from these runs"
+    true = ", ".join(name for name, part in parts.items() if part.holds)
+    scope = f" (as far as measured: {true})" if None in answers else ""
+    return belief[0].upper() + belief[1:] + scope
 
 
 def not_measured(reason: str) -> Finding:
@@ -74,45 +117,47 @@ def not_measured(reason: str) -> Finding:
 def at_least(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
     """Check that a figure reaches a threshold; `text` formats the figure, as in "{:.0%} of the
     time"."""
-    return _compared(value, value >= threshold, text.format(value))
+    return _compared(value, value >= threshold, text, "true from {} on", threshold)
 
 
 def at_most(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
     """Check that a figure does not exceed a threshold."""
-    return _compared(value, value <= threshold, text.format(value))
+    return _compared(value, value <= threshold, text, "true up to {}", threshold)
 
 
 def close_to(value: float, expected: float, text: str = "{:.3g}", by: float = 0.1) -> Finding:
     """Check that a figure differs from the expected one by the share `by` at most."""
-    difference = abs(value / expected - 1)
-    return _compared(difference, difference <= by, text.format(value))
+    is_close = abs(value / expected - 1) <= by
+    return _compared(value, is_close, text, f"true within {by:.0%} of {{}}", expected)
 
 
-def _compared(figure: float, holds: bool, measured: str) -> Finding:
+def _compared(figure: float, holds: bool, text: str, tolerance: str, bound: float) -> Finding:
+    """Finding of a comparison, whose words say the figure and the tolerance."""
     if math.isnan(figure):
-        return not_measured("not measured here")
-    return Finding(measured, bool(holds))
+        return not_measured("no figure here")
+    bare = re.sub(r".*?({[^}]*}).*", r"\1", text)
+    return Finding(f"{text.format(figure)} ({tolerance.format(bare.format(bound))})", bool(holds))
 
 
 def lower_peak(before: Run, after: Run, by: float = 0.02) -> Finding:
     """Check that the peak memory fell by the share `by` or more; the peaks of equal runs differ by
     less than 2 %."""
-    return _peaks(before, after, after.held_peak_bytes <= (1 - by) * before.held_peak_bytes)
+    is_lower = after.held_peak_bytes <= (1 - by) * before.held_peak_bytes
+    return _peaks(before, after, is_lower, f"true from {by:.0%} less on")
 
 
 def higher_peak(before: Run, after: Run, by_bytes: float) -> Finding:
     """Check that the peak memory rose by `by_bytes` or more."""
-    return _peaks(before, after, after.held_peak_bytes - before.held_peak_bytes >= by_bytes)
+    is_higher = after.held_peak_bytes - before.held_peak_bytes >= by_bytes
+    return _peaks(before, after, is_higher, f"true from {format_bytes(int(by_bytes))} more on")
 
 
-def _peaks(before: Run, after: Run, holds: bool) -> Finding:
+def _peaks(before: Run, after: Run, holds: bool, tolerance: str) -> Finding:
     unfinished = {run.run_dir.name: run for run in (before, after) if run.exit_code != 0}
     if unfinished:
         return not_measured(finished(unfinished).measured)
-    return Finding(
-        f"from {format_bytes(before.held_peak_bytes)} to {format_bytes(after.held_peak_bytes)}",
-        holds,
-    )
+    peaks = f"from {format_bytes(before.held_peak_bytes)} to {format_bytes(after.held_peak_bytes)}"
+    return Finding(f"{peaks} ({tolerance})", holds)
 
 
 def finished(runs: Mapping[str, Run]) -> Finding:
@@ -179,21 +224,20 @@ def takes_at_most(one_s: Sequence[float], other_s: Sequence[float], factor: floa
     """
     ratios = sorted(one / other for one in one_s for other in other_s)
     if not ratios:
-        return not_measured("not measured here")
+        return not_measured("no figure here")
     share = sum(ratio <= factor for ratio in ratios) / len(ratios)
-    measured = (
-        f"{ratios[len(ratios) // 2]:.2f} times as long, from {ratios[0]:.2f} to {ratios[-1]:.2f}"
-    )
+    spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} by pairs of epochs; true up to {factor:g}"
+    measured = f"{ratios[len(ratios) // 2]:.2f} times as long ({spread})"
     if 0.1 < share < 0.9:
-        return not_measured(measured)
+        return Finding(measured, None, is_noise=True)
     return Finding(measured, share >= 0.9)
 
 
 def as_accurate(one: float, other: float, num_nodes: int) -> Finding:
-    """Check that `one` accuracy is not below the `other`; not measured within two standard errors
-    of the difference."""
+    """Check that `one` accuracy is not below the `other`; undecided within two standard errors of
+    the difference."""
     error = math.sqrt((one * (1 - one) + other * (1 - other)) / num_nodes)  # of two binomial shares
     measured = f"{one:.3f} against {other:.3f}, standard error of the difference {error:.3f}"
     if abs(one - other) <= 2 * error:
-        return not_measured(measured)
+        return Finding(measured, None, is_noise=True)
     return Finding(measured, one > other)

@@ -17,7 +17,7 @@ from ogbnlib.notebook.verdicts import Finding
 from ogbnlib.runs.folder import Run
 
 Make = Callable[..., Run]
-HOLDS, FAILS, UNKNOWN = (verdicts._WORDS[holds] for holds in (True, False, None))
+HOLDS, FAILS, UNKNOWN, UNDECIDED = "true", "false", "not measured", "undecided here (noise)"
 
 
 @pytest.fixture
@@ -57,7 +57,15 @@ def test_figures_are_compared_with_a_threshold_and_nan_is_not_measured() -> None
     for comparison in (verdicts.at_least, verdicts.at_most, verdicts.close_to):
         assert verdict(comparison(math.nan, 1.0, "{:.0%}")) == UNKNOWN
         assert "nan" not in comparison(math.nan, 1.0, "{:.0%}").measured
-    assert verdicts.at_least(0.25, 1, "{:.0%} of the time").measured == "25% of the time"
+
+
+def test_a_figure_says_its_tolerance() -> None:
+    share = verdicts.at_least(0.25, 1, "{:.0%} of the time")
+    assert share.measured == "25% of the time (true from 100% on)"
+    at_most = verdicts.at_most(3.2, 2, "finished in {:.1f} s of 5")
+    assert at_most.measured == "finished in 3.2 s of 5 (true up to 2.0)"
+    assert verdicts.close_to(24.1, 15, "{:.1f} GB").measured == "24.1 GB (true within 10% of 15.0)"
+    assert verdicts.takes_at_most([1.0], [1.0], 1.15).measured.endswith("; true up to 1.15)")
 
 
 def test_peaks_are_compared_beyond_noise_and_only_of_runs_that_finished(make: Make) -> None:
@@ -66,6 +74,7 @@ def test_peaks_are_compared_beyond_noise_and_only_of_runs_that_finished(make: Ma
     assert verdict(verdicts.lower_peak(before, lower)) == HOLDS
     assert verdict(verdicts.higher_peak(before, make("higher", 560), by_bytes=60 * MB)) == HOLDS
     assert verdict(verdicts.higher_peak(before, make("almost", 559), by_bytes=60 * MB)) == FAILS
+    assert verdicts.lower_peak(before, lower).measured.endswith("(true from 2% less on)")
     killed = verdicts.lower_peak(before, make("killed", 100, exit_code=137))
     assert killed == Finding("killed exit code 137", None)
 
@@ -73,7 +82,14 @@ def test_peaks_are_compared_beyond_noise_and_only_of_runs_that_finished(make: Ma
 def test_times_are_compared_only_beyond_their_noise() -> None:
     assert verdict(verdicts.takes_at_most([1.0, 1.1], [1.0, 1.2], 1.15)) == HOLDS
     assert verdict(verdicts.takes_at_most([2.0, 2.2], [1.0, 1.2], 1.15)) == FAILS
-    assert verdict(verdicts.takes_at_most([1.0, 1.4], [1.0, 1.2], 1.15)) == UNKNOWN
+    assert verdict(verdicts.takes_at_most([1.0, 1.4], [1.0, 1.2], 1.15)) == UNDECIDED
+    assert verdict(verdicts.takes_at_most([], [1.0], 1.15)) == UNKNOWN
+
+
+def test_accuracies_are_compared_only_beyond_their_noise() -> None:
+    assert verdict(verdicts.as_accurate(0.55, 0.5, 2000)) == HOLDS
+    assert verdict(verdicts.as_accurate(0.5, 0.55, 2000)) == FAILS
+    assert verdict(verdicts.as_accurate(0.51, 0.52, 2000)) == UNDECIDED
 
 
 def test_runs_and_forecasts_under_a_limit(make: Make) -> None:
@@ -97,23 +113,55 @@ def test_runs_and_forecasts_under_a_limit(make: Make) -> None:
     assert verdict(verdicts.fits({"narrow": narrow})) == FAILS
 
 
-def test_a_belief_with_parts_is_half_true_where_only_some_hold_and_shown_in_full() -> None:
-    yes, no, unknown = (
-        verdicts.at_least(2, 1),
-        verdicts.at_least(0, 1),
-        verdicts.at_least(math.nan, 1),
-    )
-    assert verdict({"memory": yes, "time": no}) == "half true: memory holds, time does not hold"
+def test_a_belief_with_parts_is_half_true_where_only_some_are_and_shown_in_full() -> None:
+    yes, no = verdicts.at_least(2, 1), verdicts.at_least(0, 1)
+    unknown = verdicts.not_measured("needs a GPU")
+    noise = verdicts.takes_at_most([1.0, 1.4], [1.0, 1.2], 1.15)
+    assert verdict({"memory": yes, "time": no}) == "half true: memory true, time false"
     assert verdict({"memory": yes, "time": yes}) == HOLDS
     assert verdict({"memory": no, "time": no}) == FAILS
-    assert verdict({"memory": yes, "time": unknown}) == UNKNOWN
-    table = verdicts.table({"x" * 200: {"memory": yes, "time": no}})
-    assert (
-        repr(table)
-        == f"{'x' * 200}: half true: memory holds, time does not hold\n    memory: 2; time: 0"
-    )
+    table = verdicts.table({("x" * 200, "y" * 200): {"memory": yes, "time": no}})
+    assert repr(table).splitlines() == [
+        "y" * 200,
+        f'    "{"x" * 200}": half true: memory true, time false',
+        "    memory: 2 (true from 1 on); time: 0 (true from 1 on)",
+    ]
     assert "x" * 200 in table._repr_html_()
     every = verdicts.table(
-        {"a": yes, "b": no, "c": unknown, "d": {"memory": yes, "time": no}}
+        {"a": yes, "b": no, "c": unknown, "d": {"memory": yes, "time": no}, "e": noise}
     )._repr_html_()
-    assert len(set(re.findall("background-color: (#[0-9a-f]{6})", every))) == 4
+    assert len(set(re.findall("background-color: (#[0-9a-f]{6})", every))) == 5
+
+
+def test_a_missing_part_hides_no_answer_of_another() -> None:
+    yes, no = verdicts.at_least(2, 1), verdicts.at_least(0, 1)
+    unknown = verdicts.not_measured("needs a GPU")
+    on_both = {"on a GPU": unknown, "on the CPU": no}
+    assert verdict(on_both) == "false: on the CPU; not measured: on a GPU"
+    assert verdict({"memory": yes, "time": unknown}) == "true: memory; not measured: time"
+    noise = verdicts.Finding("1.1 times", None, is_noise=True)
+    assert verdict({"memory": yes, "time": noise}) == f"true: memory; {UNDECIDED}: time"
+    assert verdict({"a": yes, "b": no, "c": unknown}) == (
+        "half true: a true, b false, c not measured"
+    )
+    assert verdict({"a": noise, "b": unknown}) == f"{UNDECIDED}: a; not measured: b"
+
+
+def test_each_row_begins_with_a_sentence_that_its_findings_carry() -> None:
+    yes, no = verdicts.at_least(2, 1), verdicts.at_least(0, 1)
+    unknown = verdicts.not_measured("needs a GPU")
+    pair = "smaller batches save it", "Loaders, not batches, fill the memory"
+    assert finding({pair: no}) == "Loaders, not batches, fill the memory"
+    assert finding({pair: yes}) == "Smaller batches save it"
+    assert finding({pair: {"here": no, "at full size": yes}}) == pair[1]
+    assert finding({pair: {"here": no, "on a GPU": unknown}}) == pair[1]
+    assert finding({pair: {"here": yes, "on a GPU": unknown}}) == (
+        "Smaller batches save it (as far as measured: here)"
+    )
+    assert finding({pair: unknown}) == "No answer from these runs"
+    assert finding({"smaller batches save it": no}) == "Not so: smaller batches save it"
+
+
+def finding(beliefs: dict[Any, Any]) -> str:
+    (row,) = verdicts.table(beliefs).itertuples()
+    return row.finding
