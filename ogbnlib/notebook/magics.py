@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 # A line of the child's output in place of a display, with its number; terminals do not show lines
 # of this kind.
 _DISPLAY = re.compile("\x1b_ogbnlib (\\d+)\n")
+_STATEMENT_LETTERS = 32  # of a phase named after a statement
 _DISPLAY_BEGUN = re.compile("\x1b(_[a-z]*( \\d*)?)?\\Z")
 
 
@@ -170,18 +171,22 @@ class _Magics:
             self._draw(done, f"{kept.name}: {done.state}")
             if options.run:
                 self._shell.user_ns[kept.name] = done
-            files = {name: folder / f"--out-{name}.pickle" for name in outputs}
-            if done.exit_code == 0 and all(file.exists() for file in files.values()):
-                for name, file in files.items():
-                    self._shell.user_ns[name] = pickle.loads(file.read_bytes())
-            elif outputs:
-                state = "exit before the end of the cell, as by os._exit(0)"
-                raise shortened(
-                    CellFailed(
-                        f"--out {', '.join(outputs)}: not set, as the cell's process ended: "
-                        f"{done.state if done.exit_code else state}"
-                    )
+            self._hand_back(done, folder, outputs)
+
+    def _hand_back(self, done: "Run", folder: Path, outputs: list[str]) -> None:
+        """Set the variables of --out, or fail the cell where its process ended without them."""
+        files = {name: folder / f"--out-{name}.pickle" for name in outputs}
+        if done.exit_code == 0 and all(file.exists() for file in files.values()):
+            for name, file in files.items():
+                self._shell.user_ns[name] = pickle.loads(file.read_bytes())
+        elif outputs:
+            state = "exit before the end of the cell, as by os._exit(0)"
+            raise shortened(
+                CellFailed(
+                    f"--out {', '.join(outputs)}: not set, as the cell's process ended: "
+                    f"{done.state if done.exit_code else state}"
                 )
+            )
 
     def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
         """Write the cell and its input variables for the child process."""
@@ -331,7 +336,9 @@ class _StatementPhases(ast.NodeTransformer):
     def visit_Module(self, tree: ast.Module) -> ast.Module:
         body: list[ast.stmt] = []
         for statement in tree.body:
-            first = ast.unparse(statement).splitlines()[0]
+            first = ast.unparse(statement).splitlines()[0].removesuffix(":")
+            if len(first) > _STATEMENT_LETTERS:
+                first = f"{first[:_STATEMENT_LETTERS]}…"
             name = f"line {statement.lineno}: {first}"
             begin = ast.parse(f"_begin_statement({name!r})").body[0]
             body += [ast.copy_location(begin, statement), statement]

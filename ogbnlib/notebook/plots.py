@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import GB, MB, InputError, printable
+from ..forecast.planner import Advice
 from ..graph.npz import Array
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.record import Phase
@@ -39,6 +40,15 @@ _SHADES = {
     "train": ("training", "#fbe983"),
     "eval": ("evaluating", "#bfe3c0"),
     "release": ("_release", "none"),
+}
+# words of a part's name -> its colour; black text is readable on each
+_PART_COLOURS = {
+    "features": "#8db4e2",
+    "COO": "#f0a35e",
+    "sort": "#f3d25b",
+    "shared CSC": "#8fd18f",
+    "CSC": "#e58f80",
+    "runtime": "#c4c4c4",
 }
 LIMIT = "#c0392b"
 KILLED = "#d62728"
@@ -137,7 +147,7 @@ def _shade(phase: Phase) -> tuple[str, str]:
     if name.startswith("line ") and "loader(" in name:
         name = "build"
     shades = (shade for prefix, shade in _SHADES.items() if name.startswith(prefix))
-    return next(shades, ("_other", "#dddddd"))
+    return next(shades, ("_other", "none"))
 
 
 def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array) -> None:
@@ -166,6 +176,7 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
             linewidth=0,
             zorder=0.01 * phase.depth,
         )
+        ax.axvline(phase.start_s, color=_GREY, linewidth=0.3, zorder=0.5)
         # The name of an outer phase stands behind the last inner one, which covers the span before.
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
@@ -258,7 +269,7 @@ def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
     phase = run.diagnosis.phase
     if not phase:
         return
-    ax.set_title(f"{ax.get_title()}\nin '{_plain(phase)}'", fontsize=10, color=KILLED)
+    ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
     start_s = max([0.0, *(one.start_s for one in run.phases if one.label == phase)])
     start_s = min(start_s, 0.985 * end_s)
     ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=3, label="killed in")
@@ -487,6 +498,61 @@ def plot_forecast(run: RunLike) -> Axes:
     ax.set_title(_plain(f"{run.run_dir.name}: predicted parts, measured peaks"), fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)
     return ax
+
+
+def plot_parts(
+    plans: Mapping[str, Advice],
+    runs: Mapping[str, RunLike],
+    limit_bytes: int,
+    full: Mapping[str, Advice],
+) -> Axes:
+    """Plot the named parts in memory at the peak of each plan, or in the first phase that passes
+    the limit; a mark at the measured peak of its run, and a cross if it was killed.
+
+    `full` has the same plans for a larger data set, whose limits or peaks stand beside the names.
+    """
+    ax = _axes(width=10, height=0.75 * len(plans) + 0.8)
+    for place, (name, plan) in enumerate(plans.items()):
+        run = Run.open(runs[name])
+        phases = plan.forecast.phases
+        passing = [phase for phase in phases if phase.held_bytes > limit_bytes]
+        end = _draw_parts(ax, place, (*passing, plan.forecast.peak)[0].parts)
+        if run.exit_code == 137:
+            ax.plot(limit_bytes / MB, place + 0.36, "X", zorder=8, **_CROSS)
+            words = f"killed in\n{_plain(run.diagnosis.phase or 'no phase')}"
+            _mark(ax, words, (end, place), (6, 0), color=KILLED, va="center")
+        else:
+            peak = run.held_peak_bytes / MB
+            ax.vlines(peak, place - 0.42, place + 0.42, color=_GREY, linewidth=2.5, zorder=5)
+    ax.axvline(limit_bytes / MB, color=LIMIT, linestyle="--", linewidth=1.4)
+    words = f"limit {limit_bytes / MB:.0f} MB"
+    at = (limit_bytes / MB, 1.0)
+    _mark(ax, words, at, (0, 3), color=LIMIT, ha="center", xycoords=("data", "axes fraction"))
+    sizes = [(plan.limit_bytes or plan.forecast.peak_bytes) / GB for plan in full.values()]
+    names = [
+        f"{_plain(name)}\n{size:.0f} GB at full size"
+        for name, size in zip(plans, sizes, strict=True)
+    ]
+    ax.set_yticks(range(len(plans)), names)
+    ax.invert_yaxis()
+    ax.set(
+        xlim=(0, None), xlabel="memory in MB; bars: parts by forecast, grey marks: measured peaks"
+    )
+    return ax
+
+
+def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int]) -> float:
+    """Draw the parts of one phase as a bar with their names in it; return its end in MB."""
+    left = 0.0
+    for name, size in parts.items():
+        width = size / MB
+        colour = next((one for key, one in _PART_COLOURS.items() if key in name), "#9a9a9a")
+        ax.barh(place, width, left=left, height=0.72, color=colour, edgecolor="white")
+        if width > 40 * ax.figure.get_figwidth() * max(map(len, name.split())) / 55:
+            text = _plain(name).replace(r" ", "\n", 1)
+            ax.text(left + width / 2, place, text, ha="center", va="center", fontsize=7.5)
+        left += width
+    return left
 
 
 def plot_knobs(forecasts: pd.DataFrame) -> Axes:
