@@ -82,7 +82,7 @@ def _figure(
 
 def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes:
     if ax is None:
-        return _figure(1, 1, (width, height))[1][0, 0]  # type: ignore[no-any-return]
+        return _figure(1, 1, (width, height))[1][0, 0]
     ax.set_facecolor("none")
     ax.tick_params(colors=_GREY)
     ax.spines[:].set_color(_GREY)
@@ -544,11 +544,12 @@ def plot_parts(
 def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int]) -> float:
     """Draw the parts of one phase as a bar with their names in it; return its end in MB."""
     left = 0.0
+    figure: Any = ax.get_figure()
     for name, size in parts.items():
         width = size / MB
         colour = next((one for key, one in _PART_COLOURS.items() if key in name), "#9a9a9a")
         ax.barh(place, width, left=left, height=0.72, color=colour, edgecolor="white")
-        if width > 40 * ax.figure.get_figwidth() * max(map(len, name.split())) / 55:
+        if width > 40 * figure.get_figwidth() * max(map(len, name.split())) / 55:
             text = _plain(name).replace(r" ", "\n", 1)
             ax.text(left + width / 2, place, text, ha="center", va="center", fontsize=7.5)
         left += width
