@@ -29,6 +29,7 @@ _NAMES = {
     "sources.synth": "synthesize synthesize_store",
     "sources.catalog": "open_dataset prepare_dataset",
     "sampling.sampler": "CSCSampler",
+    "sampling.pyg_stores": "sample_without_pyg_lib",
     "propagation.hops": "propagate",
     "forecast.planner": "ladder plan",
     "runs.listing": "list_runs",

@@ -8,6 +8,7 @@ All work in one empty folder that is deleted in the end, where generated data se
 runs only their own.
 """
 
+import base64
 import hashlib
 import shutil
 import sys
@@ -20,6 +21,7 @@ import papermill
 
 from ogbnlib.files import write_atomically
 
+README_PICTURE = Path(__file__).parents[1] / ".github" / "killed_and_survived.png"
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
@@ -27,6 +29,14 @@ def code_hash(book: nbformat.NotebookNode) -> str:
     """Of the code cells: prose may change without another execution."""
     code = "\0".join(cell.source for cell in book.cells if cell.cell_type == "code")
     return hashlib.sha256(code.encode()).hexdigest()
+
+
+def readme_picture(book: nbformat.NotebookNode) -> bytes:
+    """The picture of the cell with the tag "readme-picture", PNG; b"" if there is none."""
+    cells = [cell for cell in book.cells if "readme-picture" in cell.metadata.get("tags", [])]
+    outputs = [output for cell in cells for output in cell.outputs]
+    pictures = [output.data["image/png"] for output in outputs if "data" in output]
+    return base64.b64decode("".join(pictures[:1]))
 
 
 def is_stale(book: nbformat.NotebookNode) -> bool:
@@ -48,6 +58,9 @@ def execute(path: Path, folder: Path) -> None:
         "seconds": round(time.monotonic() - begin),
     }
     write_atomically(path, lambda file: file.write(nbformat.writes(book).encode() + b"\n"))
+    picture = readme_picture(book)
+    if picture:
+        write_atomically(README_PICTURE, lambda file: file.write(picture))
     print(
         f"{path.name}: {book.metadata.ogbnlib.seconds} s, {path.stat().st_size / 1000:.0f} kB",
         flush=True,

@@ -6,7 +6,8 @@ from typing import Any
 
 _NAMES = {
     "engine": "begin_notebook",
-    "plots": "epoch_times plot_accuracy plot_cuda plot_forecast plot_peaks plot_runs plot_timeline",
+    "plots": "epoch_times plot_accuracy plot_cuda plot_forecast plot_parts plot_peaks plot_runs"
+    " plot_timeline",
     "tables": "best_epochs compare_cuda compare_runs compare_steps forecast_table loader_costs phase_seconds released"
     " sampled_nodes step_table",
 }

@@ -5,6 +5,7 @@ Variables go between kernel and child as pickles, in a temporary folder of mode 
 the cell.
 """
 
+import ast
 import contextlib
 import io
 import itertools
@@ -23,6 +24,7 @@ import cloudpickle
 
 from .. import marks
 from ..errors import InputError, clear_errors, format_bytes, shortened
+from ..files import next_run_dir
 
 if TYPE_CHECKING:
     from IPython.core.displaypub import DisplayPublisher
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 # A line of the child's output in place of a display, with its number; terminals do not show lines
 # of this kind.
 _DISPLAY = re.compile("\x1b_ogbnlib (\\d+)\n")
+_STATEMENT_LETTERS = 32  # of a phase named after a statement
 _DISPLAY_BEGUN = re.compile("\x1b(_[a-z]*( \\d*)?)?\\Z")
 
 
@@ -118,14 +121,15 @@ class _Magics:
 
     @clear_errors()
     def memory_limit(self, line: str, cell: str) -> None:
-        """%%memory_limit 4GB [--in a,b] [--out c] [--limit-by watchdog]
+        """%%memory_limit 4GB [--in a,b] [--out c] [--run runs/name] [--limit-by watchdog]
 
         Run the cell in a child process under a memory limit. The kernel survives when the child is
         killed.
 
         The child has copies of the variables after --in, and no others; copies of those after --out
         come back. Output appears as it comes. If the limit kills the child, the cause is shown; the
-        cell fails only if --out is given.
+        cell fails only if --out is given. Each statement of the cell is a phase of the record. With
+        --run that record stays in a new folder, and the variable `name` is its `Run`.
         """
         from IPython.core.magic_arguments import MagicArgumentParser
         from IPython.display import display
@@ -136,6 +140,7 @@ class _Magics:
         parser.add_argument("limit", nargs="+")
         parser.add_argument("--in", dest="inputs", nargs="+", default=[])
         parser.add_argument("--out", dest="outputs", nargs="+", default=[])
+        parser.add_argument("--run")
         parser.add_argument("--limit-by", default="auto")
         options = parser.parse_argstring(line)
         outputs = _split(options.outputs)
@@ -146,9 +151,11 @@ class _Magics:
             limit = " ".join(options.limit).strip("'\"")
             limit_by = options.limit_by.strip("'\"")
             stream = _Output(folder, sys.stdout, self._shell.display_pub)
+            kept = Path(options.run) if options.run else folder / "memory_limit"
+            run_dir = next_run_dir(kept.parent, kept.name)
             try:
                 with contextlib.redirect_stdout(stream):
-                    done = watch(argv, limit, run_dir=folder / "memory_limit", limit_by=limit_by)
+                    done = watch(argv, limit, run_dir=run_dir, limit_by=limit_by)
                     stream.write("\n" * bool(stream.rest))
             except KeyboardInterrupt:
                 raise shortened(
@@ -161,19 +168,25 @@ class _Magics:
                 print(f"memory_limit: {done.diagnosis}", flush=True)
             else:
                 display(done.diagnosis)
-            self._draw(done, f"memory_limit: {done.state}")
-            files = {name: folder / f"--out-{name}.pickle" for name in outputs}
-            if done.exit_code == 0 and all(file.exists() for file in files.values()):
-                for name, file in files.items():
-                    self._shell.user_ns[name] = pickle.loads(file.read_bytes())
-            elif outputs:
-                state = "exit before the end of the cell, as by os._exit(0)"
-                raise shortened(
-                    CellFailed(
-                        f"--out {', '.join(outputs)}: not set, as the cell's process ended: "
-                        f"{done.state if done.exit_code else state}"
-                    )
+            self._draw(done, f"{kept.name}: {done.state}")
+            if options.run:
+                self._shell.user_ns[kept.name] = done
+            self._hand_back(done, folder, outputs)
+
+    def _hand_back(self, done: "Run", folder: Path, outputs: list[str]) -> None:
+        """Set the variables of --out, or fail the cell where its process ended without them."""
+        files = {name: folder / f"--out-{name}.pickle" for name in outputs}
+        if done.exit_code == 0 and all(file.exists() for file in files.values()):
+            for name, file in files.items():
+                self._shell.user_ns[name] = pickle.loads(file.read_bytes())
+        elif outputs:
+            state = "exit before the end of the cell, as by os._exit(0)"
+            raise shortened(
+                CellFailed(
+                    f"--out {', '.join(outputs)}: not set, as the cell's process ended: "
+                    f"{done.state if done.exit_code else state}"
                 )
+            )
 
     def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
         """Write the cell and its input variables for the child process."""
@@ -202,7 +215,7 @@ class _Magics:
         from .plots import plot_timeline
 
         # not pyplot's, whose figures are the cell's own
-        figure = Figure(figsize=(9, 3.4), layout="constrained")
+        figure = Figure(figsize=(9, 3.4), layout="constrained", facecolor="none")
         plot_timeline(run, figure.subplots(), title=title)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=90)
@@ -308,6 +321,31 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
     return shell
 
 
+class _StatementPhases(ast.NodeTransformer):
+    """Transformer of a cell's code that makes each statement a phase, such as "line 2: x = f()"."""
+
+    def __init__(self, shell: "InteractiveShell") -> None:
+        self.phase = contextlib.ExitStack()
+        shell.user_ns["_begin_statement"] = self._begin
+        shell.ast_transformers.append(self)
+
+    def _begin(self, name: str) -> None:
+        self.phase.close()
+        self.phase.enter_context(marks.phase(name))
+
+    def visit_Module(self, tree: ast.Module) -> ast.Module:
+        body: list[ast.stmt] = []
+        for statement in tree.body:
+            first = ast.unparse(statement).splitlines()[0].removesuffix(":")
+            if len(first) > _STATEMENT_LETTERS:
+                first = f"{first[:_STATEMENT_LETTERS]}…"
+            name = f"line {statement.lineno}: {first}"
+            begin = ast.parse(f"_begin_statement({name!r})").body[0]
+            body += [ast.copy_location(begin, statement), statement]
+        tree.body = body
+        return ast.fix_missing_locations(tree)
+
+
 def _main(folder: Path) -> int:
     """In the child process unpickle the inputs, run the cell, pickle the outputs; return the exit
     code."""
@@ -322,7 +360,7 @@ def _main(folder: Path) -> int:
         for name in job["in"]:
             with marks.phase(f"unpickle {name}"):
                 shell.user_ns[name] = pickle.loads((folder / f"--in-{name}.pickle").read_bytes())
-        with marks.phase("cell"):
+        with marks.phase("cell"), _StatementPhases(shell).phase:
             done = shell.run_cell(job["cell"])
         error = done.error_before_exec or done.error_in_exec
         if error:

@@ -15,8 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import GB, MB, InputError, printable
+from ..forecast.planner import Advice
 from ..graph.npz import Array
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
+from ..memory.record import Phase
 from ..runs.folder import Run, RunLike, Runs, named
 from ..runs.timeline import held_memory
 
@@ -35,19 +37,27 @@ CUDA_LAYERS = {
 _SHADES = {
     "load": ("loading", "#e6e0d4"),
     "build": ("building loaders", "#f6c28b"),
-    "train": ("training", "#dfe7f2"),
+    "train": ("training", "#fbe983"),
     "eval": ("evaluating", "#bfe3c0"),
-    "release": ("_release", "#ffffff"),
+    "release": ("_release", "none"),
+}
+# words of a part's name -> its colour; black text is readable on each
+_PART_COLOURS = {
+    "features": "#8db4e2",
+    "COO": "#f0a35e",
+    "sort": "#f3d25b",
+    "shared CSC": "#8fd18f",
+    "CSC": "#e58f80",
+    "runtime": "#c4c4c4",
 }
 LIMIT = "#c0392b"
 KILLED = "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
-_ROOM = 1.85  # height of the axis / the highest sample or limit: the phases' names stand above
-_LABEL = {"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-# Figures are transparent outside their panels. This grey has a contrast of 4.3 on white and on a
-# dark theme's #111111.
+_ROOM = 1.12  # height of the axis / the highest sample or limit
+_NAME_LETTERS = 24  # of a phase's name in a picture
+# Figures are transparent. This grey has a contrast of 4.3 on white and on a dark theme's #111111.
 _GREY = "#797979"
-_PLAIN: dict[str, Any] = {"fontsize": 8, "facecolor": "white", "edgecolor": "none", "framealpha": 1}
+_PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": _GREY}
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
@@ -66,23 +76,26 @@ def _figure(
         facecolor="none",
     )
     for ax in grid.flat:
-        ax.tick_params(colors=_GREY)
-        ax.spines[:].set_color(_GREY)
-        for text in (ax.title, ax.xaxis.label, ax.yaxis.label):
-            text.set_color(_GREY)
+        _axes(ax)
     return figure, grid
 
 
 def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes:
-    ax = ax or _figure(1, 1, (width, height))[1][0, 0]
+    if ax is None:
+        return _figure(1, 1, (width, height))[1][0, 0]
+    ax.set_facecolor("none")
+    ax.tick_params(colors=_GREY)
+    ax.spines[:].set_color(_GREY)
     ax.spines[["top", "right"]].set_visible(False)
+    for text in (ax.title, ax.xaxis.label, ax.yaxis.label):
+        text.set_color(_GREY)
     return ax
 
 
 def _mark(
     ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any
 ) -> None:
-    style = {"bbox": _LABEL, "zorder": 7, "fontsize": 8.5, **style}
+    style = {"zorder": 7, "fontsize": 8.5, "color": _GREY, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
 
@@ -125,13 +138,21 @@ def _draw_run(
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
     colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else ax.title.get_color()
     ax.set_title(_plain(title or f"{run.run_dir.name}: {run.state}"), fontsize=10, color=colour)
-    _shade_phases(ax, run, end_s)
     return end_s
 
 
-def _shade_phases(ax: Axes, run: Run, end_s: float) -> None:
+def _shade(phase: Phase) -> tuple[str, str]:
+    """The label and colour of a phase by its name, or by its code if it is a statement of a cell."""
+    name = phase.name.lower()
+    if name.startswith("line ") and "loader(" in name:
+        name = "build"
+    shades = (shade for prefix, shade in _SHADES.items() if name.startswith(prefix))
+    return next(shades, ("_other", "none"))
+
+
+def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array) -> None:
     """Shade each phase, inner ones above outer ones, with upright names where the span is wide
-    enough."""
+    enough: in the curve where it is high, else above it."""
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
     shown = (*_SHADES,) if is_training else ""
     phases = [phase for phase in run.phases if phase.name.lower().startswith(shown)]
@@ -142,37 +163,53 @@ def _shade_phases(ax: Axes, run: Run, end_s: float) -> None:
         spans.append((0.0, first_s, "imports" if is_training else "start"))
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
-        name = phase.name.lower()
-        shades = (shade for prefix, shade in _SHADES.items() if name.startswith(prefix))
-        label, colour = next(shades, ("_other", "#ececec"))
+        label, colour = _shade(phase)
         is_thin = stop - phase.start_s < 0.004 * end_s  # thinner than a line
         if is_thin or label in ax.get_legend_handles_labels()[1]:
             label = "_again"
         ax.axvspan(
-            phase.start_s, stop, color=colour, label=label, linewidth=0, zorder=0.01 * phase.depth
+            phase.start_s,
+            stop,
+            color=colour,
+            alpha=0.55,
+            label=label,
+            linewidth=0,
+            zorder=0.01 * phase.depth,
         )
-        ax.axvline(phase.start_s, color="white", linewidth=0.8, zorder=0.5)
+        ax.axvline(phase.start_s, color=_GREY, linewidth=0.3, zorder=0.5)
         # The name of an outer phase stands behind the last inner one, which covers the span before.
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
-        spans.append((max([phase.start_s, *covered]), stop, _plain(phase.label)))
+        spans.append((max([phase.start_s, *covered]), stop, _short(phase.label)))
     figure: Any = ax.get_figure()
     # a line of text, in points
     narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s
+    half = 0.5 * ax.get_ylim()[1]
+    below_limit = 0.97 / _ROOM
     for start, stop, label in spans:
-        if stop - start >= narrowest_s:
-            ax.text(
-                (start + stop) / 2,
-                0.985,
-                label,
-                transform=ax.get_xaxis_transform(),
-                zorder=4,
-                rotation=90,
-                ha="center",
-                va="top",
-                fontsize=8,
-                color="#333333",
-            )
+        if stop - start < narrowest_s:
+            continue
+        inside = in_use[(time_s >= start) & (time_s <= stop)]
+        is_high = len(inside) > 0 and inside.mean() > half
+        ax.text(
+            (start + stop) / 2,
+            0.02 if is_high else below_limit,
+            label,
+            transform=ax.get_xaxis_transform(),
+            zorder=4,
+            rotation=90,
+            ha="center",
+            va="bottom" if is_high else "top",
+            fontsize=8,
+            color="white" if is_high else _GREY,
+        )
+
+
+def _short(label: str) -> str:
+    """A phase's name for a picture, its end left out if it is long."""
+    if len(label) > _NAME_LETTERS:
+        label = f"{label[: _NAME_LETTERS - 1]}…"
+    return _plain(label)
 
 
 def plot_timeline(
@@ -196,6 +233,9 @@ def plot_timeline(
     unit, name, text = _unit(top_bytes / _ROOM)
     stacks = _stacks(samples, PARTS) / unit
     end_s = _draw_run(ax, run, time_s, stacks, PARTS, title)
+    ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
+    in_use = stacks[0] + stacks[1]
+    _shade_phases(ax, run, end_s, in_use, time_s)
     limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
@@ -206,27 +246,33 @@ def plot_timeline(
             (4, 3),
             color=LIMIT,
             xycoords=("axes fraction", "data"),
-            bbox=None,
         )
-    in_use = stacks[0] + stacks[1]
     if run.exit_code == 137 and len(in_use):
         # The last sample is older than the last allocation: the cross stands at the limit that
         # stopped the climb.
         height = limit or in_use[-1]
         ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
         ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
-        phase = run.diagnosis.phase
-        if phase:
-            ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
+        _draw_killing_phase(ax, run, end_s)
     elif len(in_use):
+        # The peak stands in the title: beside its point it would cover the phases' names.
         at = int(in_use.argmax())
-        ax.plot(time_s[at], in_use[at], "o", color="black", markersize=4, zorder=6)
-        side = {"ha": "right" if time_s[at] > 0.5 * end_s else "left", "va": "bottom"}
-        _mark(ax, f"peak {text(in_use[at])}", (time_s[at], in_use[at]), (0, 8), **side)
-    ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
+        ax.plot(time_s[at], in_use[at], "o", color=_GREY, markersize=5, zorder=6)
+        ax.set_title(f"{ax.get_title()}, peak {text(in_use[at])}", fontsize=10)
     if legend:
         ax.legend(ncol=4, **_BELOW)
     return ax
+
+
+def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
+    """Name the phase of the kill in the title and draw it, however short it was."""
+    phase = run.diagnosis.phase
+    if not phase:
+        return
+    ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
+    start_s = max([0.0, *(one.start_s for one in run.phases if one.label == phase)])
+    start_s = min(start_s, 0.985 * end_s)
+    ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=3, label="killed in")
 
 
 def plot_cuda(run: RunLike) -> Axes:
@@ -247,7 +293,9 @@ def plot_cuda(run: RunLike) -> Axes:
     stacks = _stacks(table, CUDA_LAYERS)
     unit, name, _ = _unit(float(stacks.sum(axis=0).max()))
     stacks = stacks / unit
-    _draw_run(ax, run, time_s, stacks, CUDA_LAYERS, None)
+    end_s = _draw_run(ax, run, time_s, stacks, CUDA_LAYERS, None)
+    ax.set(ylim=(0, 1.05 * float(stacks.sum(axis=0).max())), ylabel=f"GPU memory in {name}")
+    _shade_phases(ax, run, end_s, stacks[0], time_s)
     base = stacks[0] + np.minimum((table["cuda_largest_free_bytes"] / unit).to_numpy(), stacks[1])
     ax.plot(time_s, base, color=LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
     where = time_s[(table["cuda_alloc_retries"].diff() > 0).to_numpy()]
@@ -255,7 +303,7 @@ def plot_cuda(run: RunLike) -> Axes:
         where,
         np.zeros(len(where)),
         "^",
-        color="black",
+        color=_GREY,
         clip_on=False,
         zorder=5,
         label="allocation retried",
@@ -269,7 +317,6 @@ def plot_cuda(run: RunLike) -> Axes:
             label="allocation failed",
             **_CROSS,
         )
-    ax.set(ylim=(0, 1.05 * float(stacks.sum(axis=0).max())), ylabel=f"GPU memory in {name}")
     ax.legend(ncol=3, **_BELOW)
     return ax
 
@@ -360,15 +407,15 @@ def plot_accuracy(runs: Runs) -> Figure:
                 "o",
                 color=colour,
                 markersize=9,
-                markeredgecolor="black",
+                markeredgecolor=_GREY,
             )
     accuracies.plot(
         [],
         [],
         "o",
-        color="white",
+        color="none",
         markersize=9,
-        markeredgecolor="black",
+        markeredgecolor=_GREY,
         label="best epoch on valid",
     )
     for ax, what in ((_axes(losses), "loss on train"), (_axes(accuracies), "accuracy")):
@@ -396,7 +443,7 @@ def plot_peaks(
     bars = ax.barh([_plain(name) for name in peaks], [size / unit for size in sizes], color=colours)
     # of a run that was not started
     labels = [text(size / unit) if size else "not measured" for size in sizes]
-    ax.bar_label(bars, labels, padding=3, fontsize=9)
+    ax.bar_label(bars, labels, padding=3, fontsize=9, color=_GREY)
     ax.invert_yaxis()
     if limit_bytes:
         ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--")
@@ -423,7 +470,7 @@ def _draw_forecasts(
         measured,
         rows - 0.38,
         rows + 0.38,
-        color="black",
+        color=_GREY,
         linewidth=2.2,
         zorder=5,
         label="measured peak",
@@ -457,3 +504,59 @@ def plot_forecast(run: RunLike) -> Axes:
     ax.set_title(_plain(f"{run.run_dir.name}: predicted parts, measured peaks"), fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)
     return ax
+
+
+def plot_parts(
+    plans: Mapping[str, Advice],
+    runs: Mapping[str, RunLike],
+    limit_bytes: int,
+    full: Mapping[str, Advice],
+) -> Axes:
+    """Plot the named parts in memory at the peak of each plan, or in the first phase that passes
+    the limit; a mark at the measured peak of its run, and a cross if it was killed.
+
+    `full` has the same plans for a larger data set, whose limits or peaks stand beside the names.
+    """
+    ax = _axes(width=10, height=0.75 * len(plans) + 0.8)
+    for place, (name, plan) in enumerate(plans.items()):
+        run = Run.open(runs[name])
+        phases = plan.forecast.phases
+        passing = [phase for phase in phases if phase.held_bytes > limit_bytes]
+        end = _draw_parts(ax, place, (*passing, plan.forecast.peak)[0].parts)
+        if run.exit_code == 137:
+            ax.plot(limit_bytes / MB, place + 0.36, "X", zorder=8, **_CROSS)
+            words = f"killed in\n{_plain(run.diagnosis.phase or 'no phase')}"
+            _mark(ax, words, (end, place), (6, 0), color=KILLED, va="center")
+        else:
+            peak = run.held_peak_bytes / MB
+            ax.vlines(peak, place - 0.42, place + 0.42, color=_GREY, linewidth=2.5, zorder=5)
+    ax.axvline(limit_bytes / MB, color=LIMIT, linestyle="--", linewidth=1.4)
+    words = f"limit {limit_bytes / MB:.0f} MB"
+    at = (limit_bytes / MB, 1.0)
+    _mark(ax, words, at, (0, 3), color=LIMIT, ha="center", xycoords=("data", "axes fraction"))
+    sizes = [(plan.limit_bytes or plan.forecast.peak_bytes) / GB for plan in full.values()]
+    names = [
+        f"{_plain(name)}\n{size:.0f} GB at full size"
+        for name, size in zip(plans, sizes, strict=True)
+    ]
+    ax.set_yticks(range(len(plans)), names)
+    ax.invert_yaxis()
+    ax.set(
+        xlim=(0, None), xlabel="memory in MB; bars: parts by forecast, grey marks: measured peaks"
+    )
+    return ax
+
+
+def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int]) -> float:
+    """Draw the parts of one phase as a bar with their names in it; return its end in MB."""
+    left = 0.0
+    figure: Any = ax.get_figure()
+    for name, size in parts.items():
+        width = size / MB
+        colour = next((one for key, one in _PART_COLOURS.items() if key in name), "#9a9a9a")
+        ax.barh(place, width, left=left, height=0.72, color=colour, edgecolor="white")
+        if width > 40 * figure.get_figwidth() * max(map(len, name.split())) / 55:
+            text = _plain(name).replace(r" ", "\n", 1)
+            ax.text(left + width / 2, place, text, ha="center", va="center", fontsize=7.5)
+        left += width
+    return left

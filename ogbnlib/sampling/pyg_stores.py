@@ -9,8 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
+from torch_geometric import typing
 from torch_geometric.data import Data, EdgeAttr, FeatureStore, GraphStore, TensorAttr
 from torch_geometric.data.graph_store import EdgeLayout
+from torch_geometric.sampler import NeighborSampler, NodeSamplerInput
+from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.utils import index_to_mask
 
 from ..errors import InputError, clear_errors, format_bytes, split_name
@@ -126,6 +129,30 @@ def sampler(store: Store, num_neighbors: Sequence[int], seed: int = 0) -> CSCSam
     count.
     """
     return _PassSampler(store.colptr, store.row, num_neighbors, seed=seed)
+
+
+def sample_without_pyg_lib() -> None:
+    """Let PyG's own `NeighborLoader` sample where neither pyg-lib nor torch-sparse is installed.
+
+    The loader and its memory stay as they are; `CSCSampler` draws the neighbors. Options that it
+    does not know, such as `replace` or times, still raise PyG's `ImportError`.
+    """
+    if typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE:
+        return
+    warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
+    refuse = NeighborSampler._sample
+
+    def sample(stock: NeighborSampler, seed: Tensor, seed_time: Any = None, **more: Any) -> Any:
+        options = (stock.replace, stock.disjoint, stock.edge_weight, seed_time)
+        is_plain = stock.subgraph_type == SubgraphType.directional
+        if any(option not in (None, False) for option in options) or not is_plain:
+            return refuse(stock, seed, seed_time, **more)
+        if not hasattr(stock, "kernels"):
+            fan_outs = stock.num_neighbors.get_mapped_values()
+            stock.kernels = _PassSampler(stock.colptr, stock.row, fan_outs)
+        return stock.kernels.sample_from_nodes(NodeSamplerInput(None, seed))
+
+    NeighborSampler._sample = sample
 
 
 class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types

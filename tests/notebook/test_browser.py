@@ -27,7 +27,7 @@ playwright = pytest.importorskip(
     "playwright.sync_api", reason="no playwright for chromium; pip install playwright"
 )
 
-SMALL = {"scale: float = 0.01": "scale: float = 0.002", "epochs: int = 2": "epochs: int = 1"}
+SMALL = {"scale: float = 0.01": "scale: float = 0.002"}
 AGAIN = "00-shared-3"  # the run of the cell that is stopped once and then run again
 ELSEWHERE = f"""\
 import time

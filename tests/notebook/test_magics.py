@@ -185,3 +185,23 @@ def test_a_cell_does_what_a_plain_one_does(magic: str) -> None:
         assert expected in ALIVE.sub("", text), cell
         assert "memory" in done["stdout"]
         assert "image/png" in done
+
+
+def test_each_statement_of_a_limited_cell_is_a_phase_and_its_run_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cell = "%%memory_limit 1GB --run runs/mine\nkept = bytearray(60 * 2**20)\nfor i in range(2):\n    i\n'end'"
+    first, second, table = execute(
+        cell,
+        cell,
+        "names = mine.phase_memory.set_index('phase')['kept_bytes'] // 2**20\n"
+        "print(mine.run_dir, *names.filter(like='line').index, names.filter(like='kept').item())",
+    )
+    assert first["text/plain"] == "'end'"
+    assert "error" not in second
+    phases = "line 1: kept = bytearray(60 * 2 ** 20) line 2: for i in range(2) line 4: 'end'"
+    folder, _, rest = table["stdout"].strip().partition(" ")
+    assert folder == "runs/mine-2"
+    assert rest.startswith(phases)
+    assert 55 <= int(rest.split()[-1]) <= 65

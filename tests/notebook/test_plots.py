@@ -16,8 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 
+from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB
-from ogbnlib.notebook.plots import plot_forecast, plot_runs, plot_timeline
+from ogbnlib.forecast.planner import plan
+from ogbnlib.notebook.plots import plot_forecast, plot_parts, plot_runs, plot_timeline
 from ogbnlib.runs.folder import Run
 
 
@@ -67,8 +69,9 @@ def test_a_killed_run_has_its_limit_phases_and_a_cross(killed: Path) -> None:
     assert {"limit 256 MB", "load", "build valid loader"} <= set(texts(ax))
     shades = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
     spans = sorted((round(box.x0, 3), round(box.x1, 3)) for box in shades)
-    assert spans == [(1.0, 3.0), (4.0, 4.5)]  # the kill left the second one open
-    assert len({to_hex(patch.get_facecolor()) for patch in ax.patches}) == 2
+    # the kill left the second one open, and it is drawn once more, in red
+    assert spans == [(1.0, 3.0), (4.0, 4.5), (4.0, 4.5)]
+    assert len({to_hex(patch.get_facecolor()) for patch in ax.patches}) == 3
     legend = ax.get_legend()
     assert legend is not None
     names = {text.get_text().split()[0] for text in legend.get_texts()}
@@ -77,12 +80,43 @@ def test_a_killed_run_has_its_limit_phases_and_a_cross(killed: Path) -> None:
     assert max(ax.collections[0].get_paths()[0].vertices[:, 1]) == 210  # type: ignore[index]
 
 
+def test_a_phase_that_kills_is_drawn_however_short_it_was(tmp_path: Path) -> None:
+    events = [(100.0, "start", {}), (100.0, "begin", {"phase": "load"})]
+    events += [(104.495, "end", {"phase": "load"}), (104.499, "begin", {"phase": "build"})]
+    result = {"exit_code": 137, "killed_by": "kernel", "oom_kills": 1}
+    listed = [{"time_s": time_s, "event": kind, **more} for time_s, kind, more in events]
+    run = write_run(tmp_path / "run", events=listed, memory_limit_bytes=256 * MB, **result)
+    ax = plot_timeline(run)
+    boxes = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
+    assert min(box.x0 for box in boxes if box.x1 > 4.497) < 4.45
+    assert "in phase 'build'" in ax.get_title()
+
+
+def test_parts_are_bars_up_to_the_phase_that_kills(killed: Path, finished: Path) -> None:
+    base = TrainConfig.create(dataset="ogbn-papers100M")
+    plans = {loading: plan(base.replace(loading=loading)) for loading in ("eager", "shared")}
+    ax = plot_parts(plans, {"eager": killed, "shared": finished}, 140 * GB, plans)
+    ends = [0.0, 0.0]
+    for bar in ax.patches:
+        row = round(bar.get_y() + 0.36)  # type: ignore[attr-defined]
+        ends[row] = max(ends[row], bar.get_x() + bar.get_width())  # type: ignore[attr-defined]
+    phases = {phase.name: phase.held_bytes for phase in plans["eager"].forecast.phases}
+    expected = [phases["build valid loader"], plans["shared"].forecast.peak_bytes]
+    assert ends == pytest.approx([size / MB for size in expected])
+    (cross,) = lines(ax, marker="X")
+    assert cross.get_xdata() == pytest.approx([140 * GB / MB])
+    assert "killed in\nbuild valid loader" in texts(ax)
+    names = [label.get_text() for label in ax.get_yticklabels()]
+    assert names == ["eager\n176 GB at full size", "shared\n60 GB at full size"]
+
+
 def test_a_finished_run_has_its_peak_and_neither_limit_nor_cross(finished: Path) -> None:
     _, own = plt.subplots()
     assert plot_timeline(finished, own, title="mine", top_bytes=2 * GB, legend=False) is own
-    assert (own.get_title(), own.get_ylim(), own.get_legend()) == ("mine", (0.0, 2.0), None)
+    assert own.get_title() == "mine, peak 0.02 GB"
+    assert (own.get_ylim(), own.get_legend()) == ((0.0, 2.0), None)
     ax = plot_timeline(finished)
-    assert "peak 23 MB" in texts(ax)
+    assert ax.get_title().endswith("finished, peak 23 MB")
     assert not lines(ax, "--", "X")
 
 
@@ -116,8 +150,7 @@ def test_figures_are_readable_on_a_white_and_on_a_dark_page(killed: Path, finish
     figure = plot_runs([killed, finished])
     assert figure.get_facecolor()[3] == 0
     for ax in figure.axes:
-        # the panel behind black texts and pale colours
-        assert to_hex(ax.get_facecolor()) == "#ffffff"
+        assert ax.get_facecolor()[3] == 0
         for text in [
             ax.title,
             ax.xaxis.label,

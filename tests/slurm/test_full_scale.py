@@ -38,7 +38,6 @@ NOTEBOOK_BYTES = GB  # of the kernel itself, more than any notebook was seen to 
 KILLED = {
     "01_baseline_oom": {"eager under 128.00 GB"},
     "02_memory_budget": {"lazy under 128.00 GB"},
-    "03_lazy_loaders": {"eager under 128.00 GB", "lazy under 128.00 GB"},
     "06_out_of_core": {
         f"{name} GB" for name in ("eager under 128.00", "lazy under 128.00", "shared under 48.00")
     }

@@ -1,0 +1,30 @@
+"""Promises of PyG's own loaders over data of a store, where pyg-lib and torch-sparse are missing."""
+
+import pytest
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.sampler import NeighborSampler
+from torch_geometric.typing import WITH_PYG_LIB, WITH_TORCH_SPARSE
+
+from ogbnlib.graph.store import Store
+from ogbnlib.sampling.pyg_stores import sample_without_pyg_lib
+
+
+def test_a_stock_loader_samples_without_pyg_lib_and_others_share_its_graph(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NeighborSampler, "_sample", NeighborSampler._sample)
+    sample_without_pyg_lib()
+    data = store.to_data()
+    train = NeighborLoader(data, [3, 2], data.train_mask, batch_size=16)
+    valid = NeighborLoader(
+        data, [3, 2], data.val_mask, batch_size=16, neighbor_sampler=train.node_sampler
+    )
+    assert valid.node_sampler is train.node_sampler
+    for batch in (*train, *valid):
+        edges = set(zip(*store.read_edge_index().tolist(), strict=True))
+        assert set(zip(*batch.n_id[batch.edge_index].tolist(), strict=True)) <= edges
+        assert batch.x.equal(data.x[batch.n_id])
+    replacing = NeighborLoader(data, [3, 2], data.train_mask, batch_size=16, replace=True)
+    if not WITH_PYG_LIB and not WITH_TORCH_SPARSE:
+        with pytest.raises(ImportError, match="pyg-lib"):
+            next(iter(replacing))
