@@ -312,6 +312,22 @@ def diagnose(
 
 
 @app.command()
+def notebooks(
+    directory: Annotated[Path, typer.Argument(help="The new working folder.")],
+    as_json: option.Json = False,
+) -> None:
+    """Write a working folder: the notebooks without outputs, their guide and the job scripts."""
+    from .notebook.course import write_course
+
+    write_course(directory)
+    text = (
+        f"{directory}: notebooks, guide and job scripts\n"
+        "next, in that folder: papermill notebooks/00_quickstart.ipynb out.ipynb"
+    )
+    show({"path": str(directory)}, text, as_json)
+
+
+@app.command()
 def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False) -> None:
     """Check the installation and the machine; each failure comes with a command. Exits with 1 if
     anything failed."""
