@@ -320,11 +320,11 @@ def notebooks(
     from .notebook.course import write_course
 
     write_course(directory)
-    text = (
-        f"{directory}: notebooks, guide and job scripts\n"
-        "next, in that folder: papermill notebooks/00_quickstart.ipynb out.ipynb"
+    show(
+        {"path": str(directory)},
+        f"next, in {directory}: papermill notebooks/00_quickstart.ipynb out.ipynb",
+        as_json,
     )
-    show({"path": str(directory)}, text, as_json)
 
 
 @app.command()

@@ -45,10 +45,9 @@ def copy_course(root: Path, folder: Path) -> None:
 
 
 def _without_outputs(path: Path) -> bytes:
-    content = path.read_bytes()
     if path.suffix != ".ipynb":
-        return content
-    book = json.loads(content)
+        return path.read_bytes()
+    book = json.loads(path.read_bytes())
     for cell in book["cells"]:
         if cell["cell_type"] == "code":
             cell.update(outputs=[], execution_count=None)
