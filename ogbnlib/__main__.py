@@ -305,6 +305,22 @@ def diagnose(
 
 
 @app.command()
+def notebooks(
+    directory: Annotated[Path, typer.Argument(help="The new working folder.")],
+    as_json: option.Json = False,
+) -> None:
+    """Write a working folder: the notebooks without outputs, their guide and the job scripts."""
+    from .notebook.course import write_course
+
+    write_course(directory)
+    show(
+        {"path": str(directory)},
+        f"next, in {directory}: papermill notebooks/00_quickstart.ipynb out.ipynb",
+        as_json,
+    )
+
+
+@app.command()
 def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False) -> None:
     """Check the installation and the machine; each failure comes with a command. Exits with 1 if
     anything failed."""

@@ -248,12 +248,15 @@ def abandoned(folder: Path) -> list[Path]:
 
 
 def check_new(path: Path) -> None:
-    """Refuse a target that is a file or a folder with content."""
+    """Refuse a target that is a file, a folder with content, or the working folder."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise InputError(
             f"{path}: expected a new or empty folder, found "
             f"{'other content' if path.is_dir() else 'a file'}; name another one or delete it"
         )
+    # the new folder takes its place, and the shell would stay in the deleted one
+    if path.exists() and os.path.samefile(path, "."):
+        raise InputError(f"{path}: expected a new folder, found the working folder; name one in it")
 
 
 def file_system(path: StrPath) -> str:

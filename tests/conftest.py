@@ -28,6 +28,13 @@ from ogbnlib.memory.record import SAMPLE_COLUMNS
 
 MB = 2**20
 
+# Another user who may read everything, as Python may be installed in root's home, and write only
+# own files.
+NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+NOBODY += [
+    f"--{which}=-all,+dac_read_search" for which in ("bounding-set", "inh-caps", "ambient-caps")
+]
+
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file under `folder` and its content, to show that nothing was written."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from conftest import NOBODY
 from execute_notebooks import README_PICTURE, is_stale, readme_picture
 
 from ogbnlib.errors import MB
@@ -248,14 +249,6 @@ def test_a_notebook_reaches_its_verdicts_at_smoke_scale(name: str, executed) -> 
     assert VERDICTS.get(name, {}).items() <= verdicts(book).items()
     for text in TEXTS[name]:
         assert text in text_of(book)
-
-
-# Another user who may read everything, as Python may be installed in root's home, and write only
-# own files.
-NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-NOBODY += [
-    f"--{which}=-all,+dac_read_search" for which in ("bounding-set", "inh-caps", "ambient-caps")
-]
 
 
 @pytest.mark.slow

@@ -5,18 +5,22 @@ import ast
 import graphlib
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from benchmarks.house import measure
+from conftest import NOBODY, tree
 
 import ogbnlib.notebook
 from ogbnlib.__main__ import app
 from ogbnlib.config import TrainConfig
+from ogbnlib.notebook.course import write_course
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ogbnlib"
@@ -159,27 +163,67 @@ def test_the_pinned_releases_are_within_the_ranges_and_those_of_these_tests() ->
         assert all("-c constraints.txt" in command for command in commands)
 
 
-@pytest.mark.slow
-def test_a_wheel_runs_outside_the_repository(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package as its wheel installs it, to put before the environment's own."""
+    folder = tmp_path_factory.mktemp("wheel")
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(ROOT)], check=True)
-    (wheel,) = tmp_path.glob("ogbnlib-*.whl")
-    subprocess.run(
-        [*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True
-    )
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    where = [sys.executable, "-c", "import ogbnlib; print(ogbnlib.__file__)"]
-    found = subprocess.run(
-        where, cwd=tmp_path, env=env, capture_output=True, text=True, check=True
-    ).stdout
-    assert Path(found.strip()).is_relative_to(tmp_path)
-    for command in (
-        "synth data --scale 0.0005",
-        "train --run-dir run --set dataset=data --set epochs=1",
-    ):
-        script = [sys.executable, str(tmp_path / "site" / "bin" / "ogbnlib"), *command.split()]
-        subprocess.run(script, cwd=tmp_path, env=env, check=True)
-    assert (tmp_path / "run" / "result.json").is_file()
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(folder), str(ROOT)], check=True)
+    (wheel,) = folder.glob("ogbnlib-*.whl")
+    assert wheel.stat().st_size < 1.5e6  # with the notebooks' outputs it would have 2 MB
+    site = folder / "site"
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    return site
+
+
+@pytest.mark.slow
+def test_a_wheel_carries_what_a_clone_writes(wheel_site: Path, tmp_path: Path) -> None:
+    script = [sys.executable, str(wheel_site / "bin" / "ogbnlib"), "notebooks", "course"]
+    env = {**os.environ, "PYTHONPATH": str(wheel_site)}
+    subprocess.run(script, cwd=tmp_path, env=env, check=True)
+    write_course(tmp_path / "of a clone")
+    assert tree(tmp_path / "course") == tree(tmp_path / "of a clone")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    os.getuid() == 0 and not shutil.which("setpriv"),
+    reason="root can write everywhere, and there is no setpriv to become another user",
+)
+def test_a_wheel_runs_outside_the_repository(wheel_site: Path) -> None:
+    """README's first steps, by a user who may write in one folder only."""
+    user = NOBODY if os.getuid() == 0 else []
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are root's alone
+        folder = Path(name)
+        home, own = folder / "home", folder / "own"
+        folder.chmod(0o755)
+        home.mkdir(mode=0o555)
+        own.mkdir(mode=0o700)
+        if user:
+            os.chown(own, 65534, 65534)
+        env = {**os.environ, "HOME": str(home), "PYTHONPATH": str(wheel_site), "TMPDIR": str(own)}
+
+        def python(*arguments: str, cwd: Path = own / "course") -> str:
+            command = [*user, sys.executable, *arguments]
+            done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr[-4000:]
+            return done.stdout
+
+        where = python("-c", "import ogbnlib; print(ogbnlib.__file__)", cwd=own)
+        assert Path(where.strip()).is_relative_to(wheel_site)
+        python("-m", "ogbnlib", "notebooks", "course", cwd=own)
+        before = tree(own / "course")
+        smoke = ["-p", "scale", "0.002", "-p", "epochs", "1"]
+        python("-m", "papermill", "notebooks/00_quickstart.ipynb", "out.ipynb", *smoke)
+        python("-m", "ogbnlib", "synth", "data/small", "--scale", "0.0005")
+        settings = ["--set", "dataset=data/small", "--set", "epochs=1"]
+        python("-m", "ogbnlib", "train", "--run-dir", "runs/small", *settings)
+        python("-m", "ogbnlib", "predict", "runs/small", "--out", "predictions.csv")
+        after = tree(own / "course")
+        # running a notebook changes no file of the course
+        assert {path: after[path] for path in before} == before
+        assert after["predictions.csv"].count(b"\n") == 775  # 774 labelled nodes
+        assert not tree(home)
 
 
 def test_environment_has_a_python_that_the_package_accepts() -> None:

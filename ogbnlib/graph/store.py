@@ -62,7 +62,10 @@ def _mapped(name: str) -> cached_property[Any]:
         if info is None:
             return None
         with store.open_file(name) as file:
-            array = np.memmap(file, info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
+            if 0 in info.shape:  # the edges of a propagated store; numpy before 2.2 refuses them
+                array = np.empty(info.shape, info.dtype).view(np.memmap)
+            else:
+                array = np.memmap(file, info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
         # for another process, which maps the file by its path
         array.stamp = store.stamps[name]  # type: ignore[attr-defined]
         return Text(array) if array.dtype.kind == "S" else array
@@ -220,7 +223,7 @@ class Store(GraphSize):
 
     def advise_random(self) -> None:
         """Turn off read-ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
-        for array in (self.colptr, self.row, self.x, self.y):
+        for array in filter(np.size, (self.colptr, self.row, self.x, self.y)):
             array._mmap.madvise(mmap.MADV_RANDOM)
 
     def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:

@@ -100,7 +100,8 @@ def csv_table(
     torn = len(lines) - len(whole)
     try:
         # Counts are read as floats: integers above 2**53 bytes do not occur.
-        table = pd.read_csv(io.StringIO("".join(whole)))
+        # Losses are those of the checkpoint, whose last digit pandas' own way may change.
+        table = pd.read_csv(io.StringIO("".join(whole)), float_precision="round_trip")
         for name in optional:
             table[name] = table.get(name, np.nan)
         table[[*columns]].astype(float)

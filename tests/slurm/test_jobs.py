@@ -228,7 +228,9 @@ def test_a_mistake_in_the_arguments_is_named_in_the_output(slurm: Cluster, site:
 
 
 @pytest.mark.parametrize(
-    "path", [*SCRIPTS, ROOT / "slurm" / "common.sh", ROOT / ".ci" / "run"], ids=lambda p: p.name
+    "path",
+    [*SCRIPTS, ROOT / "slurm" / "common.sh", ROOT / ".ci" / "run", ROOT / "tests" / "versions.sh"],
+    ids=lambda p: p.name,
 )
 def test_a_script_passes_shellcheck(path: Path) -> None:
     if shutil.which("shellcheck") is None:

@@ -235,13 +235,13 @@ def read_split_dict(file: Path) -> dict[str, Array]:
     """Return int64 ids of the splits in MAG240M's split_dict.pt; test is empty, its papers have no
     public labels."""
     import torch
-    from numpy._core.multiarray import _reconstruct
     from torch.serialization import safe_globals
 
+    reconstruct = np.empty(0).__reduce__()[0]
     # what numpy's arrays of whole numbers need, by the names of numpy 1 and 2
     names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
     safe: list[Any] = [
-        *((_reconstruct, name) for name in names),
+        *((reconstruct, name) for name in names),
         np.ndarray,
         np.dtype,
         type(np.dtype("i8")),

@@ -1,0 +1,74 @@
+"""Promises of `python -m ogbnlib notebooks`: a whole working folder, apart from the checkout."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from conftest import tree
+
+from ogbnlib.errors import InputError
+from ogbnlib.notebook.course import write_course
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("course") / "mine"
+    write_course(folder)
+    return folder
+
+
+def test_the_notebooks_have_the_cells_of_the_committed_ones_and_no_outputs(course: Path) -> None:
+    committed = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    assert [path.name for path in sorted((course / "notebooks").glob("*.ipynb"))] == [
+        path.name for path in committed
+    ]
+    for path in committed:
+        book = nbformat.read(course / "notebooks" / path.name, as_version=4)
+        nbformat.validate(book)
+        original = nbformat.read(path, as_version=4)
+        assert [(cell.id, cell.source, cell.metadata) for cell in book.cells] == [
+            (cell.id, cell.source, cell.metadata) for cell in original.cells
+        ]
+        code = [cell for cell in book.cells if cell.cell_type == "code"]
+        assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+
+
+def test_guide_job_scripts_and_requirements_are_those_of_the_checkout(course: Path) -> None:
+    ours = {
+        *(ROOT / "notebooks").rglob("*.md"),
+        *(path for path in (ROOT / "slurm").rglob("*") if path.is_file()),
+        *(ROOT / name for name in ("environment.yml", "constraints.txt")),
+    }
+    for path in ours:
+        assert (course / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
+    assert len(tree(course)) == len(ours) + len([*(ROOT / "notebooks").glob("*.ipynb")]) + 1
+
+
+def test_every_link_in_it_leads_somewhere(course: Path) -> None:
+    for page in course.rglob("*.md"):
+        links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
+        assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_a_folder_with_content_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.ipynb").write_text("{}")
+    with pytest.raises(InputError, match="mine: expected a new or empty folder, found other"):
+        write_course(tmp_path / "mine")
+    assert tree(tmp_path) == {"mine/thesis.ipynb": b"{}"}
+
+
+def test_an_empty_folder_is_filled_but_not_under_a_shell_that_stands_in_it(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    command = [sys.executable, "-m", "ogbnlib", "notebooks"]
+    done = subprocess.run([*command, "."], cwd=tmp_path / "mine", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "found the working folder; name one in it" in done.stderr
+    assert not tree(tmp_path)
+    subprocess.run([*command, "mine"], cwd=tmp_path, check=True)
+    assert (tmp_path / "mine" / "notebooks" / "00_quickstart.ipynb").is_file()
