@@ -184,7 +184,7 @@ def test_the_full_size_figures_of_notebook_06_are_those_measured() -> None:
     text = "\n".join("".join(cell["source"]) for cell in book["cells"])
     measured = [row.figures for row in forecast_table.rows()]
     known = {
-        (f"{int(row['seconds']) / 60:.1f}", row["limit"], f"{int(row['from_ram_s']) / 60:.1f}")
+        (f"{float(row['seconds']) / 60:.1f}", row["limit"], f"{float(row['from_ram_s']) / 60:.1f}")
         for row in measured
         if row["seconds"] and row["from_ram_s"]
     }
