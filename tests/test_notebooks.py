@@ -196,7 +196,7 @@ def test_committed_tables_have_a_true_sentence_for_each_belief(path: Path) -> No
     assert not [cell for cell in book.cells if cell.metadata.get("scrolled")]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS[5:11], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_ends_with_an_exercise_and_two_references(path: Path) -> None:
     last = nbformat.read(path, as_version=4).cells[-1].source
     assert "**Exercise.**" in last
