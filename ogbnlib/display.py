@@ -1,8 +1,9 @@
-"""Standard output: its reader, a full or closed file, which never ends the work, and a line that
-updates itself."""
+"""Standard output: its reader, a full or closed file, which never ends the work, a line that updates
+itself, and cards of names and values."""
 
 import codecs
 import contextlib
+import html
 import io
 import os
 import re
@@ -10,7 +11,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self, TextIO
 
 from .errors import printable
@@ -23,6 +24,21 @@ _DRAWN_EVERY_S = 2.0
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook."""
     return "IPython" in sys.modules and hasattr(sys.modules["IPython"].get_ipython(), "kernel")
+
+
+def text_card(rows: Mapping[str, str]) -> str:
+    """Return one line for each value, after its name of at most 10 letters."""
+    return "\n".join(printable(f"{name:<10} {text}") for name, text in rows.items())
+
+
+def html_card(rows: Mapping[str, str]) -> str:
+    """Return a table with one row for each name and value."""
+    cells = (
+        f'<tr><th style="text-align:left;vertical-align:top">{name}</th>'
+        f'<td style="text-align:left">{html.escape(printable(text))}</td></tr>'
+        for name, text in rows.items()
+    )
+    return f"<table>{''.join(cells)}</table>"
 
 
 class _SafeFile(io.FileIO):
@@ -89,16 +105,16 @@ def _repeated(function: Callable[[], object], every_s: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def drawn(html: Callable[[], str]) -> Iterator[None]:
+def drawn(content: Callable[[], str]) -> Iterator[None]:
     """Show HTML in the running cell, updated every 2 s and at the end."""
     from IPython.display import HTML, display
 
-    handle = display(HTML(html()), display_id=True)
+    handle = display(HTML(content()), display_id=True)
     try:
-        with _repeated(lambda: handle.update(HTML(html())), _DRAWN_EVERY_S):
+        with _repeated(lambda: handle.update(HTML(content())), _DRAWN_EVERY_S):
             yield
     finally:
-        handle.update(HTML(html()))
+        handle.update(HTML(content()))
 
 
 class Live:

@@ -13,11 +13,11 @@ from .errors import format_bytes
 
 
 def seconds(value: float) -> str:
-    """Format a duration: `47 s`, `12 min`, `3.4 h`."""
-    if value < 100:
-        return f"{value:.0f} s"
-    if value < 6000:
-        return f"{value / 60:.0f} min"
+    """Format a duration by its first two digits: `0.35 s`, `47 s`, `2.8 min`, `12 min`, `3.4 h`."""
+    if value < 99.5:
+        return f"{value:.2g} s"
+    if value < 5970:
+        return f"{value / 60:.2g} min"
     return f"{value / 3600:.1f} h"
 
 
@@ -90,7 +90,7 @@ def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None
 def doing(what: str, display: str = "auto") -> Iterator[None]:
     """Show the time spent on work whose progress can't be counted."""
     begin = time.monotonic()
-    with Live(lambda: (what, seconds(time.monotonic() - begin)), display):
+    with Live(lambda: (what, seconds(round(time.monotonic() - begin))), display):
         yield
 
 

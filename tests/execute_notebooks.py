@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import nbformat
@@ -44,6 +45,13 @@ def is_stale(book: nbformat.NotebookNode) -> bool:
     return book.metadata.get("ogbnlib", {}).get("code_sha256") != code_hash(book)
 
 
+def mark_committed(book: nbformat.NotebookNode, date: str) -> None:
+    """Say below the first output of a notebook whose outputs these are, until a reader runs it."""
+    cell = next(cell for cell in book.cells if "begin_notebook()" in cell.source)
+    text = f"outputs of the committed run of {date}, until you run the cells\n"
+    cell.outputs.append(nbformat.v4.new_output("stream", name="stdout", text=text))
+
+
 def execute(path: Path, folder: Path) -> None:
     """Execute a notebook in `folder` and write it back, unless a cell fails."""
     shutil.rmtree(folder / "runs", ignore_errors=True)
@@ -53,8 +61,11 @@ def execute(path: Path, folder: Path) -> None:
     for cell, executed in zip(book.cells, done.cells, strict=True):
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = executed.outputs, executed.execution_count
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    mark_committed(book, today)
     book.metadata["ogbnlib"] = {
         "code_sha256": code_hash(book),
+        "date": today,  # `begin_notebook` names it
         "seconds": round(time.monotonic() - begin),
     }
     write_atomically(path, lambda file: file.write(nbformat.writes(book).encode() + b"\n"))

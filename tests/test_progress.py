@@ -13,7 +13,7 @@ from ogbnlib import display
 from ogbnlib.config import TrainConfig
 from ogbnlib.display import Live
 from ogbnlib.errors import GB, InputError
-from ogbnlib.progress import Count, counted, details, read_count
+from ogbnlib.progress import Count, counted, details, read_count, seconds
 from ogbnlib.runs.sandbox import run
 
 
@@ -42,6 +42,26 @@ def terminal() -> Iterator[Terminal]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "_BAR_EVERY_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 s"),
+        (0.354, "0.35 s"),
+        (9.96, "10 s"),
+        (47.2, "47 s"),
+        (99.4, "99 s"),
+        (99.6, "1.7 min"),
+        (168, "2.8 min"),
+        (725, "12 min"),
+        (5969, "99 min"),
+        (5970, "1.7 h"),
+        (12300, "3.4 h"),
+    ],
+)
+def test_a_duration_shows_its_first_two_digits(value: float, text: str) -> None:
+    assert seconds(value) == text
 
 
 def test_a_line_has_the_count_the_speed_the_loss_the_time_left_and_the_memory() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..config import TrainConfig
 from ..errors import GB, MB, InputError, clear_errors, format_bytes, parse_bytes
 from ..graph.store import GraphSize
+from ..progress import seconds
 from ..registry import MODELS
 from ..sources.resolve import graph_for
 from .fitting import FITS, Changes, assignments, changes_that_fit, smallest_limit, spaced, verdict
@@ -163,7 +164,7 @@ def _disk(advice: Advice) -> Iterator[str]:
         yield f"the store is read in {forecast.reading}"
         yield (
             f"an epoch of training moves {moved} from and to disk, "
-            f"and takes {forecast.epoch_s / 60:.1f} min"
+            f"and takes {seconds(forecast.epoch_s)}"
         )
     if forecast.propagation is not None:
         yield f"the graph is propagated over once, in {forecast.propagation}"
@@ -191,7 +192,7 @@ def _int8(advice: Advice) -> Iterator[str]:
     store = config.dataset if forecast.size.stored == "store" else "DATASET"
     yield (
         f"with int8 features: peak {format_bytes(changed.peak_bytes)}, {new_verdict}; an epoch moves "
-        f"{format_bytes(moved)} and takes {changed.epoch_s / 60:.1f} min "
+        f"{format_bytes(moved)} and takes {seconds(changed.epoch_s)} "
         f"(after `python -m ogbnlib convert {store} NEW_STORE --feature-dtype int8`)"
     )
     yield (
@@ -213,7 +214,7 @@ def _precision(advice: Advice) -> Iterator[str]:
         machine=machine,
     )
     if half.epoch_s < 0.8 * forecast.epoch_s:
-        times = f"{half.epoch_s / 60:.1f} instead of {forecast.epoch_s / 60:.1f} min"
+        times = f"{seconds(half.epoch_s)} instead of {seconds(forecast.epoch_s)}"
         yield (
             f"precision=bf16: an epoch in {times} on this CPU, whose products in bfloat16 are faster"
         )
@@ -339,7 +340,7 @@ def _best(
                 "hidden": config.hidden_channels,
                 "peak GB": round(best.peak_bytes / GB, 1),
                 "page cache GB": round(best.cache_bytes / GB, 1),
-                "epoch min": round(best.epoch_s / 60, 1),
+                "epoch min": float(f"{best.epoch_s / 60:.3g}"),
             }
     return {
         "loading": "nothing fits" if max_epoch_s is None else "nothing fits in time",

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError, clear_errors, naming
+from ..display import html_card, text_card
+from ..errors import InputError, clear_errors, format_bytes, naming
 from ..files import Stamp, StrPath, home, replaced, stamp
 from ..registry import STORE_METHODS
 from . import npz
@@ -53,6 +54,33 @@ class GraphSize:
         """Whether `y` has float targets [N] or [N, T], for a loop of one's own, and no classes."""
         return self.num_classes == 0
 
+    def _card(self) -> dict[str, str]:
+        seeds = ", ".join(f"{split} {count:,}" for split, count in self.num_seeds.items())
+        return {
+            type(self).__name__: self.name,
+            "nodes": f"{self.num_nodes:,}",
+            "edges": f"{self.num_edges:,}{' (undirected)' * self.undirected}"
+            if self.hops is None
+            else f"none, {self.hops} hops were propagated",
+            "features": f"{self.num_features:,}",
+            "classes": "none, but targets" if self.has_targets else f"{self.num_classes:,}",
+            "splits": seeds,
+        }
+
+    def __repr__(self) -> str:
+        return text_card(self._card())
+
+    def _repr_html_(self) -> str:
+        return html_card(self._card())
+
+
+# Attributes of a store that a reader has no use for: TAB leaves them out.
+_FOR_OTHER_ROOMS = {
+    *("advise_random", "check_maps", "check_open", "crc32", "damaged", "disk_array", "files"),
+    *("feature_itemsize", "file_path", "fill_page_cache", "from_data", "int8", "open_file"),
+    *("origin", "stamps", "stored"),
+}
+
 
 def _mapped(name: str) -> cached_property[Any]:
     """An attribute of a store: its array `name` as a read-only map, None if it has none."""
@@ -73,7 +101,7 @@ def _mapped(name: str) -> cached_property[Any]:
     return cached_property(mapped)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Store(GraphSize):
     """An open store, see `open_store`; when it is unpickled, it is opened again.
 
@@ -86,13 +114,13 @@ class Store(GraphSize):
     """
 
     path: Path
-    origin: Mapping[str, Any] = field(repr=False, compare=False)
-    files: Mapping[str, FileInfo] = field(repr=False, compare=False)
-    crc32: int = field(repr=False, compare=False)  # of store.json
-    stamps: Mapping[str, Stamp] = field(repr=False, compare=False)
-    int8: Int8Columns | None = field(default=None, repr=False, compare=False)
+    origin: Mapping[str, Any] = field(compare=False)
+    files: Mapping[str, FileInfo] = field(compare=False)
+    crc32: int = field(compare=False)  # of store.json
+    stamps: Mapping[str, Stamp] = field(compare=False)
+    int8: Int8Columns | None = field(default=None, compare=False)
     # counts of the conversion; {} for propagated features and stores of earlier versions
-    summary: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self._check_meta()  # here, as an error in a process that is just starting gets lost
@@ -100,6 +128,16 @@ class Store(GraphSize):
 
     def __fspath__(self) -> str:  # where a data set's path is expected
         return str(self.path)
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _FOR_OTHER_ROOMS]
+
+    def _card(self) -> dict[str, str]:
+        return super()._card() | {
+            "dtype": f"{self.feature_dtype} (features)",
+            "path": str(self.path),
+            "on disk": format_bytes(self.nbytes),
+        }
 
     # Methods that higher rooms define: node numbers of names, and what PyG needs.
     ids = STORE_METHODS["ids"]

@@ -118,6 +118,14 @@ def begin_notebook() -> None:
             "the imports below take 10 to 20 s the first time; a run continues when this tab is "
             'closed, and then\nRun.open("runs/NAME").follow() in a new cell shows it'
         )
+        # a notebook of one's own has no date, and a console has no file
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            book = json.loads(Path(os.environ["JPY_SESSION_NAME"]).read_bytes())
+            print(
+                "outputs below are from the committed run of "
+                f"{book['metadata']['ogbnlib']['date']}, or an earlier run of yours, until you run "
+                "their cells"
+            )
     if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
         os.chdir("..")
     elif Path("notebooks", "00_quickstart.ipynb").is_file():

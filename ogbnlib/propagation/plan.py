@@ -8,6 +8,7 @@ from ..config import TrainConfig
 from ..errors import MB, InputError, format_bytes
 from ..files import home
 from ..graph.store import GraphSize, Store
+from ..progress import seconds
 
 # For the minutes only: a 2-core machine with an NVMe-like disk; an edge is a read of memory that no
 # cache holds.
@@ -46,8 +47,8 @@ class HopPlan:
         return (
             f"{self.num_passes} pass{'es' * (self.num_passes > 1)} over it, at most "
             f"{max(self.widths)} columns each: {format_bytes(self.held_bytes)} of memory, "
-            f"{format_bytes(self.disk_bytes)} of disk, most of it until it is done, about {self.minutes:.0f} "
-            "minutes on 2 cores"
+            f"{format_bytes(self.disk_bytes)} of disk, most of it until it is done, about "
+            f"{seconds(60 * self.minutes)} on 2 cores"
         )
 
 

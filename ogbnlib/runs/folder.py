@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import json
 import os
 import signal
@@ -18,8 +17,8 @@ from pydantic import ValidationError
 
 from .. import clock
 from ..config import TrainConfig
-from ..display import Live
-from ..errors import InputError, clear_errors, format_bytes, printable, shortened
+from ..display import Live, html_card
+from ..errors import InputError, clear_errors, format_bytes, shortened
 from ..files import StrPath, home, is_held, whereabouts
 from ..memory.record import (
     ADDED_COLUMNS,
@@ -251,12 +250,7 @@ class Run:
                 sketch = _tables().sketch(memory, limit_bytes)
         except InputError as error:
             rows["damaged"] = str(error)
-        cells = (
-            f'<tr><th style="text-align:left;vertical-align:top">{name}</th>'
-            f"<td>{html.escape(printable(text))}</td></tr>"
-            for name, text in rows.items()
-        )
-        return f"<table>{''.join(cells)}</table>{sketch}"
+        return f"{html_card(rows)}{sketch}"
 
     @cached_property
     def diagnosis(self) -> Diagnosis:

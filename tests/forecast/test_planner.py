@@ -31,6 +31,8 @@ from ogbnlib.sources.synth import synthesize
 MB, GB = 2**20, 2**30
 PAPERS = KNOWN["ogbn-papers100M"]
 STORE = replace(PAPERS, stored="store", feature_itemsize=2)
+SEEDS = {"train": 5000, "valid": 100, "test": 100}
+TINY = replace(PAPERS, num_nodes=20_000, num_edges=300_000, num_seeds=SEEDS)
 
 
 def config(**values: Any) -> TrainConfig:
@@ -142,6 +144,27 @@ CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
     ("600 MB", {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000},
      [{"loading": "store", "num_neighbors": (8, 8)}]),  # with all neighbors a hub may come
 ]  # fmt: skip
+
+
+def test_short_epochs_are_told_apart_in_plan_and_ladder() -> None:
+    machine = Machine(2, 20e9, 0.2e9, bf16_flops_per_s=60e9)
+    text = str(plan(config(**LARGE, num_threads=2), size=TINY, machine=machine))
+    times = re.search(r"an epoch in (\S+) s instead of (\S+) s on", text)
+    assert times is not None
+    fast, slow = map(float, times.groups())
+    assert 0 < fast < slow < 60
+    first, second = (
+        ladder("ogbn-arxiv", **SMALL | {"hidden_channels": width}) for width in (8, 16)
+    )
+    assert 0 < first["epoch min"].max() < second["epoch min"].min() < 0.1
+
+
+def test_a_plan_from_disk_names_seconds_below_a_minute() -> None:
+    one = config(loading="store", spool="off", **SMALL)
+    text = str(plan(one, "500 MB", size=replace(TINY, num_nodes=2 * 10**6, stored="store")))
+    assert re.search(r"an epoch of training moves .* and takes \d\S* s$", text, re.MULTILINE)
+    text = str(plan(config(loading="propagated", model="sgc"), size=TINY))
+    assert re.search(r"propagated over once, .* about \d\S* s on 2 cores$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

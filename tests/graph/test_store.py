@@ -6,6 +6,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ import numpy as np
 import pytest
 from conftest import csc_of, flip, raw_arrays
 
-from ogbnlib.errors import InputError
+from ogbnlib.errors import InputError, format_bytes
 from ogbnlib.graph import npz, store
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.store_format import HEADER_BYTES, META, SPLITS, meta_crc32
 from ogbnlib.graph.writer import verify_store
+from ogbnlib.propagation.hops import propagate
 from ogbnlib.sources.convert import convert
 
 FILES = ("colptr", "row", "x", "y", "train", "valid", "test")
@@ -55,6 +57,43 @@ def rewrite(path: Path, name: str, change: Callable[[np.ndarray], object]) -> No
 def change_meta(path: Path, meta: dict[str, Any]) -> None:
     meta.pop("crc32", None)
     (path / META).write_text(json.dumps({**meta, "crc32": meta_crc32(meta)}, indent=2) + "\n")
+
+
+def test_a_store_and_its_sizes_print_as_a_short_card(made: Store, tmp_path: Path) -> None:
+    seeds = ", ".join(f"{split} {made.num_seeds[split]}" for split in SPLITS)
+    card = [
+        f"Store      {made.name}",
+        f"nodes      {made.num_nodes}",
+        f"edges      {made.num_edges:,} (undirected)",
+        f"features   {made.num_features}",
+        f"classes    {made.num_classes}",
+        f"splits     {seeds}",
+        "dtype      float16 (features)",
+        f"path       {made.path}",
+    ]
+    disk_bytes = sum(file.stat().st_size for file in made.path.glob("*.npy"))
+    assert repr(made).splitlines() == str(made).splitlines()
+    assert repr(made).splitlines() == [*card, f"on disk    {format_bytes(disk_bytes)}"]
+    assert repr(made.size).splitlines() == [f"GraphSize  {made.name}", *card[1:6]]
+    hops = propagate(made, tmp_path / "hops", hops=2, progress=False)
+    assert "edges      none, 2 hops were propagated" in repr(hops)
+
+
+def test_the_card_of_a_page_shows_a_foreign_name_as_text(made: Store) -> None:
+    size = replace(made.size, name="<b>a\x1b[2J", num_classes=0)
+    assert "\x1b" not in repr(size)
+    page = size._repr_html_()
+    assert ">&lt;b&gt;a[2J</td>" in page
+    assert "none, but targets" in page
+    assert f'<td style="text-align:left">{made.path}</td>' in made._repr_html_()
+
+
+def test_tab_on_a_store_lists_what_a_reader_needs(made: Store) -> None:
+    names = {name for name in dir(made) if not name.startswith("_")}
+    needed = "x y colptr row splits num_nodes path size read chunks loader sampler to_data ids"
+    assert names >= set(needed.split())
+    assert not names & {"crc32", "stamps", "files", "check_open", "disk_array", "damaged"}
+    assert all(hasattr(made, name) for name in dir(made))
 
 
 def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:

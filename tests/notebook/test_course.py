@@ -31,6 +31,8 @@ def test_the_notebooks_have_the_cells_of_the_committed_ones_and_no_outputs(cours
         book = nbformat.read(course / "notebooks" / path.name, as_version=4)
         nbformat.validate(book)
         original = nbformat.read(path, as_version=4)
+        assert "ogbnlib" in original.metadata
+        assert "ogbnlib" not in book.metadata  # of the committed run
         assert [(cell.id, cell.source, cell.metadata) for cell in book.cells] == [
             (cell.id, cell.source, cell.metadata) for cell in original.cells
         ]

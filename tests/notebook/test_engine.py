@@ -19,6 +19,7 @@ import papermill
 import pytest
 from click.testing import CliRunner, Result
 from conftest import MB, wait_until
+from execute_notebooks import mark_committed
 from nbformat import NotebookNode, v4
 from papermill.cli import papermill as command_line
 from papermill.engines import papermill_engines
@@ -339,6 +340,46 @@ def test_every_way_to_run_a_notebook_has_one_working_folder_and_names_the_machin
     text = capsys.readouterr().out
     assert "working in" not in text
     assert 'Run.open("runs/NAME").follow()' in text
+
+
+def test_jupyterlab_names_the_run_whose_outputs_a_reader_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = v4.new_notebook(cells=[v4.new_code_cell("begin_notebook()")])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "a.ipynb"))
+    texts = []
+    for metadata in ({}, {"code_sha256": "0"}, {"code_sha256": "0", "date": "2026-01-31"}):
+        if metadata:
+            book.metadata["ogbnlib"] = metadata
+        nbformat.write(book, tmp_path / "a.ipynb")
+        begin_notebook()
+        texts.append(capsys.readouterr().out)
+    assert ["outputs below" in text for text in texts] == [False, False, True]
+    sentence = "from the committed run of 2026-01-31, or an earlier run of yours, until you run"
+    assert sentence in texts[-1]
+    (tmp_path / "a.ipynb").write_text("no notebook")
+    begin_notebook()
+    monkeypatch.delenv("JPY_SESSION_NAME")  # papermill writes outputs of its own alone
+    begin_notebook()
+    assert "outputs below" not in capsys.readouterr().out
+
+
+def test_committed_outputs_say_so_until_they_are_replaced() -> None:
+    machine = v4.new_output("stream", text="ogbnlib 0.2.0\n")
+    cells = [
+        v4.new_code_cell("epochs: int = 3"),
+        v4.new_code_cell("from ogbnlib.notebook import begin_notebook\n\nbegin_notebook()"),
+        v4.new_code_cell("1"),
+    ]
+    cells[1].outputs = [machine]
+    book = v4.new_notebook(cells=cells)
+    mark_committed(book, "2026-01-31")
+    nbformat.validate(book)
+    first, mark = book.cells[1].outputs
+    assert first == machine
+    assert mark.text == "outputs of the committed run of 2026-01-31, until you run the cells\n"
+    assert [len(cell.outputs) for cell in book.cells] == [0, 2, 0]
 
 
 def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(
