@@ -65,6 +65,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip the tests with the marker `cuda` where there is no GPU."""
+    if item.get_closest_marker("cuda"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch.cuda.is_available() is false: no GPU, or a torch without CUDA")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Keep the tests of a file in one process, but for those of one notebook each."""

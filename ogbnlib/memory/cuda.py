@@ -5,6 +5,7 @@ Readings never import torch: where the process has not used CUDA, there is nothi
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import sys
@@ -110,7 +111,11 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     # cudaMallocAsync has no list of blocks
     if largest and torch.cuda.get_allocator_backend() == "native":
         begin_s = time.perf_counter()
-        segments = torch.cuda.memory_snapshot(include_traces=False)
+        # A recorded history makes the snapshot take seconds. Older releases of torch cannot leave
+        # it out.
+        accepted = inspect.signature(torch.cuda.memory_snapshot).parameters
+        options = {"include_traces": False} if "include_traces" in accepted else {}
+        segments = torch.cuda.memory_snapshot(**options)
         device = torch.cuda.current_device()
         free_sizes = (
             int(block["size"])

@@ -21,6 +21,7 @@ from .. import kernel_cache
 from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, naming, no_exit
 from ..files import home
+from ..forecast.memory_parts import hop_size
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.pass_memory import MODEL, Pass
 from ..forecast.run_forecast import PROPAGATE
@@ -130,9 +131,9 @@ def train(
                 quiet = not ranks.first or config.progress == "none"
                 announce_code(config, folder, trust, (lambda text: None) if quiet else print)
             if config.model not in MODELS:  # before anything is written
-                make_model(
-                    config, size.num_features, size.num_classes, folder if resume else None, model
-                )
+                code = folder if resume else None
+                num_features = hop_size(size, config).num_features
+                make_model(config, num_features, size.num_classes, code, model)
         with ranks.together():  # the others wait until the first one has prepared the folder
             if folder is not None and ranks.first:
                 before, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))

@@ -177,6 +177,18 @@ def test_a_reading_has_the_allocators_counts_and_what_a_cap_leaves_free(gpu: Fak
     assert cuda_reading(largest=True) == {**reading, "free_bytes": GB}
 
 
+def test_a_torch_whose_snapshot_has_no_options_is_read_too(
+    gpu: FakeGPU, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def older(mempool_id: Any = None) -> list[dict[str, Any]]:
+        return gpu.snapshot(include_traces=False)
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", older)
+    largest = cuda_reading(largest=True)
+    assert largest is not None
+    assert largest["largest_free_bytes"] == 300 * MB
+
+
 def test_memory_is_released_every_k_batches(tiny_config: Config, tmp_path: Path) -> None:
     train(
         tiny_config(epochs=1, release_every=3, eval_splits=(), train_eval="never"), tmp_path / "run"
