@@ -91,7 +91,8 @@ def watch(
     if "-m ogbnlib train" in " ".join(argv):
         check_trainer_limit(limit_bytes)
     argv = [sys.executable, *argv] if argv and argv[0].startswith("-") else [*argv]
-    if not argv or shutil.which(argv[0]) is None:
+    # This Python runs, even where a path to it can't be looked up.
+    if not argv or (argv[0] != sys.executable and shutil.which(argv[0]) is None):
         raise InputError(
             f"argv: expected a command that can be run (`python` before a script), got {masked(argv)}"
         )
