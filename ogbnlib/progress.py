@@ -13,9 +13,10 @@ from .errors import format_bytes
 
 
 def seconds(value: float) -> str:
-    """Format a duration by its first two digits: `0.35 s`, `47 s`, `2.8 min`, `12 min`, `3.4 h`."""
+    """Format a duration by its first two digits, hundredths of a second at least: `0.35 s`, `47 s`,
+    `2.8 min`, `12 min`, `3.4 h`."""
     if value < 99.5:
-        return f"{value:.2g} s"
+        return f"{round(value, 2):.2g} s"
     if value < 5970:
         return f"{value / 60:.2g} min"
     return f"{value / 3600:.1f} h"

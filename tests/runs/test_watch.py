@@ -96,7 +96,7 @@ def test_a_watched_command_says_that_it_is_at_work_and_its_output_stays_its_own(
     done = cli("watch", "--memory-limit", "1 GB", "--", sys.executable, script(work))
     assert done.stdout == "mine\n"
     first, *_, loading, _, _ = done.stderr.splitlines()
-    assert re.fullmatch(r"my_train: (starting|at work: \d+ s(, \d+ [kM]B of 1.00 GB)?)", first)
+    assert re.fullmatch(r"my_train: (starting|at work: [\d.]+ s(, \d+ [kM]B of 1.00 GB)?)", first)
     assert re.fullmatch(r"my_train: load: \d+ MB of 1.00 GB", loading)
 
 
