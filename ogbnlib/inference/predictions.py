@@ -119,7 +119,7 @@ def predict(
 def _check_target(
     out: StrPath, config: TrainConfig, scores: bool, embeddings: bool
 ) -> tuple[Path, Path]:
-    """Return the paths of the predictions and of the ids beside them; refuse existing files."""
+    """Return the paths of the predictions and of their ids; refuse existing files."""
     target = Path(os.path.realpath(home(out)))
     if target.suffix not in (".npy", ".csv", ".parquet"):
         raise InputError(f"out: expected the name of a .npy, .csv or .parquet file, got {out!s}")

@@ -223,11 +223,8 @@ def find_files(
             say(f"{folder}: {candidates[0].name} is read, not {names}; --{role} names another")
     _use_table_of_nodes(files, done)
     _check_pairs(folder, own, files, problems)
-    if layout and folder.name in _OGB_BOTH_WAYS and "edges" not in own:
-        name = folder.name.replace("_", "-")
-        say(f"{folder}: OGB adds reverse edges to {name}: add --undirected")
-    if layout and layout.left_out:
-        say(f"{folder}: papers and their citations are read, not {layout.left_out}")
+    if layout is not None:
+        _say_layout(layout, folder, own, say)
     required = ["edges", "features", "labels"]
     if "splits" not in files and (layout is not _IGB or {*SPLITS} & {*files}):
         required += SPLITS  # else they come from the order of the nodes
@@ -236,6 +233,17 @@ def find_files(
         problems.add(_missing(folder, missing, entries))
     problems.refuse()
     return files
+
+
+def _say_layout(
+    layout: _Layout, folder: Path, own: Mapping[str, Path], say: Callable[[str], object]
+) -> None:
+    """Say what a known layout means for the edges, and which of its files are left out."""
+    if folder.name in _OGB_BOTH_WAYS and "edges" not in own:
+        name = folder.name.replace("_", "-")
+        say(f"{folder}: OGB adds reverse edges to {name}: add --undirected")
+    if layout.left_out:
+        say(f"{folder}: papers and their citations are read, not {layout.left_out}")
 
 
 def replaced_roles(own: Mapping[str, Path]) -> set[str]:
