@@ -88,11 +88,12 @@ def test_a_run_slowed_down_by_memory_high_is_told_so(linux_v2: Machine) -> None:
 
 
 def test_page_cache_and_shared_memory_are_parts_of_their_own(linux_v2: Machine) -> None:
-    # A file that nobody has read before is charged to its reader.
+    # A file that nobody has read before is charged to its reader. It stays open: this file system
+    # gives the pages of a closed one back.
     file = linux_v2.folder / "file"
     file.write_bytes(bytes(40 * MB))
     code = (
-        f"import time\nopen({str(file)!r}, 'rb').read(40 * 2**20)\n"
+        f"import time\nfile = open({str(file)!r}, 'rb')\nfile.read(40 * 2**20)\n"
         "held = bytearray(b'x' * 20 * 2**20)\n"
         "open('/dev/shm/x', 'wb').write(bytes(10 * 2**20))\ntime.sleep(1)"
     )
