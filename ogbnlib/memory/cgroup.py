@@ -74,8 +74,9 @@ class Cgroup:
     def count(self, event: Literal["oom_kill", "oom", "high"]) -> int | None:
         """Number of events in this directory and those inside it.
 
-        `oom_kill`: the kernel's out-of-memory killer ended a process. `oom`: v2 found no memory
-        below a limit. `high`: v2 slowed processes down for a `memory.high`.
+        `oom_kill`: the kernel's out-of-memory killer ended a process, of which the first is mostly
+        counted twice with `memory.oom.group`. `oom`: v2 found no memory below a limit. `high`: v2
+        slowed processes down for a `memory.high`.
         """
         file = ("memory.oom_control", "memory.events")[self.version - 1]
         name = event.encode()

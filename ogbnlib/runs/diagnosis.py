@@ -87,6 +87,8 @@ class Result(BaseModel):
     memory_limit_bytes: _Number | None = None
     limit_by: str | None = None
     killed_by: str | None = None  # "kernel" or "watchdog"
+    # The kernel's counter. With memory.oom.group, as under v2, the kernel counts the first process
+    # that it kills twice, unless that one has ended before the others are killed.
     oom_kills: int | None = None
     ended_with: int | None = None  # the first process's own exit code, where another one was killed
     outer_limit: _OuterLimit | None = None  # of a cgroup around the run's own
@@ -245,8 +247,8 @@ class _Case:
         self.struck = ""
         if result.kills_around:
             self.struck = (
-                " Meanwhile the kernel's out-of-memory killer struck "
-                f"{result.kills_around} times in its cgroup: perhaps this run."
+                " Meanwhile the kernel's out-of-memory killer struck in its cgroup (oom_kill counter "
+                f"+{result.kills_around}): perhaps this run."
             )
 
     def _slowed(self, throttles: Iterable[Throttle]) -> str:
@@ -361,11 +363,6 @@ class _Case:
             if result.peak_source == "kernel counter" and (result.peak_bytes or 0) > peak:
                 text += f", {format_bytes(result.peak_bytes)} with page cache"
         text += "."
-        if result.oom_kills:
-            text += (
-                f" But the kernel's out-of-memory killer ended {result.oom_kills} of its "
-                "processes: their output is missing."
-            )
         sentences = [text + self.struck, self.slowed, str(self.record.processes or "")]
         if self.record.growth and self.record.growth.verdict != "levels off":
             sentences.append(self._growth())

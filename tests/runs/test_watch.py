@@ -516,7 +516,7 @@ def test_a_kill_that_an_exit_code_hides_is_said(tmp_path: Path, own: bool, code:
     text = (
         "A process of it was killed by the kernel's out-of-memory killer"
         if own
-        else "killer struck 1 times"
+        else "killer struck in its cgroup (oom_kill counter +1)"
     )
     assert text in found.text
     assert (found.cause, "ended with exit code 0" in found.text) == (
