@@ -1,0 +1,1 @@
+"""Measurements that take minutes, each a script of its own."""
