@@ -418,3 +418,20 @@ def linux_v2() -> Iterator[linux_machine.Machine]:
         pytest.skip(reason)
     with linux_machine.machine() as booted:
         yield booted
+
+
+@pytest.fixture(scope="session")
+def linux_systemd() -> Iterator[linux_machine.Machine]:
+    """A Debian booted by systemd, once for the whole session; its scripts are a user's."""
+    if reason := linux_machine.systemd_unavailable():
+        pytest.skip(reason)
+    try:
+        debian = linux_machine.make_debian()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    with linux_machine.machine(debian) as booted:
+        # This Python may need a newer C library than that of Debian.
+        tried = booted.run("$python -c 'import numpy, psutil, ogbnlib'")
+        if tried.returncode != 0:
+            pytest.skip(f"{sys.executable} does not run in that Debian: {tried.stdout[-500:]}")
+        yield booted

@@ -24,7 +24,7 @@ MEMORY = "2500M"
 MAX_MAP_COUNT = 2**20
 SETTING = Path("/proc/sys/vm/max_map_count")
 
-INIT = """\
+BOOT = """\
 #!/bin/sh
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -33,7 +33,6 @@ for folder in /run /tmp /dev/shm; do mount -t tmpfs -o mode=1777 tmpfs $folder; 
 mount -t cgroup2 -o nsdelegate cgroup2 /sys/fs/cgroup
 mkdir -p {folder}
 mount -t hostfs none {folder} -o {folder}
-stty raw -echo
 cd /
 exec 2>&1
 # Python may lie in the home of root, into which no other user may look.
@@ -46,28 +45,36 @@ mkdir /sys/fs/cgroup/init.scope
 echo $$ >/sys/fs/cgroup/init.scope/cgroup.procs
 mkdir /sys/fs/cgroup/user.slice
 echo +memory >/sys/fs/cgroup/user.slice/cgroup.subtree_control
-export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run LC_ALL=C.UTF-8
-export PYTHONDONTWRITEBYTECODE=1
+export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/run
+. {folder}/serve.sh
+"""
+
+SERVE = """\
+stty raw -echo
 echo "ready"
 while read -r number; do
     # by another shell, so that this one goes on in its own cgroup
-    sh -c '. {folder}/begin.sh; . "$0"' {folder}/$number.sh >{folder}/$number.out 2>&1 </dev/null
+    {shell} '. {folder}/begin.sh; . "$0"' {folder}/$number.sh >{folder}/$number.out 2>&1 </dev/null
     echo "ended $number $?"
 done
 echo o >/proc/sysrq-trigger
 sleep 60
 """
 
+OWN = """\
+export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
+number=$(basename "$0" .sh)
+python={executable}
+ogbnlib() {{ $python -m ogbnlib "$@"; }}
+"""
+
 # Scripts begin in a cgroup as that of a login, and in a folder of their own.
 BEGIN = """\
-number=$(basename "$0" .sh)
 scope=/sys/fs/cgroup/user.slice/session-$number.scope
 mkdir $scope
 echo $$ >$scope/cgroup.procs
 mkdir -m 777 /run/$number
 cd /run/$number
-python={python}
-ogbnlib() {{ $python -m ogbnlib "$@"; }}
 # The rest of the script works in the cgroup "$1", made with the memory controller where it is missing.
 enter() {{
     path=/sys/fs/cgroup
@@ -84,6 +91,53 @@ as_user() {{ setpriv --reuid=1000 --regid=1000 --clear-groups "$@"; }}
 """
 
 
+# Debian with systemd, 250 MB. `systemd-run --user` needs the user's own manager, and that one a D-Bus.
+DEBIAN = "bookworm"
+PACKAGES = "systemd,systemd-sysv,dbus,dbus-user-session,libpam-systemd,python3"
+FOLDER_VARIABLE = "OGBNLIB_SYSTEMD"  # where that system lies, or is made
+
+# The files of that system are only read: it runs from a folder in memory, into which /usr is mounted.
+BOOT_SYSTEMD = """\
+#!/bin/sh
+mount -t proc proc /proc
+mount -t tmpfs -o mode=755 tmpfs /mnt
+cd /mnt
+mkdir -m 755 usr proc sys dev run var home root
+mkdir -m 1777 tmp
+cp -a /bin /sbin /lib /lib64 /etc .
+cp -a /var/lib var/lib 2>/dev/null
+mount --bind /usr usr
+mkdir -p var/lib/systemd/linger home/me
+echo me:x:1000:1000::/home/me:/bin/sh >>etc/passwd
+echo me:x:1000: >>etc/group
+echo 'me:*:19000:0:99999:7:::' >>etc/shadow
+chown 1000:1000 home/me
+touch var/lib/systemd/linger/me
+echo 0123456789abcdef0123456789abcdef >etc/machine-id
+for part in {folder} {python}; do mkdir -p ./$part && mount -t hostfs none ./$part -o $part; done
+cat >etc/systemd/system/tests.service <<'END'
+[Unit]
+After=user@1000.service dbus.service systemd-logind.service
+Wants=user@1000.service
+[Service]
+ExecStart=/bin/sh {folder}/serve.sh
+StandardInput=tty-force
+StandardOutput=tty
+TTYPath=/dev/tty0
+END
+mkdir -p etc/systemd/system/multi-user.target.wants
+ln -s ../tests.service etc/systemd/system/multi-user.target.wants/
+for unit in console-getty getty@tty1 systemd-timesyncd; do ln -s /dev/null etc/systemd/system/$unit.service; done
+exec switch_root /mnt /lib/systemd/systemd --show-status=0
+"""
+
+# Scripts are run as that user, in the scope of a login.
+BEGIN_AS_USER = """\
+mkdir $number
+cd $number
+"""
+
+
 def unavailable() -> str | None:
     """Why no such machine can be had here, or None."""
     if shutil.which(PROGRAM) is None:
@@ -91,18 +145,64 @@ def unavailable() -> str | None:
     return None
 
 
+def systemd_unavailable() -> str | None:
+    """Why no machine with systemd is to be had here, or None."""
+    if not os.environ.get(FOLDER_VARIABLE):
+        return (
+            f"{FOLDER_VARIABLE}=FOLDER has mmdebstrap make a Debian of 250 MB there, and boots it"
+        )
+    if reason := unavailable():
+        return reason
+    if shutil.which("mmdebstrap") is None:
+        return "no mmdebstrap (Debian: apt-get install mmdebstrap)"
+    return None
+
+
+def make_debian() -> Path:
+    """The Debian in the folder that `FOLDER_VARIABLE` names, made where there is none; RuntimeError
+    where it can't be, as without a network."""
+    folder = Path(os.environ[FOLDER_VARIABLE]).resolve() / DEBIAN
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    beside = folder.with_name(f"{DEBIAN}.{os.getpid()}")
+    options = ["--variant=minbase", f"--include={PACKAGES}"]
+    try:
+        done = subprocess.run(
+            ["mmdebstrap", *options, DEBIAN, str(beside)], capture_output=True, text=True
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"mmdebstrap: {done.stderr[-500:]}")
+        beside.rename(folder)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
 class Machine:
     """A booted machine, which runs one script after another."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, debian: Path | None = None):
+        """`debian` is the folder of a system with systemd, else this machine's own one is used."""
         self.folder = folder
         self.scripts = 0
-        python = " ".join({sys.prefix, sys.base_prefix, str(Path(__file__).parents[1])})
-        (folder / "begin.sh").write_text(BEGIN.format(python=sys.executable))
-        init = folder / "init.sh"
-        init.write_text(INIT.format(folder=folder, python=python))
-        init.chmod(0o755)
-        options = [f"mem={MEMORY}", "rootfstype=hostfs", "rootflags=/", "rw", f"init={init}"]
+        folder.chmod(0o755)  # scripts may be another user's
+        parts = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[1])}
+        names = {"folder": folder, "python": " ".join(sorted(parts)), "executable": sys.executable}
+        shell = "sh -c" if debian is None else "su -l me -c"
+        begin = OWN + (BEGIN if debian is None else BEGIN_AS_USER)
+        init = BOOT if debian is None else BOOT_SYSTEMD
+        for name, text in (("begin", begin), ("boot", init), ("serve", SERVE)):
+            script = folder / f"{name}.sh"
+            script.write_text(text.format(shell=shell, **names))
+            script.chmod(0o755)
+        root = "/"
+        init = str(folder / "boot.sh")
+        if debian:
+            root = str(debian)
+            shutil.copy(init, debian / "boot.sh")
+            init = "/boot.sh"
+        options = [f"mem={MEMORY}", "rootfstype=hostfs", f"rootflags={root}", "rw", f"init={init}"]
         console = ["con=null", "con0=fd:0,fd:1", "quiet", "loglevel=1"]
         with open(folder / "console", "wb") as output:
             self.process = subprocess.Popen(
@@ -152,15 +252,16 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machine() -> Iterator[Machine]:
-    """A machine for the length of a `with`. `unavailable()` says whether one can be had."""
+def machine(debian: Path | None = None) -> Iterator[Machine]:
+    """A machine for the length of a `with`. `unavailable()` says whether one can be had, with a
+    Debian of `make_debian` `systemd_unavailable()`."""
     before = SETTING.read_text()
     with tempfile.TemporaryDirectory(prefix="uml-") as folder:
         if int(before) < MAX_MAP_COUNT and os.access(SETTING, os.W_OK):
             SETTING.write_text(str(MAX_MAP_COUNT))
         booted = None
         try:
-            booted = Machine(Path(folder))
+            booted = Machine(Path(folder), debian)
             yield booted
         finally:
             if booted:

@@ -71,6 +71,11 @@ class Cgroup:
             return None
         return int(text)
 
+    @property
+    def has_limit(self) -> bool:
+        """Whether this directory has a limit of its own, or a `memory.high`."""
+        return self.size("limit") is not None or self.size("high") is not None
+
     def count(self, event: Literal["oom_kill", "oom", "high"]) -> int | None:
         """Number of events in this directory and those inside it.
 
@@ -131,12 +136,23 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
         # In a container without its own cgroup namespace the path is the host's and not visible:
         # then the mount point is the container's cgroup.
         place = mount / os.path.relpath(inside[version], root)
-        if ".." in place.parts or not place.is_dir():
+        if root.startswith("/.."):
+            # A new cgroup namespace with the mount of an outer one: the path begins at a place in
+            # the mount whose name is nowhere.
+            place = _holder(mount, pid)
+        elif ".." in place.parts or not place.is_dir():
             place = mount
         for group in Cgroup(place, version).lineage(mount):
             if version == 1 or _counts_memory(group.path):
                 return group, mount
     return None
+
+
+def _holder(mount: Path, pid: int | str) -> Path:
+    """The cgroup below a mount that lists a process, else the mount."""
+    wanted = os.getpid() if pid == "self" else int(pid)
+    folders = (Path(folder) for folder, *_ in os.walk(mount))
+    return next((folder for folder in folders if wanted in Cgroup(folder, 2).pids()), mount)
 
 
 def _counts_memory(path: Path) -> bool:
@@ -184,12 +200,12 @@ class Throttle:
         )
 
 
-def high_events() -> dict[str, int]:
-    """Number of times that each cgroup around this process has slowed processes down, by its path;
+def high_events(pid: int | str = "self") -> dict[str, int]:
+    """Number of times that each cgroup around a process has slowed processes down, by its path;
     only cgroups with a `memory.high`."""
     return {
         str(one.path): one.count("high") or 0
-        for one in _lineage_of()
+        for one in _lineage_of(pid)
         if one.size("high") is not None
     }
 

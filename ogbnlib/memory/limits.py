@@ -19,12 +19,19 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes
-from .cgroup import Cgroup, find_cgroup, pressure_file, read_stalled_s
+from .cgroup import (
+    Cgroup,
+    find_cgroup,
+    high_events,
+    pressure_file,
+    read_stalled_s,
+    throttled_since,
+)
 from .reading import Reading, read_memory
 from .tree import Tree
 
@@ -201,6 +208,7 @@ class _SystemdLimit(Limit):
     """Scope made by the user's own systemd (`systemd-run --user --scope`)."""
 
     name = "systemd-run"
+    _high_before: Mapping[str, int] = {}
 
     def command(self, argv: list[str]) -> list[str]:
         start = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
@@ -214,11 +222,16 @@ class _SystemdLimit(Limit):
             pair = find_cgroup(self.tree.pid)
             if pair and pair != find_cgroup():
                 self.cgroup = pair[0]
+                self._high_before = high_events(self.tree.pid)
                 self._watch_limits(pair[0].lineage(pair[1]))
                 # The scope and its counter vanish with its last process; v2 counts its kills in its
                 # parent too.
                 self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
         return super().check(reading)
+
+    def evidence(self) -> dict[str, Any]:
+        # The cgroups around this process, which `Attempt` asks, are others than those of the scope.
+        return {**super().evidence(), "throttled": throttled_since(self._high_before)}
 
     def stalled_s(self) -> float | None:
         # no other cgroup's before
@@ -286,8 +299,7 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
             return _CgroupLimit(limit_bytes, parent, pair[1])
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
-        is_limited = parent.size("limit") is not None or parent.size("high") is not None
-        if name == "cgroup v1" or is_limited:
+        if name == "cgroup v1" or parent.has_limit:
             break
     return "; ".join(reasons)
 
@@ -305,6 +317,9 @@ def _pass_memory_on(parent: Cgroup) -> None:
 def _try_systemd(limit_bytes: int | None) -> Limit | str:
     if shutil.which("systemd-run") is None:
         return "systemd-run is not installed"
+    left = _left_by_a_scope()
+    if left:
+        return f"its scope would leave the limit of {left.path}"
     try:
         done = subprocess.run(
             _SystemdLimit(2**30).command(["true"]),
@@ -318,6 +333,19 @@ def _try_systemd(limit_bytes: int | None) -> Limit | str:
     if done.returncode != 0:
         return (done.stderr.strip().splitlines() or ["systemd-run failed"])[-1]
     return _SystemdLimit(limit_bytes)
+
+
+def _left_by_a_scope() -> Cgroup | None:
+    """The nearest cgroup with a limit around this process that is not around the user's scopes."""
+    pair = find_cgroup()
+    manager = f"user@{os.getuid()}.service"  # its scopes lie in its app.slice
+    for group in pair[0].lineage(pair[1]) if pair else ():
+        has_manager = any(manager in names for _, names, _ in os.walk(group.path))
+        if has_manager or group.path.name in ("app.slice", manager):
+            break
+        if group.has_limit:
+            return group
+    return None
 
 
 def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:

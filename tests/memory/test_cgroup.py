@@ -1,6 +1,7 @@
 """Promises of `cgroup`: mount points with blanks are found, and a `memory.high` that slows a run down
 is read and told."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,25 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_mount_point_with_blanks_and_backslashes_is_found(tree: Path) -> None:
     assert find_cgroup() == (Cgroup(tree / "user.slice" / "run.scope", 2), tree)
+
+
+def test_in_a_new_namespace_with_an_outer_mount_the_own_cgroup_is_the_one_that_lists_it(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as `unshare --cgroup` leaves it
+    read = cgroup.read_whole
+
+    def read_inside(path: str) -> bytes | None:
+        text = read(path)
+        if path == "/proc/self/cgroup":
+            return b"0::/\n"
+        return text and text.replace(b" 0:26 / ", b" 0:26 /../.. ")
+
+    monkeypatch.setattr(cgroup, "read_whole", read_inside)
+    assert find_cgroup() is None  # nowhere listed, and the mount counts no memory
+    inner = tree / "user.slice" / "run.scope"
+    (inner / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
+    assert find_cgroup() == (Cgroup(inner, 2), tree)
 
 
 def test_a_memory_high_around_a_run_is_watched_and_told_if_it_slowed_the_run_down(

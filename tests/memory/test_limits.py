@@ -172,6 +172,7 @@ def test_systemd_run_gets_the_limit_and_runs_the_command(
 ) -> None:
     body = f'printf "%s\\n" "$@" > {tmp_path}/arguments\nwhile [ "$1" != -- ]; do shift; done; shift; exec "$@"\n'
     log = fake_systemd(tmp_path, monkeypatch, body)
+    monkeypatch.setattr(limits, "find_cgroup", lambda pid="self": None)
     limit, refused = make_limit(300 * MB, "systemd-run")
     assert (limit.name, refused) == ("systemd-run", [])
     outcome = start("print('hello'); raise SystemExit(7)", tmp_path, limit)
@@ -241,6 +242,22 @@ def occupied(cgroup: Path) -> None:
     processes."""
     (cgroup / "cgroup.subtree_control").unlink()
     os.mkdir(cgroup / "cgroup.subtree_control")
+
+
+@pytest.mark.parametrize("has_manager", [False, True])
+def test_a_scope_of_systemd_leaves_no_limit_around_this_process(
+    cgroup_v2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_manager: bool
+) -> None:
+    fake_systemd(tmp_path, monkeypatch, 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"\n')
+    (cgroup_v2 / "job" / "memory.max").write_text(str(200 * MB))
+    if has_manager:  # the scope is inside the job, too
+        (cgroup_v2 / "job" / "step" / f"user@{os.getuid()}.service").mkdir()
+    for group in (cgroup_v2 / "job" / "step", cgroup_v2 / "job"):
+        occupied(group)
+    limit, refused = make_limit(300 * MB)
+    assert limit.name == ("systemd-run" if has_manager else "watchdog")
+    left = f"systemd-run: its scope would leave the limit of {cgroup_v2}/job"
+    assert (left in refused) != has_manager
 
 
 def test_a_v2_cgroup_gets_limit_no_swap_and_a_common_end(cgroup_v2: Path) -> None:

@@ -1,0 +1,90 @@
+"""Promises of limits that the user's own systemd makes, in a machine of user-mode-linux that systemd booted.
+
+Each script is an ordinary user's, in the scope of a login.
+"""
+
+import json
+import re
+from typing import Any
+
+import pytest
+from conftest import MB
+from linux_machine import Machine
+
+pytestmark = pytest.mark.slow
+
+APP_SLICE = "/sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service/app.slice"
+HOG = "\"held = []\nwhile True: held.append(bytearray(b'x' * 2**20))\""
+SCOPE = "systemd-run --user --scope --quiet -p"
+
+
+def result_of(machine: Machine, script: str) -> dict[str, Any]:
+    """result.json of the run in the script's folder `r`."""
+    done = machine.run(f"{script} >log 2>&1\nprintf 'RESULT '; cat r/result.json || cat log")
+    found: dict[str, Any] = json.loads(done.stdout.partition("RESULT ")[2] or done.stdout)
+    return found
+
+
+def test_doctor_names_systemd_as_the_limit(linux_systemd: Machine) -> None:
+    done = linux_systemd.run("id -u\nsystemctl --user is-system-running\nogbnlib doctor")
+    assert done.stdout.startswith("1000\nrunning\n")
+    assert re.search(r"^ok +limit by +systemd-run$", done.stdout, re.MULTILINE)
+
+
+def test_a_run_is_killed_by_the_kernel_for_its_scopes_limit(linux_systemd: Machine) -> None:
+    # above 250 MB user-mode-linux needs another setting of the machine outside
+    run = f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c {HOG}'
+    result = result_of(linux_systemd, run)
+    assert (result["limit_by"], result["killed_by"]) == ("systemd-run", "kernel")
+    assert (result["exit_code"], result["oom_kills"]) == (137, 1)
+    assert result["outer_limit"] is None
+    assert 190 * MB < result["peak_bytes"] <= 200 * MB
+    assert "under a limit of 200 MB (systemd-run)" in result["diagnosis"]["text"]
+
+
+def test_a_run_slowed_down_by_memory_high_of_the_scopes_slice_is_told_so(
+    linux_systemd: Machine,
+) -> None:
+    code = (
+        "held = []\n"
+        f"times = lambda: int(open('{APP_SLICE}/memory.events').read().split()[3])\n"
+        "while times() < 5: held.append(b'x' * 2**18)"
+    )
+    result = result_of(
+        linux_systemd,
+        "systemctl --user set-property --runtime app.slice MemoryHigh=90M\n"
+        "trap 'systemctl --user set-property --runtime app.slice MemoryHigh=infinity' EXIT\n"
+        f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c "{code}"',
+    )
+    assert (result["limit_by"], result["exit_code"]) == ("systemd-run", 0)
+    assert result["throttled"][0]["cgroup"] == APP_SLICE
+    assert re.search(r"slowed down \d+ times: .*memory.high \(90 MB\)", result["diagnosis"]["text"])
+
+
+@pytest.mark.parametrize("limit", ["", '--memory-limit "60 MB"'], ids=["recorded", "limited"])
+def test_a_run_never_leaves_the_limit_of_its_own_scope(linux_systemd: Machine, limit: str) -> None:
+    result = result_of(
+        linux_systemd,
+        f"export python\n{SCOPE} MemoryMax=140M $python -m ogbnlib watch {limit} --run-dir r"
+        f" -- $python -c {HOG}",
+    )
+    assert result["exit_code"] == 137
+    assert f"its scope would leave the limit of {APP_SLICE}/run-" in str(result["limits_refused"])
+    if limit:
+        assert (result["limit_by"], result["killed_by"]) == ("watchdog", "watchdog")
+    else:
+        assert result["killed_by"] == "kernel"
+        assert result["outer_limit"]["limit_bytes"] == 140 * MB
+
+
+def test_a_new_cgroup_namespace_with_the_old_mount_hides_neither_limit_nor_kill(
+    linux_systemd: Machine,
+) -> None:
+    code = "from ogbnlib.memory.cgroup import effective_limit; print(*effective_limit())"
+    inside = f"{SCOPE} MemoryMax=90M unshare -rC $python -c '{code}'"
+    done = linux_systemd.run(inside)
+    assert done.stdout.startswith(f"{90 * MB} memory cgroup v2 {APP_SLICE}/run-")
+    run = f'ogbnlib watch --memory-limit "60 MB" --run-dir r -- $python -c {HOG}'
+    result = result_of(linux_systemd, f"unshare -rC $python -m {run}")
+    assert (result["limit_by"], result["killed_by"]) == ("systemd-run", "kernel")
+    assert result["oom_kills"] == 1
