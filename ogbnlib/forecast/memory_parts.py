@@ -37,6 +37,14 @@ PREFETCH_FACTOR = 2
 _DIRECTED_SIGMA = 1.4
 _BOTH_SIGMA = 1.1
 _OFFICIAL_SIGMA = 1.7
+# The field of the labelled nodes: 2.5 M in the generated graph at any scale that has more, 1.6 times
+# its labelled nodes at full size.
+_FIELD_NODES = 2.5e6
+_FIELD_LABELLED = 1.6
+_LOYALTY = 0.95
+# In the field and outside: the share of nodes that are visited, and the sigma of their visits.
+_VISITS_DIRECTED = ((0.72, 0.85), (0.5, 0.55))
+_VISITS_BOTH = ((1.0, 0.75), (1.0, 1.0))
 # Degrees of more even graphs, for the memory of a batch: those above would make it too small.
 _EVEN_SIGMAS = (0.92, 0.8)
 
@@ -93,46 +101,58 @@ def _reached(per_node: float, weights: Sequence[float]) -> float:
     return sum(-math.expm1(-per_node * weight) for weight in weights)
 
 
-def _visited(size: GraphSize, undirected: bool | None) -> tuple[Array, Array]:
+def _visited(size: GraphSize, undirected: bool | None, batch: BatchShape) -> tuple[Array, Array]:
     """Groups of nodes that training visits: the nodes of each, and the share of all visits that one
-    of its nodes gets; float64 [128].
+    of its nodes gets; float64 [64] or [128].
 
-    0.4 of the visits go to a few famous nodes, the others to half of all nodes; with reverse edges
-    0.2, and three quarters. Fitted within 9 % to windows of 2 to 58 batches of [15, 10, 5] x 1024 in
-    generated graphs of scale 0.05 (8 of them have 0.62 and 0.51 of their visits), and to those of 4
-    and 8 batches of a directed graph of papers100M's size.
+    Labelled nodes are of one field; of the edges 95 % stay in it, so a node h hops from a seed is
+    in the field with 0.95 ** h. In it and outside, visits are spread log-normally over all nodes or
+    a part of them. The spreads were fitted to epochs of [3, 2] x 128, [15, 10] x 512 and [15, 10,
+    5] x 1024 in generated graphs of scale 0.02 to 1, directed within 5 % and with reverse edges
+    within 8 % (18 % for one of 24).
     """
     both = bool(undirected or size.undirected)
-    to_famous = 0.2 if both else 0.4
-    share = 0.775 if both else 0.5
-    sigma = 0.8 if both else 0.75
-    famous = min(400_000.0, 0.07 * size.num_nodes)
-    others = share * size.num_nodes
-    nodes = np.repeat([famous / 64, others / 64], 64)
-    visits = np.concatenate(
-        [
-            np.multiply(_degree_quantiles(1.0), to_famous / famous),
-            np.multiply(_degree_quantiles(sigma), (1 - to_famous) / others),
-        ]
-    )
-    return nodes, visits
+    field = min(size.num_nodes, max(_FIELD_NODES, _FIELD_LABELLED * sum(size.num_seeds.values())))
+    hop_nodes = np.array(batch.hop_nodes, float)
+    in_field = float(hop_nodes @ _LOYALTY ** np.arange(len(hop_nodes)) / max(1, batch.num_nodes))
+    spreads = _VISITS_BOTH if both else _VISITS_DIRECTED
+    if field == size.num_nodes:
+        return _group(field, 1.0, *spreads[0])
+    inside = _group(field, in_field, *spreads[0])
+    outside = _group(size.num_nodes - field, 1 - in_field, *spreads[1])
+    return np.append(inside[0], outside[0]), np.append(inside[1], outside[1])
 
 
-def shared_nodes(size: GraphSize, undirected: bool | None, visits: float) -> float:
-    """Expected number of distinct nodes among those of several batches, `visits` with repeats."""
-    nodes, shares = _visited(size, undirected)
-    return float(nodes @ -np.expm1(-visits * shares))
+def _group(nodes: float, share: float, visited_share: float, sigma: float) -> tuple[Array, Array]:
+    """64 equal parts of the nodes that are visited, and the share of all visits that a node of each
+    gets, if all get `share`."""
+    visited = visited_share * nodes
+    visits = np.multiply(_degree_quantiles(sigma), share / visited)
+    return np.full(64, visited / 64), visits
+
+
+def shared_nodes(
+    size: GraphSize, undirected: bool | None, batch: BatchShape, num_batches: int
+) -> float:
+    """Expected number of distinct nodes among those of several batches."""
+    nodes, shares = _visited(size, undirected, batch)
+    return float(nodes @ -np.expm1(-num_batches * batch.num_nodes * shares))
 
 
 def rows_left(
-    size: GraphSize, undirected: bool | None, visits: float, num_windows: int
+    size: GraphSize,
+    undirected: bool | None,
+    batch: BatchShape,
+    num_batches: int,
+    num_windows: int,
 ) -> tuple[Array, Array]:
     """The share of the windows' rows that is left where some nodes' rows stay in memory.
 
     Returns numbers of nodes, rising from 0, and the share left by as many: those that most of
-    `num_windows` windows have, of `visits` nodes with repeats each.
+    `num_windows` windows have, of `num_batches` each.
     """
-    nodes, shares = _visited(size, undirected)
+    nodes, shares = _visited(size, undirected, batch)
+    visits = num_batches * batch.num_nodes
     expected = num_windows * -np.expm1(-visits * shares)  # windows that have a node
     counts = np.arange(1, num_windows + 1)
     # Poisson's probability of each count [windows, groups], as its logarithm, as counts are large

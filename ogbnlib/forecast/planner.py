@@ -171,7 +171,8 @@ def _disk(advice: Advice) -> Iterator[str]:
 
 
 def _int8(advice: Advice) -> Iterator[str]:
-    """The forecast with int8 features, where they halve the bytes from disk or make the run fit."""
+    """The forecast with int8 features, where they save a third of the bytes from disk or make the run
+    fit."""
     forecast = advice.forecast
     config = forecast.config
     is_int8 = feature_itemsize(config, forecast.size) == 1
@@ -187,7 +188,7 @@ def _int8(advice: Advice) -> Iterator[str]:
     today = forecast.reading.moved_bytes if forecast.reading else 0
     new_verdict = replace(advice, forecast=changed).verdict
     is_rescue = new_verdict == FITS and advice.verdict != FITS
-    if not (is_rescue or 0 < 2 * moved <= today):
+    if not (is_rescue or 0 < 1.5 * moved <= today):
         return
     store = config.dataset if forecast.size.stored == "store" else "DATASET"
     yield (

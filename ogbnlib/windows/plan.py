@@ -298,14 +298,13 @@ class _Spool:
         large = min(8, memory // 12 // self.each)
         self.size = min(self.num_batches, max(1, small, large))
         # the share of a window's rows that is left when each node is counted once
+        shared = one.size, config.undirected, batch, self.size
         visits = max(1, self.size * batch.num_nodes)
-        distinct = shared_nodes(one.size, config.undirected, visits)
+        distinct = shared_nodes(*shared)
         self.left = max(1 / max(1, self.size), min(1.0, distinct / visits))
         self.num_nodes = one.size.num_nodes
         self.hot_row_bytes = row_bytes + ID_BYTES
-        self._rows_left = functools.cache(
-            functools.partial(rows_left, one.size, config.undirected, visits)
-        )
+        self._rows_left = functools.cache(functools.partial(rows_left, *shared))
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
         self.working = memory - memory // 8 - 4 * self.size * self.each
         # four threads, with a batch each

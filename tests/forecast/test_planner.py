@@ -258,7 +258,9 @@ def test_what_has_to_be_converted_first_says_so() -> None:
     assert "convert" not in str(both[0]) + str(both[1])
 
 
-def test_int8_features_are_named_with_their_forecast_where_they_halve_the_bytes_from_disk() -> None:
+def test_int8_features_are_named_with_their_forecast_where_they_save_a_third_of_the_bytes_from_disk() -> (
+    None
+):
     values = {**LARGE, "loading": "store", "spool": "24 GB", "feature_dtype": "float16"}
     text = str(plan(config(**values), "8 GB"))
     changed = predict(config(**values | {"feature_dtype": "int8"}), memory_limit_bytes=8 * GB)
