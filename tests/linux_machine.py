@@ -187,12 +187,13 @@ class Machine:
         self.folder = folder
         self.scripts = 0
         folder.chmod(0o755)  # scripts may be another user's
-        parts = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[1])}
+        # a Python of the system is that of the machine's own /usr
+        parts = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[1])} - {"/usr"}
         names = {"folder": folder, "python": " ".join(sorted(parts)), "executable": sys.executable}
         shell = "sh -c" if debian is None else "su -l me -c"
         begin = OWN + (BEGIN if debian is None else BEGIN_AS_USER)
-        init = BOOT if debian is None else BOOT_SYSTEMD
-        for name, text in (("begin", begin), ("boot", init), ("serve", SERVE)):
+        boot = BOOT if debian is None else BOOT_SYSTEMD
+        for name, text in (("begin", begin), ("boot", boot), ("serve", SERVE)):
             script = folder / f"{name}.sh"
             script.write_text(text.format(shell=shell, **names))
             script.chmod(0o755)
@@ -200,8 +201,8 @@ class Machine:
         init = str(folder / "boot.sh")
         if debian:
             root = str(debian)
-            shutil.copy(init, debian / "boot.sh")
-            init = "/boot.sh"
+            init = f"/{folder.name}.sh"
+            shutil.copy(folder / "boot.sh", f"{debian}{init}")
         options = [f"mem={MEMORY}", "rootfstype=hostfs", f"rootflags={root}", "rw", f"init={init}"]
         console = ["con=null", "con0=fd:0,fd:1", "quiet", "loglevel=1"]
         with open(folder / "console", "wb") as output:
@@ -212,7 +213,11 @@ class Machine:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._wait_for("ready", 120.0)
+        try:
+            self._wait_for("ready", 120.0)
+        finally:
+            if debian:
+                Path(f"{debian}{init}").unlink()
 
     def _console(self) -> str:
         return (self.folder / "console").read_text(errors="replace")
