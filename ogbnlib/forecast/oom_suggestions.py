@@ -24,12 +24,10 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, float]) -> list[str]:
         text = "expandable_segments=True costs nothing"
         if not math.isnan(unallocated):
             text += f": {format_bytes(unallocated)} was reserved but unallocated"
-        if unallocated >= requested:
-            text += ", more than the request, but not in one piece"
-        elif free > 0:
+        if free > 0:
             text += f" and {format_bytes(free)} free on the GPU"
-            if unallocated + free >= requested:
-                text += ", together more than the request, but not in one piece"
+        if unallocated >= requested or unallocated + free >= requested:
+            text += ", more than the request, but not in one piece"
         suggestions.append(text)
     if not config.release_every:
         suggestions.append(

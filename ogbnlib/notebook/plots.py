@@ -192,11 +192,10 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
             continue
         inside = in_use[(time_s >= start) & (time_s <= stop)]
         is_high = len(inside) > 0 and inside.mean() > half
-        lines = 2 if stop - start > 2.2 * narrowest_s else 1
         ax.text(
             (start + stop) / 2,
             0.02 if is_high else below_limit,
-            _wrapped(label, lines),
+            _wrapped(label, 2 if stop - start > 2.2 * narrowest_s else 1),
             transform=ax.get_xaxis_transform(),
             zorder=4,
             rotation=90,
@@ -521,8 +520,8 @@ def plot_parts(
     """
     ax = _axes(width=10, height=0.75 * len(plans) + 0.8)
     unit, unit_name, text = _unit(limit_bytes)
-    peaks = [plan.forecast.peak_bytes for plan in plans.values()]
-    ax.set_xlim(0, 1.05 * max(limit_bytes, *peaks) / unit)
+    largest = max([limit_bytes, *(plan.forecast.peak_bytes for plan in plans.values())])
+    ax.set_xlim(0, 1.05 * largest / unit)
     for place, (name, plan) in enumerate(plans.items()):
         run = Run.open(runs[name])
         phases = plan.forecast.phases
@@ -530,15 +529,27 @@ def plot_parts(
         end = _draw_parts(ax, place, (*passing, plan.forecast.peak)[0].parts, unit)
         if run.exit_code == 137:
             ax.plot(limit_bytes / unit, place + 0.36, "X", zorder=8, **_CROSS)
-            words = f"killed in\n{_plain(run.diagnosis.phase or 'no phase')}"
-            _mark(ax, words, (end, place), (6, 0), color=KILLED, va="center")
+            _mark(
+                ax,
+                f"killed in\n{_plain(run.diagnosis.phase or 'no phase')}",
+                (end, place),
+                (6, 0),
+                color=KILLED,
+                va="center",
+            )
         else:
             peak = run.held_peak_bytes / unit
             ax.vlines(peak, place - 0.42, place + 0.42, color=_GREY, linewidth=2.5, zorder=5)
     ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--", linewidth=1.4)
-    words = f"limit {text(limit_bytes / unit)}"
-    at = (limit_bytes / unit, 1.0)
-    _mark(ax, words, at, (0, 3), color=LIMIT, ha="center", xycoords=("data", "axes fraction"))
+    _mark(
+        ax,
+        f"limit {text(limit_bytes / unit)}",
+        (limit_bytes / unit, 1.0),
+        (0, 3),
+        color=LIMIT,
+        ha="center",
+        xycoords=("data", "axes fraction"),
+    )
     sizes = [(plan.limit_bytes or plan.forecast.peak_bytes) / GB for plan in full.values()]
     names = [
         f"{_plain(name)}\n{size:.0f} GB at full size"
@@ -560,7 +571,7 @@ def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int], unit: int) -> fl
         colour = next((one for key, one in _PART_COLOURS.items() if key in name), "#9a9a9a")
         ax.barh(place, width, left=left, height=0.72, color=colour, edgecolor="white")
         if width * letters > max(map(len, name.split())):
-            text = _plain(name).replace(" ", "\n")
-            ax.text(left + width / 2, place, text, ha="center", va="center", fontsize=7.5)
+            words = _plain(name).replace(" ", "\n")
+            ax.text(left + width / 2, place, words, ha="center", va="center", fontsize=7.5)
         left += width
     return left

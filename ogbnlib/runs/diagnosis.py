@@ -43,7 +43,7 @@ from .exit_codes import (
     resumption,
     state_key,
 )
-from .stock_loaders import first_of_several, read_script
+from .stock_loaders import read_script, share_the_graph
 
 
 @dataclass(frozen=True)
@@ -470,13 +470,8 @@ def _killer(result: Result) -> str:
 def _command_remedy(record: Record, killed: KilledBy) -> str:
     """The remedy for a watched command, whose content no planner knows."""
     phase = f" in '{record.phase.name}'" if record.phase and record.phase.name else ""
-    first = first_of_several(record.statements or read_script(record.start.get("command") or []))
-    loaders = "one loader at a time (each of PyG's copies the graph; "
-    if first:
-        loaders = (
-            f"one graph for all loaders, by neighbor_sampler={first}.node_sampler in each "
-            "NeighborLoader after the first (it then keeps no 16 bytes an edge of its own; "
-        )
+    codes = record.statements or read_script(record.start.get("command") or [])
+    loaders = share_the_graph(codes) or "one loader at a time (each of PyG's copies the graph; "
     text = (
         f"read or build less at once{phase}: {loaders}a store of `python -m ogbnlib convert` stays "
         f"on disk), smaller batches, {NEEDING_LESS}"
