@@ -47,7 +47,7 @@ EXTRA = {
         "{policies: [eager, shared, store], limits: [128 GB, 8 GB], epochs: 2}",
     ],
     "07_full_training": ["-y", "seeds: [0, 1]"],
-    "08_propagate_once": ["-p", "hop_epochs", "3"],
+    "08_propagate_once": ["-y", "{models: [sign], hop_epochs: 3}"],
     "10_knobs_and_mistakes": ["-p", "num_knobs", "4"],
     # after the last one lazy loaders need a CSC less, and pass
     "02_memory_budget": ["-p", "epochs", "2"],
