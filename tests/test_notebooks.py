@@ -31,20 +31,9 @@ WELL_KNOWN = {"matplotlib", "numpy", "pandas", "torch", "torch_geometric"}
 OF_ITS_OWN = {"09_your_own": ["-p", "num_nodes", "5000", "-p", "epochs", "1"]}
 # Each run takes some six seconds, five of which are its imports: so few of them.
 EXTRA = {
-    "05_cuda_memory": [
-        "-p",
-        "hidden_channels",
-        "32",
-        "-p",
-        "sized_epochs",
-        "5",
-        "-p",
-        "kept_epochs",
-        "2",
-    ],
+    "05_cuda_memory": ["-y", "{hidden_channels: 32, sized_epochs: 5}"],
     "06_out_of_core": [
-        "-y",
-        "{policies: [eager, shared, store], limits: [128 GB, 8 GB], epochs: 2}",
+        *("-y", "{policies: [eager, shared, store], limits: [128 GB, 8 GB]}", "-p", "epochs", "2")
     ],
     "07_full_training": ["-y", "seeds: [0, 1]"],
     "08_propagate_once": ["-y", "{models: [sign], hop_epochs: 3}"],
