@@ -251,6 +251,7 @@ VERDICTS = {
 TEXTS = {
     "00_quickstart": [
         "in phase 'line ",
+        "neighbor_sampler=train_loader.node_sampler in each NeighborLoader after the first",
         "at papers100M: 176 GB, 126 GB, 60 GB, 4 GB",
     ],
     "01_baseline_oom": ["exit code 137", "in phase 'build"],
