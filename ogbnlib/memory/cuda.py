@@ -133,7 +133,7 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
 _SIZES = {
     "requested_bytes": ("[Tt]ried to allocate:? {}", "[Rr]equested:? {}"),
     "total_bytes": ("total capacity of {}", "{} total capacity"),
-    "free_bytes": ("{} (?:is )?free", "[Ff]ree:? {}"),
+    "free_bytes": (r"{} (?:is )?free\b", "[Ff]ree:? {}"),
     "allowed_bytes": ("{} allowed",),
     "allocated_bytes": ("{} is allocated by PyTorch", "{} already allocated"),
     "unallocated_bytes": (
