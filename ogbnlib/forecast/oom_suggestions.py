@@ -18,19 +18,22 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, float]) -> list[str]:
     requested = oom.get("requested_bytes", math.nan)  # NaN in place of each unknown size
     reserved = oom.get("reserved_bytes", math.nan) - oom.get("allocated_bytes", math.nan)
     unallocated = oom.get("unallocated_bytes", reserved)
+    free = oom.get("free_bytes", math.nan)
     suggestions = []
     if not config.expandable_segments:
         text = "expandable_segments=True costs nothing"
         if not math.isnan(unallocated):
             text += f": {format_bytes(unallocated)} was reserved but unallocated"
-        if unallocated >= requested:
+        if free > 0:
+            text += f" and {format_bytes(free)} free on the GPU"
+        if unallocated >= requested or unallocated + free >= requested:
             text += ", more than the request, but not in one piece"
         suggestions.append(text)
     if not config.release_every:
         suggestions.append(
             "release_every=100 costs some time and frees only segments without any tensor"
         )
-    missing = requested - unallocated - oom.get("free_bytes", math.nan)
+    missing = requested - unallocated - free
     enough = []
     others = []
     for changes, cost in _options(config):

@@ -131,9 +131,9 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
 # Wording of the allocator's message (CUDACachingAllocator.cpp) since torch 2.0, before it, and as
 # people list it.
 _SIZES = {
-    "requested_bytes": ("[Tt]ried to allocate:? {}", "- [Rr]equested:? {}"),
+    "requested_bytes": ("[Tt]ried to allocate:? {}", "[Rr]equested:? {}"),
     "total_bytes": ("total capacity of {}", "{} total capacity"),
-    "free_bytes": ("of which {} is free", "; {} free", "- [Ff]ree:? {}", "- {} (?:is )?free"),
+    "free_bytes": (r"{} (?:is )?free\b", "[Ff]ree:? {}"),
     "allowed_bytes": ("{} allowed",),
     "allocated_bytes": ("{} is allocated by PyTorch", "{} already allocated"),
     "unallocated_bytes": (

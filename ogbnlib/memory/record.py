@@ -98,6 +98,7 @@ def _is_sound(event: object) -> bool:
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
         and isinstance(event.get("command") or [], list)
         and isinstance(event.get("previous") or {}, dict)
+        and isinstance(event.get("info") or {}, dict)
     )
 
 
@@ -286,6 +287,7 @@ class Record:
         # time and `stalled_s` of the first sample, of two a minute apart, and of the last
         self._stalls: list[tuple[float, float]] = []
         self._newest: Phase | None = None
+        self.statements: list[str] = []  # code of a limited cell that has begun
 
     @property
     def phase(self) -> Phase | None:
@@ -360,6 +362,8 @@ class Record:
         since_s = event["time_s"] - self._origin_s
         if kind in ("end", "mark"):
             self._add_level(event)
+        if kind == "mark" and event["name"] == "statement":
+            self.statements.append(str((event.get("info") or {}).get("code")))
         if kind == "start":
             for phase in self._open:
                 phase.until_s = since_s

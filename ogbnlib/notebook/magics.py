@@ -329,18 +329,20 @@ class _StatementPhases(ast.NodeTransformer):
         shell.user_ns["_begin_statement"] = self._begin
         shell.ast_transformers.append(self)
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str, code: str) -> None:
         self.phase.close()
+        marks.mark("statement", code=code)  # evidence for the diagnosis
         self.phase.enter_context(marks.phase(name))
 
     def visit_Module(self, tree: ast.Module) -> ast.Module:
         body: list[ast.stmt] = []
         for statement in tree.body:
-            first = ast.unparse(statement).splitlines()[0].removesuffix(":")
+            code = ast.unparse(statement)
+            first = code.splitlines()[0].removesuffix(":")
             if len(first) > _STATEMENT_LETTERS:
                 first = f"{first[:_STATEMENT_LETTERS]}…"
             name = f"line {statement.lineno}: {first}"
-            begin = ast.parse(f"_begin_statement({name!r})").body[0]
+            begin = ast.parse(f"_begin_statement({name!r}, {code!r})").body[0]
             body += [ast.copy_location(begin, statement), statement]
         tree.body = body
         return ast.fix_missing_locations(tree)

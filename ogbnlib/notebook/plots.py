@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ LIMIT = "#c0392b"
 KILLED = "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
 _ROOM = 1.12  # height of the axis / the highest sample or limit
-_NAME_LETTERS = 24  # of a phase's name in a picture
+_NAME_LETTERS = 24  # of a line of a phase's name in a picture
 # Figures are transparent. This grey has a contrast of 4.3 on white and on a dark theme's #111111.
 _GREY = "#797979"
 _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": _GREY}
@@ -180,7 +181,7 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
         # The name of an outer phase stands behind the last inner one, which covers the span before.
         inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
         covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
-        spans.append((max([phase.start_s, *covered]), stop, _short(phase.label)))
+        spans.append((max([phase.start_s, *covered]), stop, phase.label))
     figure: Any = ax.get_figure()
     # a line of text, in points
     narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s
@@ -194,7 +195,7 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
         ax.text(
             (start + stop) / 2,
             0.02 if is_high else below_limit,
-            label,
+            _wrapped(label, 2 if stop - start > 2.2 * narrowest_s else 1),
             transform=ax.get_xaxis_transform(),
             zorder=4,
             rotation=90,
@@ -205,11 +206,9 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
         )
 
 
-def _short(label: str) -> str:
-    """A phase's name for a picture, its end left out if it is long."""
-    if len(label) > _NAME_LETTERS:
-        label = f"{label[: _NAME_LETTERS - 1]}…"
-    return _plain(label)
+def _wrapped(label: str, lines: int) -> str:
+    """A phase's name for a picture, its end left out if it is too long for this many lines."""
+    return "\n".join(textwrap.wrap(_plain(label), _NAME_LETTERS, max_lines=lines, placeholder="…"))
 
 
 def plot_timeline(
@@ -305,6 +304,7 @@ def plot_cuda(run: RunLike) -> Axes:
         "^",
         color=_GREY,
         clip_on=False,
+        in_layout=False,
         zorder=5,
         label="allocation retried",
     )
@@ -371,6 +371,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
             [0] * len(dead),
             "X",
             clip_on=False,
+            in_layout=False,  # an empty line that is not clipped would take the room to the corner
             zorder=5,
             **{**_CROSS, "color": line.get_color()},
         )
@@ -518,22 +519,37 @@ def plot_parts(
     `full` has the same plans for a larger data set, whose limits or peaks stand beside the names.
     """
     ax = _axes(width=10, height=0.75 * len(plans) + 0.8)
+    unit, unit_name, text = _unit(limit_bytes)
+    largest = max([limit_bytes, *(plan.forecast.peak_bytes for plan in plans.values())])
+    ax.set_xlim(0, 1.05 * largest / unit)
     for place, (name, plan) in enumerate(plans.items()):
         run = Run.open(runs[name])
         phases = plan.forecast.phases
         passing = [phase for phase in phases if phase.held_bytes > limit_bytes]
-        end = _draw_parts(ax, place, (*passing, plan.forecast.peak)[0].parts)
+        end = _draw_parts(ax, place, (*passing, plan.forecast.peak)[0].parts, unit)
         if run.exit_code == 137:
-            ax.plot(limit_bytes / MB, place + 0.36, "X", zorder=8, **_CROSS)
-            words = f"killed in\n{_plain(run.diagnosis.phase or 'no phase')}"
-            _mark(ax, words, (end, place), (6, 0), color=KILLED, va="center")
+            ax.plot(limit_bytes / unit, place + 0.36, "X", zorder=8, **_CROSS)
+            _mark(
+                ax,
+                f"killed in\n{_plain(run.diagnosis.phase or 'no phase')}",
+                (end, place),
+                (6, 0),
+                color=KILLED,
+                va="center",
+            )
         else:
-            peak = run.held_peak_bytes / MB
+            peak = run.held_peak_bytes / unit
             ax.vlines(peak, place - 0.42, place + 0.42, color=_GREY, linewidth=2.5, zorder=5)
-    ax.axvline(limit_bytes / MB, color=LIMIT, linestyle="--", linewidth=1.4)
-    words = f"limit {limit_bytes / MB:.0f} MB"
-    at = (limit_bytes / MB, 1.0)
-    _mark(ax, words, at, (0, 3), color=LIMIT, ha="center", xycoords=("data", "axes fraction"))
+    ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--", linewidth=1.4)
+    _mark(
+        ax,
+        f"limit {text(limit_bytes / unit)}",
+        (limit_bytes / unit, 1.0),
+        (0, 3),
+        color=LIMIT,
+        ha="center",
+        xycoords=("data", "axes fraction"),
+    )
     sizes = [(plan.limit_bytes or plan.forecast.peak_bytes) / GB for plan in full.values()]
     names = [
         f"{_plain(name)}\n{size:.0f} GB at full size"
@@ -541,22 +557,21 @@ def plot_parts(
     ]
     ax.set_yticks(range(len(plans)), names)
     ax.invert_yaxis()
-    ax.set(
-        xlim=(0, None), xlabel="memory in MB; bars: parts by forecast, grey marks: measured peaks"
-    )
+    ax.set_xlabel(f"memory in {unit_name}; bars: parts by forecast, grey marks: measured peaks")
     return ax
 
 
-def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int]) -> float:
-    """Draw the parts of one phase as a bar with their names in it; return its end in MB."""
+def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int], unit: int) -> float:
+    """Draw the parts of one phase as a bar with their names in it; return its end in the unit."""
     left = 0.0
     figure: Any = ax.get_figure()
+    letters = 14 * figure.get_figwidth() / ax.get_xlim()[1]  # along the axis, for one unit
     for name, size in parts.items():
-        width = size / MB
+        width = size / unit
         colour = next((one for key, one in _PART_COLOURS.items() if key in name), "#9a9a9a")
         ax.barh(place, width, left=left, height=0.72, color=colour, edgecolor="white")
-        if width > 40 * figure.get_figwidth() * max(map(len, name.split())) / 55:
-            text = _plain(name).replace(r" ", "\n", 1)
-            ax.text(left + width / 2, place, text, ha="center", va="center", fontsize=7.5)
+        if width * letters > max(map(len, name.split())):
+            words = _plain(name).replace(" ", "\n")
+            ax.text(left + width / 2, place, words, ha="center", va="center", fontsize=7.5)
         left += width
     return left

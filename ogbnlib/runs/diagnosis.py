@@ -43,6 +43,7 @@ from .exit_codes import (
     resumption,
     state_key,
 )
+from .stock_loaders import read_script, share_the_graph
 
 
 @dataclass(frozen=True)
@@ -466,9 +467,11 @@ def _killer(result: Result) -> str:
 def _command_remedy(record: Record, killed: KilledBy) -> str:
     """The remedy for a watched command, whose content no planner knows."""
     phase = f" in '{record.phase.name}'" if record.phase and record.phase.name else ""
+    codes = record.statements or read_script(record.start.get("command") or [])
+    loaders = share_the_graph(codes) or "one loader at a time (each of PyG's copies the graph; "
     text = (
-        f"read or build less at once{phase}: one loader at a time (each of PyG's copies the graph; "
-        f"a store of `python -m ogbnlib convert` stays on disk), smaller batches, {NEEDING_LESS}"
+        f"read or build less at once{phase}: {loaders}a store of `python -m ogbnlib convert` stays "
+        f"on disk), smaller batches, {NEEDING_LESS}"
     )
     if record.growth and record.growth.verdict == "climbs":
         # Without marks of epochs it may be no training, and a few seconds of loading climb, too.

@@ -102,9 +102,9 @@ def test_parts_are_bars_up_to_the_phase_that_kills(killed: Path, finished: Path)
         ends[row] = max(ends[row], bar.get_x() + bar.get_width())  # type: ignore[attr-defined]
     phases = {phase.name: phase.held_bytes for phase in plans["eager"].forecast.phases}
     expected = [phases["build valid loader"], plans["shared"].forecast.peak_bytes]
-    assert ends == pytest.approx([size / MB for size in expected])
+    assert ends == pytest.approx([size / GB for size in expected])
     (cross,) = lines(ax, marker="X")
-    assert cross.get_xdata() == pytest.approx([140 * GB / MB])
+    assert cross.get_xdata() == pytest.approx([140])
     assert "killed in\nbuild valid loader" in texts(ax)
     names = [label.get_text() for label in ax.get_yticklabels()]
     assert names == ["eager\n176 GB at full size", "shared\n60 GB at full size"]

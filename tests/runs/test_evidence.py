@@ -582,8 +582,19 @@ def test_what_is_not_known_is_said_with_the_page_of_the_guide(text: str, words: 
         explain_text("\n")
 
 
-def test_the_sentence_on_fragmentation_names_all_that_it_adds_up() -> None:
-    text = "- Tried to allocate 4.15 GiB\n- 3.84 GiB is free\n- 3.56 GiB reserved but unallocated"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- Tried to allocate 4.15 GiB\n- 3.84 GiB is free\n- 3.56 GiB reserved but unallocated",
+        "Tried to allocate 4.15 GiB, 3.84 GiB free, 3.56 GiB reserved but unallocated",
+        "CUDA out of memory. Tried to allocate 4.15 GiB. GPU 0 has a total capacity of 23.69 GiB of "
+        "which 3.84 GiB is free. Process 7 has 19.83 GiB memory in use. Of the allocated memory 15.80 "
+        "GiB is allocated by PyTorch, and 3.56 GiB is reserved by PyTorch but unallocated.",
+        "CUDA out of memory. Tried to allocate 4.15 GiB (GPU 0; 23.69 GiB total capacity; 15.80 GiB "
+        "already allocated; 3.84 GiB free; 19.36 GiB reserved in total by PyTorch)",
+    ],
+)
+def test_the_sentence_on_fragmentation_names_all_that_it_adds_up(text: str) -> None:
     assert (
         "With 3.56 GB reserved but unallocated and 3.84 GB free there was enough"
         in explain_text(text).text

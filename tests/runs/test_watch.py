@@ -72,6 +72,29 @@ def watched(*command: str, **how: Any) -> subprocess.Popen[str]:
     )
 
 
+STOCK_LOADERS = """
+import os, time
+def NeighborLoader(data, **how):
+    time.sleep(0.1)
+    return bytearray(60 * 2**20)
+train_loader = NeighborLoader(None)
+valid_loader = NeighborLoader(None{argument})
+test_loader = NeighborLoader(None{argument})
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("argument", ["", ", neighbor_sampler=train_loader"])
+def test_a_killed_script_with_several_stock_loaders_is_told_how_to_share_their_graph(
+    argument: str,
+) -> None:
+    name = script(STOCK_LOADERS.format(argument=argument))
+    done = cli("watch", "--memory-limit", "150 MB", "--", sys.executable, "-u", name)
+    assert done.returncode == 137
+    words = "neighbor_sampler=train_loader.node_sampler in each NeighborLoader after the first"
+    assert (words in done.stderr) == (argument == "")
+
+
 def test_watch_passes_arguments_output_input_and_exit_code_on() -> None:
     done = cli(
         "watch",
