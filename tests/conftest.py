@@ -56,7 +56,16 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 180.0
 
 # The longest come first, so that no process of pytest-xdist is alone with one at the end. The first
 # compiles the kernels, while the second one's files need none.
-FIRST = ("test_faults.py", "test_engine.py", "test_watch.py", "test_sandbox.py", "test_audit.py")
+FIRST = (
+    "test_faults.py",
+    "test_engine.py",
+    "test_watch.py",
+    "test_sandbox.py",
+    "test_audit.py",
+    "test_jobs.py",
+    "test_linux_v2.py",
+    "test_three_commands.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
