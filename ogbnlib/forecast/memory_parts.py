@@ -155,7 +155,8 @@ def rows_left(
     """
     nodes, shares = _visited(size, undirected, batch)
     visits = num_batches * batch.num_nodes
-    expected = num_windows * -np.expm1(-visits * shares)  # windows that have a node
+    # windows that have a node; above 0, as seeds without neighbors never leave their field
+    expected = num_windows * -np.expm1(-np.maximum(visits * shares, 1e-12))
     counts = np.arange(1, num_windows + 1)
     # Poisson's probability of each count [windows, groups], as its logarithm, as counts are large
     log_factorials = np.cumsum(np.log(counts))[:, None]

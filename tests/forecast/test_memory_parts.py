@@ -1,6 +1,7 @@
 """Promises of `memory_parts`, `step_memory` and `batches`: each part has the size of the tensors that it names."""
 
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,14 @@ from benchmarks.bench_planner import write_graph
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast import batches as drawing
-from ogbnlib.forecast.batches import draw_batches
-from ogbnlib.forecast.memory_parts import expected_batch, stock_csc_bytes, store_bytes
+from ogbnlib.forecast.batches import BatchShape, draw_batches
+from ogbnlib.forecast.memory_parts import (
+    expected_batch,
+    rows_left,
+    shared_nodes,
+    stock_csc_bytes,
+    store_bytes,
+)
 from ogbnlib.forecast.pass_memory import Pass
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.sources.convert import convert
@@ -182,3 +189,30 @@ def test_a_damaged_graph_is_no_traceback(tiny_store: Path, tmp_path: Path) -> No
     row.flush()
     with pytest.raises(InputError, match=r"row\.npy: expected ids and offsets within the graph"):
         draw_batches(open_store(tmp_path / "store"), "train", 16, [3], training=True, num_batches=1)
+
+
+@pytest.mark.parametrize(
+    ("num_batches", "measured"), [(15, 758_000), (28, 1_193_000), (2358, 12_954_969)]
+)
+def test_batches_at_full_size_have_as_many_distinct_nodes_as_was_counted(
+    num_batches: int, measured: int
+) -> None:
+    """In windows and in the epoch of [15, 10] x 512 with reverse edges on the generated graph."""
+    batch = BatchShape((512, 6663, 60_036), (6736, 65_993))
+    expected = shared_nodes(PAPERS, True, batch, num_batches)
+    assert expected == pytest.approx(measured, rel=0.2)
+
+
+def test_a_batch_of_the_real_graph_has_the_nodes_that_others_report() -> None:
+    # dgl's examples/graphbolt/disk_based_feature
+    assert expected_batch(PAPERS, True, 1024, [10, 10, 10]).num_nodes == pytest.approx(
+        669_000, rel=0.1
+    )
+
+
+def test_seeds_without_neighbors_leave_every_row_in_its_window() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        numbers, left = rows_left(PAPERS, False, BatchShape((128, 0), (0,)), 8, 255)
+    assert left[0] == 1
+    assert np.all(np.diff(numbers) >= 0)
