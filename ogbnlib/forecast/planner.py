@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import TrainConfig
 from ..errors import GB, MB, InputError, clear_errors, format_bytes, parse_bytes
+from ..files import shown
 from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import MODELS
@@ -190,7 +192,8 @@ def _int8(advice: Advice) -> Iterator[str]:
     is_rescue = new_verdict == FITS and advice.verdict != FITS
     if not (is_rescue or 0 < 1.5 * moved <= today):
         return
-    store = config.dataset if forecast.size.stored == "store" else "DATASET"
+    is_store = forecast.size.stored == "store"
+    store = shown(Path(config.dataset)) if is_store else "DATASET"
     yield (
         f"with int8 features: peak {format_bytes(changed.peak_bytes)}, {new_verdict}; an epoch moves "
         f"{format_bytes(moved)} and takes {seconds(changed.epoch_s)} "

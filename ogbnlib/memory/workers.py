@@ -43,10 +43,14 @@ class _Worker(ForkProcess):
                 self.wait(5)
 
     def start(self) -> None:
-        _started.difference_update([worker for worker in _started if worker.exitcode is not None])
+        _forget_ended()
         with block_stop_signals():  # until `_begin` ignores them
             super().start()
         _started.add(self)
+
+
+def _forget_ended() -> None:
+    _started.difference_update([worker for worker in _started if worker.exitcode is not None])
 
 
 class _Context(ForkContext):
@@ -76,6 +80,7 @@ def _begin(worker_id: int) -> None:
 @contextlib.contextmanager
 def workers_ended() -> Iterator[None]:
     """End all workers if an error occurs inside, and shorten an error that began in a worker."""
+    _forget_ended()  # those of a run before have no part in this one's errors
     try:
         yield
     except BaseException as error:

@@ -199,7 +199,8 @@ def train_prepared(
         waiting = functools.partial(_wait, progress, ranks, stop)
         loaders = config.policy.load()(store, config, log, ranks.rank, ranks.num_ranks, waiting)
         _prepare_processor(config, store, loaders, progress)
-        with contextlib.closing(loaders), workers_ended():
+        # Twice, as torch's handler of SIGCHLD may raise just as the inner one begins to end.
+        with contextlib.closing(loaders), workers_ended(), workers_ended():
             model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
             device = cuda.resolve_device(config.device)
             progress.note(*cuda.begin(config, device.type))

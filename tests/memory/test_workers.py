@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from conftest import is_alive, wait_until
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
-from ogbnlib.memory.workers import WorkerDied
+from ogbnlib.memory.workers import WorkerDied, worker_arguments, workers_ended
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import train
@@ -201,3 +202,12 @@ def test_a_process_that_multiprocessing_started_ends_well_with_workers(
     env = {**os.environ, "PYTHONWARNINGS": "ignore::FutureWarning"}
     done = subprocess.run(argv, capture_output=True, text=True, env=env)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_worker_that_died_in_an_earlier_run_is_not_blamed_in_the_next() -> None:
+    worker = worker_arguments(1)["multiprocessing_context"].Process(target=time.sleep, args=(60,))
+    worker.start()
+    worker.kill()
+    worker.join()
+    with pytest.raises(InputError, match=r"^no such file$"), workers_ended():
+        raise InputError("no such file")
