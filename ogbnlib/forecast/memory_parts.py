@@ -110,8 +110,8 @@ def _visited(size: GraphSize, undirected: bool | None, batch: BatchShape) -> tup
     Labelled nodes are of one field; of the edges 95 % stay in it, so a node h hops from a seed is
     in the field with 0.95 ** h. In it and outside, visits are spread log-normally over all nodes or
     a part of them. The spreads were fitted to epochs of [3, 2] x 128, [15, 10] x 512 and [15, 10,
-    5] x 1024 in generated graphs of scale 0.02 to 1, directed within 5 % and with reverse edges
-    within 8 % (18 % for one of 24).
+    5] x 1024 in generated graphs: directed of scale 0.02 to 0.08 within 5 %, with reverse edges of
+    scale 0.02 to 1 within 8 % (18 % for an epoch at full size).
     """
     both = bool(undirected or size.undirected)
     field = _field_nodes(size)
