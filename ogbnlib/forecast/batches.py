@@ -95,7 +95,7 @@ def num_queued(one_bytes: int, num_left: int = 3 * GROUP_BATCHES) -> int:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _Request:
     """All that decides which batches are drawn; `crc32` tells a store from one that replaced it."""
 
     path: Path
@@ -121,11 +121,11 @@ def draw_batches(
     A store whose offsets or ids are out of range is an `InputError`.
     """
     fan_out = tuple(num_neighbors)
-    wanted = _Wanted(store.path, store.crc32, split, num_seeds, fan_out, training)
+    request = _Request(store.path, store.crc32, split, num_seeds, fan_out, training)
     try:
-        shapes = _drawn(wanted)
+        shapes = _drawn(request)
         if -1 in fan_out:
-            heaviest, complete = _heaviest(wanted)
+            heaviest, complete = _heaviest(request)
     except (IndexError, ValueError):
         raise store.damaged(
             "row", "expected ids and offsets within the graph, found others"
@@ -195,21 +195,21 @@ def _batches(ids: Array, size: int) -> list[Array]:
 
 
 @functools.lru_cache(maxsize=512)
-def _heaviest(wanted: _Wanted) -> tuple[BatchShape, bool]:
+def _heaviest(request: _Request) -> tuple[BatchShape, bool]:
     """The batch with the most edges among those that can be counted, and whether these are all that
     a run has, with the neighbors that it draws.
 
     Of training more batches are counted than a short run has: two hubs may meet in any of them.
     """
-    store = open_store(wanted.path)
+    store = open_store(request.path)
     store.advise_random()
     random = np.random.default_rng(1)
-    ids = store.splits[wanted.split]
-    fan_out = wanted.num_neighbors
-    batches = _batches(ids, wanted.num_seeds)
-    if wanted.training:
+    ids = store.splits[request.split]
+    fan_out = request.num_neighbors
+    batches = _batches(ids, request.num_seeds)
+    if request.training:
         orders = [random.permutation(ids) for _ in range(-(-_COUNTED_BATCHES // len(batches)))]
-        batches = [batch for order in orders for batch in _batches(order, wanted.num_seeds)]
+        batches = [batch for order in orders for batch in _batches(order, request.num_seeds)]
     if not _is_cold(store) and fan_out[0] < 0:  # those with the largest first hop first
         first = [_degrees(store, seeds).sum() for seeds in batches]
         batches = [batches[number] for number in np.argsort(first, kind="stable")[::-1]]
@@ -225,7 +225,7 @@ def _heaviest(wanted: _Wanted) -> tuple[BatchShape, bool]:
         _draw(store, batches[number], fan_out, random, _EDGES if _is_cold(store) else 4 * _EDGES)
         for _, number in sorted(counted, reverse=True)[:_HEAVIEST]
     ]
-    is_fixed = not wanted.training and all(k < 0 for k in fan_out)
+    is_fixed = not request.training and all(k < 0 for k in fan_out)
     complete = len(counted) == len(batches) and is_fixed and not any(cut for _, cut in shapes)
     return max((shape for shape, _ in shapes), key=_weight), complete
 
@@ -240,24 +240,24 @@ def _distinct(ids: Array) -> Array:
 
 
 @functools.lru_cache(maxsize=512)
-def _drawn(wanted: _Wanted) -> list[tuple[BatchShape, bool]]:
+def _drawn(request: _Request) -> list[tuple[BatchShape, bool]]:
     """Shapes of some batches, and whether each was extrapolated."""
-    store = open_store(wanted.path)
+    store = open_store(request.path)
     store.advise_random()
     random = np.random.default_rng(0)
-    ids = store.splits[wanted.split]
-    size = wanted.num_seeds
+    ids = store.splits[request.split]
+    size = request.num_seeds
     full = len(ids) // max(1, size)
     shapes = list[tuple[BatchShape, bool]]()
     num_draws = _MOST
     fewest = 1 if _is_cold(store) else _FEWEST
-    while len(shapes) < (num_draws if wanted.training else min(num_draws, full)):
-        if wanted.training:
+    while len(shapes) < (num_draws if request.training else min(num_draws, full)):
+        if request.training:
             seeds = random.choice(ids, size, replace=False)
         else:
             begin = len(shapes) * full // num_draws * size
             seeds = ids[begin : begin + size]
-        shapes.append(_draw(store, seeds, wanted.num_neighbors, random, _EDGES))
+        shapes.append(_draw(store, seeds, request.num_neighbors, random, _EDGES))
         read = sum(min(edges, _EDGES) for edges in shapes[-1][0].hop_edges)
         num_draws = min(num_draws, max(fewest, _EDGES // 2 // max(1, read)))
     return shapes

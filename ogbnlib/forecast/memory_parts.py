@@ -164,8 +164,8 @@ def rows_left(
     chances[-1] = -np.expm1(-expected) - chances[:-1].sum(0)  # that of more, too
     with_count = (chances @ nodes)[::-1]  # nodes, those in most windows first
     rows = with_count * counts[::-1]
-    left = 1 - np.cumsum(rows) / rows.sum()
-    return np.append(0.0, np.cumsum(with_count)), np.append(1.0, left)
+    share_left = 1 - np.cumsum(rows) / rows.sum()
+    return np.append(0.0, np.cumsum(with_count)), np.append(1.0, share_left)
 
 
 def expected_batch(

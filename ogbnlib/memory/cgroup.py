@@ -150,9 +150,9 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
 
 def _holder(mount: Path, pid: int | str) -> Path:
     """The cgroup below a mount that lists a process, else the mount."""
-    wanted = os.getpid() if pid == "self" else int(pid)
+    searched_pid = os.getpid() if pid == "self" else int(pid)
     folders = (Path(folder) for folder, *_ in os.walk(mount))
-    return next((folder for folder in folders if wanted in Cgroup(folder, 2).pids()), mount)
+    return next((folder for folder in folders if searched_pid in Cgroup(folder, 2).pids()), mount)
 
 
 def _counts_memory(path: Path) -> bool:

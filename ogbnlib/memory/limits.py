@@ -317,9 +317,9 @@ def _pass_memory_on(parent: Cgroup) -> None:
 def _try_systemd(limit_bytes: int | None) -> Limit | str:
     if shutil.which("systemd-run") is None:
         return "systemd-run is not installed"
-    left = _left_by_a_scope()
-    if left:
-        return f"its scope would leave the limit of {left.path}"
+    outer = _left_by_a_scope()
+    if outer:
+        return f"its scope would leave the limit of {outer.path}"
     try:
         done = subprocess.run(
             _SystemdLimit(2**30).command(["true"]),

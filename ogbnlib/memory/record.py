@@ -166,7 +166,8 @@ class Growth:
         if self.verdict == "climbs":
             unit = "epoch" if self.over_s is None else "minute"
             return (
-                f"Over {over} memory climbs by {format_bytes(self.slope_bytes)} per {unit}, {ends}."
+                f"Over {over} memory climbs by {format_bytes(self.slope_bytes)} per {unit} "
+                f"(fitted), {ends}."
             )
         if self.verdict == "levels off" and self.has_grown:
             return f"Over {over} memory grows {ends}, but not steadily."

@@ -151,8 +151,8 @@ class _Magics:
             limit = " ".join(options.limit).strip("'\"")
             limit_by = options.limit_by.strip("'\"")
             stream = _Output(folder, sys.stdout, self._shell.display_pub)
-            kept = Path(options.run) if options.run else folder / "memory_limit"
-            run_dir = next_run_dir(kept.parent, kept.name)
+            own_dir = Path(options.run) if options.run else folder / "memory_limit"
+            run_dir = next_run_dir(own_dir.parent, own_dir.name)
             try:
                 with contextlib.redirect_stdout(stream):
                     done = watch(argv, limit, run_dir=run_dir, limit_by=limit_by)
@@ -168,9 +168,9 @@ class _Magics:
                 print(f"memory_limit: {done.diagnosis}", flush=True)
             else:
                 display(done.diagnosis)
-            self._draw(done, f"{kept.name}: {done.state}")
+            self._draw(done, f"{own_dir.name}: {done.state}")
             if options.run:
-                self._shell.user_ns[kept.name] = done
+                self._shell.user_ns[own_dir.name] = done
             self._hand_back(done, folder, outputs)
 
     def _hand_back(self, done: "Run", folder: Path, outputs: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from ..errors import GB, MB, InputError, printable
+from ..errors import GB, MB, InputError, format_bytes, printable
 from ..forecast.planner import Advice
 from ..graph.npz import Array
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
@@ -48,8 +48,15 @@ _PART_COLOURS = {
     "COO": "#f0a35e",
     "sort": "#f3d25b",
     "shared CSC": "#8fd18f",
+    "valid loader's CSC": "#d993c0",
+    "test loader's CSC": "#b3a1e6",
     "CSC": "#e58f80",
+    "batch": "#c3d977",
+    "step": "#74c7c4",
+    "labels": "#f7b6c8",
+    "model": "#c9a27a",
     "runtime": "#c4c4c4",
+    "other parts": "#e4e4e4",
 }
 LIMIT = "#c0392b"
 KILLED = "#d62728"
@@ -152,8 +159,8 @@ def _shade(phase: Phase) -> tuple[str, str]:
 
 
 def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array) -> None:
-    """Shade each phase, inner ones above outer ones, with upright names where the span is wide
-    enough: in the curve where it is high, else above it."""
+    """Shade each phase outside its inner ones, with upright names where the span is wide enough: in
+    the curve where memory is high, else above it."""
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
     shown = (*_SHADES,) if is_training else ""
     phases = [phase for phase in run.phases if phase.name.lower().startswith(shown)]
@@ -168,20 +175,14 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
         is_thin = stop - phase.start_s < 0.004 * end_s  # thinner than a line
         if is_thin or label in ax.get_legend_handles_labels()[1]:
             label = "_again"
-        ax.axvspan(
-            phase.start_s,
-            stop,
-            color=colour,
-            alpha=0.55,
-            label=label,
-            linewidth=0,
-            zorder=0.01 * phase.depth,
-        )
+        # An outer phase is drawn where none of its inner ones is: two colours on each other are a third.
+        inner = [p for p in phases if p.depth > phase.depth and not p.name.startswith("release")]
+        pieces = [*_pieces(phase.start_s, stop, inner)]
+        for piece in pieces:
+            ax.axvspan(*piece, color=colour, alpha=0.55, label=label, linewidth=0, zorder=0.01)
+            label = "_again"
         ax.axvline(phase.start_s, color=_GREY, linewidth=0.3, zorder=0.5)
-        # The name of an outer phase stands behind the last inner one, which covers the span before.
-        inner = [p for p in phases if p.depth > phase.depth and phase.start_s <= p.start_s <= stop]
-        covered = [min(p.until_s, stop) for p in inner if not p.name.startswith("release")]
-        spans.append((max([phase.start_s, *covered]), stop, phase.label))
+        spans += [(*piece, phase.label) for piece in pieces[-1:]]
     figure: Any = ax.get_figure()
     # a line of text, in points
     narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s
@@ -204,6 +205,17 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
             fontsize=8,
             color="white" if is_high else _GREY,
         )
+
+
+def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[tuple[float, float]]:
+    """The parts of a span outside the inner phases."""
+    for phase in sorted(inner, key=lambda phase: phase.start_s):
+        if start_s < phase.start_s < stop_s:
+            yield start_s, phase.start_s
+        if phase.start_s < stop_s:
+            start_s = max(start_s, phase.until_s)
+    if start_s < stop_s:
+        yield start_s, stop_s
 
 
 def _wrapped(label: str, lines: int) -> str:
@@ -346,20 +358,26 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
 
 
 def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) -> Axes:
-    """Plot seconds per epoch against the memory limit, one line per policy; `runs` is (policy,
-    limit) -> run."""
+    """Plot seconds of an epoch against the memory limit, a line per policy for the later epochs and
+    a dotted one for the first; `runs` is (policy, limit) -> run."""
     ax = _axes(width=7.5, height=4)
     policies = list(dict.fromkeys(policy for policy, _ in runs))
     highest = 0.0
+    sizes: dict[str, str] = {}
     for policy in policies:
         points = [
             (i, Run.open(runs[policy, limit]))
             for i, limit in enumerate(limits)
             if (policy, limit) in runs
         ]
-        alive = {i: float(run.metrics["time_s"].mean()) for i, run in points if run.exit_code == 0}
-        (line,) = ax.plot([*alive], [*alive.values()], "o-", label=policy, zorder=3)
-        highest = max([highest, *alive.values()])
+        for i, run in points:
+            sizes[limits[i]] = format_bytes(run.result.get("memory_limit_bytes"))
+        times = {i: run.metrics["time_s"] for i, run in points if run.exit_code == 0}
+        first = [epochs_s.iloc[0] for epochs_s in times.values()]
+        later = [epochs_s.iloc[min(1, len(epochs_s) - 1) :].mean() for epochs_s in times.values()]
+        (line,) = ax.plot([*times], later, "o-", label=policy, zorder=3)
+        ax.plot([*times], first, ".:", color=line.get_color(), zorder=2)
+        highest = max([highest, *first, *later])
         # Crosses of several policies at one limit stand side by side.
         dead = [
             i + 0.12 * (policies.index(policy) - len(policies) / 2)
@@ -375,11 +393,11 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
             zorder=5,
             **{**_CROSS, "color": line.get_color()},
         )
-    ax.set_xticks(range(len(limits)), limits)
+    ax.set_xticks(range(len(limits)), [f"{limit}\n({sizes[limit]})" for limit in limits])
     ax.set(
         ylim=(0, 1.15 * highest or 1),
-        ylabel="seconds per epoch",
-        xlabel="memory limit at full size (cross: killed)",
+        ylabel="seconds of an epoch; dotted: the first",
+        xlabel="memory limit at full size (here); cross: killed",
     )
     ax.legend(**_PLAIN)
     return ax
@@ -499,7 +517,7 @@ def plot_forecast(run: RunLike) -> Axes:
         ax,
         stacks / unit,
         measured / unit,
-        [*plt.get_cmap("tab10").colors[: len(largest)], "#cccccc"],
+        [*map(_part_colour, stacks.columns)],
     )
     ax.set_xlabel(f"anonymous + shared memory in {name}")
     ax.set_title(_plain(f"{run.run_dir.name}: predicted parts, measured peaks"), fontsize=10)
@@ -550,15 +568,23 @@ def plot_parts(
         ha="center",
         xycoords=("data", "axes fraction"),
     )
-    sizes = [(plan.limit_bytes or plan.forecast.peak_bytes) / GB for plan in full.values()]
+    sizes = [
+        f"under {plan.limit_bytes / GB:.0f}"
+        if plan.limit_bytes
+        else f"{plan.forecast.peak_bytes / GB:.0f}"
+        for plan in full.values()
+    ]
     names = [
-        f"{_plain(name)}\n{size:.0f} GB at full size"
-        for name, size in zip(plans, sizes, strict=True)
+        f"{_plain(name)}\n{size} GB at full size" for name, size in zip(plans, sizes, strict=True)
     ]
     ax.set_yticks(range(len(plans)), names)
     ax.invert_yaxis()
     ax.set_xlabel(f"memory in {unit_name}; bars: parts by forecast, grey marks: measured peaks")
     return ax
+
+
+def _part_colour(name: str) -> str:
+    return next((colour for key, colour in _PART_COLOURS.items() if key in name), "#9a9a9a")
 
 
 def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int], unit: int) -> float:
@@ -568,10 +594,13 @@ def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int], unit: int) -> fl
     letters = 14 * figure.get_figwidth() / ax.get_xlim()[1]  # along the axis, for one unit
     for name, size in parts.items():
         width = size / unit
-        colour = next((one for key, one in _PART_COLOURS.items() if key in name), "#9a9a9a")
+        colour = _part_colour(name)
         ax.barh(place, width, left=left, height=0.72, color=colour, edgecolor="white")
+        middle = left + width / 2
         if width * letters > max(map(len, name.split())):
             words = _plain(name).replace(" ", "\n")
-            ax.text(left + width / 2, place, words, ha="center", va="center", fontsize=7.5)
+            ax.text(middle, place, words, ha="center", va="center", fontsize=7.5)
+        elif width * letters > 1:
+            ax.text(middle, place + 0.4, _plain(name), ha="center", va="top", fontsize=7.5)
         left += width
     return left

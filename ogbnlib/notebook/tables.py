@@ -18,8 +18,8 @@ from ..sources.resolve import size_of
 
 
 def compare_runs(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: its end, its peak memory in use (anonymous + shared) in GB, times,
-    last metrics."""
+    """Return one row per run: its end, its peak memory in use (anonymous + shared) in GB, its
+    seconds, those of an epoch (their mean) and of all evaluations, last metrics."""
     rows: dict[str, dict[str, object]] = {}
     for name, run in named(runs).items():
         rows[name] = {
@@ -32,7 +32,7 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
         metrics = run.metrics
         if len(metrics):
             rows[name]["epoch s"] = round(metrics["time_s"].mean(), 2)
-            rows[name]["eval s"] = round(metrics["eval_time_s"].sum(), 2)
+            rows[name]["all evals s"] = round(metrics["eval_time_s"].sum(), 2)
             rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1].add_prefix("last ")
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
 
@@ -113,8 +113,8 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
 
 
 def compare_steps(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: MB that a training step adds, seconds of an epoch, both also relative
-    to the first run.
+    """Return one row per run: MB that a training step adds, seconds of an epoch (their median), both
+    also relative to the first run.
 
     On a GPU a step is the memory that torch allocated; else the rise within an epoch
     (`Run.phase_memory`), which includes the batch and its sampling. The first of several epochs is
@@ -128,7 +128,7 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
         rises = phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"] / MB
         first = min(1, len(run.metrics) - 1)
         step = rises.iloc[first:].max() if allocated.isna()[name] else allocated[name]
-        rows[name] = {"step MB": step, "epoch s": run.metrics["time_s"].iloc[first:].mean()}
+        rows[name] = {"step MB": step, "epoch s": run.metrics["time_s"].iloc[first:].median()}
     table = pd.DataFrame.from_dict(rows, orient="index")
     table[["relative memory", "relative time"]] = table[["step MB", "epoch s"]] / table.iloc[0]
     return table.round(3)

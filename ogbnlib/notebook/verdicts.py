@@ -6,6 +6,7 @@ than the noise of the runs is "undecided here". Tolerances are part of each figu
 
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -201,7 +202,7 @@ def fits(plans: Mapping[str, Advice]) -> Finding:
     ]
     limits = {format_bytes(plan.limit_bytes) for plan in plans.values()}
     return Finding(
-        f"{', '.join(needs)}; limit {', '.join(limits)}",
+        f"by forecast {', '.join(needs)}; limit {', '.join(limits)}",
         FITS in [plan.verdict for plan in plans.values()],
     )
 
@@ -220,15 +221,16 @@ def takes_at_most(one_s: Sequence[float], other_s: Sequence[float], factor: floa
     """Check that epochs of `one_s` seconds take at most `factor` times as long as epochs of
     `other_s` seconds.
 
-    Each is compared with each: if neither answer has 9 of 10 pairs, the noise is larger than the
-    difference.
+    The figure is the ratio of the medians. Each epoch is compared with each: if neither answer has 9
+    of 10 pairs, the noise is larger than the difference.
     """
     ratios = sorted(one / other for one in one_s for other in other_s)
     if not ratios:
         return not_measured("no figure here")
     share = sum(ratio <= factor for ratio in ratios) / len(ratios)
     spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} by pairs of epochs; true up to {factor:g}"
-    measured = f"{ratios[len(ratios) // 2]:.2f} times as long ({spread})"
+    ratio = statistics.median(one_s) / statistics.median(other_s)
+    measured = f"{ratio:.2f} times as long ({spread})"
     if 0.1 < share < 0.9:
         return Finding(measured, None, is_noise=True)
     return Finding(measured, share >= 0.9)
@@ -238,7 +240,7 @@ def as_accurate(one: float, other: float, num_nodes: int) -> Finding:
     """Check that `one` accuracy is not below the `other`; undecided within two standard errors of
     the difference."""
     error = math.sqrt((one * (1 - one) + other * (1 - other)) / num_nodes)  # of two binomial shares
-    measured = f"{one:.3f} against {other:.3f}, standard error of the difference {error:.3f}"
+    measured = f"{one:.3f} against {other:.3f}, one run each; decided from {2 * error:.3f} apart on"
     if abs(one - other) <= 2 * error:
         return Finding(measured, None, is_noise=True)
     return Finding(measured, one > other)

@@ -3,9 +3,11 @@ a graph."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
-from ..forecast.memory_parts import feature_itemsize, hop_size
+from ..forecast.memory_parts import expected_batch, feature_itemsize, hop_size, trained_edges
 from ..forecast.run_forecast import PROPAGATE, Ledger
 from ..graph.store import Store, is_store, open_store
 from ..memory.available import available_bytes
@@ -46,7 +48,11 @@ class PropagatedLoaders(DiskLoaders):
             rows = sum(graph.num_seeds.values())
             fixed = fixed_bytes(graph, config.hops)
             column = graph.num_nodes * itemsize
-            reached = [graph.num_nodes] * (config.hops - 1) + [rows]  # at most
+            both = bool(config.undirected or graph.undirected)
+            num_edges = trained_edges(graph, config.undirected)
+            graph = dataclasses.replace(graph, num_edges=num_edges, undirected=both)
+            neighborhoods = expected_batch(graph, both, rows, [-1] * (config.hops - 1))
+            reached = [*itertools.accumulate(neighborhoods.hop_nodes)][::-1]
             room = column * graph.num_features
             if run.limit_bytes is not None:
                 share_bytes = int(OWN_SHARE * (run.limit_bytes - sum(run.held.values())))

@@ -468,16 +468,25 @@ def _command_remedy(record: Record, killed: KilledBy) -> str:
     """The remedy for a watched command, whose content no planner knows."""
     phase = f" in '{record.phase.name}'" if record.phase and record.phase.name else ""
     codes = record.statements or read_script(record.start.get("command") or [])
-    loaders = share_the_graph(codes) or "one loader at a time (each of PyG's copies the graph; "
+    shared = share_the_graph(codes)
+    loaders = shared or "one loader at a time (each of PyG's copies the graph; "
     text = (
         f"read or build less at once{phase}: {loaders}a store of `python -m ogbnlib convert` stays "
-        f"on disk), smaller batches, {NEEDING_LESS}"
+        "on disk)"
     )
+    if shared and "NeighborLoader(" in phase:
+        # The line sorts edges for a loader: batches and workers come later.
+        return text + _raise_the_limit(killed)
+    text += f", smaller batches, {NEEDING_LESS}"
     if record.growth and record.growth.verdict == "climbs":
         # Without marks of epochs it may be no training, and a few seconds of loading climb, too.
         text += f"; in training look for {KEPT}"
         if record.growth.epochs:
             text = f"find what each epoch keeps: {KEPT}"
+    return f"{text}{_raise_the_limit(killed)}"
+
+
+def _raise_the_limit(killed: KilledBy) -> str:
     if killed.limit_bytes is None:
-        return text
-    return f"{text}; or raise {'the limit' if killed.cgroup else 'memory_limit'}"
+        return ""
+    return f"; or raise {'the limit' if killed.cgroup else 'memory_limit'}"

@@ -52,12 +52,12 @@ def _label_dtype(store: Store) -> type[np.number[Any]]:
     return np.float32 if store.has_targets else np.int64
 
 
-def _check_room(store: Store, needed: int) -> None:
-    """Refuse to read `needed` bytes into RAM where they are not available."""
+def _check_room(store: Store, size_bytes: int) -> None:
+    """Refuse to read `size_bytes` bytes into RAM where they are not available."""
     free = available_bytes()
-    if needed > free:  # 102 GB for ogbn-papers100M
+    if size_bytes > free:  # 102 GB for ogbn-papers100M
         raise InputError(
-            f"{store.path}: {format_bytes(needed)} for all of it in RAM, {format_bytes(free)} are "
+            f"{store.path}: {format_bytes(size_bytes)} for all of it in RAM, {format_bytes(free)} are "
             "available; use store.loader, which reads batch by batch"
         )
 

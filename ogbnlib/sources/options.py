@@ -104,9 +104,9 @@ def open_folder(name: StrPath, options: Mapping[str, Any]) -> Source:
             `save_options`: a conversion writes all of them there when it is complete.
     """
     folder = layout_of(home(name).absolute())[1]
-    given = {name: _as_list(v) if name in _LISTS else v for name, v in options.items()}
-    save = given.pop("save_options", False)
-    merged = _with_saved(folder, given)
+    own_options = {name: _as_list(v) if name in _LISTS else v for name, v in options.items()}
+    save = own_options.pop("save_options", False)
+    merged = _with_saved(folder, own_options)
     of_files = {name: value for name, value in merged.items() if name not in OF_CONVERSION}
     if not {*of_files} - {"num_classes"} and not is_tables(name):
         source = open_raw(name, **of_files)

@@ -103,7 +103,7 @@ def resolve(request: DataRequest) -> Store | _Pending:
         return store
     is_missing = False
     folder = layout_of(Path(os.path.abspath(name)))[1]
-    given = {
+    options = {
         option: getattr(request, option)
         for option in ("undirected", "feature_dtype")
         if getattr(request, option) is not None
@@ -113,7 +113,7 @@ def resolve(request: DataRequest) -> Store | _Pending:
         is_missing = not official.present and not request.download
         pending = _pending_official(official, request)
     else:
-        pending = _pending_folder(folder, request, given)
+        pending = _pending_folder(folder, request, options)
     store_of_it = pending.existing()
     if store_of_it is not None:
         return store_of_it
@@ -125,8 +125,8 @@ def resolve(request: DataRequest) -> Store | _Pending:
     return pending
 
 
-def _pending_folder(folder: Path, request: DataRequest, given: Mapping[str, Any]) -> _Pending:
-    """Name the store of a folder whose `dataset.yaml` may have options; those of `given` win."""
+def _pending_folder(folder: Path, request: DataRequest, requested: Mapping[str, Any]) -> _Pending:
+    """Name the store of a folder whose `dataset.yaml` may have options; those of `requested` win."""
     options = read_options(folder)
     if request.undirected is None:
         request = replace(request, undirected=options.get("undirected"))
@@ -138,11 +138,11 @@ def _pending_folder(folder: Path, request: DataRequest, given: Mapping[str, Any]
         }
 
     if not is_tables(folder):
-        raw = open_folder(folder, given)
+        raw = open_folder(folder, requested)
         dtype = np.dtype(options.get("feature_dtype", raw.feature_dtype))
         return _pending(folder, layout_files, lambda: raw, raw.size, dtype, request)
     dtype = np.dtype(options.get("feature_dtype", stored_dtype(find(folder).get("features"))))
-    return _pending(folder, find, lambda: open_folder(folder, given), None, dtype, request)
+    return _pending(folder, find, lambda: open_folder(folder, requested), None, dtype, request)
 
 
 def _pending_official(official: Located, request: DataRequest) -> _Pending:

@@ -322,12 +322,12 @@ def macro_f1(labels: Tensor, predicted: Tensor, num_classes: int) -> float:
     """Return the mean F1 of the classes that occur in the labels or the predictions, both [n]: that
     of scikit-learn's `f1_score(average="macro", zero_division=0)`."""
     hits = labels[labels == predicted]
-    found, wanted, guessed = (
+    hits_per_class, labels_per_class, guesses_per_class = (
         torch.bincount(values, minlength=num_classes).double()
         for values in (hits, labels, predicted)
     )
-    total = wanted + guessed
-    return float((2 * found / total)[total > 0].mean())
+    total = labels_per_class + guesses_per_class
+    return float((2 * hits_per_class / total)[total > 0].mean())
 
 
 def _epoch_line(row: Row) -> str:

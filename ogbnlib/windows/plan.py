@@ -340,8 +340,8 @@ class _Spool:
         memory."""
         spare = max(0, hot_bytes - self.num_nodes * 3 // 16)
         num_windows = min(_MOST_COUNTED, -(-num_batches // self.size))
-        nodes, left = self._rows_left(num_windows)
-        return self.left * float(np.interp(spare / self.hot_row_bytes, nodes, left))
+        nodes, share_left = self._rows_left(num_windows)
+        return self.left * float(np.interp(spare / self.hot_row_bytes, nodes, share_left))
 
     def _divide(self, num_files: int, hot_bytes: int) -> tuple[int, int, Windows] | None:
         """The windows of a division into `num_files` structure files, with `hot_bytes` for rows in

@@ -118,13 +118,13 @@ def _look_up(store: Store, array: str, keys: Array) -> Array:
     """Return the position of each key among a store's names, int64 [n]; -1 if it is not there."""
     if not len(keys):
         return np.empty(0, np.int64)
-    wanted, places = np.unique(keys, return_inverse=True)
-    positions = np.full(len(wanted), -1)
+    unique_keys, places = np.unique(keys, return_inverse=True)
+    positions = np.full(len(unique_keys), -1)
     for begin, names in store.chunks(array, checked=True):
         if names.dtype.kind == "S":
             names = hashes(names)
-        at = np.minimum(np.searchsorted(wanted, names), len(wanted) - 1)
-        known = np.flatnonzero(wanted[at] == names)
+        at = np.minimum(np.searchsorted(unique_keys, names), len(unique_keys) - 1)
+        known = np.flatnonzero(unique_keys[at] == names)
         positions[at[known]] = begin + known
     return positions[places]
 
