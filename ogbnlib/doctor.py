@@ -40,16 +40,15 @@ class _Check:
 def _packages() -> _Check:
     """Conflicts of this package's requirements, by pip, else the important versions."""
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
-    if done.stderr and not done.stdout:
-        return _Check("packages", False, done.stderr.splitlines()[-1], "python -m ensurepip")
     wrong = [line for line in done.stdout.splitlines() if line.startswith("ogbnlib ")]
     if not any(importlib.metadata.distributions(name="ogbnlib")):
         wrong = ["ogbnlib is not installed, only its folder is on the path"]
     if wrong:
         return _Check("packages", False, "; ".join(wrong), "pip install -e .")
-    return _Check(
-        "packages", True, ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN)
-    )
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN)
+    if done.stderr and not done.stdout:  # as in an environment of uv
+        versions += "; conflicts are not known, as pip is not installed here: try `uv pip check`"
+    return _Check("packages", True, versions)
 
 
 def machine() -> str:

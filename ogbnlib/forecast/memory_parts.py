@@ -7,9 +7,11 @@ PyG 2.8, Linux.
 
 import dataclasses
 import functools
+import importlib.util
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -20,9 +22,19 @@ from ..graph.store import GraphSize
 from ..graph.store_format import index_dtype, label_dtype
 from .batches import BatchShape
 
+
+def _torch_is_for_gpus() -> bool:
+    """Whether the torch installed here is a build for CUDA or ROCm; it is not imported."""
+    torch = importlib.util.find_spec("torch")
+    folders = torch.submodule_search_locations if torch else None
+    libraries = ("lib/libtorch_cuda.so", "lib/libtorch_hip.so")
+    return any(Path(folder, name).exists() for folder in folders or () for name in libraries)
+
+
 # A training process at rest, kernels loaded (`tests/warm_up.py`); a test compares it with a real
-# process.
-RUNTIME_BYTES = 354 * MB
+# process. Importing a build of torch for GPUs takes more, whether there is one or not: 471 MB in
+# all with torch 2.13 for CUDA 13.0, 484 MB with 2.15 for CUDA 13.2.
+RUNTIME_BYTES = (484 if _torch_is_for_gpus() else 354) * MB
 # What a forked worker writes to: its interpreter's pages, the sampling of a batch aside. 2 workers
 # added 17 MB, 12 that stay for three loaders 140 MB.
 WORKER_BYTES = 12 * MB

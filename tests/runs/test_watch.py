@@ -1,6 +1,7 @@
 """Promises of `watch`, `phase` and `mark`: any command recorded and limited, moments named, no cost
 otherwise."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -554,8 +555,13 @@ def test_marks_cost_nothing_and_import_nothing_where_nobody_watches() -> None:
             pass
         ogbnlib.mark("epoch", loss=1.0)
 
-    # 1.2 us on a quiet machine
-    assert min(timeit.repeat(once, number=500, repeat=500)) / 500 < 2e-6
+    def plain() -> None:
+        with contextlib.suppress(OSError):
+            pass
+
+    # 1.2 us, 3.4 times as long as a context of the standard library, with Python 3.11 and 3.13
+    cost_s, plain_s = (min(timeit.repeat(each, number=500, repeat=500)) for each in (once, plain))
+    assert cost_s < 6 * plain_s
     code = "import sys, ogbnlib\nwith ogbnlib.phase('a'): ogbnlib.mark('b')\n"
     code += "print(sorted(name for name in sys.modules if name.startswith('ogbnlib')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

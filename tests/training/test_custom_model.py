@@ -422,7 +422,11 @@ WRONG: dict[str, tuple[str | None, dict[str, Any], str]] = {
         {"dropout": 0.5},
         "^dropout: my_model.py:Net takes none, got 0.5",
     ),
-    "a forward that fails": (model_with("return self.lin(x[:, 1:])"), {}, "line 8: mat1 and mat2"),
+    "a forward that fails": (
+        model_with("return self.lin(x[:, 1:])"),
+        {},
+        "line 8: .*mat1 and mat2",
+    ),
     "seeds alone": (model_with("return self.lin(x)[:4]"), {}, r"scores \[12, .*found .*\[4, 5\]"),
     "no forward": (f"{HEAD}{INIT}", {}, "named parameters such as x and edge_index, found none"),
     "sparse gradients": (
