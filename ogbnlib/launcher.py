@@ -23,6 +23,12 @@ def job_cores() -> int:
     return min(cores, int(job_cpus) or cores) if job_cpus.isdecimal() else cores
 
 
+def sampling_threads() -> int:
+    """Threads of this process that sample, each with a batch: one for each of its cores, at most
+    32."""
+    return min(32, max(1, job_cores() // local_ranks()))
+
+
 def launch() -> _Launch:
     """Read RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE; without the first two this process is
     alone."""

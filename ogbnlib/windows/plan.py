@@ -29,6 +29,7 @@ from ..forecast.pass_memory import Pass, sweep_s
 from ..forecast.step_memory import model_state_bytes
 from ..graph.npz import CHUNK_BYTES
 from ..graph.store_format import index_dtype
+from ..launcher import sampling_threads
 
 # For the choice of windows only: seconds of training per sampled node on a 2-core machine.
 # A wrong value costs time alone, where reading and training overlap.
@@ -307,8 +308,9 @@ class _Spool:
         self._rows_left = functools.cache(functools.partial(rows_left, *shared))
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
         self.working = memory - memory // 8 - 4 * self.size * self.each
-        # four threads, with a batch each
-        self.most_sampled = max(0, self.working - 4 * self.sampled_bytes) // self.sampled_bytes
+        # Threads have a batch each. Four at least, so that machines of few cores plan alike.
+        threads_bytes = max(4, sampling_threads()) * self.sampled_bytes
+        self.most_sampled = max(0, self.working - threads_bytes) // self.sampled_bytes
         self.packing = 2 * (
             _window_fixed_bytes(one.size.num_nodes) + self.size * _compact_batch_bytes(batch, 8)
         )

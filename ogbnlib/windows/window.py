@@ -26,7 +26,7 @@ from ..graph.edge_sort import restore_input_order
 from ..graph.node_set import NodeSet
 from ..io.disk_array import DiskArray
 from ..kernels import Array, kernel, prefetch
-from ..launcher import job_cores, local_ranks
+from ..launcher import sampling_threads
 from ..sampling.choice import choose_all, count_chosen
 from ..sampling.sampler import CSCSampler, Hops, absorb
 from .hot_rows import HotRows
@@ -258,9 +258,8 @@ def _choose_edges(
 
 
 def _in_threads(work: Callable[..., object], *items: Iterable[object]) -> None:
-    """Call `work` with the items, in a thread for each of this process's cores, 4 at most: each
-    holds a batch."""
-    with ThreadPoolExecutor(min(4, max(1, job_cores() // local_ranks()))) as pool:
+    """Call `work` with the items, each of which is a batch, in several threads."""
+    with ThreadPoolExecutor(sampling_threads()) as pool:
         list(pool.map(work, *items))
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -212,6 +213,7 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
         "window_batches": draw(st.integers(1, 5)),
         "epoch": draw(st.integers(0, 10)),
         "seed": draw(st.integers(0, 2**31)),
+        "num_threads": draw(st.sampled_from([1, 32])),
     }
 
 
@@ -227,7 +229,8 @@ def test_a_windows_batches_are_those_that_are_drawn_one_by_one(
     seeds, size = np.array(problem["seeds"], np.int64), problem["batch_size"]
     firsts = list(range(0, len(seeds), size))
     sampled: list[Any] = []
-    with on_disk(tmp_path, colptr, row) as disks:
+    threads = patch("ogbnlib.windows.window.sampling_threads", lambda: problem["num_threads"])
+    with threads, on_disk(tmp_path, colptr, row) as disks:
         for begin in range(0, len(firsts), problem["window_batches"]):
             part = firsts[begin : begin + problem["window_batches"]]
             cut = [seeds[first : first + size] for first in part]
