@@ -480,8 +480,9 @@ def test_what_would_end_the_watcher_alone_reaches_its_command_and_is_recorded(
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
         watcher = watched("sleep", "60", stderr=subprocess.PIPE)
         signal.signal(signal.SIGHUP, before)
-        (child,) = wait_until(lambda w=watcher: process_tree(w.pid)[1:], "the command")
+        # A watcher that is not root's tries systemd-run before its command.
         wait_until(Path("run/timeline.csv").exists, "the first sample")
+        (child,) = wait_until(lambda w=watcher: process_tree(w.pid)[1:], "the command")
         watcher.send_signal(stop)
         if ignored:  # by nohup
             time.sleep(0.5)
