@@ -155,7 +155,8 @@ def test_the_pinned_releases_are_within_the_ranges_and_those_of_these_tests() ->
     ]
     for pin in map(Requirement, pins):
         installed = version(pin.name)
-        assert installed in pin.specifier
+        # tests/versions.sh tries other releases
+        assert installed in pin.specifier or "OGBNLIB_OTHER_RELEASES" in os.environ
         assert installed in wanted[pin.name]
     for page in ("README.md", "README.zh-CN.md", ".ci/run"):
         commands = re.findall(r"^.*pip install -q.*$", (ROOT / page).read_text(), re.MULTILINE)
@@ -334,7 +335,7 @@ def test_no_public_name_turns_into_a_module_once_its_module_was_imported() -> No
 
 # Bounds of what `tests/benchmarks/house.py` prints. They leave room: an honest addition passes.
 BOUNDS = {
-    "statements": 17_925,
+    "statements": 17_945,
     "statements a line": 0.70,
     "percent of long lines": 4,
     "several names at once per 1,000 lines": 8,

@@ -16,8 +16,8 @@ TRAINING = {
     "num_neighbors": "10 10",
     "hidden_channels": 128,
     "batch_size": 512,
-    "epochs": 15,
-    "eval_every": 5,
+    "epochs": 9,
+    "eval_every": 3,
     "keep": "best",
 }
 

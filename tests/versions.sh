@@ -31,6 +31,7 @@ command -v uv >/dev/null || fail "expected uv on PATH, found none: pip install u
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
+export OGBNLIB_OTHER_RELEASES=1 # for the test of constraints.txt
 export UV_CACHE_DIR=$folder/cache # the environment has hard links to it
 export UV_TORCH_BACKEND=${UV_TORCH_BACKEND-cpu}
 [[ -n $UV_TORCH_BACKEND ]] || unset UV_TORCH_BACKEND

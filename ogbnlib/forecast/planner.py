@@ -133,8 +133,10 @@ def _heading(advice: Advice) -> Iterator[str]:
     batches = f"[{spaced(config.num_neighbors)}]"
     if config.policy.uses_hops:
         batches = f"{config.hops} hops ({config.norm})"
+    both_ways = " (and their reverse)" if config.undirected and not size.undirected else ""
     yield (
-        f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges; loading={config.loading}"
+        f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges{both_ways}; "
+        f"loading={config.loading}"
         f"{_convert_hint(advice.forecast)}, {batches} x {config.batch_size}, {config.num_workers} workers"
     )
     yield ""

@@ -148,7 +148,9 @@ def _draw_run(
     visible = stacks.max(axis=1, initial=0) > 0.005 * stacks.sum(axis=0).max(initial=0)
     labels = [name if seen else f"_{name}" for name, seen in zip(names, visible, strict=True)]
     ax.stackplot(time_s, stacks, labels=labels, colors=colours, linewidth=0, zorder=2)
-    end_s = max(float(time_s[-1]), 1e-3) if len(time_s) else 1.0
+    # The last phase may have begun after the last sample.
+    starts_s = [phase.start_s for phase in run.phases]
+    end_s = max([*time_s[-1:], *starts_s, 1e-3]) if len(time_s) else 1.0
     ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
     colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else ax.title.get_color()
     ax.set_title(_plain(title or f"{run.run_dir.name}: {run.state}"), fontsize=10, color=colour)
@@ -288,7 +290,7 @@ def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
         return
     ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
     start_s = max([0.0, *(one.start_s for one in run.phases if one.label == phase)])
-    start_s = min(start_s, 0.985 * end_s)
+    end_s = max(end_s, start_s + 0.015 * end_s)  # within the axis, which is 2 % longer
     ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=3, label="killed in")
 
 

@@ -17,9 +17,16 @@ from ..sources.catalog import open_dataset
 from ..sources.resolve import size_of
 
 
+def _epoch_s(run: Run) -> float:
+    """Seconds of an epoch: the median, without the first of several, which loads libraries."""
+    times = run.metrics["time_s"]
+    return float(times.iloc[min(1, len(times) - 1) :].median())
+
+
 def compare_runs(runs: Runs) -> pd.DataFrame:
     """Return one row per run: its end, its peak memory in use (anonymous + shared) in GB, its
-    seconds, those of an epoch (their mean) and of all evaluations, last metrics."""
+    seconds, those of an epoch (the median, without the first of several) and of all evaluations,
+    last metrics."""
     rows: dict[str, dict[str, object]] = {}
     for name, run in named(runs).items():
         rows[name] = {
@@ -31,7 +38,7 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
         }
         metrics = run.metrics
         if len(metrics):
-            rows[name]["epoch s"] = round(metrics["time_s"].mean(), 2)
+            rows[name]["epoch s"] = round(_epoch_s(run), 2)
             rows[name]["all evals s"] = round(metrics["eval_time_s"].sum(), 2)
             rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1].add_prefix("last ")
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
@@ -54,7 +61,7 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
             "predicted MB": round(here.peak_bytes / MB),
             "measured MB": round(measured / MB, 0),
             "error %": round(100 * (here.peak_bytes / measured - 1), 1),
-            "epoch s": round(run.metrics["time_s"].iloc[-1:].mean(), 2),
+            "epoch s": round(_epoch_s(run), 2),
             f"{full} GB": round(full_forecast.peak_bytes / GB, 2),
             "its peak in": full_forecast.peak.name,
         }
@@ -128,7 +135,7 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
         rises = phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"] / MB
         first = min(1, len(run.metrics) - 1)
         step = rises.iloc[first:].max() if allocated.isna()[name] else allocated[name]
-        rows[name] = {"step MB": step, "epoch s": run.metrics["time_s"].iloc[first:].median()}
+        rows[name] = {"step MB": step, "epoch s": _epoch_s(run)}
     table = pd.DataFrame.from_dict(rows, orient="index")
     table[["relative memory", "relative time"]] = table[["step MB", "epoch s"]] / table.iloc[0]
     return table.round(3)

@@ -143,8 +143,9 @@ class Loaders:
         """Delete the train loader with its CSC and workers and give the memory back."""
         loader = self._resident.pop("train", None)
         if loader is not None:
-            _end_workers(loader)
-            del loader
+            with self.log.phase("release"):
+                _end_workers(loader)
+                del loader
             self._released("train")
 
     def _released(self, split: str) -> None:

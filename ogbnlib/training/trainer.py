@@ -131,6 +131,7 @@ class Trainer:
         self.log = self.learner.log
         self.ranks = self.learner.ranks
         self.num_seeds = {split: len(ids) for split, ids in self.loaders.splits.items()}
+        self._eval_time_s = 0.0  # of the current epoch
 
     def _boundary(self, training: bool = False) -> None:
         """Save or stop between two steps or two batches of an evaluation; a run stops on a signal
@@ -211,6 +212,7 @@ class Trainer:
 
     def evaluate(self, split: str) -> Row:
         """Return the accuracy and the macro-F1 on `split`, by their names in metrics.csv."""
+        begin_s = time.monotonic()
         self.learner.begin()
         num_seeds = self.num_seeds[split]
         size = self.config.seeds_per_batch(training=False)
@@ -236,10 +238,12 @@ class Trainer:
                 self.state, f"scores of {undefined:,} of {num_seeds:,} {split} nodes are NaN"
             )
         labels = self.loaders.labels[split]
-        return {
+        measures: Row = {
             split: accuracy(labels, predicted),
             f"{split}_macro_f1": macro_f1(labels, predicted, self.loaders.num_classes),
         }
+        self._eval_time_s += time.monotonic() - begin_s
+        return measures
 
     def run(self) -> None:
         """Train the remaining epochs, each with its evaluation, its row of metrics.csv and its
@@ -272,15 +276,15 @@ class Trainer:
             self._train_epoch()
             self.checkpointer.check_finite(self.state)
         loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
-        begin_s = time.monotonic()
+        self._eval_time_s = 0.0
         row: Row = {
             **dict.fromkeys(METRIC_COLUMNS),
             "epoch": epoch,
             "loss": loss,
             **self._evaluate_epoch(epoch),
             "time_s": self.state.time_s,
+            "eval_time_s": self._eval_time_s,
         }
-        row["eval_time_s"] = time.monotonic() - begin_s
         self.state = State(
             epoch=epoch,
             history=[*self.state.history, row],

@@ -136,9 +136,9 @@ def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
     clean.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     clean.setattr(supervise.subprocess, "Popen", popen)
     clean.setattr("ogbnlib.runs.sandbox._compile_kernels", lambda how: None)
+    config = tiny_config(expandable_segments=True)
     with pytest.raises(RuntimeError, match="not started"):
-        # no memory cgroup: who may make none by himself would start systemd-run for one
-        config = tiny_config(expandable_segments=True)
+        # by the watchdog: a user who can't make a memory cgroup would start systemd-run for one
         run(config, run_dir=tmp_path / "run", limit_by="watchdog", echo=False)
     assert {seen[name] for name in ALLOCATOR_VARIABLES} == {
         "max_split_size_mb:64,expandable_segments:True"
