@@ -183,7 +183,7 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
         is_thin = stop - phase.start_s < 0.004 * end_s  # thinner than a line
         if is_thin or label in ax.get_legend_handles_labels()[1]:
             label = "_again"
-        # An outer phase is drawn where none of its inner ones is: two colours on each other are a third.
+        # An outer phase is drawn outside its inner ones: two colours on each other are a third.
         inner = [p for p in phases if p.depth > phase.depth and not p.name.startswith("release")]
         pieces = [*_pieces(phase.start_s, stop, inner)]
         for piece in pieces:
@@ -371,7 +371,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
     ax = _axes(width=7.5, height=4)
     policies = list(dict.fromkeys(policy for policy, _ in runs))
     highest = 0.0
-    sizes: dict[str, str] = {}
+    sizes = dict.fromkeys(limits, "")  # of a limit under which no policy ran
     for policy in policies:
         points = [
             (i, Run.open(runs[policy, limit]))
@@ -379,9 +379,9 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
             if (policy, limit) in runs
         ]
         for i, run in points:
-            sizes[limits[i]] = format_bytes(run.result.get("memory_limit_bytes"))
+            sizes[limits[i]] = f"\n({format_bytes(run.result.get('memory_limit_bytes'))})"
         times = {i: run.metrics["time_s"] for i, run in points if run.exit_code == 0}
-        first = [epochs_s.iloc[0] for epochs_s in times.values()]
+        first = [epochs_s.iloc[:1].mean() for epochs_s in times.values()]
         later = [epochs_s.iloc[min(1, len(epochs_s) - 1) :].mean() for epochs_s in times.values()]
         (line,) = ax.plot([*times], later, "o-", label=policy, zorder=3)
         ax.plot([*times], first, ".:", color=line.get_color(), zorder=2)
@@ -401,7 +401,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
             zorder=5,
             **{**_CROSS, "color": line.get_color()},
         )
-    ax.set_xticks(range(len(limits)), [f"{limit}\n({sizes[limit]})" for limit in limits])
+    ax.set_xticks(range(len(limits)), [limit + sizes[limit] for limit in limits])
     ax.set(
         ylim=(0, 1.15 * highest or 1),
         ylabel="seconds of an epoch; dotted: the first",
