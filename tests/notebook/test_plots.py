@@ -19,7 +19,13 @@ from matplotlib.lines import Line2D
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB
 from ogbnlib.forecast.planner import plan
-from ogbnlib.notebook.plots import plot_forecast, plot_parts, plot_runs, plot_timeline
+from ogbnlib.notebook.plots import (
+    epoch_times,
+    plot_forecast,
+    plot_parts,
+    plot_runs,
+    plot_timeline,
+)
 from ogbnlib.runs.folder import Run
 
 
@@ -92,6 +98,20 @@ def test_a_phase_that_kills_is_drawn_however_short_it_was(tmp_path: Path) -> Non
     assert min(box.x0 for box in late) == pytest.approx(4.499)  # the phase before is not covered
     assert 4.54 < max(box.x1 for box in late) <= ax.get_xlim()[1]
     assert "in phase 'build'" in ax.get_title()
+
+
+def test_first_and_later_epochs_have_a_line_each_and_a_kill_is_a_cross(
+    killed: Path, finished: Path
+) -> None:
+    columns = "epoch,loss,train,valid,test,time_s,eval_time_s\n"
+    (finished / "metrics.csv").write_text(f"{columns}1,1,,,,4.0,0\n2,1,,,,0.5,0\n3,1,,,,1.5,0\n")
+    ax = epoch_times({("a", "8 GB"): finished, ("b", "8 GB"): killed}, ["8 GB", "4 GB"])
+    later, first, crosses, *_ = (line.get_ydata() for line in ax.lines)
+    assert [*later, *first, *crosses] == [1.0, 4.0]
+    (cross,) = (line for line in lines(ax, marker="X") if len(line.get_xdata()))
+    assert cross.get_ydata() == [0]
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert labels == ["8 GB\n(256 MB)", "4 GB"]  # nothing ran under the second limit
 
 
 def test_parts_are_bars_up_to_the_phase_that_kills(killed: Path, finished: Path) -> None:
