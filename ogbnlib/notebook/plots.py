@@ -167,8 +167,7 @@ def _shade(phase: Phase) -> tuple[str, str]:
 
 
 def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array) -> None:
-    """Shade each phase outside its inner ones, with upright names where the span is wide enough: in
-    the curve where memory is high, else above it."""
+    """Shade each phase outside its inner ones, with its name."""
     is_training = run.paths.config.is_file()  # of other commands every phase is drawn
     shown = (*_SHADES,) if is_training else ""
     phases = [phase for phase in run.phases if phase.name.lower().startswith(shown)]
@@ -191,6 +190,14 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
             label = "_again"
         ax.axvline(phase.start_s, color=_GREY, linewidth=0.3, zorder=0.5)
         spans += [(*piece, phase.label) for piece in pieces[-1:]]
+    _write_names(ax, spans, end_s, in_use, time_s)
+
+
+def _write_names(
+    ax: Axes, spans: list[tuple[float, float, str]], end_s: float, in_use: Array, time_s: Array
+) -> None:
+    """Write names upright into spans that are wide enough: in the curve where memory is high, else
+    above it."""
     figure: Any = ax.get_figure()
     # a line of text, in points
     narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s

@@ -226,6 +226,8 @@ def test_the_diagnosis_of_a_killed_loader_names_the_argument_that_shares_the_gra
     argument = "neighbor_sampler={}.node_sampler in each NeighborLoader after the first"
     assert argument.format("train_loader_of_a_long_name") in words[0]
     assert argument.format("first_loader") in words[1]
+    # Batches and workers come after the line that builds a loader, but may be in a loop around one.
+    assert ["smaller batches" in text for text in words] == [False, True, True, True]
     for text in words[2:]:
         assert "Killed by" in text
         assert "neighbor_sampler" not in text
