@@ -6,6 +6,7 @@ The changed lines of each are between "ogbnlib: begin" and "ogbnlib: end".
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -44,13 +45,27 @@ def test_there_are_ten_programs_with_few_changed_lines() -> None:
 def test_a_ported_program_runs_and_its_loss_falls(name: str, small_store: Path) -> None:
     if "lightning" in name and importlib.util.find_spec("lightning") is None:
         pytest.skip("lightning is not installed; it is no dependency, but of the tests")
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / f"{name}.py"), str(small_store)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    losses = [float(loss) for loss in re.findall(r"Loss: ([\d.]+)", done.stdout)]
-    assert len(losses) >= 3, done.stdout
+    printed = _output(FOLDER / f"{name}.py", small_store)
+    losses = [float(loss) for loss in re.findall(r"Loss: ([\d.]+)", printed)]
+    assert len(losses) >= 3, printed
     assert losses[-1] < losses[0], losses
+
+
+def _output(program: Path, store: Path) -> str:
+    """What a program prints; one that hangs prints the stacks of all its processes' threads."""
+    process = subprocess.Popen(
+        [sys.executable, str(program), str(store)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
+        start_new_session=True,  # so that the signal below reaches the ranks, too
+    )
+    try:
+        printed, errors = process.communicate(timeout=300)  # 10 to 40 s beside other tests
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)
+        printed, errors = process.communicate()
+        pytest.fail(f"{program.name} did not end in 300 s\n{printed}\n{errors}")
+    assert process.returncode == 0, errors
+    return printed
