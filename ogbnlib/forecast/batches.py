@@ -204,15 +204,8 @@ def _heaviest(request: _Request) -> tuple[BatchShape, bool]:
     store = open_store(request.path)
     store.advise_random()
     random = np.random.default_rng(1)
-    ids = store.splits[request.split]
     fan_out = request.num_neighbors
-    batches = _batches(ids, request.num_seeds)
-    if request.training:
-        orders = [random.permutation(ids) for _ in range(-(-_COUNTED_BATCHES // len(batches)))]
-        batches = [batch for order in orders for batch in _batches(order, request.num_seeds)]
-    if not _is_cold(store) and fan_out[0] < 0:  # those with the largest first hop first
-        first = [_degrees(store, seeds).sum() for seeds in batches]
-        batches = [batches[number] for number in np.argsort(first, kind="stable")[::-1]]
+    batches = _seeds_of_batches(request, store, random)
     counted = list[tuple[int, int]]()
     read = 0
     for number, seeds in enumerate(batches[: _FEWEST if _is_cold(store) else _COUNTED_BATCHES]):
@@ -228,6 +221,20 @@ def _heaviest(request: _Request) -> tuple[BatchShape, bool]:
     is_fixed = not request.training and all(k < 0 for k in fan_out)
     complete = len(counted) == len(batches) and is_fixed and not any(cut for _, cut in shapes)
     return max((shape for shape, _ in shapes), key=_weight), complete
+
+
+def _seeds_of_batches(request: _Request, store: Store, random: np.random.Generator) -> list[Array]:
+    """The seeds of the batches of `request`, of training from several epochs."""
+    ids = store.splits[request.split]
+    batches = _batches(ids, request.num_seeds)
+    if request.training:
+        orders = [random.permutation(ids) for _ in range(-(-_COUNTED_BATCHES // len(batches)))]
+        batches = [batch for order in orders for batch in _batches(order, request.num_seeds)]
+    if not _is_cold(store) and request.num_neighbors[0] < 0:
+        # those with the largest first hop first
+        first = [_degrees(store, seeds).sum() for seeds in batches]
+        batches = [batches[number] for number in np.argsort(first, kind="stable")[::-1]]
+    return batches
 
 
 def _rounded(values: Sequence[float] | Array) -> tuple[int, ...]:

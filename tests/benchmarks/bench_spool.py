@@ -3,9 +3,10 @@ in one run.
 
 Run it by hand from the repository root: `python tests/benchmarks/bench_spool.py STORE [--limit "4
 GB"] [--epochs 20] [--spool "30 GB"] [--large] [--precision bf16]`. STORE is a store larger than the
-limit. The other side is a generated one of `--scale`, small enough for the page cache: batches of
-the same shape are trained and evaluated for `--ram-epochs` epochs after one that is left out, and
-their time is taken per batch. Bytes are those of the kernel, /proc/PID/io.
+limit. The other side is a generated one of `--scale` with features of the same dtype, small enough
+for the page cache: batches of the same shape are trained and evaluated for `--ram-epochs` epochs
+after one that is left out, and their time is taken per batch. Bytes are those of the kernel,
+/proc/PID/io.
 """
 
 import argparse
@@ -80,7 +81,8 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
         small = Path(folder, "small")
-        synthesize_store(small, asked.scale, progress=False)
+        dtype = str(open_store(asked.store).x.dtype)
+        synthesize_store(small, asked.scale, feature_dtype=dtype, progress=False)
         in_ram = config(asked, small, asked.ram_epochs + 1)
         ram = run(in_ram, run_dir=Path(folder, "ram"), echo=False).require_finished()
         os.environ["SLURM_TMPDIR"] = folder  # of the spool
