@@ -9,7 +9,7 @@ import sys
 import warnings
 from typing import Any
 
-from .marks import mark as mark  # imported at once: without `watch` a call must cost nothing
+from .marks import mark as mark  # eager: without a watcher a call must cost nothing
 from .marks import phase as phase
 
 __version__ = "0.2.0"
@@ -46,8 +46,8 @@ __all__ = sorted([*_MODULE, "mark", "phase", "__version__"])
 def __getattr__(name: str) -> Any:
     if name in _MODULE:
         module = f"{__name__}.{_MODULE[name]}"
-        # At TAB, jedi asks for the type of every name. Most of the modules import torch, which
-        # takes seconds.
+        # On TAB, jedi asks for the type of every name. It gets none whose module is not loaded yet:
+        # most modules import torch, which takes seconds.
         by_jedi = str(sys._getframe(1).f_globals.get("__name__")).startswith("jedi.")
         if module not in sys.modules and name != "TrainConfig" and by_jedi:
             raise AttributeError(name)

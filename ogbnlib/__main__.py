@@ -2,7 +2,7 @@
 
 import signal
 
-# the imports below take a second, in which Ctrl-C ends the process without a traceback
+# The imports below take a second. Until they are done, Ctrl-C must end without a traceback.
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -140,7 +140,7 @@ def train(
 def _train_as_rank(
     config: TrainConfig, run_dir: Path, resume: bool, trust: bool, as_json: bool
 ) -> NoReturn:
-    """Train in this process, and end it with the exit code."""
+    """Train in this process as one rank, then exit with the code of the training."""
     from .memory.signals import die_with_parent
     from .training.child import exit_code
     from .training.distributed import end, end_here
@@ -338,9 +338,9 @@ def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False)
 
 
 def _run_to_its_end(start: Callable[[], Run]) -> Run:
-    """Start a run and return it when it has ended, also where a signal to this process stopped it.
+    """Start a run and return it after its end, even if a signal to this process stopped it.
 
-    Ctrl-C exits with 130 instead; its message says how to go on.
+    Ctrl-C exits with code 130 instead, after a message that says how to go on.
     """
     try:
         return start()
@@ -352,14 +352,16 @@ def _run_to_its_end(start: Callable[[], Run]) -> Run:
 
 
 def main() -> int:
-    """Run the command line; a user's mistake or a full disk is one sentence on stderr and exit code
-    2."""
-    if sys.getfilesystemencoding() != "utf-8":  # else no file could be named ü in the C locale
-        if sys.argv[1:2] != ["watch"]:  # whose command runs as it is
+    """Run the command line and return its exit code.
+
+    A user's mistake or a full disk prints one sentence on stderr and gives exit code 2.
+    """
+    if sys.getfilesystemencoding() != "utf-8":  # in the C locale no file name could contain ü
+        if sys.argv[1:2] != ["watch"]:  # its command gets the environment unchanged
             os.environ["PYTHONUTF8"] = "1"
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # a standard stream was closed: a file of ours must not get its number
+        pass  # a standard stream was closed: no file opened here may get its descriptor
     os.close(descriptor)
     code: int | str | None = 0
     with steady_output() as refusal:
@@ -373,8 +375,8 @@ def main() -> int:
         except SystemExit as end:
             code = end.code
         sys.stdout.flush()
-        # A standard output that can't be written ends no command; one that only prints exits with 2
-        # then.
+        # When standard output can't be written, a command goes on. Only commands that do nothing
+        # but print then exit with 2, unless the reader of a pipe has closed it.
         refused = refusal()
         if refused and not isinstance(refused, BrokenPipeError):
             typer.echo(

@@ -1,7 +1,8 @@
-"""Times of a run that no change of the wall clock disturbs.
+"""Times of a run that do not jump when the wall clock is changed.
 
-A run reads the wall clock once, at its start; from there the kernel's time since boot counts. All
-its processes share that start, and it is recorded, so that a reader started later counts likewise.
+A run reads the wall clock once, at its start. From then on it counts with the kernel's time since
+boot. All processes of the run share this start, which is recorded for processes that read the run
+later.
 """
 
 import os
@@ -17,18 +18,21 @@ def _since_boot() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-# wall-clock time of the machine's boot, as it was when the run began
+# time of the machine's boot, according to the wall clock at the run's start
 boot_s = float(os.environ.get(CLOCK_VARIABLE) or time.time() - _since_boot())
 
 
 def now() -> float:
-    """Return `time.time()` seconds by the clock of this process's run."""
+    """Return the time by the clock of this process's run, in seconds as `time.time()`."""
     return boot_s + _since_boot()
 
 
 def begin(after_s: float = 0.0) -> dict[str, Any]:
-    """Read the wall clock for a run, never before its earlier attempt's end `after_s`; return the
-    record for its start."""
+    """Start a run's clock from the wall clock and return the record for its start event.
+
+    The clock starts at `after_s` or later, the last time that an earlier attempt recorded. An
+    inherited clock (`CLOCK_VARIABLE`) stays as it is.
+    """
     global boot_s
     if CLOCK_VARIABLE not in os.environ:
         boot_s = max(time.time(), after_s) - _since_boot()
@@ -36,8 +40,10 @@ def begin(after_s: float = 0.0) -> dict[str, Any]:
 
 
 def now_by(recorded: Mapping[str, Any] | None) -> float:
-    """Return the present time by a run's recorded clock, if this is its machine since the same boot;
-    else by the wall clock."""
+    """Return the present time by a run's recorded clock.
+
+    Without a record, on another machine or after a reboot, it is the wall clock's time.
+    """
     if recorded and recorded.get("boot") == _boot():
         return float(recorded["boot_s"]) + _since_boot()
     return time.time()

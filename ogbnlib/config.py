@@ -1,4 +1,4 @@
-"""The parameters of a run: one frozen object that notebook, command line and Slurm job all build.
+"""The parameters of a run: one frozen object for notebooks, the command line and Slurm jobs.
 
 Bad values are refused here, with the parameter's name, before any file is opened. Imports neither
 torch nor numpy.
@@ -25,14 +25,15 @@ Loading: Any = Literal[tuple(POLICIES)]
 
 
 class Resume(NamedTuple):
-    """Marks a parameter that a resumed run may change; with a note the run reports the change."""
+    """Mark of a parameter that a resumed run may change; the run reports changes with a note."""
 
-    # The end of the sentence on the change, with its punctuation. None: the weights stay the same.
+    # End of the sentence that reports the change, with its punctuation. None: no report, because
+    # the weights stay the same or, with `accumulate`, `training.checkpoint` reports the change.
     note: str | None = None
 
     @classmethod
     def of(cls, name: str) -> Self | None:
-        """The mark of a parameter that a resumed run may change; None if it may not."""
+        """Return the mark of the parameter `name`; None if a resumed run may not change it."""
         info = TrainConfig.model_fields[name]
         return next((item for item in info.metadata if isinstance(item, cls)), None)
 
@@ -171,8 +172,8 @@ class _Parameters(BaseModel):
 
 
 class TrainConfig(_Parameters):
-    """One training run. Frozen; every field also accepts the string that a command line or
-    papermill passes.
+    """Parameters of one training run, frozen. Every field also accepts the string that a command
+    line or papermill passes.
 
     Build it with `TrainConfig.create(dataset=..., ...)`; `python -m ogbnlib plan --parameters`
     explains each parameter.
@@ -200,19 +201,19 @@ class TrainConfig(_Parameters):
 
     @classmethod
     def create(cls, values: Mapping[str, object] | None = None, /, **more: object) -> Self:
-        """A config from names and values; one `InputError` reports every mistake."""
+        """Create a config from names and values; one `InputError` reports every mistake."""
         return cls(**{**(values or {}), **more})
 
     @classmethod
     def restore(cls, values: Mapping[str, object]) -> Self:
-        """A config from saved values; parameters of 0.2.0 that are gone are ignored with a
-        warning."""
+        """Create a config from saved values; `sampling`, a parameter of 0.2.0 that is gone, is
+        ignored with a warning."""
         if "sampling" in values:
             warnings.warn("sampling: ignored, this version has no such parameter", stacklevel=2)
         return cls.create({name: value for name, value in values.items() if name != "sampling"})
 
     def replace(self, **changes: object) -> Self:
-        """A new config with some values changed, validated like a new one."""
+        """Create a config with some values changed, and validate it again."""
         return self.create({**self.model_dump(), **changes})
 
     @clear_errors()
@@ -236,7 +237,7 @@ class TrainConfig(_Parameters):
 
     @property
     def policy(self) -> Policy:
-        """The entry of the loading policy."""
+        """Registry entry of the loading policy, which says where the run keeps the graph."""
         return POLICIES[self.loading]
 
     @property
@@ -255,8 +256,10 @@ class TrainConfig(_Parameters):
         return int(self.model_args.get("heads", 4))
 
     def learning_rate(self, epoch: int) -> float:
-        """Learning rate of `epoch`, counted from 1; it has no state that a resumed run would
-        need."""
+        """Return the learning rate of `epoch`, counted from 1.
+
+        It follows from the config alone, so a resumed run needs no saved state of a scheduler.
+        """
         done = epoch - 1
         name, arguments = p.parse_schedule(self.lr_schedule)
         if name == "cosine":
@@ -268,15 +271,17 @@ class TrainConfig(_Parameters):
         return self.lr
 
     def is_over(self, valid: Iterable[float | None]) -> bool:
-        """Whether training is finished, by each epoch's value in `valid_column`; None or NaN where
-        not evaluated."""
+        """Whether training is finished, from each epoch's value in `valid_column`.
+
+        None or NaN stands for an epoch without an evaluation.
+        """
         history = list(valid)
         known = [value for value in history if value is not None and not math.isnan(value)]
         since = len(known) - known.index(max(known)) - 1 if known else 0
         return len(history) >= self.epochs or 0 < self.early_stopping <= since
 
     def fan_out(self, training: bool) -> tuple[int, ...]:
-        """The fan-outs of a pass, one per layer."""
+        """Return the fan-outs of a training or evaluation pass, one per layer."""
         if training or self.eval_num_neighbors is None:
             return self.num_neighbors
         if len(self.eval_num_neighbors) == 1:
@@ -284,20 +289,24 @@ class TrainConfig(_Parameters):
         return self.eval_num_neighbors
 
     def seeds_per_batch(self, training: bool) -> int:
-        """The seeds of a batch in a pass, to train or to evaluate."""
+        """Return the number of seeds per batch in a training or evaluation pass."""
         if training or self.eval_batch_size is None:
             return self.batch_size
         return self.eval_batch_size
 
     def splits_to_evaluate(self, epoch: int) -> list[str]:
-        """The splits to evaluate after `epoch`: every `eval_every` epochs and after the last."""
+        """Return the splits to evaluate after `epoch`.
+
+        Evaluations are due every `eval_every` epochs and after the last one. `train_eval` decides
+        about the train split.
+        """
         final = epoch == self.epochs
         due = final or epoch % self.eval_every == 0
         train = (self.train_eval == "every_epoch" and due) or (self.train_eval == "final" and final)
         return ["train"] * train + [*self.eval_splits] * due
 
     def num_evaluations(self, split: str) -> int:
-        """The number of evaluations of a split in the whole run."""
+        """Return the number of evaluations of `split` in the whole run."""
         if not self.epochs:
             return 0
         between = split in self.splits_to_evaluate(self.eval_every)
@@ -306,10 +315,10 @@ class TrainConfig(_Parameters):
         )
 
     def changes(self, before: Mapping[str, object]) -> tuple[list[str], list[str]]:
-        """Compare with the values of the run to resume: changes to refuse, and sentences about
-        allowed ones that change the weights.
+        """Compare with the values of the run to resume.
 
-        A parameter that an older version did not save had its default value.
+        Returns the changes to refuse, and sentences about allowed changes that affect weights or
+        accuracies. A parameter that an older version did not save counts as its default value.
         """
         refused = []
         notes = []
@@ -329,16 +338,19 @@ def _problem(item: ErrorDetails, name: object = "") -> str:
     """Return one of pydantic's errors as `name: expectation, got value`."""
     if item["type"] == "missing":
         return f"{name}: expected a value, got none"
-    if item["type"] == "value_error":  # ours
+    if item["type"] == "value_error":  # raised by a check of this package
         return ": ".join(filter(None, [str(name), str(item["ctx"]["error"])]))
     text = item["msg"]
     return f"{name}: {text[0].lower()}{text[1:]}, got {item['input']!r}"
 
 
 def check_value(field: str, value: object, name: str = "") -> None:
-    """Refuse a value that no parameter `field` can have; the message calls it `name`."""
+    """Refuse a value that the parameter `field` can't have.
+
+    The message calls the parameter `name`, by default `field`.
+    """
     info = TrainConfig.model_fields[field]
-    kind: Any = Annotated[info.annotation, field, *info.metadata]  # at least one annotation
+    kind: Any = Annotated[info.annotation, field, *info.metadata]  # Annotated needs an item
     try:
         TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
     except ValidationError as error:
@@ -384,7 +396,7 @@ def _conflict(config: TrainConfig) -> str:
 
 
 def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
-    """Return problems of the model with other values, each with whether it applies."""
+    """Return checks of the model against other values: (whether the problem exists, message)."""
     kinds = {name: entry.load() for name, entry in MODELS.items()}
     kind = kinds.get(config.model)
     sampled = [name for name, one in kinds.items() if not one.propagated]
@@ -393,7 +405,7 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
         f"activation_checkpointing: expected with {', '.join(sampled)}; in your own model call "
         "torch.utils.checkpoint",
     )
-    if kind is None:  # the user's own
+    if kind is None:  # the user's own model
         return [checkpointing]
     fitting = [name for name, one in kinds.items() if one.propagated == config.policy.uses_hops]
     known_arguments = {"heads"} if kind.has_heads else set()
@@ -431,7 +443,7 @@ def check_config(config: object) -> None:
 
 
 def parameters() -> dict[str, str]:
-    """The meaning of each parameter, by name, default and choices."""
+    """Return the meaning of each parameter; the keys are its name, default and choices."""
     meanings = {}
     for name, info in TrainConfig.model_fields.items():
         choices = ""
@@ -442,7 +454,7 @@ def parameters() -> dict[str, str]:
     return meanings
 
 
-# For TAB, Shift-TAB and help().
+# TAB, Shift-TAB and help() show all parameters of `create`.
 _create: Any = TrainConfig.create.__func__  # type: ignore[attr-defined]
 _create.__signature__ = inspect.Signature(
     [
@@ -456,6 +468,6 @@ _create.__signature__ = inspect.Signature(
 _create.__doc__ = "\n\n".join(
     [str(_create.__doc__), *(f"{name}\n    {text}" for name, text in parameters().items())]
 )
-# Its public place. TAB would first read the source of pydantic and typing, for 3 s, if jedi looked
-# for its class here.
+# The public place of the class. If jedi looked for the class in this module, TAB would first read
+# the sources of pydantic and typing, for 3 s.
 TrainConfig.__module__ = "ogbnlib"

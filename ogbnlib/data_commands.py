@@ -57,14 +57,15 @@ def say(text: object) -> None:
 
 
 def show(value: Mapping[str, object], text: str, as_json: bool, *, err: bool = False) -> None:
-    """Print the text, with `err` on standard error, or the value as JSON."""
+    """Print the text, on standard error with `err`; or with `as_json` print the value as JSON."""
     typer.echo(json.dumps(value, indent=2) if as_json else printable(text), err=err and not as_json)
 
 
 def read_options(
     config: Path | None, pairs: list[str] | None, limit: str | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the parameters of --config and --set, and the memory limit."""
+    """Return the parameters of --config and --set, and the memory limit; options override the
+    file."""
     values = read_parameters(config) if config else {}
     limit_in_file = no_value(values.pop("memory_limit", None))
     return {**values, **parse_assignments(pairs or [])}, limit_in_file if limit is None else limit
@@ -244,7 +245,7 @@ def propagate(
         open_store(store_dir),
         target,
         hops=hops,
-        norm=norm,  # type: ignore[arg-type]  # `propagate` refuses other texts
+        norm=norm,  # type: ignore[arg-type]  # `propagate` refuses other values
         nodes=nodes,  # type: ignore[arg-type]
         feature_dtype=feature_dtype,  # type: ignore[arg-type]
         memory_limit=memory_limit,

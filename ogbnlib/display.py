@@ -1,5 +1,8 @@
-"""Standard output: its reader, a full or closed file, which never ends the work, a line that updates
-itself, and cards of names and values."""
+"""Output to a terminal, a log or a notebook.
+
+Streams whose full or closed file never ends the work, a progress line that updates itself, and
+cards of names and values.
+"""
 
 import codecs
 import contextlib
@@ -27,7 +30,7 @@ def in_notebook() -> bool:
 
 
 def text_card(rows: Mapping[str, str]) -> str:
-    """Return one line for each value, after its name of at most 10 letters."""
+    """Return one line for each name and value; names have at most 10 letters."""
     return "\n".join(printable(f"{name:<10} {text}") for name, text in rows.items())
 
 
@@ -58,19 +61,21 @@ class _SafeFile(io.FileIO):
 def _safe_stream(stream: TextIO | None) -> TextIO:
     if stream is None:  # closed before Python started
         return open(os.devnull, "w")
-    if type(stream) is not io.TextIOWrapper:  # a notebook's or a test's
+    if type(stream) is not io.TextIOWrapper:  # the stream of a notebook or a test
         return stream
     with contextlib.suppress(OSError):
         stream.flush()
     buffer = io.BufferedWriter(_SafeFile(stream.fileno(), "w", closefd=False))
-    # File names need not be valid text: a message with one must be printable all the same.
+    # A file name may be invalid text; a message with such a name must still be printable.
     return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=True)
 
 
 @contextlib.contextmanager
 def steady_output() -> Iterator[Callable[[], OSError | None]]:
-    """Drop output that can't be written; yields a function that returns standard output's first
-    error, or None."""
+    """Drop output that can't be written, instead of raising an error.
+
+    Yields a function that returns the first error of standard output, or None.
+    """
     stdout = _safe_stream(sys.stdout)
     stderr = _safe_stream(sys.stderr)
 
@@ -83,7 +88,7 @@ def steady_output() -> Iterator[Callable[[], OSError | None]]:
             yield first_error
         finally:
             for stream in (stdout, stderr):
-                with contextlib.suppress(ValueError):  # closed inside
+                with contextlib.suppress(ValueError):  # the block has closed it
                     stream.flush()
 
 
@@ -124,9 +129,9 @@ class Live:
         text: Returns the name of the present step and its details.
         how: "bar": one line, cleared in the end. "lines", for logs: a line for each kind of step
             that takes a second, and one every 30 s. "none": nothing. "auto": "bar" if a person
-            watches.
-        apart: Lines go to standard error, as another command writes to standard output.
-        steps: False leaves out the line for each kind of step; one every 30 s remains.
+            watches, else "lines".
+        apart: Print lines to standard error, because another command writes to standard output.
+        steps: Print the line for each kind of step; if False, only one line every 30 s remains.
     """
 
     def __init__(
@@ -137,7 +142,7 @@ class Live:
         apart: bool = False,
         steps: bool = True,
     ):
-        # A person watches a terminal or JupyterLab; papermill sets no session name.
+        # A terminal or JupyterLab means that a person watches; papermill sets no session name.
         if how == "auto":
             how = "bar" if sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ else "lines"
         self.how = how
@@ -155,15 +160,15 @@ class Live:
         from tqdm import tqdm
 
         self._stack.enter_context(steady_output())
-        # A bar must not get into the file to which standard output goes; a notebook shows stderr as
-        # a mistake.
+        # A bar must not get into the file to which standard output is redirected. A notebook shows
+        # stderr like an error.
         to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not in_notebook()
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._draw = tqdm.status_printer(self._stream)
         if self.how != "none":
             self._show()
             self._stack.callback(self._clear)
-            # "lines": each second, so that a step that takes a second gets its line
+            # "lines": check each second, so that a step that takes a second gets its line
             every_s = {"bar": _BAR_EVERY_S}.get(self.how, 1.0)
             self._stack.enter_context(_repeated(self._show, every_s))
         return self
@@ -179,7 +184,7 @@ class Live:
             if hasattr(sys.stdout, "buffer"):
                 sys.stdout.flush()
                 sys.stdout.buffer.write(data)
-            else:  # a notebook's
+            else:  # a notebook's stream
                 sys.stdout.write(self._decoder.decode(data))
             sys.stdout.flush()
             self._at_line_start = data.endswith(b"\n")

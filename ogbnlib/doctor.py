@@ -1,8 +1,8 @@
 """Checks of `python -m ogbnlib doctor`: versions, limits, disk, shared memory, leftovers, data
 sets.
 
-No file is written; whether a memory cgroup can be made is known only by making one, which is
-removed.
+No file is written. A memory cgroup is made and removed, since only that shows whether one can be
+made.
 """
 
 import importlib.metadata
@@ -38,7 +38,7 @@ class _Check:
 
 
 def _packages() -> _Check:
-    """Conflicts of this package's requirements, by pip, else the important versions."""
+    """Conflicts of this package's requirements, according to pip, else the important versions."""
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     wrong = [line for line in done.stdout.splitlines() if line.startswith("ogbnlib ")]
     if not any(importlib.metadata.distributions(name="ogbnlib")):
@@ -46,14 +46,14 @@ def _packages() -> _Check:
     if wrong:
         return _Check("packages", False, "; ".join(wrong), "pip install -e .")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN)
-    if done.stderr and not done.stdout:  # as in an environment of uv
+    if done.stderr and not done.stdout:  # no pip, as in an environment made by uv
         versions += "; conflicts are not known, as pip is not installed here: try `uv pip check`"
     return _Check("packages", True, versions)
 
 
 def machine() -> str:
-    """Versions and machine in two lines, for figures measured on it. Imports torch only if there is
-    a GPU."""
+    """Versions and machine in two lines, to print with measured figures. Imports torch only if
+    there is an NVIDIA driver."""
     from . import __version__
 
     versions = [
@@ -89,7 +89,7 @@ def examine(root: Path) -> list[_Check]:
     trial, refusals = make_limit(min(limit_bytes, 2**30))  # a watchdog is possible everywhere
     trial.close()
     reasons = f" ({'; '.join(refusals)})" if trial.name == "watchdog" else ""
-    # DataLoader workers pass batches through /dev/shm; Docker's default of 64 MB ends in SIGBUS.
+    # DataLoader workers pass batches through /dev/shm; with Docker's 64 MB they die of SIGBUS.
     shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
     grow = "docker run --shm-size=8g ..., or mount -t tmpfs -o size=8g tmpfs /dev/shm, or keep num_workers=0"
     place = (root if root.is_dir() else Path.cwd()).resolve()
@@ -123,9 +123,9 @@ def _at_least(name: str, size_bytes: int, least_bytes: int, result: str, fix: st
 
 
 def _leftovers(*places: Path) -> _Check:
-    """Files of killed processes in these folders, and in those of the last one.
+    """Files that killed processes left in these folders, and in the subfolders of the last one.
 
-    Only a new conversion or propagation to the same place would clear or resume them.
+    Otherwise only a new conversion or propagation to the same place would clear or resume them.
     """
     around = {folder.resolve() for folder in (*places, *places[-1].iterdir())}
     folders = [path for path in around if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]

@@ -1,27 +1,27 @@
 """Names of the environment variables that this package's processes hand to each other.
 
-The job scripts name two more, which a user sets for them: OGBNLIB_ACTIVATE (slurm/common.sh) and
+The job scripts read two more, which a user sets: OGBNLIB_ACTIVATE (slurm/common.sh) and
 OGBNLIB_PROCESSES_PER_NODE (slurm/train_ddp.sbatch).
 """
 
-# From `runs.supervise` to every command that it starts.
+# From `runs.supervise`, and from `runs.sandbox` through it, to every command that it starts.
 CLOCK_VARIABLE = "OGBNLIB_CLOCK"  # wall-clock time of the machine's boot; read by `clock`
 RUN_VARIABLE = "OGBNLIB_RUN_DIR"  # the folder of the run; read by `marks`
 LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"  # the run's limit; read by `memory.cgroup`
-# marks of all watchers of a process, the outermost first; read by `memory.tree`
+# a random mark of each watcher of a process, the outermost first; `memory.tree` looks for them
 MARKS_VARIABLE = "OGBNLIB_TREES"
 
 # From `runs.sandbox` to the trainer, `training.child`.
-# the config of a run to resume, whose config.json is still the old one; also of a model to try out
+# the config as JSON: a resumed run's config.json is still the old one, a model's trial has none
 CONFIG_VARIABLE = "OGBNLIB_CONFIG"
 PROGRESS_VARIABLE = "OGBNLIB_PROGRESS"  # the kind of progress line, see `display.Live`
-# the trial of the user's own model; written and read by `forecast.step_memory`
+# the measured step of the user's own model, JSON; written and read by `forecast.step_memory`
 STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"
 # process id of the parent that the child must not outlive; removed by `memory.signals`
 PARENT_VARIABLE = "OGBNLIB_PARENT"
 
-# From `kernel_cache` to its children, whose TMPDIR may differ: the folder of the machine
-# code, "" for none.
+# From `kernel_cache` to child processes, whose TMPDIR may differ: the place of its folder of
+# machine code, "" if none can be written.
 KERNELS_VARIABLE = "OGBNLIB_KERNELS"
 
 # From papermill's engine (`notebook.kernel`) to the kernel: the file to which `runs.attempt` adds

@@ -40,15 +40,15 @@ class Problems:
 
     @contextlib.contextmanager
     def catch(self) -> Iterator[None]:
-        """Collect an `InputError` of the block, which ends there."""
+        """Collect an `InputError` that the block raises; the block ends at that point."""
         try:
             yield
         except InputError as error:
             self.add(str(error))
 
     def refuse(self) -> None:
-        """Raise the `InputError` of all mistakes, if there is any: one as it is, several as a
-        list."""
+        """Raise one `InputError` for all mistakes, if there are any: a single mistake as it is,
+        several as a list."""
         if len(self._texts) == 1:
             raise InputError(self._texts[0])
         if self._texts:
@@ -56,7 +56,7 @@ class Problems:
 
 
 def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
-    """Have IPython show the error in these lines, by default one, without its traceback."""
+    """Make IPython show these lines, by default one, in place of the error's traceback."""
     shown = lines or [f"{type(error).__name__}: {error}"]
     error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]  # the hook of IPython
     return error
@@ -70,7 +70,7 @@ def no_exit() -> Iterator[None]:
         yield
     except SystemExit as stop:
         frames = traceback.extract_tb(stop.__traceback__)
-        # the module of exit and quit
+        # skip frames of the module that defines exit and quit
         place = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]
         raise InputError(
             f"{place.filename}, line {place.lineno}: expected code that goes on, found "
@@ -93,7 +93,7 @@ _REMEDIES = {
     errno.EIO: "its disk failed; look at `dmesg`, and bring the data to another disk",
     errno.EMFILE: "raise the limit of `ulimit -n`, or lower num_workers",
 }
-_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # errors of the disk, for any file
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # explained without a path, too
 
 
 def remedy_of(number: int | None) -> str:
@@ -110,8 +110,8 @@ def remedy_of(number: int | None) -> str:
 
 
 def explained(error: BaseException) -> BaseException:
-    """Return an error of the file system as an `InputError` with path, cause and remedy, any other
-    as it is."""
+    """Return a file-system error as an `InputError` with path, cause and remedy; return any other
+    error as it is."""
     if not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError):
         return error
     named = isinstance(error.filename, str | bytes | os.PathLike)
@@ -127,8 +127,10 @@ def explained(error: BaseException) -> BaseException:
 
 
 def check_working_folder() -> None:
-    """Refuse a working folder that was deleted or can't be read: there torch's MKL ends the process
-    while it is imported."""
+    """Refuse a working folder that was deleted or can't be read.
+
+    In such a folder torch's MKL ends the process while torch is imported.
+    """
     try:
         os.getcwd()
     except OSError as error:
@@ -140,8 +142,10 @@ def check_working_folder() -> None:
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
-    """Raise errors as `explained` around a public function, a command or a child's work; also a
-    decorator."""
+    """Raise the block's errors as `explained` returns them; also a decorator.
+
+    For public functions, commands and the work of a child process.
+    """
     try:
         yield
     except KeyboardInterrupt as stop:  # one line in a notebook
@@ -158,10 +162,11 @@ def clear_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]:
-    """Name `path`, if it is not None, in errors that do not, such as those of write(2), and in an
-    interruption.
+    """Add `path`, if it is not None, to errors without a path, such as those of write(2), and to a
+    `KeyboardInterrupt`.
 
-    If the content is `expected`, a library's error about it is an `InputError`.
+    If `expected` describes the content, a library's error about it becomes an `InputError`, which
+    ends with `remedy`.
     """
     try:
         yield
@@ -207,8 +212,8 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
     return int(count)
 
 
-# All but tab and newline: a name in a foreign folder can move the cursor, set the window's title or,
-# with a change of direction, show another text than it has.
+# Control characters but tab and newline. In a file's name, chosen by another user, they could move
+# the cursor, set the window's title or, by a change of direction, show another text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -233,7 +238,8 @@ _SECRET = (
     r"|(?<![a-z])pass(?![a-z])|auth(?!or(?!iz)))[\w.-]*"
 )
 _VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"'&;|]+)"""
-# In one text: `--api-key VALUE`, `TOKEN=VALUE`, `"token": "VALUE"`, `Bearer VALUE`, `//user:VALUE@host`.
+# Forms inside one text: `--api-key VALUE`, `TOKEN=VALUE`, `"token": "VALUE"`, `Bearer VALUE`,
+# `//user:VALUE@host`.
 _IN_TEXT = re.compile(
     rf"""(--?{_SECRET}[\s=]+|{_SECRET}["']?\s*[=:]\s*(?:bearer\s+)?|bearer\s+){_VALUE}"""
     r"|(?<=//)([^\s/:@]*:)[^\s/@]+(?=@)",
@@ -246,7 +252,7 @@ _OPTION = re.compile(rf"--?{_SECRET}", re.IGNORECASE)
 def masked(argv: Iterable[str]) -> list[str]:
     """Replace the values of passwords, keys and tokens in a command, to record or print it."""
     shown: list[str] = []
-    follows = False  # an option whose value is the next argument
+    follows = False  # whether the previous argument is an option whose value comes now
     for argument in argv:
         named = _NAMED.fullmatch(argument)
         if follows and not argument.startswith("--"):

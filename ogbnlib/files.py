@@ -43,19 +43,19 @@ def replaced(path: StrPath) -> InputError:
 
 
 def check_same(path: StrPath, before: Stamp) -> None:
-    """Refuse a file whose size or mtime is not that of `before`, see `replaced`."""
+    """Refuse a file that is gone or whose size or mtime differs from `before`; see `replaced`."""
     if not os.path.exists(path) or stamp(path)[:2] != before[:2]:
         raise replaced(path)
 
 
 def home(path: StrPath) -> Path:
-    """Expand `~`, also where no shell has done so (a notebook, `--set`, JSON)."""
+    """Expand `~` where no shell has done so (a notebook, `--set`, JSON); refuse unusable paths."""
     if not isinstance(path, str | os.PathLike):
         is_pyg = type(path).__module__.startswith("torch_geometric")
         hint = "; ogbnlib.Store.from_data(data, path) writes it as a store" if is_pyg else ""
         raise InputError(f"expected a path, got {type(path).__name__}{hint}")
     text = os.fspath(path)
-    if text != text.strip() or not text.isprintable():  # such as the CR of a Windows file
+    if text != text.strip() or not text.isprintable():  # such as the CR of a Windows text file
         raise InputError(
             f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it"
         )
@@ -71,12 +71,12 @@ def home(path: StrPath) -> Path:
 
 
 def shown(path: Path) -> Path:
-    """Return a path as messages show it: from the working folder, if it is in it."""
+    """Return a path as messages show it: relative to the working folder, if it lies inside."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def whereabouts() -> str:
-    """Return the end of the message on a missing path."""
+    """Return the end of a message about a missing path."""
     return f"; the working folder is {Path.cwd()}"
 
 
@@ -89,7 +89,7 @@ def write_atomically(
         path: The file to write or replace.
         write: Called with a hidden sibling, open for writing bytes; the sibling is synced and then
             renamed to `path`.
-        keep: Place for the file that is replaced; without it that file is lost.
+        keep: Path to which the replaced file is moved; None: it is lost.
     """
     path = Path(path)
     beside = sibling_path(path, f"{uuid.uuid4().hex}.part")
@@ -114,8 +114,10 @@ def sibling_path(path: Path, suffix: str) -> Path:
 
 
 def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> bool:
-    """Refuse what others may have put under a guessable name: a link, another user's file or
-    folder, or one of another kind. Return whether anything is there."""
+    """Return whether `path`, a guessable name, exists; refuse what others may have put there.
+
+    Refused are a link, another user's file or folder, and one of another kind.
+    """
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -127,9 +129,9 @@ def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> b
 
 
 def _objection(status: os.stat_result, path: StrPath, is_kind: Callable[[int], bool]) -> str:
-    """Name what makes a file unsafe to write, or a folder unsafe to clear; "" if nothing does."""
+    """Return what makes a file unsafe to write, or a folder unsafe to clear; "" if it is safe."""
     own = {os.geteuid(), 0}
-    if own == {0}:  # root of a container, who works in folders of the host's users
+    if own == {0}:  # in a container root works in folders of the host's users
         own.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
     is_file = stat.S_ISREG(status.st_mode)
     objections = {
@@ -149,7 +151,7 @@ def _not_own(path: StrPath, objection: str, kind: str = "file") -> InputError:
 
 
 def user_name(uid: int) -> str:
-    """Return a user's name, or the number of one without an entry, as in a container."""
+    """Return a user's name, or the number if the user has no entry, as in a container."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -157,9 +159,9 @@ def user_name(uid: int) -> str:
 
 
 def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
-    """Open a file of a guessable name for writing, made if it is missing; an `opener` of `open`.
+    """Open a file of a guessable name for writing and create it if missing; an `opener` of `open`.
 
-    A link is not followed, and what `check_own` refuses is left as it is.
+    A link is not followed. A file that `check_own` refuses raises an error and stays unchanged.
     """
     safe = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not block
     try:
@@ -183,8 +185,11 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
-    """Write all of `data`, at its end or from byte `offset` on. The kernel writes a part where a
-    disk or a limit is reached, and names the cause at the next call."""
+    """Write all of `data`, at the descriptor's position or from byte `offset` on.
+
+    When the disk is full or a limit is reached, the kernel writes only a part. It names the cause
+    at the next call.
+    """
     view = memoryview(data)
     done = 0
     while done < len(view):
@@ -211,8 +216,7 @@ def write_json(path: StrPath, value: Any) -> None:
 def new_folder(path: StrPath) -> Iterator[Path]:
     """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is
     renamed to `path`."""
-    # After an error nothing is left behind; the remains of a killed process are deleted by the next
-    # one.
+    # After an error nothing is left behind. After a kill, the next process deletes the remains.
     with naming(path):
         path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
         check_new(path)
@@ -235,13 +239,13 @@ def new_folder(path: StrPath) -> Iterator[Path]:
 
 
 def abandoned(folder: Path) -> list[Path]:
-    """List the `.NAME.part`, and a propagation's `.NAME.blocks`, that killed processes left in
-    `folder`; writes nothing."""
+    """List the folders `.NAME.part`, and `.NAME.blocks` of a propagation, that killed processes
+    left in `folder`; write nothing."""
     locks = {".part": ".lock", ".blocks": ".hops.lock"}
     parts = []
     for part in sorted(folder.glob(".*.*")):
         if part.suffix in locks and part.is_dir() and not part.is_symlink():
-            with contextlib.suppress(OSError):  # another user's, or no locks there
+            with contextlib.suppress(OSError):  # another user's lock, or no locks on this disk
                 if not is_held(part.with_suffix(locks[part.suffix])):
                     parts.append(part)
     return parts
@@ -254,7 +258,7 @@ def check_new(path: Path) -> None:
             f"{path}: expected a new or empty folder, found "
             f"{'other content' if path.is_dir() else 'a file'}; name another one or delete it"
         )
-    # the new folder takes its place, and the shell would stay in the deleted one
+    # The new folder replaces the old one, and the user's shell would stay in the deleted folder.
     if path.exists() and os.path.samefile(path, "."):
         raise InputError(f"{path}: expected a new folder, found the working folder; name one in it")
 
@@ -270,7 +274,7 @@ def file_system(path: StrPath) -> str:
 
 def warn_if_remote(path: StrPath, what: str) -> None:
     """Warn once per folder that `what` is unreliable on its network file system."""
-    # Each machine caches pages and locks on its own there.
+    # On these file systems each machine caches pages and locks on its own.
     kind = file_system(path)
     if kind.startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
         warnings.warn(
@@ -280,8 +284,8 @@ def warn_if_remote(path: StrPath, what: str) -> None:
 
 
 def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
-    """Refuse to write to a disk with less than `needed_bytes` free; `what` is the message's
-    expectation."""
+    """Refuse to write to a disk with less than `needed_bytes` free; the message says that `what`
+    was expected."""
     path = home(path).absolute()
     place = next(folder for folder in (path, *path.parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
@@ -290,9 +294,10 @@ def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
 
 
 def is_held(path: StrPath) -> bool:
-    """Whether a process has this lock; on some network file systems, only one of this machine.
+    """Whether a process has this lock.
 
-    Nothing is written, and a link is not followed (OSError).
+    Some network file systems show only processes of this machine. Nothing is written. A link is
+    not followed but raises OSError.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -308,10 +313,10 @@ def is_held(path: StrPath) -> bool:
 
 
 def _holder(path: StrPath) -> str:
-    """Return the process that wrote itself into a lock, and its user if that is another one."""
+    """Describe the process that a lock file names, with its user if that is not the present one."""
     name = ""
     uid = os.geteuid()
-    with contextlib.suppress(OSError):  # its holder may end now
+    with contextlib.suppress(OSError):  # the process may end now and remove it
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, errors="replace") as file:
             name = "".join(filter(str.isprintable, file.read(200)))
@@ -323,16 +328,16 @@ def _holder(path: StrPath) -> str:
 
 
 def _hold(path: StrPath) -> int | None:
-    """Lock a file by flock(2), write this process into it, return its descriptor; None if another
-    process has it."""
-    # A killed process loses the lock. A child that inherits the descriptor has it too, until the
-    # last of them ends.
+    """Lock a file by flock(2), write this process's id and machine into it, and return its
+    descriptor; None if another process has the lock."""
+    # A killed process loses the lock. A child that inherits the descriptor shares the lock, which
+    # lasts until the last of these processes ends.
     while True:
         try:
             descriptor = open_to_write(path, os.O_RDWR)
         except InputError as error:
             with contextlib.suppress(OSError):
-                if is_held(path):  # by another user
+                if is_held(path):  # by a process of another user
                     return None
                 if os.lstat(path).st_uid != os.geteuid():
                     raise InputError(f"{error}. It was left by {_holder(path)}") from None
@@ -343,7 +348,7 @@ def _hold(path: StrPath) -> int | None:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
-            if os.fstat(descriptor).st_nlink:  # else its last holder has removed it just now
+            if os.fstat(descriptor).st_nlink:  # else its last owner has just removed it
                 os.ftruncate(descriptor, 0)
                 write_all(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
                 stack.pop_all()
@@ -354,15 +359,15 @@ def _hold(path: StrPath) -> int | None:
 def locked(
     path: StrPath, what: str, wait: Callable[[], None] | None = None, keep: bool = False
 ) -> Iterator[int]:
-    """Hold a lock file against other processes and yield its descriptor; the kernel releases that
-    of a killed process.
+    """Hold a lock file against other processes and yield its descriptor; the kernel releases the
+    lock of a killed process.
 
     Args:
-        path: The lock file, made if it is missing.
+        path: The lock file, created if it is missing.
         what: Beginning of the `InputError` while another process has the lock.
-        wait: Called twice a second in that case, in place of the error.
-        keep: Whether the file stays; then a child that inherits the descriptor has the lock until
-            its end.
+        wait: Called twice a second while another process has the lock, in place of the error.
+        keep: Whether the file stays; then a child that inherits the descriptor keeps the lock
+            until it ends.
     """
     path = Path(path)
     tries = 0
@@ -373,7 +378,7 @@ def locked(
             elif tries:
                 raise InputError(f"{what} by {_holder(path)}; wait for it or end it")
             tries += 1
-            # `is_held` of another process may hold it for a moment
+            # `is_held` in another process may take the lock for a moment
             time.sleep(0.5 if wait else 0.1)
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
@@ -386,13 +391,13 @@ def locked(
         yield descriptor
     finally:
         if not keep:
-            path.unlink(missing_ok=True)  # before the release, see `_hold`
-            with contextlib.suppress(OSError):  # where there are no locks
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # for forks, too
+            path.unlink(missing_ok=True)  # before the release, so that `_hold` can notice
+            with contextlib.suppress(OSError):  # no locks on this disk
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # in forks, too
         os.close(descriptor)
 
 
-_calls: Counter[Path] = Counter()  # of `next_run_dir`, by the first name
+_calls: Counter[Path] = Counter()  # number of calls of `next_run_dir` by first name
 
 
 def next_run_dir(runs_dir: StrPath, name: str, *, again: bool = False) -> Path:
@@ -400,7 +405,7 @@ def next_run_dir(runs_dir: StrPath, name: str, *, again: bool = False) -> Path:
     overwrites no run.
 
     With `again`, when a requeued job executes a notebook again, the n-th call returns the n-th
-    name, as it did before.
+    name, the same as in the first execution.
     """
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     paths = (home(runs_dir) / name for name in names)
@@ -410,13 +415,13 @@ def next_run_dir(runs_dir: StrPath, name: str, *, again: bool = False) -> Path:
     return next(path for path in paths if not path.exists())
 
 
-DROP_BYTES = 32 * 2**20  # most written pages of a file that wait for the disk
+DROP_BYTES = 32 * 2**20  # most bytes of a file that are written but not yet on disk
 
 
 class Stream(io.FileIO):
-    """A new file, by its path or an open descriptor; written pages leave the page cache in time."""
+    """A new file, by path or open descriptor, whose written pages soon leave the page cache."""
 
-    # Dirty pages count against a memory cgroup and, unlike clean ones, can't be taken back at once.
+    # Dirty pages count against a memory cgroup. Unlike clean ones, they can't be freed at once.
     most_dirty_bytes = DROP_BYTES
 
     def __init__(self, file: Path | int) -> None:
@@ -461,10 +466,10 @@ def whole_blocks(size: int) -> int:
 
 
 def block_buffer(num_bytes: int) -> memoryview:
-    """Return page-aligned memory for O_DIRECT, whole blocks, in huge pages from 2 MB on where the
+    """Return page-aligned memory for O_DIRECT, in whole blocks; from 2 MB on in huge pages, if the
     kernel has them."""
-    # The disk gets a request for each few pages: three threads with 8 MB each read 0.7 GB/s into
-    # pages of 4 KB and 1.9 GB/s into huge ones, at a fifth of the CPU time.
+    # One request to the disk covers only a few pages. Three threads with 8 MB each read 0.7 GB/s
+    # into pages of 4 KB and 1.9 GB/s into huge pages, at a fifth of the CPU time.
     try:
         buffer = mmap.mmap(
             -1, whole_blocks(max(1, num_bytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -480,8 +485,8 @@ def block_buffer(num_bytes: int) -> memoryview:
 
 
 def read_blocks(descriptor: int, buffer: memoryview, begin: int, size: int) -> memoryview | None:
-    """Read the blocks of `size` bytes from byte `begin` on into `buffer`; None if the file ends
-    before."""
+    """Read `size` bytes from byte `begin` on into `buffer`, in whole blocks, and return these
+    blocks; None if the file ends earlier."""
     view = buffer[: whole_blocks(size)]
     done = 0
     while done < size:

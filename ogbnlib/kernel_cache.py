@@ -1,8 +1,8 @@
-"""The folder of compiled kernels, one for each content of the kernels' sources.
+"""The folder of compiled kernels (numba functions), one for each version of their source files.
 
-numba's own cache watches the file that declares a kernel. Kernels call each other across files, so
-after a change of one file it loads old machine code for the callers in others. The cache is a set
-of pickles: a user with write access to the folder can run code in this process.
+numba's own cache checks only the file that declares a kernel. Kernels call each other across files,
+so after a change of one file it loads old machine code for the callers in other files. The cache
+consists of pickles: a user with write access to the folder can run code in this process.
 """
 
 import contextlib
@@ -23,12 +23,12 @@ from .environment import KERNELS_VARIABLE
 from .errors import MB
 
 PACKAGE = Path(__file__).parent
-MOST_FOLDERS = 4  # one after each change of the sources, so the older ones are deleted
+MOST_FOLDERS = 4  # each change of the sources adds one; older ones are deleted
 _ROOM_BYTES = 8 * MB  # all kernels take 5 MB
 
 
 def sources() -> list[Path]:
-    """List the package's files that declare kernels, or code that kernels consist of."""
+    """List the package's files that declare kernels, or intrinsics, which go into kernels."""
     marks = (b"\n@kernel", b"\n@intrinsic")
     return [
         path
@@ -39,7 +39,7 @@ def sources() -> list[Path]:
 
 @functools.cache
 def folder() -> Path | None:
-    """Return the folder of this content's machine code, None where no folder can be written."""
+    """Return the folder of the present sources' machine code; None if no folder can be written."""
     refused = []
     for place in _places():
         try:
@@ -61,14 +61,14 @@ def folder() -> Path | None:
 
 
 def complete_marker() -> Path | None:
-    """Return the file that exists once all kernels of a training are compiled for this processor."""
+    """Return the file that exists once all training kernels are compiled for this processor."""
     place = folder()
     return None if place is None else place / _marker()
 
 
 @functools.cache
 def _marker() -> str:
-    """The name of the file that says so for this kind of processor."""
+    """Return the name of the file of `complete_marker` for this kind of processor."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
@@ -78,7 +78,7 @@ def _marker() -> str:
 
 
 def _places() -> Iterator[Path]:
-    """Folders to try, the user's own choice first."""
+    """Yield the folders to try, the user's own choice first."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(cache):
         cache = os.path.expanduser("~/.cache")
@@ -87,14 +87,14 @@ def _places() -> Iterator[Path]:
         *(os.path.abspath(os.path.expanduser(path)) for path in named if path),
         *(str(PACKAGE / "__pycache__"), cache),
     ]
-    with contextlib.suppress(OSError):  # none can be written
+    with contextlib.suppress(OSError):  # no temporary folder can be written
         places.append(os.path.realpath(tempfile.gettempdir()))
-    # without a home `~` stays as it is
+    # if the user has no home folder, `~` is left in the path
     yield from (Path(path) for path in dict.fromkeys(places) if os.path.isabs(path))
 
 
 def _prepare(place: Path) -> Path:
-    """Create the folder in `place`; an `OSError` says why it can't be used."""
+    """Create and return the folder in `place`; an `OSError` says why `place` can't be used."""
     place.mkdir(parents=True, exist_ok=True)
     user = os.geteuid()
     own = place / f"ogbnlib-kernels-{user}"
@@ -109,7 +109,7 @@ def _prepare(place: Path) -> Path:
     is_new = not target.exists()
     target.mkdir(exist_ok=True)
     with tempfile.TemporaryFile(dir=target) as probe:
-        if not (target / _marker()).is_file():  # a full disk refuses to write, but not to create
+        if not (target / _marker()).is_file():  # on a full disk only writing fails
             probe.write(bytes(_ROOM_BYTES))
             probe.flush()
             os.fsync(probe.fileno())
@@ -120,7 +120,7 @@ def _prepare(place: Path) -> Path:
 
 
 def _content() -> str:
-    """A hash of all that decides the machine code but the processor, which numba compares."""
+    """Hash everything that decides the machine code but the processor, which numba checks."""
     versions = [version(name) for name in ("numba", "llvmlite", "numpy")]
     content = hashlib.sha256(repr([str(PACKAGE), sys.implementation.cache_tag, versions]).encode())
     for path in sources():
@@ -132,7 +132,7 @@ def _content() -> str:
 def _delete_old(own: Path) -> None:
     used = []
     for entry in own.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process deletes it
+        with contextlib.suppress(FileNotFoundError):  # another process has deleted it
             used.append((entry.stat().st_mtime_ns, entry))
     for _, entry in sorted(used)[:-MOST_FOLDERS]:
         shutil.rmtree(entry, ignore_errors=True)

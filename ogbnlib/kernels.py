@@ -1,4 +1,4 @@
-"""Compiled functions: the decorator of all kernels, and prefetching, which numba lacks."""
+"""The decorator of all kernels (compiled functions), and prefetching, which numba lacks."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -20,14 +20,14 @@ def kernel_with(
 ) -> Callable[[Function], Function]:
     """Return a decorator that compiles a function on first use, with these options of numba.
 
-    The machine code is stored in `kernel_cache.folder`. It is single-threaded, as forked DataLoader
-    workers must not share a pool.
+    The machine code is stored in `kernel_cache.folder`. It is single-threaded, because forked
+    DataLoader workers must not share a thread pool.
     """
 
     def declare(function: Function) -> Function:
         folder = kernel_cache.folder()
         before = config.CACHE_DIR
-        config.CACHE_DIR = str(folder or "")  # which numba reads here, once for each function
+        config.CACHE_DIR = str(folder or "")  # read by njit below, once for each function
         try:
             return njit(nogil=True, cache=folder is not None, fastmath=fastmath, inline=inline)(
                 function
@@ -43,8 +43,10 @@ kernel = kernel_with()
 
 @intrinsic
 def prefetch(typing_context, array, place):  # type: ignore[no-untyped-def]
-    """Ask for the cache line of item `place` of an array in C order, and go on: a later read then
-    need not wait."""
+    """Start to load the cache line of item `place` of an array in C order, without waiting for it.
+
+    A later read of the item then need not wait.
+    """
 
     def fetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
@@ -52,7 +54,7 @@ def prefetch(typing_context, array, place):  # type: ignore[no-untyped-def]
         number = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer.type, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        # data, to read, into all caches
+        # 0: to read, 3: into all cache levels, 1: data
         builder.call(function, [pointer, number(0), number(3), number(1)])
         return context.get_dummy_value()
 

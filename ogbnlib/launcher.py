@@ -7,7 +7,7 @@ from .errors import InputError
 
 
 class _Launch(NamedTuple):
-    """This process among the processes of a launcher; local are those of its node."""
+    """Place of this process among the launcher's processes; `local` counts those of its node."""
 
     rank: int = 0
     num_ranks: int = 1
@@ -16,16 +16,18 @@ class _Launch(NamedTuple):
 
 
 def job_cores() -> int:
-    """Cores that this job may use on this node: its CPU affinity, and at most the cores that a
-    Slurm job has."""
+    """Return the number of cores that this job may use on this node.
+
+    These are the cores of its CPU affinity, in a Slurm job at most SLURM_CPUS_PER_TASK.
+    """
     cores = len(os.sched_getaffinity(0))
     job_cpus = os.environ.get("SLURM_CPUS_PER_TASK", "")
     return min(cores, int(job_cpus) or cores) if job_cpus.isdecimal() else cores
 
 
 def sampling_threads() -> int:
-    """Threads of this process that sample, each with a batch: one for each of its cores, at most
-    32."""
+    """Return the number of threads of this process that sample, each its own batch: one for each
+    of its cores, at most 32."""
     return min(32, max(1, job_cores() // local_ranks()))
 
 
@@ -57,6 +59,8 @@ def launch() -> _Launch:
 
 
 def local_ranks() -> int:
-    """Return how many processes a launcher started on this node to train together; raises as
-    `launch`."""
+    """Return how many processes a launcher started on this node to train together.
+
+    Raises the errors of `launch`.
+    """
     return launch().num_local_ranks

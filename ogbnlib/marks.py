@@ -1,8 +1,9 @@
-"""Names for the moments of any script, recorded by its watcher: `watch`, `run`, or a notebook's
+"""Named phases and moments of any script, recorded by its watcher: `watch`, `run`, or a notebook's
 `%%memory`.
 
-Without a watcher both calls return at once and import nothing: 1 us for `with phase("...")`. Only
-the first process of a run that marks does so, because phases of several processes would overlap.
+Without a watcher `phase` and `mark` return at once and import nothing: `with phase("...")` takes
+1 us. In a run only the first process that calls them is recorded, because phases of several
+processes would overlap.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ _claiming = _thread.allocate_lock()
 
 
 class _Place:
-    """The run that this process marks its moments in; `folder` is None without a watcher."""
+    """The run in which this process records its marks; `folder` is None without a watcher."""
 
-    log: EventLog | None = None  # open in the one process that marks
+    log: EventLog | None = None  # open only in the process whose marks are recorded
     lock = -1
 
     def __init__(self, folder: str | None):
@@ -41,7 +42,7 @@ def phase(name: str, epoch: int | str | None = None) -> Iterator[None]:
     """Record the block under `with phase("build loaders"):`, or a function under `@phase("load")`,
     as a phase.
 
-    Phases nest. `Run.growth` compares the ends of phases named "epoch".
+    Phases nest. `Run.growth` compares memory between the ends of phases named "epoch".
     """
     log = _claim() if _place.folder is not None else None
     if log is None:
@@ -63,10 +64,10 @@ def phase(name: str, epoch: int | str | None = None) -> Iterator[None]:
 
 
 def mark(name: str, /, **info: object) -> None:
-    """Record a moment of the run. `Run.growth` compares moments named "epoch": `mark("epoch",
-    loss=...)`.
+    """Record a moment of the run. `Run.growth` compares memory between moments named "epoch":
+    `mark("epoch", loss=...)`.
 
-    Also reads the GPU's memory where torch has used one; `mark("cuda")` does nothing else.
+    Also reads the GPU's memory, if torch has used a GPU; `mark("cuda")` does nothing else.
     """
     log = _claim() if _place.folder is not None else None
     if log is None:
@@ -86,7 +87,7 @@ def mark(name: str, /, **info: object) -> None:
 
 @contextlib.contextmanager
 def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
-    """Record the marks of this process in the run in `folder` inside the block."""
+    """Record the marks that this process makes inside the block in the run of `folder`."""
     global _place
     before = _place
     _place = _Place(os.fspath(folder))
@@ -101,7 +102,7 @@ def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _claim() -> EventLog | None:
-    """The log of this process's run; None when another process marks."""
+    """Return the log of this process's run; None if another process marks or there is no run."""
     with _claiming:
         place = _place
         if place.log is not None or place.folder is None:
@@ -115,8 +116,8 @@ def _claim() -> EventLog | None:
         multiprocessing = sys.modules.get("multiprocessing.process")
         with _never_raise():
             if multiprocessing is not None and multiprocessing.parent_process() is not None:
-                raise BlockingIOError  # as flock does; `_never_raise` then stops marking in silence
-            # the first process of a watched command that marks; others would mix up its phases
+                raise BlockingIOError  # as flock does; `_never_raise` then stops marking silently
+            # The first process of a watched command gets the lock: others would mix up its phases.
             place.lock = open_to_write(os.path.join(place.folder, ".marks"))
             fcntl.flock(place.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             place.log = EventLog(place.folder)
@@ -150,7 +151,7 @@ def _forget() -> None:
 
 
 def _plain(value: object) -> object:
-    """A value that JSON takes: the number in a tensor or array of one element, else a text."""
+    """Return a value for JSON: None, a finite number (also from a one-element tensor), or text."""
     if hasattr(value, "item"):
         with contextlib.suppress(Exception):  # several elements, a lost device, any class
             value = value.item()

@@ -21,46 +21,47 @@ class Layer(NamedTuple):
     targets: int  # nodes that it writes
     edges: int
     inputs: int
-    outputs: int  # of all heads together but for the last layer's
+    outputs: int  # of all heads together, in the last layer of one
     first: bool
     last: bool
     heads: int
     hops: int  # of propagated features
     half: bool  # 16-bit precision
     dropout: bool
-    fused: bool  # by `training.fused_sage`: on the CPU
-    edge_list: bool  # in place of a sparse matrix, as `forward(x, edge_index)` gets it
+    fused: bool  # computed by `training.fused_sage`, on the CPU
+    edge_list: bool  # whether the layer gets edge_index in place of a sparse matrix
 
     @property
     def item(self) -> int:
-        """Bytes of a number in products."""
+        """Bytes of a number in the products of matrices."""
         return 2 if self.half else 4
 
     @property
     def copy(self) -> int:
-        """Bytes of a number in the half-width copy of an input, 0 where there is none."""
+        """Bytes of a number in autocast's 16-bit copy of an input; 0 without autocast."""
         return 2 * self.half
 
 
 class LayerMemory(NamedTuple):
     """Bytes of one layer in a training step."""
 
-    # for the backward pass, the output included; the first layer's x belongs to the batch
+    # kept for the backward pass, with the output; the first layer's x counts with the batch
     saved: int
     # the part of `saved` that activation checkpointing keeps: the output and the sparse matrix
     checkpointed: int
-    peak: int  # the most that the forward or the backward pass has alive
+    peak: int  # the most at any time of the forward or the backward pass
 
 
 class BaseModel:
-    """The part that models on sampled and on propagated features share."""
+    """Base class of models on sampled subgraphs and on propagated features."""
 
     propagated: bool
     has_heads = False  # whether `heads` must divide `hidden_channels`
     fused = False  # whether `training.fused_sage` computes its layers on the CPU
-    # The names of a layer's weights [in, out] for neighbors, its bias, and its weights for the node
-    # itself, where inference can count all neighbors layer by layer: the mean of neighbors, or with
-    # two names GCN's sum with self-loops. Empty for a model without such layers.
+    # Names of a layer's parameters, if `inference.exact` can compute it with all neighbors, layer
+    # by layer: the weights of neighbors, the bias, and the weights of the node itself. Such a layer
+    # takes the mean of neighbors; with only the first two names, GCN's sum with self-loops. Empty
+    # for a model without such layers.
     exact_weights: tuple[str, ...] = ()
 
     @staticmethod
@@ -70,7 +71,7 @@ class BaseModel:
 
     @staticmethod
     def memory(layer: Layer) -> LayerMemory:
-        """Bytes of a layer in a training step; `tests/training/test_activations.py` measures them."""
+        """Bytes of a layer in a training step, measured by `tests/training/test_activations.py`."""
         raise NotImplementedError
 
     @staticmethod
@@ -91,7 +92,7 @@ class SampledModel(BaseModel):
 
     @staticmethod
     def prepare(edge_index: Tensor, num_nodes: int) -> Tensor | None:
-        """Return what all layers of a batch share, from all of its edges; None by default."""
+        """Return a tensor for all layers of a batch, from all of its edges; by default None."""
         return None
 
     @staticmethod
@@ -115,15 +116,15 @@ class PropagatedModel(BaseModel):
         raise NotImplementedError
 
 
-# With sampled neighbors, [rows, channels] is float32 where nothing else is stated. Autocast halves
-# products, adds half-width copies of inputs, and leaves sums in float32. The last layer's output is
-# there twice more for the loss.
+# In the formulas of sampled models an array [rows, channels] is float32 unless stated otherwise.
+# Autocast halves the bytes of products, adds 16-bit copies of inputs, and leaves sums in float32.
+# The loss needs two more arrays as large as the last layer's output.
 
 
 def layer_memory(
     layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3
 ) -> LayerMemory:
-    """Bytes of a layer from its products, its scratch space and its sparse matrix."""
+    """Bytes of a layer, from the bytes of its products, scratch space and sparse matrix."""
     if layer.last:
         item = 4
     out = layer.targets * layer.outputs * item
@@ -138,13 +139,16 @@ def layer_memory(
 
 
 def linear_weights(layer: Layer) -> int:
-    """Weights and bias of a linear layer."""
+    """Number of weights and biases of a linear layer."""
     return layer.inputs * layer.outputs + layer.outputs
 
 
 def linear_memory(layer: Layer, saved: int = 0) -> LayerMemory:
-    """A last layer keeps its output and takes it twice more; the first one keeps `saved` and takes
-    twice its rows."""
+    """Bytes of a linear layer.
+
+    The last layer keeps its output, and its peak has two more arrays of that size. Another layer
+    keeps `saved` bytes, and its peak has two arrays of its output's size more.
+    """
     rows = 4 * layer.targets * layer.outputs
     if layer.last:
         return LayerMemory(rows, rows, 3 * rows)

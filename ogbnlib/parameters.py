@@ -1,5 +1,7 @@
-"""Names and values of parameters as command line, papermill, YAML and JSON pass them. Imports neither
-torch nor numpy."""
+"""Names and values of parameters as the command line, papermill, YAML and JSON pass them.
+
+Imports neither torch nor numpy.
+"""
 
 import contextlib
 import json
@@ -14,7 +16,7 @@ from .errors import InputError, naming, parse_bytes, split_name, unknown_name
 from .files import home
 from .registry import MODELS
 
-# Names of parameters in PyG, DGL, Lightning and other programs, and ours.
+# Parameters, each with its names in PyG, DGL, Lightning and other programs.
 _ELSEWHERE = {
     "lr": "learning_rate lr0 base_lr init_lr initial_lr learningrate alpha",
     "epochs": "max_epochs num_epochs n_epochs nb_epochs num_train_epochs max_epoch",
@@ -51,7 +53,7 @@ _ELSEWHERE = {
     "checkpoint_every_s": "save_every save_steps checkpoint_every save_interval checkpoint_interval",
     "progress": "verbose progress_bar enable_progress_bar silent quiet",
 }
-# What to write in place of a name that is no parameter of a run.
+# What to write in place of a name that is not a parameter of a run.
 INSTEAD = {
     **{name: f"write {ours}" for ours, names in _ELSEWHERE.items() for name in names.split()},
     **dict.fromkeys(
@@ -78,7 +80,7 @@ INSTEAD = {
     "memory_limit": "write --memory-limit, or run(config, memory_limit=...)",
     "resume": "write --resume, or run(config, resume=True)",
     "limit_by": "write --limit-by, or run(config, limit_by=...)",
-    # heads and the names below are parameters of versions 0.1.0 and 0.2.0
+    # heads and the names below were parameters of versions 0.1.0 and 0.2.0
     **dict.fromkeys(("n_heads", "num_heads", "heads"), 'write model_args={"heads": 4}'),
     "cuda_snapshot": "write torch.cuda.memory._record_memory_history() in a script under `watch`",
     "empty_cache_every": "write release_every",
@@ -99,7 +101,7 @@ def _list(value: object) -> object:
 
 
 def no_value(value: object) -> Any:
-    """Return None for the texts that stand for it, and any other value as it is."""
+    """Return None for "", "none" and "null", in any case, and any other value as it is."""
     if isinstance(value, str) and value.strip().lower() in {"", "none", "null"}:
         return None
     return value
@@ -150,7 +152,8 @@ def _model(value: object) -> object:
     return f"{_path(place)}:{name}"
 
 
-# Arguments of each schedule, the required one first, named as in torch's CosineAnnealingLR and StepLR.
+# Arguments of each schedule, the required one first, named as in torch's CosineAnnealingLR and
+# StepLR.
 _SCHEDULES: dict[str, dict[str, type[int] | type[float]]] = {
     "constant": {},
     "cosine": {"T_max": int, "eta_min": float},
@@ -233,8 +236,8 @@ Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 
 def unknown_parameter(name: str, known: Iterable[str]) -> str:
-    """Return the message for a name that is no parameter: what to write instead, or the closest
-    names."""
+    """Return the message for a name that is not a parameter: what to write instead, or the closest
+    name and all names."""
     plain = name.strip().lower().replace("-", "_")
     instead = f"write {plain}" if plain in known else INSTEAD.get(plain)
     if instead is None:
@@ -258,10 +261,11 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """Names and values of a YAML file such as slurm/small.yaml; `InputError` for anything else.
+    """Return names and values of a YAML file such as slurm/small.yaml; `InputError` for anything
+    else.
 
-    Values are texts, as `--set` passes them, or lists of texts: YAML 1.1 itself reads 010 as 8,
-    1:30 as 90 and off as false. A map has the values that JSON has.
+    Values stay text, as `--set` passes them, or lists of text, because YAML 1.1 reads 010 as 8,
+    1:30 as 90 and off as false. Values of a map, such as model_args, are read as JSON.
     """
     import yaml
 
@@ -288,8 +292,8 @@ _MOST_YAML = 2**20
 
 
 def _plain(node: Any, file: str | os.PathLike[str], maps: int = 0) -> Any:
-    """Return a YAML node within `maps` maps as text, list or dict; only the file's own map has
-    texts."""
+    """Return a YAML node, nested in `maps` maps, as text, list or dict; in the inner maps, values
+    are read as JSON."""
     if node.id == "scalar":
         return node.value if maps < 2 else _json_value(node, file)
     if node.id == "sequence":
@@ -306,11 +310,11 @@ def _plain(node: Any, file: str | os.PathLike[str], maps: int = 0) -> Any:
 
 
 def _json_value(node: Any, file: str | os.PathLike[str]) -> object:
-    """Return a value of a map: text if it is quoted or YAML takes it for text, else as JSON."""
+    """Return a value of an inner map: text if it is quoted or text in YAML, else read as JSON."""
     if node.style or node.tag.endswith(":str"):
         return node.value
     try:
-        return json.loads(node.value.lower())  # True, too
+        return json.loads(node.value.lower())  # lower: YAML may write True
     except ValueError:
         raise InputError(
             f"{file}, line {node.start_mark.line + 1}: expected a value as JSON has it, such as 8, "

@@ -1,4 +1,4 @@
-"""Progress of work in bytes or batches, in the words of tqdm."""
+"""Progress of work in bytes or batches, in the format of tqdm."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from .errors import format_bytes
 
 
 def seconds(value: float) -> str:
-    """Format a duration by its first two digits, hundredths of a second at least: `0.35 s`, `47 s`,
+    """Format a duration with two digits, seconds with at most two decimals: `0.35 s`, `47 s`,
     `2.8 min`, `12 min`, `3.4 h`."""
     if value < 99.5:
         return f"{round(value, 2):.2g} s"
@@ -28,18 +28,18 @@ class Count:
 
     total: float
     unit: str = "bytes"
-    what: str | None = None  # if it differs from the name of the step
+    what: str | None = None  # name of the work, if it differs from the step's
     phase: str | None = None  # phase of the run
     done: float = 0
     per_s: float = 0.0
-    loss: float | None = None  # of the epoch so far
+    loss: float | None = None  # loss of the epoch so far
     run_left_s: float | None = None  # remaining time of the whole run
     began_s: float = field(default_factory=clock.now)
 
     def add(self, number: float) -> None:
         self.done += number
         took_s = clock.now() - self.began_s
-        if took_s > 0.5:  # cached data in a shorter time is no speed
+        if took_s > 0.5:  # in less time, cached data shows no real speed
             self.per_s = self.done / took_s
 
     def __str__(self) -> str:
@@ -67,20 +67,21 @@ class Count:
         )
 
 
-Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call instead
+Progress = bool | Callable[[Count], object]  # whether to show it, or a function to call with it
 
 
 def read_count(path: Path) -> Count | None:
-    """Read progress.json; None if it is missing, half written or not one."""
+    """Read a progress.json; None if it is missing, half written or has other content."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         count = Count(**json.loads(path.read_bytes()))
-        str(count)  # refuses numbers that are none
+        str(count)  # fails if a value is not a number
         return count
     return None
 
 
 def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None = None) -> str:
-    """` 33%|###3      | 3100/9432 [00:50<01:42, 61.70it/s, loss 1.68], 1.20 GB of 4.00 GB`."""
+    """Return the progress and the memory in use, such as
+    ` 33%|###3      | 3100/9432 [00:50<01:42, 61.70it/s, loss 1.68], 1.20 GB of 4.00 GB`."""
     memory = "" if held_bytes is None else format_bytes(held_bytes)
     if memory and limit_bytes:
         memory += f" of {format_bytes(limit_bytes)}"
@@ -103,7 +104,7 @@ def counted(
     unit: str = "bytes",
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[int], None]]:
-    """Count work; yields a function to call with each number done.
+    """Count work; yields a function to call with each number of units done.
 
     Args:
         what: Name of the work, as shown.

@@ -1,6 +1,6 @@
-"""Names of models, loading policies and methods of stores, and where their code is; imports none.
+"""Names of models, loading policies and methods of stores and runs, with the places of their code.
 
-It is imported on use, so that config, forecast and stores import no torch.
+The code is imported on first use, so that config, forecast and stores import no torch.
 """
 
 import pkgutil
@@ -21,7 +21,7 @@ class _Entry:
         return pkgutil.resolve_name(self.path)
 
 
-# A file of this folder is a model of that name; see `model`.
+# Each file of this folder is a model with the file's name; see `model`.
 _MODEL_FILES = Path(__file__).parent / "training" / "models"
 MODELS = {
     module.name: _Entry(f"ogbnlib.training.models.{module.name}:Model")
@@ -31,8 +31,8 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Policy(_Entry):
-    """One loading policy: its class loads, builds loaders, and forecasts its phases; see
-    `sampling.policies`."""
+    """One loading policy: its class loads the data, builds loaders and forecasts the memory of its
+    phases; see `sampling.policies`."""
 
     # whether features stay in a store, in its own dtype, and are read batch by batch
     reads_disk: bool = False
@@ -60,7 +60,8 @@ POLICIES = {
 
 
 class _Method(_Entry):
-    """A method of a store or a run that a higher room defines: a function that takes the object."""
+    """Method of a store or a run: a function that takes the object, in a package that imports the
+    object's own package."""
 
     def __get__(self, item: object, owner: type | None = None) -> Any:
         function = self.load()
@@ -68,7 +69,7 @@ class _Method(_Entry):
 
 
 STORE_METHODS = {
-    "from_data": _Method("ogbnlib.sources.pyg_data:from_data"),  # of the class
+    "from_data": _Method("ogbnlib.sources.pyg_data:from_data"),  # called on the class
     "ids": _Method("ogbnlib.sources.files.node_names:ids"),
     "to_data": _Method("ogbnlib.sampling.pyg_stores:to_data"),
     "feature_store": _Method("ogbnlib.sampling.pyg_stores:StoreFeatures"),

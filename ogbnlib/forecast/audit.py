@@ -1,6 +1,6 @@
 """Comparison of a run's forecast with its measurement, and the remedy for an out-of-memory kill.
 
-No remedy is suggested that `plan` would refuse. Where the planner can't know, the text says why.
+No remedy is suggested that `plan` would refuse. Where the planner knows none, the text says why.
 """
 
 import re
@@ -21,15 +21,15 @@ from .step_memory import is_measured
 
 
 def _kind_of(phase: str) -> str:
-    """The name of a phase in forecast and timeline: `final valid` -> `eval valid`, `train epoch 3`
-    -> `train`."""
+    """The kind of a phase, common to forecast and timeline: `final valid` -> `eval valid`, `train
+    epoch 3` -> `train`."""
     if phase.startswith("train epoch"):
         return "train"
     return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))
 
 
 def _measured_by_kind(peaks: Mapping[str, int]) -> dict[str, int]:
-    """The highest of the peaks of a run's phases, by kind; "" is the time between phases."""
+    """The highest peak of each kind of phase; the kind "" is the time between phases."""
     return {
         kind: max(peak for name, peak in peaks.items() if _kind_of(name) == kind)
         for kind in map(_kind_of, peaks)
@@ -37,7 +37,7 @@ def _measured_by_kind(peaks: Mapping[str, int]) -> dict[str, int]:
 
 
 def _predicted_by_kind(forecast: Forecast) -> dict[str, PhaseForecast]:
-    """The phase of each kind with the most memory in use."""
+    """The phase of each kind with the most memory in use, by kind."""
     return {
         kind: max(
             (phase for phase in forecast.phases if _kind_of(phase.name) == kind),
@@ -50,15 +50,16 @@ def _predicted_by_kind(forecast: Forecast) -> dict[str, PhaseForecast]:
 def _graph_of_run(
     config: TrainConfig, event: Mapping[str, object] | None, phases: Collection[str]
 ) -> GraphSize:
-    """The graph of a run: its store, if that still has the size in the run's event `dataset`, else
+    """The graph of a run: its store if that still has the size in the run's event `dataset`, else
     that size.
 
-    Raises `InputError` or `OSError` where neither is known. After the phase `propagate` of a run,
-    it is the graph that was propagated over.
+    Without an event, the data set's files decide. After a run's phase `propagate`, it is the size
+    of the graph before propagation. Raises `InputError` or `OSError` if no size is known.
     """
     size = None
     if event is not None:
-        size = GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)})  # type: ignore[arg-type]  # as it was written
+        # the fields with which the event was written
+        size = GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)})  # type: ignore[arg-type]
     try:
         graph = graph_for(config)
     except (InputError, OSError):
@@ -68,7 +69,7 @@ def _graph_of_run(
     if PROPAGATE in phases:
         return graph.size if isinstance(graph, Store) else graph
     if size is None or (isinstance(graph, Store) and graph.size == size):
-        return graph  # whose batches are drawn
+        return graph  # batches are drawn from a store
     return size
 
 
@@ -79,11 +80,14 @@ def audit(
     marked: Mapping[str, int],
     event: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
-    """The entry `forecast` of result.json: predicted and measured, where a phase that a run did not
-    reach has None.
+    """The entry `forecast` of result.json: predicted and measured bytes.
 
-    `measured` has the peak in phases of each name, "" between phases, and `marked` the largest size
-    of each named part; `event` is the run's `dataset`, None reads the size from its files.
+    The measured value of a phase that the run did not reach is None.
+
+    Args:
+        measured: Peak by phase name, "" between phases.
+        marked: Largest size of each named part.
+        event: The run's `dataset`; without it, the size is read from the data set's files.
     """
     try:
         size = _graph_of_run(config, event, measured)
@@ -117,13 +121,13 @@ def audit(
     }
 
 
-# Of these only Python, torch and kernels are in memory, so that no parameter changes them.
+# In these phases only Python, torch and kernels are in memory, so no parameter changes their size.
 _BEFORE_DATA = ("", "open", "compile kernels")
 
 
 def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
-    """The smallest changes that fit the limit which ended a run, else the smallest limit that
-    fits."""
+    """Text of the smallest changes that fit the limit that ended a run, and of the smallest limit
+    that fits."""
     if record.growth and record.growth.verdict == "climbs":
         return (
             f"find what each epoch keeps ({KEPT}): memory climbs from epoch to epoch, so that "
@@ -157,7 +161,7 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
 def _by_change(
     forecast: Forecast, size: GraphSize, unforeseen: int, raised: str, limit_bytes: int
 ) -> str:
-    """The smallest changes that fit a limit, or to raise it."""
+    """Text of the smallest changes that fit a limit, and of how to raise it."""
     config = forecast.config
     if config.model not in MODELS and verdict(forecast, limit_bytes) == FITS:
         return (
@@ -173,15 +177,18 @@ def _by_change(
 
 
 def _unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> int:
-    """Memory beyond the forecast in any phase of a run; in the phase of its kill it took all of its
-    limit."""
+    """The most memory that any phase of a run took beyond its forecast.
+
+    The phase in which the run was killed took at least the whole limit.
+    """
     expected = dict.fromkeys(_BEFORE_DATA, RUNTIME_BYTES) | {
         kind: phase.held_bytes for kind, phase in _predicted_by_kind(forecast).items()
     }
     measured = _measured_by_kind({name: peak for name, peak in record.phases.items() if name})
     last = _kind_of(record.phase.name) if record.phase else ""
     measured[last] = max(measured.get(last, 0), limit_bytes)
-    # A phase without a forecast of its own, such as a checkpoint, is compared with the whole run's.
+    # A phase without a forecast of its own, such as a checkpoint, is compared with the peak of the
+    # whole run.
     return max(
         0, *(peak - expected.get(kind, forecast.peak_bytes) for kind, peak in measured.items())
     )

@@ -1,8 +1,8 @@
-"""Batches: their sizes, the memory that they take, and drawing some from a store.
+"""Batches: their sizes, the memory that they take, and some of them drawn from a store.
 
-They are drawn with numpy alone, within about a second, for the nodes and edges that they really
-have. Neighbors come from random numbers of their own; every neighbor of a node is equally likely,
-as in a run.
+Batches are drawn with numpy alone, within about a second, to get their real numbers of nodes and
+edges. The random numbers are not those of a run, but every neighbor of a node is equally likely, as
+in a run.
 """
 
 import functools
@@ -19,21 +19,22 @@ import numpy as np
 from ..graph.npz import Array
 from ..graph.store import GraphSize, Store, open_store
 
-# Batches that wait for the model under loading=store, at least a group: a number or a size,
-# whichever is reached first.
+# Limits of the batches that wait for the model under loading=store, by number and by size,
+# whichever is reached first; at least one group waits.
 QUEUE_BATCHES = 4
 QUEUE_BYTES = 256 * 2**20
-# drawn together: 11 of [3, 2] x 128; for more malloc asks Linux each time
+# drawn together: 11 of [3, 2] x 128; for more bytes malloc asks Linux each time
 GROUP_BATCHES = 16
 GROUP_BYTES = 2**22
-# Read at one hop, at most: 0.4 s. [15, 10, 5] x 1024 with reverse edges is drawn whole.
+# Most edges read at one hop, which takes 0.4 s. Batches of [15, 10, 5] x 1024 (num_neighbors x
+# batch_size) with reverse edges are drawn whole.
 _EDGES = 2**20
-# Batches of a split: as many as have half of `_EDGES` edges together, within these bounds; of a
-# graph that may not be in memory one, as it has 50,000 random reads a second.
+# Batches drawn of a split: within these bounds, as many as have half of `_EDGES` edges together.
+# One is enough for a graph that may not be in memory, as it has 50,000 random reads a second.
 _FEWEST = 2
 _MOST = 8
-# With all neighbors of a hop one node of many decides the largest batch. So the edges of as many
-# batches are counted as need so many reads, 0.5 s, and the heaviest are drawn whole.
+# Where a hop takes all neighbors, a single node of high degree decides the largest batch. So edges
+# are counted in as many batches as these reads allow, 0.5 s, and the heaviest batches are drawn.
 _COUNTED_EDGES = 2**22
 _COUNTED_BATCHES = 2**12
 _HEAVIEST = 2
@@ -42,8 +43,8 @@ _COLD_BYTES = 2**31
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Nodes discovered at each hop, seeds first, and edges sampled at each hop; expected values or
-    a sample's."""
+    """Nodes discovered (seeds first) and edges sampled at each hop: expected values or those of a
+    drawn batch."""
 
     hop_nodes: tuple[int, ...]
     hop_edges: tuple[int, ...]
@@ -59,44 +60,46 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of a pass."""
+    """The batches of a pass over a split."""
 
     mean: BatchShape
-    largest: BatchShape  # expected of as many batches as a run has
-    # "drawn", "extrapolated" from the part of a batch that was drawn, or "degrees" of a graph not
-    # seen
+    largest: BatchShape  # the expected largest of as many batches as a run has
+    # "drawn", "extrapolated" from the part of a batch that was drawn, or "degrees": computed from
+    # degrees, without a store
     source: str
-    # With the node of the highest degree in it, where not every batch was counted: of a graph not
-    # seen, any node.
+    # `largest`; if a hop takes all neighbors and not every batch was counted, with the node of the
+    # highest degree added. Without a store, this node may have all edges.
     bound: BatchShape
 
     @classmethod
     def of(cls, batch: BatchShape, source: str = "drawn") -> Self:
-        """All of one shape."""
+        """Return batches that all have one shape."""
         return cls(batch, batch, source, batch)
 
 
 def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
-    """A batch as the model gets it: x, n_id int64 and edge_index int64 [2, E]."""
+    """Bytes of a batch as the model gets it: x, n_id int64 and edge_index int64 [2, E]."""
     return batch.num_nodes * (num_features * itemsize + 8) + batch.num_edges * 16
 
 
 def queue(one: int) -> tuple[int, int]:
-    """Batches of `one` bytes each that are drawn together, and groups of them in a queue."""
+    """Number of batches of `one` bytes in a group, which is drawn together, and of groups in a
+    queue."""
     together = max(1, min(GROUP_BATCHES, GROUP_BYTES // max(1, one)))
     return together, max(1, min(QUEUE_BATCHES // together, QUEUE_BYTES // max(1, together * one)))
 
 
 def num_queued(one_bytes: int, num_left: int = 3 * GROUP_BATCHES) -> int:
-    """Batches of `one_bytes` that wait: in the queue, in its thread, in the model's group; of
-    `num_left` at most."""
+    """Number of waiting batches of `one_bytes`, at most `num_left`: in the queue, in the thread
+    that fills it, and in the group that the model has begun."""
     together, groups = queue(one_bytes)
     return min(together * (groups + 2) - 1, num_left)
 
 
 @dataclass(frozen=True)
 class _Request:
-    """All that decides which batches are drawn; `crc32` tells a store from one that replaced it."""
+    """Everything that decides which batches are drawn; `crc32` tells a store from one that replaced
+    it."""
 
     path: Path
     crc32: int
@@ -115,10 +118,10 @@ def draw_batches(
     training: bool,
     num_batches: int,
 ) -> Batches:
-    """Batches of `num_seeds` seeds of a split: any seeds in training, consecutive ones in an
+    """Draw batches of `num_seeds` seeds: random ones of a split in training, consecutive ones in an
     evaluation.
 
-    A store whose offsets or ids are out of range is an `InputError`.
+    Raises `InputError` if offsets or ids of the store are out of range.
     """
     fan_out = tuple(num_neighbors)
     request = _Request(store.path, store.crc32, split, num_seeds, fan_out, training)
@@ -131,7 +134,7 @@ def draw_batches(
             "row", "expected ids and offsets within the graph, found others"
         ) from None
     # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7
-    # deviations for 10,000.
+    # standard deviations for 10,000.
     above = max(1.0, statistics.NormalDist().inv_cdf(1 - 1 / (num_batches + 1)))
     nodes = [shape.hop_nodes for shape, _ in shapes]
     edges = [shape.hop_edges for shape, _ in shapes]
@@ -149,8 +152,8 @@ def draw_batches(
 def _mean_and_most(
     counts: list[tuple[int, ...]], limit: int, above: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The mean counts of each hop, and these of a batch `above` standard deviations larger; `limit`
-    is the most in all hops together."""
+    """The mean counts of each hop, and the counts of a batch `above` standard deviations larger;
+    `limit` is the most in all hops together."""
     means = np.mean(counts, axis=0)
     totals = np.sum(counts, axis=1)
     spread = float(np.std(totals, ddof=1)) if len(totals) > 1 else 0.0
@@ -166,7 +169,7 @@ def _weight(shape: BatchShape) -> int:
 def with_hub(
     shape: BatchShape, num_neighbors: Sequence[int], size: GraphSize, degree: int
 ) -> BatchShape:
-    """A batch that has a node with `degree` neighbors more in its last hop of all neighbors."""
+    """Add a node with `degree` neighbors to a batch, in the last hop that takes all neighbors."""
     hop = _last_full_hop(num_neighbors)
     nodes = [*shape.hop_nodes]
     edges = [*shape.hop_edges]
@@ -182,7 +185,7 @@ def _last_full_hop(num_neighbors: Sequence[int]) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _highest_degree(path: Path, crc32: int) -> int:
-    """The most in-neighbors of a node, by one pass over the offsets."""
+    """The largest number of in-neighbors of a node, by one pass over `colptr`."""
     highest = last = 0
     for _, offsets in open_store(path).chunks("colptr"):
         highest = max(highest, int(np.diff(offsets, prepend=last).max(initial=0)))
@@ -196,10 +199,11 @@ def _batches(ids: Array, size: int) -> list[Array]:
 
 @functools.lru_cache(maxsize=512)
 def _heaviest(request: _Request) -> tuple[BatchShape, bool]:
-    """The batch with the most edges among those that can be counted, and whether these are all that
-    a run has, with the neighbors that it draws.
+    """The largest of the counted batches, and whether exactly these batches come in a run.
 
-    Of training more batches are counted than a short run has: two hubs may meet in any of them.
+    They do in an evaluation that takes all neighbors at every hop, if all its batches are counted
+    and none is extrapolated. For training, more batches are counted than a short run has, as two
+    hubs (nodes of very high degree) may meet in any batch.
     """
     store = open_store(request.path)
     store.advise_random()
@@ -224,14 +228,14 @@ def _heaviest(request: _Request) -> tuple[BatchShape, bool]:
 
 
 def _seeds_of_batches(request: _Request, store: Store, random: np.random.Generator) -> list[Array]:
-    """The seeds of the batches of `request`, of training from several epochs."""
+    """The seeds of each batch of `request`; for training, of the batches of several epochs."""
     ids = store.splits[request.split]
     batches = _batches(ids, request.num_seeds)
     if request.training:
         orders = [random.permutation(ids) for _ in range(-(-_COUNTED_BATCHES // len(batches)))]
         batches = [batch for order in orders for batch in _batches(order, request.num_seeds)]
     if not _is_cold(store) and request.num_neighbors[0] < 0:
-        # those with the largest first hop first
+        # batches with the largest first hop come first
         first = [_degrees(store, seeds).sum() for seeds in batches]
         batches = [batches[number] for number in np.argsort(first, kind="stable")[::-1]]
     return batches
@@ -282,20 +286,21 @@ def _degrees(store: Store, nodes: Array) -> Array:
 def _hop(
     store: Store, frontier: Array, k: int, random: np.random.Generator, most_edges: int
 ) -> tuple[Array, float]:
-    """Sources of a hop's edges, or of `most_edges` of them, and how many of all edges these are."""
+    """Sources of a hop's edges, or of about `most_edges` of them, and the number of all its
+    edges."""
     if _is_cold(store):
         _read_ahead(store.colptr, frontier)
     start = store.colptr[frontier]
     degree = store.colptr[frontier + 1] - start
     picks = degree if k < 0 else np.minimum(degree, k)
     total = float(picks.sum())
-    if total > most_edges:  # as many are read, of some of the hop's nodes
+    if total > most_edges:  # read the edges of some of the nodes only
         order = random.permutation(len(picks))
         order = order[: max(1, int(np.searchsorted(np.cumsum(picks[order]), most_edges)))]
         start = start[order]
         degree = degree[order]
         picks = picks[order]
-    # Evenly spread positions from a random one on: each of d neighbors is among k of them with
+    # Positions are evenly spread from a random one on: each of d neighbors is among the k with
     # probability k / d.
     first = np.repeat(np.cumsum(picks) - picks, picks)
     steps = np.arange(len(first)) - first + np.repeat(random.random(len(picks)), picks)
@@ -307,8 +312,8 @@ def _hop(
 
 
 def _read_ahead(array: Any, places: Array) -> None:
-    """Have Linux read the pages of some items of a map at once: three to four times as fast as one
-    page fault after the other."""
+    """Have Linux read the pages of some items of a memory map at once: three to four times as fast
+    as one page fault after the other."""
     for page in _distinct(places * array.itemsize // mmap.PAGESIZE).tolist():
         array._mmap.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, mmap.PAGESIZE)
 
@@ -316,8 +321,8 @@ def _read_ahead(array: Any, places: Array) -> None:
 def _count(
     store: Store, seeds: Array, num_neighbors: tuple[int, ...], random: np.random.Generator
 ) -> tuple[int, int]:
-    """Edges of a batch, of whose last hop only the degrees are read; and the edges that were
-    read."""
+    """Number of edges of a batch, and of the edges and degrees read; in the last hop only degrees
+    are read."""
     seen = np.zeros(store.num_nodes, bool)
     seen[seeds] = True
     frontier = np.sort(seeds)
@@ -339,7 +344,8 @@ def _draw(
     random: np.random.Generator,
     most_edges: int,
 ) -> tuple[BatchShape, bool]:
-    """One batch, and whether it was too large to be drawn whole: `most_edges` are read in a hop."""
+    """Draw one batch; return its shape, and whether it was extrapolated, as a hop reads about
+    `most_edges` edges at most."""
     cut = False
     seen = np.zeros(store.num_nodes, bool)
     seen[seeds] = True
@@ -357,8 +363,8 @@ def _draw(
         seen[frontier] = True
         distinct = float(len(frontier))
         if whole > 1.001 and distinct:
-            # Distinct nodes D among m edges grow to D * (M / m) ** b among all M, with the b that
-            # holds between m / 4 and m: rather too many.
+            # D distinct nodes among m edges grow to D * (M / m) ** b among all M edges, with the b
+            # that holds between m / 4 and m. This gives too many rather than too few.
             cut = True
             quarter = max(1, len(ids) // 4)
             growth = math.log(distinct / len(_distinct(ids[:quarter])))

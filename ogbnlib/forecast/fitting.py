@@ -1,4 +1,4 @@
-"""Verdicts about a limit, and changes of a configuration that fit it.
+"""Verdicts about a memory limit, and changes of a configuration that make it fit.
 
 A verdict allows for the forecast's error: FITS and WILL NOT FIT are claimed outside that margin,
 TIGHT inside it.
@@ -23,7 +23,8 @@ Changes = Mapping[str, object]  # parameters and their new values
 
 def verdict(forecast: Forecast, limit_bytes: int) -> str:
     """FITS, TIGHT or WILL NOT FIT under a limit."""
-    # Windows follow the limit by a mean batch; with the largest ones their peak may be above it.
+    # Windows (batches read ahead together) are sized to the limit by the mean batch; with the
+    # largest batches their peak may exceed it.
     planned = forecast.limit_bytes
     is_over = planned is not None and forecast.peak_bytes > max(planned, limit_bytes)
     if forecast.least_bytes + forecast.margin_bytes <= limit_bytes and not is_over:
@@ -34,7 +35,7 @@ def verdict(forecast: Forecast, limit_bytes: int) -> str:
 
 
 def spaced(value: object) -> str:
-    """A value as `--set` takes it: a tuple's items with blanks between."""
+    """A value as `--set` takes it: a tuple's items separated by blanks."""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
@@ -44,7 +45,8 @@ def assignments(changes: Changes) -> str:
 
 
 def _knobs(config: TrainConfig) -> list[list[Changes]]:
-    """For each knob its changes, smallest first; the knobs in the order in which to turn them."""
+    """The changes of each knob (a parameter that lowers memory), smallest first; the knobs in the
+    order in which to turn them."""
     eval_seeds = config.seeds_per_batch(training=False)
     knobs: list[list[Changes]] = [
         [{"loading": name} for name in config.policy.smaller],
@@ -59,15 +61,15 @@ def _knobs(config: TrainConfig) -> list[list[Changes]]:
 
 
 def _halves(count: int) -> list[int]:
-    """A number halved once, twice and so on, down to 32 to 63."""
+    """A number halved once, twice and so on, down to between 32 and 63."""
     return [count >> times for times in range(1, count.bit_length() - 5)]
 
 
 def changes_that_fit(
     config: TrainConfig, size: GraphSize, limit_bytes: int, unforeseen_bytes: int = 0
 ) -> list[tuple[Changes, Forecast]]:
-    """Configurations that fit with the fewest knobs turned; for each set of knobs the smallest
-    change.
+    """Find changes that fit with the fewest knobs turned: the smallest for each set of knobs, with
+    its forecast.
 
     `unforeseen_bytes` is memory that a run took beyond its forecast.
     """
@@ -85,7 +87,7 @@ def changes_that_fit(
     for count in range(1, len(knobs) + 1):
         smallest = []
         for chosen in itertools.combinations(knobs, count):
-            # Where the largest changes together don't fit, no smaller ones do.
+            # If the largest changes together don't fit, no smaller ones do.
             if fitting([steps[-1] for steps in chosen]) is not None:
                 tried = (fitting(steps) for steps in itertools.product(*chosen))
                 smallest.append(next(one for one in tried if one is not None))
@@ -95,10 +97,10 @@ def changes_that_fit(
 
 
 def smallest_limit(config: TrainConfig, size: GraphSize, unforeseen_bytes: int = 0) -> int:
-    """The smallest limit that a configuration fits, within 1 %."""
+    """The smallest limit in bytes, within 1 %, that a configuration fits."""
     forecast = predict(config, size)
     limit = forecast.least_bytes + forecast.margin_bytes + unforeseen_bytes
-    # Windows of a store, and so its forecast, follow the limit.
+    # The windows of a store, and so its forecast, depend on the limit.
     while True:
         forecast = predict(config, size, memory_limit_bytes=limit)
         if verdict(forecast, limit - unforeseen_bytes) == FITS:

@@ -15,16 +15,16 @@ from ..graph.store import GraphSize, Store
 from ..launcher import job_cores
 from ..memory.reading import processor
 
-# For the choice of windows and for times only; measured on a 2-core machine with an NVMe-like disk.
+# Only for choosing windows and for times; measured on a 2-core machine with an NVMe-like disk.
 DISK_BYTES_PER_S = 1.2e9
-_READ_BYTES = 8 * 2**20  # reads as `DiskArray` makes them
+_READ_BYTES = 8 * 2**20  # one read of `DiskArray`
 _THREADS = 3
 _PROBE_S = 0.1
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Figures of a machine for the time of a run without a GPU."""
+    """Speeds of a machine, for the time of a run without a GPU."""
 
     cores: int
     flops_per_s: float  # of one core, in a float32 product
@@ -32,11 +32,12 @@ class Machine:
     bf16_flops_per_s: float  # of one core, in a bfloat16 product
 
     def products_per_s(self, precision: str, threads: int) -> float:
-        """Operations per second in the products of a training step."""
-        # The second core adds 0.74 of the first: 1.29 and 2.03 batches/s, 1.97 and 2.96 in
-        # bfloat16. The products of a step, of which many are narrow, reach 0.72 of the large ones
-        # measured here: an epoch of [15, 10, 5] x 1024 x 256 from RAM took 408 s in fp32 (75
-        # GFLOP/s a core), and 131 s in bfloat16 (215).
+        """Operations per second in the matrix products of a training step."""
+        # The second core adds 0.74 of the first: one and two cores trained 1.29 and 2.03 batches/s,
+        # in bfloat16 1.97 and 2.96. The products of a step, many of them narrow, reach 0.72 of the
+        # speed of the large ones measured here. An epoch of [15, 10, 5] x 1024 x 256
+        # (num_neighbors, batch_size, hidden_channels) from RAM took 408 s in fp32 (75 GFLOP/s a
+        # core), and 131 s in bfloat16 (215).
         of_core = self.flops_per_s if precision == "fp32" else self.bf16_flops_per_s
         return 0.72 * of_core * min(threads, self.cores) ** 0.8
 
@@ -52,9 +53,9 @@ REFERENCE = Machine(2, 75e9, DISK_BYTES_PER_S, 150e9)
 
 
 def _product() -> float:
-    """Operations per second of one core in a float32 product."""
+    """Operations per second of one core in a float32 matrix product."""
     # So small a product runs in one thread of OpenBLAS; a larger one counts threads that wait in a
-    # loop. 60 GFLOP/s here, where products of the size of a hidden layer reach 57 to 75.
+    # loop. It reached 60 GFLOP/s here, where products of a hidden layer's size reach 57 to 75.
     a = np.ones((64, 64), np.float32)
     out = a @ a
     done = 0
@@ -66,11 +67,11 @@ def _product() -> float:
 
 
 def _bf16_product(flops_per_s: float) -> float:
-    """Operations per second of one core in a bfloat16 product.
+    """Operations per second of one core in a bfloat16 matrix product.
 
-    A processor with the instructions may gain much or lose by them: 215 GFLOP/s against 98 in
-    float32 on a Zen 4, 84 against 141 on a Xeon of the same year. One without them ran at a 24th
-    of float32 (2.4 and 57, AVX2), for which torch is not imported.
+    A processor with bfloat16 instructions may gain much or lose by them: 215 GFLOP/s against 98 in
+    float32 on a Zen 4, 84 against 141 on a Xeon of the same year. One without them (AVX2) ran at a
+    24th of float32, 2.4 against 57. That ratio is assumed then, without importing torch.
     """
     if not processor() & {"avx512_bf16", "amx_bf16"}:
         return flops_per_s / 24
@@ -91,10 +92,10 @@ def _bf16_product(flops_per_s: float) -> float:
 
 
 def _read(path: Path) -> float:
-    """Bytes per second of large reads past the page cache, from places all over a file; 0.0 for a
-    small one."""
+    """Bytes per second of large reads past the page cache, at places all over a file; 0.0 for a
+    small file."""
     pieces = path.stat().st_size // _READ_BYTES
-    if pieces < 64:  # the reads of 0.1 s would come round to the same pieces
+    if pieces < 64:  # in 0.1 s the reads would reach the same pieces again
         return 0.0
     begin = time.perf_counter()
 
@@ -102,7 +103,7 @@ def _read(path: Path) -> float:
         buffer = block_buffer(_READ_BYTES)
         done = 0
         while time.perf_counter() - begin < _PROBE_S:
-            # 37 pieces further each time, so that reads lie far apart
+            # each read is 37 pieces further, so that reads lie far apart
             place = (thread + done * _THREADS) * 37 % pieces
             done += os.preadv(file.fileno(), [buffer], place * _READ_BYTES) // _READ_BYTES
         return done
@@ -116,8 +117,8 @@ def _read(path: Path) -> float:
 
 
 def probe(size: GraphSize) -> Machine:
-    """Measure this machine; the disk by a store's features, else the reference machine's is
-    taken."""
+    """Measure this machine's processor, and its disk by reading a store's features; else the
+    reference machine's disk rate is taken."""
     disk = 0.0
     if isinstance(size, Store):
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""The parts of a run's memory, each from sizes alone: a `GraphSize`, a `TrainConfig`, a batch. No
+"""Sizes of the parts of a run's memory, from a `GraphSize`, a `TrainConfig` and a batch alone. No
 torch, no data.
 
-"Measured" means: by the kernel's counters on the synthetic data set at scale 0.01, PyTorch 2.13,
-PyG 2.8, Linux.
+"Measured" means: with the kernel's counters, on the synthetic data set at scale 0.01, with PyTorch
+2.13 and PyG 2.8 on Linux.
 """
 
 import dataclasses
@@ -24,38 +24,40 @@ from .batches import BatchShape
 
 
 def _torch_is_for_gpus() -> bool:
-    """Whether the torch installed here is a build for CUDA or ROCm; it is not imported."""
+    """Whether the installed torch is a build for CUDA or ROCm; torch is not imported."""
     torch = importlib.util.find_spec("torch")
     folders = torch.submodule_search_locations if torch else None
     libraries = ("lib/libtorch_cuda.so", "lib/libtorch_hip.so")
     return any(Path(folder, name).exists() for folder in folders or () for name in libraries)
 
 
-# A training process at rest, kernels loaded (`tests/warm_up.py`); a test compares it with a real
-# process. Importing a build of torch for GPUs takes more, whether there is one or not: 471 MB in
-# all with torch 2.13 for CUDA 13.0, 484 MB with 2.15 for CUDA 13.2.
+# A training process at rest, with kernels loaded (`tests/warm_up.py`); a test compares it with a
+# real process. A build of torch for GPUs takes more when it is imported, with or without a GPU: 471
+# MB in all with torch 2.13 for CUDA 13.0, 484 MB with 2.15 for CUDA 13.2.
 RUNTIME_BYTES = (484 if _torch_is_for_gpus() else 354) * MB
-# What a forked worker writes to: its interpreter's pages, the sampling of a batch aside. 2 workers
-# added 17 MB, 12 that stay for three loaders 140 MB.
+# Memory that a forked worker writes to: its interpreter's pages, not counting the sampling of a
+# batch. 2 workers added 17 MB, 12 persistent ones of three loaders 140 MB.
 WORKER_BYTES = 12 * MB
 # DataLoader's own default: batches that each worker has ready or under way (torch.utils.data,
 # prefetch_factor).
 PREFETCH_FACTOR = 2
-# Spreads of log-normal degrees: in-neighbors of a directed graph, and degrees with reverse edges.
-# Fitted to the batches of generated graphs of scale 0.02 to 1 and of real ones: with reverse edges
-# the nodes of [3, 2] x 128, [15, 10] x 512 and [15, 10, 5] x 1024 are within 8 %, and [10, 10, 10]
-# x 1024 has 692,000 of the real papers100M, where the example of DGL's GraphBolt reports 669,000.
+# Sigmas of log-normal degrees: in-neighbors in a directed graph, and degrees with reverse edges.
+# They were fitted to batches (num_neighbors x batch_size) of generated graphs of scale 0.02 to 1
+# and of real ones. With reverse edges the nodes of [3, 2] x 128, [15, 10] x 512 and
+# [15, 10, 5] x 1024 are within 8 %. [10, 10, 10] x 1024 has 692,000 nodes in the real papers100M,
+# where the example of DGL's GraphBolt reports 669,000.
 _DIRECTED_SIGMA = 1.4
 _BOTH_SIGMA = 0.93
-# The field of the labelled nodes: 2.5 M in the generated graph at any scale that has more, 1.6 times
-# its labelled nodes at full size.
+# Number of nodes in the labelled nodes' field of research: 2.5 M in a generated graph of any scale
+# that has more, 1.6 times its labelled nodes at full size.
 _FIELD_NODES = 2.5e6
 _FIELD_LABELLED = 1.6
 _LOYALTY = 0.95
 # In the field and outside: the share of nodes that are visited, and the sigma of their visits.
 _VISITS_DIRECTED = ((0.72, 0.85), (0.5, 0.55))
 _VISITS_BOTH = ((1.0, 0.75), (1.0, 1.0))
-# Degrees of more even graphs, for the memory of a batch: those above would make it too small.
+# Sigmas of graphs with more even degrees, for the memory of a batch, which those above would make
+# too small.
 _EVEN_SIGMAS = (0.92, 0.8)
 
 
@@ -64,20 +66,20 @@ def _mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
     them for k = -1."""
     if k < 0 or mean_degree <= 0:
         return mean_degree
-    above = (math.log(k / mean_degree) + sigma**2 / 2) / sigma  # of k, in deviations
+    above = (math.log(k / mean_degree) + sigma**2 / 2) / sigma  # of log(k), in standard deviations
     normal = statistics.NormalDist()
     return mean_degree * normal.cdf(above - sigma) + k * normal.cdf(-above)
 
 
 def trained_edges(size: GraphSize, undirected: bool | None) -> int:
-    """Edges that are trained on: twice those of a directed graph with `undirected` (1 to 2 % are
-    repeats and go)."""
+    """Number of edges trained on: twice those of a directed graph with `undirected`, of which 1 to
+    2 % are repeats and are dropped."""
     return size.num_edges * (2 if undirected and not size.undirected else 1)
 
 
 @functools.cache
 def _degree_quantiles(sigma: float) -> tuple[float, ...]:
-    """Log-normal degrees of mean 1, each of a 64th of the nodes."""
+    """64 quantiles of log-normal degrees with mean 1; each stands for a 64th of the nodes."""
     values = np.exp([statistics.NormalDist(0, sigma).inv_cdf((i + 0.5) / 64) for i in range(64)])
     return tuple((values / values.mean()).tolist())
 
@@ -90,40 +92,43 @@ def _spread(size: GraphSize, undirected: bool | None, even: bool) -> float:
 
 
 def _hit_weights(size: GraphSize, undirected: bool | None, even: bool = True) -> tuple[float, ...]:
-    """Frequency at which an edge leads to a node of each 64th of the nodes; the mean is 1."""
+    """Relative frequency at which edges lead to the nodes of each 64th of all nodes; the mean is
+    1."""
     if undirected or size.undirected:  # in proportion to degrees
         return _degree_quantiles(_spread(size, undirected, even))
-    # In a citation graph 0.4 of the nodes, as few papers cite back into the recent ones that many
-    # seeds share.
+    # In a directed citation graph, edges lead to 0.4 of the nodes, as few papers cite back into the
+    # recent ones that many seeds share.
     return (64 / 26,) * 26 + (0.0,) * 38
 
 
 def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> float:
-    """Expected number of distinct nodes at the end of `draws` edges: rather too many, for bounds of
+    """Expected number of distinct nodes that `draws` edges lead to: on the high side, for bounds of
     memory."""
     return size.num_nodes / 64 * _reached(draws / size.num_nodes, _hit_weights(size, undirected))
 
 
 def _reached(per_node: float, weights: Sequence[float]) -> float:
-    """Expected nodes of 64 that are hit by `per_node` hits a node, in the proportion of `weights`."""
+    """Expected number of 64 nodes that are hit, by `per_node` hits a node, in proportion to
+    `weights`."""
     return sum(-math.expm1(-per_node * weight) for weight in weights)
 
 
 def _field_nodes(size: GraphSize) -> float:
-    """Nodes of the field that the labelled nodes are of."""
+    """Number of nodes in the field of the labelled nodes."""
     labelled = sum(size.num_seeds.values())
     return min(size.num_nodes, max(_FIELD_NODES, _FIELD_LABELLED * labelled))
 
 
 def _visited(size: GraphSize, undirected: bool | None, batch: BatchShape) -> tuple[Array, Array]:
-    """Groups of nodes that training visits: the nodes of each, and the share of all visits that one
-    of its nodes gets; float64 [64] or [128].
+    """Groups of nodes that training visits: each group's number of nodes, and the share of all
+    visits that one of its nodes gets; float64 [64] or [128].
 
-    Labelled nodes are of one field; of the edges 95 % stay in it, so a node h hops from a seed is
-    in the field with 0.95 ** h. In it and outside, visits are spread log-normally over all nodes or
-    a part of them. The spreads were fitted to epochs of [3, 2] x 128, [15, 10] x 512 and [15, 10,
-    5] x 1024 in generated graphs: directed of scale 0.02 to 0.08 within 5 %, with reverse edges of
-    scale 0.02 to 1 within 8 % (18 % for an epoch at full size).
+    Labelled nodes are of one field. 95 % of the edges stay in it, so a node h hops from a seed is
+    in the field with probability 0.95 ** h. Inside and outside of the field, visits are spread
+    log-normally over all nodes or a part of them. The spreads were fitted to epochs of
+    [3, 2] x 128, [15, 10] x 512 and [15, 10, 5] x 1024 in generated graphs: directed ones of scale
+    0.02 to 0.08 within 5 %, with reverse edges those of scale 0.02 to 1 within 8 % (18 % for an
+    epoch at full size).
     """
     both = bool(undirected or size.undirected)
     field = _field_nodes(size)
@@ -138,8 +143,8 @@ def _visited(size: GraphSize, undirected: bool | None, batch: BatchShape) -> tup
 
 
 def _group(nodes: float, share: float, visited_share: float, sigma: float) -> tuple[Array, Array]:
-    """64 equal parts of the nodes that are visited, and the share of all visits that a node of each
-    gets, if all get `share`."""
+    """Divide the visited nodes of a group into 64 equal parts; return each part's size, and the
+    share of all visits that one of its nodes gets. The group gets `share`."""
     visited = visited_share * nodes
     visits = np.multiply(_degree_quantiles(sigma), share / visited)
     return np.full(64, visited / 64), visits
@@ -148,7 +153,7 @@ def _group(nodes: float, share: float, visited_share: float, sigma: float) -> tu
 def shared_nodes(
     size: GraphSize, undirected: bool | None, batch: BatchShape, num_batches: int
 ) -> float:
-    """Expected number of distinct nodes among those of several batches."""
+    """Expected number of distinct nodes in several batches."""
     nodes, shares = _visited(size, undirected, batch)
     return float(nodes @ -np.expm1(-num_batches * batch.num_nodes * shares))
 
@@ -160,21 +165,22 @@ def rows_left(
     num_batches: int,
     num_windows: int,
 ) -> tuple[Array, Array]:
-    """The share of the windows' rows that is left where some nodes' rows stay in memory.
+    """The share of rows that windows still need if the rows of some nodes stay in memory.
 
-    Returns numbers of nodes, rising from 0, and the share left by as many: those that most of
-    `num_windows` windows have, of `num_batches` each.
+    A window has `num_batches` batches. The nodes that stay are those in the largest number of the
+    `num_windows` windows. Returns numbers of such nodes, rising from 0, and the share for each.
     """
     nodes, shares = _visited(size, undirected, batch)
     visits = num_batches * batch.num_nodes
-    # windows that have a node; above 0, as seeds without neighbors never leave their field
+    # expected number of windows with each node; above 0 for the logarithm, as seeds without
+    # neighbors never leave their field
     expected = num_windows * -np.expm1(-np.maximum(visits * shares, 1e-12))
     counts = np.arange(1, num_windows + 1)
-    # Poisson's probability of each count [windows, groups], as its logarithm, as counts are large
+    # Poisson probability of each count [num_windows, groups], by its logarithm, as counts are large
     log_factorials = np.cumsum(np.log(counts))[:, None]
     chances = np.exp(counts[:, None] * np.log(expected) - expected - log_factorials)
-    chances[-1] = -np.expm1(-expected) - chances[:-1].sum(0)  # that of more, too
-    with_count = (chances @ nodes)[::-1]  # nodes, those in most windows first
+    chances[-1] = -np.expm1(-expected) - chances[:-1].sum(0)  # includes higher counts
+    with_count = (chances @ nodes)[::-1]  # number of nodes, those in most windows first
     rows = with_count * counts[::-1]
     share_left = 1 - np.cumsum(rows) / rows.sum()
     return np.append(0.0, np.cumsum(with_count)), np.append(1.0, share_left)
@@ -188,16 +194,16 @@ def expected_batch(
     *,
     even: bool = False,
 ) -> BatchShape:
-    """The batch that `num_seeds` seeds grow into, from the mean degree and the spread of degrees in
+    """The batch that `num_seeds` seeds grow into, by the mean degree and the spread of degrees in
     citation graphs.
 
-    With `even` that of a graph whose degrees differ less: a larger batch, for bounds of memory.
+    With `even`, degrees differ less, which gives a larger batch, for bounds of memory.
     """
-    # Where all neighbors are taken, degrees alone decide, and these are even in generated graphs;
-    # seeds that have neighbors in common make batches of some neighbors smaller.
+    # If all neighbors are taken, degrees alone decide, and these are even in generated graphs.
+    # Batches of sampled neighbors are smaller, as seeds have neighbors in common.
     even = even or -1 in num_neighbors
-    # Each of 64 parts of the nodes is counted by itself: arrays [64].
-    # With reverse edges a node is hit in proportion to its degree: relative degrees, too.
+    # Each of 64 parts of the nodes is counted by itself: arrays [64]. With reverse edges a node is
+    # hit in proportion to its degree, so the weights are relative degrees, too.
     weights = np.array(_hit_weights(size, undirected, even))
     spread = _spread(size, undirected, even)
     mean_degree = trained_edges(size, undirected) / size.num_nodes
@@ -210,7 +216,7 @@ def expected_batch(
     nodes = [float(seeds)]
     edges: list[float] = []
     for k in num_neighbors:
-        # With reverse edges a neighbor has more neighbors than a seed: the degrees' second moment
+        # With reverse edges a neighbor has more neighbors than a seed: the second moment of degrees
         # decides.
         if both:
             degrees = np.minimum(mean_degree * weights, math.inf if k < 0 else k)
@@ -225,9 +231,9 @@ def expected_batch(
 
 
 def smaller_fan_outs(config: TrainConfig) -> list[tuple[int, ...]]:
-    """The config's fan-outs halved once, twice and so on, down to 2; all neighbors become 15.
+    """The config's fan-outs halved once, twice and so on, down to 2; -1 (all neighbors) becomes 15.
 
-    Empty where no neighbors are sampled.
+    Empty if no neighbors are sampled.
     """
     smaller: list[tuple[int, ...]] = []
     fan_outs = config.num_neighbors
@@ -238,19 +244,19 @@ def smaller_fan_outs(config: TrainConfig) -> list[tuple[int, ...]]:
 
 
 def sampling_bytes(batch: BatchShape) -> int:
-    """The sampler's arrays while it draws a batch: ids and hash table, offsets and degrees, rows
-    and columns."""
+    """Bytes of the sampler's arrays while it draws a batch: ids and hash table, offsets and
+    degrees, rows and columns."""
     return 32 * batch.num_nodes + 48 * batch.num_edges
 
 
 def has_own_dtype(config: TrainConfig, size: GraphSize) -> bool:
-    """Whether features stay in a store that exists, whose dtype counts instead of
-    `feature_dtype`."""
+    """Whether features stay in an existing store, whose dtype then replaces `feature_dtype`."""
     return config.policy.reads_disk and size.stored == "store"
 
 
 def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
-    """Bytes of a feature: those of a store that stays on disk, else of `feature_dtype`."""
+    """Bytes of a feature value: those of a store that stays on disk, else those of
+    `feature_dtype`."""
     itemsize = np.dtype(config.feature_dtype).itemsize
     if has_own_dtype(config, size):
         itemsize = size.feature_itemsize
@@ -264,7 +270,8 @@ def label_itemsize(num_classes: int) -> int:
 
 
 def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
-    """The graph that a run trains on: with the features that `config` has propagated over it."""
+    """The size of the graph that a run trains on, with propagated features if `config` asks for
+    them."""
     if size.hops is not None or not config.policy.uses_hops:
         return size
     return dataclasses.replace(
@@ -273,24 +280,24 @@ def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
 
 
 def raw_bytes(size: GraphSize) -> int:
-    """The edge list as int64 [2, E] and the features as float32, which every script loads before it
-    trains."""
+    """Bytes of the edge list as int64 [2, E] and of the features as float32, which every script
+    loads before it trains."""
     return 16 * size.num_edges + 4 * size.num_nodes * size.num_features
 
 
 def stock_csc_bytes(size: GraphSize, edges: int) -> int:
-    """The CSC of a stock `NeighborLoader`: colptr, row, perm, int64
+    """Bytes of the CSC of a stock `NeighborLoader`: colptr, row and perm, int64
     (`torch_geometric.loader.utils.to_csc`)."""
     return 8 * (size.num_nodes + 1) + 16 * edges
 
 
 def shared_csc_bytes(size: GraphSize, edges: int) -> int:
-    """One CSC for all: colptr int64 and row int32, int64 from 2**31 nodes on."""
+    """Bytes of one CSC for all loaders: colptr int64 and row int32 (int64 from 2**31 nodes on)."""
     return 8 * (size.num_nodes + 1) + np.dtype(index_dtype(size.num_nodes)).itemsize * edges
 
 
 def store_bytes(config: TrainConfig, size: GraphSize) -> dict[str, int]:
-    """The files of a store that training reads."""
+    """Bytes of each file of a store that training reads."""
     colptr = 8 * (size.num_nodes + 1)
     csc = shared_csc_bytes(size, trained_edges(size, config.undirected))
     return {

@@ -11,9 +11,9 @@ from .run_forecast import predict
 
 
 def oom_suggestions(config: TrainConfig, oom: Mapping[str, float]) -> list[str]:
-    """One sentence for each option that the run has not used yet.
+    """One sentence for each option that the run does not use yet.
 
-    `oom` has bytes by name as in the event `cuda_oom`, without those that torch did not say.
+    `oom` has sizes by name as in the event `cuda_oom`, without those that torch did not report.
     """
     requested = oom.get("requested_bytes", math.nan)  # NaN in place of each unknown size
     reserved = oom.get("reserved_bytes", math.nan) - oom.get("allocated_bytes", math.nan)
@@ -47,7 +47,8 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, float]) -> list[str]:
         if then >= now:  # for some models autocast's copies take more than they save
             continue
         text += f": a step of about {format_bytes(then)} instead of {format_bytes(now)}"
-        # If unknown, or after fragmentation, no difference of sums tells what would be enough.
+        # If bytes are unknown, or if memory was only fragmented, no difference of sums tells what
+        # is enough.
         if not missing > 0:
             others.append(text)
         elif now - then > missing:
@@ -58,7 +59,7 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, float]) -> list[str]:
 
 
 def _options(config: TrainConfig) -> list[tuple[dict[str, object], str]]:
-    """Changes of the config that take less GPU memory, and their costs; the cheapest first."""
+    """Changes of the config that lower its GPU memory, with their costs; the cheapest first."""
     parts = 2 if config.batch_size % 4 else 4
     is_sampled = config.model in MODELS and not config.policy.uses_hops
     fan_outs = next(iter(smaller_fan_outs(config)), ())

@@ -16,12 +16,16 @@ BATCH = "batch in use"
 STEP = "step: activations and sampling"
 READY = "batches ready"
 WORKERS = ("workers' batches (shared memory)", "workers")
-# The share by which batches may be larger than forecast; twice that if all neighbors are sampled.
+# The share by which batches may be larger than forecast, by their source; twice that if a hop takes
+# all neighbors.
 UNSURE = {"drawn": 0.0, "extrapolated": 0.1, "degrees": 0.25}
 
 
 class WindowPlan(Protocol):
-    """The part of `windows.plan.Windows` that decides times."""
+    """The attributes of `windows.plan.Windows` that decide times.
+
+    A window is a run of batches that are sampled ahead in one pass over the store.
+    """
 
     window_batches: int | None
     overlapped: bool
@@ -33,29 +37,29 @@ class WindowPlan(Protocol):
 def sweep_s(
     files: Mapping[str, int], num_hops: int, bytes_per_s: float = DISK_BYTES_PER_S
 ) -> float:
-    """Seconds of a window's pass over a store: its features once, its graph once a hop."""
+    """Seconds of a window's pass over a store: its features are read once, its graph once a hop."""
     return (files["x"] + num_hops * (files["colptr"] + files["row"])) / bytes_per_s
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over a split, to train or to evaluate: bytes in addition to the graph and the model,
-    by parts."""
+    """A pass over a split, to train or to evaluate; its methods return bytes by part, without the
+    graph and, except for `on_gpu`, the model."""
 
     config: TrainConfig
     size: GraphSize
     split: str
     batches: Batches
     training: bool = True
-    own_batches: int | None = None  # of this rank; None for all of the split
-    sharers: int = 1  # ranks on this node, which have the page cache in common
-    # Bytes that a store reserves next to windows and next to the page cache; None for those of a
+    own_batches: int | None = None  # number of this rank; None for all of the split
+    sharers: int = 1  # ranks on this node, which share the page cache
+    # Bytes to reserve beside windows, and beside a store in the page cache; None for those of a
     # step.
     reserve: tuple[int, int] | None = None
 
     @classmethod
     def over(cls, config: TrainConfig, size: GraphSize, split: str, training: bool) -> Self:
-        """A pass with batches drawn from the store, if `size` is one, or else expected from mean
+        """A pass whose batches are drawn if `size` is a store, or else expected from mean
         degrees."""
         seeds = min(config.seeds_per_batch(training), size.num_seeds[split])
         fan_out = config.fan_out(training)
@@ -95,8 +99,7 @@ class Pass:
 
     @property
     def _num_after_first(self) -> float:
-        """Batches that come after the first, in units of a whole one, as the last may have fewer
-        seeds."""
+        """Number of batches after the first, in whole ones, as the last may have fewer seeds."""
         if self.own_batches is not None:
             return max(0, self.own_batches - 1)
         return max(0.0, self.size.num_seeds[self.split] / max(1, self.batch.hop_nodes[0]) - 1)
@@ -115,8 +118,8 @@ class Pass:
         return self._batch_bytes(largest), widened, activations
 
     def on_gpu(self) -> dict[str, int]:
-        """A step in GPU memory, allocated by torch, at its peak; the batch is copied whole and
-        widened there."""
+        """Peak of the GPU memory that torch allocates in a step, with the model; the batch is
+        copied whole and widened on the GPU."""
         batch, widened, activations = self._largest(on_gpu=True)
         return {
             "batch": batch + widened,
@@ -125,14 +128,15 @@ class Pass:
         }
 
     def step(self) -> dict[str, int]:
-        """In the trainer's own process: a batch and a step, or the sampling of the next batch where
-        that is more."""
+        """Memory of the trainer's own process: a batch, and a step or the sampling of the next
+        batch, whichever is more."""
         batch, widened, activations = self._largest()
         sampling = sizes.sampling_bytes(self.batches.largest)
         return {BATCH: batch, STEP: max(activations + widened, sampling)}
 
     def workers(self, idle_loaders: int) -> dict[str, int]:
-        """In this pass's workers and, if they are persistent, in those of `idle_loaders` others."""
+        """Memory of this pass's workers and, if they are persistent, of those of `idle_loaders`
+        other loaders."""
         config = self.config
         if not config.num_workers:
             return {}
@@ -148,7 +152,7 @@ class Pass:
         }
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
-        """By how much more than forecast the batches among `parts` may take: see `UNSURE`, and
+        """Bytes by which the batches among `parts` may exceed their forecast, see `UNSURE` and
         `Batches.bound`."""
         share = UNSURE[self.batches.source]
         if -1 in self.config.fan_out(self.training):
@@ -158,8 +162,8 @@ class Pass:
         return int(unsure) + sum(bound.step().values()) - sum(self.step().values())
 
     def prefetched(self) -> dict[str, int]:
-        """A step and the batches of a store that are ready for it (`windows.store_loader`), without
-        windows."""
+        """Memory of a step and of the batches that a store's loader has ready for it
+        (`windows.store_loader`), without windows."""
         ready = num_queued(self._batch_bytes(self.batch), max(0, self.num_batches - 1))
         return {READY: self._ready_bytes(ready), **self.step()}
 
@@ -169,8 +173,11 @@ class Pass:
         return batch_bytes(batch, self.size.num_features, itemsize)
 
     def _ready_bytes(self, count: float) -> int:
-        """Bytes of `count` batches that wait, one of them as large as the largest: where hubs
-        make a few batches many times as large as the others, two of these may meet."""
+        """Bytes of `count` waiting batches, one of them as large as the largest.
+
+        Hubs may make a few batches many times as large as the others, and one of these may wait
+        while another one is in use.
+        """
         mean = self._batch_bytes(self.batch)
         return int(
             max(0, count - 1) * mean + min(1, count) * self._batch_bytes(self.batches.largest)

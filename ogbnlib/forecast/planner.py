@@ -24,7 +24,7 @@ from .step_memory import formula_of, is_measured, try_model
 if TYPE_CHECKING:
     import pandas as pd
 
-# One line of a plan, by the source of its batches.
+# Why sizes are uncertain, by the source of the batches.
 _UNCERTAIN = {
     "degrees": "no batch was drawn, as there is no store here; sizes follow from mean degrees",
     "extrapolated": "a whole batch is too large to be drawn here; its size is extrapolated from a part of it",
@@ -40,13 +40,15 @@ RUNGS: tuple[Changes, ...] = (
     {"loading": "store", "feature_dtype": "float16", **_MEDIUM},
     {"loading": "store", "feature_dtype": "float16", **_SMALL},
 )
-# Disk for the spool in the ladder: a fixed size, so that its figures are equal on all machines.
+# Disk for the spool (windows kept on disk) in the ladder: a fixed size, so that the ladder's
+# figures are equal on all machines.
 LADDER_SPOOL = "24 GB"
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
 
 
 def _convert_hint(forecast: Forecast) -> str:
-    """The command that makes the store of a forecast about one, where there is none yet."""
+    """The command that makes the store of a forecast, for the end of a line; empty if no store is
+    missing."""
     config = forecast.config
     if not config.policy.reads_disk or forecast.size.stored == "store":
         return ""
@@ -72,7 +74,7 @@ class Advice:
 
     @property
     def sbatch(self) -> str:
-        """The `#SBATCH --mem` to ask for: the predicted peak and its margin, in whole GB."""
+        """The `#SBATCH --mem` line to use: the predicted peak and its margin, in whole GB."""
         forecast = self.forecast
         need = forecast.peak_bytes + max(margin_bytes(forecast.peak_bytes), forecast.margin_bytes)
         if forecast.windows is not None and self.limit_bytes is not None and self.verdict == FITS:
@@ -80,7 +82,8 @@ class Advice:
         return f"#SBATCH --mem={-(-need // GB)}G"
 
     def table(self) -> pd.DataFrame:
-        """Rows: parts; columns: phases; values in GB (2**30 bytes), and the sums below."""
+        """A table in GB (2**30 bytes): parts in rows, phases in columns, and below them the sums
+        and the page cache."""
         import pandas as pd
 
         phases = self.forecast.phases
@@ -175,8 +178,8 @@ def _disk(advice: Advice) -> Iterator[str]:
 
 
 def _int8(advice: Advice) -> Iterator[str]:
-    """The forecast with int8 features, where they save a third of the bytes from disk or make the run
-    fit."""
+    """The forecast with int8 features, if they save a third of the bytes moved from and to disk or
+    make the run fit."""
     forecast = advice.forecast
     config = forecast.config
     is_int8 = feature_itemsize(config, forecast.size) == 1
@@ -227,7 +230,7 @@ def _precision(advice: Advice) -> Iterator[str]:
 
 
 def _step(advice: Advice) -> Iterator[str]:
-    """The memory of a step on a GPU, and how that of the user's own model is known."""
+    """The memory of a step on a GPU and, for the user's own model, the source of the figures."""
     config = advice.forecast.config
     yield (
         f"a training step on a GPU: {format_bytes(sum(advice.forecast.gpu.values()))} allocated, "
@@ -286,8 +289,8 @@ def plan(
 
     Args:
         memory_limit: Such as "128 GB"; without it there is no verdict.
-        size: Of the data set, when it is known; else a known OGB name or a folder's headers.
-        machine: For times; `machine.probe` measures the one that this is called on.
+        size: The data set's size, if known; else that of a known OGB name or in a folder's headers.
+        machine: The machine for times; `machine.probe` measures the one that it runs on.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     size = size or graph_for(config)
@@ -295,7 +298,7 @@ def plan(
     if not is_measured(config, size):
         try:
             try_model(config, size)
-        except InputError as error:  # the model may be on another machine, which is to train it
+        except InputError as error:  # the model may be on another machine, where it will be trained
             problem = str(error)
     forecast = predict(config, size, memory_limit_bytes=limit_bytes, machine=machine)
     others: list[tuple[Changes, Forecast]] = []
@@ -311,8 +314,8 @@ def ladder(
     """One row per allocation from 512 GB down to 4 GB: the best configuration, its peak, and an
     epoch's time.
 
-    Times are a 2-core machine's with 24 GB of disk for the spool: compare them with each other.
-    `settings` replace values of every configuration, such as `spool`.
+    Times are those of a 2-core machine with 24 GB of disk for the spool: compare them with each
+    other. `settings` replace values of every configuration, such as `spool`.
 
     Args:
         max_epoch_s: Leave out configurations whose epoch takes longer.
@@ -332,7 +335,7 @@ def ladder(
 def _best(
     configs: Sequence[TrainConfig], limit_bytes: int, max_epoch_s: float | None
 ) -> dict[str, object]:
-    """The ladder's row for a limit: the first of the configurations that fits in memory and time."""
+    """The ladder's row for a limit: the first configuration that fits in memory and time."""
     for config in configs:
         best = predict(config, memory_limit_bytes=limit_bytes)
         is_fast = max_epoch_s is None or best.epoch_s <= max_epoch_s

@@ -1,7 +1,8 @@
-"""A run's memory, phase by phase, in named parts, and its time, before anything is loaded.
+"""A forecast of a run's memory, phase by phase in named parts, and of its time, before any data are
+loaded.
 
-Only sizes go in, so a forecast takes well under a second for a data set that is not there yet. The
-conversion of a data set to a store is not among the phases: it keeps to any limit by itself.
+It needs only sizes, so it takes well under a second for a data set that is not there yet. The
+conversion of a data set to a store is not among the phases, as it keeps to any limit by itself.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,12 +22,14 @@ from .step_memory import choose_threads, model_state_bytes, step_flops
 
 # The phase in which a run makes the propagated features, if no store has them yet.
 PROPAGATE = "propagate"
-# Of the disk's rate in a pass: 0.7 to 0.8 at full size, for [3, 2] x 128 and [15, 10] x 512.
+# Share of the disk's rate that a pass over a store reaches: 0.7 to 0.8 at full size, for
+# [3, 2] x 128 and [15, 10] x 512.
 _PASS_SHARE = 0.8
-# Of a pass for a spool, in addition to its reads: 10 s for 1,179 batches of [15, 10, 5] x 1024 and
-# 1.3 s for 18,824 of [3, 2] x 128, on two cores.
+# Time of a pass for a spool (windows kept on disk), in addition to its reads: 10 s for 1,179
+# batches of [15, 10, 5] x 1024 and 1.3 s for 18,824 of [3, 2] x 128 (num_neighbors x batch_size),
+# on two cores.
 _SAMPLING_S_PER_NODE = 5e-8
-_SORT_S_PER_EDGE = 1e-7  # of a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
+_SORT_S_PER_EDGE = 1e-7  # to build a stock loader's CSC: 1.0 to 1.8 s for 16 M edges
 
 
 def margin_bytes(predicted_bytes: int) -> int:
@@ -36,18 +39,18 @@ def margin_bytes(predicted_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class PhaseForecast:
-    """The parts in memory at the highest moment of a phase, and the page cache that it would use,
-    in bytes."""
+    """The parts in memory at the peak of a phase, and the page cache that it would use, in
+    bytes."""
 
     name: str
     parts: Mapping[str, int]
-    cache_bytes: int = 0  # which the kernel takes back under pressure
-    unsure_bytes: int = 0  # batches that were not drawn whole may be larger by these
+    cache_bytes: int = 0  # the kernel takes it back under pressure
+    unsure_bytes: int = 0  # by which batches that were not drawn whole may be larger
 
     @property
     def held_bytes(self) -> int:
-        """Anonymous and shared memory, which only the run itself can give back and which a kill
-        goes by."""
+        """Anonymous and shared memory, which only the run itself can give back; an out-of-memory
+        kill depends on it."""
         return sum(self.parts.values())
 
 
@@ -56,26 +59,26 @@ class _PropagationPlan(Protocol):
 
     @property
     def widths(self) -> Sequence[int]:
-        """Columns in memory at a time, of each hop."""
+        """Columns in memory at a time, for each hop."""
 
     @property
     def minutes(self) -> float: ...
 
 
 class Ledger:
-    """The account of a run into which its loading policy writes phases and parts."""
+    """The phases and parts of a run's memory, as its loading policy writes them down."""
 
     def __init__(self, config: TrainConfig, size: GraphSize, limit_bytes: int | None):
         self.config = config
         self.limit_bytes = limit_bytes
-        self.size = size  # a policy may replace it by the one that it trains on
+        self.size = size  # a policy may replace it by that of the graph it trains on
         self.held = {"runtime": RUNTIME_BYTES}  # bytes of the parts in memory now
         self.phases: list[PhaseForecast] = []
         self.windows: WindowPlan | None = None  # under loading=store
         self.propagation: _PropagationPlan | None = (
             None  # where features are still to be propagated
         )
-        self.least_bytes = 0  # the smallest limit under which the run works at all; 0 for its peak
+        self.least_bytes = 0  # the smallest limit under which the run works; 0 for its peak
         self.num_sorts = 0  # CSCs that stock loaders build in the whole run
 
     @property
@@ -90,7 +93,7 @@ class Ledger:
     def phase(
         self, name: str, passing: Mapping[str, int], cache_bytes: int = 0, unsure_bytes: int = 0
     ) -> None:
-        """Add a phase that has, at its highest, all parts of `held` and those of `passing`."""
+        """Add a phase whose peak has all parts of `held` and those of `passing`."""
         self.phases.append(PhaseForecast(name, {**self.held, **passing}, cache_bytes, unsure_bytes))
 
     def pass_phase(self, name: str, one: Pass, idle_loaders: int) -> None:
@@ -109,7 +112,7 @@ class Ledger:
 
     def evaluations(self) -> dict[str, list[str]]:
         """Splits evaluated between epochs, with the train loader in memory ("eval"), and after the
-        last ("final")."""
+        last epoch ("final")."""
         config = self.config
         splits: dict[str, list[str]] = {"eval": [], "final": []}
         if config.epochs > config.eval_every:
@@ -155,8 +158,8 @@ class Forecast(Ledger):
 
     @property
     def reading(self) -> WindowPlan | None:
-        """The windows in which the store is read; None where batches come from memory or the page
-        cache."""
+        """The windows (batches sampled ahead together) in which the store is read; None if batches
+        come from memory or the page cache."""
         if self.windows is None or self.windows.window_batches is None:
             return None
         return self.windows
@@ -171,8 +174,8 @@ class Forecast(Ledger):
         read_s += _SAMPLING_S_PER_NODE * self.train.num_batches * self.batch.num_nodes
         if not self.reading.overlapped:
             return train_s + read_s
-        # Training begins once the first window is there. While others are read, half of a core's
-        # training goes on.
+        # Training begins once the first window is there. Up to half of the training is done while
+        # the others are read.
         first_share = self.reading.first_bytes / self.reading.moved_bytes
         first_s = read_s * first_share / self.config.epochs
         return first_s + max(train_s, read_s - first_s + train_s / 2)
@@ -205,8 +208,8 @@ class Forecast(Ledger):
             if count == 0:
                 continue
             seconds += count * self._pass_s(self.one_pass(split))
-            # From disk each split is read in a pass of its own, once where a spool keeps it, else
-            # every time.
+            # From disk each split needs a pass of its own: one for all evaluations if a spool keeps
+            # its batches, else one for each.
             if self.reading is not None:
                 passes = count if self.reading.spooling is None else 1
                 seconds += passes * sweep_s(files, len(config.fan_out(False)), disk)
@@ -222,8 +225,8 @@ def predict(
 ) -> Forecast:
     """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
 
-    `size` is by default that of `config.dataset`. Batches are drawn from a `Store`; sizes alone
-    give expected ones.
+    `size` defaults to that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give
+    expected batches.
     """
     size = size or graph_for(config)
     check_store(size, config)

@@ -1,7 +1,7 @@
 """A training step's memory: the model's state and bounds on its activations, from sizes alone.
 
-A step of the user's own model is measured once, on a small random batch in another process, and
-scaled.
+For the user's own model, a step on a small random batch is measured once in another process; the
+formulas are scaled by it.
 """
 
 import json
@@ -25,8 +25,8 @@ from .memory_parts import expected_batch, hop_size
 
 
 def formula_of(config: TrainConfig) -> str:
-    """The name of the registered model whose formulas are used: for the user's own one sage or,
-    propagated, sign."""
+    """The name of the registered model whose formulas are used; for the user's own model "sage", or
+    "sign" on propagated features."""
     return config.model if config.model in MODELS else config.policy.formula
 
 
@@ -36,7 +36,7 @@ def _formulas_of(config: TrainConfig) -> type[BaseModel]:
 
 
 def _depth(config: TrainConfig) -> int:
-    """Layers of a model on sampled subgraphs, or hops of propagated features."""
+    """Number of layers of a model on sampled subgraphs, or of hops of propagated features."""
     return config.hops if config.policy.uses_hops else len(config.num_neighbors)
 
 
@@ -45,7 +45,7 @@ class _Trial:
     """A measured step of the user's own model."""
 
     state_bytes: int
-    # peaks, as multiples of the formulas'
+    # peaks, as multiples of those by the formulas
     training: float
     evaluation: float
 
@@ -74,8 +74,7 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
 
 
 def _trial(config: TrainConfig, num_features: int, num_classes: int) -> _Trial | None:
-    """The measured step of the config's model; None for a registered one, and for one without a
-    trial."""
+    """The measured step of the config's model; None for a registered model, or before a trial."""
     if config.model in MODELS:
         return None
     key = _trial_key(config, num_features, num_classes)
@@ -91,15 +90,16 @@ def is_measured(config: TrainConfig, size: GraphSize) -> bool:
     return config.model in MODELS or _trial(config, size.num_features, size.num_classes) is not None
 
 
-# From which on a second thread gains: on two cores a step of [3, 2] x 128 x 16 (0.02 GFLOP) ran at
-# 551 batches/s with one thread and at 375 with two, which wait for each other in a loop (GraphSAGE
-# no longer has a second one there); one of [15, 10, 5] x 1024 x 64 (7 GFLOP) ran at 4.5 and 7.4.
+# Steps of at least this many operations gain from a second thread. On two cores a step of
+# [3, 2] x 128 x 16 (num_neighbors, batch_size, hidden_channels; 0.02 GFLOP) ran at 551 batches/s
+# with one thread, and at 375 with two, which wait for each other in a loop (GraphSAGE no longer has
+# a second thread there). A step of [15, 10, 5] x 1024 x 64 (7 GFLOP) ran at 4.5 and 7.4.
 LARGE_FLOPS = 5e8
 
 
 def fuses(config: TrainConfig, on_gpu: bool = False) -> bool:
-    """Whether `training.fused_sage.Layers` train the model, which read float16 features in place; see
-    `GNN.fuses`."""
+    """Whether `training.fused_sage.Layers`, which read float16 features in place, train the model;
+    see `GNN.fuses`."""
     return config.model in MODELS and _formulas_of(config).fused and not on_gpu
 
 
@@ -112,8 +112,8 @@ def _layers_of(
 ) -> list[Layer]:
     """The layers of a step, first to last.
 
-    Layer i of L reads the nodes within L - i hops of a seed and writes those within L - i - 1; the
-    user's own model computes every layer for all nodes, from an edge list, as `forward(x,
+    Layer i of L reads the nodes within L - i hops of a seed and writes those within L - i - 1 hops.
+    The user's own model computes every layer for all nodes, from an edge list, as `forward(x,
     edge_index)` does.
     """
     is_own = config.model not in MODELS
@@ -121,7 +121,7 @@ def _layers_of(
     widths = _formulas_of(config).widths(depth, num_features, config.hidden_channels, num_classes)
     layers = []
     for i, (inputs, outputs) in enumerate(widths):
-        # propagated features have no hops, and may have more layers than hops
+        # batches of propagated features have no hops; their models may have more layers than hops
         reach = depth + 1 if is_own else max(1, depth - i)
         layers.append(
             Layer(
@@ -150,9 +150,9 @@ def step_flops(
     num_classes: int,
     training: bool = True,
 ) -> int:
-    """Floating-point operations of the products in one step."""
-    # 4 * T * in * H for a layer's two matrices, in training as much again twice for the backward
-    # pass but for the first input.
+    """Floating-point operations of the matrix products in one step."""
+    # A layer's two matrices take 4 * targets * inputs * outputs. The backward pass takes twice as
+    # much, in the first layer as much, as x needs no gradient.
     flops = 0
     for layer in _layers_of(config, batch, num_features, num_classes):
         forward = 4 * layer.targets * layer.inputs * layer.outputs
@@ -164,8 +164,8 @@ def step_flops(
 def choose_threads(
     config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, cores: int
 ) -> int:
-    """Threads of torch: those of the config, where "auto" means one for small steps and `cores` for
-    large ones."""
+    """Number of torch threads: that of the config, where "auto" means one for small steps and
+    `cores` for large ones."""
     if config.num_threads != "auto":
         return config.num_threads or cores
     return cores if step_flops(config, batch, num_features, num_classes) >= LARGE_FLOPS else 1
@@ -193,13 +193,13 @@ def _layer_memory(
     num_classes: int,
     on_gpu: bool = False,
 ) -> list[LayerMemory]:
-    """Bounds for the layers of a step, first to last, see `model.BaseModel.memory`."""
+    """Bounds on the memory of a step's layers, first to last, see `model.BaseModel.memory`."""
     layers = _layers_of(config, batch, num_features, num_classes, on_gpu)
     return [*map(_formulas_of(config).memory, layers)]
 
 
-# Measured in all models, precisions and shapes of the tests (with hooks on tensors that autograd
-# saves), this was met within 1 % or up to 25 % too high.
+# In all models, precisions and shapes of the tests, this was within 1 % of the measured bytes or up
+# to 25 % too high (measured with hooks on tensors that autograd saves).
 def saved_bytes(
     config: TrainConfig,
     batch: BatchShape,
@@ -207,8 +207,8 @@ def saved_bytes(
     num_classes: int,
     on_gpu: bool = False,
 ) -> int:
-    """Bytes saved between the two passes over one batch, without the batch's own x and the
-    parameters."""
+    """Bytes saved between the forward and the backward pass over one batch, without the batch's own
+    x and the parameters."""
     layers = _layer_memory(config, batch, num_features, num_classes, on_gpu)
     if config.activation_checkpointing:  # the layers' inputs, log-probabilities and labels
         return sum(layer.checkpointed for layer in layers) + 8 * batch.hop_nodes[0]
@@ -219,8 +219,8 @@ def saved_bytes(
     return sum(layer.saved for layer in layers) + copies
 
 
-# The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % higher and 25 % lower, in
-# steps of more than a few MB; with checkpointing, autocast and dropout together sage took 8 % more.
+# The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % above and 25 % below this, in
+# steps of more than a few MB; sage took 8 % more with checkpointing, autocast and dropout together.
 def activation_bytes(
     config: TrainConfig,
     batch: BatchShape,
@@ -229,11 +229,12 @@ def activation_bytes(
     training: bool = True,
     on_gpu: bool = False,
 ) -> int:
-    """The peak of one step's computation, without the batch's own x and the gradients of
+    """Peak bytes of one step's computation, without the batch's own x and the gradients of
     weights."""
-    # A layer's peak comes on top of the bytes that earlier layers keep. Under activation
-    # checkpointing these keep their outputs alone, but a layer is computed again while the gradient
-    # of its output is in memory. An evaluation holds a layer and its input.
+    # A layer's peak comes on top of the bytes that earlier layers keep. With activation
+    # checkpointing, they keep only their outputs and sparse matrices, but a layer is computed again
+    # while the gradient of its output is in memory. An evaluation has only a layer and its input in
+    # memory.
     peak = 0
     before = 0
     for layer in _layer_memory(config, batch, num_features, num_classes, on_gpu):
@@ -259,7 +260,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     """Measure a step of the user's model in another process, for all later forecasts.
 
     Returns the environment variable that hands the measurement to a trainer. `run_dir` has the
-    model's code where a run is resumed. Raises InputError with that process's message, when the
+    model's code if a run is resumed. Raises `InputError` with the other process's message if the
     model can't be found, created or trained.
     """
     size = hop_size(size, config)
@@ -277,7 +278,8 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
 
 
 def _small_batch(config: TrainConfig, size: GraphSize) -> BatchShape:
-    """A batch in the proportions of the run's, of at most `_TRIAL_EDGES` nodes and edges."""
+    """A batch in the proportions of the run's; neither nodes nor edges are more than
+    `_TRIAL_EDGES`."""
     if config.policy.uses_hops:
         return BatchShape((_TRIAL_EDGES,), ())
     shape = size, config.undirected, config.batch_size, config.num_neighbors
@@ -294,7 +296,7 @@ def _measure(
     config: TrainConfig, size: GraphSize, batch: BatchShape, run_dir: Path | None
 ) -> dict[str, int]:
     """Bytes of a step: "state_bytes", "training_bytes" and "evaluation_bytes"."""
-    kernel_cache.folder()  # its place, for the child, whose TMPDIR is another
+    kernel_cache.folder()  # tells the child its place, as the child's TMPDIR is another
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
         log = Path(folder, "stderr")
@@ -323,7 +325,7 @@ def _measure(
 
 
 def _why_trial_failed(model: str, code: int, log: str) -> str:
-    """The message of the process that was to measure a step, or its end."""
+    """The error message of the process that should measure a step, or how it ended."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if code > 0 and errors:

@@ -11,8 +11,11 @@ from .npz import Array
 
 
 def from_one(values: Array, count: int) -> str:
-    """Return the question to ask about ids or classes from 1 to `count`, where 0 to count - 1 are
-    expected; "" for others."""
+    """Return the question to ask, in a message, about ids or classes from 1 to `count`; "" for
+    others.
+
+    Ids or classes from 0 to count - 1 are expected.
+    """
     if values.size and values.min() >= 1 and values.max() == count:
         return "; do they begin at 1? Then subtract 1"
     return ""
@@ -29,8 +32,8 @@ def is_labelled(rows: Array) -> Array:
 def split_problems(
     splits: Mapping[str, Array], num_nodes: int, labelled: Callable[[Array], Array]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, problem) for int64 ids of splits; `labelled` returns which of some nodes have a
-    label."""
+    """Yield (split, problem) for int64 node ids of splits; `labelled` takes ids and returns which
+    of them have a label."""
     checked: dict[str, Array] = {}
     for name, ids in splits.items():
         outside = ids[(ids < 0) | (ids >= num_nodes)]
@@ -84,7 +87,7 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
 
 
 def _refuse_infinite(values: Array, begin: int, found: str, remedy: str) -> None:
-    """Refuse NaN and infinite values; the first row has the number `begin`."""
+    """Raise `InputError` if values are NaN or infinite; the first row has the number `begin`."""
     rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if len(rows):
         raise InputError(f"{found} in row {begin + rows[0]}{remedy}")

@@ -1,4 +1,4 @@
-"""From edges to CSC with a stable external counting sort, without the edge list in RAM."""
+"""Conversion of edges to CSC by a stable external counting sort, without the edge list in RAM."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -19,8 +19,11 @@ _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read ba
 
 @kernel
 def _partition(src: Array, dst: Array, both: bool, shift: int, starts: Array, out: Array) -> None:
-    """Sort edges by `dst >> shift`, stably, into rows (dst within its range, src) of `out`; fill
-    `starts` of ranges."""
+    """Sort edges stably by their range, `dst >> shift`, into rows (dst within the range, src) of
+    `out`; fill `starts` of the ranges.
+
+    With `both`, edges are taken in both directions.
+    """
     mask = (1 << shift) - 1
     for i in range(len(src)):
         starts[(dst[i] >> shift) + 1] += 1
@@ -41,8 +44,8 @@ class Pairs(Stream):
     """Edges on disk, as rows (dst - first dst of its range, src); each range of destinations can be
     read alone."""
 
-    # Each chunk is written in one piece, sorted by range. RAM has only the begin of each range in
-    # each chunk.
+    # Each chunk is written in one piece, sorted by range. RAM has only the beginning of each range
+    # in each chunk.
 
     def __init__(
         self, path: Path, num_cols: int, shift: int, dtype: type[np.signedinteger[Any]]
@@ -56,7 +59,7 @@ class Pairs(Stream):
         self._chunks: list[tuple[int, Array]] = []
 
     def add(self, src: Array, dst: Array, both: bool = False) -> None:
-        """Append edges, with `both` in both directions."""
+        """Append edges; with `both`, in both directions."""
         starts = np.zeros(self.num_ranges + 1, np.int64)
         out = np.empty(((2 if both else 1) * len(src), 2), self.dtype)
         _partition(src, dst, both, self.shift, starts, out)
@@ -64,7 +67,7 @@ class Pairs(Stream):
         self.append(out.reshape(-1).view(np.uint8).data)
 
     def count(self, number: int) -> int:
-        """The pairs of one range."""
+        """Return the number of pairs in one range."""
         return sum(int(starts[number + 1] - starts[number]) for _, starts in self._chunks)
 
     def pieces(self, number: int, most: int) -> Iterator[Array]:
@@ -127,7 +130,10 @@ def _csc(num_cols: int, col: Array, row: Array, unique: bool) -> tuple[Array, Ar
 @kernel
 def _survey(begin: int, colptr: Array, row: Array, both: bool, words: Array) -> int:
     """Return the number of self-loops in columns from `begin` on; put nodes with edges into the set
-    of `words`. If edges go both ways (`both`), a source is a column, too."""
+    of `words`.
+
+    If edges go both ways (`both`), a source is a column, too, and is not put in twice.
+    """
     loops = 0
     for v in range(len(colptr) - 1):
         if colptr[v] < colptr[v + 1]:
@@ -141,15 +147,15 @@ def _survey(begin: int, colptr: Array, row: Array, both: bool, words: Array) -> 
 
 
 class EdgeSort:
-    """Sorts an edge list into CSC: first all edges to disk as pairs, then range by range into `row`
-    and `colptr`.
+    """External sort of an edge list into CSC: all edges go to disk as pairs, then range by range
+    into `row` and `colptr`.
 
     Sorting takes `workspace` bytes of memory, or more for a single node with more edges. With
-    `undirected`, every edge is taken both ways, and columns are sorted and without duplicates.
+    `undirected`, every edge is taken both ways; columns are then sorted and have no duplicates.
 
     Attributes:
-        num_read: edges from `read`.
-        num_self_loops: of the columns that are written.
+        num_read: edges taken by `read`.
+        num_self_loops: self-loops in the columns written.
         connected: the nodes with an edge.
     """
 
@@ -172,14 +178,14 @@ class EdgeSort:
         self._pairs = self._new_pairs(num_nodes, num_edges * (2 if undirected else 1))
 
     def _new_pairs(self, num_cols: int, num_pairs: int, widest: int = 63) -> Pairs:
-        # `widest` is a range's largest log2(columns): below that of all `num_cols` columns where a
-        # range is split again, so that splitting ends. 63 is no bound.
-        # An average range, with 8 bytes per destination, fits into the workspace; a quarter is left
-        # for larger ones.
+        # `widest` is the largest log2(columns) of a range; 63 is no bound. If a range is split
+        # again, it is below that of all `num_cols` columns, so that splitting ends.
+        # An average range, with 8 bytes per destination, fits into the workspace with a quarter of
+        # its size to spare, for larger ranges.
         num_ranges = 1 + (num_pairs * self._edge_bytes + num_cols * 8) * 5 // (4 * self.workspace)
         # widths are powers of two: there may be almost twice as many
         num_ranges = min(num_ranges, _MAX_BUCKETS // 2)
-        # of one range alone all columns, else at most the average
+        # a single range has all columns, others have the average number at most
         shift = (num_cols - 1 if num_ranges == 1 else num_cols // num_ranges // 2).bit_length()
         self._serial += 1
         return Pairs(
@@ -187,7 +193,7 @@ class EdgeSort:
         )
 
     def read(self, chunks: Iterable[tuple[Array, Array]]) -> None:
-        """Write all edges, chunks of `src` and `dst`, to disk."""
+        """Write all edges to disk, from chunks of `src` and `dst`."""
         for src, dst in chunks:
             self._pairs.add(src, dst, self.undirected)
             self.num_read += len(src)
@@ -195,7 +201,7 @@ class EdgeSort:
         self._pairs.drop()
 
     def write(self, row: ArrayWriter, colptr: ArrayWriter) -> None:
-        """Append all columns, with the leading 0 of `colptr`; delete the pairs."""
+        """Write the leading 0 of `colptr` and all columns; delete the pairs."""
         colptr.write(np.zeros(1, np.int64))
         self._write(self._pairs, row, colptr)
 
@@ -213,7 +219,7 @@ class EdgeSort:
                 colptr.write(ptr[1:] + row.length)
                 row.write(sources)
                 self.done(count * pairs.pair_bytes)
-            else:  # far more edges than an average range has: split it like the whole
+            else:  # far more edges than an average range has: split it as all edges were split
                 parts = self._new_pairs(width, count, (width - 1).bit_length() - 1)
                 for piece in pairs.pieces(number, self.chunk_edges):
                     parts.add(piece[:, 1], piece[:, 0])

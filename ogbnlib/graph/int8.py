@@ -1,4 +1,4 @@
-"""Features in one byte a value."""
+"""Features stored in one byte per value."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Self
@@ -18,8 +18,8 @@ class Int8Columns(NamedTuple):
 
     @classmethod
     def covering(cls, chunks: Iterable[Array], num_features: int) -> Self:
-        """Spread the codes -127 to 127 evenly from each column's smallest value to its largest;
-        values are finite."""
+        """Spread the codes -127 to 127 evenly from each column's smallest value to its largest; all
+        values must be finite."""
         low = np.full(num_features, np.inf)
         high = np.full(num_features, -np.inf)
         for values in chunks:
@@ -29,7 +29,7 @@ class Int8Columns(NamedTuple):
         return cls(scale.astype(np.float32), ((low + high) / 2).astype(np.float32))
 
     def entries(self) -> dict[str, Any]:
-        """Return the entries of store.json."""
+        """Return the entries to add to store.json."""
         return {"version": INT8_VERSION, "int8": [part.tolist() for part in self]}
 
     def encode(self, values: Array) -> Array:
@@ -42,7 +42,7 @@ class Int8Columns(NamedTuple):
         scale = self.scale[columns]
         offset = self.offset[columns]
         out = np.empty(codes.shape, np.float32)
-        # rows that stay in a core's cache for all three steps
+        # so few rows stay in a core's cache for all three steps
         for begin in range(0, len(codes), 512):
             part = out[begin : begin + 512]
             part[:] = codes[begin : begin + 512]

@@ -1,4 +1,4 @@
-"""Sets of nodes as bits, with ranks: 21 MB for papers100M."""
+"""Sets of nodes as bitmaps, with ranks; 21 MB for papers100M."""
 
 import numpy as np
 from numba import int64, uint64
@@ -32,8 +32,8 @@ def put(words: Array, node: int) -> None:
 
 @kernel
 def rank(words: Array, before: Array, node: int) -> int:
-    """Return the number of members below `node`; `before` has the members in all words before
-    each."""
+    """Return the number of members below `node`; `before[w]` is the number of members in the words
+    before word w."""
     bit = uint64(node)
     below = (uint64(1) << (bit & uint64(63))) - uint64(1)
     return before[bit >> uint64(6)] + _ones(words[bit >> uint64(6)] & below)
@@ -77,16 +77,16 @@ def _members(words: Array, total: int, before: Array) -> Array:
 
 
 class NodeSet:
-    """A set of node ids below `num_nodes`, in num_nodes / 8 bytes, and half as much for the
+    """A set of node ids below `num_nodes`, in num_nodes / 8 bytes, and half as many for the
     ranks."""
 
     # It finds the distinct ids among 12 million in one second; sorting takes ten.
 
     def __init__(self, num_nodes: int, *nodes: Array):
         self.num_nodes = num_nodes
-        # at least one bit more: the end has a rank, too
+        # at least one bit more than nodes, as `num_nodes` has a rank, too
         self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
-        # members in all words before each, as of the last `count`
+        # number of members in the words before each word, as of the last `count`
         self.before: Array = np.empty(0, np.int32)
         for ids in nodes:
             self.add(ids)
@@ -110,6 +110,6 @@ class NodeSet:
         return _members(self.words, self.count(), self.before)
 
     def ranks(self, nodes: Array) -> Array:
-        """Return the number of members below each id, which is a member's position in `members`, in
-        its dtype."""
+        """Return the number of members below each id, in the dtype of `members`; for a member, it
+        is the position there."""
         return _ranks(self.words, self.before, nodes)

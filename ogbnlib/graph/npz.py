@@ -1,4 +1,5 @@
-"""Arrays in .npy files, and in compressed .npz files as streams in memory bounded by a chunk.
+"""Arrays of .npy files, memory-mapped, and of compressed .npz files, read in chunks in bounded
+memory.
 
 numpy can neither map a compressed archive, such as `raw/data.npz` of ogbn-papers100M, nor read a
 part of a member.
@@ -19,8 +20,8 @@ from ..errors import InputError, naming
 
 Array = NDArray[Any]
 CHUNK_BYTES = 8 * 2**20
-# Columns of float32 arrays without a header: np.memmap wrote the large sizes of IGB
-# (IllinoisGraphBenchmark/IGB-Datasets, igb/dataloader.py).
+# Number of columns of float32 arrays in files without a header. IGB wrote its large data sets by
+# np.memmap (IllinoisGraphBenchmark/IGB-Datasets, igb/dataloader.py).
 _HEADERLESS: dict[tuple[str, ...], int] = {
     ("processed", "paper", "node_feat.npy"): 1024,
     ("processed", "paper", "node_label_19.npy"): 1,
@@ -34,7 +35,7 @@ def slices(array: Array, rows: int) -> Iterator[Array]:
 
 
 def load(file: Path) -> Array:
-    """Map an .npy file."""
+    """Map an .npy file, or a file of IGB without a header."""
     with open(file, "rb") as stream:
         magic = stream.read(6)
     if magic and magic != np.lib.format.MAGIC_PREFIX and not magic.startswith(b"PK"):
@@ -64,7 +65,7 @@ class Mapped:
         self._values = array.reshape(-1, order="A")
 
     def pieces(self, step: int, begin: int, end: int) -> Iterator[Array]:
-        """Yield the values from `begin` to `end`, in order of memory, `step` at a time."""
+        """Yield the values from `begin` to `end`, in memory order, `step` at a time."""
         return slices(self._values[begin:end], step)
 
 
@@ -122,12 +123,12 @@ class Member:
             )
 
     def pieces(self, step: int, begin: int = 0, end: int | None = None) -> Iterator[Array]:
-        """Yield the values from `begin` to `end`, in order of memory, `step` at a time."""
+        """Yield the values from `begin` to `end`, in memory order, `step` at a time."""
         size = math.prod(self.shape)
         end = size if end is None else end
         with self._opened() as stream:
-            # Read on rather than seek: a seek in a stored member stops zipfile from checking the
-            # CRC.
+            # Read up to `begin` instead of seeking: a seek in a stored member stops zipfile from
+            # checking the CRC.
             for _ in self._read(stream, CHUNK_BYTES // self.dtype.itemsize, 0, begin):
                 pass
             yield from self._read(stream, step, begin, end)

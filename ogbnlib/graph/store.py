@@ -1,7 +1,7 @@
 """The on-disk graph: a folder of plain `.npy` files and a versioned `store.json`, opened
 memory-mapped.
 
-`np.load(file, mmap_mode="r")` opens each; `store_format` lists them.
+`np.load(file, mmap_mode="r")` opens each file; `store_format` lists the files.
 """
 
 import io
@@ -39,19 +39,20 @@ class GraphSize:
 
     name: str
     num_nodes: int
-    num_edges: int  # as `stored`; if `undirected`, a store's include reverse edges
+    num_edges: int  # in the data as `stored`; an undirected store has reverse edges, too
     num_features: int
     num_classes: int  # 0 if the nodes have targets in place of classes
     num_seeds: Mapping[str, int]  # by split
     undirected: bool = False
-    # OGB's binary layout or its csv files are still to be converted
+    # "raw" (OGB's binary layout) and "csv" (OGB's csv files) are still to be converted
     stored: Literal["raw", "csv", "store"] = "raw"
-    feature_itemsize: int = 4  # in the store
+    feature_itemsize: int = 4  # bytes of a feature value in the store
     hops: int | None = None  # of propagated features, which have no edges; None for a graph
 
     @property
     def has_targets(self) -> bool:
-        """Whether `y` has float targets [N] or [N, T], for a loop of one's own, and no classes."""
+        """Whether `y` has float targets [N] or [N, T], for the user's own loop, in place of
+        classes."""
         return self.num_classes == 0
 
     def _card(self) -> dict[str, str]:
@@ -74,7 +75,7 @@ class GraphSize:
         return html_card(self._card())
 
 
-# Attributes of a store that a reader has no use for: TAB leaves them out.
+# Attributes of a store that its readers don't need: TAB leaves them out.
 _FOR_OTHER_ROOMS = {
     *("advise_random", "check_maps", "check_open", "crc32", "damaged", "disk_array", "files"),
     *("feature_itemsize", "file_path", "fill_page_cache", "from_data", "int8", "open_file"),
@@ -83,14 +84,16 @@ _FOR_OTHER_ROOMS = {
 
 
 def _mapped(name: str) -> cached_property[Any]:
-    """An attribute of a store: its array `name` as a read-only map, None if it has none."""
+    """An attribute of a store: its array `name` as a read-only memory map, or None if there is no
+    such array."""
 
     def mapped(store: "Store") -> Array | Text | None:
         info = store.files.get(name)
         if info is None:
             return None
         with store.open_file(name) as file:
-            if 0 in info.shape:  # the edges of a propagated store; numpy before 2.2 refuses them
+            # A propagated store has no edges; numpy before 2.2 can't map empty arrays.
+            if 0 in info.shape:
                 array = np.empty(info.shape, info.dtype).view(np.memmap)
             else:
                 array = np.memmap(file, info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
@@ -106,11 +109,12 @@ class Store(GraphSize):
     """An open store, see `open_store`; when it is unpickled, it is opened again.
 
     `colptr`, `row`, `x`, `y`, `node_id` and `node_name` are read-only memory maps, made at first
-    use. `node_name` is int64, or `Text`, which is decoded on use; `label_name` is an array of text;
-    these and `node_id` are None if the store has none. `ids(names)` are the numbers of nodes.
-    `splits` are int64 ids in RAM.
+    use. `node_name` is int64, or `Text`, which is decoded on use; `label_name` is an array of text.
+    These two and `node_id` are None if the store has none. `splits` are int64 ids in RAM;
+    `ids(names)` returns the ids of named nodes.
+
     A file that was replaced or written to since `open_store` is refused. If `x` is int8, `decode`
-    returns the values of its rows, and `read` decodes.
+    returns the values of its rows, and `read` returns decoded values.
     """
 
     path: Path
@@ -123,10 +127,10 @@ class Store(GraphSize):
     summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._check_meta()  # here, as an error in a process that is just starting gets lost
+        self._check_meta()  # already here: an error in a process that is just starting gets lost
         return _reopen, (self.path, self.crc32)
 
-    def __fspath__(self) -> str:  # where a data set's path is expected
+    def __fspath__(self) -> str:  # for functions that expect a data set's path
         return str(self.path)
 
     def __dir__(self) -> list[str]:
@@ -139,7 +143,7 @@ class Store(GraphSize):
             "on disk": format_bytes(self.nbytes),
         }
 
-    # Methods that higher rooms define: node numbers of names, and what PyG needs.
+    # Methods that other packages define, see `registry`: ids of named nodes, and what PyG needs.
     ids = STORE_METHODS["ids"]
     from_data = STORE_METHODS["from_data"]
     to_data = STORE_METHODS["to_data"]
@@ -157,7 +161,8 @@ class Store(GraphSize):
         return np.dtype(self.files["x"].dtype)
 
     def decode(self, rows: Array, columns: slice = slice(None)) -> Array:
-        """Return columns of rows of `x` [n, F] as floats: int8 as float32, others unchanged."""
+        """Return columns of rows of `x` [n, F] as floats: int8 decoded to float32, others
+        unchanged."""
         return rows[:, columns] if self.int8 is None else self.int8.decode(rows, columns)
 
     @property
@@ -181,8 +186,8 @@ class Store(GraphSize):
             self._check_meta()
 
     def check_maps(self) -> None:
-        """Raise an `InputError` if files were written to in place: that changes maps, unlike a new
-        file."""
+        """Raise an `InputError` if files were written to in place, which changes maps; a new file
+        does not."""
         for name, before in self.stamps.items():
             file = self.file_path(name)
             if file.is_file():
@@ -207,8 +212,10 @@ class Store(GraphSize):
         *,
         by_page: bool = False,
     ) -> "DiskArray":
-        """Open array `name` to read rows past the page cache, or few of them `by_page` through it,
-        with the check of `check_open`."""
+        """Open array `name` to read rows past the page cache, with the check of `check_open`.
+
+        With `by_page`, meant for few rows, reads go through the page cache.
+        """
         from ..io.disk_array import DiskArray, PageArray
 
         kind = PageArray if by_page else DiskArray
@@ -223,8 +230,8 @@ class Store(GraphSize):
         return array
 
     def fill_page_cache(self) -> None:
-        """Read graph and features once from end to end, in a tenth of the time that page faults
-        take."""
+        """Read graph and features into the page cache, from end to end, in a tenth of the time that
+        page faults take."""
         buffer = memoryview(bytearray(npz.CHUNK_BYTES))
         for name in ("colptr", "row", "x"):
             with self.open_file(name) as file:
@@ -244,7 +251,8 @@ class Store(GraphSize):
 
     @property
     def class_names(self) -> list[str]:
-        """The classes by number: `label_name`, and the number as text of a class without a name."""
+        """The name of each class, by number: from `label_name`, or the number as text if there is
+        no name."""
         names: list[str] = [] if self.label_name is None else self.label_name.tolist()
         return names + [str(number) for number in range(len(names), self.num_classes)]
 
@@ -265,10 +273,10 @@ class Store(GraphSize):
             array._mmap.madvise(mmap.MADV_RANDOM)
 
     def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:
-        """Yield array `name` in pieces of about 8 MB, read, not mapped, each with the index of its
+        """Yield array `name` in pieces of about 8 MB, read, not mapped; each with the index of its
         first row.
 
-        With `checked`, a checksum mismatch is an `InputError` after the last piece.
+        With `checked`, a checksum mismatch raises an `InputError` after the last piece.
         """
         info = self.files[name]
         file = self.file_path(name)
@@ -290,10 +298,10 @@ class Store(GraphSize):
             raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
-        """Read array `name` into RAM, names as text, features in another float dtype if asked; the
-        peak is the result and a chunk."""
-        # Ids out of range would read foreign memory. Checksums of features (56 GB in papers100M)
-        # are left to `verify`.
+        """Read array `name` into RAM: names as text, features as floats, in `dtype` if given. The
+        peak is the result and one chunk."""
+        # Ids out of range would read foreign memory, so checksums are compared. That of features
+        # (56 GB in papers100M) is left to `verify`.
         info = self.files[name]
         chunks: Iterable[Array] = (part for _, part in self.chunks(name, checked=name != "x"))
         stored = np.dtype(info.dtype)
@@ -301,7 +309,7 @@ class Store(GraphSize):
             chunks = map(self.decode, chunks)
             stored = np.dtype(np.float32) if self.int8 else stored
         out = np.empty(info.shape, dtype or stored)
-        if out.dtype.kind == "f" and name != "y":  # targets have NaN for none
+        if out.dtype.kind == "f" and name != "y":  # targets may be NaN, for none
             chunks = finite(chunks, out.dtype, str(self.file_path(name)))
         begin = 0
         for values in chunks:
@@ -310,8 +318,8 @@ class Store(GraphSize):
         return decoded(out)
 
     def read_edge_index(self) -> Array:
-        """Return edges int64 [2, E], sources above destinations, column by column, reverse edges
-        included."""
+        """Return all edges int64 [2, E], reverse edges included, column by column; row 0 has
+        sources, row 1 destinations."""
         edge_index = np.empty((2, self.num_edges), np.int64)
         for _ in self.chunks("colptr", checked=True):
             pass

@@ -1,4 +1,4 @@
-"""Checks of features, labels and splits from any source, and the format of a store's files."""
+"""The format of a store: its files, their headers, and store.json."""
 
 import difflib
 import json
@@ -23,28 +23,30 @@ def index_dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
 
 
 def label_dtype(num_classes: int) -> type[np.number[Any]]:
-    """Return the dtype of cleaned labels: int16, int64 beyond 32,767 classes, or float32 of targets,
-    which have no classes."""
+    """Return the dtype of cleaned labels: int16, or int64 beyond 32,767 classes; float32 for
+    targets, which have no classes."""
     if num_classes == 0:
         return np.float32
     return np.int16 if num_classes <= 32767 else np.int64
 
 
-# The files of a store: | file | dtype | shape | content | | colptr | int64 | [N + 1] | the in-edges
-# of node v are row[colptr[v]:colptr[v + 1]] | | row | int32 (int64 from 2**31 nodes on) | [E] |
-# sources | | x | float16, float32, or int8 (`Int8Columns`) | [N, F] | features, C order | | y |
-# int16 (int64 beyond 32,767 classes) | [N] | labels, -1 for none; or float32 | [N] or [N, T] |
-# targets, NaN for none; num_classes is then 0 | | train, valid, test | int64 |
-# [n] | node ids of the splits, in their original order | | node_id, of propagated features of some
-# nodes | as row | [N] | ids in the graph, ascending | | label_name, if labels were text | UTF-8
-# bytes | [C] | class names | | node_name, if nodes had names | int64 or UTF-8 bytes | [N] | node
-# names in the original data set |
+# The files of a store, with N nodes, E edges, F features, C classes and T targets:
+#
+# colptr: int64 [N + 1]; the in-edges of node v are row[colptr[v]:colptr[v + 1]]
+# row: int32 (int64 from 2**31 nodes on) [E]; sources
+# x: float16, float32, or int8 (`Int8Columns`) [N, F]; features, C order
+# y: int16 (int64 beyond 32,767 classes) [N]; labels, -1 for none;
+#    or float32 [N] or [N, T]; targets, NaN for none; num_classes is then 0
+# train, valid, test: int64 [n]; node ids of the splits, in their original order
+# node_id, of propagated features of some nodes: as row [N]; ids in the graph, ascending
+# label_name, if labels were text: UTF-8 bytes [C]; class names
+# node_name, if nodes had names: int64 or UTF-8 bytes [N]; node names in the original data set
 FORMAT = "ogbnlib-store"
 META = "store.json"
-# a reader of version 1 would take the codes of int8 features for values
 VERSION = 1
+# a reader of version 1 would take the codes of int8 features for values
 INT8_VERSION = 2
-# one of version 2 would take targets for classes
+# a reader of version 2 would take targets for classes
 TARGETS_VERSION = 3
 HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 
@@ -82,7 +84,8 @@ def meta_crc32(meta: Mapping[str, Any]) -> int:
 def nearby(path: Path) -> str:
     """Return the end of the message on a missing store: stores near it, else the working folder.
 
-    It has a "?" only if it names stores, which callers test for; "" for an existing path.
+    It has a "?", for which callers look, only if it names stores. If it names none and the path
+    exists, it is "".
     """
     path = path.absolute()  # the name of Path(".") is "", which `with_name` refuses
     folders = [*path.parents[:2], path.parent / f"{path.name}.store"]

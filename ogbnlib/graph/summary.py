@@ -1,4 +1,4 @@
-"""The counts at the end of a conversion, taken in the passes that it makes anyway."""
+"""The summary of a conversion: counts taken in passes that it makes anyway."""
 
 from typing import Any
 
@@ -11,7 +11,8 @@ from .store import Store
 
 
 def count_labels(sizes: Array, num_nodes: int) -> dict[str, Any]:
-    """Return the entries of labels: `sizes` has the number of nodes of each class, at least one."""
+    """Return the summary's entries on labels; `sizes` is the number of nodes of each class, at
+    least one."""
     largest = int(sizes.argmax())
     smallest = int(np.where(sizes > 0, sizes, sizes[largest] + 1).argmin())
     return {

@@ -1,4 +1,4 @@
-"""Names, which a store keeps as UTF-8 bytes, as text."""
+"""Names as text, from the UTF-8 bytes in a store."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +21,8 @@ def decoded(values: Array) -> Array:
 class Text:
     """Names in a file [n], decoded on use: an index gives a `str` or a numpy array of text.
 
-    It has the attributes and comparisons of a numpy array. Those that take all names decode all of
-    them: 100 million of 20 letters take 8 GB of memory, and 2 GB on disk.
+    It has the attributes and comparisons of a numpy array. Those that need all names decode all of
+    them: 100 million names of 20 letters take 8 GB of memory, and 2 GB on disk.
     """
 
     def __init__(self, stored: Array) -> None:
@@ -51,14 +51,14 @@ class Text:
         return out
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # numpy and pandas look for their own
+        if name.startswith("_"):  # numpy and pandas look for hooks of their own
             raise AttributeError(name)
         if name in ("shape", "ndim", "size"):
             return getattr(self.stored, name)
         return getattr(np.asarray(self), name)
 
     def __eq__(self, other: object) -> Any:
-        """Compare name by name; without decoding them, if `other` is text."""
+        """Compare name by name; names are not decoded if `other` is text."""
         values = np.asarray(other)
         if values.dtype.kind != "U":
             return np.asarray(self) == values
@@ -67,7 +67,7 @@ class Text:
     def __ne__(self, other: object) -> Any:
         return ~(self == other)
 
-    __hash__ = None  # type: ignore[assignment]  # as of an array
+    __hash__ = None  # type: ignore[assignment]  # like an array
 
     def __repr__(self) -> str:
         first = [*map(repr, self[:3].tolist()), "..."][: len(self)]

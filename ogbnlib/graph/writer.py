@@ -30,7 +30,7 @@ from .store_format import (
 
 
 class ArrayWriter:
-    """A `.npy` file written in pieces along the first axis, of a length not known before."""
+    """A `.npy` file written in pieces along the first axis, whose length is not known before."""
 
     def __init__(self, stream: Stream, dtype: DTypeLike, row_shape: tuple[int, ...]) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
@@ -50,18 +50,18 @@ class ArrayWriter:
 
 
 class StoreWriter:
-    """A store under construction in an empty `folder` such as that of `files.new_folder`."""
+    """A store under construction in an empty `folder`, such as one of `files.new_folder`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files: dict[str, FileInfo] = {}
-        self.entries: dict[str, Any] = {}  # of store.json, in addition
+        self.entries: dict[str, Any] = {}  # additional entries of store.json
 
     @contextlib.contextmanager
     def create(
         self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()
     ) -> Iterator[ArrayWriter]:
-        """Open the array `name` for writing; it belongs to the store when the block ends without an
+        """Open the array `name` for writing; the store gets it when the block ends without an
         error."""
         with Stream(self.folder / f"{name}.npy") as stream:
             writer = ArrayWriter(stream, dtype, row_shape)
@@ -109,10 +109,10 @@ class StoreWriter:
 
 
 def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[str]:
-    """Yield the problems of one array by itself, in one pass over its file."""
+    """Yield the problems of array `name` alone, in one pass over its file."""
     crc32 = 0
     last = -1
-    counts = dict[str, list[int]]()  # how many wrong, and the first
+    counts = dict[str, list[int]]()  # how many values are wrong, and the first one's row
     for begin, rows in store.chunks(name):
         crc32 = zlib.crc32(rows.data, crc32)
         wrong: dict[str, Array] = {}

@@ -21,16 +21,16 @@ from ..training.call import Call
 from ..training.checkpoint import SavedModel, load_state
 from ..training.custom_model import make_model
 
-Rows: TypeAlias = tuple[Array, Array]  # positions of rows in the result, int64, and their scores
+Rows: TypeAlias = tuple[Array, Array]  # row numbers in the result, int64, and the rows' scores
 
 
 @dataclass(frozen=True)
 class _Seeds:
-    """Nodes in whole batches, and the position of each in the result, -1 for none."""
+    """Seed nodes in whole batches, and the row of each in the result; -1 for seeds without one."""
 
     nodes: Array
     places: Array
-    stream: int  # added to the run's seed
+    stream: int  # added to the run's random seed
 
 
 def _model_scores(
@@ -41,8 +41,10 @@ def _model_scores(
     progress: Progress,
     embeddings: bool,
 ) -> Generator[Rows, None, None]:
-    """Yield the scores of each batch's seeds, or the last layer's input; its `input_id` has their
-    positions in the result."""
+    """Yield the scores of each batch's seeds, or with `embeddings` the input of the last layer.
+
+    A batch's `input_id` has the rows of its seeds in the result.
+    """
     config = saved.config
     model = make_model(
         config, store.num_features, store.num_classes, saved.path.parent, store=store
@@ -74,8 +76,11 @@ def sampled_scores(
     progress: Progress,
     embeddings: bool = False,
 ) -> Generator[Rows, None, None]:
-    """Yield scores with neighbors sampled as in the run's evaluations, for some or all nodes; with
-    `embeddings` the input of the last layer."""
+    """Yield scores with neighbors sampled as in the run's evaluations.
+
+    `ids` are the nodes, None for all. With `embeddings` the input of the last layer replaces the
+    scores.
+    """
     size = saved.config.seeds_per_batch(training=False)
     parts = _by_split(store, ids, size)
     num_batches = sum(-(-len(part.nodes) // size) for part in parts)
@@ -90,9 +95,10 @@ def sampled_scores(
 
 
 def _by_split(store: Store, ids: Array | None, size: int) -> list[_Seeds]:
-    """The seeds of each split, and of the nodes in none."""
-    # Batches have `size` nodes, as the run's evaluations; a node outside `ids` has position -1.
-    # If fan-outs differ by hop, or with gcn, a score also depends on the other seeds of its batch.
+    """Return the seeds of each split, and those of the nodes in no split."""
+    # With gcn, or if fan-outs differ by hop, a score also depends on the other seeds of its batch.
+    # So the batches are those of the run's evaluations, `size` nodes each. They include nodes
+    # outside `ids`, with the row -1.
     in_no_split = np.ones(store.num_nodes if ids is None else len(ids), np.bool_)
     order = None if ids is None else np.argsort(ids)
     parts = []
@@ -113,7 +119,7 @@ def _by_split(store: Store, ids: Array | None, size: int) -> list[_Seeds]:
 def _sampled_batches(
     store: Store, saved: SavedModel, parts: list[_Seeds], memory_limit: str | int | None
 ) -> Iterator[Data]:
-    """Yield the batches of some seeds, `input_id` as in `_model_scores`."""
+    """Yield the batches of some seeds, with `input_id` as `_model_scores` needs it."""
     for part in parts:
         batches_of_nodes = store.loader(
             part.nodes,
@@ -137,8 +143,11 @@ def propagated_scores(
     progress: Progress,
     embeddings: bool = False,
 ) -> Generator[Rows, None, None]:
-    """Yield scores from `store`, which has the propagated features of nodes of `graph` or is
-    `graph` itself; with `embeddings` the input of the last layer."""
+    """Yield scores from the propagated features in `store`.
+
+    `store` has the features of nodes of `graph`, or is `graph` itself. `ids` and `embeddings` are
+    those of `sampled_scores`.
+    """
     nodes = np.arange(graph.num_nodes) if ids is None else ids
     places = nodes if store is graph else _hop_rows(graph, store, nodes)
     batches = HopLoader(
@@ -151,8 +160,8 @@ def propagated_scores(
 
 
 def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:
-    """Rows of a graph's nodes in a store of propagated features."""
-    # A store without `node_id` has each node at the place of its id.
+    """Return the rows of a graph's nodes in a store of propagated features."""
+    # In a store without `node_id`, the row of a node is its id.
     ids = nodes if graph.node_id is None else graph.node_id[nodes]
     own = np.arange(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)
     places = np.minimum(np.searchsorted(own, ids), len(own) - 1)

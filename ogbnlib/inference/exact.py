@@ -1,9 +1,9 @@
 """Exact scores of a trained GraphSAGE or GCN for a whole graph, layer by layer, with every
-neighbor, on disk.
+neighbor.
 
-A layer takes the mean of neighbors and multiplies it by a matrix. These two steps commute, so the
-narrower side is kept in RAM for all nodes, as many columns at a time as fit, and swept over the
-edges.
+The layers' results are on disk. A layer takes the mean of a node's neighbors and multiplies it by a
+matrix. These two steps commute, so the mean is taken on the narrower side, input or product. As
+many of its columns as fit are in RAM for all nodes during one pass over the edges.
 """
 
 import contextlib
@@ -31,27 +31,32 @@ from ..training.checkpoint import SavedModel
 from .batches import Rows
 
 Chunks = Generator[Array, None, None]
-_STEP_BYTES = 256 * 2**20  # buffers between the layers, and the products' own memory
+_STEP_BYTES = 256 * 2**20  # buffers between the layers, and memory of the matrix products
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """mean(h) @ neighbors + h @ own + bias; without `own` that of GCN, with self-loops and both
-    degrees."""
+    """Weights of a layer, which computes mean(h) @ neighbors + h @ own + bias.
 
-    relu: bool  # after it; not after the model's last layer
-    neighbors: Array  # float32 [inputs, outputs], as `own`
+    Without `own` it is a layer of GCN, with self-loops and scaled by the degrees of both ends.
+    """
+
+    relu: bool  # whether a ReLU follows; not after the model's last layer
+    neighbors: Array  # float32 [inputs, outputs], like `own`
     bias: Array
     own: Array | None = None
 
     def sweeps_input(self, most: int) -> bool:
-        """Whether the layer takes the mean of its input, not of the product, where `most` columns
-        fit in memory."""
+        """Whether to take the mean of the layer's input rather than of the product.
+
+        True if the input has fewer columns than the product, and at most `most`, which fit in
+        memory.
+        """
         inputs, outputs = self.neighbors.shape
         return inputs < min(outputs, most + 1)
 
     def blocks(self, most: int) -> list[slice]:
-        """The columns of the result that are computed at a time."""
+        """Return the columns of the result, in slices that are computed one at a time."""
         outputs = len(self.bias)
         width = outputs if self.sweeps_input(most) else -(-outputs // -(-outputs // most))
         return [slice(begin, min(begin + width, outputs)) for begin in range(0, outputs, width)]
@@ -66,10 +71,10 @@ def exact_scores(
     progress: Progress,
     embeddings: bool = False,
 ) -> Generator[Rows, None, None]:
-    """Yield scores, float32 [n, classes], of some or all nodes, ascending by node; with
-    `embeddings` the input of the last layer, float32 [n, hidden_channels].
+    """Yield scores of some or all nodes, float32 [n, classes], in ascending order of the nodes.
 
-    `work` is a folder for the layers' results, which is deleted at the end.
+    With `embeddings` the input of the last layer replaces them, float32 [n, hidden_channels].
+    `work` is a folder for the layers' results; it is deleted at the end.
     """
     layers = []
     last = len(saved.config.num_neighbors) - 1
@@ -84,7 +89,7 @@ def exact_scores(
             f"memory_limit: expected room for {format_bytes(column)}, one column of all nodes, beside the memory "
             f"in use, found {format_bytes(max(0, room))}; raise it by at least {format_bytes(column - room)}"
         )
-    if check_own(work):  # from a killed process
+    if check_own(work):  # left by a killed process
         shutil.rmtree(work)
     work.mkdir()
     targets = order = None
@@ -108,9 +113,9 @@ def _check_disk(
     store: Store, layers: list[_Layer], targets: NodeSet | None, most: int, folder: Path
 ) -> None:
     """Refuse a disk without room for a layer's input and its result at the same time."""
-    # The features are the store's own file: 0 bytes more.
+    # The first layer's input, the features, is in the store already: 0 bytes more.
     sizes = [0, *(4 * store.num_nodes * len(layer.bias) for layer in layers[:-1])]
-    if len(layers[-1].blocks(most)) > 1:  # one block is handed out without a file
+    if len(layers[-1].blocks(most)) > 1:  # a single block is yielded without a file
         rows = store.num_nodes if targets is None else targets.count()
         sizes.append(4 * len(layers[-1].bias) * rows)
     needed = max(before + after for before, after in itertools.pairwise([*sizes, 0]))
@@ -121,7 +126,7 @@ def _check_disk(
 class _Sweep:
     """One layer's computation from the rows in `source`, for the nodes `targets`.
 
-    `source` has the rows of all nodes with an edge to a target, and of the targets: see
+    `source` has the rows of the targets and of all nodes with an edge to a target; see
     `Edges.needed`.
     """
 
@@ -133,7 +138,7 @@ class _Sweep:
     done: Done
 
     def columns(self, columns: slice) -> Chunks:
-        """Yield some columns of the result, rows of `targets` in ascending order."""
+        """Yield some columns of the layer's result, with rows of `targets` in ascending order."""
         source = self.source
         loops = self.layer.own is None
         matrix = self.layer.neighbors[:, columns]
@@ -163,7 +168,7 @@ class _Sweep:
     def _result(self, part: Array, degrees: Array, nodes: range, columns: slice) -> Array:
         """Return some columns of the layer's result for the targets among consecutive nodes.
 
-        `part` has the means of the rows that `prepare` returned, over each target's neighbors.
+        `part` has the mean over each target's neighbors of the rows that `prepare` returned.
         """
         layer = self.layer
         if layer.own is None:
@@ -188,7 +193,10 @@ def _layer_by_layer(
     folder: Path,
     progress: Progress,
 ) -> Chunks:
-    """Compute layer after layer, `most` columns of all nodes in memory at a time."""
+    """Compute layer after layer and yield rows of the last result.
+
+    At most `most` columns of all nodes are in memory at a time.
+    """
     edges = Edges(store)
     total = max(1, len(layers) - 1) * edges.nbytes  # bytes to read, approximately
     itemsize = store.feature_itemsize
@@ -200,7 +208,7 @@ def _layer_by_layer(
         source = Columns.features(store)
         needed = edges.needed(targets, len(layers), done)
         for members in filter(None, needed):
-            members.count()  # computes the ranks, which the threads of a sweep only read
+            members.count()  # computes the ranks before the threads of a sweep read them
         for number, layer in enumerate(layers):
             sweep = _Sweep(layer, source, edges, needed[number], layer.sweeps_input(most), done)
             blocks = layer.blocks(most)

@@ -32,7 +32,7 @@ from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
 from .tables import best_classes, class_names, probabilities, write_embeddings, write_table
 
-# Bytes on disk for each byte of a file's rows: a table has them in a temporary file before, and a
+# Bytes on disk for each byte of a file's rows. A table's rows are first in a temporary file, and a
 # float32 takes up to 12 bytes as text.
 _DISK_SHARES = {".npy": 1, ".parquet": 2, ".csv": 4}
 Nodes = StrPath | Array | torch.Tensor | Sequence[int] | Sequence[str]
@@ -59,23 +59,27 @@ def predict(
     its path.
 
     A .csv or .parquet file has the columns node_id (the node's name, or its number), class and
-    probability; with `scores` also the probability of each class, in a column of its name.
-    A .npy file has the class of each node, int16 or int64 [n], or its scores before softmax, float32
-    [n, classes]. Rows are all nodes, `nodes` in their order, or the labelled nodes by ascending id.
-    Beside a .npy file of labelled nodes, `NAME-nodes.npy` has the ids.
+    probability. With `scores` it also has the probability of each class, in a column of the class's
+    name. A .npy file has the class of each node, int16 or int64 [n], or with `scores` the scores
+    before softmax, float32 [n, classes].
+
+    The rows are all nodes, `nodes` in their order, or the labelled nodes by ascending id. Beside a
+    .npy file of labelled nodes, `NAME-nodes.npy` has the ids.
 
     Args:
-        run_dir: Folder of the weights: best.pt if it exists, else checkpoint.pt.
-        nodes: "labelled" (in any split), "all", a file of names (one column, or node_id), or a list
-            of names as for `Store.ids`. An integer array or tensor has node numbers, as `splits`.
-        id_column: The column of names in that file, if it has several and none is node_id.
+        run_dir: Folder with the weights: best.pt if it exists, else checkpoint.pt.
+        nodes: "labelled" (all nodes of the splits), "all", a file of names (its only column, or
+            node_id), or a list of names as for `Store.ids`. An integer array or tensor has node
+            numbers, like `Store.splits`.
+        id_column: The column of names in that file, if it has several and none is node_id, node or
+            id.
         sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise
-            all neighbors count, for sage and gcn layer by layer over the whole graph.
-        embeddings: Write the input of the model's last layer instead, the last hidden layer: float32
-            [n, hidden] in a .npy file; in a .parquet file the columns node_id and embedding, a list
-            of numbers. A custom model has a method `drop_last_layer()` for it.
+            every neighbor counts: sage and gcn are computed layer by layer over the whole graph.
+        embeddings: Write the input of the model's last layer instead, the output of the last hidden
+            layer: float32 [n, hidden] in a .npy file; in a .parquet file the columns node_id and
+            embedding, a list of numbers. A custom model needs a method `drop_last_layer()` for it.
         memory_limit: As for `propagate`.
-        trust: Allow the code of a model (model.py) in a run's folder of another user.
+        trust: Allow the code of a model (model.py) in a run's folder that belongs to another user.
     """
     saved = SavedModel.open(run_dir)
     config = saved.config
@@ -87,7 +91,7 @@ def predict(
         saved.check_data(graph)
     ids = _wanted(nodes, graph, id_column)
     if target.suffix != ".npy" and not embeddings:
-        class_names(graph, scores)  # refuses some
+        class_names(graph, scores)  # refuses names of other columns
     if not (uses_hops or sampled):
         _check_exact(config.model)
     say(f"{saved.path}: predicting with its weights")
@@ -108,7 +112,7 @@ def predict(
                 _write_file(file, target, chunks, graph, ids, scores, embeddings)
             if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
                 assert ids is not None
-                # written here, as np.save hides the cause of a failed write
+                # not by np.save, which hides the cause of a failed write
                 content = npy_header(ids.dtype, ids.shape) + ids.tobytes()
                 write_atomically(beside, lambda other: other.write(content))
 
@@ -141,11 +145,11 @@ def _write_file(
     scores: bool,
     embeddings: bool,
 ) -> None:
-    """Write what `predict` promises, as the name of the `target` has it."""
+    """Write the content that `predict` describes, in the format of `target`'s ending."""
     num_rows = graph.num_nodes if ids is None else len(ids)
     finite = _finite(chunks, target, graph)
     width = graph.num_classes if scores else 2
-    if not embeddings:  # their width is known later
+    if not embeddings:  # the width of embeddings is known later
         _check_disk(target, num_rows, 4 * width)
     if embeddings:
         _write_embeddings(file, target, finite, graph, ids)
@@ -164,7 +168,7 @@ def _write_file(
 
 
 def _check_disk(target: Path, num_rows: int, row_bytes: int) -> None:
-    """Refuse a disk without room for rows of a file and for its temporary file."""
+    """Refuse a disk without room for the rows of a file and for its temporary file."""
     needed = num_rows * row_bytes * _DISK_SHARES[target.suffix]
     check_space(
         target,
@@ -174,7 +178,7 @@ def _check_disk(target: Path, num_rows: int, row_bytes: int) -> None:
 
 
 def _wanted(nodes: Nodes, store: Store, id_column: str | None) -> Array | None:
-    """The nodes to predict, int64 [n]; None for all."""
+    """Return the ids of the nodes to predict, int64 [n]; None for all."""
     is_file = isinstance(nodes, str | os.PathLike) and nodes not in ("all", "labelled")
     if id_column is not None and not is_file:
         raise InputError("id_column: expected with a file of nodes alone")
@@ -202,7 +206,7 @@ def _check_exact(model: str) -> None:
 
 
 def _check_embeddings(config: TrainConfig, target: Path, scores: bool) -> None:
-    """Refuse embeddings with scores, as csv, or of a model that has no hidden layer."""
+    """Refuse embeddings with scores, in a .csv file, or of a model without a hidden layer."""
     if scores:
         raise InputError("embeddings: expected without scores, got both; write two files")
     if target.suffix == ".csv":
@@ -221,7 +225,7 @@ def _check_embeddings(config: TrainConfig, target: Path, scores: bool) -> None:
 def _write_embeddings(
     file: BinaryIO, target: Path, chunks: Iterator[Rows], graph: Store, ids: Array | None
 ) -> None:
-    """Write embeddings as .npy or .parquet; their first rows show how many columns they have."""
+    """Write embeddings as .npy or .parquet. The first rows tell the number of columns."""
     first = next(chunks)  # a store and `nodes` have at least one node
     if first[1].ndim != 2:
         raise InputError(
@@ -239,7 +243,7 @@ def _write_embeddings(
 
 
 def _finite(chunks: Iterable[Rows], path: Path, graph: Store) -> Iterator[Rows]:
-    """Yield the scores, each of which must be finite."""
+    """Yield the scores or embeddings; refuse values that are not finite."""
     for places, values in chunks:
         if not np.isfinite(values).all():
             raise InputError(
@@ -251,7 +255,8 @@ def _finite(chunks: Iterable[Rows], path: Path, graph: Store) -> Iterator[Rows]:
 def _write_rows(
     file: BinaryIO, chunks: Iterable[Rows], dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> None:
-    """Write a .npy file of rows as they come, each to its position; none of a negative one."""
+    """Write a .npy file, each row to its position as it comes. Rows with a negative position are
+    left out."""
     row_bytes = dtype.itemsize * math.prod(shape[1:])
     file.write(npy_header(dtype, shape))
     for places, rows in chunks:

@@ -1,4 +1,4 @@
-"""A run's accuracy class by class, from the predictions of its kept model."""
+"""Accuracy of a run's saved model, class by class, from its predictions."""
 
 import base64
 import html
@@ -26,21 +26,21 @@ from ..training.checkpoint import SavedModel
 from .predictions import predict
 
 _CHUNK_NODES = 2**20
-_LARGEST = 20  # classes in the picture
+_LARGEST = 20  # classes in the plot
 
 
 @dataclass(frozen=True)
 class Report:
-    """Accuracy of a run's model on a split, in all and for each class.
+    """Accuracy of a run's model on a split, overall and for each class.
 
-    Macro-F1 is the mean over the classes that occur among labels or predictions, weighted F1 the
-    mean over the nodes, both as in scikit-learn.
+    Macro-F1 is the mean of F1 over the classes that occur among labels or predictions. Weighted F1
+    counts each class as often as it has nodes. Both are as in scikit-learn.
     """
 
     title: str
     classes: pd.DataFrame  # a row per class: precision, recall, f1, count
     confusion: Any  # scipy.sparse array of counts [true class, predicted class]
-    names: list[str]  # of all classes
+    names: list[str]  # names of all classes
 
     @property
     def accuracy(self) -> float:
@@ -82,7 +82,7 @@ class Report:
         return buffer.getvalue()
 
     def plot(self) -> Figure:
-        """Plot the largest 20 classes: the percentage of each one's nodes by predicted class."""
+        """Plot the largest 20 classes: the percentage of each class's nodes by predicted class."""
         sizes = self.confusion.sum(axis=1)
         largest = np.argsort(-sizes, kind="stable")[:_LARGEST]
         largest = largest[sizes[largest] > 0]
@@ -117,15 +117,15 @@ def report(
     say: Callable[[str], object] = print,
     trust: bool = False,
 ) -> Report:
-    """Evaluate the run's kept model (best.pt, else checkpoint.pt) on a split, class by class.
+    """Evaluate a run's saved model (best.pt, else checkpoint.pt) on a split, class by class.
 
     Neighbors are sampled as in the run's evaluations, so the accuracy is the one in metrics.csv.
-    In bounded memory: the ids of the split, their labels and predictions, and counts of pairs of
-    classes.
+    Memory is bounded: it holds the ids of the split, their labels and predictions, and counts of
+    pairs of classes.
 
     Args:
         split: train, valid or test.
-        memory_limit: As for `predict`; `progress`, `say` and `trust` too.
+        memory_limit, progress, say, trust: As for `predict`.
     """
     split = split_name(split)
     if split not in SPLITS:
@@ -157,7 +157,7 @@ def report(
 
 
 def _count(store: Store, nodes: Array, predicted: Array) -> csr_array:
-    """Count the pairs of true and predicted class."""
+    """Return the number of nodes for each pair of true and predicted class."""
     shape = (store.num_classes, store.num_classes)
     counts = csr_array(shape, dtype=np.int64)
     for begin in range(0, len(nodes), _CHUNK_NODES):
@@ -171,7 +171,7 @@ def _by_class(confusion: csr_array, names: list[str]) -> pd.DataFrame:
     """Return precision, recall, F1 and count of each class that occurs."""
     pairs = confusion.tocoo()
     present = np.union1d(pairs.row, pairs.col)
-    # one row for each pair of classes stands for all nodes of the pair
+    # Each pair of classes is one sample, weighted by its number of nodes.
     precision, recall, f1, count = precision_recall_fscore_support(
         pairs.row, pairs.col, labels=present, sample_weight=pairs.data, zero_division=0
     )

@@ -1,5 +1,7 @@
-"""Predictions as a table, .csv or .parquet, in the names of the data set. Import it on use: it
-imports pyarrow."""
+"""Predictions as a .csv or .parquet table, with the data set's own names of nodes and classes.
+
+Import this module only when needed: it imports pyarrow.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -17,12 +19,13 @@ from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.store_format import HEADER_BYTES
 
-_PIECE_BYTES = 2**25  # of scores in memory at a time, and in a row group of parquet
+_PIECE_BYTES = 2**25  # of scores: in memory at a time, and in a parquet row group
 _COLUMNS = ("node_id", "class", "probability")
 
 
 def class_names(store: Store, are_columns: bool) -> list[str]:
-    """Return the name of each class, see `Store.class_names`; some may not name columns."""
+    """Return the name of each class (`Store.class_names`). With `are_columns`, refuse the names of
+    the table's other columns."""
     names = store.class_names
     both = {*names} & {*_COLUMNS}
     if are_columns and both:
@@ -39,8 +42,10 @@ def probabilities(scores: Array) -> Array:
 
 
 def best_classes(scores: Array) -> Array:
-    """Return the class with the highest score and its probability, float32 [n, 2]: the numbers of
-    classes are exact below 2**24."""
+    """Return the class with the highest score and its probability, float32 [n, 2].
+
+    In float32, class numbers are exact below 2**24.
+    """
     values = probabilities(scores)
     return np.column_stack([values.argmax(1).astype(np.float32), values.max(1)])
 
@@ -48,7 +53,7 @@ def best_classes(scores: Array) -> Array:
 def _pieces(
     rows: BinaryIO, width: int, graph: Store, ids: Array | None
 ) -> Iterator[tuple[pa.Array, Array]]:
-    """Yield the names of nodes and their rows of a .npy file, float32 [n, width], piece by piece."""
+    """Yield the nodes' names, or numbers, and their rows in a .npy file, float32 [n, width]."""
     num_rows = graph.num_nodes if ids is None else len(ids)
     step = max(1, _PIECE_BYTES // (4 * width))
     rows.flush()
@@ -63,10 +68,12 @@ def _pieces(
 def write_embeddings(
     file: BinaryIO, rows: BinaryIO, width: int, graph: Store, ids: Array | None
 ) -> None:
-    """Write the .npy file `rows`, float32 [n, width], as parquet, in pieces: the columns node_id and
-    embedding, a list of `width` numbers."""
-    # A column for each number would repeat hundreds of descriptions for each row group in the
-    # file's footer.
+    """Write the .npy file `rows`, float32 [n, width], as parquet, in pieces.
+
+    The columns are node_id and embedding, a list of `width` numbers.
+    """
+    # With a column for each number, the file's footer would have hundreds of column descriptions
+    # for each row group.
     tables = (
         pa.table(
             {
@@ -86,11 +93,11 @@ def write_embeddings(
 def write_table(
     file: BinaryIO, path: Path, rows: BinaryIO, graph: Store, ids: Array | None, has_scores: bool
 ) -> None:
-    """Write the .npy file `rows` as a table, in pieces. It has the probabilities, float32 [n, C], or
-    without `has_scores` what `best_classes` returns.
+    """Write the .npy file `rows` as a table, in pieces.
 
-    Its columns are node_id, class and probability, and with `has_scores` the probability of each
-    class.
+    With `has_scores`, `rows` has the probabilities, float32 [n, C]; otherwise the classes and
+    probabilities that `best_classes` returns. The table's columns are node_id, class and
+    probability, and with `has_scores` the probability of each class.
     """
     names = class_names(graph, has_scores)
     width = len(names) if has_scores else 2

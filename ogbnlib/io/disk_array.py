@@ -1,4 +1,4 @@
-"""Rows of a file, read by index or in order, past the page cache."""
+"""Rows of an array in a file, read by index or in order, past the page cache."""
 
 import functools
 import itertools
@@ -19,18 +19,18 @@ from ..kernels import Array, kernel, prefetch
 
 CHUNK_BYTES = 8 * 2**20
 _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NVMe-like disk
-_ASKED_PAGES = 2**12  # between two looks at `abandoned`
+_ASKED_PAGES = 2**12  # requested between two checks of `abandoned`
 
 
 @kernel
 def _group_by_chunk(
     index: Array, count: int, stride: int, offset: int, shift: int, num_bytes: int, order: Array
 ) -> tuple[int, Array, Array, Array]:
-    """Counting sort of i into `order`, by the chunk of 2**shift bytes in which row `index[i]`
-    begins.
+    """Sort the positions i of `index` into `order` by the chunk of 2**shift bytes in which row
+    `index[i]` begins (counting sort).
 
-    Each i takes `count` rows. Returns the first i out of range or -1, the bounds of each chunk in
-    `order`, and the first row and the end of the rows of each chunk.
+    Each i needs `count` rows. Returns the first i out of range or -1, the bounds of each chunk in
+    `order`, and for each chunk its first needed row and the end of its needed rows.
     """
     num_chunks = (num_bytes >> shift) + 1
     bounds = np.zeros(num_chunks + 2, np.int64)
@@ -41,7 +41,7 @@ def _group_by_chunk(
         end = index[i] + count
         if row < 0 or offset + end * stride > num_bytes:
             return i, bounds, low, high
-        # a division would take as long as all the rest
+        # a shift, as a division would take as long as all the rest
         c = (offset + row * stride) >> shift
         bounds[c + 2] += 1
         low[c] = min(low[c], row)
@@ -56,10 +56,12 @@ def _group_by_chunk(
 
 @kernel
 def _pick(words: Array, first: int, index: Array, order: Array, stride: int, out: Array) -> None:
-    """Copy to row i of `out` as many words as it has, from row index[i] on; rows have `stride`
-    words, and `words` begins with row `first`."""
-    # One of many chunks has one in hundreds of a large index: each read misses the caches, which
-    # took half the time.
+    """Fill row i of `out`, for each i in `order`, with the words from row index[i] on.
+
+    Rows have `stride` words, and `words` begins with row `first`.
+    """
+    # A chunk, one of many, needs one in hundreds of the items of a large index. Without prefetching
+    # each read missed the caches, which took half the time.
     for e in range(len(order)):
         if e + 32 < len(order):
             prefetch(index, order[e + 32])
@@ -83,14 +85,14 @@ def _deal(
     words: Array, low: int, high: int, index: Array, begin: Array, end: Array, place: Array,
     out: Array,
 ) -> None:  # fmt: skip
-    """Copy the rows from `low` to `high` of each list from `words`, which begins with row `low`, to
-    `out[place:]`."""
+    """Copy the rows from `low` to `high` of each list c, `index[begin[c]:end[c]]`, from `words`,
+    which begins with row `low`, to `out[place[c]:]`."""
     width = words.shape[1]
     line = 64 // words.itemsize
     for c in range(len(begin)):
         i = begin[c] + np.searchsorted(index[begin[c] : end[c]], low)
         while i < end[c] and index[i] < high:
-            # 152 ns for a row of 256 bytes without it, 51 with it
+            # A row of 256 bytes takes 152 ns without prefetching, 51 with it.
             if i + 8 < end[c] and index[i + 8] < high:
                 for w in range(0, width, line):
                     prefetch(words, (index[i + 8] - low) * width + w)
@@ -100,8 +102,8 @@ def _deal(
 
 
 def _ranges(counts: Array, room: int) -> list[int]:
-    """Bounds of ranges of units with at most `room` rows; a unit with more rows is a range of its
-    own."""
+    """Return the bounds of ranges of units with at most `room` needed rows; a unit with more is a
+    range of its own. `counts` has the needed rows of each unit."""
     bounds = [0]
     rows = 0
     for number, count in enumerate(counts.tolist()):
@@ -113,7 +115,7 @@ def _ranges(counts: Array, room: int) -> list[int]:
 
 
 def _pieces(units: Array, most: int) -> list[Array]:
-    """Runs of consecutive units, at most `most` in each."""
+    """Split ascending units into runs of consecutive ones, at most `most` in each."""
     runs = np.split(units, np.flatnonzero(np.diff(units) != 1) + 1)
     return [run[begin : begin + most] for run in runs for begin in range(0, len(run), most)]
 
@@ -132,14 +134,14 @@ class Interrupted(Exception):
 # Reads bypass the page cache (O_DIRECT) where the file system allows it. A pass over 28 GB then
 # neither evicts useful pages nor counts against a memory cgroup.
 class DiskArray:
-    """Rows of one array in a file, each pass ascending in the file.
+    """Rows of one array in a file; each pass reads the file in ascending order.
 
-    `read` takes rows by index, `sweep` the rows of several lists in one pass, and `rows` consecutive
-    ones. `chunk_bytes`, of one read, is a power of two. Once `abandoned` is set, every read raises
-    `Interrupted`.
+    `read` reads rows by index, `sweep` the rows of several lists in one pass, and `rows`
+    consecutive rows. `chunk_bytes`, the size of one read, is a power of two. Once `abandoned` is
+    set, every read raises `Interrupted`.
     """
 
-    # by all passes; of the running pass, done and in total
+    # bytes of all passes; bytes of the running pass, done and in total
     bytes_read = 0
     progress = (0, 0)
 
@@ -206,15 +208,16 @@ class DiskArray:
     def _span(
         self, begin: int, end: int, dtype: np.dtype[np.generic], room_bytes: int = 0
     ) -> tuple[Array, int]:
-        """Return the values in rows `begin` to `end`, 1-D, and the number of bytes read."""
+        """Return the values in rows `begin` to `end`, 1-D, and the number of bytes read; a new
+        buffer has at least `room_bytes`."""
         place = self._place(begin)
         size = self._place(end) - place
         buffer = self._read(place // BLOCK * BLOCK, place + size, room_bytes)
         return np.frombuffer(buffer, dtype, size // dtype.itemsize, place % BLOCK), len(buffer)
 
     def _read(self, begin: int, end: int, room_bytes: int = 0) -> memoryview:
-        """Read the blocks from byte `begin` (a block's first) to `end` into this thread's buffer of
-        `room_bytes`."""
+        """Read the blocks from byte `begin` (a block's first) to `end` into this thread's buffer; a
+        new buffer has at least `room_bytes`."""
         if self.abandoned.is_set():
             raise Interrupted
         buffer = getattr(self._local, "buffer", None)
@@ -230,8 +233,9 @@ class DiskArray:
     def read(self, index: Array, out: Array) -> None:
         """Copy the bytes at row `index[i]` to `out[i]`, in one ascending pass over the file.
 
-        `index` may be in any order, with repeats; `out`, in C order, may be wider than a row (two
-        offsets of a colptr), and lie in the memory of `index` if its items are as large.
+        `index` may be in any order, with repeats. `out`, in C order, may be wider than a row, such
+        as for two offsets of a colptr. It may share the memory of `index`, if a row of `out` is as
+        large as an item of `index`.
         """
         if not len(index):
             return
@@ -253,8 +257,9 @@ class DiskArray:
             raise self._wrong_index(int(index[wrong]), num_rows)
 
         def read_chunk(c: int) -> int:
-            # Read from the first to the last row needed: a chunk may have only one. The last may
-            # end in the next chunk, and a whole number of huge pages is aligned to them.
+            # Read from the first to the last row needed: a chunk may have only one. The buffer has
+            # two chunks: the last row may end in the next one, and a whole number of huge pages is
+            # aligned to such pages.
             row = int(first[c])
             words, num_bytes = self._span(row, int(last[c]), word, 2 * self.chunk_bytes)
             chosen = order[bounds[c] : bounds[c + 1]]
@@ -272,42 +277,44 @@ class DiskArray:
         return self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {row}")
 
     def _word(self, width: int = 8) -> np.dtype[np.generic]:
-        """The largest unsigned integer, by which rows and `width` bytes can be copied."""
+        """Return the largest unsigned integer type in which rows and `width` bytes can be
+        copied."""
         return np.dtype(f"u{math.gcd(self.offset, self.row_bytes, width, 8)}")
 
     def sweep(
         self, index: Array, bounds: Array, room_bytes: int, put: Callable[[int, int, Array], None]
     ) -> None:
-        """Read the rows of several lists in one pass over the file, and hand them out some at a
-        time.
+        """Read the rows of several lists in one pass over the file, and pass them to `put` in
+        pieces.
 
         Args:
-            index: int32 or int64 [n], list after list, each ascending; `bounds` has where each list
-                begins.
-            room_bytes: for rows on their way to `put`; the rows of 1 MB of the file are the least.
-            put: called in a thread with a list's number, how many of its rows came before, and its
-                next rows, uint8 [k, row_bytes].
+            index: int32 or int64 [n], the lists one after the other, each ascending.
+            bounds: Where each list begins in `index`, and n.
+            room_bytes: Memory for rows on their way to `put`, but at least for the rows of 1 MB of
+                the file.
+            put: Called in a thread with a list's number, the number of its rows passed before, and
+                its next rows, uint8 [k, row_bytes].
         """
         self._check_end(self._place(int(index.max(initial=-1)) + 1))
         word = self._word()
-        unit = max(1, 2**20 // self.row_bytes)  # rows
+        unit = max(1, 2**20 // self.row_bytes)  # rows in 1 MB, at least one
         counts = _per_unit(index, unit, -(-self.num_rows // unit))
         most_units = max(1, self.chunk_bytes // unit // self.row_bytes)
         width = self.row_bytes // word.itemsize
         room = room_bytes // 2 // self.row_bytes
-        # one is filled while the other is put
+        # one is filled while the rows of the other are put
         buffers = [np.empty((min(len(index), room), width), word) for _ in range(2)]
         before = bounds[:-1]
         self.progress = 0, int(np.count_nonzero(counts)) * unit * self.row_bytes
         with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as writer:
             putting: Future[Any] = writer.submit(int)
             for begin, end in itertools.pairwise(_ranges(counts, room)):
-                # for another dtype numpy copies the list
+                # in the lists' dtype: for another one numpy would copy each list
                 row = index.dtype.type(min(end * unit, self.num_rows))
                 lists = zip(before, bounds[1:], strict=True)
                 sizes = np.array([index[i:j].searchsorted(row) for i, j in lists], np.int64)
                 place = np.cumsum(sizes) - sizes
-                if len(buffers[0]) < sizes.sum():  # where many lists need the same rows
+                if len(buffers[0]) < sizes.sum():  # if many lists need the same rows
                     buffers[0] = np.empty((int(sizes.sum()), width), word)
                 deal = functools.partial(
                     self._deal_rows, unit, index, before, before + sizes, place, buffers[0]
@@ -327,7 +334,8 @@ class DiskArray:
         self, unit: int, index: Array, begin: Array, end: Array, place: Array, out: Array,
         units: Array,
     ) -> int:  # fmt: skip
-        """Read consecutive units of the file, and copy the rows of each list in them to `out`."""
+        """Read consecutive units of the file, copy each list's rows in them to `out`, and return
+        the number of bytes read."""
         low = int(units[0]) * unit
         high = min((int(units[-1]) + 1) * unit, self.num_rows)
         words, num_bytes = self._span(low, high, out.dtype, 2 * self.chunk_bytes)
@@ -335,7 +343,7 @@ class DiskArray:
         return num_bytes
 
     def _count(self, sizes: Iterator[int]) -> None:
-        """Wait for all reads, whose sizes in bytes come in."""
+        """Wait for all reads and count their bytes, which `sizes` yields."""
         with naming(self.path):
             for size in sizes:
                 self.bytes_read += size
@@ -343,10 +351,11 @@ class DiskArray:
 
 
 class PageArray(DiskArray):
-    """Rows of one array in a file, of which `read` reads the pages alone, through the page cache.
+    """Rows of one array in a file; `read` reads only the needed pages, through the page cache.
 
-    For few rows. Linux is asked for all pages at once and reads many at a time: the rows of 40
-    batches of [3, 2] x 128 at papers100M's size come in 5 s, where reads one by one took 15 s.
+    For few rows. All pages are requested at once, and Linux reads many at a time. At papers100M's
+    size the rows of 40 batches of 128 seeds with num_neighbors=[3, 2] then take 5 s, instead of
+    15 s with reads one by one.
     """
 
     def read(self, index: Array, out: Array) -> None:
@@ -366,7 +375,7 @@ class PageArray(DiskArray):
         content = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
         if len(content) < self.num_bytes:
             raise self.damaged(f"expected {self.num_bytes} bytes, found the file's end")
-        content.madvise(mmap.MADV_RANDOM)  # a page alone, and none behind it
+        content.madvise(mmap.MADV_RANDOM)  # read the page alone, none behind it
         for part in np.array_split(pages, -(-len(pages) // _ASKED_PAGES)):
             if self.abandoned.is_set():
                 raise Interrupted

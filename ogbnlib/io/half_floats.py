@@ -1,4 +1,4 @@
-"""16-bit floats inside kernels, by their bits: numba has neither float16 nor bfloat16."""
+"""16-bit floats in kernels, as their bits, since numba has neither float16 nor bfloat16."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 @intrinsic
 def widened(typing_context, value):  # type: ignore[no-untyped-def]
-    """Return a float32, the bits of a float16 (uint16) or of a bfloat16 (int16) as float32."""
+    """Convert `value` to float32: a float32, the bits of a float16 (uint16) or bfloat16 (int16)."""
 
     # float16: one instruction for eight values (vcvtph2ps). A bfloat16 is the upper half of a
     # float32.
@@ -34,8 +34,8 @@ def widened(typing_context, value):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def narrowed(typing_context, value, like):  # type: ignore[no-untyped-def]
-    """Return a float32 as the type of `like`: as it is, or the bits of the nearest bfloat16
-    (int16), even on a tie."""
+    """Convert a float32 to the type of `like`: float32 as it is, or the bits of the nearest
+    bfloat16 (int16), on a tie the even one."""
 
     def narrow(
         context: BaseContext,
@@ -50,7 +50,7 @@ def narrowed(typing_context, value, like):  # type: ignore[no-untyped-def]
         odd = builder.and_(builder.lshr(bits, word(16)), word(1))
         bits = builder.add(bits, builder.add(odd, word(0x7FFF)))
         is_nan = builder.fcmp_unordered("uno", arguments[0], arguments[0])
-        # else the sum could make an infinity or a zero of it
+        # else the sum could turn a NaN into an infinity or a zero
         bits = builder.select(is_nan, word(0x7FC00000), bits)
         return builder.trunc(builder.lshr(bits, word(16)), ir.IntType(16))
 

@@ -1,4 +1,4 @@
-"""Temporary files of arrays, past the page cache."""
+"""Temporary files of arrays, past the page cache, for the spool: batches prepared on disk."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ _WRITE_BYTES = 4 * 2**20
 
 
 class DiskFull(OSError):
-    """A window can't be written to disk, or read from there."""
+    """A window (batches sampled together) can't be written to disk, or read from there."""
 
 
 @contextlib.contextmanager
@@ -32,12 +32,12 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 
 class SpoolFile(Stream):
-    """A file of arrays without a name; the kernel deletes it with its last user, at the latest with
-    this process.
+    """A file of arrays without a name; the kernel deletes it once nothing uses it, at the latest at
+    the end of this process.
 
-    Each array begins with a block. Blocks bypass the page cache (O_DIRECT) where the file system
-    allows it: a GB costs 0.03 CPU seconds to write and 0.12 to read, and through the page cache
-    0.54 and 0.6. A full disk is a `DiskFull`.
+    Each array begins at a block. Blocks bypass the page cache (O_DIRECT) where the file system
+    allows it. A GB then costs 0.03 CPU seconds to write and 0.12 to read, instead of 0.54 and 0.6
+    through the page cache. A full disk raises `DiskFull`.
     """
 
     most_dirty_bytes = 128 * 2**20
@@ -45,30 +45,32 @@ class SpoolFile(Stream):
     def __init__(self, folder: Path, num_bytes: int = 0):
         self.folder = folder
         self._buffer = memoryview(b"")
-        # where arrays go on, and what their last block has so far
+        # arrays with an incomplete last block: the byte at which they go on, and the block so far
         self._ends: dict[int, bytes] = {}
         with _disk_errors(folder), tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             super().__init__(os.dup(file.fileno()))
             if num_bytes:
                 os.posix_fallocate(self.fileno(), 0, num_bytes)
             flags = fcntl.fcntl(self, fcntl.F_GETFL)
-            try:  # overlayfs takes the flag, and refuses to write
+            try:  # overlayfs accepts the flag, then refuses to write
                 fcntl.fcntl(self, fcntl.F_SETFL, flags | os.O_DIRECT)
                 os.pwrite(self.fileno(), block_buffer(BLOCK), 0)
                 self.most_dirty_bytes = 2**62
-            except OSError:  # as in `DiskArray`
+            except OSError:  # no O_DIRECT, as in `DiskArray`
                 fcntl.fcntl(self, fcntl.F_SETFL, flags)
 
     def store(self, array: NDArray[Any]) -> Callable[[], NDArray[Any]]:
-        """Write an array behind the others and return the function that reads it."""
+        """Write an array behind the others and return a function that reads it."""
         offset = whole_blocks(self.size)
         self.put(array.reshape(-1).view(np.uint8).data, offset)
         self.finish()
         return functools.partial(self.load, offset, array.shape, array.dtype)
 
     def put(self, data: Any, offset: int) -> None:
-        """Write a part of an array, at a block or where its last part ended; `finish` writes an
-        incomplete block."""
+        """Write a part of an array, at the beginning of a block or where its last part ended.
+
+        A block that is still incomplete is written by a later part or by `finish`.
+        """
         view = memoryview(data)
         head = self._ends.pop(offset, b"")
         if not self._buffer:
@@ -101,8 +103,8 @@ class SpoolFile(Stream):
         dtype: np.dtype[np.generic],
         others: int = 0,
     ) -> NDArray[Any]:
-        """Return an array from byte `offset` on, in memory of its own, behind `others` rows of zeros
-        that are not in the file."""
+        """Read an array from byte `offset` on into new memory, behind `others` rows of zeros that
+        are not in the file."""
         row_items = math.prod(shape[1:])
         size = shape[0] * row_items * dtype.itemsize
         before = others * row_items * dtype.itemsize

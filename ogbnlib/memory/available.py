@@ -1,4 +1,4 @@
-"""Memory that a process can plan with."""
+"""Memory that a process may still plan to use."""
 
 import os
 
@@ -11,15 +11,17 @@ from .reading import own_memory, read_sums
 
 
 def usable_bytes(limit_bytes: int) -> int:
-    """The part of a limit to plan with: 5 %, and at least 60 MB, are left for memory that no sum
-    here knows."""
+    """Return the part of a limit to plan with.
+
+    5 % of the limit, and at least 60 MB, are left for memory that no estimate covers.
+    """
     return max(0, min(int(0.95 * limit_bytes), limit_bytes - 60 * MB))
 
 
 def available_bytes() -> int:
-    """Return the bytes that this process may still use, of its limit and of the host's free memory.
+    """Return the bytes that this process may still use under its limit and the host's free memory.
 
-    The ranks of a node share both, and the limit also with their launcher.
+    The ranks on a node share both equally. Their launcher's memory also counts against the limit.
     """
     ranks = local_ranks()
     launcher = read_sums([os.getppid()], "status")[0] if ranks > 1 else 0

@@ -13,8 +13,10 @@ from ..errors import MB, format_bytes
 
 
 def read_whole(path: str) -> bytes | None:
-    """Read a file of the kernel; None if it is gone or not readable. Faster than `Path.read_bytes`,
-    by 4 us of 12."""
+    """Return the content of a kernel file, or None if it is gone or not readable.
+
+    4 us faster than `Path.read_bytes`, which takes 12 us.
+    """
     try:
         with io.FileIO(path) as file:
             return file.readall()
@@ -23,15 +25,17 @@ def read_whole(path: str) -> bytes | None:
 
 
 def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes, int] | None:
-    """Integers of the lines `NAME VALUE` or `NAME: VALUE kB`; None if the file is gone or not
-    readable."""
+    """Return the values of the lines `NAME VALUE` or `NAME: VALUE kB` as integers, times `unit`.
+
+    None if the file is gone or not readable.
+    """
     data = read_whole(path)
     if data is None:
         return None
     text = b"\n" + data
     values = {}
     # The kernel writes "NAME VALUE" in a cgroup and "NAME: VALUE kB" in /proc.
-    for name in names:  # searched, because splitting all lines took most of a sample's time
+    for name in names:  # a search: splitting all lines took most of a sample's time
         at = max(text.find(b"\n%b " % name), text.find(b"\n%b:" % name))
         if at >= 0:
             begin = at + len(name) + 2
@@ -39,32 +43,34 @@ def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes,
     return values
 
 
-# in memory.stat of v1 and v2: anonymous memory, page cache, shared memory
+# names in memory.stat, under v1 and v2, of anonymous memory, page cache and shared memory
 _PARTS = {1: (b"total_rss", b"total_cache", b"total_shmem"), 2: (b"anon", b"file", b"shmem")}
 
 
-# files of v1 and v2
+# file names under v1 and v2
 _SIZES = {
     "usage": ("memory.usage_in_bytes", "memory.current"),
-    # the directory's own; a parent may have a lower one, see `effective_limit`
+    # this cgroup's own limit; a parent may have a lower one, see `effective_limit`
     "limit": ("memory.limit_in_bytes", "memory.max"),
     # highest usage so far, counted by the kernel (v2 since Linux 5.19)
     "peak": ("memory.max_usage_in_bytes", "memory.peak"),
-    # the usage above which v2 slows processes down instead of killing them; v1 has none
+    # the usage above which v2 slows processes down instead of killing them; v1 has no such file
     "high": ("memory.high", "memory.high"),
 }
 
 
 @dataclass(frozen=True)
 class Cgroup:
-    """Directory of a memory cgroup (`/sys/fs/cgroup/...`). Methods return None where a file is
-    absent."""
+    """A memory cgroup, identified by its directory (`/sys/fs/cgroup/...`).
+
+    Methods that read numbers return None where the kernel's file is absent.
+    """
 
     path: Path
     version: int
 
     def size(self, name: Literal["usage", "limit", "peak", "high"]) -> int | None:
-        """Bytes in use, or one of the other sizes of `_SIZES`."""
+        """Return a size of `_SIZES` in bytes; None also for a limit that is not set."""
         text = read_whole(f"{self.path}/{_SIZES[name][self.version - 1]}")
         # v1 writes "no limit" as the largest page-aligned int64, about 2**63.
         if text is None or text.strip() == b"max" or int(text) >= 2**60:
@@ -73,33 +79,35 @@ class Cgroup:
 
     @property
     def has_limit(self) -> bool:
-        """Whether this directory has a limit of its own, or a `memory.high`."""
+        """Whether this cgroup has a limit of its own, or a `memory.high`."""
         return self.size("limit") is not None or self.size("high") is not None
 
     def count(self, event: Literal["oom_kill", "oom", "high"]) -> int | None:
-        """Number of events in this directory and those inside it.
+        """Return the number of events in this cgroup, under v2 also in the cgroups inside it.
 
-        `oom_kill`: the kernel's out-of-memory killer ended a process, of which the first is mostly
-        counted twice with `memory.oom.group`. `oom`: v2 found no memory below a limit. `high`: v2
-        slowed processes down for a `memory.high`.
+        `oom_kill`: the kernel's out-of-memory killer ended a process. With `memory.oom.group`, the
+        first of the killed processes is mostly counted twice. `oom` (v2): there was no memory left
+        below a limit. `high` (v2): processes were slowed down because of a `memory.high`.
         """
         file = ("memory.oom_control", "memory.events")[self.version - 1]
         name = event.encode()
         return (read_fields(f"{self.path}/{file}", [name]) or {}).get(name)
 
     def met_its_limit(self, ooms_before: int) -> bool:
-        """Whether usage reached this directory's own limit: since the `oom` events were counted, or under v1 at
-        any time."""
+        """Return whether usage reached this cgroup's own limit.
+
+        Under v2: since its `oom` events numbered `ooms_before`. Under v1: at any time.
+        """
         if self.version == 2:
             return (self.count("oom") or 0) > ooms_before
         limit = self.size("limit")
         peak = self.size("peak")
-        # A charge of several pages fails below the limit. `memory.failcnt` stays 0 on recent
-        # kernels.
+        # Minus 2**21: a charge of several pages fails below the limit. `memory.failcnt` does not
+        # help, since it stays 0 on recent kernels.
         return limit is not None and peak is not None and peak > limit - 2**21
 
     def parts(self) -> tuple[int | None, int | None, int | None]:
-        """Anonymous, file (without shared memory) and shared bytes, children included."""
+        """Return anonymous, file (without shared memory) and shared bytes, children included."""
         names = _PARTS[self.version]
         values = read_fields(f"{self.path}/memory.stat", names) or {}
         if len(values) < len(names):
@@ -108,8 +116,7 @@ class Cgroup:
         return anon, max(file - shmem, 0), shmem  # both versions count shared memory as cache
 
     def lineage(self, mount: Path) -> Iterator["Cgroup"]:
-        """Yield this cgroup and its ancestors up to the mount point: all their limits apply to
-        it."""
+        """Yield this cgroup and its ancestors up to the mount point; all their limits apply."""
         for path in (self.path, *self.path.parents):
             yield Cgroup(path, self.version)
             if path == mount:
@@ -120,8 +127,10 @@ class Cgroup:
 
 
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
-    """Memory cgroup that counts a process, and its mount point; None if no memory controller is
-    mounted."""
+    """Return the memory cgroup that counts a process, and its mount point.
+
+    None if no memory controller is mounted.
+    """
     inside: dict[int, str] = {}  # version -> path of the process's cgroup
     for line in os.fsdecode(read_whole(f"/proc/{pid}/cgroup") or b"").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -129,16 +138,16 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
             inside[1] = path
         elif not controllers:
             inside[2] = path
-    # a hybrid host has v1 memory and a v2 tree without the memory controller
+    # v1 first: a hybrid host has v1 memory and a v2 tree without the memory controller
     for version, root, mount in sorted(_mounts(), key=lambda mount: mount[0]):
         if version not in inside:
             continue
-        # In a container without its own cgroup namespace the path is the host's and not visible:
-        # then the mount point is the container's cgroup.
+        # In a container without its own cgroup namespace, the path is the host's and not visible
+        # here. Then the mount point is the container's cgroup.
         place = mount / os.path.relpath(inside[version], root)
         if root.startswith("/.."):
-            # A new cgroup namespace with the mount of an outer one: the path begins at a place in
-            # the mount whose name is nowhere.
+            # A new cgroup namespace that sees the mount of an outer one: the path begins at a
+            # directory of the mount whose name is not recorded anywhere.
             place = _holder(mount, pid)
         elif ".." in place.parts or not place.is_dir():
             place = mount
@@ -149,25 +158,28 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
 
 
 def _holder(mount: Path, pid: int | str) -> Path:
-    """The cgroup below a mount that lists a process, else the mount."""
+    """Return the cgroup below a v2 mount that lists a process, or the mount if none does."""
     searched_pid = os.getpid() if pid == "self" else int(pid)
     folders = (Path(folder) for folder, *_ in os.walk(mount))
     return next((folder for folder in folders if searched_pid in Cgroup(folder, 2).pids()), mount)
 
 
 def _counts_memory(path: Path) -> bool:
-    """Whether a cgroup of v2 has the memory controller; without it the nearest one above counts."""
-    # The host's root cgroup passes the controller on and has none of its files.
+    """Return whether a v2 cgroup has the memory controller.
+
+    Without it, the nearest ancestor that has the controller counts the cgroup's memory.
+    """
+    # The host's root cgroup lists the controller but has none of its files.
     controllers = read_whole(f"{path}/cgroup.controllers") or b""
     return (path / "memory.current").exists() or b"memory" in controllers.split()
 
 
 def _mounts() -> Iterator[tuple[int, str, Path]]:
-    """Version, root and mount point of each mounted memory controller."""
+    """Yield version, root and mount point of each v2 mount and each v1 memory mount."""
     for line in os.fsdecode(read_whole("/proc/self/mountinfo") or b"").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
-        # where a blank is `\040` (proc(5))
+        # mountinfo writes a blank as `\040` (proc(5))
         root, mount = (
             re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
             for field in before.split()[3:5]
@@ -201,8 +213,10 @@ class Throttle:
 
 
 def high_events(pid: int | str = "self") -> dict[str, int]:
-    """Number of times that each cgroup around a process has slowed processes down, by its path;
-    only cgroups with a `memory.high`."""
+    """Return how often each cgroup around a process has slowed processes down, by cgroup path.
+
+    Only cgroups with a `memory.high` are included.
+    """
     return {
         str(one.path): one.count("high") or 0
         for one in _lineage_of(pid)
@@ -211,7 +225,7 @@ def high_events(pid: int | str = "self") -> dict[str, int]:
 
 
 def throttled_since(before: Mapping[str, int]) -> list[Throttle]:
-    """The cgroups of `high_events` that have slowed processes down since then."""
+    """Return the cgroups that have slowed processes down since `high_events` returned `before`."""
     throttles = []
     for path, count in before.items():
         cgroup = Cgroup(Path(path), 2)
@@ -222,30 +236,37 @@ def throttled_since(before: Mapping[str, int]) -> list[Throttle]:
 
 
 def pressure_file(cgroup: Cgroup | None) -> str:
-    """The kernel's record of time lost for memory (PSI): that of a v2 cgroup, else of the machine."""
+    """Return the path of the kernel's record of time lost waiting for memory (PSI).
+
+    It is the record of a v2 cgroup, else that of the machine.
+    """
     own = f"{cgroup.path}/memory.pressure" if cgroup else ""
-    # v1 and the host's root cgroup have none
+    # v1 and the host's root cgroup have no such file
     return own if os.path.exists(own) else "/proc/pressure/memory"
 
 
 def read_stalled_s(path: str) -> float | None:
-    """Seconds so far in which at least one process waited for memory; None without PSI."""
+    """Return the seconds so far in which a process waited for memory; None without PSI."""
     line = re.search(rb"^some .*total=(\d+)", read_whole(path) or b"")
     return int(line[1]) / 1e6 if line else None
 
 
 def counting_cgroup(pid: int) -> Cgroup | None:
-    """Nearest cgroup of `pid` with an oom_kill counter: the kernel counts a kill in the victim's
-    own."""
+    """Return the nearest cgroup of `pid` with an oom_kill counter.
+
+    The kernel counts a kill in the victim's own cgroup.
+    """
     return next((one for one in _lineage_of(pid) if one.count("oom_kill") is not None), None)
 
 
 def effective_limit() -> tuple[int, str]:
-    """Return the memory limit of this process in bytes and its source: the lowest of cgroup, Slurm
-    and host."""
+    """Return the lowest memory limit of this process, in bytes, and its source.
+
+    Sources are the cgroups around it, the run's `memory_limit`, Slurm and the host's RAM.
+    """
     import psutil
 
-    # Slurm's MB are 2**20 bytes, and its --mem=0 is all memory of the node.
+    # Slurm's MB are 2**20 bytes, and its --mem=0 means all memory of the node.
     node_bytes = _number("SLURM_MEM_PER_NODE") * MB
     cpus_bytes = _number("SLURM_MEM_PER_CPU") * MB * max(1, _number("SLURM_CPUS_ON_NODE"))
     limits = [
@@ -262,6 +283,6 @@ def effective_limit() -> tuple[int, str]:
 
 
 def _number(variable: str) -> int:
-    """The number in an environment variable, 0 without one."""
+    """Return the number in an environment variable, or 0 if it has none."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdigit() else 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # exit code of a run that ran out of GPU memory; see `exit_codes.EXIT_CODES`
 OUT_OF_CUDA_MEMORY = 76
-# torch reads the older name first and the newer one only where that is unset
+# torch reads the older name first, and the newer one only if the older one is unset
 # (c10/cuda/CUDAAllocatorConfig.h).
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -34,8 +34,10 @@ def cuda_in_use() -> Any:
 
 
 def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables that turn on `expandable_segments` and keep the user's other allocator
-    settings."""
+    """Return environment variables that turn on `expandable_segments`; {} if `config` does not.
+
+    The user's other allocator settings are kept.
+    """
     if not config.expandable_segments:
         return {}
     current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
@@ -47,7 +49,7 @@ def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> di
 
 
 def prepare_allocator(config: TrainConfig) -> None:
-    """Set `expandable_segments` in this process, which torch reads at the first use of CUDA."""
+    """Set `expandable_segments` for this process; torch reads it at the first use of CUDA."""
     torch = sys.modules["torch"]
     variables = allocator_environment(config, os.environ)
     if not variables or config.device == "cpu" or not torch.cuda.is_available():
@@ -61,7 +63,7 @@ def prepare_allocator(config: TrainConfig) -> None:
 
 
 def begin(config: TrainConfig, device: str) -> list[str]:
-    """Set the memory cap and reset the peaks; returns notes on options without effect here."""
+    """Set the GPU memory cap and reset the peaks; return notes on options without effect here."""
     if device != "cuda":
         options = ("expandable_segments", "max_cuda_memory")
         names = ", ".join(name for name in options if getattr(config, name))
@@ -79,18 +81,18 @@ def begin(config: TrainConfig, device: str) -> list[str]:
 
 
 def end(config: TrainConfig) -> None:
-    """Remove the memory cap."""
+    """Remove the GPU memory cap."""
     torch = cuda_in_use()
     if torch is not None and config.max_cuda_memory is not None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def cuda_reading(largest: bool = False) -> dict[str, float] | None:
-    """Memory of this process on its current GPU, or None if it has not used CUDA.
+    """Return the memory of this process on its current GPU, or None if it has not used CUDA.
 
-    `free_bytes` can still be reserved by the allocator, under a cap too; `alloc_retries` failed
-    until the cache was emptied. With `largest` also the largest unallocated block, and the seconds
-    to find it.
+    `free_bytes` can still be reserved by the allocator, also under a cap. `alloc_retries` counts
+    allocations that failed until the cache was emptied. With `largest`, the reading also has the
+    size of the largest unallocated block, and the seconds that it took to find it.
     """
     torch = cuda_in_use()
     if torch is None:
@@ -111,8 +113,8 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     # cudaMallocAsync has no list of blocks
     if largest and torch.cuda.get_allocator_backend() == "native":
         begin_s = time.perf_counter()
-        # A recorded history makes the snapshot take seconds. Older releases of torch cannot leave
-        # it out.
+        # With a recorded history, the snapshot takes seconds. Older releases of torch cannot leave
+        # the history out.
         accepted = inspect.signature(torch.cuda.memory_snapshot).parameters
         options = {"include_traces": False} if "include_traces" in accepted else {}
         segments = torch.cuda.memory_snapshot(**options)
@@ -128,8 +130,8 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     return reading
 
 
-# Wording of the allocator's message (CUDACachingAllocator.cpp) since torch 2.0, before it, and as
-# people list it.
+# Patterns for sizes in the allocator's message (CUDACachingAllocator.cpp): as worded since torch
+# 2.0, as worded before, and as people list them, such as "Requested: 2 GiB".
 _SIZES = {
     "requested_bytes": ("[Tt]ried to allocate:? {}", "[Rr]equested:? {}"),
     "total_bytes": ("total capacity of {}", "{} total capacity"),
@@ -145,7 +147,7 @@ _SIZES = {
 
 
 def oom_sizes(message: str) -> dict[str, int]:
-    """Sizes named by the message of a torch.OutOfMemoryError, in bytes."""
+    """Return the sizes in the message of a torch.OutOfMemoryError, in bytes."""
     sizes = {}
     units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
     for name, forms in _SIZES.items():
@@ -166,7 +168,7 @@ def oom_sizes(message: str) -> dict[str, int]:
 
 
 def resolve_device(device: str) -> torch.device:
-    """Return the torch device; "auto" is CUDA where there is one."""
+    """Return the torch device; "auto" is CUDA if a GPU is usable, else the CPU."""
     import torch
 
     if device == "auto":
@@ -180,8 +182,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def check_precision(precision: str, device: str) -> None:
-    """Refuse float16 on a CPU, where gradients below 6e-8 are lost and no loss scaling saves
-    them."""
+    """Refuse float16 on a CPU: gradients below 6e-8 are lost, since no loss scaling saves them."""
     if precision == "fp16" and resolve_device(device).type == "cpu":
         raise InputError(
             f"precision: expected a GPU for 'fp16', found none with device={device!r}; "

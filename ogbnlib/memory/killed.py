@@ -1,4 +1,4 @@
-"""The limit that an out-of-memory kill was for, and the ways to raise it."""
+"""The limit that caused an out-of-memory kill, and the ways to raise it."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,21 @@ from .cgroup import effective_limit
 
 # Ways to need less memory in a script.
 NEEDING_LESS = "fewer workers, arrays mapped with numpy.load(mmap_mode='r')"
-# Ways to keep memory in a loop without a need.
+# Things that a loop often keeps in memory without need.
 KEPT = "a loss that is added up without .item(), outputs or batches in a list"
 
 
 @dataclass(frozen=True)
 class KilledBy:
-    """The limit that a run met: its own, that of a cgroup around it, or the machine's memory."""
+    """The limit that a run reached: its own, one of a cgroup around it, or the machine's memory."""
 
     limit_bytes: int | None = None  # None for the machine
-    cgroup: str = ""  # of a limit around the run's own
+    cgroup: str = ""  # the cgroup around the run that has the limit; "" for the run's own limit
     others_bytes: int = 0  # memory of other processes below the same limit
 
     @property
     def left_bytes(self) -> int:
-        """Bytes for the run."""
+        """Bytes that the limit leaves for the run."""
         if self.limit_bytes is None:
             import psutil
 
@@ -29,9 +29,9 @@ class KilledBy:
         return max(0, self.limit_bytes - self.others_bytes)
 
     def raised(self, need_bytes: int) -> str:
-        """The way to ask for the `need_bytes` of the run."""
+        """Return advice, as text, on how to get `need_bytes` for the run."""
         total = need_bytes + self.others_bytes
-        # rounded up, so that it is enough when it is read again
+        # rounded up, so that a limit set to this text is enough
         size = f"{-(-total // GB)} GB" if total >= 10 * GB else f"{-(-total // MB)} MB"
         if self.cgroup:
             return f"give the cgroup {self.cgroup} {size} (a Slurm job by --mem)"

@@ -1,13 +1,13 @@
 """Four ways to put a process tree under a real memory limit, strictest first.
 
-| `limit_by` | who kills | counts page cache | needs |
+| `limit_by` | killer | counts page cache | needs |
 |---|---|---|---|
-| `cgroup v2`, `cgroup v1` | the kernel | yes, and reclaims it first | a writable memory cgroup (root, or delegated) |
-| `systemd-run` | the kernel | yes | a systemd user session with the memory controller delegated |
+| `cgroup v2`, `cgroup v1` | kernel | yes, reclaimed first | a writable cgroup (root or delegated) |
+| `systemd-run` | kernel | yes | a systemd user session with the memory controller delegated |
 | `watchdog` | this library, SIGKILL | no: anonymous + shared only | nothing |
 
-RLIMIT_AS is not one of them: it counts mappings instead of memory and raises MemoryError instead of
-a kill.
+RLIMIT_AS is not one of them: it counts mappings instead of memory, and leads to a MemoryError
+instead of a kill.
 """
 
 import contextlib
@@ -41,17 +41,17 @@ KINDS = ("cgroup v2", "cgroup v1", "systemd-run", "watchdog")
 class Limit:
     """Memory limit of one process tree; `limit_bytes=None` records without limiting.
 
-    Start `limit.command(argv)`, set `tree`, pass each reading to `check`, call `ended` after
-    its end, and call `close` when the tree is gone.
+    Start `limit.command(argv)`, set `tree`, and pass each reading to `check`. Call `ended` after
+    the command's end, and `close` when the tree is gone.
     """
 
     name = "none"
     longest_pause_s = 0.25  # between two readings
     cgroup: Cgroup | None = None  # the tree's own
     killed_by: str | None = None  # "kernel" or "watchdog"
-    # the cgroup above whose limit was met, if the kernel killed for that one
+    # another cgroup than the tree's own, if the kernel killed because of its limit
     _outer: Cgroup | None = None
-    # a cgroup whose kill counter is used though it includes other processes
+    # a cgroup around the tree; its kill counter is used although it includes other processes
     _around: Cgroup | None = None
     _kills_before = 0
 
@@ -64,11 +64,12 @@ class Limit:
         return argv
 
     def check(self, reading: Reading) -> Reading | None:
-        """Kill the tree if it passed the limit or lost a member to the kernel; return the reading,
-        None after that."""
+        """Kill the tree if it passed the limit or if the kernel killed one of its processes.
+
+        Return the reading, or None after a kill.
+        """
         # The kernel picks one process. If that is a DataLoader worker, its parent would soon die of
-        # a confusing error, so the whole tree is killed with it, as `memory.oom.group` does under
-        # v2.
+        # a confusing error. So the whole tree is killed, as by `memory.oom.group` under v2.
         if (
             self.tree is not None
             and self.killed_by is None
@@ -80,8 +81,10 @@ class Limit:
         return None if self.killed_by else reading
 
     def stalled_s(self) -> float | None:
-        """Seconds so far in which a process waited for memory: of the tree, else of the cgroup
-        around it, or of the machine."""
+        """Return the seconds so far in which a process waited for memory.
+
+        The time is that of the tree, else of the cgroup around it, else of the machine.
+        """
         return read_stalled_s(self._pressure_file)
 
     @functools.cached_property
@@ -94,21 +97,23 @@ class Limit:
         return None if kills is None else kills - self._kills_before
 
     def ended(self, by_sigkill: bool) -> None:
-        """Find an out-of-memory kill after which the tree ended before the next reading."""
-        # The status of the first process can be 0 after the kill of a child. A counter that
+        """Detect an out-of-memory kill that ended the tree before the next reading."""
+        # The first process can exit with status 0 although a child was killed. A counter that
         # includes other processes proves nothing without a SIGKILL in the tree.
         if self.killed_by is None and (by_sigkill or not self._around) and self.oom_kills():
             self._blame_kernel()
 
     def evidence(self) -> dict[str, Any]:
-        """Facts about the end for result.json, after `ended`; `kills_around` counts kills of
-        processes outside of the tree."""
+        """Return facts about the end for result.json; call it after `ended`.
+
+        `kills_around` counts kills of processes outside the tree.
+        """
         kills = self.oom_kills()
         of_others = self._around and self.killed_by != "kernel"
         outer = None
         if self._outer is not None:
-            # Of others, as the tree has ended. Linux takes a moment to give back its pages, so the
-            # smallest value of a second counts.
+            # The tree has ended, so this memory is that of other processes. Linux takes a moment to
+            # free the tree's pages, so the smallest value within a second counts.
             held_bytes = []
             for _ in range(20):
                 anon, _, shmem = self._outer.parts()
@@ -139,7 +144,8 @@ class Limit:
         self.killed_by = "kernel"
         if self.cgroup is not None and not self.cgroup.path.exists():
             return  # its counters are gone
-        # v2 also counts an event in the cgroups above: the nearest one is that whose limit was met.
+        # v2 also counts an event in all cgroups above, so the nearest cgroup with a new event is
+        # the one whose limit was reached.
         met = next((group for group, before in self._limits if group.met_its_limit(before)), None)
         if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
             self._outer = met
@@ -149,14 +155,14 @@ class Limit:
 
 
 class _CgroupLimit(Limit):
-    """New child of a writable memory cgroup, with `limit_bytes` and no swap."""
+    """Limit by a new child of a writable memory cgroup, with `limit_bytes` and no swap."""
 
     cgroup: Cgroup
 
     def __init__(self, limit_bytes: int | None, parent: Cgroup, mount: Path):
         super().__init__(limit_bytes)
         self.name = f"cgroup v{parent.version}"
-        # of killed parents; rmdir(2) refuses one in use
+        # Remove cgroups that killed watchers left behind; rmdir(2) refuses one in use.
         for old in parent.path.glob("ogbnlib-[0-9]*-*"):
             if not Path("/proc", old.name.split("-")[1]).exists():
                 with contextlib.suppress(OSError):
@@ -164,8 +170,8 @@ class _CgroupLimit(Limit):
         path = parent.path / f"ogbnlib-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path.mkdir()
         self.cgroup = Cgroup(path, parent.version)
-        # Swap would only delay the kill; memsw is memory + swap. Both files are absent without swap
-        # accounting.
+        # Swap would only delay the kill; memsw is memory + swap. Without swap accounting, the two
+        # swap files are absent.
         values = {"memory.max": limit_bytes, "memory.swap.max": 0, "memory.oom.group": 1}
         if parent.version == 1:
             values = dict.fromkeys(
@@ -188,7 +194,7 @@ class _CgroupLimit(Limit):
         return ["/bin/sh", "-c", enter, "watch", str(self.cgroup.path / "cgroup.procs"), *argv]
 
     def close(self) -> None:
-        # a dying process leaves its cgroup within milliseconds, a large one later
+        # A dying process leaves its cgroup within milliseconds, or later if it is large.
         for _ in range(100):
             for pid in self.cgroup.pids():
                 with contextlib.suppress(ProcessLookupError):
@@ -205,7 +211,7 @@ class _CgroupLimit(Limit):
 
 
 class _SystemdLimit(Limit):
-    """Scope made by the user's own systemd (`systemd-run --user --scope`)."""
+    """Limit by a scope of the user's own systemd (`systemd-run --user --scope`)."""
 
     name = "systemd-run"
     _high_before: Mapping[str, int] = {}
@@ -217,24 +223,25 @@ class _SystemdLimit(Limit):
         return [*start, "--", *argv]
 
     def check(self, reading: Reading) -> Reading | None:
-        # systemd-run enters the scope some time after its start: until then its cgroup is ours.
+        # systemd-run enters the scope some time after its start. Until then it is in the cgroup of
+        # this process.
         if self.cgroup is None and self.tree:
             pair = find_cgroup(self.tree.pid)
             if pair and pair != find_cgroup():
                 self.cgroup = pair[0]
                 self._high_before = high_events(self.tree.pid)
                 self._watch_limits(pair[0].lineage(pair[1]))
-                # The scope and its counter vanish with its last process; v2 counts its kills in its
-                # parent too.
+                # The scope and its counter vanish with the scope's last process. v2 counts the
+                # scope's kills in the parent cgroup too.
                 self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
         return super().check(reading)
 
     def evidence(self) -> dict[str, Any]:
-        # The cgroups around this process, which `Attempt` asks, are others than those of the scope.
+        # `Attempt` reads the cgroups around this process, but the scope lies in other cgroups.
         return {**super().evidence(), "throttled": throttled_since(self._high_before)}
 
     def stalled_s(self) -> float | None:
-        # no other cgroup's before
+        # Before the scope is known, the value would be that of another cgroup.
         return super().stalled_s() if self.cgroup else None
 
 
@@ -242,10 +249,10 @@ class Watchdog(Limit):
     """SIGKILL from this process once the tree's anonymous + shared memory passes the limit.
 
     The sum of RSS is compared first because it is cheap, but it counts pages shared by forked
-    workers once per worker. So PSS decides, which takes a walk of the page tables: at most 5 % of
-    the time, or once the sum has grown by half of the free memory. Between two samples (20 ms) the
-    tree can overshoot: a `memset` fills about 100 MB in that time. The kill counter of `around`,
-    this process's cgroup and its mount, includes other processes.
+    workers once per worker. So PSS decides. Reading PSS walks the page tables, so it takes at most
+    5 % of the time, unless the sum has grown by half of the memory left. Between two samples
+    (20 ms) the tree can overshoot: a `memset` fills about 100 MB in that time. `around` is this
+    process's cgroup and its mount point; that cgroup's kill counter includes other processes.
     """
 
     name = "watchdog"
@@ -262,17 +269,17 @@ class Watchdog(Limit):
         if self.limit_bytes is None or self.killed_by or self.tree is None:
             return super().check(reading)
         summed = reading.rss_sum_bytes
-        # Time to fill the memory left at 20 GB/s, from 20 ms up.
+        # The time to fill the memory left at 20 GB/s, at least 20 ms.
         self.longest_pause_s = min(
             Limit.longest_pause_s, max(0.02, (self.limit_bytes - summed) / (20 * 2**30))
         )
         begin_s = time.monotonic()
         if summed <= self.limit_bytes or (begin_s < self._next_s and summed < self._next_sum):
             return reading
-        # two in a row must pass the limit: the first may count a worker that has ended
+        # Two readings in a row must pass the limit: the first may count a worker that has ended.
         for _ in range(2):
             reading = read_memory(self.tree)
-            if reading.held_bytes is None:  # several processes need PSS
+            if reading.held_bytes is None:  # several processes: only PSS tells
                 reading = read_memory(self.tree, pss=True)
             in_use = reading.held_bytes or 0
             if in_use <= self.limit_bytes:
@@ -305,9 +312,11 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
 
 
 def _pass_memory_on(parent: Cgroup) -> None:
-    """Give children of a v2 cgroup the memory controller; `OSError` if this process may not move into
-    one."""
-    # To move from one child to another takes the right to write to the parent's own list.
+    """Pass the memory controller on to the children of a v2 cgroup.
+
+    Raises `OSError` if this process may not move into a child.
+    """
+    # Moving from one child to another takes the right to write to the parent's cgroup.procs.
     os.close(os.open(parent.path / "cgroup.procs", os.O_WRONLY))
     control = parent.path / "cgroup.subtree_control"
     if "memory" not in control.read_text().split():
@@ -336,9 +345,9 @@ def _try_systemd(limit_bytes: int | None) -> Limit | str:
 
 
 def _left_by_a_scope() -> Cgroup | None:
-    """The nearest cgroup with a limit around this process that is not around the user's scopes."""
+    """Return the nearest limited cgroup that contains this process but not the user's scopes."""
     pair = find_cgroup()
-    manager = f"user@{os.getuid()}.service"  # its scopes lie in its app.slice
+    manager = f"user@{os.getuid()}.service"  # the user's scopes lie in its app.slice
     for group in pair[0].lineage(pair[1]) if pair else ():
         has_manager = any(manager in names for _, names, _ in os.walk(group.path))
         if has_manager or group.path.name in ("app.slice", manager):
@@ -351,15 +360,15 @@ def _left_by_a_scope() -> Cgroup | None:
 def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:
     """Return the strictest possible limit, and the reason why each stricter one is impossible.
 
-    Without `limit_bytes` a cgroup still gives the kernel's own peak. `limit_by` is "auto", or one
-    of `KINDS`.
+    Without `limit_bytes`, a cgroup is still used for the kernel's own count of the peak.
+    `limit_by` is "auto" or one of `KINDS`.
     """
     if limit_by != "auto" and limit_by not in KINDS:
         raise InputError(f"limit_by: expected auto or one of {', '.join(KINDS)}, got {limit_by!r}")
     around = find_cgroup()
     if limit_bytes is None and limit_by == "auto" and "SLURM_JOB_ID" in os.environ and around:
-        # A cgroup below the job's would hide an out-of-memory kill from Slurm, which counts only
-        # those in its own under v1: the job's state would not be OUT_OF_MEMORY.
+        # A cgroup below the job's would hide an out-of-memory kill from Slurm: under v1, Slurm
+        # counts only kills in the job's cgroup, and the state would not become OUT_OF_MEMORY.
         limit_by = "watchdog"
     refused: list[str] = []
     for name in KINDS:

@@ -1,7 +1,7 @@
 """Memory readings of a process tree, split into anonymous, file and shared bytes.
 
-Only the process can free anonymous pages (`malloc`, tensors); the kernel takes file pages (page
-cache, mapped files) back under pressure; RSS counts a shared page (`/dev/shm`) once per process.
+Only the process can free anonymous pages (`malloc`, tensors). The kernel takes file pages (page
+cache, mapped files) back under pressure. RSS counts a shared page (`/dev/shm`) once per process.
 """
 
 import ctypes
@@ -22,9 +22,9 @@ from .tree import Tree, process_tree
 class Reading:
     """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
-    `rss_*` count pages shared by forked workers once per worker, `pss_*` once. Where no
-    cgroup counts a watched command, `shmem` includes its files in /dev/shm. `cgroup_file_bytes` lacks shared memory.
-    `stalled_s` is that of `Limit.stalled_s`.
+    `rss_*` count pages shared by forked workers once per worker, `pss_*` once. Where no cgroup
+    counts a watched command, both `shmem` fields include the files that it wrote to /dev/shm.
+    `cgroup_file_bytes` excludes shared memory. `stalled_s` has the result of `Limit.stalled_s`.
     """
 
     num_processes: int | None = None
@@ -44,11 +44,14 @@ class Reading:
     stalled_s: float | None = None
 
     def held(self) -> tuple[int, int, int] | None:
-        """Anonymous, shared and file bytes, each page counted once: by the cgroup, PSS or RSS; None
-        if unknown."""
+        """Return anonymous, shared and file bytes, each page counted once; None if unknown.
+
+        They come from the cgroup, else from PSS or RSS.
+        """
         if self.rss_anon_bytes is None:
             return None  # a killed tree, whose cgroup still counts pages that are being freed
-        # RSS is for a single process and kernels without PSS; not every reading has PSS
+        # RSS serves a single process and kernels without PSS. Where PSS is needed but this reading
+        # has none, the result is unknown.
         source = "cgroup"
         if self.cgroup_anon_bytes is None:
             source = "rss" if (self.num_processes or 1) <= 1 or not _gives_pss() else "pss"
@@ -69,16 +72,18 @@ class Reading:
 
 
 def huge_pages() -> str:
-    """The kernel's setting for huge pages: "always", "madvise" (to those who ask), "never"; "" if
-    it has none."""
-    # such as "always [madvise] never"
+    """Return the kernel's setting for huge pages: "always", "madvise" or "never"; "" without one.
+
+    With "madvise", only memory for which a process asked gets them.
+    """
+    # The file's content is, for example, "always [madvise] never".
     text = read_whole("/sys/kernel/mm/transparent_hugepage/enabled") or b""
     return os.fsdecode(text).partition("[")[2].partition("]")[0]
 
 
 @functools.cache
 def processor() -> set[str]:
-    """The processor's flags, such as "avx512_bf16"; empty where the kernel names none."""
+    """Return the processor's flags, such as "avx512_bf16"; empty if the kernel lists none."""
     text = os.fsdecode(read_whole("/proc/cpuinfo") or b"")
     return {word for flags in re.findall(r"^flags\s*: (.*)$", text, re.M) for word in flags.split()}
 
@@ -88,20 +93,23 @@ def _gives_pss() -> bool:
     return read_sums([os.getpid()], "smaps_rollup")[1] is not None  # Linux since 5.2
 
 
-# Fields of a file of /proc/PID. The kernel walks the page tables for the second one, which takes
-# about 10 ms per resident GB; the first one takes 40 us.
+# Fields of two files in /proc/PID. `status` takes 40 us. For `smaps_rollup` the kernel walks the
+# page tables, which takes about 10 ms per resident GB.
 _FIELDS = {
     "status": (b"RssAnon", b"RssFile", b"RssShmem"),
     "smaps_rollup": (b"Pss", b"Pss_Anon", b"Pss_File", b"Pss_Shmem"),
 }
 
 
-_LISTED = 8  # processes in a sentence: those of a machine with 8 GPUs
+_LISTED = 8  # most processes listed in a sentence: one for each GPU of a machine with 8
 
 
 def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
-    """Sums over processes of the sizes in `status` (RssAnon, RssFile, RssShmem) or `smaps_rollup`
-    (Pss, Pss_Anon, Pss_File, Pss_Shmem), in bytes."""
+    """Return the sums over processes of the sizes in a file of /proc/PID, in bytes.
+
+    `file` is `status` (RssAnon, RssFile, RssShmem) or `smaps_rollup` (Pss, Pss_Anon, Pss_File,
+    Pss_Shmem).
+    """
     names = _FIELDS[file]
     rows = [read_fields(f"/proc/{pid}/{file}", names, 1024) for pid in pids]
     living = [row for row in rows if row]
@@ -111,8 +119,10 @@ def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
 
 
 def list_processes(pids: Iterable[int]) -> str:
-    """Name, number and RssAnon + RssShmem of processes, the largest first: `python 4711 with 1.20
-    GB, python 4715 with 310 MB`."""
+    """Return name, id and RssAnon + RssShmem of processes as text, the largest first.
+
+    For example, `python 4711 with 1.20 GB, python 4715 with 310 MB`.
+    """
     rows = []
     for pid in pids:
         sizes = read_fields(f"/proc/{pid}/status", (b"RssAnon", b"RssShmem"), 1024)
@@ -127,8 +137,10 @@ def list_processes(pids: Iterable[int]) -> str:
 
 
 def own_memory() -> tuple[int, int, int]:
-    """This process's RssAnon + RssShmem, its whole RSS, and the highest RSS since the kernel's peak was reset, in
-    bytes."""
+    """Return this process's RssAnon + RssShmem, its whole RSS, and its highest RSS, in bytes.
+
+    The highest RSS is that since the last reset of the kernel's peak.
+    """
     names = (b"RssAnon", b"RssShmem", b"VmRSS", b"VmHWM")
     values = read_fields("/proc/self/status", names, 1024) or {}
     anon, shmem, rss, peak = (values.get(name, 0) for name in names)
@@ -136,15 +148,17 @@ def own_memory() -> tuple[int, int, int]:
 
 
 def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
-    """Read the memory of a process and its descendants, or of a tree, and of `cgroup` if there is
-    one."""
+    """Read the memory of a process tree, and of `cgroup` if there is one.
+
+    `tree` is a `Tree`, or the id of a process, which is read with its descendants.
+    """
     counted: tuple[int | None, ...] = ()
-    if cgroup:  # first: processes that still have an RSS afterwards were not being killed meanwhile
+    if cgroup:  # read first: a process with an RSS afterwards was not being killed meanwhile
         counted = cgroup.size("usage"), *cgroup.parts(), cgroup.size("peak"), cgroup.size("limit")
     pids = tree.pids() if isinstance(tree, Tree) else process_tree(tree)
     rss = read_sums(pids, "status")
     shares: list[int | None] = read_sums(pids, "smaps_rollup") if pss else [None] * 4
-    if isinstance(tree, Tree) and tree.written and not cgroup:  # which counts these pages
+    if isinstance(tree, Tree) and tree.written and not cgroup:  # a cgroup counts them
         written_bytes = tree.written.read(pids)
         for sums in (rss, shares):
             if sums[-1] is not None:
@@ -153,8 +167,10 @@ def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = F
 
 
 def memory_now() -> str:
-    """Memory in use by this process and its children, its limit, and the GPU's memory if it is
-    used, in one line."""
+    """Return one line on the memory in use by this process and its children, and its limit.
+
+    The line includes the GPU's memory if this process uses the GPU.
+    """
     reading = read_memory(os.getpid(), pss=True)
     limit, source = effective_limit()
     anon, shmem, file = reading.held() or (0, 0, 0)
@@ -173,8 +189,10 @@ def memory_now() -> str:
 
 
 def own_disk_bytes() -> dict[str, int]:
-    """`read_bytes` and `write_bytes` of this process so far, without the page cache's reads
-    (proc(5))."""
+    """Return `read_bytes` and `write_bytes` of this process so far (proc(5)).
+
+    Reads that the page cache served do not count.
+    """
     values = read_fields("/proc/self/io", (b"read_bytes", b"write_bytes")) or {}
     return {name.decode(): value for name, value in values.items()}
 
@@ -185,7 +203,7 @@ def malloc_trim() -> None:
 
 
 def release_memory() -> dict[str, int | None]:
-    """Free unused memory; returns the bytes freed by each step, None where a step is impossible.
+    """Free unused memory; return the bytes freed by each step, None for an impossible step.
 
     `gc` and `malloc_trim` are measured by this process's RssAnon + RssShmem, the others by reserved
     GPU memory.
@@ -203,7 +221,7 @@ def release_memory() -> dict[str, int | None]:
     torch = cuda_in_use()
     if torch:
         reserved = torch.cuda.memory_reserved()
-        # waits for queued kernels, whose blocks `empty_cache` could not free
+        # Wait for queued kernels: `empty_cache` could not free their blocks.
         torch.cuda.synchronize()
         synchronized = torch.cuda.memory_reserved()
         torch.cuda.empty_cache()

@@ -1,8 +1,7 @@
-"""The record of a run: the files of its folder, the kinds of its events, and the reducer that sums
-them up.
+"""The record of a run: the files of its folder, the kinds of its events, and their summary.
 
-`Record` takes events and samples one by one and keeps none of them, so it is as small after a week
-as after a minute.
+`Record` takes events and samples one by one and keeps only the summary, so it is as small after a
+week as after a minute.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ class RunPaths:
         self.metrics = folder / "metrics.csv"  # one line per epoch
         self.result = folder / "result.json"  # how the last attempt ended
         self.output = folder / "output.log"  # what the child printed
-        self.progress = folder / "progress.json"  # the count of the phase at work
+        self.progress = folder / "progress.json"  # progress of the current phase
         self.checkpoint = folder / "checkpoint.pt"
         self.previous = folder / "checkpoint.previous.pt"  # read if checkpoint.pt is damaged
         self.damaged = folder / "checkpoint.damaged.pt"  # moved there by the run that resumed
@@ -41,18 +40,18 @@ class RunPaths:
         self.lock = folder / ".lock"  # locked while the run is at work; the file stays
 
 
-F1_COLUMNS = ("train_macro_f1", "valid_macro_f1", "test_macro_f1")  # 0.2.0 wrote none
+F1_COLUMNS = ("train_macro_f1", "valid_macro_f1", "test_macro_f1")  # release 0.2.0 wrote none
 METRIC_COLUMNS = (
     *("epoch", "loss", "train", "valid", "test", "time_s", "eval_time_s"),
     *F1_COLUMNS,
 )
 SAMPLE_COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
-ADDED_COLUMNS = ("stalled_s",)  # 0.2.0 wrote none
+ADDED_COLUMNS = ("stalled_s",)  # release 0.2.0 wrote none
 
 Event = dict[str, Any]
-# Kinds with the fields that readers rely on; other kinds and fields are kept as they are. "part":
-# named memory that the run now uses (0 bytes: given back). "resumed": data set and checkpoint were
-# accepted.
+# Kinds of events with the fields that readers rely on. Other kinds and fields are kept as they are.
+# "part": named memory that the run now uses (0 bytes: freed). "resumed": data set and checkpoint
+# were accepted.
 _NEEDED = {
     "begin": ["phase"],
     "end": ["phase"],
@@ -66,7 +65,7 @@ _NEEDED = {
 # endings of the fields whose values are numbers
 _NUMERIC = ("bytes", "_s", "_retries", "ooms", "rank", "exit_code")
 _LAST_KEPT = ("dataset", "cuda_oom", "rank ended", "resumed", "finished", "processes")
-# fields of "end" -> their names among those of the phase
+# fields of an event "end" -> their names in `Phase.info`
 _END_FIELDS = {
     "failed": "failed",
     "peak_rss_bytes": "peak_rss_bytes",
@@ -76,7 +75,7 @@ BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and ano
 
 
 def parse_events(data: bytes) -> Iterator[Event]:
-    """Yield the events in these lines, without lines that a kill tore or that are damaged."""
+    """Yield the events in these lines; skip damaged lines and lines that a kill cut off."""
     for line in data.splitlines():
         with contextlib.suppress(ValueError):
             event = json.loads(line)
@@ -108,15 +107,16 @@ def phase_label(name: str, info: Mapping[str, Any]) -> str:
 
 @dataclass
 class Phase:
-    """A phase of a run, in seconds since the record's origin."""
+    """A phase of a run; times are seconds since the record's origin."""
 
     name: str
     start_s: float
     depth: int
     attempt: int
     info: dict[str, Any]
-    end_s: float | None = None  # None while it is open, or when its attempt ended inside it
-    until_s: float = math.inf  # then the start of the next attempt
+    end_s: float | None = None  # None while it is open, or if its end was not recorded
+    # `end_s`; without one, the end of an outer phase or the start of the next attempt
+    until_s: float = math.inf
 
     @property
     def label(self) -> str:
@@ -125,8 +125,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Growth:
-    """Whether the memory in use levels off or climbs, from epoch to epoch, or over time where no
-    epochs are marked."""
+    """Whether the memory in use levels off or climbs: by epoch, or by time without epochs."""
 
     # "climbs" (steadily, as a leak does), "grows" (in steps, or ever more slowly), "levels off", or
     # "too few epochs" (below 5)
@@ -137,12 +136,15 @@ class Growth:
     first_bytes: int  # after the first epoch, or at the beginning of the last two thirds
     last_bytes: int
     over_s: float | None = None  # duration of those two thirds; None with epochs
-    has_grown: bool = False  # whether the last is above all of the beginning, by a quarter or more
+    # whether the last value passes the maximum of the first quarter by 25 % and 8 MB
+    has_grown: bool = False
 
     @classmethod
     def of(cls, levels: Sequence[int]) -> Self:
-        """Judge by the memory in use after each epoch, in bytes; of more than 200 by evenly spaced
-        ones."""
+        """Judge by the memory in use after each epoch, in bytes.
+
+        From 200 epochs on, only evenly spaced ones are used.
+        """
         stride = len(levels) // 200 + 1
         sizes = levels[::stride] or [0]
         slope, verdict, has_grown = _judge(sizes[len(sizes) // 3 :])
@@ -152,8 +154,10 @@ class Growth:
 
     @classmethod
     def over_time(cls, floors: Sequence[int], step_s: float) -> Self:
-        """Judge by the minimum of each of some equal time spans, which leaves out what one batch
-        needs for a while."""
+        """Judge by the minimum in each of several equal time spans.
+
+        The minimum leaves out memory that a batch needs only briefly.
+        """
         late = floors[len(floors) // 3 :]
         slope, verdict, has_grown = _judge(late)
         return cls(
@@ -183,23 +187,23 @@ def _judge(late: Sequence[int]) -> tuple[float, str, bool]:
     half = len(late) // 2
     before = late[:half] or [0]
     after = late[half:]
-    # Both extremes must rise: memory that comes and goes keeps the same ones.
+    # Minimum and maximum must both rise: memory that comes and goes keeps both.
     rises = half and all(end(after) > 1.05 * end(before) + 8 * MB for end in (min, max))
     is_flat = max(after) <= 1.05 * min(after) + 8 * MB
     return slope, "grows" if rises and not is_flat else "levels off", has_grown
 
 
 def _climb(late: Sequence[int]) -> tuple[float, bool]:
-    """Return the slope, and whether it is a leak."""
+    """Return the slope, and whether memory climbs as in a leak."""
 
     def rises(sizes: Sequence[int]) -> list[float]:
         return [
             (b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(sizes), 2)
         ] or [0.0]
 
-    # In a leak 85 % of all pairs rise, by 8 MB and 1 % in all, and the second half is hardly slower
-    # than the first: a leak keeps its slope, while a warm-up such as 1 - exp(-t) or log(t) has at
-    # most 0.6 of it in the second half.
+    # In a leak, at least 85 % of all pairs rise, the total rise is more than 8 MB and 1 %, and the
+    # second half is hardly slower than the first. A leak keeps its slope, while a warm-up such as
+    # 1 - exp(-t) or log(t) has at most 0.6 of it in the second half.
     half = len(late) // 2
     pairs = rises(late)
     # Medians, because one spike must not change the verdict.
@@ -220,7 +224,7 @@ LOADING = re.compile(
 
 @dataclass(frozen=True)
 class _Processes:
-    """Numbers of processes of a run, at first and at most, and the memory of each at that moment."""
+    """A run's first and highest number of processes, and the mean memory of each at the highest."""
 
     first: int
     most: int
@@ -235,7 +239,7 @@ class _Processes:
 
 @dataclass(frozen=True)
 class Stalled:
-    """Time in which processes waited for memory that the kernel took back before (PSI)."""
+    """Time in which processes waited for memory that the kernel had taken back (PSI)."""
 
     total_s: float
     share: float  # of the attempt's time
@@ -245,7 +249,7 @@ class Stalled:
     @property
     def is_thrashing(self) -> bool:
         """Whether memory is too short for the work."""
-        # Reading a file once through a full cgroup takes 7 %, which is no harm.
+        # Reading a file once in a full cgroup loses 7 % of the time, which is harmless.
         return self.total_s >= 5 and max(self.share, self.late_share) >= 0.15
 
     def __str__(self) -> str:
@@ -256,7 +260,7 @@ class Stalled:
 
 
 class Record:
-    """Summary of a run's last attempt, by its events and samples in the order of time."""
+    """Summary of a run's last attempt, from its events and samples in order of time."""
 
     def __init__(self, *, origin_s: float = 0.0, history: list[Phase] | None = None):
         self._origin_s = origin_s
@@ -265,36 +269,36 @@ class Record:
         self._reset()
 
     def _reset(self, began_s: float | None = None) -> None:
-        # peak of held bytes in phases of each name, "" between phases
+        # peak of the memory in use (anonymous + shared) by phase name, "" between phases
         self.phases: dict[str, int] = {}
         self.parts: dict[str, int] = {}  # named parts in use now
         self.largest_parts: dict[str, int] = {}
-        # maximum of each sampled column, of `rss_bytes` (their sum), and of `held_bytes`
+        # maximum of each sampled column, of `rss_bytes` (sum of RSS), and of `held_bytes` (in use)
         self.peaks: dict[str, int] = {}
         self.last: dict[str, int] = {}  # anonymous, shared and file bytes of the last sample
-        # the last of the kinds that are needed; of "rank ended" the first
+        # the last event of each kind in `_LAST_KEPT` and of "start"; the first "rank ended"
         self.events: dict[str, Event] = {}
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
-        # processes of the first sample, and of the one with the most of them and its memory
+        # number of processes in the first sample and in the one with the most, and memory of each
         self._processes: _Processes | None = None
         self._began_s = began_s
-        self._loaded = set[str]()  # names of the phases of loading that have ended
-        # a loop may have both phases and marks in each epoch
+        self._loaded = set[str]()  # names of loading phases that have ended
+        # memory after each epoch, for phases and marks separately: an epoch may have both
         self._levels: dict[str, list[int]] = {}
         self._restart_floors(0.0)
         self._open: list[Phase] = []
         self._failed: Phase | None = None
-        # time and `stalled_s` of the first sample, of two a minute apart, and of the last
+        # time and `stalled_s` of the first sample, of two samples a minute apart, and of the last
         self._stalls: list[tuple[float, float]] = []
         self._newest: Phase | None = None
-        self.statements: list[str] = []  # code of a limited cell that has begun
+        self.statements: list[str] = []  # code that a limited notebook cell has begun
 
     @property
     def phase(self) -> Phase | None:
         """The innermost phase that is open or failed, else the one that began last; None before the
         first."""
-        innermost = self._open[-1:]  # a copy, because other threads than the recorder's read it
+        innermost = self._open[-1:]  # a copy: other threads than the recorder's read it too
         if innermost and (self._failed is None or innermost[0].depth >= self._failed.depth):
             return innermost[0]
         return self._failed or self._newest
@@ -321,8 +325,8 @@ class Record:
     def growth(self) -> Growth | None:
         """Growth over the phases named "epoch" or "train epoch", or over the marks named "epoch".
 
-        With fewer than five of them, a watched command is judged over time, from 5 s on after its
-        last phase that loads data (see `LOADING`); else None.
+        With fewer than five epochs, a watched command is judged over time, once 5 s have passed
+        since its last phase that loads data (see `LOADING`). None if there is nothing to judge.
         """
         levels = max(self._levels.values(), key=len, default=[])
         if len(levels) < 5 and self.is_command and len(self._floors) * self._floor_s >= 5:
@@ -331,7 +335,7 @@ class Record:
 
     @property
     def stalled(self) -> Stalled | None:
-        """Time lost for memory; None where the kernel does not count it."""
+        """Time lost waiting for memory; None if the kernel does not count it."""
         if not self._stalls:
             return None
         first, late, _, last = self._stalls
@@ -345,7 +349,7 @@ class Record:
 
     @property
     def processes(self) -> _Processes | None:
-        """The processes of the run, if they were more than one more than at first."""
+        """The numbers of processes; None if they never rose by more than one."""
         processes = self._processes
         return processes if processes and processes.most > processes.first + 1 else None
 
@@ -399,13 +403,13 @@ class Record:
         """Note the memory at the end of an epoch."""
         name = event["phase" if event["event"] == "end" else "name"].lower()
         epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", name)
-        # A single process knows its own memory exactly; with several, the last sample has them all.
+        # A single process knows its own memory exactly. The last sample counts all processes.
         held_bytes = event.get("held_bytes") if (self._num_processes or 1) <= 1 else self.held_bytes
         if held_bytes is not None and epoch:
             self._levels.setdefault(f"{event['event']} {epoch[1]}", []).append(held_bytes)
 
     def _end(self, event: Event, since_s: float) -> None:
-        # Growth over time is judged after loading. A repeated phase does not begin a new judgement.
+        # Growth over time is judged after loading. A repeated loading phase does not restart that.
         if self._loads() and event["phase"] not in self._loaded:
             self._loaded.add(event["phase"])
             self._restart_floors(self.duration_s)
@@ -462,7 +466,7 @@ class Record:
 
     def _add_floor(self, size: int) -> None:
         since_s = max(0.0, self.duration_s - self._floors_begin_s)
-        while since_s >= 24 * self._floor_s:  # then each two time spans become one
+        while since_s >= 24 * self._floor_s:  # merge each two time spans into one
             pairs = itertools.zip_longest(self._floors[::2], self._floors[1::2], fillvalue=2**63)
             self._floors = [*map(min, pairs)]
             self._floor_s *= 2

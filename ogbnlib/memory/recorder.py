@@ -1,9 +1,9 @@
 """Recording of a run's memory: samples by the watching process, events by the trainer or the
 watched script.
 
-Both files are written without buffering, so that after a kill all lines but perhaps the last are
-whole. Times are `time.time()` seconds by the run's `clock`, so that later attempts of an interrupted
-run append to the same files.
+The two files (timeline.csv, events.jsonl) are written without buffering, so after a kill every line
+except perhaps the last is whole. Times are `time.time()` seconds by the run's `clock`. So later
+attempts of an interrupted run append to the same files.
 """
 
 import contextlib
@@ -30,24 +30,22 @@ T = TypeVar("T")
 # Closes a line that a kill cut off. Without it, half a number in the last column would pass for a
 # whole one.
 TORN = " torn\n"
-NUM_BINS = 2000  # of the time that a run has taken; a picture of it has no more columns of pixels
+NUM_BINS = 2000  # time bins of a run so far; a plot has no more columns of pixels
 _CHUNK_BYTES = 2**20
 
 
 class _Thinning(Generic[T]):
-    """Choice of the items to keep of an endless series: the largest of each time bin, a 2,000th of
-    the time so far."""
+    """Thinning of an endless series to the largest item of each time bin, a 2,000th of the time."""
 
-    # At first every item is kept, then 2,000 whenever the run gets e times as long: 19,000 of a
-    # week's 12 million.
-    def __init__(self, began_s: float | None):  # None: with the first item
+    # A bin is as long as a 2,000th of the time so far. At first every item is kept, later 2,000
+    # each time the run gets e times as long: 19,000 of a week's 12 million.
+    def __init__(self, began_s: float | None):  # None: the time begins with the first item
         self.best: tuple[float, T] | None = None
         self._began_s = began_s
         self._bin_s = 0.0
 
     def add(self, time_s: float, size: float, item: T) -> T | None:
-        """Take one item; return the largest of the time bin that `time_s` has ended, if it ended
-        one."""
+        """Take one item; if `time_s` ends the current time bin, return that bin's largest item."""
         ended = None
         if self._began_s is None:
             self._began_s = time_s
@@ -59,15 +57,20 @@ class _Thinning(Generic[T]):
         return ended
 
     def close(self) -> T | None:
-        """End the time bin, so that each phase keeps its largest item, which is returned."""
+        """Close the current time bin and return its largest item.
+
+        Phase boundaries close a bin, so that each phase keeps its largest item.
+        """
         best = self.best
         self.best = None
         return best and best[1]
 
 
 def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None]:
-    """Open a file; return descriptor, size and the time on its first line. A torn last line is
-    marked as such."""
+    """Open a file to append to it; return its descriptor, its size and its first entry's time.
+
+    A last line that a kill cut off is closed with `TORN`. A file without entries has no time.
+    """
     file = open_to_write(path, os.O_RDWR | flags)
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
@@ -77,9 +80,8 @@ def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None
 
 
 def _reset_peak() -> None:
-    """Set the kernel's peak of this process's RSS to its present RSS (proc(5),
-    /proc/PID/clear_refs)."""
-    # without CONFIG_PROC_PAGE_MONITOR a phase's peak is the peak so far
+    """Set the kernel's peak of this process's RSS to its present RSS (proc(5), clear_refs)."""
+    # Kernels without CONFIG_PROC_PAGE_MONITOR refuse it. Then a phase's peak is the peak so far.
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -87,9 +89,9 @@ def _reset_peak() -> None:
 class EventLog:
     """Writer of events.jsonl, one `write` call per line. `run_dir=None` writes nothing.
 
-    Both ends of a phase carry this process's own `held_bytes` (RssAnon + RssShmem), the end also
-    the exact `peak_rss_bytes` inside it: the kernel's high-water mark, so that no spike is too
-    short. Workers are in neither.
+    The events "begin" and "end" of a phase have this process's own `held_bytes` (RssAnon +
+    RssShmem). "end" also has the exact `peak_rss_bytes` of the phase: the kernel's high-water mark,
+    which misses no spike, however short. Both values leave out DataLoader workers.
     """
 
     def __init__(self, run_dir: str | os.PathLike[str] | None):
@@ -103,8 +105,8 @@ class EventLog:
         self._lock = threading.Lock()
         self._last_cuda_s = self._last_largest_s = 0.0
         self._cuda = _Thinning[Event](began_s)
-        self.open: list[str] = []  # labels of the open phases, also without a file
-        # of the open phases: a reset for an inner one must not lose the outer one's
+        self.open: list[str] = []  # labels of the open phases; kept without a file, too
+        # RSS peaks of the open phases: a reset for an inner phase must not lose the outer peak
         self._peaks: list[int] = []
 
     def mark(self, event: str, **info: object) -> None:
@@ -148,17 +150,18 @@ class EventLog:
             _reset_peak()
 
     def part(self, name: str, size_bytes: int) -> None:
-        """Record that the run now uses `size_bytes` under this name; 0 means that they were given
-        back."""
+        """Record that the run now uses `size_bytes` under this name; 0 means freed."""
         self.mark("part", name=name, bytes=int(size_bytes))
 
     def cuda(self, force: bool = False, largest: bool = False) -> None:
-        """Record this process's GPU memory, at most ten times a second, thinned; `force` keeps this
-        reading."""
+        """Record this process's GPU memory, thinned, at most ten times a second.
+
+        `force` reads at any time and keeps the reading; `largest` includes the largest free block.
+        """
         now = clock.now()
         if self._file < 0 or not (force or now - self._last_cuda_s >= 0.1):
             return
-        # The largest free block, which takes longer, is read once a second.
+        # Finding the largest free block takes longer, so that is done once a second.
         largest = largest or now - self._last_largest_s >= 1.0
         reading = cuda_reading(largest)
         if reading is None:
@@ -174,17 +177,16 @@ class EventLog:
             self.mark("cuda", **one)
 
     def follow(self) -> Iterator[Event]:
-        """Yield the events that any process has added since this log was opened or last
-        followed."""
+        """Yield the events that any process added since this log was opened or last followed."""
         while data := os.pread(self._file, _CHUNK_BYTES, self._read_from):
             whole = data.rfind(b"\n") + 1
             if not whole and len(data) < _CHUNK_BYTES:
                 return
-            self._read_from += whole or len(data)  # no line of ours is longer than 1 MB
+            self._read_from += whole or len(data)  # no line that we write is longer than 1 MB
             yield from parse_events(data[:whole])
 
     def close(self, *, forget: bool = False) -> None:
-        """Close the file; `forget` writes nothing to it before."""
+        """Close the file after writing the last GPU reading, which `forget` leaves out."""
         if self._file >= 0:
             best = self._cuda.close()
             if best and not forget:
@@ -194,15 +196,17 @@ class EventLog:
 
 
 class _TimelineWriter:
-    """Writer of timeline.csv, thinned; it ends with the current bin's largest sample and the last
-    one."""
+    """Writer of the thinned timeline.csv.
+
+    The file ends with the largest sample of the current time bin and with the last sample.
+    """
 
     def __init__(self, path: Path):
         self.path = path
         (self._file, self._end, began_s) = _open_for_append(path)
         if not self._end:
             self._end = os.pwrite(self._file, (",".join(SAMPLE_COLUMNS) + "\n").encode(), 0)
-        # A run of another version goes on with the columns that its file has.
+        # A run that another version began keeps the columns of its file.
         header = os.pread(self._file, 1000, 0).partition(b"\n")[0].decode(errors="replace")
         self._columns = header.split(",")[1:]
         self._size = self._end
@@ -216,14 +220,14 @@ class _TimelineWriter:
         assert self._thinning.best is not None
         best = self._thinning.best[1]
         block = line if line is best else best + line
-        # before writing: the rest of a longer line might pass for a sample
+        # Truncate before writing: the rest of a longer line could pass for a sample.
         if self._end + len(block) < self._size:
             os.ftruncate(self._file, self._end)
         write_all(self._file, block, self._end)
         self._size = self._end + len(block)
 
     def boundary(self) -> None:
-        """Close the time bin: no sample of another phase may stand for this one's."""
+        """Close the time bin where a phase begins or ends, so that no bin spans two phases."""
         self._end += len(self._thinning.close() or b"")
 
     def close(self) -> None:
@@ -231,14 +235,16 @@ class _TimelineWriter:
 
 
 class Recorder:
-    """Recorder of a run: its event `log`, a thread that samples a process tree, and the `record` of
-    both."""
+    """Recorder of a run: its event `log`, a thread that samples a process tree, and a `record`.
+
+    The `record` sums up events and samples.
+    """
 
     def __init__(self, run_dir: str | os.PathLike[str]):
         self.log = EventLog(run_dir)
         self.record = Record()
         self._rows = _TimelineWriter(RunPaths(run_dir).timeline)
-        # the sum of RSS at the last PSS
+        # earliest and due time of the next reading of PSS, and the sum of RSS at the last one
         self._pss_allowed_s = 0.0
         self._pss_due_s = 0.0
         self._pss_sum = 0
@@ -262,9 +268,10 @@ class Recorder:
 
         Args:
             limit: Gets each reading.
-            interval_s: Time from one sample to the next; longer while memory is at rest.
-            on_error: Called on an error in the thread, which `stop` raises.
-            on_unwritable: Called at each failure to write; sampling goes on, for the limit.
+            interval_s: Time from one sample to the next; longer while memory does not change.
+            on_error: Called on an error in the thread; `stop` raises that error.
+            on_unwritable: Called at each failure to write; sampling goes on because the limit
+                needs it.
         """
         watched = limit or Limit(None)
         tree = process if isinstance(process, Tree) else Tree(process)
@@ -291,8 +298,7 @@ class Recorder:
     def _sample_until_stop(
         self, tree: Tree, limit: Limit, interval_s: float, write: Callable[[Reading], None]
     ) -> None:
-        """Write a sample at each interval, and a last one after `stop` unless the first process is
-        gone."""
+        """Write a sample each interval, and one after `stop` unless the first process is gone."""
         is_last = False
         before = 0
         unchanged = 0
@@ -305,8 +311,8 @@ class Recorder:
             if is_last:
                 return
             held_bytes = reading.held_bytes or 0
-            # A sample takes 0.1 to 0.6 ms of CPU time. Once ten in a row, half a second by default,
-            # differed by at most 0.5 %, a third of them are enough.
+            # A sample takes 0.1 to 0.6 ms of CPU time. Once ten samples in a row (by default half a
+            # second) differed by at most 0.5 %, a third of the samples is enough.
             unchanged = unchanged + 1 if abs(held_bytes - before) <= before / 200 else 0
             before = held_bytes
             pause_s = max(interval_s, 0.15) if unchanged >= 10 else interval_s
@@ -329,12 +335,12 @@ class Recorder:
     def _sample(self, tree: Tree, limit: Limit) -> Reading | None:
         """Take one reading and return the result of `limit.check`."""
         # PSS makes the kernel walk page tables, so it is read at most once a second and for about
-        # 0.5 % of the time. Where only PSS tells what several processes use together, it is read
-        # for up to 5 % of the time, and whenever their sum of RSS has grown, so that no peak falls
-        # between two readings.
+        # 0.5 % of the time. Without a cgroup, only PSS gives the memory of several processes. Then
+        # it is read for up to 5 % of the time, and as soon as the sum of RSS has grown, so that no
+        # peak falls between two readings.
         begin = time.monotonic()
-        cgroup = limit.cgroup  # which systemd makes later
-        begin_cpu_s = time.thread_time()  # on a busy machine the time on the clock is not the cost
+        cgroup = limit.cgroup  # None until systemd has made its scope
+        begin_cpu_s = time.thread_time()  # elapsed time is not the cost on a busy machine
         reading = read_memory(tree, cgroup=cgroup, pss=begin >= self._pss_due_s)
         summed = reading.rss_sum_bytes
         grown = summed > 1.02 * self._pss_sum + MB
@@ -351,8 +357,10 @@ class Recorder:
         return checked and dataclasses.replace(checked, stalled_s=limit.stalled_s())
 
     def add(self, time_s: float, reading: Reading) -> None:
-        """Record a reading, after the events before it; the last moment of a phase belongs to
-        it."""
+        """Record a reading, after the events that precede it.
+
+        A reading at the very time of a phase's end still belongs to that phase.
+        """
         events = [*self.log.follow()]
         moments = [(event["time_s"], event["event"] == "end") for event in events]
         later = [i for i, moment in enumerate(moments) if moment >= (time_s, True)]
@@ -363,7 +371,7 @@ class Recorder:
         self._events(events[first:])
 
     def _list(self, tree: Tree, reading: Reading) -> None:
-        """Note the processes of a watched command, whenever their memory has grown by a quarter."""
+        """Log the processes of a watched command whenever their memory has grown by a quarter."""
         size = reading.rss_sum_bytes
         if self.record.is_command and size > 1.25 * self._listed_bytes:
             self._listed_bytes = size

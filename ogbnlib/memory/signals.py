@@ -15,15 +15,15 @@ from collections.abc import Callable, Iterable, Iterator
 from ..environment import PARENT_VARIABLE
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGHUP)
-# Passed on to a watched command: any of them would otherwise end its watcher alone.
+# Passed on to a watched command; otherwise any of them would end only its watcher.
 FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
 
 
 class Stopped(BaseException):
-    """A signal stopped the run at a batch boundary; its checkpoint is written.
+    """Raised after a signal stopped the run at a batch boundary and its checkpoint was written.
 
-    Like `KeyboardInterrupt` it is no `Exception`: a sweep with `except Exception` around each
-    training ends, too, and does not go on through Slurm's grace period.
+    Like `KeyboardInterrupt`, it is not an `Exception`. So a sweep with `except Exception` around
+    each training ends too, and does not go on during Slurm's grace period.
     """
 
     def _render_traceback_(self) -> list[str]:  # one line in a notebook
@@ -40,7 +40,7 @@ class StopRequest:
 
 
 class Forward(StopRequest):
-    """Handler that passes signals on to one process, including those that come before its start."""
+    """Handler that passes signals on to a process, including signals from before its start."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
@@ -68,8 +68,10 @@ class Forward(StopRequest):
 def handled(
     handler: Callable[[int, object], object], numbers: Iterable[signal.Signals] = STOP_SIGNALS
 ) -> Iterator[None]:
-    """Send signals to `handler` inside the context; without effect off the main thread, which
-    Python requires."""
+    """Send signals to `handler` inside the context.
+
+    Without effect outside the main thread: Python lets only that thread set handlers.
+    """
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, handler) for number in _without_nohup(numbers)}
@@ -81,7 +83,7 @@ def handled(
 
 
 def _without_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    # nohup sets SIGHUP to be ignored, a shell without job control SIGTSTP, and so it stays.
+    # nohup makes a process ignore SIGHUP, a shell without job control SIGTSTP. Keep it so.
     can_be_ignored = {signal.SIGHUP, signal.SIGTSTP}
     return [n for n in numbers if n not in can_be_ignored or signal.getsignal(n) != signal.SIG_IGN]
 
@@ -97,10 +99,10 @@ def block_stop_signals() -> Iterator[None]:
 
 
 def take_over(handler: Callable[[int, object], None] | signal.Handlers) -> None:
-    """Send stop signals to `handler` for the rest of this process, the pending ones first.
+    """Send stop signals to `handler` for the rest of this process's life, pending ones first.
 
-    `signal.SIG_IGN` ignores them: Slurm signals every process of a job, but workers must outlive
-    the last batch.
+    Workers use `signal.SIG_IGN`: Slurm signals every process of a job, but workers must not end
+    before the last batch.
     """
     for number in _without_nohup(STOP_SIGNALS):
         signal.signal(number, handler)
@@ -110,8 +112,8 @@ def take_over(handler: Callable[[int, object], None] | signal.Handlers) -> None:
 def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
     """Make the kernel send signal `number` to this process when its parent dies (prctl(2))."""
     ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
-    # By default the process named in `PARENT_VARIABLE`, else the present one. The name is removed
-    # from the environment, as the children of this process have another parent.
+    # The default for `parent` is the process named in `PARENT_VARIABLE`, else the present parent.
+    # The variable is removed because the children of this process have another parent.
     expected = os.environ.pop(PARENT_VARIABLE, str(os.getppid()))
     if os.getppid() != (parent or int(expected)):
         os._exit(128 + number)  # the parent died before prctl

@@ -1,7 +1,8 @@
-"""Processes of a command: its descendants, and the daemons among them that this process adopts.
+"""Processes of a command: its descendants, including daemons that this process adopts.
 
-A daemon (fork, setsid, fork) leaves its parent. Inside `adopting` the kernel gives it to the
-watching process instead of init. A mark in the environment tells it from the watcher's own children.
+A daemon (fork, setsid, fork) leaves its parent. Inside `adopting`, the kernel makes it a child of
+the watching process instead of init. A mark in its environment tells it from the watcher's own
+children.
 """
 
 import contextlib
@@ -22,9 +23,9 @@ _lock = threading.Lock()
 _contexts: list[None] = []  # one for each command that is watched now
 _POLL_S = 0.05
 _ROUNDS = (
-    100  # of one signal: a program that starts others without end must not hold up its watcher
+    100  # rounds of one signal; a program that starts others endlessly must not hang its watcher
 )
-_END_S = 5.0  # a process may hang in the kernel, such as on a network file system
+_END_S = 5.0  # longest wait; a process may hang in the kernel, as on a network file system
 
 
 def process_tree(pid: int) -> list[int]:
@@ -48,15 +49,15 @@ def _children(pid: int, task: int | str) -> list[int]:
 
 
 def _state_of(pid: int) -> str:
-    """The state of a process as in proc(5): "T" is stopped, "Z" ended; "" if it is gone."""
+    """Return the state letter of proc(5): "T" for stopped, "Z" for a zombie; "" if it is gone."""
     return os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"").rpartition(")")[2][1:2]
 
 
 @contextlib.contextmanager
 def adopting() -> Iterator[None]:
-    """Become the parent of descendants that lose theirs, until the last of these contexts ends.
+    """Become the parent of orphaned descendants, until the last of these contexts ends.
 
-    Afterwards nothing is adopted: no code would collect the processes that end.
+    Afterwards nothing is adopted, because no code would reap the adopted processes.
     """
     libc = ctypes.CDLL(None)
     with _lock:
@@ -72,7 +73,7 @@ def adopting() -> Iterator[None]:
 
 
 class Tree:
-    """Processes of the command `pid`, which has `mark` in its environment and `parent` as parent.
+    """Processes of the command `pid`; `mark` is in its environment, and `parent` is its parent.
 
     Without a mark nothing is adopted.
     """
@@ -81,13 +82,13 @@ class Tree:
         self.pid = pid
         self.mark = mark
         self.parent = parent or os.getpid()
-        self.written: Written | None = None  # set by the watcher, to count it without a cgroup
+        self.written: Written | None = None  # set by the watcher; used without a cgroup
         self._members: set[int] = set()
         self._adopted: set[int] = set()
-        self._others: set[int] = set()  # children of the watcher that are no part of the tree
+        self._others: set[int] = set()  # children of the watcher outside the tree
 
     def pids(self) -> list[int]:
-        """Return the present processes, the command first."""
+        """Return the ids of the present processes, the command first."""
         members = process_tree(self.pid)
         if self.mark:
             self._adopt()
@@ -106,20 +107,20 @@ class Tree:
 
     def _is_ours(self, child: int) -> bool:
         if child in self._members:
-            return True  # seen below the command before
+            return True  # was seen below the command before
         with contextlib.suppress(ProcessLookupError):
             if os.getsid(child) == self.pid:
                 return True
         return self.mark.encode() in (read_whole(f"/proc/{child}/environ") or b"")
 
     def reap(self) -> None:
-        """Collect the adopted processes that have ended; the command itself is left to its Popen."""
+        """Reap the adopted processes that have ended; the command itself is left to its Popen."""
         for child in self._adopted:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
 
     def signal(self, number: int) -> set[int]:
-        """Send a signal to every process, also to those that start meanwhile; return them."""
+        """Send a signal to every process, also to those that start meanwhile; return their ids."""
         reached: set[int] = set()
         for _ in range(_ROUNDS):
             new = {*self.pids()} - reached
@@ -132,23 +133,25 @@ class Tree:
         return reached
 
     def kill(self) -> None:
-        """End all processes by SIGKILL. The command must not have been waited for: its number could
-        be another's by now."""
+        """Send SIGKILL to all processes.
+
+        Call this before waiting for the command: afterwards its id may be that of another process.
+        """
         self.signal(signal.SIGKILL)
 
     def _left(self) -> list[int]:
-        """The living processes but for the command itself."""
+        """Return the ids of the living processes except the command itself."""
         return [
             pid for pid in self.pids() if pid != self.pid and _state_of(pid) not in ("Z", "X", "")
         ]
 
     def names_left(self) -> list[str]:
-        """Names and numbers of the processes that outlive the command."""
+        """Return names and ids of the processes that outlive the command."""
         names = {pid: read_whole(f"/proc/{pid}/comm") for pid in self._left()}
         return [f"{os.fsdecode(name).strip()} ({pid})" for pid, name in names.items() if name]
 
     def end(self) -> None:
-        """Kill all processes and wait until they are gone, the command's own record excepted."""
+        """Kill all processes and wait, at most 5 s, until all but the command itself are gone."""
         until_s = time.monotonic() + _END_S
         self.kill()
         while self._left() and time.monotonic() < until_s:
@@ -158,7 +161,7 @@ class Tree:
         self.reap()
 
     def guard_command(self) -> list[str]:
-        """The command of a process that runs `_guard` for this tree."""
+        """Return the command line of a process that runs `_guard` for this tree."""
         root = str(Path(__file__).parents[2])
         return [
             *(sys.executable, "-E", "-S", "-c"),
@@ -172,7 +175,8 @@ class Tree:
 def _guard() -> None:
     """Stop a command's tree while its watcher is stopped, since a stopped watchdog limits nothing.
 
-    SIGSTOP can't be caught, so another process must look. It runs until the watcher ends.
+    SIGSTOP can't be caught, so another process must look at the watcher's state. It runs until the
+    watcher or the command ends.
     """
     parent, pid = map(int, sys.argv[1:3])
     tree = Tree(pid, sys.argv[3], parent)

@@ -1,7 +1,8 @@
 """DataLoader workers that never outlive their trainer and whose death is reported in one sentence.
 
-torch notices a dead worker, but then waits for the others, and some never end: a process killed
-with the lock of a queue never releases it. So every error ends all workers by SIGKILL.
+torch notices a dead worker, but then waits for the others, and some never end: a process that was
+killed while it held a queue's lock never releases the lock. So on every error all workers are ended
+by SIGKILL.
 """
 
 import contextlib
@@ -23,8 +24,10 @@ _FULL = "/dev/shm is full (docker run --shm-size=8g)"
 
 
 class WorkerDied(RuntimeError):
-    """A DataLoader worker failed for another reason than its data; `exit_code` is 128 + N after
-    signal N."""
+    """A DataLoader worker failed for a reason other than its data.
+
+    `exit_code` is 128 + N after signal N.
+    """
 
     def __init__(self, text: str, exit_code: int = 1):
         super().__init__(f"{text}; go on with num_workers=0 (--resume --set num_workers=0)")
@@ -32,19 +35,21 @@ class WorkerDied(RuntimeError):
 
 
 class _Worker(ForkProcess):
-    """Forked process that dies with its parent and ends by SIGKILL."""
+    """Forked process that dies with its parent, and that `terminate` ends by SIGKILL."""
 
     class _Popen(popen_fork.Popen):  # the name is multiprocessing's
         def terminate(self) -> None:
-            """End it at once, as workers ignore SIGTERM; torch and the end of a process call
-            this."""
+            """Kill the worker, since workers ignore SIGTERM.
+
+            torch calls this, and so does multiprocessing when a process exits.
+            """
             with _unwatched():
                 self.kill()
                 self.wait(5)
 
     def start(self) -> None:
         _forget_ended()
-        with block_stop_signals():  # until `_begin` ignores them
+        with block_stop_signals():  # blocked until `_begin` ignores them
             super().start()
         _started.add(self)
 
@@ -68,10 +73,10 @@ def _begin(worker_id: int) -> None:
     trainer = parent_process()
     hook = sys.excepthook
     assert trainer is not None
-    _started.clear()  # these are siblings
+    _started.clear()  # siblings of this worker
     take_over(signal.SIG_IGN)
     die_with_parent(signal.SIGKILL, trainer.pid)
-    # The thread that sends a batch's memory prints a traceback if the trainer ends meanwhile.
+    # The thread that sends a batch's memory would print a traceback if the trainer ended meanwhile.
     sys.excepthook = lambda kind, *error: (
         None if issubclass(kind, (OSError, EOFError)) else hook(kind, *error)
     )
@@ -80,7 +85,7 @@ def _begin(worker_id: int) -> None:
 @contextlib.contextmanager
 def workers_ended() -> Iterator[None]:
     """End all workers if an error occurs inside, and shorten an error that began in a worker."""
-    _forget_ended()  # those of a run before have no part in this one's errors
+    _forget_ended()  # workers of an earlier run do not matter for this run's errors
     try:
         yield
     except BaseException as error:
@@ -98,8 +103,10 @@ def workers_ended() -> Iterator[None]:
 
 
 def _kill(wait_s: float) -> dict[int, int]:
-    """End all workers; returns process id and exit code of those that died before or within
-    `wait_s`."""
+    """Kill all workers; return the exit codes, by process id, of those that had failed before.
+
+    First wait up to `wait_s` seconds for a worker to end by itself.
+    """
     with _unwatched():
         workers = list(_started)
         ended = connection.wait([worker.sentinel for worker in workers], wait_s)
@@ -121,7 +128,7 @@ def _unwatched() -> Iterator[None]:
     main = threading.current_thread() is threading.main_thread()
     handler: Any = None
     while main and (handler is None or signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL):
-        with contextlib.suppress(RuntimeError):  # of a worker that ends just now
+        with contextlib.suppress(RuntimeError):  # raised for a worker that ends just now
             handler = handler or signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
@@ -132,7 +139,7 @@ def _unwatched() -> Iterator[None]:
 
 
 def _shortened(error: BaseException, died: dict[int, int]) -> Exception | None:
-    """The error to raise in place of a worker's; None for all other errors."""
+    """Return the error to raise in place of a worker's error; None for all other errors."""
     text = str(error).rstrip()
     if died and isinstance(error, Exception):
         pid, code = next(iter(died.items()))

@@ -1,10 +1,11 @@
 """Shared memory that a process tree filled by write(2): files in /dev/shm and memfds.
 
-RSS and PSS count mapped pages only. A memory cgroup counts these pages; without one they are found
-here. A file belongs to the tree if a member has it open or had. Of the other files, which were
-closed between two looks, those of this user count that appeared since the start and that no process
-outside of the tree uses: the kernel does not record who made them. Two looks must agree, since
-DataLoader's workers hand a batch over in a file that no process has open for a moment.
+RSS and PSS count mapped pages only. A memory cgroup counts written pages, too; without a cgroup,
+this module finds them. A file belongs to the tree if a member has or had it open. The kernel does
+not record who made a file that was closed again between two scans. Such a file counts if this user
+owns it, if it appeared since the start, and if no process outside the tree uses it. Two scans in a
+row must agree, since DataLoader workers hand a batch over in a file that no process has open for a
+moment.
 """
 
 import contextlib
@@ -21,12 +22,12 @@ _FileId = tuple[int, int]  # device and inode
 
 
 def _shmem_bytes() -> int:
-    """All shared memory of this machine."""
+    """Return the shared memory in use on this machine, in bytes."""
     return (read_fields("/proc/meminfo", [b"Shmem"], 1024) or {}).get(b"Shmem", 0)
 
 
 def _lying() -> dict[_FileId, os.stat_result]:
-    """The files in /dev/shm."""
+    """Return the status of each file in /dev/shm."""
     files = {}
     for folder, _, names in os.walk(_FOLDER):
         for name in names:
@@ -37,7 +38,7 @@ def _lying() -> dict[_FileId, os.stat_result]:
 
 
 def _open_files(pids: Iterable[int]) -> Iterator[os.stat_result]:
-    """The files in /dev/shm, removed ones too, and the memfds that these processes have open."""
+    """Yield the status of files in /dev/shm, removed ones too, and memfds that `pids` have open."""
     for pid in pids:
         with contextlib.suppress(OSError):
             for entry in os.scandir(f"/proc/{pid}/fd"):
@@ -47,7 +48,7 @@ def _open_files(pids: Iterable[int]) -> Iterator[os.stat_result]:
 
 
 def _mapped(pids: Iterable[int], figure: bytes) -> dict[_FileId, int]:
-    """`Rss` or `Pss` of each file in /dev/shm and each memfd that these processes map."""
+    """Return `Rss` or `Pss`, in bytes, of each file in /dev/shm and each memfd that `pids` map."""
     sizes: dict[_FileId, int] = {}
     for pid in pids:
         current: _FileId | None = None
@@ -71,15 +72,19 @@ class Written:
 
     def __init__(self) -> None:
         self._before = set(_lying())
-        self._ours: set[_FileId] = set()  # decided once, until the file is gone
-        self._others: set[_FileId] = set()  # decided once, and not looked at again
-        self._unused: set[_FileId] = set()  # by any process at the last look
+        self._ours: set[_FileId] = set()  # files of the tree; decided once, until the file is gone
+        self._others: set[_FileId] = set()  # other files; decided once and not checked again
+        self._unused: set[_FileId] = set()  # new files that no process used at the last scan
         self._shmem_bytes = _shmem_bytes()
         self._bytes = 0
         self._due_s = 0.0
 
     def read(self, pids: list[int]) -> int:
-        """Return the bytes; looked for at most 5 % of the time, once the machine's figure changed."""
+        """Return the bytes as of the last scan, after a new scan if one is due.
+
+        A scan is due if the machine's shared memory changed by 1 MB or a file awaits its second
+        scan. Scans take at most 5 % of the time.
+        """
         begin_s = time.monotonic()
         shmem_bytes = _shmem_bytes()
         is_same = abs(shmem_bytes - self._shmem_bytes) < MB and not self._unused
@@ -92,7 +97,7 @@ class Written:
         return self._bytes
 
     def _look(self, pids: list[int]) -> int:
-        """Decide about new files; return the bytes of the tree's that no member maps."""
+        """Decide which new files are the tree's; return its files' bytes that no member maps."""
         files = {(status.st_dev, status.st_ino): status for status in _open_files(pids)}
         self._ours |= files.keys() - self._before
         lying = _lying()
@@ -109,12 +114,12 @@ class Written:
         sizes = {file: files[file].st_blocks * 512 for file in self._ours}
         if not any(sizes.values()):
             return 0
-        # the Pss of several processes adds up to each page once
+        # the sum of Pss over several processes counts each page once
         mapped = _mapped(pids, b"Rss:" if len(pids) == 1 else b"Pss:")
         return sum(max(0, size - mapped.get(file, 0)) for file, size in sizes.items())
 
     def _used_outside(self, pids: list[int]) -> set[_FileId]:
-        """The files that other processes than these have open or map."""
+        """Return the files that processes other than `pids` have open or map."""
         outside = {int(path.name) for path in Path("/proc").glob("[0-9]*")} - {*pids}
         files = {(status.st_dev, status.st_ino) for status in _open_files(outside)}
         return files | _mapped(outside, b"Pss:").keys()

@@ -1,5 +1,5 @@
-"""Notebook helpers, imported on first use: tables, plots, verdicts, and the first call of every
-notebook."""
+"""Notebook helpers, imported on first use: tables, plots, verdicts, and `begin_notebook`, which
+every notebook calls first."""
 
 import importlib
 from typing import Any

@@ -1,7 +1,7 @@
-"""The notebooks, their guide and the job scripts, which the wheel carries beside the code.
+"""The course: notebooks, their guide and job scripts, which the wheel contains beside the code.
 
-`setup.py` runs this file before anything is installed, so its top imports the standard library
-alone.
+`setup.py` runs this file before anything is installed, so the module itself imports only the
+standard library.
 """
 
 import json
@@ -34,8 +34,8 @@ outputs yet; `python -m ogbnlib notebooks NEW_FOLDER` writes fresh ones.
 
 
 def copy_course(root: Path, folder: Path) -> None:
-    """Copy the files below `root` that belong to the course to `folder`, notebooks without outputs,
-    and write the README of a working folder."""
+    """Copy the course files below `root` to `folder`, notebooks without outputs, and write the
+    README of a working folder."""
     for pattern in _PATTERNS:
         for path in root.glob(pattern):
             target = folder / path.relative_to(root)
@@ -48,7 +48,7 @@ def _without_outputs(path: Path) -> bytes:
     if path.suffix != ".ipynb":
         return path.read_bytes()
     book = json.loads(path.read_bytes())
-    book["metadata"].pop("ogbnlib", None)  # of the committed run
+    book["metadata"].pop("ogbnlib", None)  # describes the committed run
     for cell in book["cells"]:
         if cell["cell_type"] == "code":
             cell.update(outputs=[], execution_count=None)
@@ -56,9 +56,9 @@ def _without_outputs(path: Path) -> bytes:
 
 
 def write_course(folder: Path) -> None:
-    """Write a working folder, whole or not at all.
+    """Write a working folder with the course, whole or not at all.
 
-    The files come from the wheel or, with an editable installation, from its clone.
+    The files come from the wheel or, with an editable installation, from the clone.
 
     Raises:
         InputError: The folder has content, or the installation has no notebooks.

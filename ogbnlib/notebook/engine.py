@@ -1,5 +1,7 @@
-"""Entry point of `papermill --engine ogbnlib`, and strict parameters: papermill only warns
-(nteract/papermill#667)."""
+"""Entry point of `papermill --engine ogbnlib`, and strict checks of notebook parameters.
+
+papermill itself only warns (nteract/papermill#667).
+"""
 
 import ast
 import contextlib
@@ -20,19 +22,19 @@ from ..errors import InputError, explained, parse_bytes, unknown_name
 
 
 class ParameterError(click.ClickException, InputError):
-    """Parameters that the notebook does not accept; papermill's command line prints them and exits
-    with 2."""
+    """Error for parameters that the notebook does not accept; papermill's command line prints it
+    and exits with 2."""
 
     exit_code = 2
 
 
 class _Engine:
-    """`kernel.NotebookEngine`, imported on use: papermill loads entry points while it is half
-    imported itself."""
+    """Proxy that imports `kernel.NotebookEngine` on first use, because papermill loads entry
+    points while papermill itself is only half imported."""
 
     def execute_notebook(self, nb: Any, kernel_name: str, **options: Any) -> Any:
-        """Check the parameters, then execute `nb`; refused parameters leave the output file as it
-        was."""
+        """Check the parameters, then execute `nb`. If the parameters are refused, the output file
+        stays as it was."""
         from jupyter_client.kernelspec import KernelSpecManager
 
         _check_yaml()
@@ -53,12 +55,12 @@ class _Engine:
 Engine = _Engine()
 
 
-# YAML 1.1's other numbers: 010 is 8, 0x10 is 16, 1_000 is 1000, and 1:30 is 90.
+# Numbers in other notations of YAML 1.1: 010 is 8, 0x10 is 16, 1_000 is 1000, and 1:30 is 90.
 _NOT_DECIMAL = re.compile(r"[-+]?(0[0-7_]+|0[bx][\da-fA-F_]+|\d[\d.]*[_:][\d_:.]*)")
 
 
 def _check_yaml() -> None:
-    """Refuse numbers in papermill's -f and -y that `--set` would read in another way."""
+    """Refuse numbers in papermill's options -f and -y that `--set` would read differently."""
     import yaml
 
     context = click.get_current_context(silent=True)
@@ -80,7 +82,10 @@ def _check_yaml() -> None:
 def _in_one_line(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Print an error of papermill's -f and -y, which it reads before it calls an engine."""
+    """Print an error in papermill's options -f and -y in one line; an `excepthook`.
+
+    papermill reads these options before it calls an engine.
+    """
     import yaml
 
     if isinstance(error, OSError):
@@ -92,33 +97,35 @@ def _in_one_line(
         sys.__excepthook__(kind, error, trace)
 
 
-if re.search(r"--engine[ =]ogbnlib\b", " ".join(sys.argv)):  # papermill itself imports this
+# True where papermill's own command line imports this module.
+if re.search(r"--engine[ =]ogbnlib\b", " ".join(sys.argv)):
     sys.excepthook = _in_one_line
 
 
 def begin_notebook() -> None:
     """Check the notebook's parameters, enter its working folder, and print versions and machine.
 
-    JupyterLab starts a kernel in a folder of the checkout; relative paths such as `data` and `runs`
-    then start at the checkout itself. Elsewhere they start where papermill was started.
+    JupyterLab starts a kernel in a folder of the checkout. The checkout itself then becomes the
+    working folder, so that relative paths such as `data` and `runs` start there. Elsewhere they
+    start in the folder where papermill was started.
     """
     from ..doctor import machine
 
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     cells = shell.user_ns["In"] if shell else []
     for defaults, injected in itertools.pairwise(cells):
-        # papermill's cell of values, below the cell of defaults
+        # papermill inserts its cell of values below the cell of defaults
         if injected.startswith("# Parameters\n"):
             values = {name: value for name, (_, value) in _assignments(injected).items()}
             check_parameters(values, defaults)
             break
     print(machine())
-    if "JPY_SESSION_NAME" in os.environ:  # JupyterLab, whose user waits and may close the tab
+    if "JPY_SESSION_NAME" in os.environ:  # in JupyterLab, the user waits and may close the tab
         print(
             "the imports below take 10 to 20 s the first time; a run continues when this tab is "
             'closed, and then\nRun.open("runs/NAME").follow() in a new cell shows it'
         )
-        # a notebook of one's own has no date, and a console has no file
+        # the user's own notebook has no date, and a console has no file
         with contextlib.suppress(OSError, ValueError, KeyError):
             book = json.loads(Path(os.environ["JPY_SESSION_NAME"]).read_bytes())
             print(
@@ -134,14 +141,16 @@ def begin_notebook() -> None:
 
 
 def check_parameters(values: dict[str, object], defaults: str) -> None:
-    """Refuse unknown names and values of the wrong type or range, by the source of the
-    `parameters` cell."""
+    """Refuse parameters with an unknown name, a wrong type or a value out of range.
+
+    `defaults` is the source of the notebook's `parameters` cell.
+    """
     known = _assignments(defaults) if values else {}
     problems = []
     for name, value in values.items():
         if name in known:
             problems.append(_problem(name, value, *known[name], defaults))
-        elif not name.startswith("PAPERMILL_"):  # of --inject-paths
+        elif not name.startswith("PAPERMILL_"):  # set by --inject-paths
             problems.append(unknown_name(name, known, "parameter"))
     if any(problems):
         raise ParameterError("\n".join(filter(None, problems)))
@@ -152,7 +161,8 @@ def _problem(
 ) -> str:
     """Describe a value of the wrong type or range; "" if it fits.
 
-    `default` is this parameter's, `defaults` the source of the cell, whose comments name bounds.
+    `default` is the default of this parameter. `defaults` is the source of the `parameters` cell,
+    whose comments name bounds.
     """
     if _accepts(annotation, value):
         return _out_of_range(name, value, default, defaults)
@@ -167,17 +177,18 @@ def _problem(
 
 
 def _out_of_range(name: str, value: object, default: object, defaults: str) -> str:
-    """Describe a value that no run can have; "" if there is none.
+    """Describe a value that no run can have; "" if the value is possible.
 
-    A name that is, or ends with, that of a run's parameter follows its rule; a limit and a size
-    are sizes; a count is at least 1, or what its comment says: "at least 2".
+    A parameter whose name is, or ends with, the name of a `TrainConfig` field follows that field's
+    rule. Limits and sizes must be sizes. A count must be at least 1, or at least the number in its
+    comment, such as "at least 2".
     """
     from ..config import TrainConfig, check_value
 
     fields = []
     for field in TrainConfig.model_fields:
         if f"_{name}".endswith(f"_{field}"):
-            with contextlib.suppress(InputError):  # its default shows another meaning
+            with contextlib.suppress(InputError):  # a refused default shows another meaning
                 check_value(field, default)
                 fields.append(field)
     try:
@@ -202,8 +213,11 @@ def _out_of_range(name: str, value: object, default: object, defaults: str) -> s
 
 
 def _check_sizes(name: str, value: object, default: object) -> None:
-    """Refuse a value that is no size in a parameter of sizes: one that ends with "_limit", or has a
-    size or a list of sizes as default."""
+    """Refuse a value that is not a size where a size is expected.
+
+    A parameter takes sizes if its name ends with "_limit", or if its default is a size or a list
+    of sizes.
+    """
     texts = default if isinstance(default, list) else [default]
     are_sizes = [re.fullmatch(r"[\d.]+ *[kmgt]i?b?", str(text), re.IGNORECASE) for text in texts]
     if not name.endswith("_limit") and not (texts and all(are_sizes)):
@@ -217,8 +231,8 @@ def _check_sizes(name: str, value: object, default: object) -> None:
 
 
 def _assignments(source: str) -> dict[str, tuple[str | None, object]]:
-    """Return (type, default) of each assignment; the type is the annotation, or else the type of
-    the default."""
+    """Return name -> (type, default) for each assignment; the type is the annotation, or else the
+    type of the default."""
     # papermill's own `inspect_notebook` uses a regular expression that misses `str | None` and
     # `tuple[int, ...]`.
     parameters = {}

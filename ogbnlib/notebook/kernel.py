@@ -1,9 +1,9 @@
-"""Notebook execution for papermill: a watched kernel, and an ending that notebook and exit code
-show.
+"""Notebook execution for papermill: the kernel is watched; notebook and exit code show how it
+ended.
 
-papermill alone marks every cell "completed" when the kernel dies. Its exit code is always 138. This
-engine marks the running cell failed, leaves later cells pending, and adds a banner with cause,
-limit, peak and phase.
+Without this engine, papermill marks every cell "completed" when the kernel dies, and its exit code
+is always 138. This engine marks the running cell failed, leaves later cells pending, and adds a
+banner with cause, limit, peak and phase.
 """
 
 import os
@@ -33,14 +33,14 @@ from ..runs.folder import Run, RunEnded, RunStopped
 
 
 class KernelDied(DeadKernelError):
-    """Kernel process that ended by itself."""
+    """Error for a kernel process that ended by itself."""
 
     facts: dict[str, str]  # cause, exit code, limit, peak, next step and phase
 
 
 class _Client(PapermillNotebookClient):  # type: ignore[misc]
-    """papermill's client with a kernel whose memory is recorded and that gets the signals papermill
-    received."""
+    """papermill's client, which also records the kernel's memory and forwards the signals that
+    papermill receives to the kernel."""
 
     def __init__(self, nb_man: NotebookExecutionManager, pending: set[int], **options: Any):
         super().__init__(nb_man, **options)
@@ -48,26 +48,26 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         self._cell_peak = 0
         self._kills_before: int | None = None
         self._recorder: Recorder | None = None
-        self._index: int | None = None  # of the code cell that runs, or ran last
+        self._index: int | None = None  # of the code cell that is running or ran last
         self._error: BaseException | None = None
 
     def execute(self, **options: Any) -> Any:
         with tempfile.TemporaryDirectory(prefix="ogbnlib-kernel-") as folder:
-            # the kernel appends the folder of each run that it starts
+            # a file to which the kernel appends the folder of each run that it starts
             self._runs = Path(folder) / "runs"
             self._runs.touch()
             try:
                 return super().execute(**options)
             except BaseException as error:
-                # cleaning up may have failed as well
+                # the cell's own error first, because cleaning up may have failed as well
                 raise self._mark_failure(self._error or error) from None
             finally:
                 if self._recorder is not None:
                     self._recorder.stop()
 
     def start_new_kernel(self, **options: Any) -> None:
-        # Its memory is recorded until `execute` ends, in the temporary folder made there.
-        # A kernel without a session name prints progress as lines for a log.
+        # The kernel's memory is recorded in the temporary folder of `execute`, until `execute`
+        # ends. Without JPY_SESSION_NAME, a kernel prints progress as lines for a log.
         env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
         super().start_new_kernel(env={**env, RUNS_VARIABLE: str(self._runs)}, **options)
         self._process = self.km.provisioner.process
@@ -77,8 +77,11 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         )
 
     def _on_sample(self, reading: Reading) -> None:
-        """Note the cell's peak and forward signals, SIGUSR1 once the kernel has a handler: else it
-        would end by it."""
+        """Note the cell's peak, and forward signals to the kernel.
+
+        SIGUSR1 waits until the kernel has a handler for it, because without one it would end the
+        kernel.
+        """
         self._cell_peak = max(self._cell_peak, reading.held_bytes or 0)
         for signum in sorted(self._pending):
             status = read_whole(f"/proc/{self._process.pid}/status")
@@ -108,20 +111,22 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             cell.metadata["ogbnlib"] = {"peak_bytes": max(self._cell_peak, now)}
 
     def _mark_failure(self, error: BaseException) -> BaseException:
-        """Mark the cell at which the notebook ended as failed; papermill would leave it
-        completed."""
+        """Mark the cell at which the notebook ended as failed, and return the error to raise.
+
+        papermill would leave the cell completed.
+        """
         # jupyter_client raises a plain RuntimeError for a kernel that died before it was ready.
         if self._recorder and isinstance(error, RuntimeError) and "Kernel died" in str(error):
             facts = self._facts(self._recorder)
             error = KernelDied(facts["cause"])
             error.facts = facts
-        # the cell that ran, else the first one of code
+        # the cell that ran, else the first code cell
         codes = [i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code"]
         for index in codes[:1] if self._index is None else [self._index]:
             cell = self.nb.cells[index]
             name = type(error).__name__
             text = str(error)
-            # of the kernel's interruption
+            # drop the error output of the kernel's interruption
             cell.outputs = [out for out in cell.outputs if out.output_type != "error"]
             cell.outputs.append(
                 v4.new_output("error", ename=name, evalue=text, traceback=[f"{name}: {text}"])
@@ -130,14 +135,15 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         return error
 
     def _kills(self) -> int | None:
-        """Return how many processes of the kernel's cgroup were killed for memory, if it counts."""
+        """Return how many processes of the kernel's cgroup were killed for memory; None if no
+        cgroup counts them."""
         return self._cgroup.count("oom_kill") if self._cgroup else None
 
     def _facts(self, recorder: Recorder) -> dict[str, str]:
-        """Return why the kernel ended, for the banner; waits for its end."""
+        """Wait until the kernel has ended; return the facts of its end for the banner, by name."""
         status = self._process.wait()
         code = max(status, 1)  # an exit with 0 in mid-notebook is an error, too
-        if status < 0:  # -N of Popen is signal N, 128 + N of a shell
+        if status < 0:  # Popen shows signal N as -N, a shell as 128 + N
             code = 128 - status
         _, cause, remedy, *_ = meaning_of(code)
         before = self._kills_before
@@ -168,23 +174,23 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         }
 
     def output(self, outs: list[NotebookNode], *args: Any) -> Any:
-        """Merge successive pieces of one stream; of a progress bar only the last state is saved."""
+        """Merge successive outputs of one stream; save only the last state of a progress bar."""
         out = super().output(outs, *args)
         if out is not None and out.output_type == "stream" and outs[-1:] == [out]:
             same = len(outs) > 1 and outs[-2].output_type == "stream" and outs[-2].name == out.name
             text = (outs.pop(-2).text if same else "") + out.text
-            # what \r overwrites
+            # remove text that \r overwrites
             outs[-1] = NotebookNode({**out, "text": re.sub(r".*\r(?=[^\n])", "", text)})
         return out
 
 
 class NotebookEngine(NBClientEngine):  # type: ignore[misc]
-    """papermill's engine with this client, and its exit codes."""
+    """papermill's engine, with `_Client` and with exit codes that show how the notebook ended."""
 
     @classmethod
     def execute_notebook(cls, nb: NotebookNode, kernel_name: str, **options: Any) -> Any:
-        """Execute `nb`; after a dead kernel, or a training run that did not finish, papermill exits
-        with its code."""
+        """Execute `nb`. After a dead kernel or an unfinished training run, papermill exits with
+        the exit code of that kernel or run."""
         exit_code = None
         try:
             nb = super().execute_notebook(nb, kernel_name, **options)
@@ -194,7 +200,7 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
                 "## The kernel died",
                 *(f"- **{name}**: {text}" for name, text in error.facts.items()),
             ]
-            # papermill's own tag has the next execution remove the banner.
+            # papermill's own tag makes the next execution remove the banner.
             nb.cells.insert(
                 0, v4.new_markdown_cell("\n".join(lines), metadata={"tags": [ERROR_MARKER_TAG]})
             )
@@ -210,7 +216,7 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
                 exit_code = int(codes[0])
             if exit_code is not None:
                 ended = click.ClickException(str(error))
-                ended.exit_code = exit_code  # type: ignore[misc]  # of papermill's command line
+                ended.exit_code = exit_code  # type: ignore[misc]  # for papermill's command line
                 raise ended from None
             raise
         return nb

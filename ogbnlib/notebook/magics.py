@@ -1,8 +1,8 @@
 """Cell magics of `%load_ext ogbnlib`: `%%memory` records a cell, `%%memory_limit 4GB` runs it in a
-child process.
+child process under that limit.
 
-Variables go between kernel and child as pickles, in a temporary folder of mode 700 that ends with
-the cell.
+Kernel and child exchange variables as pickles, in a temporary folder of mode 700 that is deleted
+after the cell.
 """
 
 import ast
@@ -32,15 +32,17 @@ if TYPE_CHECKING:
 
     from ..runs.folder import Run
 
-# A line of the child's output in place of a display, with its number; terminals do not show lines
-# of this kind.
+# The line that the child prints in place of a display, with the display's number. Terminals do not
+# show lines of this kind.
 _DISPLAY = re.compile("\x1b_ogbnlib (\\d+)\n")
-_STATEMENT_LETTERS = 32  # of a phase named after a statement
+_STATEMENT_LETTERS = 32  # most letters in the name of a statement's phase
+# the beginning of a `_DISPLAY` line, at the end of a text
 _DISPLAY_BEGUN = re.compile("\x1b(_[a-z]*( \\d*)?)?\\Z")
 
 
 class CellFailed(RuntimeError):
-    """Limited cell that raised an exception, or ended before it handed back its results."""
+    """Error for a limited cell that raised an exception, or ended before it returned its
+    results."""
 
 
 def load_ipython_extension(shell: "InteractiveShell") -> None:
@@ -54,8 +56,8 @@ def load_ipython_extension(shell: "InteractiveShell") -> None:
 
 
 def _as_line_magic(lines: list[str]) -> list[str]:
-    """Turn `%%memory` into a line of its cell, so that `await`, `_` and tracebacks work as in any
-    cell."""
+    """Turn `%%memory` into a line magic of its cell, so that `await`, `_` and tracebacks work as
+    in any cell."""
     if not lines[1:] or lines[0].split()[:1] != ["%%memory"]:
         return lines
     from IPython.core.inputtransformer2 import cell_magic
@@ -64,7 +66,7 @@ def _as_line_magic(lines: list[str]) -> list[str]:
 
 
 class _Magics:
-    """The two magics of a shell."""
+    """The magics `%%memory` and `%%memory_limit` of one shell."""
 
     def __init__(self, shell: "InteractiveShell"):
         self._shell = shell
@@ -75,8 +77,8 @@ class _Magics:
         """%%memory
 
         Run the cell as usual, then show its memory over time, sampled every 20 ms, and its peak.
-        Child processes are included, each page once. Use `with ogbnlib.phase("load"):` in the cell
-        to name moments.
+        Child processes are included; each page is counted once. Use `with ogbnlib.phase("load"):`
+        in the cell to name moments.
         """
         if cell is not None:
             self._shell.run_cell(f"%%memory\n{cell}")
@@ -86,8 +88,8 @@ class _Magics:
         self._recording.enter_context(self._recorded())
 
     def end_memory(self, result: "ExecutionResult | None") -> None:
-        """Stop recording; the shell calls this at the end of each cell, also of cells inside
-        another one."""
+        """Stop recording. The shell calls this at the end of each cell, also at the end of a cell
+        inside another one."""
         if result is None or self._recorded_cell in (None, result):
             self._recording.close()
 
@@ -126,10 +128,11 @@ class _Magics:
         Run the cell in a child process under a memory limit. The kernel survives when the child is
         killed.
 
-        The child has copies of the variables after --in, and no others; copies of those after --out
-        come back. Output appears as it comes. If the limit kills the child, the cause is shown; the
-        cell fails only if --out is given. Each statement of the cell is a phase of the record. With
-        --run that record stays in a new folder, and the variable `name` is its `Run`.
+        The child gets copies of the variables after --in, and no others. Copies of the variables
+        after --out come back to the notebook. Output appears as it comes. If the limit kills the
+        child, the cause is shown; the cell fails only if --out is given. Each statement of the
+        cell is a phase of the record. With --run, the record stays in a new folder, and the
+        variable `name` is its `Run`.
         """
         from IPython.core.magic_arguments import MagicArgumentParser
         from IPython.display import display
@@ -174,7 +177,8 @@ class _Magics:
             self._hand_back(done, folder, outputs)
 
     def _hand_back(self, done: "Run", folder: Path, outputs: list[str]) -> None:
-        """Set the variables of --out, or fail the cell where its process ended without them."""
+        """Set the variables of --out, or fail the cell if its process ended without writing
+        them."""
         files = {name: folder / f"--out-{name}.pickle" for name in outputs}
         if done.exit_code == 0 and all(file.exists() for file in files.values()):
             for name, file in files.items():
@@ -214,7 +218,7 @@ class _Magics:
 
         from .plots import plot_timeline
 
-        # not pyplot's, whose figures are the cell's own
+        # not a pyplot figure, because pyplot's figures belong to the cell
         figure = Figure(figsize=(9, 3.4), layout="constrained", facecolor="none")
         plot_timeline(run, figure.subplots(), title=title)
         picture = io.BytesIO()
@@ -228,7 +232,8 @@ def _split(names: list[str]) -> list[str]:
 
 
 class _Output(io.TextIOBase):
-    """Stream of the child's output to the notebook, with each display in its place."""
+    """Stream that passes the child's output on to the notebook and shows each display in its
+    place."""
 
     def __init__(self, folder: Path, stream: TextIO, publisher: "DisplayPublisher"):
         self._folder = folder
@@ -265,8 +270,8 @@ def _dump(folder: Path, name: str, value: object, option: str) -> None:
 
 
 def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
-    """Create the child's shell: displays go to the kernel, the lines of a traceback to
-    `error_lines`."""
+    """Create the child's shell. It sends displays to the kernel and stores the lines of a
+    traceback in `error_lines`."""
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
     from IPython.core.interactiveshell import InteractiveShell
@@ -290,7 +295,7 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
             update: bool = False,
             **_: object,
         ) -> None:
-            # Widgets live in the child.
+            # Widgets exist only in the child, so the kernel can't show them.
             shown = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}
             send("publish", shown, metadata, transient=transient, update=update)
 
@@ -349,11 +354,11 @@ class _StatementPhases(ast.NodeTransformer):
 
 
 def _main(folder: Path) -> int:
-    """In the child process unpickle the inputs, run the cell, pickle the outputs; return the exit
-    code."""
+    """Run the job in the child process: unpickle the inputs, run the cell, pickle the outputs.
+    Return the exit code."""
     job = pickle.loads((folder / "job").read_bytes())
     sys.path[:] = job["path"]
-    os.environ.setdefault("MPLBACKEND", "agg")  # if no notebook shows pictures
+    os.environ.setdefault("MPLBACKEND", "agg")  # where no notebook shows pictures
     # a read from the kernel's own input would wait for ever
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     shell = _make_shell(folder, job)

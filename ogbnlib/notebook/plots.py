@@ -42,7 +42,7 @@ _SHADES = {
     "eval": ("evaluating", "#bfe3c0"),
     "release": ("_release", "none"),
 }
-# words of a part's name -> its colour; black text is readable on each
+# words in the name of a memory part -> its colour; black text is readable on each
 _PART_COLOURS = {
     "features": "#8db4e2",
     "COO": "#f0a35e",
@@ -68,7 +68,7 @@ LIMIT = "#c0392b"
 KILLED = "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
 _ROOM = 1.12  # height of the axis / the highest sample or limit
-_NAME_LETTERS = 24  # of a line of a phase's name in a picture
+_NAME_LETTERS = 24  # most letters in a line of a phase's name
 # Figures are transparent. This grey has a contrast of 4.3 on white and on a dark theme's #111111.
 _GREY = "#797979"
 _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": _GREY}
@@ -114,15 +114,16 @@ def _mark(
 
 
 def _unit(largest_bytes: float) -> tuple[int, str, Callable[[float], str]]:
-    """Return a figure's unit (bytes, name, format of a number): GB if the largest size reaches
-    one."""
+    """Return the unit of a figure (bytes, name, number format): GB if the largest size is 1 GB or
+    more, else MB."""
     if largest_bytes >= GB:
         return GB, "GB", "{:.2f} GB".format
     return MB, "MB", "{:.0f} MB".format
 
 
 def _plain(text: object) -> str:
-    """Return a name for a picture: matplotlib would read formulas between dollar signs."""
+    """Return a name in a form for pictures: in one line, with dollar signs escaped, as matplotlib
+    would read formulas between them."""
     return printable(text).replace("\n", " ").replace("$", r"\$")
 
 
@@ -143,7 +144,10 @@ def _draw_run(
     layers: Mapping[str, tuple[str, str]],
     title: str | None,
 ) -> float:
-    """Draw stacked layers over the run's phases; return the right end of the axis."""
+    """Draw the stacked layers of a run over time; return the last moment shown, in seconds.
+
+    The axis is 2 % longer.
+    """
     names, colours = zip(*layers.values(), strict=True)
     visible = stacks.max(axis=1, initial=0) > 0.005 * stacks.sum(axis=0).max(initial=0)
     labels = [name if seen else f"_{name}" for name, seen in zip(names, visible, strict=True)]
@@ -158,7 +162,8 @@ def _draw_run(
 
 
 def _shade(phase: Phase) -> tuple[str, str]:
-    """The label and colour of a phase by its name, or by its code if it is a statement of a cell."""
+    """Return the label and colour of a phase, by its name or, for a statement of a cell, by its
+    code."""
     name = phase.name.lower()
     if name.startswith("line ") and "loader(" in name:
         name = "build"
@@ -167,8 +172,8 @@ def _shade(phase: Phase) -> tuple[str, str]:
 
 
 def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array) -> None:
-    """Shade each phase outside its inner ones, with its name."""
-    is_training = run.paths.config.is_file()  # of other commands every phase is drawn
+    """Shade each phase where none of its inner phases runs, and write its name there."""
+    is_training = run.paths.config.is_file()  # for other commands, every phase is drawn
     shown = (*_SHADES,) if is_training else ""
     phases = [phase for phase in run.phases if phase.name.lower().startswith(shown)]
     spans = []
@@ -182,7 +187,7 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
         is_thin = stop - phase.start_s < 0.004 * end_s  # thinner than a line
         if is_thin or label in ax.get_legend_handles_labels()[1]:
             label = "_again"
-        # An outer phase is drawn outside its inner ones: two colours on each other are a third.
+        # An outer phase is not drawn under its inner ones: two colours would mix to a third.
         inner = [p for p in phases if p.depth > phase.depth and not p.name.startswith("release")]
         pieces = [*_pieces(phase.start_s, stop, inner)]
         for piece in pieces:
@@ -196,10 +201,10 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
 def _write_names(
     ax: Axes, spans: list[tuple[float, float, str]], end_s: float, in_use: Array, time_s: Array
 ) -> None:
-    """Write names upright into spans that are wide enough: in the curve where memory is high, else
-    above it."""
+    """Write names vertically into spans that are wide enough: inside the curve where memory is
+    high, else above it."""
     figure: Any = ax.get_figure()
-    # a line of text, in points
+    # the width of a line of text, 9.5 points, in seconds
     narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s
     half = 0.5 * ax.get_ylim()[1]
     below_limit = 0.97 / _ROOM
@@ -223,7 +228,7 @@ def _write_names(
 
 
 def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[tuple[float, float]]:
-    """The parts of a span outside the inner phases."""
+    """Yield the parts of a span that lie outside the inner phases."""
     for phase in sorted(inner, key=lambda phase: phase.start_s):
         if start_s < phase.start_s < stop_s:
             yield start_s, phase.start_s
@@ -234,7 +239,7 @@ def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[t
 
 
 def _wrapped(label: str, lines: int) -> str:
-    """A phase's name for a picture, its end left out if it is too long for this many lines."""
+    """Wrap a phase's name for a picture; cut it if it is too long for this many lines."""
     return "\n".join(textwrap.wrap(_plain(label), _NAME_LETTERS, max_lines=lines, placeholder="…"))
 
 
@@ -246,8 +251,8 @@ def plot_timeline(
     top_bytes: float | None = None,
     legend: bool = True,
 ) -> Axes:
-    """Plot a run's memory over time: anonymous, shared and file memory stacked, phases, limit,
-    peak, and a kill.
+    """Plot a run's memory over time: stacked anonymous, shared and file memory, with phases,
+    limit, peak, and a kill.
 
     `top_bytes` is the upper end of the axis, to draw several runs on one scale.
     """
@@ -302,11 +307,11 @@ def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
 
 
 def plot_cuda(run: RunLike) -> Axes:
-    """Plot a run's GPU memory over time: allocated, reserved but unallocated, free, and the largest
-    free block.
+    """Plot a run's GPU memory over time: allocated, reserved but unallocated, free, and the
+    largest free block.
 
-    A tick at the bottom marks a retried allocation, a cross a failed one. The top is the cap of
-    `max_cuda_memory`.
+    A tick at the bottom marks a retried allocation, a cross a failed one. The top of the stack is
+    the most that the run may reserve, such as the cap `max_cuda_memory`.
     """
     run = Run.open(run)
     table = run.cuda
@@ -349,14 +354,14 @@ def plot_cuda(run: RunLike) -> Axes:
 
 
 def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
-    """Plot several runs side by side on one scale of memory; `runs` is title -> run or folder, or a
-    list of these."""
+    """Plot several runs side by side on one memory scale; `runs` maps titles to runs or their
+    folders, or lists runs or folders."""
     titled = [*named(runs).items()]
     if not titled:
         raise InputError("runs: expected at least one run to draw, got none")
     columns = min(columns, len(titled))
     rows = -(-len(titled) // columns)
-    # 3 panels fit JupyterLab in 1400 pixels
+    # 3 panels fit into JupyterLab at 1400 pixels
     size = (4.0 if columns > 2 else 4.6) * columns, 3.9 * rows
     figure, grid = _figure(rows, columns, size, sharey=True)
     for ax in grid.flat[len(titled) :]:
@@ -373,12 +378,13 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
 
 
 def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) -> Axes:
-    """Plot seconds of an epoch against the memory limit, a line per policy for the later epochs and
-    a dotted one for the first; `runs` is (policy, limit) -> run."""
+    """Plot the seconds of an epoch against the memory limit. Each policy has a line for the mean
+    of the later epochs and a dotted line for the first epoch. `runs` maps (policy, limit) to a
+    run."""
     ax = _axes(width=7.5, height=4)
     policies = list(dict.fromkeys(policy for policy, _ in runs))
     highest = 0.0
-    sizes = dict.fromkeys(limits, "")  # of a limit under which no policy ran
+    sizes = dict.fromkeys(limits, "")  # empty for a limit under which no policy ran
     for policy in policies:
         points = [
             (i, Run.open(runs[policy, limit]))
@@ -404,7 +410,9 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
             [0] * len(dead),
             "X",
             clip_on=False,
-            in_layout=False,  # an empty line that is not clipped would take the room to the corner
+            # an empty line that is not clipped would make the layout reserve the room up to the
+            # corner
+            in_layout=False,
             zorder=5,
             **{**_CROSS, "color": line.get_color()},
         )
@@ -420,7 +428,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
 
 def plot_accuracy(runs: Runs) -> Figure:
     """Plot loss, valid accuracy (full line) and test accuracy (dashed) over the epochs, and mark
-    the epoch that is best on valid by the run's `keep_by`."""
+    the best epoch on valid by the run's `keep_by`."""
     figure, ((losses, accuracies),) = _figure(1, 2, (10, 4))
     for name, run in named(runs).items():
         name = _plain(name)
@@ -463,8 +471,8 @@ def plot_accuracy(runs: Runs) -> Figure:
 def plot_peaks(
     peaks: Mapping[str, RunLike | float], limit_bytes: float | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Plot horizontal bars of peak memory (bytes, or the anonymous + shared memory of runs), and
-    the limit."""
+    """Plot peak memory as horizontal bars, and the limit. `peaks` maps names to bytes, or to runs,
+    whose peak of anonymous + shared memory is shown."""
     ax = _axes(ax, 9, 0.5 * len(peaks) + 1.2)
     sizes = [
         size if isinstance(size, int | float) else Run.open(size).held_peak_bytes
@@ -475,7 +483,7 @@ def plot_peaks(
     colours = [KILLED if size >= killed_bytes else PARTS["anon"][1] for size in sizes]
     unit, name, text = _unit(largest)
     bars = ax.barh([_plain(name) for name in peaks], [size / unit for size in sizes], color=colours)
-    # of a run that was not started
+    # a run that was not started has no peak
     labels = [text(size / unit) if size else "not measured" for size in sizes]
     ax.bar_label(bars, labels, padding=3, fontsize=9, color=_GREY)
     ax.invert_yaxis()
@@ -546,10 +554,11 @@ def plot_parts(
     limit_bytes: int,
     full: Mapping[str, Advice],
 ) -> Axes:
-    """Plot the named parts in memory at the peak of each plan, or in the first phase that passes
-    the limit; a mark at the measured peak of its run, and a cross if it was killed.
+    """Plot the named parts of memory for each plan, at its peak or in the first phase that exceeds
+    the limit. A mark shows the measured peak of the plan's run, a cross a killed run.
 
-    `full` has the same plans for a larger data set, whose limits or peaks stand beside the names.
+    `full` has the same plans for a larger data set. Their limits, or else their peaks, are written
+    beside the names.
     """
     ax = _axes(width=10, height=0.75 * len(plans) + 0.8)
     unit, unit_name, text = _unit(limit_bytes)
@@ -603,10 +612,11 @@ def _part_colour(name: str) -> str:
 
 
 def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int], unit: int) -> float:
-    """Draw the parts of one phase as a bar with their names in it; return its end in the unit."""
+    """Draw the parts of one phase as a bar with their names in it; return the bar's end in
+    `unit`."""
     left = 0.0
     figure: Any = ax.get_figure()
-    letters = 14 * figure.get_figwidth() / ax.get_xlim()[1]  # along the axis, for one unit
+    letters = 14 * figure.get_figwidth() / ax.get_xlim()[1]  # in one unit of the axis
     for name, size in parts.items():
         width = size / unit
         colour = _part_colour(name)

@@ -1,4 +1,5 @@
-"""Tables of runs: exit, peaks, times, forecast and measurement, cost of loaders and releases."""
+"""Tables of runs: exit, peaks, times, forecast and measurement, costs of loaders, memory
+released."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,21 +19,22 @@ from ..sources.resolve import size_of
 
 
 def _epoch_s(run: Run) -> float:
-    """Seconds of an epoch: the median, without the first of several, which loads libraries."""
+    """Return the median seconds of an epoch, without the first of several, which loads
+    libraries."""
     times = run.metrics["time_s"]
     return float(times.iloc[min(1, len(times) - 1) :].median())
 
 
 def compare_runs(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: its end, its peak memory in use (anonymous + shared) in GB, its
-    seconds, those of an epoch (the median, without the first of several) and of all evaluations,
-    last metrics."""
+    """Return one row per run: how it ended, its peak memory in use (anonymous + shared) in GB, the
+    seconds of the run, of an epoch (the median, without the first of several) and of all
+    evaluations, and the last metrics."""
     rows: dict[str, dict[str, object]] = {}
     for name, run in named(runs).items():
         rows[name] = {
             "ended": run.state,
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
-            # of one that was not started
+            # NaN for a run that was not started
             "peak GB": round(run.held_peak_bytes / GB, 3) or float("nan"),
             "run s": round(run.result.get("duration_s", run.record.duration_s), 1),
         }
@@ -49,8 +51,9 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
     """Return one row per run: predicted and measured peak, and the forecast of its settings on the
     data set `full`.
 
-    Peaks are anonymous + shared memory. The error of the prediction is relative to the measurement;
-    both are NaN for a killed run, whose peak is that of its limit.
+    Peaks are anonymous + shared memory. The error of the prediction is relative to the measured
+    peak. Both are NaN for a run that did not finish, because a killed run's peak is that of its
+    limit.
     """
     rows = {}
     for name, run in named(runs).items():
@@ -70,8 +73,8 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
 
 @clear_errors()
 def loader_costs(run: RunLike) -> pd.DataFrame:
-    """Return the memory that building each loader kept, and needed for a moment, in MB and in bytes
-    per edge."""
+    """Return the memory that building each loader kept, and the memory that it needed at its peak,
+    in MB and in bytes per edge."""
     run = Run.open(run)
     table = run.phase_memory
     edges = trained_edges(size_of(run.config.dataset), run.config.undirected)
@@ -84,8 +87,8 @@ def loader_costs(run: RunLike) -> pd.DataFrame:
 
 
 def released(run: RunLike) -> pd.DataFrame:
-    """Return the MB that each step of each `release_memory` call in a run gave back; negative if it
-    took memory."""
+    """Return the MB that each step of each `release_memory` call in a run gave back; negative if
+    the step took memory."""
     events = [event for event in Run.open(run).events if event["event"] == "release"]
     table = pd.DataFrame(
         events, columns=["after", "gc", "malloc_trim", "synchronize", "empty_cache"]
@@ -120,12 +123,13 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
 
 
 def compare_steps(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: MB that a training step adds, seconds of an epoch (their median), both
-    also relative to the first run.
+    """Return one row per run: the MB that a training step adds and the median seconds of an epoch,
+    both also relative to the first run.
 
-    On a GPU a step is the memory that torch allocated; else the rise within an epoch
-    (`Run.phase_memory`), which includes the batch and its sampling. The first of several epochs is
-    not counted: it loads libraries, and makes gradients that stay.
+    On a GPU, the memory of a step is the peak that torch allocated. Without a GPU, it is the rise
+    within an epoch (`Run.phase_memory`), which includes the batch and its sampling. Rises and
+    seconds leave out the first of several epochs: it loads libraries and allocates gradients that
+    stay.
     """
     runs = named(runs)
     allocated = compare_cuda(runs)["allocated GB"] * 2**10
@@ -142,8 +146,8 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
 
 
 def best_epochs(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: the epoch that is best on valid by the run's `keep_by`, its valid and
-    test accuracy, epochs trained, peak in GB."""
+    """Return one row per run: the best epoch on valid by the run's `keep_by`, its valid and test
+    accuracy, the number of epochs trained, and the peak in GB."""
     rows = {}
     for name, run in named(runs).items():
         best = run.best_epoch
@@ -160,8 +164,8 @@ def best_epochs(runs: Runs) -> pd.DataFrame:
 
 
 def phase_seconds(runs: Runs) -> pd.DataFrame:
-    """Return the seconds of each run in each kind of phase, summed over epochs, without inner
-    phases."""
+    """Return the seconds that each run spent in each kind of phase, summed over epochs, without
+    inner phases."""
     columns = {}
     for name, run in named(runs).items():
         own: defaultdict[str, float] = defaultdict(float)
@@ -182,11 +186,11 @@ def phase_seconds(runs: Runs) -> pd.DataFrame:
 def sampled_nodes(
     config: TrainConfig, settings: Mapping[str, Mapping[str, object]], full: str
 ) -> pd.DataFrame:
-    """Return one row per setting with the nodes of a batch: by arithmetic, counted, and expected on
-    `full`.
+    """Return one row per setting with the nodes of a batch: by arithmetic, counted, and expected
+    on `full`.
 
-    "arithmetic" is seeds x (1 + k1 + k1 k2 ...), "counted" the mean of 10 training batches of
-    `config.dataset`.
+    "arithmetic" is seeds x (1 + k1 + k1 k2 ...); "counted" is the mean of up to 10 training
+    batches of `config.dataset`.
     """
     import torch
     from torch_geometric.sampler import NodeSamplerInput
@@ -214,15 +218,16 @@ def sampled_nodes(
 
 @clear_errors()
 def step_table(config: TrainConfig, options: Mapping[str, Mapping[str, object]]) -> pd.DataFrame:
-    """One row per option: memory of a training step in MB (2**20 bytes), before anything is run.
+    """Return one row per option: the memory of a training step in MB (2**20 bytes), forecast
+    before anything is run.
 
-    Columns: `step MB`, what `compare_steps` measures without a GPU: the batch, its sampling and
-    the layers' memory; `GPU step MB`, what it measures on one, weights, gradients and Adam's
-    moments included. Of the latter, `kept MB` are the activations that wait for the backward
-    pass, and `peak MB` the most that layers have alive.
+    `step MB` forecasts the figure that `compare_steps` measures without a GPU: the batch, its
+    sampling and the layers' memory. `GPU step MB` forecasts the figure that it measures on a GPU,
+    including weights, gradients and Adam's moments. Of the GPU step, `kept MB` are the activations
+    saved for the backward pass, and `peak MB` is the most memory that the layers use at a time.
 
     Args:
-        options: Names to changes of `config`, such as `{"plain": {}, "bf16": {"precision":
+        options: Maps names to changes of `config`, such as `{"plain": {}, "bf16": {"precision":
             "bf16"}}`.
     """
     rows = {}

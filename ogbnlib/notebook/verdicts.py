@@ -1,7 +1,7 @@
 """Verdict table: what is true, the belief that it corrects, the figure, and the verdict.
 
 A missing figure (NaN) and the peak of a killed run count as "not measured"; a difference smaller
-than the noise of the runs is "undecided here". Tolerances are part of each figure's text.
+than the noise of the runs is "undecided here". The text of each figure states its tolerance.
 """
 
 import math
@@ -38,12 +38,12 @@ class Finding(NamedTuple):
 
     @property
     def word(self) -> str:
-        """The word of the verdict."""
+        """The verdict on this finding, in words."""
         return "undecided here (noise)" if self.is_noise else _WORDS[self.holds]
 
 
 class _VerdictTable(pd.DataFrame):  # type: ignore[misc]
-    """Table with one row per belief that is printed without shortened texts."""
+    """Table with one row per belief, printed with its texts in full."""
 
     def __repr__(self) -> str:
         return "\n".join(
@@ -72,9 +72,10 @@ def table(
     """Return a table with the columns finding, belief, measured and verdict.
 
     Args:
-        beliefs: Beliefs and their findings. A pair as key is the belief, and the sentence that is
-            true where the belief is not, or not wholly. Several named findings are parts of one
-            belief: "half true" if only some are true; a part without an answer hides no other.
+        beliefs: Maps each belief to its finding. A key may be a pair: the belief, and the sentence
+            that is true if the belief is false or only partly true. A belief with several named
+            findings is "half true" if only some of them are true. A finding without an answer does
+            not hide the answers of the others.
     """
     rows = []
     for key, finding in beliefs.items():
@@ -87,7 +88,7 @@ def table(
 
 
 def _verdict(parts: Mapping[str, Finding]) -> str:
-    """The one word of all parts, or the words with the names of their parts."""
+    """Return the word that all parts share, or each word with the names of its parts."""
     names: dict[str, list[str]] = {}
     for name, part in sorted(parts.items(), key=lambda item: item[1].holds is None):
         names.setdefault(part.word, []).append(name)
@@ -99,7 +100,7 @@ def _verdict(parts: Mapping[str, Finding]) -> str:
 
 
 def _truth(belief: str, instead: str, parts: Mapping[str, Finding]) -> str:
-    """The sentence that these findings carry."""
+    """Return the sentence that these findings support."""
     answers = {part.holds for part in parts.values()}
     if False in answers:
         return instead
@@ -128,13 +129,13 @@ def at_most(value: float, threshold: float, text: str = "{:.3g}") -> Finding:
 
 
 def close_to(value: float, expected: float, text: str = "{:.3g}", by: float = 0.1) -> Finding:
-    """Check that a figure differs from the expected one by the share `by` at most."""
+    """Check that a figure differs from the expected one by at most the share `by`."""
     is_close = abs(value / expected - 1) <= by
     return _compared(value, is_close, text, f"true within {by:.0%} of {{}}", expected)
 
 
 def _compared(figure: float, holds: bool, text: str, tolerance: str, bound: float) -> Finding:
-    """Finding of a comparison, whose words say the figure and the tolerance."""
+    """Return the finding of a comparison; its text states the figure and the tolerance."""
     if math.isnan(figure):
         return not_measured("no figure here")
     bare = re.sub(r".*?({[^}]*}).*", r"\1", text)
@@ -163,7 +164,8 @@ def _peaks(before: Run, after: Run, holds: bool, tolerance: str) -> Finding:
 
 
 def finished(runs: Mapping[str, Run]) -> Finding:
-    """Check that at least one of the runs finished; not measured where none came to its data."""
+    """Check that at least one of the runs finished; not measured if no run got as far as its
+    data."""
     ends = {name: _end(run) for name, run in runs.items()}
     measured = ", ".join(f"{name} {end}" for name, end in ends.items())
     if "finished" in ends.values():
@@ -182,7 +184,7 @@ def _end(run: Run) -> str:
 
 
 def killed(runs: Mapping[str, Run]) -> Finding:
-    """Check that none of the runs finished; not measured where none came to its data."""
+    """Check that none of the runs finished; not measured if no run got as far as its data."""
     finding = finished(runs)
     return finding._replace(holds=None if finding.holds is None else not finding.holds)
 
@@ -221,8 +223,9 @@ def takes_at_most(one_s: Sequence[float], other_s: Sequence[float], factor: floa
     """Check that epochs of `one_s` seconds take at most `factor` times as long as epochs of
     `other_s` seconds.
 
-    The figure is the ratio of the medians. Each epoch is compared with each: if neither answer has 9
-    of 10 pairs, the noise is larger than the difference.
+    The figure is the ratio of the medians. Each epoch of one is also compared with each epoch of
+    the other. If fewer than 9 of 10 pairs give the same answer, the noise is larger than the
+    difference.
     """
     ratios = sorted(one / other for one in one_s for other in other_s)
     if not ratios:
@@ -237,8 +240,8 @@ def takes_at_most(one_s: Sequence[float], other_s: Sequence[float], factor: floa
 
 
 def as_accurate(one: float, other: float, num_nodes: int) -> Finding:
-    """Check that `one` accuracy is not below the `other`; undecided within two standard errors of
-    the difference."""
+    """Check that accuracy `one` is not below accuracy `other`; undecided within two standard
+    errors of the difference."""
     error = math.sqrt((one * (1 - one) + other * (1 - other)) / num_nodes)  # of two binomial shares
     measured = f"{one:.3f} against {other:.3f}, one run each; decided from {2 * error:.3f} apart on"
     if abs(one - other) <= 2 * error:

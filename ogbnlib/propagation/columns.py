@@ -1,5 +1,4 @@
-"""Rows of nodes on disk, in files of some columns each, and a hop of the columns that fit in
-RAM."""
+"""Rows of nodes on disk, in files of several columns each, and one hop over columns in RAM."""
 
 import contextlib
 import itertools
@@ -21,15 +20,20 @@ Done = Callable[[int], object]
 
 
 def pick(members: NodeSet | None, first: int, values: Array) -> Array:
-    """Return the members' rows among consecutive rows, the first of which is that of node
-    `first`."""
+    """Return the rows of `members` among `values`, the rows of consecutive nodes from `first` on.
+
+    None stands for all nodes.
+    """
     if members is None:
         return values
     return values[members.contains(np.arange(first, first + len(values)))]
 
 
 class Columns:
-    """Rows of `members`, None for all nodes, in files that lie side by side; to be closed."""
+    """Rows of `members` (None for all nodes), with their columns spread over several files.
+
+    Call `close` after use.
+    """
 
     def __init__(
         self, files: Sequence[DiskArray], dtype: np.dtype[np.generic], num_nodes: int, members: NodeSet | None = None,
@@ -46,7 +50,7 @@ class Columns:
         ]
         self.num_rows = files[0].num_rows
         self.width = self._begins[-1]
-        # nodes at a time
+        # number of nodes to read at a time
         self.step = max(1, CHUNK_BYTES // 2 // (self.width * max(2, dtype.itemsize)))
 
     @classmethod
@@ -77,7 +81,7 @@ class Columns:
             file.close()
 
     def _places(self, first: int, end: int) -> list[int]:
-        """Return the range of rows of the nodes `first` to `end`."""
+        """Return first and end of the range of rows of the nodes `first` to `end`."""
         if self.members is None:
             return [first, end]
         return [int(rank) for rank in self.members.ranks(np.array([first, end]))]
@@ -85,8 +89,10 @@ class Columns:
     def rows(
         self, first: int, end: int, columns: slice = slice(None), targets: NodeSet | None = None
     ) -> Array:
-        """Return float32 rows of the members, or of `targets` among them, in the nodes `first` to
-        `end`."""
+        """Return the float32 rows of the members among the nodes `first` to `end`.
+
+        With `targets`, only the rows of members in `targets`.
+        """
         begin, stop = self._places(first, end)
         low, high, _ = columns.indices(self.width)
         parts = []
@@ -103,9 +109,9 @@ class Columns:
         self, edges: Edges, targets: NodeSet | None, width: int, dtype: DTypeLike,
         prepare: Callable[[int, int], Array], *, loops: bool, done: Done,
     ) -> Generator[tuple[int, Array, Array], None, None]:  # fmt: skip
-        """Yield what `Edges.sweep` does for `targets`, from `width` columns of all members in RAM.
+        """Read `width` columns of all members into RAM; yield `Edges.sweep` of them for `targets`.
 
-        `prepare(first, end)` returns these columns for the members in a range of nodes.
+        `prepare(first, end)` returns these columns for the members among nodes `first` to `end`.
         """
         values = np.empty((self.num_rows, width), dtype)
         firsts = range(0, self.num_nodes, self.step)

@@ -12,10 +12,12 @@ from ..sampling.sampler import NO_EDGES
 
 
 class HopLoader(DataLoader[int]):
-    """Batches of a split: `x` [B, (hops + 1) * F] in the store's dtype, hop by hop in a row, and
-    `y` [B]."""
+    """Loader of the batches of a split: `x` [B, (hops + 1) * F] in the store's dtype, and `y` [B].
 
-    node_sampler = None  # which other loaders have
+    A row of `x` has the features of one hop after the other.
+    """
+
+    node_sampler = None  # other loaders have one
 
     def __init__(self, store: Store, ids: Tensor, labels: Tensor, **arguments: Any) -> None:
         self._store = store

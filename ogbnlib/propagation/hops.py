@@ -1,9 +1,10 @@
-"""Features propagated over the whole graph once, for SGC (Wu et al. 2019), SIGN (Frasca et al.
-2020) and SAGN (Sun et al. 2021). Hop after hop is written to disk, as many columns at a time as fit
-in RAM.
+"""Propagation of features over the whole graph, once, for SGC, SIGN and SAGN.
 
-Norm "sym" multiplies by S A S with S = degree^-1/2. (S A S)^k X = S^-1 (S^2 A)^k S X: each hop is
-computed as a mean, like norm "row". So no value between hops is larger than the largest feature.
+SGC: Wu et al. 2019; SIGN: Frasca et al. 2020; SAGN: Sun et al. 2021. Each hop is written to disk
+before the next one is computed, as many columns at a time as fit in RAM.
+
+Norm "sym" multiplies by S A S with S = degree^-1/2. As (S A S)^k X = S^-1 (S^2 A)^k S X, each hop
+is computed as a mean, as with norm "row". So no value between hops exceeds the largest feature.
 """
 
 import contextlib
@@ -59,14 +60,17 @@ from .sweep import SLICE_NODES, Edges, in_order
 
 Norm = Literal["row", "sym", "gcn"]
 Nodes = Literal["labelled", "all"]
-Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows work on so many bytes
-# in a hop's folder: the propagation's parameters, and the checksum of each file's data
+Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows progress in bytes
+# file in a hop's folder with the propagation's parameters and the checksum of each file's data
 _SEAL = "hop.json"
 
 
 def left_bytes(memory_limit: str | int | None) -> int:
-    """Return the bytes that this process may still take: of `memory_limit`, or 95 % of its cgroup
-    or free memory."""
+    """Return the bytes that this process may still use under `memory_limit`.
+
+    By default, 95 % of the memory left under its `effective_limit`, or of the machine's free memory
+    if that is less.
+    """
     if memory_limit is not None:
         return parse_bytes(memory_limit) - own_memory()[0]
     return int(
@@ -75,11 +79,11 @@ def left_bytes(memory_limit: str | int | None) -> int:
 
 
 class _Propagation:
-    """A propagation over a store. `kept` are the nodes whose rows the result has; None for all.
+    """A propagation over a store. Its result has the rows of nodes in `kept` (None: all).
 
-    The folder of a hop has `kept-FIRST.npy`, the result of those nodes, and but for the last hop
-    `rows-FIRST.npy`, what the next hop reads; FIRST is a file's first column. A folder appears
-    whole or not at all.
+    The folder of each hop has files `kept-FIRST.npy`, the result for the nodes in `kept`. All hops
+    but the last also have `rows-FIRST.npy`, the input of the next hop. FIRST is a file's first
+    column. A folder is written whole or not at all.
     """
 
     def __init__(
@@ -98,8 +102,11 @@ class _Propagation:
         self.edges = Edges(store)
 
     def survey(self, shown: Shown) -> None:
-        """Read everything once, with checksums; find the nodes that each hop must compute, and the
-        columns' scales."""
+        """Find the nodes that each hop must compute, and the columns' scales.
+
+        This verifies the checksums of graph and features. It reads the features once, and the graph
+        once per hop but the last, at least once.
+        """
         total = self.store.files["x"].bytes + max(1, self.hops - 1) * self.edges.nbytes
         with shown("reading the graph", total) as done:
             self.reached = self.edges.needed(self.kept, self.hops, done)
@@ -111,14 +118,14 @@ class _Propagation:
         self.num_kept = self.num_reached[-1]
 
     def _scales(self, done: Done) -> Array:
-        # The bits of magnitudes, as whole numbers, have the same order. Comparing them is ten times
-        # faster.
+        # The bits of magnitudes, read as integers, have the same order as the magnitudes. Comparing
+        # them is ten times faster.
         dtype = np.dtype(np.float32) if self.store.int8 else self.store.feature_dtype
         bits = np.dtype(f"u{dtype.itemsize}")
         unsigned = bits.type(np.iinfo(bits).max // 2)
         infinite = np.array(np.inf, dtype).view(bits)
         largest = np.zeros(self.store.num_features, bits)
-        # Codes of int8 are four times as large as floats.
+        # int8 codes take four times as much space once they are decoded to float32.
         step = max(1, CHUNK_BYTES // 4 // (4 * self.store.num_features))
         for first, chunk in self.store.chunks("x", checked=True):
             for begin in range(0, len(chunk), step):
@@ -176,7 +183,7 @@ class _Propagation:
             return values
 
         def results() -> Iterator[Array]:
-            """Write the rows of all targets; yield those of the kept nodes, float32 in order."""
+            """Write the next hop's input, if any; yield the kept nodes' rows, float32 in order."""
             for first, out, degrees in slices:
                 if "rows" in writers:
                     writers["rows"].write(pick(targets, first, out))
@@ -202,14 +209,14 @@ class _Propagation:
         return {f"{name}-{columns.start}": writer.crc32 for name, writer in writers.items()}
 
     def rows(self, work: Path) -> Generator[Array, None, None]:
-        """Yield rows of the result: a kept node's own features, then those of each hop."""
+        """Yield chunks of the result: each kept node's own features, then those of each hop."""
         num_nodes = self.store.num_nodes
         own = Columns.features(self.store)
         hops = [
             Columns.open(work / str(k), "kept", num_nodes, self.kept)
             for k in range(1, self.hops + 1)
         ]
-        # 2 MB of rows: as read, widened, and side by side
+        # 2 MB of rows, which are in memory as read, as float32 and side by side
         step = max(1, CHUNK_BYTES // 4 // (4 * own.width * (self.hops + 1)))
 
         def read(first: int) -> Array:
@@ -224,7 +231,7 @@ class _Propagation:
 
 
 def _is_sound(folder: Path, plan: Mapping[str, object]) -> bool:
-    """Whether the folder of a hop exists, is of this propagation and has the right bytes."""
+    """Return whether a hop's folder exists, and parameters and checksums are as expected."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         crc32 = {path.stem: zlib.crc32(load(path).data) for path in folder.glob("*.npy")}
         return bool(json.loads((folder / _SEAL).read_bytes()) == {"plan": plan, "crc32": crc32})
@@ -279,27 +286,27 @@ def propagate(
     check: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Store:
-    """Propagate a store's features over its whole graph, in bounded memory; the result appears
-    whole or not at all.
+    """Propagate a store's features over its whole graph, in bounded memory.
 
     Returns a store without edges: `x` [kept nodes, (hops + 1) * F] has a node's own features, then
-    A X, A^2 X, ... `node_id` has the kept nodes' ids in the graph. After a call that was ended or
-    killed, the next one keeps the hops that were complete. The result is the same for any memory.
+    A X, A^2 X, ... `node_id` has the kept nodes' ids in the graph. The store is written whole or
+    not at all. After a call that was ended or killed, the next call reuses the complete hops. The
+    result does not depend on the memory limit.
 
     Args:
         store: an open store, or its folder.
-        path: new or empty.
-        norm: "row", the mean over in-neighbors; "sym", 1 / sqrt(degree of the source * degree of
-            the target) with the in-degrees of PyG's `gcn_norm`; "gcn", sym with each node among its
-            own neighbors, once, as `gcn_norm` with `add_self_loops`. Otherwise the graph's own
-            self-loops count. Duplicate edges count twice.
+        path: folder of the result, new or empty.
+        norm: "row" is the mean over in-neighbors. "sym" weighs an edge by 1 / sqrt(degree of the
+            source * degree of the target), with in-degrees as in PyG's `gcn_norm`. "gcn" is "sym"
+            with each node once among its own neighbors, as in `gcn_norm` with `add_self_loops`.
+            With the other norms, the graph's own self-loops count. Duplicate edges count twice.
         nodes: keep the rows of nodes in splits ("labelled"), or "all".
-        feature_dtype: of the result, by default the store's, float32 for int8. Sums are float32.
-            With float16, values between hops are rounded to it too.
+        feature_dtype: dtype of the result; by default the store's, but float32 for int8. Sums are
+            float32. With float16, values between hops are also rounded to float16.
         memory_limit: "4 GB" or bytes for this whole process; by default 95 % of the memory that is
             left to it.
-        progress: True shows a bar; a function is called with a line every 30 s instead.
-        check: called between pieces; an exception ends the propagation.
+        progress: True shows a bar; a function is called instead, with the count after each piece.
+        check: called between pieces of work; an exception ends the propagation.
         say: called with the plan before the first hop.
     """
     if not isinstance(store, Store):
@@ -307,7 +314,7 @@ def propagate(
     check_hops(store, hops, norm, nodes)
     if feature_dtype not in (None, "float16", "float32"):
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
-    # of int8, float16 can be coarser than the codes
+    # not float16 for int8: it can be coarser than the codes
     dtype = np.dtype(feature_dtype or (store.feature_dtype if store.int8 is None else np.float32))
     target = Path(os.path.realpath(home(path)))
     check_new(target)
@@ -315,7 +322,8 @@ def propagate(
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
     run = _Propagation(store, hops, norm, members, dtype)
     with contextlib.closing(run.edges):
-        # A lower bound: how many nodes each hop must compute is known once the graph has been read.
+        # Refuses too little memory early, by a lower bound: the number of nodes that each hop must
+        # compute is known only after the graph has been read.
         planned = functools.partial(
             plan_hops, store.size, hops, left_bytes=room, itemsize=dtype.itemsize
         )
@@ -350,7 +358,7 @@ def _write_hops(
     run: _Propagation, plan: HopPlan, work: Path, target: Path, facts: Mapping[str, object], shown: Shown,
     say: Callable[[str], object],
 ) -> None:  # fmt: skip
-    """Write the hops that an earlier process has not completed."""
+    """Write the hops that no earlier process has completed."""
     numbers = range(1, run.hops + 1)
     sound = [*itertools.takewhile(lambda k: _is_sound(work / str(k), facts), numbers)]
     for old in {*work.glob("*")} - {work / str(k) for k in sound}:
@@ -379,10 +387,10 @@ def propagated(
     say: Callable[[str], object],
     check: Callable[[], None] = lambda: None,
 ) -> Store:
-    """Return the propagated features for a run; propagated once, next to its store or in
-    `data_dir`.
+    """Return the store of propagated features for a run, as `config` asks.
 
-    `progress`, `say` and `check` are those of `propagate`.
+    It is made once, next to the graph's store or in `data_dir`. `progress`, `say` and `check` are
+    as in `propagate`.
     """
     if store.hops is not None:
         _check_parameters(store, config)
@@ -430,7 +438,7 @@ def _check_parameters(result: Store, config: TrainConfig) -> None:
 
 def _made_of(store: Store) -> dict[str, int]:
     crc32 = {name: info.crc32 for name, info in store.files.items()}
-    # The same codes may stand for other values: those of 2 * x are the codes of x.
+    # Equal codes may stand for different values: 2 * x has the same codes as x.
     if store.int8 is not None:
         crc32["int8"] = zlib.crc32(np.concatenate(store.int8).data)
     return crc32

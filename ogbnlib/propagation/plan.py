@@ -1,4 +1,4 @@
-"""Memory, disk and minutes of a propagation, and its columns at a time, from sizes alone."""
+"""Plan of a propagation from sizes alone: columns at a time, memory, disk space and minutes."""
 
 import os
 from dataclasses import dataclass
@@ -10,37 +10,37 @@ from ..files import home
 from ..graph.store import GraphSize, Store
 from ..progress import seconds
 
-# For the minutes only: a 2-core machine with an NVMe-like disk; an edge is a read of memory that no
-# cache holds.
+# Used for the minutes only: a 2-core machine with an NVMe-like disk. An edge is a memory read that
+# misses all caches.
 _BYTES_PER_S = 1.2e9
 _EDGES_PER_S = 25e6
 KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs them
-# Beyond it if no kernel is in the cache yet: the peak was 717 MB for 643 planned.
+# In addition, if no kernel is in the cache yet: the peak was 717 MB where 643 MB were planned.
 COMPILING_BYTES = 80 * MB
 # One more than the cores: while one thread waits for the disk, the others compute.
 THREADS = min(8, len(os.sched_getaffinity(0))) + 1
-# The part of the memory that a process may still use which a propagation plans with.
+# Share of the memory still available to a process that a propagation plans to use.
 OWN_SHARE = 0.95
-SLICE_BYTES = 4 * MB  # of a slice's result at most, however many columns are in memory
-# Of each thread, filling the columns: 4 MB as read, 8 MB widened to float32, 8 MB for codes of
-# int8. In a sweep it is less: 2 MB of edges, two copies of a slice's offsets, 512 kB each.
+SLICE_BYTES = 4 * MB  # largest result of a slice, for any number of columns
+# Memory of each thread that fills the columns: 4 MB as read, 8 MB widened to float32, 8 MB for int8
+# codes. A sweep needs less: 2 MB of edges, and two copies of a slice's offsets, 512 kB each.
 THREAD_BYTES = 20 * MB
-# In a sweep, a result for each thread, the one that is waited for and the one at work, which is
-# written: chosen rows, scaled rows, and a copy in the type of the file.
+# Slice results in memory in a sweep: one for each thread, the one that is waited for, and the one
+# being written, with its chosen rows, its scaled rows and a copy in the file's dtype.
 NUM_SLICES = THREADS + 5
 
-# norm of a config -> (norm, whether each node is its own neighbor) in a store's record and name
+# norm of a config -> norm, and whether each node is its own neighbor, in a store's record and name
 NORMS = {"row": ("row", False), "sym": ("sym", False), "gcn": ("sym", True)}
 
 
 @dataclass(frozen=True)
 class HopPlan:
-    """Columns that are propagated at a time, and their costs."""
+    """Numbers of columns to propagate at a time, and their costs."""
 
     widths: list[int]  # columns in memory at a time, of each hop
-    held_bytes: int  # of the columns in memory; `fixed_bytes` are on top
-    disk_bytes: int  # of the result and, until it is complete, of the hops that it is made of
-    num_passes: int  # over the graph
+    held_bytes: int  # columns in memory; `fixed_bytes` come on top
+    disk_bytes: int  # the result and, until it is complete, the files of its hops
+    num_passes: int  # passes over the graph
     minutes: float  # on a 2-core machine with an NVMe-like disk
 
     def __str__(self) -> str:
@@ -53,9 +53,12 @@ class HopPlan:
 
 
 def fixed_bytes(size: GraphSize, hops: int) -> int:
-    """Memory in addition to the columns: kernels, buffers, bits of the nodes that each hop reads,
-    and the splits (ids int64, and a copy of the largest)."""
-    # Threads fill the columns, or sweep; before and after, a few chunks of 8 MB are less.
+    """Return the bytes of memory that a propagation needs in addition to the columns.
+
+    They are for kernels, buffers, the sets of nodes that each hop reads (bits and ranks), and the
+    splits (int64 ids, and a copy of the largest).
+    """
+    # Threads either fill the columns or sweep. Before and after, a few chunks of 8 MB need less.
     buffers = max(THREADS * THREAD_BYTES, NUM_SLICES * SLICE_BYTES + THREADS * 4 * MB)
     sets = (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
     seeds = size.num_seeds.values()
@@ -63,7 +66,11 @@ def fixed_bytes(size: GraphSize, hops: int) -> int:
 
 
 def columns_room(left_bytes: int, fixed: int) -> int:
-    """Bytes for columns where a process may still use `left_bytes` and `fixed` are for the rest."""
+    """Return the bytes for columns, out of `left_bytes` that a process may still use.
+
+    `fixed` bytes are for everything else. Of the remainder, `COMPILING_BYTES`, at most half of it,
+    stay free.
+    """
     room = left_bytes - fixed
     return room - min(COMPILING_BYTES, room // 2)
 
@@ -77,16 +84,16 @@ def plan_hops(
     kept: int,
     reached: list[int],
 ) -> HopPlan:
-    """Plan a propagation within `left_bytes`, the memory that this process may still use, without
-    `fixed_bytes`.
+    """Plan a propagation whose columns fit in `left_bytes`; raise `InputError` if not one fits.
 
-    `kept` nodes are in the result, and `reached` has the nodes that each hop must compute.
+    `left_bytes` is the memory that this process may still use, less `fixed_bytes`. `kept` is the
+    number of nodes in the result, `reached` the number of nodes that each hop must compute.
     """
     widths: list[int] = []
     held_bytes = 0
     num_passes = 0
     edges = 0.0
-    # A hop reads the rows that the hop before has computed; its own go to disk.
+    # A hop reads the rows that the hop before has computed; its own rows go to disk.
     for rows, targets in zip([size.num_nodes, *reached[:-1]], reached, strict=True):
         column = max(1, rows * itemsize)
         most = left_bytes // column
@@ -99,7 +106,7 @@ def plan_hops(
         blocks = -(-size.num_features // min(most, size.num_features))
         width = -(-size.num_features // blocks)
         if width % 8 and most >= width + 8 - width % 8:
-            width += 8 - width % 8  # eight values are one instruction
+            width += 8 - width % 8  # one instruction computes eight values
         widths.append(min(width, size.num_features))
         blocks = -(-size.num_features // widths[-1])
         held_bytes = max(held_bytes, widths[-1] * column)
@@ -108,8 +115,8 @@ def plan_hops(
     graph = 4 * size.num_edges + 8 * size.num_nodes
     result = kept * size.num_features * itemsize
     between = sum(reached[:-1]) * size.num_features * itemsize
-    # The first hop reads whole rows for each block, the others their own columns; before,
-    # everything is read once.
+    # The first hop reads whole rows for each block of columns, the others only the block's columns.
+    # Before that, everything is read once.
     features = size.num_nodes * size.num_features * size.feature_itemsize
     read = (-(-size.num_features // widths[0]) + 1) * features
     read += (num_passes + max(1, hops - 1)) * graph
@@ -118,7 +125,7 @@ def plan_hops(
 
 
 def propagated_path(store: Store, config: TrainConfig) -> Path:
-    """The store of a run's propagated features: next to the graph's store or in `data_dir`."""
+    """Return the store path of a run's propagated features: next to the graph or in `data_dir`."""
     norm, self_loops = NORMS[config.norm]
     graph = store.path.name.removesuffix(".store")
     folder = store.path.parent if config.data_dir is None else home(config.data_dir)

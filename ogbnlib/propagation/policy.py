@@ -1,5 +1,7 @@
-"""The policy loading=propagated: batches are rows of a mapped store of propagated features, without
-a graph."""
+"""The loading policy `loading=propagated`: training on propagated features, without a graph.
+
+Batches are rows of a mapped store.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,19 @@ if TYPE_CHECKING:
 
 
 class PropagatedLoaders(DiskLoaders):
-    """Rows come through the page cache, which the kernel takes back under pressure: any limit will
-    do."""
+    """Loaders of propagated features.
+
+    Rows come through the page cache, which the kernel takes back under pressure. So any memory
+    limit is enough for them.
+    """
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
-        """Propagate as many columns at a time as fit, unless a store of them exists; then train on
-        rows."""
+        """Write the phases of a run into the ledger: propagation, then training on its rows.
+
+        Propagation takes as many columns at a time as fit. It is left out if the store of its
+        result exists.
+        """
         config, graph = run.config, run.size
         if isinstance(graph, Store):
             path = propagated_path(graph, config)

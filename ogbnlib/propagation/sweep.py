@@ -1,8 +1,7 @@
-"""One hop over a store: the mean of the in-neighbors' rows of each node, with one pass over
-the graph.
+"""One hop over a store: the mean over each node's in-neighbors, in one pass over the graph.
 
 Some columns of all nodes are in RAM. Each thread takes the next slice of nodes, reads its edges and
-computes it.
+computes its means.
 """
 
 import contextlib
@@ -20,8 +19,8 @@ from ..io.half_floats import widened
 from ..kernels import kernel
 from .plan import SLICE_BYTES, THREADS
 
-SLICE_NODES = 2**16  # whose offsets are in memory at a time: 512 kB
-PIECE_EDGES = 2**18  # of a slice that are in memory at a time: 1 MB of int32
+SLICE_NODES = 2**16  # nodes of a slice; their offsets in memory take 512 kB
+PIECE_EDGES = 2**18  # edges of a slice in memory at a time: 1 MB of int32
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -32,17 +31,18 @@ def _sweep(
     ptr: Array, first: int, piece: Array, begin: int, at: int, wanted: Array, loops: bool, values: Array,
     words: Array, before: Array, num_nodes: int, total: Array, out: Array, count: Array,
 ) -> int:  # fmt: skip
-    """Continue a slice at node `at`, over the edges in `piece`, whose first has position `begin`.
+    """Continue a slice at its node `at`, over the edges in `piece`, which begins at edge `begin`.
 
-    `ptr` are the offsets of the slice, whose first node is `first`. `values` has a row for each
-    member of the set (`words`, `before`), or for each node if `words` is empty; only `wanted` nodes
-    are computed, all if it is empty. `total`, one row, and `count` carry the sum and the degree of a
-    node whose edges go on in the next piece. Means go to `out`, a row for each node of the slice.
+    `ptr` has the offsets of the slice (colptr), and `first` is the slice's first node. `values` has
+    a row for each member of the set (`words`, `before`), or for each node if `words` is empty. Only
+    the nodes in `wanted` are computed, or all nodes if `wanted` is empty. `total`, one row, and
+    `count` carry the sum and the degree of a node whose edges go on in the next piece. Means go to
+    `out`, which has a row for each node of the slice.
 
     Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
     """
-    # Sums are float32 in the order of the edges, so the result is the same for any pieces and any
-    # columns at once.
+    # Sums are float32, in the order of the edges. So the result depends neither on the pieces nor
+    # on the number of columns at a time.
     width = values.shape[1]
     end = begin + len(piece)
     dense = len(words) == 0
@@ -90,8 +90,11 @@ def _survey(
     num_nodes: int,
     loops: Array,
 ) -> int:
-    """Add the sources of edges into `inside` to `reached`, and count each node's self-loops; return
-    as `_sweep`. `inside` and `reached` are the words of sets of nodes, both empty for no set."""
+    """Add the sources of edges into `inside` to `reached`, and count each node's self-loops.
+
+    `inside` and `reached` are the words of sets of nodes, both empty for no set. Returns the
+    same kind of value as `_sweep`.
+    """
     for e in range(len(piece)):
         while ptr[at + 1] <= begin + e:
             at += 1
@@ -107,8 +110,10 @@ def _survey(
 def in_order(
     items: Iterable[Item], work: Callable[[Item], Result]
 ) -> Generator[Result, None, None]:
-    """Yield `work(item)` in order, computed by `THREADS` threads; to be closed before the files
-    that they read."""
+    """Yield `work(item)` in the order of the items, computed by `THREADS` threads.
+
+    Close this generator before the files that the threads read.
+    """
     ahead: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
         try:
@@ -127,7 +132,7 @@ _NO_RANKS = np.empty(0, np.int32)
 
 
 class Edges:
-    """The in-edges of a store's nodes, as a stream."""
+    """The in-edges of a store's nodes, read from disk as a stream."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -135,7 +140,7 @@ class Edges:
         self._colptr = store.disk_array("colptr")
         self._row = store.disk_array("row")
         self.slices = range(0, store.num_nodes, SLICE_NODES)
-        # edges from a node to itself; `needed` finds out
+        # by slice, whether a node has an edge to itself; `needed` finds out
         self._has_loops = np.ones(len(self.slices), bool)
 
     def close(self) -> None:
@@ -144,14 +149,17 @@ class Edges:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a sweep reads."""
+        """Bytes that a sweep reads from disk."""
         return self.store.files["colptr"].bytes + self.store.files["row"].bytes
 
     def _offsets(self, first: int, end: int) -> Array:
         return self._colptr.rows(first, min(end, self.num_nodes) + 1, np.dtype("<i8")).copy()
 
     def _pieces(self, ptr: Array) -> Iterator[tuple[int, Array]]:
-        """Yield the edges of some columns, at least one piece, each with its position in row."""
+        """Yield the edges between the offsets `ptr` in pieces, at least one.
+
+        Each piece comes with the position of its first edge in `row`.
+        """
         dtype = np.dtype(self.store.files["row"].dtype)
         for begin in range(int(ptr[0]), max(int(ptr[-1]), int(ptr[0]) + 1), PIECE_EDGES):
             yield begin, self._row.rows(begin, min(begin + PIECE_EDGES, int(ptr[-1])), dtype)
@@ -165,11 +173,10 @@ class Edges:
     def needed(
         self, wanted: NodeSet | None, hops: int, done: Callable[[int], object]
     ) -> list[NodeSet | None]:
-        """Return the nodes that each hop must compute so that the last one gives `wanted`; None
-        stands for all nodes.
+        """Return the nodes that each hop must compute so that the last one gives `wanted`.
 
-        The graph is read, in order, once per hop but the last, and at least once, for its
-        checksums.
+        None stands for all nodes. The graph is read in order, once per hop but the last. It is read
+        at least once, to check its checksums.
         """
         needed = [wanted]
         for _ in range(max(1, hops - 1)):
@@ -209,8 +216,11 @@ class Edges:
         return needed[-hops:]
 
     def degrees(self, first: int, end: int, loops: bool) -> Array:
-        """Return the in-degrees of some nodes, int64 [end - first]; with `loops` each node has one
-        self-loop. Before a call of `needed`, every slice counts as one with self-loops."""
+        """Return the in-degrees of the nodes `first` to `end`, int64 [end - first].
+
+        With `loops`, each node has exactly one self-loop. Until `needed` has been called, every
+        slice is read as if it had self-loops.
+        """
         ptr = self._offsets(first, end)
         degrees = np.diff(ptr)
         if not loops:
@@ -234,8 +244,8 @@ class Edges:
         """Yield (first node, means of in-neighbors float32 [m, columns], degrees [m]),
         slice by slice.
 
-        `values`, float16 or float32 [n, columns], are those of `members`. The rows of nodes that
-        are not `wanted` are left uninitialised. None stands for all nodes. With `loops` each node
+        `values`, float16 or float32 [n, columns], has the rows of `members`. The means of nodes
+        outside `wanted` are left uninitialised. None stands for all nodes. With `loops`, each node
         is its own neighbor, once.
         """
         words = _NO_WORDS
@@ -247,7 +257,7 @@ class Edges:
         if values.dtype == np.float16:
             values = values.view(np.uint16)
 
-        # With many columns a slice of as many nodes would be as large as all columns.
+        # With many columns, a slice of `SLICE_NODES` nodes would be as large as all the columns.
         step = max(1, min(SLICE_NODES, SLICE_BYTES // (4 * values.shape[1])))
 
         def compute(first: int) -> tuple[int, Array, Array]:

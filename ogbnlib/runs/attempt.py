@@ -1,4 +1,4 @@
-"""One attempt of a run: the lock of its folder, its event `start`, and its result.json."""
+"""One attempt (a start or a resumption) of a run: folder lock, event `start`, and result.json."""
 
 import contextlib
 import os
@@ -30,18 +30,18 @@ from .diagnosis import Remedy, Result, explain
 from .exit_codes import UNFINISHED
 from .folder import Run
 
-_TORN_FILES = ".*.part"  # left by a kill of files that are written whole or not at all
+_TORN_FILES = ".*.part"  # temporary files of atomic writes that a kill interrupted
 
 
 @contextlib.contextmanager
 def open_run_dir(
     config: TrainConfig | None, run_dir: Path, *, resume: bool
 ) -> Iterator[tuple[Run, int]]:
-    """Make or reopen the folder of a run, and lock it inside the block.
+    """Create or reopen the folder of a run, and hold its lock inside the block.
 
-    Yields the run as it was before, and the lock's descriptor. The config.json of a new run is
-    written here; that of a resumed one by the trainer, after it has accepted data set and
-    checkpoint. A watched command has no config.
+    Yields the run as it was before this attempt, and the lock's file descriptor. The config.json of
+    a new run is written here. When a run is resumed, the trainer writes it, after it has accepted
+    data set and checkpoint. A watched command has no config.
     """
     check_content(run_dir, resume=resume)
     run_dir.mkdir(0o700, parents=True, exist_ok=True)  # no other user may read it
@@ -57,7 +57,7 @@ def open_run_dir(
         if resumed and config is not None:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
             num_epochs = 0
-            # of a damaged metrics.csv; the checkpoint knows too
+            # metrics.csv may be damaged; the trainer checks the checkpoint's epoch, too
             with contextlib.suppress(InputError):
                 num_epochs = len(run.metrics)
             if config.epochs < num_epochs:
@@ -74,16 +74,19 @@ def open_run_dir(
 def announce_code(
     config: TrainConfig, run_dir: Path, trust: bool, say: Callable[[str], object] = print
 ) -> None:
-    """Say which model file a run's folder is going to run; refuse that of another user without
-    `trust`."""
+    """Announce the model file that a run will execute.
+
+    Without `trust`, a folder or file of another user is refused.
+    """
     if config.model in MODELS or not RunPaths(run_dir).config.is_file():
         return
     place = config.model.rpartition(":")[0]
-    # an imported module is the one of this environment, unless it lies in the working folder
+    # a model named by its module is imported from this environment, unless the module lies in the
+    # working folder
     source = home(place) if place.endswith(".py") else Path(*place.split(".")).with_suffix(".py")
     copy = RunPaths(run_dir).model
     code = copy if copy.is_file() and place.endswith(".py") else source
-    if not code.is_file():  # the import says so
+    if not code.is_file():  # the import reports a missing file
         return
     for path in (run_dir, code):
         owner = path.stat().st_uid
@@ -96,7 +99,7 @@ def announce_code(
 
 
 def check_content(run_dir: Path, *, resume: bool) -> None:
-    """Refuse a folder that has other files, or a run that is not to be resumed."""
+    """Refuse a folder with other files in it, or with a run unless `resume` is True."""
     paths = RunPaths(run_dir)
     is_run = paths.config.is_file()
     if (resume and is_run) or not run_dir.is_dir():
@@ -109,8 +112,10 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
 
 
 def check_changes(before: Mapping[str, object], config: TrainConfig, run_dir: Path) -> list[str]:
-    """Return a sentence for each changed value that takes effect from here on; refuse those that
-    can't be changed."""
+    """Return a sentence for each changed value that takes effect from here on.
+
+    Raises `InputError` for changed values that are fixed for a run.
+    """
     refused, notes = config.changes(before)
     if refused:
         raise InputError(
@@ -120,13 +125,12 @@ def check_changes(before: Mapping[str, object], config: TrainConfig, run_dir: Pa
 
 
 def lock_of(run_dir: Path) -> contextlib.AbstractContextManager[int]:
-    """Keep other processes from training in `run_dir` inside the block; yields the descriptor that
-    holds the lock."""
+    """Lock `run_dir` against other trainings inside the block; yields the lock's descriptor."""
     return locked(RunPaths(run_dir).lock, f"{run_dir}: it is being trained in", keep=True)
 
 
 class Attempt:
-    """An attempt of a run: marks its start, holds its recorder, and writes its result."""
+    """One attempt of a run: it records the start, owns the recorder, and writes the result."""
 
     def __init__(self, before: Run, config: TrainConfig | None = None, **info: object):
         self.before = before
@@ -151,7 +155,8 @@ class Attempt:
         )
         self.paths.result.unlink(missing_ok=True)
         runs = Path(os.environ.get(RUNS_VARIABLE, ""))
-        if runs.is_file():  # deleted where this process has outlived the watcher that asked for it
+        # papermill's engine deletes it at its end, which this process may outlive
+        if runs.is_file():
             with open(runs, "a") as file:
                 file.write(f"{self.run_dir.resolve()}\n")
         self._begin = time.monotonic()
@@ -165,11 +170,10 @@ class Attempt:
         memory_limit_bytes: int | None = None,
         **evidence: object,
     ) -> Run:
-        """Write result.json: exit code, peaks, diagnosis, and with `with_forecast` the predicted
-        memory.
+        """Write result.json: exit code, peaks, diagnosis, and `with_forecast` the predicted memory.
 
-        `remedy_of` is that of `explain`. The recorder has been stopped; `evidence` is more fields of `Result`, and
-        `kernel_peak_bytes`.
+        Stop the recorder first. `remedy_of` is passed to `explain`. `evidence` has more fields of
+        `Result`, and `kernel_peak_bytes`, the kernel's own peak counter.
         """
         record = self.recorder.record
         if exit_code == 0 and self.config is not None and "finished" not in record.events:
@@ -190,7 +194,8 @@ class Attempt:
             "stalled": record.stalled,
         }
         if with_forecast and self.config is not None:
-            event = record.events.get("dataset")  # else the data set's own files have its size
+            # without it the size comes from the data set's files
+            event = record.events.get("dataset")
             forecast = audit(
                 self.config, memory_limit_bytes, record.phases, record.largest_parts, event
             )
@@ -202,7 +207,7 @@ class Attempt:
         written = result.model_dump(mode="json", exclude_unset=True)
         try:
             self._write(written, is_refused=exit_code == 2 and "resumed" not in record.events)
-        except OSError as error:  # the work is done all the same, and its exit code counts
+        except OSError as error:  # the work is done all the same, so the exit code still counts
             print(
                 f"error: {self.paths.result}: it could not be written: {explained(error)}",
                 file=sys.stderr,
@@ -213,8 +218,12 @@ class Attempt:
         return run
 
     def _write(self, result: Mapping[str, object], *, is_refused: bool) -> None:
-        """Write result.json. An attempt that refused its input before it has resumed leaves the
-        folder as it was."""
+        """Write result.json.
+
+        `is_refused`: the attempt refused its input before it resumed the run. If the run has an
+        earlier result, that one is written again, and events.jsonl and timeline.csv are cut to
+        their earlier sizes.
+        """
         if is_refused and self.before.result:
             for path, num_bytes in self._sizes.items():
                 with open(path, "ab", opener=open_to_write) as file:

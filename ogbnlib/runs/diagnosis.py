@@ -1,8 +1,9 @@
-"""The cause of a run's end, from its result and record: exit code, kill counters, last sample, last
-phase, named parts.
+"""Explain why a run ended, from its result and its record.
 
-A SIGKILL has no sender. Out of memory is claimed only on evidence: the cgroup's `oom_kill` counter,
-or this library's own watchdog. Without it the answer is "cause unknown".
+The facts are exit code, kill counters, last sample, last phase and named parts of memory. A SIGKILL
+does not name its sender. Out of memory is therefore claimed only on evidence: the cgroup's
+`oom_kill` counter, this library's own watchdog, or a known message in the output. Without evidence
+the answer is "cause unknown".
 """
 
 import contextlib
@@ -48,7 +49,7 @@ from .stock_loaders import read_script, share_the_graph
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """`text` is the paragraph for people; the other fields are its parts. Sizes in bytes."""
+    """Cause of a run's end: a paragraph for people (`text`) and its facts. Sizes are in bytes."""
 
     text: str
     cause: str  # "finished", "out of memory", "SIGKILL, cause unknown", "interrupted", "error", ...
@@ -59,7 +60,7 @@ class Diagnosis:
     remedy: str = ""
 
     def __str__(self) -> str:
-        return printable(self.text).replace("\n", " ")  # a phase may have any name
+        return printable(self.text).replace("\n", " ")  # a user's phase may have any name
 
     __repr__ = __str__
     to_dict = asdict
@@ -75,7 +76,7 @@ Remedy: TypeAlias = Callable[[TrainConfig, Record, KilledBy], str]
 class _OuterLimit(BaseModel):
     limit_bytes: _Number | None
     cgroup: str
-    others_bytes: int = 0  # of processes that are not the run's, when it had ended
+    others_bytes: int = 0  # memory of other processes in that cgroup, read after the run's end
 
 
 class Result(BaseModel):
@@ -88,20 +89,22 @@ class Result(BaseModel):
     memory_limit_bytes: _Number | None = None
     limit_by: str | None = None
     killed_by: str | None = None  # "kernel" or "watchdog"
-    # The kernel's counter. With memory.oom.group, as under v2, the kernel counts the first process
-    # that it kills twice, unless that one has ended before the others are killed.
+    # The kernel's counter. With memory.oom.group, which a limit under cgroup v2 sets, the first
+    # killed process counts twice, unless it has ended before the others are killed.
     oom_kills: int | None = None
-    ended_with: int | None = None  # the first process's own exit code, where another one was killed
-    outer_limit: _OuterLimit | None = None  # of a cgroup around the run's own
+    ended_with: int | None = None  # exit code of the first process, if the kill hit another one
+    # set if the kernel killed for a cgroup around the run's own
+    outer_limit: _OuterLimit | None = None
     kills_around: int | None = None  # out-of-memory kills in a cgroup that other processes share
     last_output: str | None = None
     throttled: list[Throttle] = []  # cgroups whose `memory.high` slowed the run down
-    slurm_job: str | None = None  # the Slurm job of the attempt, with _TASK in an array
+    slurm_job: str | None = None  # Slurm's id of the job, ARRAYID_TASK in an array
     peak_bytes: _Number | None = None
     peak_source: str | None = None
     sampled_peaks_bytes: dict[str, _Number] = {}
     growth: Growth | None = None
-    stalled: Stalled | None = None  # None where the kernel does not count it
+    # time spent waiting for memory; None if the kernel does not count it
+    stalled: Stalled | None = None
     diagnosis: Diagnosis | None = None
 
     @property
@@ -153,7 +156,7 @@ def explain_code(code: str) -> Diagnosis:
 
 
 def _other_words(code: str, key: str) -> str:
-    """The exit code that a signal's name, a negative number or Slurm's pair stands for."""
+    """Return ", in other words 137" for SIGKILL, -9 or Slurm's 0:9; "" for 137 itself."""
     if key == code or ":" in key or key == code.partition(":")[0]:
         return ""
     words = f", in other words {key}"
@@ -163,14 +166,14 @@ def _other_words(code: str, key: str) -> str:
 
 
 def explain_text(text: str) -> Diagnosis:
-    """Diagnosis of a pasted text: a message, the end of a log, lines of dmesg, sacct's table, ..."""
+    """Diagnose a pasted text, such as a message, a log's end, lines of dmesg or sacct's table."""
     if not text.strip():
         raise InputError(
             "--text: expected a message, the end of a log, or sacct's table, got nothing"
         )
     if code_key(text) or state_key(text):
         return explain_code(text.strip())
-    # a terminal breaks lines
+    # the last try joins the lines, because a terminal may have broken a message
     finding = find(text) or find_job(text) or find(" ".join(text.split()))
     if finding is None:
         message = exception_line(text)
@@ -198,10 +201,10 @@ def explain(
     at_work: bool,
     remedy_of: Remedy | None = None,
 ) -> Diagnosis:
-    """Diagnose the last attempt of a run, or describe a run at work; `result` is empty where none
-    was written.
+    """Diagnose the last attempt of a run, or describe a run at work.
 
-    `remedy_of` is the planner's `memory_remedy`; None names the command that asks the planner.
+    `result` is an empty `Result` if no result.json was written. `remedy_of` is the planner's
+    `memory_remedy`; with None the remedy is the command that asks the planner.
     """
     case = _Case(run_dir, config, result, record, remedy_of)
     if at_work:
@@ -213,14 +216,14 @@ def explain(
     return case.killed() if result.killed_by else case.failed()
 
 
-_TAIL_BYTES = 2**13  # of the output, for its last line
-_MOMENT_S = 10.0  # in which imports and the first batch grow, too
+_TAIL_BYTES = 2**13  # from the end of the output, to find its last line
+_MOMENT_S = 10.0  # growth over less is not reported: imports and the first batch grow, too
 # Causes that an exit code alone leaves open: evidence in the output decides.
 OPEN_CAUSES = ("error", "SIGKILL, cause unknown", "never started")
 
 
 class _Case:
-    """The facts of a run's last attempt, and a diagnosis for each kind of its end."""
+    """The facts about a run's last attempt, with one method for each kind of end."""
 
     def __init__(
         self,
@@ -235,7 +238,7 @@ class _Case:
         self.result = result
         self.record = record
         self.remedy_of = remedy_of
-        # whether the command is not of this package
+        # whether the run is a command other than this package's own
         command: list[str] = record.start.get("command") or []
         self.foreign = bool(command) and command[1:3] != ["-m", "ogbnlib"]
         self.label = record.phase.label if record.phase else None
@@ -253,11 +256,12 @@ class _Case:
             )
 
     def _slowed(self, throttles: Iterable[Throttle]) -> str:
-        """Sentences on a `memory.high` that slowed the run down, and on time lost for memory."""
+        """Sentences on slowdowns by a cgroup's `memory.high` and on time spent waiting for
+        memory."""
         sentences = [*map(str, throttles)]
         stalled = self.record.stalled
         if stalled and stalled.is_thrashing:
-            # the cgroup of the run alone
+            # whether that time was counted in a cgroup of the run alone
             is_own = self.record.start.get("limit_by") in ("cgroup v2", "systemd-run")
             whose = "It" if is_own else "This machine, or the container around the run,"
             sentences.append(
@@ -295,7 +299,7 @@ class _Case:
         return [*sentences, str(self.record.processes or ""), self._listed(), self._growth()]
 
     def _listed(self) -> str:
-        """A sentence on the processes of a watched command when its memory last grew."""
+        """Sentence that lists a watched command's processes as of the last growth of its memory."""
         listed = self.record.events.get("processes")
         if listed is None:
             return ""
@@ -303,7 +307,7 @@ class _Case:
         return f"Its processes after {since_s:.1f} s: {listed['text']}."
 
     def _printed(self) -> str:
-        """A sentence on the last line that a command printed, which says where it was if no phase
+        """Sentence that quotes a command's last printed line, which shows where it was if no phase
         does."""
         if self.label or not self.foreign:
             return ""
@@ -378,8 +382,7 @@ class _Case:
         return self._diagnosis(text, OUT_OF_MEMORY, self._memory_remedy())
 
     def failed(self) -> Diagnosis:
-        """Diagnose by the exit code, and by the evidence in the last words where the code leaves the
-        cause open."""
+        """Diagnose by the exit code; if it leaves the cause open, by evidence in `last_output`."""
         result = self.result
         code = result.exit_code
         assert code is not None
@@ -392,7 +395,7 @@ class _Case:
             f"Exit code {code}: {meaning.text}.",
             f"It ended{result.under_limit()} after {self.took}, {self.where}.{self.struck}",
         ]
-        # the very call that resumes this run
+        # name the call that resumes this very run
         if self.config is not None:
             call = resumption(self.run_dir, result.memory_limit_bytes)
             remedy = remedy.replace("resume=True (--resume)", "resume=True")
@@ -417,10 +420,10 @@ class _Case:
         return self._diagnosis(text, cause, remedy)
 
     def _memory_remedy(self) -> str:
-        """Return the remedy for an out-of-memory kill, by the limit that killed.
+        """Return the remedy for an out-of-memory kill, by the limit that the run met.
 
-        Only a training run has a config, which the planner needs. `remedy_of` is None where a
-        folder is read later: the remedy is then the command that asks the planner.
+        The planner needs a config, which only a training run has. `remedy_of` is None if a folder
+        is read after its run. The remedy is then the command that asks the planner.
         """
         limit = self.result.memory_limit_bytes
         killed = KilledBy(None if limit is None else int(limit))
@@ -465,7 +468,7 @@ def _killer(result: Result) -> str:
 
 
 def _command_remedy(record: Record, killed: KilledBy) -> str:
-    """The remedy for a watched command, whose content no planner knows."""
+    """Remedy for a watched command, whose content the planner does not know."""
     phase = f" in '{record.phase.name}'" if record.phase and record.phase.name else ""
     codes = record.statements or read_script(record.start.get("command") or [])
     shared = share_the_graph(codes)
@@ -475,11 +478,12 @@ def _command_remedy(record: Record, killed: KilledBy) -> str:
         "on disk)"
     )
     if shared and "NeighborLoader(" in phase:
-        # The line sorts edges for a loader: batches and workers come later.
+        # The phase is a line that builds a loader, which sorts the edges. Batches and workers come
+        # later, so advice on them would not help.
         return text + _raise_the_limit(killed)
     text += f", smaller batches, {NEEDING_LESS}"
     if record.growth and record.growth.verdict == "climbs":
-        # Without marks of epochs it may be no training, and a few seconds of loading climb, too.
+        # Without marked epochs it may be no training, and memory also climbs in seconds of loading.
         text += f"; in training look for {KEPT}"
         if record.growth.epochs:
             text = f"find what each epoch keeps: {KEPT}"

@@ -1,7 +1,7 @@
-"""The table from evidence to cause: messages of the kernel, Slurm, allocators, launchers and Python.
+"""Table from messages of the kernel, Slurm, allocators, launchers and Python to causes.
 
-`find` reads pasted texts, the last words of a run and the logs of Slurm jobs. The same text
-therefore has the same cause at every door. Codes and states are explained by `exit_codes`.
+`find` reads pasted texts, the last output of a run and the logs of Slurm jobs, so that the same
+text always has the same cause. `exit_codes` explains exit codes and job states.
 """
 
 import csv
@@ -23,16 +23,17 @@ _LESS = (
     f"one loader at a time, {NEEDING_LESS}"
 )
 _GPU_LESS = EXIT_CODES["76"].remedy.partition(", or ")[2]
-# Groups of the patterns below whose text is a size.
+# Named groups of the patterns below that match a size.
 _SIZES = ("anon", "asked", "used")
 
 
 @dataclass(frozen=True)
 class _Clue:
-    """A pattern of a log's line, and the cause that it proves.
+    """A pattern for a line of a log, and the cause that it proves.
 
-    Without a `meaning` the pattern's group `code` or `signal` is looked up, and `who` names the
-    process. Names in braces are the pattern's other groups.
+    Without a `meaning`, the exit code or signal in the pattern's group `code`, `signal`, `name` or
+    `number` is looked up, and `who` names the process. Names in braces stand for the pattern's
+    groups.
     """
 
     pattern: str
@@ -131,8 +132,8 @@ _KERNEL = [
         ),
     ),
 ]
-# Line of a job's log -> state. "hit memory limit at least once" proves nothing: the page cache does
-# so without a kill.
+# Pattern of a line in a job's log -> state. "hit memory limit at least once" is not among them: the
+# page cache meets the limit without a kill, too.
 _JOB_LINES = {
     r"error: .*oom[-_]kill event|\bsrun: error: .*: Out Of Memory|been OOM Killed": "OUT_OF_MEMORY",
     r"error: .*exceeded (?:virtual )?memory limit .*being killed": "OUT_OF_MEMORY",
@@ -140,13 +141,13 @@ _JOB_LINES = {
     r"error: \*\*\* .*DUE TO PREEMPTION": "PREEMPTED",
     r"error: \*\*\* .*DUE TO NODE FAILURE|^srun: error: Node failure on": "NODE_FAIL",
     r"error: \*\*\* .*DUE TO JOB REQUEUE|^ogbnlib: .*; back in the queue": "REQUEUED",
-    # srun cancels steps, which proves nothing
+    # only of a JOB: srun also cancels steps, which proves nothing
     r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",
 }
 
 _SIGNAL_CODES = {
     **{str(signal.strsignal(one)): str(128 + one) for one in signal.Signals},  # "Killed"
-    # glibc's and bash's words in Chinese, German, French and Spanish
+    # names of signals that glibc and bash print in Chinese, German, French and Spanish
     **dict.fromkeys(("已杀死", "強制結束", "Getötet", "Abgebrochen (killed)"), "137"),
     **dict.fromkeys(("Processus arrêté", "Tué", "Matado"), "137"),
     **dict.fromkeys(("段错误", "程式記憶體區段錯誤", "Speicherzugriffsfehler"), "139"),
@@ -154,7 +155,7 @@ _SIGNAL_CODES = {
     **{"Violación de segmento": "139"},
     **{"已放弃": "134", "总线错误": "135", "已终止": "143"},
 }
-# without those that ordinary lines may begin with, such as "Stopped"
+# only of crashes and kills: ordinary lines may begin with the other words, such as "Stopped"
 _WORDS = "|".join(
     re.escape(word)
     for word, code in _SIGNAL_CODES.items()
@@ -187,7 +188,7 @@ _PROGRAM = [
             "NODE_OPTIONS=--max-old-space-size",
         ),
     ),
-    # its sizes are read by `_gpu`
+    # `_gpu` reads the sizes in torch's message
     _Clue(
         r"(?:CUDA|HIP|MPS backend) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
         r"|(?<!you )\b[Tt]ried to allocate:? [\d.]+ (?:b|[KMG]iB)|(?:CUDA|HIP) error: out of memory"
@@ -304,7 +305,8 @@ _PROGRAM = [
         r"|Signal \d+ \((?P<name>SIG\w+)\) received",
         who="a process",
     ),
-    # mpirun, fish, time, gunicorn, LSF, torchrun; mpich; gunicorn, supervisor; systemd
+    # printed by mpirun, fish, time, gunicorn, LSF and torchrun (first alternative), mpich (second),
+    # gunicorn, supervisor and systemd (third)
     _Clue(
         r"(?i:(?:exited|terminated|killed|died)\s+(?:by|on|with|due to)|got|via)\s+(?i:signal):?\s+\[?"
         rf"(?:(?P<number>[1-6]?\d)\b|(?P<code>SIG[A-Z]+))|(?P<signal>{_WORDS}) \(signal \d"
@@ -337,7 +339,7 @@ _PROGRAM = [
             "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
         ),
     ),
-    # A killed worker's connection may be reset before torch looks after the worker.
+    # A killed worker's connection may be reset before torch checks on the worker.
     _Clue(
         r"utils/data/dataloader\.py[\s\S]{0,4000}ConnectionResetError",
         Meaning(
@@ -372,27 +374,28 @@ _PROGRAM = [
         ),
     ),
 ]
-# Exceptions that only pass on the end of another process: the cause stands before them.
+# Exceptions that only report the end of another process: the cause stands above them.
 _CONSEQUENCES = re.compile(
     r"exited unexpectedly|ChildFailedError|Connection (?:closed|reset|refused)|DeadKernelError|Broken ?pipe"
     r"|CalledProcessError|EOFError|ProcessRaisedException|BrokenProcessPool|TerminatedWorkerError"
     r"|PapermillExecutionError|CellExecutionError",
     re.IGNORECASE,
 )
-_WORD = re.compile(r"[^\W_]")  # ruled lines (====) have none
+_WORD = re.compile(r"[^\W_]")  # ruled lines (====) do not match
 _TRACEBACK = "Traceback (most recent call last):"
 _CHAINED = re.compile(
     r"(?:direct cause of the following exception|another exception occurred):[\s\w\[\]:]*$"
 )
 _RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?", re.MULTILINE)
-# of colors and titles, and other control characters but tab, newline and return
+# Escape sequences of colors and titles, and control characters except tab, newline and return.
 _ESCAPES = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 )
-# drawn by tqdm, Keras, rich: no other line looks like it, redrawn or not
+# Bars as tqdm, Keras and rich draw them: no other line looks like them, redrawn or not.
 _DRAWN = re.compile(r"\d%\|[#\d\u2588-\u258f ]+\|? |\[=*>\.*\]|[━╸╺]{5}")
+# Signs of a progress bar that count only in a redrawn line.
 _BAR = re.compile(r"\d%\||\d(?:it|batch|s)?/s\b|\| *\d+/\d+ *\[")
-# torchrun's reports, the root cause of each node first
+# Failed ranks in torchrun's reports; the root cause of each node comes first.
 _FAILED_RANKS = (
     r"Root Cause[^\n]*?:\s.*?rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+)",
     r"rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+)",
@@ -401,12 +404,11 @@ _FAILED_RANKS = (
 
 
 def find(text: str, *, foreign: bool = True) -> Meaning | None:
-    """The cause of an end by the messages in a text; None where none of them is known.
+    """Find the cause of a process's end in the messages of a text; None if none is known.
 
-    `foreign`: whether exit codes in it are those of commands that are not of this package.
-
-    What the kernel or Slurm wrote counts wherever it stands. An exception counts only if the
-    program ended with it: not if it was caught and another one followed.
+    `foreign` tells whether exit codes in the text come from commands that are not this package's
+    own. A message of the kernel or Slurm counts anywhere in the text. An exception counts only if
+    the program ended with it, not if it was caught and another one followed.
     """
     text = cleaned(text)
     finding = _first(_KERNEL, text)
@@ -435,8 +437,8 @@ def _finding(clue: _Clue, match: re.Match[str]) -> Meaning:
     meaning = clue.meaning
     if meaning is None:
         word = groups.get("code") or groups.get("signal") or groups.get("name")
-        word = word or f"-{groups['number']}"  # as `code_key` reads a signal's number
-        # a shell's "killed" or "KILLED" as "Killed"; a code or a name such as SIGKILL stays
+        word = word or f"-{groups['number']}"  # `code_key` reads a negative number as a signal
+        # look up a shell's "killed" or "KILLED" as "Killed"; a code or a name such as SIGKILL stays
         meaning = meaning_of(_SIGNAL_CODES.get(word.capitalize(), word), foreign=True)
         meaning = meaning._replace(text=_about(clue.who, meaning))
     elif meaning.cause == "out of GPU memory":  # torch's message has the sizes that say why
@@ -457,25 +459,25 @@ def _line_of(match: re.Match[str]) -> str:
 
 
 def _size_of(text: str) -> int:
-    """Bytes of a size as the kernel, torch, numpy and Slurm write them: "126 kB", "51.7 TiB", "64K"."""
+    """Bytes of a size, as kernel, torch, numpy and Slurm write it: "126 kB", "51.7 TiB", "64K"."""
     number, unit = re.findall(r"([\d.]+) ?([kKMGTPE]?)", text)[0]
     return int(float(number) * 1024 ** " KMGTPE".index(unit.upper() or " "))
 
 
 def cleaned(text: str) -> str:
-    """The text as a terminal shows it, without the escapes of its colors and torch's "[rank0]: "."""
+    """Remove escapes and torch's "[rank0]: " from a text; carriage returns become line ends."""
     return _RANK_PREFIX.sub("", _ESCAPES.sub("", text).replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def job_state(lines: Iterable[str]) -> tuple[str, str]:
-    """The state of a Slurm job and the line of its log that proves it; "" without such a line."""
+    """Return a Slurm job's state and the line of its log that proves it, or two ""."""
     proofs = [
         (state, line.strip())
         for line in lines
         for pattern, state in _JOB_LINES.items()
         if re.search(pattern, line)
     ]
-    # A kill for memory explains all else that follows it but a new attempt.
+    # An out-of-memory kill explains all later lines, unless a new attempt followed.
     kills = [proof for proof in proofs if proof[0] == "OUT_OF_MEMORY"]
     if kills and proofs[-1][0] != "REQUEUED":
         return kills[0]
@@ -483,11 +485,11 @@ def job_state(lines: Iterable[str]) -> tuple[str, str]:
 
 
 def job_rows(text: str) -> list[dict[str, str]]:
-    """Return the rows of jobs and steps, each from sacct's name of a field to its text; [] without
+    """Read rows of jobs and steps from a text, each a dict with sacct's field names; [] without
     any.
 
-    Known are sacct's table, aligned or with `|` (--parsable), squeue's table, and what `_listed`
-    reads.
+    Known formats are sacct's table, aligned or with `|` (--parsable), squeue's table, and those of
+    `_listed`.
     """
     header = re.compile(r"\s*JOB_?ID[ |]", re.IGNORECASE)
     lines = [*itertools.dropwhile(lambda line: not header.match(line), text.strip().splitlines())]
@@ -504,7 +506,7 @@ def job_rows(text: str) -> list[dict[str, str]]:
         body = [[line[begin:end].strip() for begin, end in columns] for line in lines]
     else:  # squeue, whose last column, the reason, may contain blanks
         body = [line.split(None, len(names) - 1) for line in lines]
-    # a row begins with a job's number, and is short where the paste cut it
+    # a row begins with a job's number; a row that the paste cut off has fewer cells
     return [dict(zip(names, row, strict=False)) for row in body if row and row[0][:1].isdigit()]
 
 
@@ -547,20 +549,23 @@ def _listed(text: str) -> list[dict[str, str]]:
 
 
 def find_job(text: str) -> Meaning | None:
-    """The end of the last job in a pasted table that did not complete, else of the last one."""
+    """Explain the end of a job in a pasted table; None without a job and its state.
+
+    It is the last job that is not COMPLETED, else the last job.
+    """
     rows = [{"JobID": "ID", **row} for row in job_rows(text) if row.get("State")]
     lone = re.search(r"^ *(\d+)?.*\bOUT_OF_ME(?:MORY\b|\+)", text, re.MULTILINE)
     if lone and not rows:  # a row of sacct without its header
         rows = [{"JobID": lone[1] or "ID", "State": "OUT_OF_MEMORY"}]
     if not rows:
         return None
-    # of jobs, not of their steps such as 12.batch
+    # rows of jobs, without those of their steps such as 12.batch
     jobs = [row for row in rows if "." not in row["JobID"]] or rows
     job = [*jobs, *(row for row in jobs if state_key(row["State"]) != "COMPLETED")][-1]
     name = job["JobID"].partition(".")[0]
     own = [row for row in rows if row["JobID"].partition(".")[0] == name]
     states = [state_key(row["State"]) for row in own]
-    # srun turns the kill of a step for its memory into a job that FAILED.
+    # When a step is killed for its memory, srun lets the job end as FAILED.
     state = "OUT_OF_MEMORY" if "OUT_OF_MEMORY" in states else state_key(job["State"])
     if state == "FAILED" and code_key(job.get("ExitCode", "")):
         meaning = meaning_of(job["ExitCode"], foreign=True)
@@ -583,11 +588,14 @@ def find_job(text: str) -> Meaning | None:
 
 
 def failed_rank(text: str) -> re.Match[str] | None:
-    """The rank that failed first by torchrun's report, which ends the others by SIGTERM."""
+    """Find the rank that failed first, by torchrun's report; groups are `rank` and `code`.
+
+    torchrun ends the other ranks by SIGTERM, so code 143 is left out.
+    """
     for pattern in _FAILED_RANKS:
         ranks = list(re.finditer(pattern, text, re.DOTALL))
         own = [one for one in ranks if code_key(one["code"]) not in ("0", "143")]
-        # another node's rank ends with 1 when its peer is gone
+        # a rank on another node ends with 1 once its peer is gone
         killed = [one for one in own if one["code"] != "1"]
         if own:
             return (killed or own)[0]
@@ -598,7 +606,7 @@ def _by_rank(text: str, *, foreign: bool) -> Meaning | None:
     rank = failed_rank(text)
     if rank is None:
         return None
-    # a Python exception: its traceback stands somewhere in the text
+    # code 1 is a Python exception, whose traceback stands somewhere in the text
     inner = _first(_PROGRAM, text) if rank["code"] == "1" else None
     if inner is not None:
         return inner._replace(text=f"rank {rank['rank']}: {inner.text}")
@@ -616,7 +624,7 @@ def _by_exception(text: str) -> Meaning | None:
 
 
 def _last_failure(text: str) -> str:
-    """The text from the last traceback on, with those that it names as its cause."""
+    """The text from the last traceback on, with the earlier ones that it names as its cause."""
     parts = text.split(_TRACEBACK)
     begin = len(parts) - 1
     while begin > 1 and _CHAINED.search(parts[begin - 1]):
@@ -625,10 +633,14 @@ def _last_failure(text: str) -> str:
 
 
 def exception_line(text: str) -> str:
-    """The line `Type: message` of the last traceback, with the next one after a colon; "" without one."""
+    """Return the line `Type: message` of the last traceback; "" without one.
+
+    If the message ends with a colon, the next line is added.
+    """
     _, traceback, after = cleaned(text).rpartition(_TRACEBACK)
     lines = [line for line in after.split("\n")[1:] if line.strip()]
-    while lines and not re.match(r"[^\W\d]", lines[0]):  # its frames, which loguru marks by ">"
+    # frames: indented, or marked by loguru's ">"
+    while lines and not re.match(r"[^\W\d]", lines[0]):
         del lines[0]
     if not traceback or not lines:
         return ""
@@ -647,7 +659,7 @@ def _shown_lines(output: str) -> list[str]:
         is_bar = bool(_DRAWN.search(shown) or (before and _BAR.search(shown)))
         lines.append("" if is_bar else shown.strip(" \t│"))
     if "\r" in output[output.rfind("\n") + 1 :].rstrip("\r"):
-        lines[-1] = ""  # still open: a bar whose line would have been drawn again
+        lines[-1] = ""  # the line is still open: a bar would have drawn it again
     return lines
 
 
@@ -658,10 +670,10 @@ def last_line(output: str) -> str:
 
 
 def last_words(output: str, *, killed: bool = False) -> str:
-    """The line of a command's output that tells most about its end; "" without one.
+    """Return the line of a command's output that tells most about its end; "" without one.
 
-    A command's own "error: ..." comes first, then evidence of `find`, an exception's line, and the
-    last line that is no progress bar; of a `killed` command only the first two.
+    In this order: the command's own "error: ..." line, the evidence of `find`, an exception's line,
+    and the last line that is no progress bar. For a `killed` command only the first two count.
     """
     errors = [line for line in _shown_lines(output) if line.startswith("error: ")]
     if errors:

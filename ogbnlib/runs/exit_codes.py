@@ -1,6 +1,6 @@
-"""Exit codes and Slurm's job states: cause, meaning and next step of each; how to resume a run.
+"""Cause, meaning and next step of exit codes and of Slurm's job states; how to resume a run.
 
-Texts and logs are in `evidence`, whose rows refer to these tables.
+`evidence` reads messages and logs, and refers to these tables.
 """
 
 import os
@@ -26,8 +26,11 @@ UNFINISHED = 78
 
 
 class Meaning(NamedTuple):
-    """Cause in a word or two, meaning as the end of a sentence, and next step of an exit code, a
-    state or a text; `line` and `sizes` (bytes) are the text's evidence."""
+    """Explanation of an exit code, a job state or a text.
+
+    `cause` is a word or two, `text` the end of a sentence, and `remedy` the next step. `line` and
+    `sizes` (bytes) are the evidence in a text.
+    """
 
     cause: str
     text: str
@@ -95,7 +98,8 @@ EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {
     "0:53": ("never started", "never started: Slurm could not open the batch script's output file or working directory",
              "make the folder of --output and --chdir on a file system that the compute node sees"),
 }.items()}  # fmt: skip
-# Other meanings for a command that is not of this package, whose own codes 75 to 78 are unknown.
+# Meanings that differ for a command other than this package's own, whose codes 75 to 78 can mean
+# anything.
 _FOREIGN = {
     **{
         str(code): Meaning(
@@ -111,7 +115,8 @@ _FOREIGN = {
 }
 
 
-# State of a Slurm job -> cause, sentence and remedy; the exit code explains any other state.
+# State of a Slurm job -> cause, sentence and remedy; a job in any other state is explained by its
+# exit code.
 PENDING = Meaning(
     "pending",
     "is {state}: {Reason}",
@@ -151,8 +156,9 @@ _SHORT_STATES = {
     "NF": "NODE_FAIL",
     "BF": "BOOT_FAIL",
 }
-# Slurm's reason for a pending job that does not start by itself, without its blanks and
-# underscores. Other reasons (Priority, Resources, BeginTime, AssocGrp...) pass by themselves.
+# Pattern of Slurm's reason why a pending job does not start by itself -> cause, sentence and
+# remedy. Patterns match the reason without blanks and underscores. Other reasons (Priority,
+# Resources, BeginTime, AssocGrp...) pass by themselves.
 _HELD = "is held ({Reason}) and does not start by itself"
 _REASONS = {
     r"JobHeldUser": ("held", _HELD, "`scontrol release {job}`"),
@@ -204,7 +210,7 @@ _REASONS = {
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this exception."""
     error = explained(error)
-    torch = sys.modules.get("torch")  # not imported for this
+    torch = sys.modules.get("torch")  # do not import torch for this
     if torch is not None and isinstance(error, torch.OutOfMemoryError):
         return OUT_OF_CUDA_MEMORY
     if isinstance(error, WorkerDied):
@@ -219,13 +225,13 @@ def exit_code_of(error: BaseException) -> int:
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
-# Signals that kill, 128 + N of a shell, which sacct of Slurm 22.05 shows as N:0 and Python's
-# sys.exit(-N) turns into 256 - N. Other small numbers are taken for a script's own exit codes.
+# Signals N that kill. A shell turns them into 128 + N, sacct of Slurm 22.05 shows these as N:0, and
+# Python's sys.exit(-N) gives 256 - N. Other small numbers are taken for a script's own exit codes.
 _OFTEN = (6, 7, 9, 10, 11, 13, 15)
 
 
 def code_key(code: int | str) -> str:
-    """The exit code as the tables have it: "137" for -9, 247, 9:0, 0:9 and SIGKILL; "" for no code."""
+    """The code as the tables' key: "137" for -9, 247, 9:0, 0:9 and SIGKILL; "" if it is no code."""
     text = str(code).strip()
     if text in EXIT_CODES:
         return text
@@ -245,11 +251,11 @@ def code_key(code: int | str) -> str:
     number = int(text)
     if 256 - number in _OFTEN:
         number -= 256
-    return str(128 - number if number < 0 else number)  # below 0: Python's subprocess, torchrun
+    return str(128 - number if number < 0 else number)  # Python's subprocess and torchrun give -N
 
 
 def state_key(text: str) -> str:
-    """The name of a Slurm job's state in any form: OUT_OF_ME+, `CANCELLED by 1000`, TO; "" for none."""
+    """Full name of a job state such as OUT_OF_ME+, `CANCELLED by 1000` or TO; "" if it is none."""
     word = text.strip().upper().partition(" BY ")[0]
     if word.endswith("+"):
         return next((name for name in STATES if name.startswith(word[:-1])), "")
@@ -257,14 +263,16 @@ def state_key(text: str) -> str:
     return word if word in STATES else ""
 
 
-# facts that a sentence leaves out if they are unknown, or a word such as Partition_Limit
+# Facts that a sentence omits unless they begin with a digit: unknown ones, and words such as
+# Partition_Limit.
 _LEFT_OUT = ("Elapsed", "Timelimit", "ReqMem")
 
 
 def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
-    """Meaning of a job's state, as the end of a sentence that begins with the job, with these facts.
+    """Meaning of a job's state with these facts. Its text ends a sentence that begins with the job.
 
-    The facts are sacct's fields, `resume` (how to go on) and `less` (how to need less memory).
+    The facts are sacct's fields, `job` (its id), `state`, `resume` (how to go on) and `less` (how
+    to need less memory).
     """
     meaning = STATES[state]
     known: dict[str, str] = {
@@ -311,15 +319,17 @@ def meaning_of(code: int | str, *, foreign: bool = False) -> Meaning:
 
 
 def sbatch_resumption(run_dir: Path) -> str:
-    """The command that resumes a run in a Slurm job, for the folder that it was submitted from."""
+    """The command that resumes a run in a Slurm job, for the folder of the first submission."""
     script = "train_ddp" if run_dir.name.startswith("train_ddp") else "train"
     place = shlex.quote(str(shown(run_dir.resolve())))
     return f"sbatch slurm/{script}.sbatch --run-dir {place} --resume"
 
 
 def resumption(run_dir: Path, limit: float | None) -> str:
-    """The call that resumes a run, in a notebook or a shell; inside a Slurm job the command submits
-    another job."""
+    """The call in Python and the shell command that resume a run.
+
+    Inside a Slurm job the command submits another job, and the call is given in a notebook only.
+    """
     run_dir = run_dir.absolute()  # the reader's working folder may be another one
     command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
     arguments = [f'run_dir="{run_dir}"']

@@ -1,4 +1,4 @@
-"""A run by its folder; each file is read once."""
+"""A run, read from the files of its folder; each file is read once."""
 
 from __future__ import annotations
 
@@ -45,19 +45,21 @@ Runs: TypeAlias = "Mapping[str, RunLike] | Iterable[RunLike]"
 
 
 def _tables() -> Any:
-    """Import the module `timeline` on use: it needs pandas, and a process that only watches a
-    command does without."""
+    """Import the module `timeline` on use.
+
+    It needs pandas, which a process that only watches a command does not load.
+    """
     from . import timeline
 
     return timeline
 
 
 class RunEnded(RuntimeError):
-    """A run that did not finish. The text is its exit code, a colon and its diagnosis."""
+    """Error for a run that did not finish. The text is its exit code, a colon and its diagnosis."""
 
 
 class RunStopped(Stopped):
-    """A signal to this process that stopped the run of its child; `run` has its result."""
+    """A signal to this process stopped the run of its child process; `run` has the result."""
 
     def __init__(self, run: Run, number: signal.Signals):
         super().__init__(f"{number.name} stopped the run {run.run_dir}. {run.diagnosis}")
@@ -65,14 +67,16 @@ class RunStopped(Stopped):
 
 
 def is_run(folder: StrPath) -> bool:
-    """Whether a folder is that of a run: trained, or a watched command."""
+    """Whether a folder belongs to a run, of a training or of a watched command."""
     paths = RunPaths(folder)
     return paths.config.is_file() or paths.events.is_file()
 
 
 def named(runs: Runs) -> dict[str, Run]:
-    """Open runs by name: the mapping's keys, else their folders' names, or their paths where names
-    repeat."""
+    """Open runs and return them by name.
+
+    Names are the mapping's keys, else the folders' names, or the folders' paths if names repeat.
+    """
     if isinstance(runs, Mapping):
         return {name: Run.open(run) for name, run in runs.items()}
     several = [runs] if isinstance(runs, str | os.PathLike | Run) else runs
@@ -84,12 +88,13 @@ def named(runs: Runs) -> dict[str, Run]:
 class Run:
     """A run by its folder, as `run` returns it and `Run.open` finds it again, however it ended.
 
-    Each file is read on first use, but for values in `known`.
+    An attempt is one start or resumption of the run, a phase a named step in it. Each file is read
+    on first use. Properties given in `known` need no file.
     """
 
     def __init__(self, run_dir: StrPath, **known: object):
-        self.run_dir = home(run_dir)  # as given, to be shown
-        self._folder = self.run_dir.absolute()  # holds when the working folder changes
+        self.run_dir = home(run_dir)  # as given, for display
+        self._folder = self.run_dir.absolute()  # remains right when the working folder changes
         self.paths = RunPaths(self._folder)
         vars(self).update(known)
 
@@ -123,21 +128,21 @@ class Run:
 
     @property
     def has_loaded(self) -> bool:
-        """Whether a training came to its data; true of any other command."""
+        """Whether a training run began to load its data; True for any other command."""
         return not self.paths.config.is_file() or any(
             phase.name not in ("open", "compile kernels") for phase in self.phases
         )
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """timeline.csv, `time_s` in `time.time()` seconds."""
+        """The samples in timeline.csv, `time_s` in `time.time()` seconds."""
         path = self.paths.timeline
         table = _tables().csv_table(_content(path), SAMPLE_COLUMNS, path, optional=ADDED_COLUMNS)
         return table.astype(float)
 
     @cached_property
     def timeline(self) -> pd.DataFrame:
-        """The recorded samples with their phases."""
+        """The recorded samples with phases and GPU readings, see `timeline.timeline_table`."""
         return _tables().timeline_table(self.samples, self.phases, self.cuda, self._origin_s)
 
     @cached_property
@@ -148,10 +153,10 @@ class Run:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """metrics.csv, one row per epoch; empty when none was finished.
+        """metrics.csv, one row per epoch; empty if no epoch was finished.
 
-        NaN stands for a split that was not evaluated, and for the columns that a run of 0.2.0 does
-        not have.
+        NaN stands for a split that was not evaluated, and for columns that version 0.2.0 did not
+        write.
         """
         path = self.paths.metrics
         table = _tables().csv_table(_content(path), METRIC_COLUMNS, path, optional=F1_COLUMNS)
@@ -165,8 +170,10 @@ class Run:
 
     @property
     def best_epoch(self) -> pd.Series | None:
-        """The row of `metrics` that is best on the valid split by the run's `keep_by`, the first of
-        equals; None without one."""
+        """The row of `metrics` with the best value of `keep_by` on the valid split.
+
+        Of equal rows it is the first; None if there is no value.
+        """
         config = self.known_config
         column = "valid" if config is None else config.valid_column
         evaluated = self.metrics.dropna(subset=column)
@@ -174,7 +181,8 @@ class Run:
 
     @cached_property
     def result(self) -> dict[str, Any]:
-        """result.json; empty while the run is at work, or when its watcher was killed too."""
+        """The content of result.json; empty while the run is at work, or if its watcher was
+        killed."""
         path = self.paths.result
         try:
             result: dict[str, Any] = json.loads(path.read_bytes())
@@ -254,7 +262,7 @@ class Run:
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
-        """The cause of the last attempt's end; works after a SIGKILL of run or watcher."""
+        """The cause of the last attempt's end; works after a SIGKILL of run or watching process."""
         result = self._parsed or Result()
         if result.diagnosis:
             return result.diagnosis
@@ -264,7 +272,7 @@ class Run:
     def is_at_work(self) -> bool:
         """Whether a process trains, or watches a command, in the folder now: it holds the folder's
         lock."""
-        with contextlib.suppress(OSError):  # another user's, or no locks on its file system
+        with contextlib.suppress(OSError):  # another user's lock, or a file system without locks
             return not self.result and is_held(self.paths.lock)
         return False
 
@@ -291,9 +299,10 @@ class Run:
         }
 
     def follow(self, on_epoch: Callable[[dict[str, float]], object] = lambda row: None) -> Run:
-        """Show the run's progress until it ends, as `run` does; return it as it is then.
+        """Show the run's progress until it ends, as `run` does; return the ended run.
 
-        `on_epoch` is called with the row of metrics.csv of each epoch, those before the call first.
+        `on_epoch` is called with each epoch's row of metrics.csv, first with the rows that exist
+        already.
         """
         epochs = 0
 
@@ -319,7 +328,7 @@ class Run:
 
     @property
     def parts(self) -> dict[str, int]:
-        """The named parts in use when the last attempt ended, in bytes."""
+        """Named parts of memory in use when the last attempt ended, in bytes."""
         return self.record.parts
 
     @property
@@ -335,7 +344,7 @@ class Run:
 
     @property
     def exit_code(self) -> int | None:
-        """128 + N after signal N; None without a result."""
+        """The last attempt's exit code, 128 + N after signal N; None without a result."""
         return self.result.get("exit_code")
 
     @property
@@ -364,13 +373,14 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last attempt reached the last epoch, or the one where early stopping ended
-        it."""
+        """Whether the last attempt reached the last epoch, or was ended by early stopping."""
         return self.exit_code == 0 and self.config.is_over(self.metrics[self.config.valid_column])
 
     def require_finished(self) -> Run:
-        """Return this run if it finished, else raise `RunEnded`; `papermill --engine ogbnlib` exits
-        with its code."""
+        """Return this run if it finished, else raise `RunEnded`.
+
+        `papermill --engine ogbnlib` then exits with the run's exit code.
+        """
         if self.exit_code != 0:
             raise RunEnded(f"{self.exit_code}: {self.diagnosis}")
         return self
@@ -378,8 +388,10 @@ class Run:
 
 @clear_errors()
 def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
-    """Diagnose the run in `run_dir` from its files alone; works after a SIGKILL of run or
-    watcher."""
+    """Diagnose the run in `run_dir` from its files alone.
+
+    Works even after a SIGKILL of the run or of its watching process.
+    """
     return Run.open(run_dir).diagnosis
 
 
@@ -388,7 +400,7 @@ def _accuracy(row: pd.Series) -> str:
 
 
 @clear_errors()
-def _content(path: Path) -> bytes:  # for the public properties of a run
+def _content(path: Path) -> bytes:  # with clear errors for the public properties of a run
     return path.read_bytes() if path.is_file() else b""
 
 
@@ -396,12 +408,13 @@ def _count(run_dir: Path, record: Record) -> Count | None:
     count = read_count(RunPaths(run_dir).progress)
     if count is None or record.phase is None or count.phase != record.phase.label:
         return None
-    count.began_s += clock.now() - clock.now_by(record.start.get("clock"))  # in this process's time
+    # by this process's clock
+    count.began_s += clock.now() - clock.now_by(record.start.get("clock"))
     return count
 
 
 def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[str, str]:
-    """The live line of a run at work: its name and phase; counts and memory in use."""
+    """The two parts of a run's progress line: its name and phase; its count and memory in use."""
     more = details(_count(run_dir, record), record.held_bytes, limit_bytes)
     if record.phase:
         return f"{run_dir.name}: {record.phase.label}", more

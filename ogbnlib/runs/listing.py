@@ -1,4 +1,4 @@
-"""The table of all runs below a folder. Import it on use: it imports pandas."""
+"""Table of all runs below a folder. Import this module only on use, because it imports pandas."""
 
 import os
 import statistics
@@ -30,13 +30,13 @@ class _Table(pd.DataFrame):  # type: ignore[misc]
 
 
 def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
-    """All runs below `folder`, the oldest first: one row each, named by its path from the working
-    folder.
+    """List all runs below `folder`, oldest first, one row per run with its path as the index.
 
-    Columns: `when` it began, how it `ended`, `peak GB` of anonymous + shared memory, `run s` in all
-    attempts, `epochs`; the accuracies `best valid` and `test at best` of the epoch that is best by
-    the run's `keep_by`; the watched `command`; and `settings`: the config values in which it differs
-    from most runs. Missing values are NaN.
+    Columns: `when` the run began; how it `ended`; `peak GB` of anonymous + shared memory; `run s`,
+    the seconds of all attempts; `epochs`; `best valid` and `test at best`, the accuracies of the
+    epoch that is best by the run's `keep_by`; the watched `command`; and `settings`, the config
+    values that differ from those of most runs. Missing values are NaN, and columns without any
+    value are left out. Paths are relative to the working folder.
     """
     root = home(folder)
     if not root.is_dir():
@@ -45,7 +45,7 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     for place, inside, _ in os.walk(shown(Path(os.path.abspath(root)))):
         if is_run(place):
             runs[os.path.normpath(place)] = Run(place)
-            inside.clear()  # a run holds no other runs
+            inside.clear()  # no run lies in another run's folder
     settings = [_settings(run) for run in runs.values()]
     usual = {
         name: statistics.mode(texts[name] for texts in settings if name in texts)
@@ -64,7 +64,7 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """The config's values as texts; of paths the last part. Empty for a watched command."""
+    """The config's values as texts, data paths by their last part; empty for a watched command."""
     config = run.known_config
     if config is None:
         return {}

@@ -1,7 +1,7 @@
-"""Training, or any command, in a child process under a real memory limit; an out-of-memory kill is
-a result.
+"""Run training, or any command, in a child process under a real memory limit.
 
-The limit covers the child and all its processes, and the page cache they fill if it is a cgroup.
+An out-of-memory kill is a result, not an error. The limit covers the child and all its processes; a
+cgroup's limit also covers the page cache that they fill.
 """
 
 import contextlib
@@ -72,11 +72,11 @@ def watch(
     limit_by: str = "auto",
     echo: bool = True,
 ) -> Run:
-    """Run any command in a child process, recorded and limited like `run`; inside, `ogbnlib.phase`
-    names moments.
+    """Run any command in a child process, recorded and limited as by `run`.
 
-    Its standard output and error come back as one. Processes that it leaves behind, daemons too,
-    count as its own and are ended with it.
+    A script names its phases with `ogbnlib.phase`. Standard output and error of the command come
+    back as one. Processes that it leaves behind, daemons too, count as its own and are ended with
+    it.
 
     Args:
         argv: The command and its arguments. If it begins with an option, this Python runs it:
@@ -91,12 +91,12 @@ def watch(
     if "-m ogbnlib train" in " ".join(argv):
         check_trainer_limit(limit_bytes)
     argv = [sys.executable, *argv] if argv and argv[0].startswith("-") else [*argv]
-    # This Python runs, even where a path to it can't be looked up.
+    # This Python can run even where its own path can't be looked up.
     if not argv or (argv[0] != sys.executable and shutil.which(argv[0]) is None):
         raise InputError(
             f"argv: expected a command that can be run (`python` before a script), got {masked(argv)}"
         )
-    command = masked(argv)  # for the record; the values are executed as they are
+    command = masked(argv)  # for the record; the command runs with the real values
     script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
     name = name or Path(script).stem
 
@@ -135,28 +135,27 @@ def run(
     num_ranks: int = 1,
     trust: bool = False,
 ) -> Run:
-    """Train in a child process under a memory limit and return what happened, an out-of-memory kill
-    included.
+    """Train in a child process under a memory limit; return the run, even if it ran out of memory.
 
-    Bad input is refused before the child is started; an interruption ends the child and writes
-    `result.json` first. So does a stop signal to this process, which raises `Stopped`, as in
-    `train`. In a notebook, a run that would need more than the job or the machine has
-    is not started; its forecast is printed.
+    Bad input is refused before the child is started. An interruption ends the child, and is raised
+    after `result.json` is written. A stop signal to this process does the same and raises
+    `Stopped`, as in `train`. In a notebook, a run that by forecast needs more memory than the job
+    or the machine has is not started; its forecast is printed.
 
     Args:
-        config: What to train; None to resume a run with its own config: `run(run_dir="runs/a",
-            resume=True)`.
+        config: The parameters of the run; None to resume a run with its own config:
+            `run(run_dir="runs/a", resume=True)`.
         memory_limit: "2 GB" or bytes. None sets no limit, or keeps that of the run to resume.
-        run_dir: The run's folder, new or empty, or the run to resume; by default a new folder under
-            `runs_dir`, named `name` or after data set and policy.
-        resume: Go on from the run's last checkpoint, or start a run in a new or empty folder. A run
-            of the same config that has finished is returned as it is.
+        run_dir: The run's folder, new or empty, or that of the run to resume; by default a new
+            folder under `runs_dir`, named `name` or after data set and loading policy.
+        resume: Go on from the run's last checkpoint, or start a run in a new or empty folder. A
+            finished run with the same config is returned as it is.
         limit_by: "auto", or one of `limits.KINDS`.
-        echo: Relay the child's output, in `output.log` in any case; without it, a log has a
-            progress line every 30 s.
-        live: In a notebook, draw its memory as it grows.
-        num_ranks: Processes on this machine that train together, under the one limit.
-        trust: Allow the code of a model (model.py) in a run's folder of another user.
+        echo: Relay the child's output, which is in `output.log` in any case. If False, a log still
+            gets a progress line every 30 s.
+        live: In a notebook, draw the run's memory as it grows.
+        num_ranks: Processes on this machine that train together, under one common limit.
+        trust: Allow the code of a model (model.py) in another user's run folder.
     """
     config = _check_arguments(config, run_dir, resume, live, num_ranks)
     limit_bytes, notes = _attainable(memory_limit, say=echo, before=run_dir if resume else None)
@@ -214,19 +213,19 @@ def _train(
     num_ranks: int,
     trust: bool,
 ) -> Run:
-    """Train in a child process, with the arguments of `run` and the limit that holds here."""
-    check_content(folder, resume=resume)  # before minutes of compiling
+    """Train in a child process, with the arguments of `run` and the limit that applies here."""
+    check_content(folder, resume=resume)  # before kernels are compiled, which takes minutes
     size = check_inputs(config)
     if resume:
         quiet = not echo or config.progress == "none"
         announce_code(config, folder, trust, (lambda text: None) if quiet else print)
     env = _prepare_code(config, size, folder if resume else None)
     limit, refused = make_limit(limit_bytes, limit_by)
-    # From here on the limit and the folder's lock are held, and given back in reverse order.
+    # From here on this process holds the limit and the folder's lock, released in reverse order.
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(limit))
         before, lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
-        # of a damaged metrics.csv; the trainer writes another
+        # metrics.csv may be damaged; the trainer writes it again
         with contextlib.suppress(InputError):
             if before.is_finished and before.config == config:
                 return before
@@ -264,10 +263,11 @@ def _choose_folder(
     limit_bytes: int | None,
     is_same: Callable[[Run], bool],
 ) -> Run:
-    """The run's folder: `run_dir`, else a new one below `runs_dir`.
+    """Choose the run's folder: `run_dir`, else a new one below `runs_dir`.
 
     When a requeued job executes a notebook again (see `next_run_dir`), the earlier execution may
-    have a run that `is_same`. Its folder is used if it was stopped or had the same limit.
+    have left a run for which `is_same` is true. Its folder is used if that run was stopped or had
+    the same limit.
     """
     if run_dir is not None:
         return Run(run_dir)
@@ -279,28 +279,32 @@ def _choose_folder(
 
 
 def _was_stopped(run: Run) -> bool:
-    """Whether a run can go on, because it was stopped or interrupted."""
+    """Whether a run can go on, because it was stopped or interrupted, or has no result."""
     return run.exit_code in (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS))
 
 
 def _prepare_code(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, str]:
-    """Try out the user's own model and compile the kernels; return the trial's environment
-    variable. `run_dir` is a run to resume."""
-    kernel_cache.folder()  # its place, for the children, whose TMPDIR is another
+    """Try out the user's own model and compile the kernels, as far as the run needs that.
+
+    Returns the environment variable with the trial's result. `run_dir` is the run to resume.
+    """
+    kernel_cache.folder()  # chosen here for the children, whose TMPDIR differs
     trial: dict[str, str] = {}
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", config.progress):
             trial = try_model(config, size, run_dir=run_dir)
-    if not config.policy.uses_hops:  # a propagation's forecast has room for compiling
+    if not config.policy.uses_hops:  # the forecast of a propagation leaves room for compiling
         _compile_kernels(config.progress)
     return trial
 
 
 def _own_tmp() -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder for a trainer and its children: PyG leaves a generated file for each
-    process in it."""
+    """A temporary folder for a trainer and its children.
+
+    PyG leaves a generated file for each process in it.
+    """
     base = tempfile.gettempdir()
-    if len(base) > 50:  # workers make sockets below it, whose paths may have 107 characters
+    if len(base) > 50:  # workers create sockets in it, with paths of at most 107 characters
         base = "/tmp"
     return tempfile.TemporaryDirectory(
         dir=base, prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True
@@ -310,8 +314,8 @@ def _own_tmp() -> tempfile.TemporaryDirectory[str]:
 @functools.cache  # tried once in a process, even if it failed
 def _compile_kernels(progress: str) -> None:
     """Compile the kernels of a training in another process, unless they are on disk."""
-    # A trainer that compiles them itself keeps about 100 MB more than one that loads them, which no
-    # forecast counts.
+    # A trainer that compiles the kernels itself keeps about 100 MB more than one that loads them.
+    # No forecast counts these 100 MB.
     marker = kernel_cache.complete_marker()
     if marker is None or marker.is_file():
         return
@@ -327,8 +331,11 @@ def _compile_kernels(progress: str) -> None:
 def _attainable(
     memory_limit: str | int | None, *, say: bool, before: StrPath | None = None
 ) -> tuple[int | None, list[str]]:
-    """The limit in bytes, by default that of the run in `before`, or the lower one that holds here
-    anyway; and notes on it."""
+    """Return the limit in bytes, or the lower one that applies here anyway, and notes on it.
+
+    Without `memory_limit` it is the limit of the run in `before`; None means no limit. `say` prints
+    the notes.
+    """
     as_before = memory_limit is None
     if as_before and before is not None:
         memory_limit = Run(before).memory_limit_bytes
@@ -360,19 +367,22 @@ def check_trainer_limit(limit_bytes: float | None) -> None:
 def _too_large_to_start(
     config: TrainConfig, size: GraphSize, limit_bytes: int | None
 ) -> Diagnosis | None:
-    """Explain why a notebook's run is not started: it would be killed for the memory of the job,
-    and the kernel too."""
+    """Explain why a notebook's run is not started; None if it may start.
+
+    By forecast the memory of the job would run out, which would kill the run and the notebook's
+    kernel.
+    """
     available, source = effective_limit()
     room_bytes = available - (read_memory(os.getpid()).held_bytes or 0)
     if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):
         return None  # the kill of a run with a lower limit of its own ends nothing else
     forecast = predict(config, size, memory_limit_bytes=room_bytes)
     if verdict(forecast, room_bytes) == WILL_NOT_FIT:
-        # slower and better: by batches drawn from the store
+        # slower but better: batches are drawn from the store
         forecast = predict(config, memory_limit_bytes=room_bytes)
     if verdict(forecast, room_bytes) != WILL_NOT_FIT:
         return None
-    on_gpu = resolve_device(config.device).type == "cuda"  # where the step is not in RAM
+    on_gpu = resolve_device(config.device).type == "cuda"  # there the step takes no RAM
     peak_bytes = max(
         phase.held_bytes - on_gpu * phase.parts.get(STEP, 0) for phase in forecast.phases
     )
@@ -404,7 +414,8 @@ def _carry_out(
 ) -> Run:
     """Run a child and write the attempt's result; a trainer inherits the folder's lock.
 
-    Raises `KeyboardInterrupt` or `RunStopped` where this process was interrupted or told to stop.
+    Raises `KeyboardInterrupt` if this process was interrupted, and `RunStopped` after a stop
+    signal.
     """
     config = attempt.config
     variables = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
@@ -412,7 +423,7 @@ def _carry_out(
         variables[LIMIT_VARIABLE] = str(limit.limit_bytes)
     reads_input = config is None and not os.isatty(0) and not in_notebook()
     interrupts: list[int] = []
-    # the result is written first
+    # an interrupt is raised only after the result is written
     with handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):
         outcome = supervise(
             argv,
@@ -448,7 +459,8 @@ def _carry_out(
         then = f"go on with {call}" if config else done.diagnosis.remedy
         raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
     if outcome.forwarded in STOP_SIGNALS:
-        # No run may begin in the seconds before a SIGKILL; after 75 the job goes back to the queue.
+        # Raise, because no further run may begin in the seconds before a SIGKILL. With exit code 75
+        # the job goes back to the queue.
         raise RunStopped(done, signal.Signals(outcome.forwarded))
     return done
 
@@ -456,11 +468,10 @@ def _carry_out(
 def scaled_limit(
     memory_limit: str | int, dataset: str, allocation: str = "128 GB", full: str = "ogbn-papers100M"
 ) -> int:
-    """The limit, in bytes, that means for a data set what `allocation` means for `full`, a larger
-    one.
+    """Return a memory limit in bytes that is as tight for `dataset` as `allocation` is for `full`.
 
-    "auto" scales `allocation` by the sizes of edge list and features, and adds what Python and
-    torch take. For a data set with as many edges as `full`, or more, it is `allocation` itself. Any
+    "auto" scales `allocation` by the sizes of edge list and features, and adds the fixed cost of
+    Python and torch. A data set with at least as many edges as `full` gets `allocation` itself. Any
     other `memory_limit` is returned in bytes.
     """
     if memory_limit != "auto":
@@ -470,13 +481,15 @@ def scaled_limit(
     allocated = parse_bytes(allocation, "allocation")
     if size.num_edges >= full_size.num_edges:
         return allocated
-    # machines differ by 20 MB
+    # 20 MB, because machines differ by that much
     return allocated * raw_bytes(size) // raw_bytes(full_size) + RUNTIME_BYTES + 20 * MB
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:
-    """Refuse bad input from its headers alone, before a run's folder is made; return the data set's
-    size."""
+    """Refuse bad input, before a run's folder is made; return the data set's size.
+
+    Only the headers of the data set's files are read.
+    """
     check_working_folder()
     if config.device == "cuda":
         resolve_device(config.device)

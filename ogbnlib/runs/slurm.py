@@ -1,5 +1,7 @@
-"""The cause of a Slurm job's end, or the reason why it waits: from sacct, else scontrol, else its
-log, and its run."""
+"""Explain why a Slurm job ended or waits.
+
+Sources are sacct, else scontrol, else the job's log, and the job's run.
+"""
 
 import contextlib
 import re
@@ -31,7 +33,10 @@ _RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 
 @dataclass(frozen=True)
 class _JobDiagnosis:
-    """`text` is the paragraph for people. `exit_code` is Slurm's EXIT:SIGNAL."""
+    """Diagnosis of a Slurm job: `text` is a paragraph for people.
+
+    `exit_code` is Slurm's EXIT:SIGNAL pair, or without one the run's exit code.
+    """
 
     job_id: str
     text: str
@@ -52,12 +57,12 @@ class _JobDiagnosis:
 
 
 def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Rows of sacct, else of scontrol, and which of them answered or why neither did."""
+    """Return sacct's rows, else scontrol's, with the command that answered or why neither did."""
     recorded, refusal = _answer(["sacct", "-j", job_id, "--parsable2", _FORMAT], job_id)
     shown, another = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id)
     if not recorded:
         return shown, ["scontrol"] if shown else [refusal, another]
-    # sacct knows neither the script nor the present reason to wait
+    # sacct knows neither the job's script nor the reason why the job waits now
     present = {row["JobID"]: row for row in shown}
     rows = []
     for row in recorded:
@@ -67,7 +72,7 @@ def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
 
 
 def _answer(argv: list[str], job_id: str) -> tuple[list[dict[str, str]], str]:
-    """Rows of a command of Slurm; without any, also the reason."""
+    """Run a Slurm command and return its rows; without rows, also the reason."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
@@ -83,8 +88,10 @@ def _answer(argv: list[str], job_id: str) -> tuple[list[dict[str, str]], str]:
 
 
 def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
-    """The run that the log names, else `work_dir`/runs/NAME-JOBID, else the last run of a notebook
-    in that folder."""
+    """Find the run that the log names, else the newest run in `work_dir`/runs/NAME-JOBID.
+
+    That folder is the run itself, or a notebook's folder with its runs inside.
+    """
     named = [work_dir / name for name in re.findall(_RUN_LINE, log, re.MULTILINE)[-1:]]
     below = [
         path
@@ -107,21 +114,22 @@ class _Job:
         self.steps = [step for step in rows if step["JobID"].startswith(f"{job_id}.")]
         work_dir = Path(row.get("WorkDir") or ".")
         self.log_path = _log_path(job_id, row, work_dir)
-        # the part of the last attempt, which begins with such a line
+        # only the last attempt's part of the log, which begins with this line
         self.log = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))[-1]
         self.rank = failed_rank(cleaned(self.log))
         lines = [line for line in self.log.splitlines() if line.strip()]
         self.words = [
             line for line in lines if not line.startswith(("ogbnlib: ", "slurmstepd", "srun: "))
         ]
-        self.proven, _ = job_state(lines)  # a state, by the log alone
+        self.proven, _ = job_state(lines)  # the state that the log alone proves
         self.run = _find_run(job_id, work_dir, self.log)
         self.run_code, self.diagnosis = _end_in_job(self.run, job_id)
         self.state = (row.get("State") or self.proven).partition(" by ")[0]
         self.pair = row.get("ExitCode", "")
         if not self.pair and self.run_code is not None:
             self.pair = str(self.run_code)
-        # A user's own script, whose codes have other meanings, leaves no line of ours in its log.
+        # A user's own script writes no line of this package to its log; its exit codes have other
+        # meanings.
         self.is_ours = bool(
             self.run or not self.log or re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
         )
@@ -140,7 +148,8 @@ class _Job:
         states = [self.proven, *(step.get("State") for step in self.steps)]
         if STATES.get(state) not in (PENDING, RUNNING) and "OUT_OF_MEMORY" in states:
             state = "OUT_OF_MEMORY"
-        if state in STATES and state not in ("COMPLETED", "FAILED"):  # the exit code says more
+        # For COMPLETED and FAILED the exit code says more.
+        if state in STATES and state not in ("COMPLETED", "FAILED"):
             facts = {"job": self.job_id, "state": self.state} | self.row | {"resume": self.resume}
             if self.diagnosis and self.diagnosis.cause == OUT_OF_MEMORY:
                 facts["less"] = self.diagnosis.remedy
@@ -162,8 +171,8 @@ class _Job:
                 text=f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{why}",
                 remedy=f"{self.resume}; {RESTARTS_VARIABLE} bounds how often a job requeues itself",
             )
-        # The result of the job's run says more than the code. Without one, or where torchrun reports
-        # another rank that failed first, the log decides.
+        # The result of the job's run says more than the code. Without a result, or if torchrun
+        # reports another rank that failed first, the log decides.
         explained = self._is_end_of_run(code)
         finding = None
         if (code != "0" and self.rank) or (meaning.cause in OPEN_CAUSES and not explained):
@@ -186,20 +195,21 @@ class _Job:
         return meaning._replace(text=f"{meaning.text} (exit code {code})")
 
     def _is_end_of_run(self, code: str) -> bool:
-        """Whether the end of the job's run explains the exit code of the job."""
+        """Whether the end of the job's run explains the job's exit code."""
         if not self.run or not self.run_code:
             return False
         if code == "0":
-            # A notebook, whose folder has the job's name, may let its runs be killed on purpose.
+            # A notebook may let its runs be killed on purpose. They lie in its folder, which has
+            # the job's name.
             return not any(
                 folder.name.endswith(f"-{self.job_id}") for folder in self.run.run_dir.parents
             )
         return code != "2" or self.run_code == 2
 
     def _with_resumption(self, meaning: Meaning) -> Meaning:
-        """The remedy with the command that resumes the run in another job."""
+        """Add to the remedy the command that resumes the run in another job."""
         remedy = meaning.remedy
-        # The remedies of `exit_codes` name the call; in a job it is another `sbatch`.
+        # The remedies of `exit_codes` name the Python call; for a job it takes another `sbatch`.
         killed = ("SIGKILL, cause unknown", "worker died, cause unknown")
         if "resume" in remedy and "sbatch" not in remedy:
             remedy = self.resume
@@ -208,12 +218,16 @@ class _Job:
         elif self.resume.startswith("go on") and meaning.cause in killed:
             remedy = f"{remedy}; then {self.resume}"
         if self.log_path and not (self.run and self.run.paths.output.is_file()):
-            remedy = remedy.replace("output.log", str(self.log_path))  # torchrun leaves none
+            # torchrun writes no output.log
+            remedy = remedy.replace("output.log", str(self.log_path))
         return meaning._replace(remedy=remedy)
 
     def _short_limit(self) -> Meaning | None:
-        """The end of a job whose time limit is not longer than the lead of its --signal, which
-        therefore comes as soon as the job starts."""
+        """Explain a stop right at the job's start; None for any other end.
+
+        The lead of --signal is the time between the signal and the job's end. If the time limit is
+        not longer than the lead, the signal comes as soon as the job starts.
+        """
         limit_s = _seconds(self.row.get("Timelimit", ""))
         was_told = self.run_code == STOPPED or code_key(self.pair) in (str(STOPPED), "138")
         lead_s = _lead_s(self.job_id, self.row) if was_told and limit_s else 0
@@ -230,7 +244,7 @@ class _Job:
         end = self.end()
         text = f"Job {self.job_id} {end.text.rstrip('.')}."
         if self.run and self.diagnosis and self.rank:
-            # the end of rank 0, which writes the run's result, is a consequence
+            # Rank 0 writes the run's result. Its end is only a consequence of the other rank's.
             text += f" Its run {self.run.run_dir} was in phase '{self.diagnosis.phase}'."
         elif self.run and self.diagnosis:
             story = self.diagnosis.text.removesuffix(f" Next: {self.diagnosis.remedy}.")
@@ -259,7 +273,7 @@ class _Job:
 
 
 def _log_path(job_id: str, row: dict[str, str], work_dir: Path) -> Path | None:
-    """The job's log. The job scripts write slurm-NAME-JOBID.out, sbatch by itself slurm-JOBID.out."""
+    """The job's log: slurm-NAME-JOBID.out of the job scripts, slurm-JOBID.out of sbatch itself."""
     if row.get("StdOut"):
         return Path(row["StdOut"])
     logs = [path for path in work_dir.glob("slurm-*.out") if path.stem.endswith(f"-{job_id}")]
@@ -275,7 +289,7 @@ def _end_of(path: Path | None) -> str:
 def _end_in_job(run: Run | None, job_id: str) -> tuple[int | None, Diagnosis | None]:
     """Exit code and diagnosis of a run's last attempt in this job; None without such an attempt.
 
-    A later job may have gone on with the run, and its result is then no fact about this job.
+    If a later job resumed the run, the run's present result says nothing about this job.
     """
     if run is None:
         return None, None
@@ -298,9 +312,11 @@ def _seconds(text: str) -> float:
 
 
 def _lead_s(job_id: str, row: dict[str, str]) -> int:
-    """Seconds before its end at which sbatch or a job's script asks for a signal; 0 if that is
-    unknown."""
-    # Slurm before 21.08 does not know the line.
+    """Seconds before the job's end at which Slurm is to send a signal; 0 if unknown.
+
+    The number is that of --signal in the sbatch command, else in the job's script.
+    """
+    # Slurm before 21.08 has no field SubmitLine.
     submitted, _ = _answer(["sacct", "-j", job_id, "--parsable2", "--format=JobID,SubmitLine"], "")
     text = "".join(f"#SBATCH {one.get('SubmitLine', '')}\n" for one in submitted[:1])
     with contextlib.suppress(OSError):
@@ -310,7 +326,7 @@ def _lead_s(job_id: str, row: dict[str, str]) -> int:
 
 
 def _task_number(job: _Job) -> tuple[int, int]:
-    """Order of an array's tasks: by number, after them those that wait, such as 7_[5-8]."""
+    """Sort key of an array's tasks: by number, waiting tasks such as 7_[5-8] last."""
     _, _, number = job.job_id.partition("_")
     return "[" in number, int([*re.findall(r"\d+", number), 0][0])
 

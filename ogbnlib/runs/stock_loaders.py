@@ -1,4 +1,4 @@
-"""Stock loaders in the code of a killed command, each of which builds a graph of its own."""
+"""PyG's own loaders in the code of a killed command, each of which builds its own graph."""
 
 import ast
 import contextlib
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-# Code below these runs more than once, or may.
+# Code inside these nodes runs more than once, or may.
 _REPEATED = (ast.For, ast.While, ast.ListComp, ast.DictComp, ast.GeneratorExp)
 
 

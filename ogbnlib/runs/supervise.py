@@ -1,5 +1,4 @@
-"""A command in a child process inside a limit: started, relayed, recorded, and ended with all its
-processes."""
+"""Run a command in a child process under a limit: relay and record it, end all its processes."""
 
 import contextlib
 import errno
@@ -37,39 +36,43 @@ from .exit_codes import STOPPED
 from .folder import standing
 
 # For the trainer alone; another command runs as it is. glibc's malloc keeps much freed memory
-# (mallopt(3)): two arenas for all threads, not eight per core, let a run finish with 40 MB less.
-# Blocks from 4 MiB on come from mmap and go back at once, where the default threshold grows to 32
-# MiB: 75 MB less at the peak of [15, 10, 5] x 1024. Setting it fixes the other threshold at 128
-# KiB, above which free memory at the heap's end goes back: then every step of [3, 2] x 128 asks for
-# the same pages again, which takes 15 % of its time. 8 MiB is what malloc itself would choose,
-# twice 4.
+# (mallopt(3)). Steps below are written as num_neighbors x batch_size x hidden_channels.
 MALLOC = {
+    # Two arenas for all threads, not eight per core, let a run finish with 40 MB less memory.
     "MALLOC_ARENA_MAX": "2",
+    # Blocks from 4 MiB on come from mmap and go back to the kernel at once, where the default
+    # threshold grows to 32 MiB. This saves 75 MB at the peak of [15, 10, 5] x 1024.
     "MALLOC_MMAP_THRESHOLD_": str(2**22),
+    # Free memory at the heap's end goes back above this size. Setting the threshold above would fix
+    # this one at 128 KiB. Then every step of [3, 2] x 128 would ask for the same pages again, 15 %
+    # of its time. malloc itself would choose 8 MiB, twice the threshold above.
     "MALLOC_TRIM_THRESHOLD_": str(2**23),
 }
-# torch then asks for huge pages (2 MB) for its large tensors, which the kernel else maps 4 KB at a
-# time: a step of [15, 10, 5] x 1024 x 256 takes 0.58 instead of 0.85 CPU seconds, with the same
-# losses and the same peak, 1026 and 1028 MB. With them the threshold of 4 MiB costs 4 % of a step
-# and saves 33 MB, against 32 MiB 6 % and 78 MB.
+# With this variable torch asks for huge pages (2 MB) for its large tensors, which the kernel
+# otherwise maps 4 KB at a time. A step of [15, 10, 5] x 1024 x 256 then takes 0.58 instead of 0.85
+# CPU seconds, with the same losses and the same peak (1026 and 1028 MB). With huge pages the
+# threshold of 4 MiB costs 4 % of a step and saves 33 MB, against 32 MiB 6 % and 78 MB.
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
 GRACE_S = 120.0  # for a checkpoint, when a run must stop because its folder can't be written
-# of the output, for its last words: a traceback through DataLoader workers or ranks takes 5,000
+# Bytes of the output's end, for its last words: a traceback through DataLoader workers or ranks
+# takes 5,000.
 TAIL_BYTES = 2**15
 STOP_S = 4.0  # for a checkpoint, when a person waits for the end
 
 
 def trainer_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Settings of malloc and torch's allocator for a trainer, but for those that `environ` has
-    already."""
+    """Environment variables for a trainer's malloc and torch, unless `environ` has them."""
     values = {**MALLOC, HUGE_PAGES: "1"} if huge_pages() in ("always", "madvise") else MALLOC
     return {name: value for name, value in values.items() if name not in environ}
 
 
 @dataclass
 class Outcome:
-    """The end of a supervised process tree. `exit_code` is 128 + N after signal N; `evidence` is
-    `Limit.evidence`."""
+    """The end of a supervised process tree. `exit_code` is 128 + N after signal N.
+
+    `evidence` is the result of `Limit.evidence`, with `ended_with` or `left_behind` where they
+    apply.
+    """
 
     exit_code: int
     tail: str
@@ -89,24 +92,24 @@ def supervise(
     *,
     recorder: Recorder | None = None,
     env: Mapping[str, str] | None = None,  # added to this process's own environment
-    echo: bool = True,  # relay the output and each kind of step; it is in `output.log` in any case
+    echo: bool = True,  # relay output (output.log has it anyway), show each kind of step
     how: str = "none",  # the kind of live line, see `Live`
-    # for a trainer: until it calls `signals.take_over` its stop signals are blocked
+    # for a trainer: its stop signals stay blocked until it calls `signals.take_over`
     holds_back: bool = False,
-    inherited: tuple[int, ...] = (),  # file descriptors
+    inherited: tuple[int, ...] = (),  # file descriptors that the command inherits
     stdin: int | None = subprocess.DEVNULL,
 ) -> Outcome:
     """Run a command inside `limit`, record it in `run_dir` until it ends, and end all its
     processes.
 
-    In the main thread, signals that would end this process are passed on to the child, and SIGINT
-    stops it in order, a second one at once. A command that can't be executed ends with 126 or 127,
-    as in a shell.
+    In the main thread, signals that would end this process are passed on to the child. SIGINT stops
+    the child in order, a second SIGINT at once. A command that can't be executed has exit code 126
+    or 127, as in a shell.
     """
     recorder = recorder or Recorder(run_dir)
     forward = Forward()
     interrupts: list[int] = []
-    # those of the outer trees, and at the end that of the new one
+    # the marks of the outer process trees, and at the end the new tree's own
     marks = f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
     written = Written()
     with (
@@ -163,7 +166,7 @@ class _Child:
     is_trainer: bool
     stop_until_s: float | None = None  # when SIGKILL follows the SIGTERM of an interrupt
     unwritable: str | None = None  # why the folder of the run can't be written
-    timer: threading.Timer = field(init=False)  # ends a trainer that does not stop for that
+    timer: threading.Timer = field(init=False)  # kills a trainer that does not stop after that
 
     def follow(self, run_dir: Path, echo: bool, how: str) -> Outcome:
         """Record the command and relay its output until it ends; `echo` and `how` as in
@@ -194,7 +197,7 @@ class _Child:
                 names_left = self.tree.names_left()
         finally:
             self.forward.end()
-            self.timer.cancel()  # before the process is waited for
+            self.timer.cancel()  # before the wait, after which the process id may be another's
             self.tree.end()
             try:
                 status = self.process.wait()
@@ -230,7 +233,7 @@ class _Child:
             log = open_to_write(path, os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             self._note_unwritable(error)
-        except InputError:  # somebody's link has taken its place
+        except InputError:  # the path is not a file of this user's own, such as a link
             self._note_unwritable(OSError(errno.EPERM, "expected a file of your own", str(path)))
         try:
             for data in _output(self.process, lambda: self._stop_if_asked(live)):
@@ -263,14 +266,19 @@ class _Child:
             os.kill(self.tree.pid, signal.SIGTERM)
 
     def _suspend(self, number: int, frame: object) -> None:
-        """Stop the command and then this process, which Ctrl-Z reaches alone, until both go on."""
+        """Handle Ctrl-Z, which reaches this process alone: stop the command, then this process.
+
+        Both go on at SIGCONT.
+        """
         # SIGTSTP would be discarded in the command's session, which no shell controls.
         self.tree.signal(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
 
     def _stop_if_asked(self, live: Live) -> None:
-        """After an interrupt send SIGTERM, which a trainer answers with a checkpoint; then
-        SIGKILL."""
+        """After an interrupt send SIGTERM, on which a trainer writes a checkpoint.
+
+        SIGKILL follows after `STOP_S`, or at a second interrupt.
+        """
         if not self.interrupts:
             return
         if self.stop_until_s is None:
@@ -288,8 +296,8 @@ class _Child:
         try:
             self.recorder.stop()
         finally:
-            # torch's report of a killed worker (torch.utils.data, signal_handling); its trainer
-            # then ends by itself.
+            # torch's report of a killed DataLoader worker (torch.utils.data, signal_handling). The
+            # trainer then ends by itself.
             worker_killed = re.search(r"worker \(pid\S* \d+\) is killed by signal: Killed", tail)
             by_sigkill = worker_killed or status in (-signal.SIGKILL, 128 + signal.SIGKILL)
             failed = status not in (0, STOPPED) and not self.interrupts
@@ -302,8 +310,10 @@ class _Child:
 
 @contextlib.contextmanager
 def _guarded(limit: Limit) -> Iterator[None]:
-    """Have another process stop the tree whenever this one is stopped, under a watchdog: the kernel
-    goes on to limit."""
+    """Under a watchdog, have another process stop the tree whenever this process is stopped.
+
+    A stopped watchdog limits nothing, while the kernel goes on enforcing a cgroup's limit.
+    """
     if limit.tree is None or limit.limit_bytes is None or not isinstance(limit, Watchdog):
         yield
         return
@@ -325,7 +335,7 @@ def _guarded(limit: Limit) -> Iterator[None]:
 def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> Iterator[bytes]:
     """Yield the output of a process until it ends; call `each_time` every 0.2 s or sooner.
 
-    The process is not waited for, so that its number stays reserved.
+    The process is not waited for, so that its process id stays reserved.
     """
     assert process.stdout is not None
     pipe = process.stdout.fileno()
@@ -352,8 +362,9 @@ def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> 
             ended_s = time.monotonic()
             if pipes:
                 (pending,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
-        # An orphaned worker may keep the pipe open for ever: half a second of silence, or of its
-        # output, ends it.
+        # An orphaned worker may keep the pipe open for ever. Half a second after the process's end,
+        # reading stops when the pipe is silent, or once it has yielded the bytes that were pending
+        # at the end.
         if ended_s is not None:
             is_late = time.monotonic() - ended_s > 0.5
             if not pipes or (is_late and (not readable or pending <= 0)):

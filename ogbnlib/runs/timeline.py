@@ -1,5 +1,7 @@
-"""Tables of a run: samples with their phases, GPU readings, memory of each phase. Torn lines are
-dropped."""
+"""Tables of a run: samples with their phases, GPU readings, and memory of each phase.
+
+Lines that a kill tore are dropped.
+"""
 
 import heapq
 import io
@@ -27,11 +29,11 @@ _CUDA_COLUMNS = [
 
 
 def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
-    """The record that the run's own recorder had at its end."""
+    """Rebuild the record that the run's own recorder had at its end, from events and samples."""
     record = Record()
     time, *names = SAMPLE_COLUMNS
-    # As `Recorder.add` has them: of one moment, a phase's end comes after the sample and other
-    # events before it.
+    # The order of `Recorder.add`: at the same time, the end of a phase comes after the sample and
+    # other events before it.
     moments = ((event["time_s"], 2 if event["event"] == "end" else 0, event) for event in events)
     rows = samples[[time, *names]].itertuples(index=False)
     sampled = ((time_s, 1, dict(zip(names, values, strict=True))) for time_s, *values in rows)
@@ -48,11 +50,11 @@ def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
 
 
 def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
-    """Memory that each finished phase of the last attempt kept, and needed in between, by the
-    kernel's own counters.
+    """Memory that each finished phase of the last attempt kept, and needed in between.
 
-    `kept_bytes` is RssAnon + RssShmem at its end minus its beginning, `transient_bytes` the highest
-    RSS inside minus that at its beginning. The trainer's process alone, without workers.
+    From the kernel's counters for the trainer's process alone, without workers. `kept_bytes` is
+    RssAnon + RssShmem at the phase's end minus that at its beginning, `transient_bytes` the highest
+    RSS inside the phase minus the RSS at its beginning.
     """
     rows = []
     for phase in phases:
@@ -65,8 +67,11 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
 
 
 def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
-    """The recorded readings of GPU memory: `time_s` since the run began, and `cuda_` + names of
-    `cuda.cuda_reading`."""
+    """The recorded readings of GPU memory, one row each.
+
+    `time_s` is in seconds since the run began. The other columns are named `cuda_` + the names of
+    `cuda.cuda_reading`.
+    """
     cuda = (
         pd.DataFrame([event for event in events if event["event"] == "cuda"])
         .reindex(columns=["time_s", *_CUDA_COLUMNS])
@@ -75,7 +80,7 @@ def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
         .rename(columns={name: f"cuda_{name}" for name in _CUDA_COLUMNS})
     )
     cuda["time_s"] -= origin_s
-    # not in every reading
+    # not every reading has this column: keep the last value
     cuda["cuda_largest_free_bytes"] = cuda["cuda_largest_free_bytes"].ffill()
     cuda.insert(
         3, "cuda_unallocated_bytes", cuda["cuda_reserved_bytes"] - cuda["cuda_allocated_bytes"]
@@ -86,8 +91,11 @@ def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
 def csv_table(
     data: bytes, columns: Sequence[str], path: Path, optional: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Read a CSV of numbers without its torn lines, counted in `attrs["torn_lines"]`; only
-    `columns` if it is empty. Missing columns among the `optional` ones are NaN."""
+    """Read a CSV of numbers without its torn lines, counted in `attrs["torn_lines"]`.
+
+    Empty data give an empty table with `columns`. Missing columns of `optional` are NaN; other
+    content is an `InputError`.
+    """
     if not data:
         return pd.DataFrame(columns=[*columns])
     lines = data.decode("ascii", errors="replace").splitlines(keepends=True)
@@ -99,8 +107,8 @@ def csv_table(
     ]
     torn = len(lines) - len(whole)
     try:
-        # Counts are read as floats: integers above 2**53 bytes do not occur.
-        # Losses are those of the checkpoint, whose last digit pandas' own way may change.
+        # Counts are read as floats: integers above 2**53 bytes do not occur. "round_trip" keeps the
+        # losses of the checkpoint; pandas' default parser may change their last digit.
         table = pd.read_csv(io.StringIO("".join(whole)), float_precision="round_trip")
         for name in optional:
             table[name] = table.get(name, np.nan)
@@ -119,8 +127,10 @@ def csv_table(
 def timeline_table(
     samples: pd.DataFrame, phases: Sequence[Phase], cuda: pd.DataFrame, origin_s: float
 ) -> pd.DataFrame:
-    """Add the phase of each sample (innermost, "" between phases), and the last GPU reading before
-    it, to `samples`."""
+    """Add to `samples` the phase of each and the last GPU reading before it.
+
+    The phase is the innermost one, "" between phases. `time_s` becomes seconds since the run began.
+    """
     table = samples.assign(time_s=samples["time_s"] - origin_s).sort_values("time_s")
     labels = np.full(len(table), "", dtype=object)
     first = np.searchsorted(table["time_s"], [phase.start_s for phase in phases])

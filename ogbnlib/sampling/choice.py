@@ -31,8 +31,10 @@ def batch_key(seed: np.uint64, epoch: int, first: int) -> np.uint64:
 
 @kernel
 def node_state(key: np.uint64, hop: int, node: int) -> np.uint64:
-    """The uint64 state of the random stream of global id `node` at `hop` (0 for the seeds) of the
-    batch with `key`."""
+    """The uint64 state of a node's random stream in the batch with `key`.
+
+    `node` is its global id; `hop` is 0 for the seeds.
+    """
     of_hop = mix((uint64(key) ^ uint64(hop)) + GAMMA)
     return mix((of_hop ^ uint64(node)) + GAMMA)
 
@@ -58,17 +60,17 @@ def choose(state: np.uint64, degree: int, k: int, out: Array) -> int:
     """Write the chosen edge positions, in [0, degree), to `out` in ascending order; return their
     number.
 
-    All positions if `k` is -1 or at least `degree`, else a uniformly random k-subset. They ascend,
-    so that a mapped `row` is read forwards. `out` is int64 with room for min(k, degree); `degree`
-    is below 2**32.
+    If `k` is -1 or at least `degree`, all positions are chosen, else a uniformly random k-subset.
+    They ascend, so that a mapped `row` is read forwards. `out` is int64 with room for
+    min(k, degree) positions; `degree` is below 2**32.
     """
     if k < 0 or k >= degree:
         for i in range(degree):
             out[i] = i
         return degree
-    # Floyd's algorithm draws subsets (Bentley and Floyd, "A sample of brilliance", CACM 1987): k
-    # draws, no memory of size `degree`. Inserting into a sorted list takes k**2 / 4 moves, less
-    # than a table up to about 100 neighbors.
+    # Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 1987) needs k draws and
+    # no memory of size `degree`. Insertion into a sorted list takes k**2 / 4 moves, which is
+    # cheaper than a table up to about 100 neighbors.
     state = uint64(state)
     for i in range(k):
         top = degree - k + i  # larger than anything chosen so far
@@ -100,11 +102,12 @@ def choose_all(
     key: np.uint64, hop: int, ids: Array, start: Array, degree: Array, k: int, begin: int,
     out: Array, target: Array,
 ) -> None:  # fmt: skip
-    """Choose the edges of one batch at one hop: places in `row` to `out`, int64, and local targets
-    to `target`.
+    """Choose the edges of one batch at one hop.
 
-    `ids` are the frontier's nodes, the first with local id `begin`; `start` and `degree` describe
-    their columns. `out` and `target` have exactly `count_chosen(degree, k)` entries.
+    Writes the edges' positions in `row` to `out`, int64, and the local ids of their targets to
+    `target`. `ids` are the nodes whose neighbors are sampled, the first with local id `begin`;
+    `start` and `degree` describe their columns. `out` and `target` have exactly
+    `count_chosen(degree, k)` entries.
     """
     e = 0
     for i in range(len(ids)):
@@ -142,7 +145,8 @@ class EpochSampler(Sampler[int]):
         self._dropped = n - self.n
         self._order = (-1, torch.empty(0, dtype=torch.int64))
         self.set_epoch(0)
-        self.is_chosen = False  # by `set_epoch`, since a `StoreLoader` began a pass
+        # whether `set_epoch` was called since a `StoreLoader` last set the epoch itself
+        self.is_chosen = False
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Choose the epoch to yield next, from position `start` of the order of all ranks."""
@@ -163,9 +167,9 @@ class EpochSampler(Sampler[int]):
         """All positions, int64 [n] in RAM, in the order of `epoch`."""
         if not self.shuffle:
             return torch.arange(self.n)
-        # Drawn once an epoch: windows ask one by one, and another sampler's order may be new each
-        # time.
-        last = self._order  # by a name, as another thread may replace it
+        # Drawn once an epoch: each window (batches sampled together) asks for the order, and a
+        # `BorrowedOrder` might draw another one each time.
+        last = self._order  # a local name, because another thread may replace the attribute
         if last[0] != epoch:
             last = self._order = epoch, self._draw(epoch)
         return last[1]
@@ -178,7 +182,7 @@ class EpochSampler(Sampler[int]):
         return torch.randperm(self.n + self._dropped, generator=self._generator(epoch))[: self.n]
 
     def share(self, epoch: int, start: int = 0) -> Tensor:
-        """This rank's positions of the order of `epoch` from `start` on, int64 in RAM."""
+        """This rank's positions in the order of `epoch`, from place `start` on, int64 in RAM."""
         order = self.order(epoch)[start:]
         if self.num_ranks == 1:
             return order
@@ -191,11 +195,11 @@ class EpochSampler(Sampler[int]):
 
 
 class BorrowedOrder(EpochSampler):
-    """The positions of another sampler, below `num_nodes`, in its order; they may repeat.
+    """The positions of another sampler, in its order; each is below `num_nodes` and may repeat.
 
-    A user passes one to draw rare classes more often. Lightning puts its own into a loader to
-    predict, for `overfit_batches`, and for several processes. Where torch's global generator would
-    decide, the seed and the epoch do.
+    A user passes a sampler to draw rare classes more often. Lightning puts its own sampler into a
+    loader for predictions, for `overfit_batches`, and for several processes. Where a sampler would
+    use torch's global generator, the seed and the epoch decide instead.
     """
 
     def __init__(
@@ -220,7 +224,8 @@ class BorrowedOrder(EpochSampler):
         sampler = self.sampler
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
-        # torch's RandomSampler and WeightedRandomSampler, which PyG's ImbalancedSampler is
+        # True for torch's RandomSampler and WeightedRandomSampler, also PyG's ImbalancedSampler,
+        # without a generator of their own.
         if getattr(sampler, "generator", self) is None:
             sampler = copy.copy(sampler)
             sampler.generator = self._generator(epoch)  # type: ignore[attr-defined]

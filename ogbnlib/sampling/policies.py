@@ -1,4 +1,4 @@
-"""The loading policies: the same batches, with the graph in different places.
+"""The loading policies: where a run keeps the graph. All of them make the same batches.
 
 A policy is one class and one line of `registry.POLICIES`. It loads a store, builds loaders, and
 forecasts its phases; `phases` works without torch, which is imported where batches are made.
@@ -29,20 +29,22 @@ if TYPE_CHECKING:
     from .choice import EpochSampler
     from .sampler import CSCSampler
 
-# Each split samples with its own stream of random numbers, so that none follows another's.
+# Each split samples with its own stream of random numbers, so that no split repeats another's.
 STREAM = {"train": 0, "valid": 1, "test": 2}
-# Called a few times a second while a batch is prepared from disk, with the running read as array
-# name, bytes read and bytes to read. If it returns True, the waiting ends with `Interrupted`.
+# Function called a few times a second while a batch is prepared from disk. It gets the running read
+# (array name, bytes read, bytes to read) or None. If it returns True, `Interrupted` ends the wait.
 Waiting = Callable[[tuple[str, int, int] | None], bool]
 
 
 class Loaders:
-    """Base of the policies: `config.policy.load()(store, config, log)` loads a store; the loaders hand
-    out the batches of `rank`."""
+    """Base of the policies; the loaders yield the batches of `rank`.
+
+    `config.policy.load()(store, config, log)` loads a store.
+    """
 
     labels: dict[str, Tensor]  # of each split's nodes, int16 or int64 in RAM
     drop_last = False  # an incomplete last batch is trained on too
-    # whether all loaders are built before training and stay, or the train loader alone
+    # whether all loaders are built before training and stay; else only the train loader does
     all_resident = False
 
     def __init__(
@@ -65,10 +67,11 @@ class Loaders:
         self._rank = rank
         self._num_ranks = num_ranks
         self._where = str(store.path)
-        # by split, a loader that stays after its pass; "eval SPLIT" where windows on disk stay too
+        # By split, the loaders that stay after a pass. The key is "eval SPLIT" for a loader whose
+        # prepared batches on disk stay too.
         self._resident: dict[str, NodeLoader] = {}
         with log.phase("load", policy=config.loading):
-            # it may have been made by hand, or have changed since
+            # the store may have been made by hand, or have changed since it was written
             for split, problem in wrong_splits(store):
                 raise store.damaged(split, problem)
             self.splits = {name: torch.from_numpy(ids) for name, ids in store.splits.items()}
@@ -132,7 +135,7 @@ class Loaders:
         )
 
     def train_loader(self) -> NodeLoader:
-        """The shuffling loader of the train split; built at the first call, resident until
+        """The shuffling loader of the train split, built at the first call and kept until
         `drop_train_loader`."""
         for split in self.resident_splits(self.config):
             if split not in self._resident:
@@ -140,7 +143,7 @@ class Loaders:
         return self._resident["train"]
 
     def drop_train_loader(self) -> None:
-        """Delete the train loader with its CSC and workers and give the memory back."""
+        """Delete the train loader with its CSC and workers, and release the memory."""
         loader = self._resident.pop("train", None)
         if loader is not None:
             with self.log.phase("release"):
@@ -160,8 +163,11 @@ class Loaders:
         self._resident.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
-        """A loader over `split` in order. It belongs to the caller, unless it is one of `_resident`:
-        memory comes back when the last name of it goes."""
+        """A loader over `split` in order.
+
+        Unless it is one of `_resident`, the caller owns it, and its memory is freed when the last
+        reference is deleted.
+        """
         from torch_geometric.loader import NodeLoader
 
         resident = self._resident.get(split)
@@ -170,7 +176,7 @@ class Loaders:
         if split != "train":
             return resident
 
-        # The loader of an evaluation of the train split is a view of the resident one's CSC.
+        # An evaluation of the train split has a loader that shares the train loader's CSC.
         colptr, row = resident.node_sampler.graph
         return NodeLoader(
             self.data,
@@ -179,8 +185,8 @@ class Loaders:
         )
 
     def eval_batches(self, split: str) -> Iterator[Data]:
-        """The batches of `split` in order; a temporary loader is deleted after the last and its
-        memory released."""
+        """Yield the batches of `split` in order; then delete a temporary loader and release its
+        memory."""
         loader = self.eval_loader(split)
         is_resident = any(loader is one for one in self._resident.values())
         # every evaluation samples the same neighbors, so epochs are compared on equal terms
@@ -191,7 +197,7 @@ class Loaders:
             if not is_resident:
                 _end_workers(loader)
             del loader
-            # else it was made on the train loader's CSC
+            # else it shared the train loader's CSC, which stays
             if not is_resident and split not in self._resident:
                 self._released(split)
 
@@ -212,7 +218,7 @@ class _RamLoaders(Loaders):
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
-        """Write the phases of a run into the ledger, with the parts that are in memory then."""
+        """Write the phases of a run into the ledger, each with the parts that are in memory."""
         config = run.config
         cls._forecast_load(run)
         resident = cls.resident_splits(config) if config.epochs else []
@@ -233,8 +239,8 @@ class _RamLoaders(Loaders):
             for split in splits:
                 if split not in resident:
                     cls._forecast_build(run, split, f"build {split} loader ({when})")
-                # An evaluation of the train split has a loader of its own, on the resident one's
-                # CSC.
+                # An evaluation of the train split has a loader of its own, which shares the train
+                # loader's CSC.
                 run.pass_phase(
                     f"{when} {split}",
                     run.one_pass(split),
@@ -253,15 +259,15 @@ class _RamLoaders(Loaders):
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
-        """Add the phase that builds a loader; a view has none."""
+        """Add the phase that builds a loader; none if loaders share a CSC."""
 
 
 class LazyLoaders(_RamLoaders):
-    """PyG's own loaders, each with its CSC: the train loader resident, the others built when they
-    are needed.
+    """PyG's own loaders, each with its own CSC; the train loader stays in memory, the others are
+    built when they are needed.
 
-    Only the sampling on that CSC is ours, which makes the batches of all policies equal for the
-    same seed.
+    Only the sampling on that CSC is this package's. So the batches of all policies are equal for
+    the same seed.
     """
 
     @classmethod
@@ -280,8 +286,8 @@ class LazyLoaders(_RamLoaders):
         edges = sizes.trained_edges(run.size, run.config.undirected)
         csc = sizes.stock_csc_bytes(run.size, edges)
         run.held[f"{split} loader's CSC"] = csc
-        # Beyond its size: 32 bytes an edge at the peak of building it (sorted column, permutation,
-        # row, copies).
+        # At its peak, building the CSC takes 32 bytes an edge (sorted column, permutation, row,
+        # copies); "sort" is the part beyond the CSC's own size.
         run.phase(phase, {"sort": max(0, 32 * edges - csc)})
 
     def _load(self, store: Store) -> Data:
@@ -320,13 +326,13 @@ class LazyLoaders(_RamLoaders):
 
 
 class EagerLoaders(LazyLoaders):
-    """The same, all built before training and resident."""
+    """`LazyLoaders` that are all built before training and stay in memory."""
 
     all_resident = True
 
 
 class SharedLoaders(_RamLoaders):
-    """One CSC for all loaders, which is the store's own, read into RAM; no COO ever exists."""
+    """One CSC for all loaders: the store's own, read into RAM. No edge list (COO) ever exists."""
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
@@ -362,8 +368,8 @@ class SharedLoaders(_RamLoaders):
 
 
 class DiskLoaders(Loaders):
-    """Base of the policies whose store stays on disk, mapped: in RAM are the splits and the labels
-    of their nodes."""
+    """Base of the policies whose store stays on disk, mapped; only the splits and the labels of
+    their nodes are in RAM."""
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
@@ -387,16 +393,16 @@ class DiskLoaders(Loaders):
 
 
 def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
-    """Fix order and neighbors of the next pass over `loader`, which begins at position `start` of
-    the order."""
+    """Set the epoch that decides order and neighbors of the next pass over `loader`; the pass
+    begins at position `start` of the order."""
     loader.sampler.set_epoch(epoch, start)
     if hasattr(loader.node_sampler, "set_epoch"):
         loader.node_sampler.set_epoch(epoch)
 
 
 def _end_workers(loader: NodeLoader) -> None:
-    """End persistent workers now: left to the garbage collector, torch waits five seconds for each
-    of them."""
+    """End a loader's persistent workers now: if the garbage collector ends them, torch waits five
+    seconds for each."""
     if hasattr(loader, "close"):
         loader.close()
     iterator = loader._iterator

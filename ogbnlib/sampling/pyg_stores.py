@@ -28,8 +28,8 @@ _MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 
 
 def node_ids(nodes: str | ArrayLike | Tensor | None, store: Store) -> Array:
-    """Return int64 ids [n] for a split's name, distinct node ids, a mask of all nodes, or None for
-    all of them."""
+    """Return the int64 ids [n] of `nodes`: a split's name, distinct node ids, a mask of all nodes,
+    or None for all nodes."""
     if isinstance(nodes, str):
         name = split_name(nodes)
         if name not in SPLITS or not len(store.splits[name]):
@@ -53,7 +53,7 @@ def _label_dtype(store: Store) -> type[np.number[Any]]:
 
 
 def _check_room(store: Store, size_bytes: int) -> None:
-    """Refuse to read `size_bytes` bytes into RAM where they are not available."""
+    """Refuse to read `size_bytes` into RAM if less RAM is available."""
     free = available_bytes()
     if size_bytes > free:  # 102 GB for ogbn-papers100M
         raise InputError(
@@ -63,17 +63,18 @@ def _check_room(store: Store, size_bytes: int) -> None:
 
 
 def mapped_features(store: Store) -> Tensor:
-    """The features of all nodes [N, F] on disk, in the store's dtype; int8 are not decoded."""
-    # nothing here writes to the map, which is what torch warns of
+    """The features of all nodes [N, F], mapped from disk, in the store's dtype; int8 codes are not
+    decoded."""
+    # torch warns of writing to the map, which nothing here does
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(np.asarray(store.x))
 
 
 class StoreData(Data):  # type: ignore[misc]  # PyG ships no types
-    """The `data` of a loader: the number of nodes, and `x`, which is read when it is asked for.
+    """The `data` of a loader: the number of nodes, and `x`, which is read at each access.
 
-    PyG's layer-wise `model.inference(loader)` asks for it.
+    PyG's layer-wise `model.inference(loader)` uses `x`.
     """
 
     def __init__(self, store: Store) -> None:
@@ -82,8 +83,8 @@ class StoreData(Data):  # type: ignore[misc]  # PyG ships no types
 
     @property
     def x(self) -> Tensor:
-        """The features of all nodes, float32 [N, F]: on disk, or in RAM if the store has another
-        dtype."""
+        """The features of all nodes, float32 [N, F]: mapped from disk, or in RAM if the store has
+        another dtype."""
         store = self.__dict__["store"]
         if store.feature_dtype == np.float32:
             return mapped_features(store)
@@ -96,8 +97,8 @@ def to_data(store: Store) -> Data:
     """Read a whole store into a PyG `Data` in RAM, for a graph that fits.
 
     It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label) or float32 targets [N] or
-    [N, T], `edge_index` int64 [2, E], source above target, ascending by target, reverse edges
-    included; and `train_mask`, `val_mask`, `test_mask` bool [N].
+    [N, T], and `train_mask`, `val_mask`, `test_mask` bool [N]. `edge_index` is int64 [2, E], row 0
+    sources and row 1 targets, ascending by target, reverse edges included.
     """
     _check_room(
         store,
@@ -116,7 +117,7 @@ def to_data(store: Store) -> Data:
 
 
 class _PassSampler(CSCSampler):
-    """A `CSCSampler` whose batches torch's generator decides, as in PyG's own samplers."""
+    """A `CSCSampler` with batch keys from torch's global generator, as in PyG's own samplers."""
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
         return super().batch_key(int(torch.randint(2**62, ())), epoch)
@@ -125,8 +126,8 @@ class _PassSampler(CSCSampler):
 def sampler(store: Store, num_neighbors: Sequence[int], seed: int = 0) -> CSCSampler:
     """Return a sampler for PyG's node and link loaders; torch's generator decides each batch.
 
-    `NeighborLoader` and `LinkNeighborLoader` take it as `neighbor_sampler`, where its own fan-outs
-    count.
+    Pass it to `NeighborLoader` or `LinkNeighborLoader` as `neighbor_sampler`. The `num_neighbors`
+    of the sampler are used, not those of the loader.
     """
     return _PassSampler(store.colptr, store.row, num_neighbors, seed=seed)
 
@@ -134,8 +135,8 @@ def sampler(store: Store, num_neighbors: Sequence[int], seed: int = 0) -> CSCSam
 def sample_without_pyg_lib() -> None:
     """Let PyG's own `NeighborLoader` sample where neither pyg-lib nor torch-sparse is installed.
 
-    The loader and its memory stay as they are; `CSCSampler` draws the neighbors. Options that it
-    does not know, such as `replace` or times, still raise PyG's `ImportError`.
+    The loader and its memory stay as they are; `CSCSampler` draws the neighbors. Options that
+    `CSCSampler` lacks, such as `replace` or times, still raise PyG's `ImportError`.
     """
     if typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE:
         return
@@ -156,8 +157,10 @@ def sample_without_pyg_lib() -> None:
 
 
 class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
-    """`x` float32 [N, F] and `y` int64 [N], or float32 targets, of a store as PyG's `FeatureStore`, read from the
-    maps; `Store.loader` is faster for stores larger than memory."""
+    """PyG's `FeatureStore` of a store: `x` float32 [N, F], and `y` int64 [N] or float32 targets.
+
+    Values are read from the mapped files. `Store.loader` is faster for stores larger than memory.
+    """
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -200,10 +203,10 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
 
 
 class StoreGraph(GraphStore):  # type: ignore[misc]
-    """The edges of a store as PyG's `GraphStore`: one kind of edge, in CSC form, mapped.
+    """The edges of a store as PyG's `GraphStore`: one edge type, in CSC form.
 
-    PyG's own samplers take int64, for which `row` is read into RAM: 8 bytes an edge; `CSCSampler`
-    reads the maps.
+    PyG's own samplers need int64, so `row` is read into RAM: 8 bytes an edge. `CSCSampler` reads
+    the mapped files instead.
     """
 
     def __init__(self, store: Store) -> None:

@@ -1,7 +1,7 @@
 """Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`.
 
-The neighbors of a node are a pure function of (seed, epoch, batch, hop, node), see `choice`: the
-same wherever it lies.
+The sampled neighbors of a node are a pure function of (seed, epoch, batch, hop, node), see
+`choice`. They do not depend on where the graph is stored.
 """
 
 import functools
@@ -28,13 +28,13 @@ from ..kernels import Array, kernel, prefetch
 from ..splitmix64 import GAMMA
 from .choice import LOW_32, batch_key, choose_all, count_chosen
 
-NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # makes a NodeLoader fill in each batch's own
+NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # a NodeLoader fills in each batch's edges
 
-# An open-addressing table of uint64: global id in the upper half, local id + 1 in the lower, 0 for
-# an empty slot. Its size is a power of two, at least twice the entries, so it grows with the batch
-# and not with the graph.
+# The table from global to local ids is an open-addressing hash table of uint64: global id in the
+# upper half, local id + 1 in the lower half, 0 for an empty slot. Its size is a power of two, at
+# least twice the entries, so it grows with the batch and not with the graph.
 
-# of each batch, numbers of nodes of each hop, seeds first, and of edges
+# for each batch, the number of nodes at each hop, seeds first, and the number of edges at each hop
 Hops = list[tuple[list[int], list[int]]]
 
 _DONE, _FULL, _BAD_ID, _BAD_COLUMN = range(4)
@@ -42,8 +42,8 @@ _DONE, _FULL, _BAD_ID, _BAD_COLUMN = range(4)
 
 @kernel
 def _new_table(nodes: Array, count: int, entries: int, old: Array) -> tuple[Array, np.uint64]:
-    """`(table, shift)` of `nodes[:count]` with room for `entries`, in the memory of the table `old`
-    if it is enough."""
+    """Return `(table, shift)` for `nodes[:count]` with room for `entries`, in the memory of the
+    table `old` if that is large enough."""
     bits = 6
     while (1 << bits) < 2 * entries:
         bits += 1
@@ -70,8 +70,9 @@ def _relabel(
 ) -> tuple[int, int, int]:
     """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`.
 
-    `table` has an entry for each of these nodes, and stays at most half full: _FULL asks for a larger
-    one. `nodes` has room for every id. Returns `(status, position of the stop, new count)`.
+    `table` has an entry for each of these nodes. It stays at most half full; the status _FULL asks
+    for a larger table. `nodes` has room for every id. Returns `(status, position in ids where it
+    stopped, new count)`.
     """
     mask = len(table) - 1
     room = len(table) // 2
@@ -99,7 +100,7 @@ def _relabel(
 
 @kernel
 def _joined(parts: list[Array], room: int) -> Array:
-    """Arrays one after the other, with room behind them."""
+    """Join arrays, and leave room for `room` more entries at the end."""
     joined = np.empty(sum([len(part) for part in parts]) + room, np.int64)
     at = 0
     for part in parts:
@@ -112,11 +113,11 @@ def _joined(parts: list[Array], room: int) -> Array:
 def absorb(
     table: Array, shift: np.uint64, nodes: Array, count: int, values: Array, num_nodes: int
 ) -> tuple[int, int, int, Array, np.uint64]:
-    """Turn the sampled global ids `values` into local ids, in place, and append the new ones to the
-    batch.
+    """Turn the sampled global ids `values` into local ids, in place, and append new nodes to
+    `nodes[:count]`.
 
-    `nodes` has room for all. With a `shift` of 0, `table` is memory for a new table. Returns
-    `(status, stop, count, table, shift)`.
+    `nodes` has room for all of them. If `shift` is 0, `table` is memory for a new table. Returns
+    `(status, position in values where it stopped, new count, table, shift)`.
     """
     status = _FULL
     stop = 0
@@ -135,18 +136,21 @@ def _sample(
     colptr: Array, row: Array, seeds: Array, num_neighbors: Array, key: np.uint64, fixed: bool,
     expected: int,
 ) -> tuple[int, int, Array, list[Array], list[Array], Array, Array]:  # fmt: skip
-    """One batch: `(status, the id or column at fault, nodes, each hop's sources, its targets, their
-    numbers)`."""
+    """Sample one batch.
+
+    Returns `(status, invalid id or column, nodes, sources of each hop, targets of each hop, nodes
+    per hop, edges per hop)`.
+    """
     num_nodes = len(colptr) - 1
     num_edges = len(row)
     hops = len(num_neighbors)
     hop_nodes = np.zeros(hops + 1, np.int64)
     hop_edges = np.zeros(hops, np.int64)
-    # a seed that comes again is a node of its own, with the same neighbors; edges from it come from
-    # the first one, which is found first in the table
+    # A repeated seed is a node of its own, with the same neighbors. Edges from that seed start at
+    # its first copy, which is found first in the table.
     nodes = seeds.copy()
     count = len(seeds)
-    # with their type, which numba must know
+    # an empty first item, because numba must know the type of the lists
     sources = [nodes[:0]]
     targets = [nodes[:0]]
     for i in range(count):
@@ -201,10 +205,10 @@ def _sample_all(
     fixed: bool,
     expected: int,
 ) -> tuple[int, int, Array, Array, Array, Array]:
-    """Batches of `size` seeds: `(status, the id or column at fault, nodes, edges, nodes per hop,
-    edges per hop)`.
+    """Sample batches of `size` seeds, one for each key.
 
-    They lie one after the other, and of each batch's edges first all sources, then all targets.
+    Returns `(status, invalid id or column, nodes, edges, nodes per hop, edges per hop)`. Nodes and
+    edges lie batch after batch; the edges of a batch are all sources, then all targets.
     """
     nodes = []
     edges = []
@@ -225,7 +229,7 @@ def _sample_all(
 
 
 def _read_only(name: str, part: Array | Tensor, *dtypes: str) -> Array:
-    """Return a view of an array or tensor that has the form which the kernels take."""
+    """Return a read-only view of an array or tensor; refuse a form that the kernels can't take."""
     array = np.asarray(part)
     if (
         array.ndim != 1
@@ -244,8 +248,9 @@ def _read_only(name: str, part: Array | Tensor, *dtypes: str) -> Array:
 
 
 def _pickled(array: Any) -> Any:
-    """In place of the map of a whole file, return the function that maps it in another process."""
-    base = getattr(array, "base", None)  # of a slice it is another array
+    """Return a function that maps the file in another process, if `array` is the map of a whole
+    file; else `array` itself."""
+    base = getattr(array, "base", None)  # the base of a slice is another array
     is_file = isinstance(array, np.memmap) and isinstance(base, mmap.mmap)
     if not is_file or not array.filename or array.mode == "c":
         return array
@@ -269,10 +274,10 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     """Uniform neighbor sampling without replacement from one homogeneous graph, for PyG's
     `NodeLoader`.
 
-    The output is that of PyG's own `NeighborSampler` with `replace=False, disjoint=False,
-    subgraph_type="directional"`: seeds first, each node expanded once, at the hop after its
-    discovery, min(k, degree) distinct in-edges per node (a duplicated edge counts as two edges).
-    `edge` is None: the sampler is for graphs without edge attributes.
+    The output is like that of PyG's own `NeighborSampler` with `replace=False, disjoint=False,
+    subgraph_type="directional"`. Seeds come first. Each node is expanded once, at the hop after its
+    discovery, with min(k, degree) distinct in-edges (a duplicated edge counts as two edges). `edge`
+    is None: the sampler is for graphs without edge attributes.
 
     Safe to call from several threads at once, to fork and to pickle; a whole-file `np.memmap` is
     pickled by its path.
@@ -281,13 +286,14 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         colptr: int64 [num_nodes + 1], ascending from 0 to num_edges: the in-edges of `v` lie at
             `row[colptr[v]:colptr[v + 1]]`. A C-contiguous numpy array (`np.memmap` included) or CPU
             tensor; not copied.
-        row: int32 or int64 [num_edges], global ids of the edges' sources. Like `colptr`; not
-            copied.
+        row: int32 or int64 [num_edges], global ids of the edges' sources. An array or tensor as for
+            `colptr`; not copied.
         num_neighbors: one fan-out per hop, the seeds' first; at least 1, or -1 for all neighbors.
-        seed: with the epoch and the batch's first seed it decides every choice; any integer of 64
-            bits.
-        fixed: each node has the same neighbors in all batches and at all hops, for evaluations.
-        where: The store that the graph is in, for messages.
+        seed: any integer of 64 bits; together with the epoch and the batch's first seed it decides
+            every choice.
+        fixed: whether each node has the same neighbors in all batches and at all hops, for
+            evaluations.
+        where: path of the graph's store, for messages.
     """
 
     def __init__(
@@ -317,7 +323,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._prepare(torch.zeros(1, dtype=torch.int64))
 
     def _prepare(self, epoch: Tensor) -> None:
-        """Set what both a new and an unpickled sampler need."""
+        """Check the arrays, and set the attributes that are not pickled."""
         self._colptr = _read_only("colptr", self.graph[0], "int64")
         self._row = _read_only("row", self.graph[1], "int32", "int64")
         edges = len(self._row)
@@ -325,11 +331,11 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             raise self._damaged(
                 f"colptr: expected offsets from 0 to the {edges} entries of row, found others"
             )
-        if len(self._colptr) > 2**32:  # an id has 32 bits of the table
+        if len(self._colptr) > 2**32:  # a table entry has 32 bits for an id
             raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self._colptr) - 1}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
         self._share_epoch(epoch)
-        # compiles, once and not in each forked worker
+        # compiles the kernels here, once, and not in each forked worker
         self.sample_batches(np.empty(0, np.int64), 0, [np.uint64(0)])
 
     def _share_epoch(self, epoch: Tensor) -> None:
@@ -354,8 +360,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         return InputError(f"{self._where}: {problem}; run `python -m ogbnlib verify {self._where}`")
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw other neighbors from here on, also in DataLoader workers that are already
-        running."""
+        """Set the epoch, and so draw other neighbors from now on, also in DataLoader workers that
+        are already running."""
         self._epoch[0] = epoch
 
     def at_epoch(self, epoch: int) -> Self:
@@ -369,9 +375,9 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         """Sample the neighborhood of `inputs.node` (int64 [batch_size], global ids).
 
         `inputs.input_id[0]` identifies the batch within its epoch, or `inputs.node[0]` if there is
-        no `input_id`. Local ids are in order of discovery; edges come hop by hop, ascending by
-        target, those of one in stored order. A seed that comes again has a local id and edges of its
-        own, as in PyG.
+        no `input_id`. Local ids are in order of discovery. Edges come hop by hop, ascending by
+        target; the edges of one target are in stored order. A repeated seed has a local id and
+        edges of its own, as in PyG.
         """
         seeds = inputs.node.numpy()
         ids = inputs.input_id
@@ -388,7 +394,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def sample_from_edges(
         self, inputs: EdgeSamplerInput, neg_sampling: NegativeSampling | None = None
     ) -> SamplerOutput:
-        """Sample the neighborhood of both ends of edges, and of PyG's negative ones, for
+        """Sample the neighborhood of both ends of edges, and of PyG's negative edges, for
         `LinkLoader`."""
         if inputs.time is not None:
             raise InputError(
@@ -401,15 +407,15 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             ids = torch.tensor([first]) if len(seed) else None
             return self.sample_from_nodes(NodeSamplerInput(input_id=ids, node=seed))
 
-        # outside of the fork, as a subclass may draw it from torch's generator
+        # before `fork_rng`, because a subclass may draw the key from torch's global generator
         key = int(self.batch_key(first))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key & (2**63 - 1))
             return edge_sample(inputs, sample, len(self._colptr) - 1, False, None, neg_sampling)
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
-        """The key of the batch whose first seed has position `first`, in `epoch` or else the
-        current one."""
+        """The key of the batch whose first seed has position `first`, in `epoch` (default: the
+        current one)."""
         epoch = int(self._epoch[0]) if epoch is None else epoch
         seed = np.uint64(self.seed & (2**64 - 1))
         return np.uint64(batch_key(seed, epoch, 0 if self.fixed else first))
@@ -417,12 +423,11 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def sample_batches(
         self, seeds: Array, size: int, keys: list[np.uint64]
     ) -> tuple[Tensor, Tensor, Hops]:
-        """Sample batches of `size` seeds (int64), one for each key, in one call without the
+        """Sample batches of `size` seeds (int64), one for each key, in one call that releases the
         interpreter's lock.
 
-        Returns the nodes' global ids, batch after batch, and the edges' local ids, of each batch
-        all sources, then all
-        targets: both int64 in RAM; and each batch's hops.
+        Returns the nodes' global ids, batch after batch; the edges' local ids, for each batch all
+        sources, then all targets; and each batch's hops, see `Hops`. Ids are int64 in RAM.
         """
         num_nodes = len(self._colptr) - 1
         status, culprit, nodes, edges, *hops = _sample_all(

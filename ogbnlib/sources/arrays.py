@@ -1,4 +1,4 @@
-"""Arrays and torch tensors in RAM: as a `Source`, or written in OGB's layout."""
+"""Arrays and torch tensors in RAM, as a `Source` or written in OGB's binary layout."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -37,9 +37,10 @@ def from_arrays(
     num_classes: int | None = None,
     targets: bool = False,
 ) -> Source:
-    """Check arrays or torch tensors, without a copy where possible; see `write_raw`.
+    """Check arrays or torch tensors and return them as a `Source`, without a copy where possible.
 
-    With `targets`, `y` has float targets [N] or [N, T], of which a float32 copy is made.
+    The arguments are those of `write_raw`. With `targets`, `y` has float targets [N] or [N, T],
+    which are copied to float32.
     """
     edges = as_numpy(edge_index, "edge_index")
     features = as_numpy(x, "x")
@@ -111,7 +112,7 @@ def _check_edges(edge_index: Array, num_nodes: int) -> None:
 
 
 def _split_ids(splits: object, num_nodes: int, labels: Array) -> dict[str, Array]:
-    """Return the checked int64 ids of `SPLITS`, in this order."""
+    """Return the checked int64 node ids of each split, in the order of `SPLITS`."""
     names: object = type(splits).__name__
     if isinstance(splits, Mapping):
         names = sorted(map(split_name, splits))
@@ -139,7 +140,7 @@ def is_sparse(value: object) -> bool:
 
 
 def sparse_remedy(name: str, function: str = "to_edge_index") -> str:
-    """Return how the sparse adjacency matrix `name` becomes an edge_index."""
+    """Return a hint for messages: how to turn the sparse matrix `name` into an edge_index."""
     return (
         f"torch_geometric.utils.{function}({name})[0] if its rows are sources, and that .flip(0) "
         "if they are destinations, as in PyG's adj_t"
@@ -162,7 +163,7 @@ def as_numpy(value: Any, name: str) -> Array:
     """Return an array or a torch tensor (on any device) as numpy, without a copy where possible."""
     _refuse_sparse(value, name)
     try:
-        # exact in float32
+        # numpy has no bfloat16; float32 holds its values exactly
         value = value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value
         array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -175,10 +176,12 @@ def as_numpy(value: Any, name: str) -> Array:
 
 
 def as_ids(values: object, num_nodes: int, name: str) -> Array:
-    """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, or of zeros
-    and ones."""
+    """Return int64 node ids from ids [n], or from a mask [N] of booleans or of zeros and ones.
+
+    The range of the ids is not checked.
+    """
     ids = as_numpy(values, name)
-    # Two whole numbers may be ids; more that are all 0 or 1 would repeat ids.
+    # Up to two zeros and ones may be node ids; three or more would repeat an id and so are a mask.
     is_mask = ids.dtype.kind == "b" or (ids.size > 2 and bool(np.isin(ids, (0, 1)).all()))
     if ids.ndim == 1 and is_mask:
         if len(ids) != num_nodes:
@@ -207,19 +210,18 @@ def write_raw(
     name: str | None = None,
     node_year: object = None,
 ) -> Source:
-    """Write any graph in OGB's binary layout, that of ogbn-papers100M, so that OGB's own classes
-    open it too.
+    """Write any graph in OGB's binary layout, that of ogbn-papers100M.
 
-    Everything is checked before anything is written, and the folder appears whole or not at all.
+    OGB's own classes can open it, too. All input is checked before anything is written, and the
+    folder appears whole or not at all. Arrays may be numpy arrays or torch tensors.
 
     Args:
-        edge_index: whole numbers [2, E], source above destination; a numpy array or a torch tensor,
-            as the others.
+        edge_index: whole numbers [2, E]; row 0 has the sources, row 1 the destinations.
         x: features [N, F], finite; stored as float32.
-        y: labels [N] or [N, 1]: -1 or NaN where there is none.
+        y: labels [N] or [N, 1]; -1 or NaN for an unlabelled node.
         splits: node ids, or boolean masks over all nodes, of train, valid and test.
-        node_year: whole numbers [N] or [N, 1]; OGB's classes read them under the name
-            "ogbn-papers100M".
+        node_year: whole numbers [N] or [N, 1]; OGB's classes read them if they open the data set
+            under the name "ogbn-papers100M".
     """
     source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
     if node_year is not None:

@@ -1,4 +1,4 @@
-"""Data sets by name, opened as a store, or converted to one once."""
+"""Data sets by name: opened as a store (see `graph.store`), after one conversion if necessary."""
 
 import contextlib
 from collections.abc import Callable
@@ -29,23 +29,25 @@ def open_dataset(
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
 ) -> Store:
-    """Open a data set as a store; other data are converted first: once, in bounded memory.
+    """Open a data set as a store; other data are first converted, once, in bounded memory.
 
-    Waits for another process that is converting the same data. A store of other or changed data at
-    the place of the new one is refused.
+    Waits if another process is converting the same data. If the new store's place has a store of
+    other or changed data, that is an `InputError`.
 
     Args:
         dataset: a store's folder, a folder in OGB's binary layout or of a user's own files
-            (`open_tables`), or an official name; a folder of that name comes first.
+            (`open_tables`), or an official name such as "ogbn-arxiv"; a folder of that name takes
+            precedence.
         data_dir: the folder of official data sets, by default "dataset", and of stores made from
-            other data, by default the folder of the data.
-        undirected: with reverse edges. If omitted, a store's own setting is used, and other data
-            are converted without.
-        feature_dtype: of a new store, "float16", "float32" or "int8"; by default the data's own,
-            float32 for float64.
+            other data, by default next to the data's folder.
+        undirected: add reverse edges. If omitted, an existing store's own setting is used; a new
+            store has them only if the data's `dataset.yaml` says so.
+        feature_dtype: dtype of a new store's features, "float16", "float32" or "int8"; by default
+            as in `dataset.yaml`, else the data's own, float32 for float64.
         download: fetch a missing official data set.
-        say: called with the data, the place and the size of a new store, then with its summary.
-        memory_limit, progress, check: those of `convert`; `check` is called while waiting too.
+        say: called with a line on the data and the place and size of a new store, then with the
+            store's summary.
+        memory_limit, progress, check: as in `convert`; `check` is also called while waiting.
     """
     return _open(
         DataRequest(dataset, data_dir, undirected, feature_dtype, download),
@@ -87,7 +89,10 @@ def _open(
 
 
 def made_once(target: Path, check: Callable[[], None]) -> contextlib.AbstractContextManager[int]:
-    """Let one process make `target` while the others wait."""
+    """Return a lock under which one process creates `target` while the others wait.
+
+    `check` is called while waiting; its exception ends the wait.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     return locked(sibling_path(target, "once"), f"{target}: it is being made", wait=check)
 
@@ -100,7 +105,7 @@ def open_for(
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
 ) -> Store:
-    """Open the data set of a run as `open_dataset` does."""
+    """Open the data set of a run, like `open_dataset`."""
     return _open(DataRequest.of(config), memory_limit, say, progress, check)
 
 
@@ -113,8 +118,10 @@ def prepare_dataset(
     *,
     undirected: bool | None = None,
 ) -> str:
-    """Return the store's folder for a notebook, made on first use: of `dataset`, or of a synthetic
-    one if it is ""."""
+    """Return the folder of a data set's store for a notebook, creating the store on first use.
+
+    If `dataset` is "", the data set is synthetic, of this `scale` and `seed`.
+    """
     if dataset:
         store = open_dataset(dataset, data_dir=data_dir, undirected=undirected)
     else:

@@ -14,7 +14,10 @@ from .resolve import graph_for
 
 
 def check_class_weight(config: TrainConfig) -> None:
-    """Refuse a file of weights that can't be read, or that names classes which the store lacks."""
+    """Refuse a file of weights that can't be read or names a class that the store lacks.
+
+    The classes are checked only if the store exists.
+    """
     if config.class_weight in ("none", "balanced"):
         return
     weights = _read_weights(config.class_weight)
@@ -26,11 +29,11 @@ def check_class_weight(config: TrainConfig) -> None:
 def class_weights(config: TrainConfig, store: Store, counts: Array) -> Array | None:
     """Return the weight of each class in the loss, float32 [num_classes]; None for no weights.
 
-    The mean weight of the train nodes is 1. Balanced weights are those of scikit-learn,
-    num_nodes / (num_classes * count), over the classes that occur.
+    The mean weight of the train nodes is 1. Balanced weights are those of scikit-learn, num_nodes /
+    (num_classes * count), where only train nodes, and the classes that occur among them, count.
 
     Args:
-        counts: Nodes of the train split in each class, int64 [num_classes].
+        counts: Number of train nodes in each class, int64 [num_classes].
     """
     path = config.class_weight
     if path == "none":
@@ -48,7 +51,7 @@ def class_weights(config: TrainConfig, store: Store, counts: Array) -> Array | N
 
 
 def _read_weights(path: StrPath) -> dict[str, float]:
-    """Read lines of a class and its weight."""
+    """Read a csv file of lines `class,weight`, with or without a header."""
     file = home(path)
     if not file.is_file():
         raise InputError(
@@ -85,8 +88,10 @@ def _weight(text: str, place: str) -> float:
 
 
 def _by_class(weights: dict[str, float], store: Store, path: StrPath) -> Array:
-    """Return the weight of each class of a store, float64 [num_classes]; 1 for a class without a
-    line, as in scikit-learn."""
+    """Return the weight of each class of a store, float64 [num_classes].
+
+    A class without a weight in the file gets 1, as in scikit-learn.
+    """
     names = store.class_names
     unknown = sorted(weights.keys() - {*names})
     if unknown:

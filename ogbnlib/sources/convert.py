@@ -1,8 +1,8 @@
-"""Conversion of any `Source` to a store in bounded memory: nothing of the graph's size is ever in
-memory.
+"""Conversion of any `Source` to a store (a folder of .npy files, see `graph.store`).
 
-The CSC comes from a bucketed external sort (`graph.edge_sort`), while a second thread converts the
-features.
+Memory is bounded: features and edges pass through it in chunks, and a set of nodes takes one bit
+per node. A bucketed external sort (`graph.edge_sort`) produces the CSC, while a second thread
+converts the features.
 """
 
 import contextlib
@@ -39,9 +39,10 @@ from .source import Source
 from .store_source import from_store
 
 FeatureDtype = Literal["float16", "float32", "int8"]
-_DEFAULT_BYTES = 2**30  # beyond the memory of a process with torch loaded, such as a notebook
-_KERNEL_BYTES = 96 * 2**20  # compiling the kernels
-# chunks of features and edges, and pages not yet on disk
+# added to the memory that the process already uses, such as a notebook's with torch loaded
+_DEFAULT_BYTES = 2**30
+_KERNEL_BYTES = 96 * 2**20  # to compile the kernels (numba)
+# chunks of features and edges, and written pages that are not yet on disk
 _CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES
 _MIN_WORKSPACE = 32 * 2**20
 
@@ -49,11 +50,13 @@ Item = TypeVar("Item")
 
 
 def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
-    """Yield `items`, each made in another thread while the one before it is used: inflating takes
-    half of the time."""
-    # Close it explicitly. The garbage collector may run in a thread that is just starting, where
-    # the wait for this thread's end never returns (Python 3.11 holds the lock of all threads' ends
-    # then).
+    """Yield `items`; a second thread produces the next one while the caller uses the current one.
+
+    Decompressing takes half of the time.
+    """
+    # Callers close this generator explicitly. Otherwise the garbage collector may close it in a
+    # thread that is just starting. There the wait for the second thread never returns, because
+    # Python 3.11 then holds the lock that guards the ends of all threads.
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(next, items, None)
         while (item := following.result()) is not None:
@@ -62,9 +65,9 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
 
 
 def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]:
-    """Refuse splits that can't be trained on; return the summary's entries of labels.
+    """Refuse splits that can't be trained on; return the label counts of the store's summary.
 
-    With the option `drop_unlabelled`, nodes without a label leave `splits` first.
+    With the option `drop_unlabelled`, unlabelled nodes are first removed from `splits`, in place.
     """
     labelled = NodeSet(source.num_nodes)
     begin = 0
@@ -96,9 +99,9 @@ def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]
 
 
 class _Conversion:
-    """Writing all arrays of a store, the features in a second thread.
+    """Writer of all arrays of a store; a second thread writes the features.
 
-    When one thread fails, the other one ends with a `CancelledError` at its next chunk.
+    If one thread fails, the other one raises a `CancelledError` at its next chunk.
     """
 
     def __init__(
@@ -116,7 +119,7 @@ class _Conversion:
         self._lock = threading.Lock()
 
     def write(self, undirected: bool, workspace: int) -> None:
-        """Write the store; `workspace` is the memory to sort the edges in."""
+        """Write the store; `workspace` is the memory for sorting the edges, in bytes."""
         splits = self._source.read_splits()
         self._writer.entries["summary"] = _check_labels(self._source, splits)
         with ThreadPoolExecutor(1) as pool:
@@ -133,7 +136,7 @@ class _Conversion:
 
     def _count(self, number: int) -> None:
         if self._stop.is_set():
-            raise CancelledError  # another thread has failed; its error is the one to report
+            raise CancelledError  # the other thread has failed, and its error is reported
         with self._lock:
             self._done(number)
 
@@ -191,7 +194,7 @@ class _Conversion:
                 with self._features(self._dtype) as chunks:
                     self._write_chunks("x", self._dtype, chunks, (width,))
                 return
-            with self._features(np.float32) as chunks:  # a pass for the ranges of the columns
+            with self._features(np.float32) as chunks:  # the first pass finds the columns' ranges
                 columns = Int8Columns.covering(map(self._counted, chunks), width)
             self._writer.entries |= columns.entries()
             with self._features(np.float32) as chunks:
@@ -213,7 +216,10 @@ class _Conversion:
 def disk_bytes(
     source: Source, undirected: bool, feature_dtype: np.dtype[np.generic]
 ) -> tuple[int, int]:
-    """Return the bytes of the finished store, at most, and of the temporary files."""
+    """Return the maximal bytes of the finished store and the bytes of the temporary files.
+
+    The store's splits and node names are not counted.
+    """
     num_pairs = source.num_edges * (1 + undirected)
     item = np.dtype(index_dtype(source.num_nodes)).itemsize
     per_node = (
@@ -225,7 +231,7 @@ def disk_bytes(
 
 
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
-    """The bytes left for sorting."""
+    """Return the bytes of memory left for sorting edges."""
     used = own_memory()[0]
     limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))
     if memory_limit is not None:
@@ -251,8 +257,11 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
 
 
 def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any) -> Source:
-    """Return a named data set; `options` are those of `open_tables`, in OGB's layout only
-    num_classes, and those of `options.OF_CONVERSION`. A folder may have more in `dataset.yaml`."""
+    """Open a data set by name: a store, an official data set, or another folder.
+
+    A folder takes the `options` of `open_tables`, in OGB's binary layout only num_classes, and may
+    have more in its `dataset.yaml`. Any data set takes those of `options.OF_CONVERSION`.
+    """
     name = home(name)
     own = {key: options[key] for key in OF_CONVERSION if key in options}
     others = {key: value for key, value in options.items() if key not in own}
@@ -288,22 +297,26 @@ def convert(
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
 ) -> Store:
-    """Turn a data set into a store, in bounded memory; the store appears whole or not at all.
+    """Convert a data set to a store in bounded memory; the store appears whole or not at all.
 
-    Files that change meanwhile are refused. The next conversion clears what a SIGKILL left.
+    If a file changes during the conversion, that is an `InputError`. The remains of a conversion
+    that SIGKILL ended are deleted by the next one.
 
     Args:
         source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an
             official name in the folder "dataset", a store, or any `Source`.
-        path: new or empty.
-        undirected: add reverse edges, sort columns, drop repeats; by default as `dataset.yaml` says.
-        feature_dtype: float16 halves disk and traffic; values beyond its range are refused. int8
-            halves them again: 255 steps from a column's smallest value to its largest, which take
-            another pass over the features. By default the data set's own, float32 for float64.
-        memory_limit: "4 GB" or bytes for this whole process, written pages included; by default its
-            own limit, at most 1 GB beyond its present memory. 1 GB is enough for ogbn-papers100M.
-        progress: show a bar, in a log a line every 30 s. A function is called instead.
-        check: called between chunks; its exception ends the conversion, and nothing is left behind.
+        path: a new or empty folder.
+        undirected: add reverse edges, sort the in-edges of each node and drop duplicates; by
+            default as in `dataset.yaml`.
+        feature_dtype: float16 halves disk space and traffic; values beyond its range are refused.
+            int8 halves them again: each column is rounded to 255 values, evenly spaced from its
+            smallest to its largest, which takes another pass over the features. By default as
+            in `dataset.yaml`, else the data set's own dtype, float32 for float64.
+        memory_limit: "4 GB" or bytes for this whole process, written pages included; by default
+            95 % of the process's own limit, but at most 1 GB more than it uses now. 1 GB is enough
+            for ogbn-papers100M.
+        progress: show a bar, or in a log a line every 30 s; a function is called instead.
+        check: called between chunks; its exception ends the conversion and leaves nothing behind.
     """
     if not isinstance(source, Source):
         source = open_source(source)
@@ -327,7 +340,8 @@ def convert(
         f"{format_bytes(final + temporary)} of free disk space "
         f"({format_bytes(final)} for the store, {format_bytes(temporary)} until it is done)",
     )
-    x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
+    # int8 takes two passes over the features, each counted as one byte per value
+    x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     refuse_leaks(source)
     with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:

@@ -1,4 +1,4 @@
-"""Checks of labels from any source: their range and their number of classes."""
+"""Checks of labels and targets from any source: their range and the number of classes."""
 
 from collections.abc import Iterable, Iterator
 from numbers import Integral
@@ -22,8 +22,7 @@ NOT_CLASSES = (
 
 
 def check_num_classes(value: Any) -> None:
-    """Refuse a number of classes that is no whole number from 1 to `MAX_CLASSES`; None is
-    allowed."""
+    """Refuse a number of classes other than None or a whole number from 1 to `MAX_CLASSES`."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if value is not None and not (whole and 1 <= value <= MAX_CLASSES):
         raise InputError(
@@ -32,7 +31,7 @@ def check_num_classes(value: Any) -> None:
 
 
 def refuse_class_options(targets: str, **options: object) -> None:
-    """Refuse options of class labels beside the option `targets`."""
+    """Refuse options for class labels; `targets` names the option they can't be combined with."""
     named = [name for name, value in options.items() if value is not None]
     if named:
         raise InputError(f"{', '.join(named)}: expected without {targets}, which have no classes")
@@ -41,8 +40,7 @@ def refuse_class_options(targets: str, **options: object) -> None:
 def refuse_several_labels(
     values: Array, where: str, name: str = "labels", choose: str = ""
 ) -> NoReturn:
-    """Refuse labels [N, C] with the way out: how to make one label a node, or to choose a
-    column."""
+    """Refuse labels [N, C], and say how to make one label per node or to choose a column."""
     text = f"{where}: expected one label a node, found {values.shape[1]}"
     what = "several values"
     if values.dtype.kind in "fiub" and np.isin(values, (0, 1)).all():
@@ -57,8 +55,10 @@ def refuse_several_labels(
 
 
 def clean_targets(chunks: Iterable[Array], where: str) -> Iterator[Array]:
-    """Yield targets [n] or [n, T] of any numeric dtype as float32, NaN for none; refuse infinite
-    ones."""
+    """Yield chunks of targets [n] or [n, T] of any numeric dtype as float32, NaN for none.
+
+    Values that are infinite in float32 are refused.
+    """
     begin = 0
     for values in chunks:
         with np.errstate(over="ignore"):
@@ -74,7 +74,10 @@ def clean_targets(chunks: Iterable[Array], where: str) -> Iterator[Array]:
 
 
 def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) -> Array:
-    """Convert labels of any numeric dtype to `label_dtype`, -1 for none."""
+    """Convert labels of any numeric dtype to `label_dtype` [n], -1 for none.
+
+    `start` is the first label's node, for messages.
+    """
     values = values.reshape(-1)
     known = ~np.isnan(values) if values.dtype.kind == "f" else values != -1
     wrong = known & ((values != np.floor(values)) | (values < 0) | (values >= num_classes))
@@ -91,8 +94,10 @@ def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) ->
 
 
 def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> int:
-    """Return the largest of cleaned labels plus one; `dtype` is that of the labels before they were
-    cleaned."""
+    """Return the largest label plus one, from chunks of `clean_labels`.
+
+    `dtype` is the dtype of the original labels.
+    """
     seen = np.zeros(MAX_CLASSES, bool)
     for chunk in chunks:
         seen[chunk[chunk >= 0]] = True
@@ -100,8 +105,8 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
     largest = int(np.flatnonzero(seen)[-1]) if seen.any() else -1
     if largest < 0:
         raise InputError(f"{where}: expected at least one label, found none")
-    # The dtype's largest number, such as 255 in uint8, often means "none"; a stray 15,000,000 would
-    # make a model of 15 million classes.
+    # The dtype's largest number, such as 255 in uint8, often means "none". A single wrong label of
+    # 15,000,000 would make a model of 15 million classes.
     ends = dtype.kind in "iu" and largest == np.iinfo(dtype).max and not seen[largest - 1]
     if ends or largest + 1 > 2 * used + 100:
         raise InputError(

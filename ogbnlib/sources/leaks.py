@@ -1,4 +1,4 @@
-"""Features that tell the labels or the splits: refused in every source, before anything is written."""
+"""Checks that features do not reveal the labels or the splits, before anything is written."""
 
 import math
 import sys
@@ -11,20 +11,20 @@ from ..errors import InputError
 from ..graph.npz import Array, slices
 from .source import Source
 
-_MOST_VALUES = 2**23  # values of classes x columns in memory at a time: 64 MB
-_CHANCE = math.log(0.05)
+_MOST_VALUES = 2**23  # float64 values in memory at a time, one per class and column: 64 MB
+_CHANCE = math.log(0.05)  # a match that is more likely than this may be chance
 _CODE_NODES = 2**20  # nodes whose split is looked up at a time: 8 MB
 _MOST_SHOWN = 20  # columns in a message
 
 
 def refuse_leaks(source: Source) -> None:
-    """Refuse features that hold nothing but the labels, or nothing but the splits.
+    """Refuse feature columns that encode only the labels or only the splits.
 
-    Each check ends at the first chunk that clears every column, mostly the first one. Memory use is
-    64 MB, and two chunks.
+    Each check stops reading features as soon as no column can be a leak, mostly after the first
+    chunk. Memory use is 64 MB plus two chunks.
 
     Raises:
-        InputError: names the columns and how to leave them out.
+        InputError: features leak; the message names the columns and how to leave them out.
     """
     if source.num_classes:  # a feature may well equal a target, such as last year's value
         sizes = np.zeros(source.num_classes, np.int64)
@@ -43,11 +43,11 @@ def refuse_leaks(source: Source) -> None:
 
 
 class _LabelColumns(NamedTuple):
-    """Columns of features [N, F] that hold nothing but the labels."""
+    """Columns of features [N, F] that encode only the labels."""
 
     columns: list[int]
-    equal: bool  # one column, the labels' own numbers
-    by_chance: bool  # so few labels that other columns could be the same
+    equal: bool  # one column, equal to the labels
+    by_chance: bool  # there are so few labels that the match may be chance
 
 
 def _place(source: Source, columns: Sequence[int]) -> str:
@@ -67,7 +67,7 @@ def _remedy(source: Source, columns: Sequence[int]) -> str:
 
 
 def _tell_labels(source: Source, found: _LabelColumns) -> None:
-    """Refuse the columns; if they may be the labels by chance, only warn."""
+    """Refuse the columns; only warn if they may match the labels by chance."""
     text = "the labels in other numbers"
     if found.equal:
         text = "equal to the labels"
@@ -81,12 +81,12 @@ def _tell_labels(source: Source, found: _LabelColumns) -> None:
 
 
 def _find_labels(source: Source, sizes: Array) -> _LabelColumns | None:
-    """Return the columns of features that are the labels of all labelled nodes in the same or in
-    other numbers; `sizes` [C] counts the nodes of each class.
+    """Return the feature columns that encode the labels of all labelled nodes, or None.
 
-    That is a column with one value for each class and another one for each other class, or several
-    such as one-hot ones, which are so together. A column that several classes share is an
-    attribute and stays.
+    A column does so if it has one value per class, different for each class, such as the label
+    itself. Several columns, such as one-hot columns, can do so together. A column that has the same
+    value in several classes is an attribute, and is not refused on its own. `sizes` [C] counts the
+    nodes of each class.
     """
     classes = np.flatnonzero(sizes)
     candidates, values = _constant_columns(source, source.label_chunks, classes)
@@ -97,15 +97,15 @@ def _find_labels(source: Source, sizes: Array) -> _LabelColumns | None:
     chosen = equal[:1] or alone[:1] or range(len(candidates))
     chance = len(chosen) * math.log(source.num_features) - _log_arrangements(sizes[classes])
     if not equal:
-        chance += math.lgamma(len(classes) + 1)  # any naming of the classes
+        chance += math.lgamma(len(classes) + 1)  # any numbering of the classes is a match
     return _LabelColumns([candidates[i] for i in chosen], bool(equal), chance > _CHANCE)
 
 
 def _find_splits(source: Source) -> list[int]:
-    """Return the columns of features with one value in each split, and not the same in all.
+    """Return the feature columns that are constant in each split but differ between splits.
 
-    They are masks of a split, numbers of splits or of folds. Columns that may be so by chance, where
-    splits are small, are not among them.
+    Such a column is the mask of a split, or numbers the splits or folds. Columns that may be so by
+    chance, because splits are small, are not returned.
     """
     splits = [np.sort(ids) for ids in source.read_splits().values()]
     sizes = np.array([len(ids) for ids in splits])
@@ -130,16 +130,22 @@ def _find_splits(source: Source) -> list[int]:
 
 
 def _log_arrangements(sizes: Array) -> float:
-    """Return the logarithm of the number of ways to deal values to groups of these sizes: one over
-    it is the chance that a shuffled column is dealt so."""
+    """Return the logarithm of the number of ways to deal values to groups of these sizes.
+
+    The chance that a shuffled column falls into exactly these groups is one over that number.
+    """
     return math.lgamma(sizes.sum() + 1) - sum(math.lgamma(size + 1) for size in sizes)
 
 
 def _constant_columns(
     source: Source, code_chunks: Callable[[], Iterator[Array]], classes: Array
 ) -> tuple[list[int], Array]:
-    """Return the columns of features that have one value in each class, and not the same in all;
-    and their values [classes, columns]. `code_chunks` yields each node's class, -1 for none."""
+    """Return the feature columns that are constant in each class but differ between classes, and
+    their values [classes, columns].
+
+    Classes may also be splits. `code_chunks` yields each node's class, -1 for none; `classes` are
+    the classes with nodes.
+    """
     step = max(1, _MOST_VALUES // max(1, source.num_classes))
     candidates: list[int] = []
     parts = [np.empty((len(classes), 0))]
@@ -154,7 +160,7 @@ def _constant_columns(
 
 
 def _paired(chunks: Iterable[Array], codes: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
-    """Yield chunks of rows, each with the codes of its rows."""
+    """Yield each chunk of rows with the codes of its rows; chunks of `codes` may differ in size."""
     pending = np.empty(0, np.int64)
     for chunk in chunks:
         while len(pending) < len(chunk):
@@ -166,10 +172,9 @@ def _paired(chunks: Iterable[Array], codes: Iterator[Array]) -> Iterator[tuple[A
 def _values_of_classes(
     pairs: Iterable[tuple[Array, Array]], columns: Array, num_classes: int
 ) -> tuple[Array, Array]:
-    """Return the columns that have one value in each class, and the values [C, columns], NaN for
-    classes without nodes.
+    """Return the columns that are constant in each class, and their values [C, columns].
 
-    It stops reading when no column is left.
+    The values are NaN for classes without nodes. Reading stops when no column is left.
     """
     values = np.full((num_classes, len(columns)), np.nan)
     for chunk, codes in pairs:

@@ -1,4 +1,4 @@
-"""OGB's own data sets and their download, which asks nothing."""
+"""OGB's own data sets, and their download without questions on the terminal."""
 
 import csv
 import gzip
@@ -26,8 +26,9 @@ from .ogb import layout_files, open_raw
 from .sizes import known_size
 from .source import Source, stamped
 
-# The official data sets that can be a store. Open Graph Benchmark (Hu et al., NeurIPS 2020), table
-# 2 and the pages of its data sets. OGB adds the reverse edges of products on reading.
+# The official data sets that can be converted to a store. Sizes: Open Graph Benchmark (Hu et al.,
+# NeurIPS 2020), table 2, and the data sets' web pages. OGB's reader adds the reverse edges of
+# ogbn-products.
 KNOWN = {
     size.name: size
     for size in (
@@ -42,7 +43,7 @@ KNOWN = {
             undirected=True,
             stored="csv",
         ),
-        # its papers and their citations
+        # only its papers and their citations
         known_size(
             *("ogbn-mag", 736_389, 5_416_271, 128, 349),
             *(629_571, 64_879, 41_939),
@@ -54,7 +55,7 @@ KNOWN = {
         ),
     )
 }
-# The others, with the reason and a way to train them.
+# The official data sets that can't be converted, with the reason and a way to train on them.
 REFUSED = {
     "ogbn-proteins": "it has 112 labels a node and no features; for a loop of your own, convert its "
     "folder with --targets raw/node-label.csv.gz --features degree --undirected; else train it "
@@ -66,7 +67,7 @@ OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
 
 @dataclass(frozen=True)
 class Located:
-    """The place of an official data set, and its line in ogb's master.csv."""
+    """Place of an official data set, and its entry in ogb's master.csv (`meta`)."""
 
     name: str
     meta: Mapping[str, str]
@@ -79,17 +80,17 @@ class Located:
 def fetch(
     name: str, root: StrPath, say: Callable[[str], object] = print, *, progress: bool = True
 ) -> Path:
-    """Return the folder of an official data set under `root`, downloaded if it is missing.
+    """Return the folder of an official data set under `root`, downloading it if it is missing.
 
-    ogb's download asks on the terminal, PyG's starts again at the first byte; this one asks nothing
-    and is resumed. The folder appears whole or not at all.
+    Unlike ogb's download, this one asks nothing on the terminal. Unlike PyG's, it resumes a broken
+    download instead of starting at the first byte. The folder appears whole or not at all.
     """
     located = locate_official(name, home(root))
     if located.present:
         return located.folder
     folder = located.folder
     folder.parent.mkdir(parents=True, exist_ok=True)
-    archive = sibling_path(folder, "zip.part")  # kept when the connection breaks
+    archive = sibling_path(folder, "zip.part")  # stays if the connection breaks
     with (
         locked(sibling_path(folder, "lock"), f"{folder}: it is being downloaded"),
         tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside,
@@ -113,7 +114,7 @@ def fetch(
 
 
 def _download(url: str, archive: Path, say: Callable[[str], object], progress: bool) -> None:
-    """Append the missing bytes of a file."""
+    """Download `url` to `archive`; only the bytes that it lacks, if the server allows that."""
     have = archive.stat().st_size if check_own(archive, stat.S_ISREG) else 0
     request = urllib.request.Request(url)
     if have:
@@ -123,7 +124,8 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
             if answer.status != 206:  # the server sends the whole file
                 have = 0
             size = int(answer.headers.get("Content-Length") or 0)
-            needed = size + have + size  # the archive and its content
+            # the rest of the archive, and its content, taken to be as large as the archive
+            needed = size + have + size
             say(
                 f"{url}: {format_bytes(size)} to fetch after {format_bytes(have)}; "
                 f"needs {format_bytes(needed)} of disk"
@@ -157,13 +159,13 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
 
 
 def is_official(name: str) -> bool:
-    """Whether a name is one of OGB's; a folder of that name comes first."""
-    # `_check_official` refuses all but the first
+    """Whether a name begins like OGB's names; False if a folder has this name."""
+    # `_check_official` refuses all prefixes but the first
     return name.startswith(("ogbn-", "ogbn_", *_OTHER_TASKS)) and not Path(name).is_dir()
 
 
 def _check_official(name: str) -> None:
-    """Refuse an official name that is unknown, or whose data set can't be a store, with the
+    """Refuse an official name that is unknown or whose data set can't be converted, with the
     reason."""
     if name in REFUSED:
         raise InputError(f"dataset: {name} can't be converted: {REFUSED[name]}")
@@ -177,8 +179,10 @@ def _check_official(name: str) -> None:
 
 
 def locate_official(name: str, root: StrPath) -> Located:
-    """Do all checks of `open_official` without reading or downloading anything; imports neither
-    torch nor ogb."""
+    """Locate an official data set under `root`, and do all checks that `open_official` relies on.
+
+    Reads no data, downloads nothing, and imports neither torch nor ogb.
+    """
     _check_official(name)
     master = importlib.util.find_spec("ogb").submodule_search_locations[0]  # type: ignore[union-attr, index]
     with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
@@ -195,7 +199,7 @@ def locate_official(name: str, root: StrPath) -> Located:
         files = [
             *(paths[0] for paths in layout.files.values()),
             *(f"{splits}/{split}.csv.gz" for split in SPLITS),
-            # without it ogb takes the data set for outdated
+            # without this file ogb considers the data set outdated
             f"RELEASE_v{meta['version']}.txt",
         ]
     missing = [file for file in files if not (folder / file).is_file()]
@@ -213,9 +217,9 @@ def locate_official(name: str, root: StrPath) -> Located:
 
 
 def open_official(located: Located) -> Source:
-    """Open one of OGB's own data sets, downloaded if it is missing.
+    """Open one of OGB's own data sets, downloading it if it is missing.
 
-    All are streamed: ogb's loader needs more than 128 GB for ogbn-papers100M
+    The data are streamed, because ogb's loader needs more than 128 GB for ogbn-papers100M
     (snap-stanford/ogb#407).
     """
     from .files.own_files import open_tables  # imports pyarrow and pandas
@@ -238,8 +242,10 @@ def open_official(located: Located) -> Source:
 
 
 def _check_counts(raw: Path, source: Source) -> None:
-    """Compare the numbers of rows with those that the data set lists; of several kinds of nodes the
-    edges alone have a list."""
+    """Refuse numbers of nodes and edges that differ from the data set's own `num-*-list.csv.gz`.
+
+    With several kinds of nodes (ogbn-mag), only the edges have such a file.
+    """
     num_rows_of = {"edge": source.num_edges}
     if raw.name == "raw":
         num_rows_of["node"] = source.num_nodes
@@ -252,7 +258,7 @@ def _check_counts(raw: Path, source: Source) -> None:
 
 
 def _both_ways(source: Source) -> Source:
-    """Add the reverse of each edge after it, in the order of ogb's reader."""
+    """Add each edge's reverse directly after the edge, the order of ogb's reader."""
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         for ends in source.edge_chunks(max(1, chunk_edges // 2)):

@@ -1,7 +1,7 @@
-"""OGB's on-disk layout of ogbn-papers100M: read in pieces, and written from any `Source`.
+"""OGB's on-disk layout of ogbn-papers100M: read in chunks, and written from any `Source`.
 
-OGB's own loader holds the 82.8 GB of ogbn-papers100M several times over; nothing here holds a
-member.
+OGB's own loader has the 82.8 GB of ogbn-papers100M several times in memory; this module never has a
+whole array of the .npz files in memory.
 """
 
 import functools
@@ -25,11 +25,11 @@ from .files.layouts import OPTIONS, not_a_data_set, split_folder
 from .labels import MAX_CLASSES, check_num_classes, clean_labels, count_classes
 from .source import Source, stamped
 
-_LONGEST_ID = 64  # bytes of a line
+_LONGEST_ID = 64  # bytes read of a line at a time
 
 
 def layout_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a data set in one of OGB's layouts, by their path in it."""
+    """Return the files of a data set in one of OGB's layouts, by their path in `folder`."""
     files = [
         *sorted((folder / "raw").rglob("*")),
         *sorted((folder / "split").rglob("*")),
@@ -40,9 +40,10 @@ def layout_files(folder: Path) -> dict[str, Path]:
 
 
 def _read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
-    """Return the int64 ids in the three files of a split's folder, unchecked but for their number.
+    """Return the int64 ids in the three files of the split folder; only their number is checked.
 
-    They are read line by line, in bounded pieces: a small compressed file may have billions.
+    Lines are read in pieces of at most 64 bytes, and at most `num_nodes` + 1 ids, because a small
+    compressed file may have billions of lines.
     """
     splits = {}
     for name in SPLITS:
@@ -62,9 +63,10 @@ def _read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
 
 
 def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
-    """Open a folder in OGB's binary layout; no large member is read.
+    """Open a folder in OGB's binary layout, without reading edges or features.
 
-    `num_classes` is by default that of meta.json and, without one, the largest label plus one.
+    `num_classes` defaults to the number in meta.json. Without one, the labels are read, and it is
+    the largest label plus one.
     """
     path = home(path)
     stamps = stamped(layout_files(path))
@@ -96,7 +98,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
 
 
 class _Layout(NamedTuple):
-    """The members of a folder in OGB's binary layout; each pass opens them."""
+    """The large arrays of a folder in OGB's binary layout; each pass opens its file anew."""
 
     edges: Member
     labels: Member
@@ -152,7 +154,8 @@ class _Layout(NamedTuple):
             for pairs in self.edges.pieces(2 * chunk_edges):
                 yield pairs[::2], pairs[1::2]
             return
-        # Row 1 of a [2, E] array starts halfway: a second stream, wound forward, follows the first.
+        # In C order, row 1 of a [2, E] array starts halfway through the file. A second stream skips
+        # to that place, and both are read in step.
         num_edges = self.edges.shape[1]
         yield from zip(
             self.edges.pieces(chunk_edges, 0, num_edges),
@@ -178,7 +181,7 @@ class _Layout(NamedTuple):
 
 
 def _header(file: Path, name: str, kinds: str) -> Member:
-    """Return a member of one of numpy's `kinds`."""
+    """Open member `name` of an .npz file; refuse a dtype that is not of numpy's `kinds`."""
     member = Member(file, name)
     if member.dtype.kind not in kinds:
         raise InputError(
@@ -190,9 +193,11 @@ def _header(file: Path, name: str, kinds: str) -> Member:
 def _write_npz(
     path: StrPath, members: Mapping[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]]
 ) -> None:
-    """Write a compressed .npz file. A member is its shape, its dtype and, in C order, its values in
-    chunks."""
-    # Level 1, because features are close to noise: level 6 takes twice the time for 1 % less.
+    """Write a compressed .npz file.
+
+    Each member is given by its shape, its dtype, and its values in C order, in chunks.
+    """
+    # Level 1, because features are close to noise: level 6 takes twice the time to save 1 %.
     with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, (shape, kind, chunks) in members.items():
             dtype = np.dtype(kind)
@@ -210,9 +215,11 @@ def _write_npz(
 def write_layout(
     folder: Path, source: Source, done: Callable[[int], object] = lambda count: None
 ) -> None:
-    """Write any `Source` as OGB's binary layout, unchecked; `done` is called with the bytes of each
-    chunk."""
-    for part in ("raw", "split/time", "processed"):  # ogb saves into processed/ without making it
+    """Write any `Source` in OGB's binary layout, without checks.
+
+    `done` is called with the bytes of each chunk of edges, features and years.
+    """
+    for part in ("raw", "split/time", "processed"):  # ogb does not create processed/
         (folder / part).mkdir(parents=True)
     num_nodes = source.num_nodes
     rows = (chunk[way] for way in (0, 1) for chunk in source.edge_chunks(2**20))
@@ -241,10 +248,10 @@ def write_layout(
     for split, ids in source.read_splits().items():
         with (
             open(folder / "split" / "time" / f"{split}.csv.gz", "wb") as file,
-            # no name, no time: same ids, same bytes
+            # no file name and no time in the header: the same ids give the same bytes
             gzip.GzipFile("", "wb", fileobj=file, mtime=0) as packed,
         ):
             packed.write("".join(f"{node}\n" for node in ids.tolist()).encode())
-    # ogb asks on the terminal whether to update when it is missing
+    # without this file ogb asks on the terminal whether to update
     (folder / "RELEASE_v1.txt").touch()
     write_json(folder / "meta.json", source.facts())

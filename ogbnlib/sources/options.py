@@ -1,5 +1,7 @@
-"""Options of a conversion that live with the data: `dataset.yaml` in their folder holds what the
-command line of `convert` takes."""
+"""Options of a conversion that are saved with the data, in the file `dataset.yaml` of their folder.
+
+They have the names of the options on the command line of `convert`.
+"""
 
 import sys
 from collections.abc import Mapping
@@ -20,16 +22,17 @@ _FLAGS = ("relabel", "drop_unknown", "drop_unlabelled", "undirected")
 _DTYPES = ("float16", "float32", "int8")
 _NAMES = (*ROLE_NAMES, *_LISTS, *_FLAGS, "id_column", "num_classes", "feature_dtype")
 NAMES = (*_NAMES, "save_options")  # on the command line
-# options of `convert`; the others are those of `open_tables`
+# options of the conversion itself; `open_tables` takes the others
 OF_CONVERSION = ("undirected", "feature_dtype", "drop_unlabelled")
-STAND_INS = ("ones", "degree")  # names of features that are no file
+STAND_INS = ("ones", "degree")  # values of `features` that name generated features, not a file
 
 
 def read_options(folder: Path) -> dict[str, Any]:
-    """Return the options in a folder's `dataset.yaml`, files as paths; {} without that file.
+    """Return the options in a folder's `dataset.yaml`, with files as paths; {} without that file.
 
     Raises:
-        InputError: an unknown name, with the nearest one, or a value of another kind.
+        InputError: a name is unknown (the message suggests the nearest one), or a value has the
+            wrong type.
     """
     file = folder / OPTIONS
     if not file.is_file():
@@ -39,7 +42,7 @@ def read_options(folder: Path) -> dict[str, Any]:
 
 
 def _value(file: Path, name: str, value: Any) -> Any:
-    """Return an option's value, in the file text or a list of text."""
+    """Convert an option's value, which the file has as text or a list of texts, to its type."""
     if name not in _NAMES:
         raise InputError(f"{file}: {unknown_name(name, _NAMES, 'option')}")
     if name in _LISTS:
@@ -66,7 +69,11 @@ def _as_list(value: Any) -> Any:
 
 
 def _with_saved(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved options and `options`. The latter win, with a line on standard error."""
+    """Return the saved options updated by `options`.
+
+    Standard error names each saved value that `options` overrides. Saved files that are no longer
+    read, because `options` names others, are left out.
+    """
     saved = read_options(folder)
     for name in replaced_roles({role: options[role] for role in ROLE_NAMES if role in options}):
         saved.pop(name, None)
@@ -81,7 +88,7 @@ def _with_saved(folder: Path, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_options(folder: Path, options: Mapping[str, Any]) -> dict[str, tuple[Path, Stamp]]:
-    """Write `dataset.yaml` and return its stamp; files in the folder are named relative to it."""
+    """Write `dataset.yaml` and return its stamp; files in `folder` get paths relative to it."""
     import yaml
 
     values: dict[str, Any] = {}
@@ -100,8 +107,9 @@ def open_folder(name: StrPath, options: Mapping[str, Any]) -> Source:
     """Open a folder of a user's own files or in one of OGB's layouts.
 
     Args:
-        options: those of `open_tables` and of a conversion; they win over those in `dataset.yaml`.
-            `save_options`: a conversion writes all of them there when it is complete.
+        options: options of `open_tables` and of a conversion, which override those in
+            `dataset.yaml`. With `save_options`, a complete conversion writes all options, old and
+            new, to that file.
     """
     folder = layout_of(home(name).absolute())[1]
     own_options = {name: _as_list(v) if name in _LISTS else v for name, v in options.items()}
@@ -121,6 +129,6 @@ def open_folder(name: StrPath, options: Mapping[str, Any]) -> Source:
 
 
 def options_file(folder: Path) -> dict[str, Path]:
-    """Return the folder's `dataset.yaml` by its name, {} without one."""
+    """Return the path of the folder's `dataset.yaml`, by its name; {} if there is none."""
     file = folder / OPTIONS
     return {OPTIONS: file} if file.is_file() else {}

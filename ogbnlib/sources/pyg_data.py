@@ -1,4 +1,4 @@
-"""A PyG `Data`, or the form in which PyG and OGB save one, as a store."""
+"""Conversion of a PyG `Data`, or of the forms in which PyG and OGB save one, to a store."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from .arrays import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
 from .convert import FeatureDtype, convert
 
 _MASKS = {"train": ("train_mask",), "valid": ("val_mask", "valid_mask"), "test": ("test_mask",)}
-# How other libraries' graphs become a Data, by the library.
+# By library, how to turn its graph into a Data.
 _CONVERSIONS = {
     "dgl": "torch_geometric.utils.from_dgl(graph)",
     "networkx": "torch_geometric.utils.from_networkx(graph)",
@@ -37,7 +37,7 @@ _REMEDIES = {
 
 
 def _say(text: str) -> None:
-    # a notebook shows standard error as a mistake
+    # a notebook shows text on standard error like an error
     print(text, file=sys.stdout if in_notebook() else sys.stderr)
 
 
@@ -56,24 +56,24 @@ def from_data(
     check: Callable[[], None] = lambda: None,
     say: Callable[[str], object] = _say,
 ) -> Store:
-    """Write a PyG `Data` of one kind of node as a store: `x`, `y`, `edge_index` or `adj_t`,
-    `train_mask`, `val_mask`, `test_mask`.
+    """Write a PyG `Data` with one kind of node as a store.
 
-    `data` may also be a PyG data set of one graph, the tuple (data, slices) that it saves, or OGB's
-    (graph, labels). Edges keep their order within a column.
+    Needed are `x`, `y`, `edge_index` or `adj_t`, and, without `splits`, `train_mask`, `val_mask`
+    and `test_mask`. `data` may also be a PyG data set of one graph, the tuple (data, slices) that
+    it saves, or OGB's (graph, labels). Unless `undirected`, each node's in-edges keep their order.
 
     Args:
-        splits: node ids, or masks, of train, valid (or val) and test, instead of the masks; [] for
-            an empty one.
-        say: called with the attributes that a store does not keep, such as edge_attr, and with the
-            store's summary; by default both go to standard error, in a notebook to standard
-            output.
+        splits: node ids, or masks, of train, valid (or val) and test, instead of the masks in
+            `data`; [] for an empty split.
+        say: called with lines of text: the attributes that a store does not keep, such as
+            edge_attr, a doubt about the labels, and the store's summary. By default they go to
+            standard error, in a notebook to standard output.
         num_classes: by default the largest label plus one.
-        targets: `data.y` has numbers [N] or [N, T], such as values to predict or several labels a
-            node, NaN for none. They are stored as float32 for a loop of your own; our trainer
-            refuses them.
-        name: by default that of the folder.
-        undirected, feature_dtype, memory_limit, progress, check: those of `convert`.
+        targets: whether `data.y` has numbers [N] or [N, T] instead of classes, such as values to
+            predict or several labels per node, NaN for none. They are stored as float32 for your
+            own training loop; ogbnlib's trainer refuses them.
+        name: the store's name, by default that of its folder.
+        undirected, feature_dtype, memory_limit, progress, check: as in `convert`.
     """
     if not isinstance(path, str | os.PathLike):
         raise InputError(
@@ -82,7 +82,7 @@ def from_data(
         )
     values = _attributes(data)
     masks = {}
-    if splits is None:  # the usual names where there are none
+    if splits is None:  # a missing mask gets its usual name, which the message then asks for
         masks = {
             split: next((name for name in names if name in values), names[0])
             for split, names in _MASKS.items()
@@ -133,7 +133,7 @@ def _count_nodes(values: Mapping[str, object]) -> int:
 
 
 def _attributes(data: Any) -> dict[str, Any]:
-    """Return the attributes of the one graph that `data` is or has."""
+    """Return the attributes, other than None, of the only graph in `data`."""
     graph = _only_graph(data)
     if isinstance(graph, Mapping):
         values = dict(graph)
@@ -147,7 +147,10 @@ def _attributes(data: Any) -> dict[str, Any]:
 
 
 def _only_graph(data: Any) -> Any:
-    """Return the graph in a PyG data set, in (data, slices) or in OGB's (graph, labels)."""
+    """Return the only graph of a PyG data set, of (data, slices) or of OGB's (graph, labels).
+
+    Any other `data` is returned unchanged.
+    """
     if isinstance(data, Mapping) and {*data} == {"graph", "labels"}:
         data = (data["graph"], data["labels"])
     count = 1
@@ -163,7 +166,7 @@ def _only_graph(data: Any) -> Any:
                 "y": more,
             }
         if more is None or isinstance(more, Mapping):
-            # PyG saves (attributes, slices, class), before 2.3 (Data, slices)
+            # PyG saves (attributes, slices, class); before version 2.3 it saved (Data, slices)
             data = kind[0].from_dict(graph) if kind else graph
             flat = [ends for ends in (more or {}).values() if not isinstance(ends, Mapping)]
             count = max((len(ends) - 1 for ends in flat), default=1)
@@ -173,7 +176,7 @@ def _only_graph(data: Any) -> Any:
 
 
 def _kind(data: Any) -> str:
-    """Return what `data` is instead of a `Data`, with the way to one."""
+    """Describe, for messages, a `data` that is no `Data`, and how to get a `Data` from it."""
     if isinstance(data, type):
         return f"the class {data.__name__}; pass an object of it"
     if isinstance(data, str | os.PathLike):
@@ -191,7 +194,7 @@ def _kind(data: Any) -> str:
 
 
 def _parts(data: Any) -> str:
-    """Return the kinds of nodes of a `HeteroData`, with the way to one of them."""
+    """List the node types of a `HeteroData`, for messages, and how to extract a labelled one."""
     kinds = data.node_types
     text = f"{type(data).__name__} of {', '.join(kinds) or 'none'}"
     labelled = next((kind for kind in kinds if "y" in data[kind]), None)
@@ -213,8 +216,8 @@ def _check_complete(values: Mapping[str, Any], required: Sequence[str]) -> None:
 
 
 def _edges_of(adj_t: Any, num_nodes: int) -> tuple[Array, bool]:
-    """Return edge_index [2, E] of PyG's `adj_t`, whose rows are destinations, and whether it has
-    other values than ones."""
+    """Return the edge_index [2, E] of PyG's `adj_t`, whose rows are destinations, and whether
+    `adj_t` has a value other than 1."""
     from torch_geometric.utils import to_edge_index
 
     if not is_sparse(adj_t):
@@ -226,6 +229,7 @@ def _edges_of(adj_t: Any, num_nodes: int) -> tuple[Array, bool]:
     if shape != [num_nodes, num_nodes]:
         raise InputError(f"data.adj_t: expected {[num_nodes, num_nodes]}, got {shape}")
     if hasattr(adj_t, "layout"):
-        adj_t = adj_t.detach()  # to_edge_index marks its argument as coalesced
+        # to_edge_index marks its argument as coalesced; the user's tensor stays unmarked
+        adj_t = adj_t.detach()
     edges, values = to_edge_index(adj_t)
     return as_numpy(edges.flip(0), "adj_t"), bool((values != 1).any())

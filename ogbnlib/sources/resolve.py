@@ -1,7 +1,8 @@
-"""Names of data sets: each means a store, or data that `catalog` converts to one once; and their
-sizes.
+"""Names of data sets, resolved to a store or to data that `catalog` converts to one; and the sizes
+of data sets.
 
-The store is `NAME.store` (`NAME-undirected.store`, `-float16`) next to the data, or in `data_dir`.
+The new store is `NAME.store` (or `NAME-undirected.store`, `NAME-float16.store`) next to the data,
+or in `data_dir`.
 """
 
 import os
@@ -26,7 +27,7 @@ from .source import Source, origin_of, stamped, stored_dtype
 
 @dataclass(frozen=True)
 class DataRequest:
-    """A data set's name with the options of `open_dataset` that decide which store it means."""
+    """A data set's name and the options of `open_dataset` that select its store."""
 
     dataset: StrPath
     data_dir: StrPath | None = None
@@ -36,8 +37,9 @@ class DataRequest:
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
-        """Return the request of a run."""
-        # in RAM it is rounded on reading
+        """Return the request of a run with this configuration."""
+        # If the policy loads features into RAM, they are rounded while they are read, and the
+        # store's own dtype does not matter.
         is_stored = config.policy.reads_disk and config.feature_dtype != "float32"
         dtype = config.feature_dtype if is_stored else None
         return cls(config.dataset, config.data_dir, config.undirected, dtype, config.download)
@@ -45,26 +47,27 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A data set that is not a store, and the store to make of it."""
+    """A data set that is not a store, and the place and options of the store to make from it."""
 
     folder: Path
-    find: Callable[[Path], Mapping[str, Path]]  # its files
+    find: Callable[[Path], Mapping[str, Path]]  # returns the files in `folder`, by name
     open: Callable[[], Source]  # downloads missing data
-    own_size: GraphSize | None  # None for a user's own files
+    own_size: GraphSize | None  # None for a user's own files, whose size `open` finds
     target: Path
     undirected: bool
     dtype: np.dtype[np.generic]  # of the store's features
 
     @property
     def size(self) -> GraphSize:
-        """The sizes of the data, with the `feature_itemsize` of the store."""
+        """Sizes of the data, with the `feature_itemsize` that the store will have."""
         size = self.own_size or self.open().size
         return replace(size, feature_itemsize=self.dtype.itemsize)
 
     def existing(self) -> Store | None:
-        """Return the store that was made of these data before, or None.
+        """Return the store that was made from these data before, or None.
 
-        An official data set's raw files may be deleted then.
+        Raises an `InputError` if the store at that place is of other or changed data, or has other
+        options. Once it exists, an official data set's raw files may be deleted.
         """
         if not is_store(self.target):
             return None
@@ -90,11 +93,11 @@ class _Pending:
 
 
 def resolve(request: DataRequest) -> Store | _Pending:
-    """Return the store that a name means, or the data to convert, after all checks of
+    """Return the store that a name refers to, or the data to convert, after all checks of
     `open_dataset`.
 
-    A name is a store's folder, an official data set, a folder of a user's own files, or a folder in
-    OGB's binary layout, in this order; any folder comes before an official name.
+    A name is tried as a store's folder, as a folder of a user's own files, as a folder in OGB's
+    binary layout, and, if there is no folder of that name, as an official name.
     """
     name = str(home(request.dataset))
     if is_store(name):
@@ -126,7 +129,10 @@ def resolve(request: DataRequest) -> Store | _Pending:
 
 
 def _pending_folder(folder: Path, request: DataRequest, requested: Mapping[str, Any]) -> _Pending:
-    """Name the store of a folder whose `dataset.yaml` may have options; those of `requested` win."""
+    """Return a folder's data and the store to make from them.
+
+    The options in `requested` override those in the folder's `dataset.yaml`.
+    """
     options = read_options(folder)
     if request.undirected is None:
         request = replace(request, undirected=options.get("undirected"))
@@ -169,7 +175,7 @@ def _pending(
     own: np.dtype[np.generic],
     request: DataRequest,
 ) -> _Pending:
-    """Name the store of a folder's data, whose features have the dtype `own`."""
+    """Return a folder's data, whose features have dtype `own`, and the store to make from them."""
     dtype = np.dtype(request.feature_dtype or own)
     name = folder.name
     if request.undirected:
@@ -206,14 +212,17 @@ def _check_direction(store: GraphSize, undirected: bool | None) -> None:
 
 
 def size_of(dataset: str, data_dir: StrPath | None = None) -> GraphSize:
-    """Return the sizes of a data set for planning: its own, or the known ones of an official data
-    set. Nothing is written or downloaded."""
+    """Return the sizes of a data set for planning.
+
+    They are those of its store if there is one, else the known sizes of an official or public data
+    set, else those of the data. Nothing is written or downloaded.
+    """
     graph = _graph_of(DataRequest(dataset, data_dir))
     return graph.size if isinstance(graph, Store) else graph
 
 
 def graph_for(config: TrainConfig) -> GraphSize:
-    """Open the store of a run's data set; before it exists, return its sizes (`size_of`)."""
+    """Return the store of a run's data set, or the sizes of the data set if it has no store yet."""
     return _graph_of(DataRequest.of(config))
 
 
@@ -232,7 +241,7 @@ def _graph_of(request: DataRequest) -> GraphSize:
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:
-    """Refuse a data set without the direction or the hops that `config` needs."""
+    """Refuse a data set whose direction or propagated hops are not those that `config` needs."""
     if size.stored == "store":
         _check_direction(size, config.undirected)
     if config.policy.uses_hops and size.hops not in (None, config.hops):
@@ -255,7 +264,7 @@ def refuse_targets(size: GraphSize) -> None:
 
 
 def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
-    """Refuse wrong parameters of a propagation, and a data set without edges."""
+    """Refuse invalid parameters of a propagation, and a data set with targets or without edges."""
     if isinstance(hops, bool) or not isinstance(hops, int) or hops < 1:
         raise InputError(f"hops: expected a number of hops, at least 1, got {hops!r}")
     for name, value, known in (

@@ -1,4 +1,4 @@
-"""Sizes of graphs to plan for: a user's own, and those of public data sets other than OGB's."""
+"""Sizes of graphs for planning: a user's own graph, and public data sets not in `official`."""
 
 import re
 from typing import Any
@@ -11,13 +11,13 @@ from ..graph.store_format import SPLITS
 def known_size(
     name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int, **more: Any
 ) -> GraphSize:
-    """Return the sizes of a public data set; `seeds` are those of `SPLITS`."""
+    """Return the sizes of a public data set; `seeds` are the node counts of `SPLITS`."""
     splits = dict(zip(SPLITS, seeds, strict=True))
     return GraphSize(name, nodes, edges, features, classes, splits, **more)
 
 
 def _igb(name: str, nodes: int, edges: int) -> GraphSize:
-    """Return a homogeneous graph of IGB: 1,024 features, 19 classes, splits of 60, 20 and 20 %."""
+    """Return a homogeneous IGB graph's sizes: 1,024 features, 19 classes, 60/20/20 % splits."""
     fifth = nodes // 5
     return known_size(f"igb-{name}", nodes, edges, 1024, 19, nodes - 2 * fifth, fifth, fifth)
 
@@ -38,17 +38,19 @@ PUBLIC = {
     )
 }
 _NEEDED = ("num_nodes", "num_edges", "num_features", "num_train")
-# Classes add little memory. Without nodes to evaluate there is no evaluation in the plan.
+# Defaults of the optional sizes. Classes add little memory. Without valid and test nodes, the plan
+# has no evaluation.
 _OTHERS = {"num_classes": 100, "num_valid": 0, "num_test": 0}
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 _NUMBER = re.compile(r"(\d[\d_,]*(?:\.\d+)?) ?([kmbg]?)", re.IGNORECASE)
 
 
 def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
-    """Remove the sizes of a graph from a plan's parameters and return it; None without any.
+    """Remove the sizes of a graph from a plan's parameters and return them; None if there are none.
 
     Raises:
-        InputError: a size is missing or no number such as 30M, or `dataset` has a value, too.
+        InputError: a size is missing or is no number such as 30M, the splits have more nodes than
+            the graph, or `dataset` is also a parameter.
     """
     values = {name: parameters.pop(name) for name in (*_NEEDED, *_OTHERS) if name in parameters}
     if not values:
@@ -80,8 +82,8 @@ def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
 
 
 def _number(name: str, value: object) -> int:
-    """Return a whole number of 1 at least, written such as 30M, 1.6B, 300k or 1,000; splits may be
-    empty."""
+    """Parse a whole number such as 30M, 1.6B, 300k or 1,000: at least 1, or 0 for num_valid and
+    num_test."""
     match = _NUMBER.fullmatch(str(value).strip())
     number = 0.0
     if match is not None:

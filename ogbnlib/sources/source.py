@@ -1,4 +1,4 @@
-"""A `Source` is anything that can be written as a store or in OGB's layout, such as arrays in
+"""`Source`: any data set that can be written as a store or in OGB's layout, such as arrays in
 RAM."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,35 +18,36 @@ from .files.formats import files_of
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A data set, read in pieces; each call begins at the first one. Damage and wrong values are an
+    """A data set that is read in chunks.
+
+    Each call of a function below starts at the first chunk. Damaged files and wrong values raise an
     `InputError`.
 
     Attributes:
-        feature_dtype: of the features in a store.
-        num_edges: at most; `edge_chunks` may leave some out.
-        edge_chunks: yields (sources, destinations) int64, in range, at most as many at a time as
-            its argument.
+        feature_dtype: dtype of the features in a store, unless the conversion sets another.
+        num_edges: an upper bound; `edge_chunks` may leave out some edges.
+        edge_chunks: yields (sources, destinations), int64 ids in range. Its argument is the largest
+            number of edges per chunk.
         x_chunks: yields rows of features [n, F] in any float dtype, unchecked.
         num_classes: 0 if the nodes have targets.
         label_chunks: yields labels: int16 or int64 [n], -1 for none; or targets: float32
             [n, *target_shape], NaN for none.
-        read_splits: returns int64 ids of `SPLITS`, in this order, unchecked.
-        node_names: returns the dtype of the nodes' names, and the names in order of the nodes; None
-            without names.
+        read_splits: returns the int64 node ids of each of `SPLITS`, in this order, unchecked.
+        node_names: returns the dtype of the nodes' names and an iterator over chunks of the names,
+            in the order of the nodes; None if nodes have no names.
         label_names: the names of the classes, UTF-8 bytes [C]; None if labels were numbers.
-        year_chunks: yields years int64 [n]; None if the nodes have none. Only OGB's layout has
-            them.
-        undirected: each edge has its reverse already.
-        features_at: where the features are, for messages.
+        year_chunks: yields years int64 [n]; None if the nodes have no years. Only OGB's layout
+            stores them.
+        undirected: whether the edges already include the reverse of each edge.
+        features_at: the place of the features, such as a file, for messages.
         feature_names: the name of each feature, [] if they have none.
-        path: the data's folder; None for data in RAM.
-        stamps: the files that are read, with their `stamp` at opening, by the names that the
-            store's origin has.
-        generated: the store's origin, for generated data.
-        options: undirected, feature_dtype and drop_unlabelled, for a conversion that is not told
-            otherwise.
-        save_options: writes the options into the data's folder if that was asked for; returns
-            the stamp of the file.
+        path: the data's folder; None for data in RAM, generated data and stores.
+        stamps: path and `stamp` at opening of each file that is read, by the file's name in the
+            new store's `origin`.
+        generated: the new store's `origin` if `path` is None.
+        options: undirected and feature_dtype, the defaults of a conversion, and drop_unlabelled.
+        save_options: writes the options into the data's folder, if the user asked for that, and
+            returns path and stamp of the new file; returns {} otherwise.
     """
 
     name: str
@@ -75,8 +76,10 @@ class Source:
     save_options: Callable[[], Mapping[str, tuple[Path, Stamp]]] = field(default=dict, repr=False)
 
     def check_unchanged(self) -> None:
-        """Refuse files that changed since they were opened: a mix of old and new data has no wrong
-        checksum."""
+        """Refuse files that changed after they were opened.
+
+        No checksum would reveal the mix of old and new data.
+        """
         for file, before in self.stamps.values():
             if not file.exists() or stamp(file) != before:
                 raise InputError(
@@ -97,7 +100,7 @@ class Source:
         return dict(self.generated) if self.path is None else origin_of(self.path, self.stamps)
 
     def facts(self) -> dict[str, Any]:
-        """Return name and sizes, the content of meta.json."""
+        """Return the name and the sizes, which are the content of meta.json."""
         return {
             name: getattr(self, name)
             for name in ("name", "num_nodes", "num_edges", "num_features", "num_classes")
@@ -108,7 +111,7 @@ class Source:
         splits = self.read_splits()
         if self.options.get("drop_unlabelled"):
             labelled = np.concatenate([is_labelled(chunk) for chunk in self.label_chunks()])
-            # a conversion refuses ids out of range
+            # Ids out of range are clipped here, because the conversion refuses them later.
             splits = {split: ids[labelled.take(ids, mode="clip")] for split, ids in splits.items()}
         num_seeds = {split: len(ids) for split, ids in splits.items()}
         return GraphSize(
@@ -119,7 +122,7 @@ class Source:
 
 
 def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
-    """Return the stamps of files, and of the parts of a folder or pattern."""
+    """Return path and stamp of each file, by name; a folder or pattern gives one per part."""
     return {
         name if file == path else f"{name}/{file.name}": (file, stamp(file))
         for name, path in files.items()
@@ -128,8 +131,8 @@ def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
 
 
 def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[str, Any]:
-    """Return the origin that a store records: the folder's path, and each file's size and mtime in
-    ns."""
+    """Return the origin that a store records: the path of the data's folder, and the size and the
+    mtime in ns of each file."""
     return {
         "raw": str(folder.resolve()),
         "files": {name: [*before[:2]] for name, (_, before) in stamps.items()},

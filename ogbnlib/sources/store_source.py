@@ -1,4 +1,4 @@
-"""A store as a `Source`: made into another store, with other features or with reverse edges."""
+"""A store as a `Source`, to convert it to another feature dtype or to add reverse edges."""
 
 from collections.abc import Iterator
 
@@ -13,9 +13,10 @@ _STEP_NODES = 2**16  # nodes whose edges are looked up at a time
 
 
 def from_store(store: Store) -> Source:
-    """Return a store's data, read in pieces and not mapped, in the order of the store.
+    """Return a store as a `Source`, which yields its data in the order of the store.
 
-    Features in int8 are read as float32. Propagated features have no edges, and are refused.
+    Chunks are read, not memory-mapped, except the offsets (`colptr`). Features in int8 are decoded
+    to float32. A store of propagated features is refused, because it has no edges.
     """
     if store.hops is not None:
         raise InputError(
@@ -25,7 +26,7 @@ def from_store(store: Store) -> Source:
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         for _ in store.chunks("colptr", checked=True):
-            pass  # wrong offsets would never reach the last edge
+            pass  # only checks: `_targets` would search for ever with damaged offsets
         step = max(1, chunk_edges)
         node = 0
         for begin, sources in store.chunks("row", checked=True):
@@ -61,9 +62,10 @@ def from_store(store: Store) -> Source:
 
 
 def _targets(store: Store, node: int, begin: int, count: int) -> tuple[int, Array]:
-    """Return the targets int64 [count] of the edges from `begin` on, and the last one's.
+    """Return the target of the last of `count` edges from edge `begin` on, and the targets of all,
+    int64 [count].
 
-    `node` is at most the target of the first one.
+    The search starts at `node`, which is at most the target of the first edge.
     """
     parts = [np.empty(0, np.int64)]
     num_targets = 0

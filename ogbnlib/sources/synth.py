@@ -1,11 +1,11 @@
-"""A synthetic ogbn-papers100M at any scale, written straight to disk in memory bounded by a chunk;
-imports no torch.
+"""A synthetic ogbn-papers100M at any scale up to 1, written to disk chunk by chunk without torch.
 
-Every random draw is a hash of (seed, stream, node, k), splitmix64 (Steele et al., OOPSLA 2014), so
-any part of the graph can be drawn alone. Papers appear in time, `BLOCK` at once; the slot in a
-block gives the class. A paper cites recent or any older ones, mostly of its own class and of its
-own field, if there are more than `_FIELD` papers. Features are a class mean in a low-rank space
-plus noise.
+Every random draw for an edge, a label or a feature is a hash (splitmix64, Steele et al., OOPSLA
+2014) of (seed, stream, node, k). So any chunk of the graph can be drawn on its own. Papers appear
+over time, `BLOCK` at once; a paper's slot in its block gives its class. A paper cites recent or any
+older papers, mostly of its own class. From 2 * `_FIELD` papers on, the labelled papers belong to
+one field; its papers mostly cite it, and the others mostly do not. Features are the mean of the
+class, in a low-rank space, plus noise.
 """
 
 import math
@@ -28,37 +28,39 @@ from .ogb import open_raw, write_layout
 from .source import Source
 
 PAPERS = KNOWN["ogbn-papers100M"]
-BLOCK = 1024  # papers that appear at once; also the finest class size
-_NODES = 2**15  # per chunk: 16 MB of features
-# of all papers, in order of time
+BLOCK = 1024  # papers that appear at once; class sizes are multiples of 1 / BLOCK of all papers
+_NODES = 2**15  # nodes per chunk: 16 MB of 128 features
+# the period of each split, as shares of the papers in order of time
 _PERIODS = {"train": (0.2, 0.7), "valid": (0.7, 0.82), "test": (0.82, 1.0)}
-# As in ogbn-papers100M: valid is 2018 and test 2019 or later.
+# As in ogbn-papers100M, valid papers are from 2018 and test papers from 2019 or later.
 _FIRST_YEAR = 1980
 _VALID_YEAR = 2018
 # Tuned at scale 0.01 with an MLP on [x, Ax, AAx]: accuracy 0.21 on features alone, 0.40 with one
 # hop, 0.47 with two; with reverse edges 0.58 and 0.68. For papers100M, 0.49 and 0.63-0.66 are
 # reported (pyg-team#9386).
-_HOMOPHILY = 0.58  # share of citations within the class, in addition to those by chance
-# share of citations to recent papers, and their mean age as a part of all time
+_HOMOPHILY = 0.58  # share of citations drawn within the class; others get there by chance
+# share of citations to recent papers, and the mean age of those as a share of all time
 _RECENT = 0.65
 _RECENT_SPAN = 0.03
-_AGE_POWER = 2.0  # other citations go to the time t * U**2: old papers collect more
-_FAME_POWER = 2.5  # within a block and class, U**2.5 picks the paper: few collect most
-_DEGREE_SIGMA = 0.9  # references per paper are log-normal
-# length and dimension of class means, in units of the noise per feature
+_AGE_POWER = 2.0  # other citations of a paper of time t go to time t * U**2: more to old papers
+_FAME_POWER = 2.5  # U**2.5 picks the paper within a block and class: most go to a few papers
+_DEGREE_SIGMA = 0.9  # sigma of the log-normal number of references per paper
+# length of the class means, in standard deviations of a feature's noise; dimension of their space
 _SIGNAL = 2.4
 _RANK = 16
-_ZIPF = 0.7  # the share of the r-th largest class is about (r + 2) ** -0.7
+_ZIPF = 0.7  # the share of the r-th largest class is about proportional to (r + 2) ** -0.7
 _LABEL_NOISE = 0.25  # share of papers with a random label
-# The labelled papers, arXiv's, are of one field of this many papers, every k-th block, at any scale
-# that has more. Of the citations, 95 % stay within it, or outside; those within it go to fewer
-# papers. So a batch of [10, 10, 10] x 1024 with reverse edges draws 61 % of the 1,137,664 possible
-# nodes at scale 0.02 and at 0.1. In the real data set it is 59 %, 669,000 (dgl's
-# examples/graphbolt/disk_based_feature). Without a field, 0.1 gave 82 %.
+# The labelled papers (those of arXiv) belong to one field: every k-th block, k = N // `_FIELD`, so
+# about `_FIELD` papers at any scale that has twice as many. With a chance of 95 % a citation stays
+# in the field, or outside it. Citations within the field go to fewer papers. So a batch of 1024
+# seeds with num_neighbors [10, 10, 10] and reverse edges has 61 % of the 1,137,664 possible nodes,
+# at scale 0.02 and at 0.1. In the real data set it has 59 %, 669,000 (dgl's
+# examples/graphbolt/disk_based_feature). Without a field it had 82 % at scale 0.1.
 _FIELD = 2_500_000
 _LOYALTY = 0.95
 _FIELD_FAME_POWER = 5.0
-# of draws: degree, recent, age, within class, slot, label, noise label, feature, split
+# random streams: degree, recent, age, within class, slot, whether the label is noise, noise label,
+# feature, split and field
 _NUM_STREAMS = 9
 
 
@@ -74,7 +76,7 @@ def _uniform(bits: np.uint64) -> float:
 
 @kernel_with(inline="always")
 def _degree(keys: Array, j: int, degrees: Array) -> int:
-    """The number of references of the paper at time j; the first block cites no paper."""
+    """Return the number of references of the j-th paper in time; the first block has none."""
     if j < 1024:
         return 0
     bits = _draw(keys[0], j, 0)
@@ -103,7 +105,7 @@ def _citations(
     src: Array,
     dst: Array,
 ) -> None:
-    """The references of papers `begin` to `end`, from citing `src` to cited `dst`."""
+    """Fill `src` with the citing and `dst` with the cited papers of papers `begin` to `end`."""
     num_nodes, multiplier, inverse, shift = order
     homophily, recent, recent_span, age_power, fame_power, field_blocks, loyalty, field_fame = shape
     span = recent_span * num_nodes / 1024
@@ -131,8 +133,8 @@ def _citations(
             if _uniform(_draw(keys[3], j, k)) < homophily:
                 low = class_slot[slot_class[slot]]
                 high = class_slot[slot_class[slot] + 1]
-            # The famous papers differ from block to block, or the same slots would be the hubs of
-            # all time.
+            # The famous slots differ from block to block. Otherwise the same slots would be hubs in
+            # all blocks.
             fame = int(_uniform(_draw(keys[4], j, k)) ** power * (high - low))
             turn = _draw(keys[4], target, 1_000_003) % np.uint64(high - low)
             to = low + (fame + np.int64(turn)) % (high - low)
@@ -158,10 +160,11 @@ def _label(
 def _features(
     begin: int, end: int, keys: Array, order: Array, slot_class: Array, means: Array, out: Array
 ) -> None:
-    """Class mean plus noise: the sum of four 16-bit uniforms, of mean 131,070 and deviation 37,837.
+    """Fill `out` with class means plus noise of mean 0 and standard deviation 1.
 
-    Rounded to multiples of 2**-8, which float16 holds exactly: compressed, that is half the size in
-    half the time.
+    The noise is the scaled sum of four 16-bit uniform numbers, whose mean is 131,070 and standard
+    deviation 37,837. Values are rounded to multiples of 2**-8, which float16 represents exactly.
+    Rounded features compress to half the size in half the time.
     """
     num_nodes, _, inverse, shift = order
     low = np.uint64(0xFFFF)
@@ -189,14 +192,14 @@ def _check_number(
 
 
 def _degrees(num_nodes: int) -> Array:
-    """Return 1,024 quantiles of the number of references a paper."""
+    """Return 1,024 quantiles of the number of references per paper."""
     quantile = np.exp([_DEGREE_SIGMA * NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
     mean = PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK)
     return quantile / quantile.mean() * mean
 
 
 def _class_sizes(random: np.random.Generator, num_classes: int) -> Array:
-    """Return the slots of each class in a block, at least one."""
+    """Return the number of slots that each class has in a block, at least one."""
     weights = 1.0 / (random.permutation(num_classes) + 3.0) ** _ZIPF
     sizes = 1 + np.floor(weights / weights.sum() * (BLOCK - num_classes)).astype(np.int64)
     sizes[np.argmax(sizes)] += BLOCK - sizes.sum()
@@ -204,7 +207,7 @@ def _class_sizes(random: np.random.Generator, num_classes: int) -> Array:
 
 
 def _class_means(random: np.random.Generator, num_classes: int, num_features: int) -> Array:
-    """Return the mean features of each class, in a space of low rank."""
+    """Return the mean features of the classes [C, F], in a space of dimension `_RANK` at most."""
     rank = min(_RANK, num_features)
     axes = np.linalg.qr(random.standard_normal((num_features, rank)))[0]
     latent = random.standard_normal((num_classes, rank))
@@ -213,7 +216,7 @@ def _class_means(random: np.random.Generator, num_classes: int, num_features: in
 
 
 class _CitationGraph:
-    """The chunks of a generated graph of papers and citations.
+    """Generator of the chunks of a graph of papers and citations.
 
     The kernels' lookup tables take a few hundred kB at any scale.
     """
@@ -230,8 +233,8 @@ class _CitationGraph:
         self.num_features = num_features
         self._split_sizes = split_sizes
         self._num_fields = max(1, num_nodes // _FIELD)
-        self._period = num_nodes // self._num_fields  # nodes of a field
-        # The order of these draws is part of the generated graph.
+        self._period = num_nodes // self._num_fields  # papers of a field
+        # Another order of these draws would give another graph.
         random = np.random.default_rng(seed)
         self._keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
         self._order = _shuffled_order(num_nodes, random)
@@ -275,14 +278,15 @@ class _CitationGraph:
             yield out
 
     def read_splits(self) -> dict[str, Array]:
-        """Labelled nodes, each split spread evenly over its period; ascending ids."""
+        """Return the labelled nodes of each split, spread evenly over its period; ids ascend."""
         splits = {}
         for number, (name, size) in enumerate(self._split_sizes.items()):
             begin, end = (int(part * self._period) for part in _PERIODS[name])
             edges = begin + np.arange(size + 1, dtype=np.int64) * (end - begin) // size
             draw = np.random.default_rng([int(self._keys[8]), number])
             times = draw.integers(edges[:-1], edges[1:])
-            times += times // BLOCK * BLOCK * (self._num_fields - 1)  # the blocks of the field
+            # block b of the field is block b * num_fields of the graph
+            times += times // BLOCK * BLOCK * (self._num_fields - 1)
             splits[name] = np.sort(
                 (times * int(self._order[1]) + int(self._order[3])) % self.num_nodes
             )
@@ -304,15 +308,17 @@ class _CitationGraph:
         for begin, end in self._spans(_NODES):
             ids = np.arange(begin, end)
             times = (ids - self._order[3]) % self.num_nodes * self._order[2] % self.num_nodes
-            # the time of a split is counted in the blocks of its field
+            # `_PERIODS` are shares of the field's papers, so time is counted in the field's blocks
             times = times // (BLOCK * self._num_fields) * BLOCK + times % BLOCK
             yield _FIRST_YEAR - 1 + np.searchsorted(begins, times, side="right")
 
 
 def _shuffled_order(num_nodes: int, random: np.random.Generator) -> Array:
-    """Return N, a multiplier, its inverse modulo N, and a shift, int64 [4]: a node's id is
-    (time * multiplier + shift) mod N."""
-    multiplier = int(num_nodes * 0.6180339887)  # the golden section spreads neighbors in time
+    """Return N, a multiplier, its inverse modulo N, and a shift, int64 [4].
+
+    The id of the paper with number `time` in time is (time * multiplier + shift) mod N.
+    """
+    multiplier = int(num_nodes * 0.6180339887)  # golden ratio: spreads papers of similar time
     while math.gcd(multiplier, num_nodes) != 1:
         multiplier += 1
     shift = int(random.integers(num_nodes))
@@ -322,7 +328,7 @@ def _shuffled_order(num_nodes: int, random: np.random.Generator) -> Array:
 def _citations_like(
     path: StrPath, scale: float, seed: int, num_features: int, num_classes: int
 ) -> Source:
-    """Return the generated data set of this scale, after checks of all values."""
+    """Check all values, and return the generated data set as a `Source`."""
     _check_number("scale", scale, 0, 1, int | float)
     _check_number("seed", seed, 0, math.inf)
     _check_number("num_features", num_features, 1, 2**16)
@@ -365,14 +371,14 @@ def synthesize(
 ) -> Source:
     """Write a data set like ogbn-papers100M, `scale` times its size, in OGB's binary layout.
 
-    Edges point from citing to cited papers, so the newest papers, the test split, have few
-    in-neighbors: reverse edges help, for the real data set too. Memory is bounded by a chunk and
-    the labelled nodes: about 110 MB beyond the imports, at scale 0.01 (1.1 million nodes, 16
-    million edges) and at 0.03.
+    Edges point from citing to cited papers. So the newest papers, those of the test split, have few
+    in-neighbors, and reverse edges help, as in the real data set. Only a chunk and the labelled
+    nodes are in memory at a time: about 110 MB in addition to the imports, at scale 0.01 (1.1
+    million nodes, 16 million edges) and at 0.03.
     """
     model = _citations_like(path, scale, seed, num_features, num_classes)
-    # Measured, compressed: features 2.2 of 4 bytes; an edge 0.1 bytes for the source and up to 5
-    # for the cited paper.
+    # Measured sizes after compression: 2.2 of 4 bytes per feature; per edge, 0.1 bytes for the
+    # source and up to 5 for the cited paper.
     needed = round(1.05 * (model.num_nodes * (num_features * 2.2 + 1) + model.num_edges * 4.5))
     check_space(path, needed, f"{format_bytes(needed)} of free disk space")
     total = model.num_edges * 16 + model.num_nodes * num_features * 4
@@ -394,11 +400,11 @@ def synthesize_store(
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
 ) -> Store:
-    """Write the data set of `synthesize` as a store, bit for bit the one that `convert` makes of
-    it.
+    """Write the data set of `synthesize` as a store, without its files in OGB's layout.
 
-    At the real size that saves a raw file of 40 GB, and compressing it. The parameters from
-    `undirected` on are those of `convert`.
+    The arrays are bit for bit those that `convert` would make from these files. At scale 1 that
+    saves writing and compressing 40 GB. The parameters from `feature_dtype` on are those of
+    `convert`.
     """
     return convert(
         _citations_like(path, scale, seed, num_features, num_classes),

@@ -1,4 +1,4 @@
-"""Calls of a model: the arguments of `forward` by their names, and a random batch to try it."""
+"""Calls of a model: the arguments that `forward` gets, and a random batch to try the model on."""
 
 import inspect
 import itertools
@@ -13,7 +13,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from ..errors import InputError
 from .network import DTYPES, GNN
 
-# The counts of a batch, by the names that PyG's models and others have for them.
+# Names of `forward` parameters in PyG's models and others, and the batch's counts that they get.
 _COUNTS = {
     "num_sampled_nodes": "num_sampled_nodes",
     "num_sampled_nodes_per_hop": "num_sampled_nodes",
@@ -23,14 +23,16 @@ _COUNTS = {
 
 
 class Call(NamedTuple):
-    """A model's calling convention, for the scores of a batch's seeds, float32 [batch_size,
-    num_classes]."""
+    """Calling convention of a model.
 
-    # For each parameter of `forward`: "x", "edge_index", "num_sampled_nodes", "num_sampled_edges"
-    # (with PyG's ending `_per_hop` or without), or "batch": a PyG `Data` of all these, `n_id` and
-    # `batch_size`.
+    A `Call` is called with model, batch and device, and returns the scores of the batch's seeds,
+    float32 [batch_size, num_classes].
+    """
+
+    # What each parameter of `forward` gets: "x", "edge_index", "num_sampled_nodes",
+    # "num_sampled_edges", or "batch": a PyG `Data` with these four, `n_id` and `batch_size`.
     arguments: Mapping[str, str]
-    dtype: torch.dtype  # of autocast around the call; our own models apply theirs inside
+    dtype: torch.dtype  # of autocast around the call; float32 for `GNN`, which applies its own
 
     @classmethod
     def of(cls, model: nn.Module, precision: str) -> Self:
@@ -52,19 +54,19 @@ class Call(NamedTuple):
         names = [name for name in parameters if name not in arguments]
         if parameters.keys() >= {*tensors}:
             names = tensors
-        # By their places if the names are others than PyG's, such as `forward(features, edges)`.
+        # With names that differ from PyG's, as in `forward(features, edges)`, the order decides.
         return cls(arguments | dict(zip(names, tensors, strict=False)), dtype)
 
     def scores(self, model: nn.Module, batch: Data, device: torch.device) -> object:
-        """Return the model's own output, which may have rows for other nodes than the seeds."""
+        """Return the model's whole output, which may have rows for nodes other than the seeds."""
         known = {
             "x": batch.x.to(device, non_blocking=True),
             "edge_index": batch.edge_index.to(device, non_blocking=True),
             "num_sampled_nodes": batch.num_sampled_nodes,
             "num_sampled_edges": batch.num_sampled_edges,
         }
-        # Widen float16 features after the copy: half the bytes cross to the GPU. `GNN` widens them
-        # while it reads.
+        # Widen float16 features after the copy, so that half as many bytes move to the GPU. `GNN`
+        # widens them itself, while it reads them.
         if type(model) is not GNN:
             known["x"] = known["x"].float()
         if "batch" in self.arguments.values():
@@ -74,7 +76,7 @@ class Call(NamedTuple):
 
     def __call__(self, model: nn.Module, batch: Data, device: torch.device) -> Tensor:
         scores = self.scores(model, batch, device)
-        if not isinstance(scores, Tensor):  # `custom_model` has tried it in an evaluation alone
+        if not isinstance(scores, Tensor):  # `custom_model` has tried evaluation only
             raise InputError(
                 f"{type(model).__name__}: expected a tensor of scores from its forward, in training too, "
                 f"got a {type(scores).__name__}"
@@ -83,7 +85,7 @@ class Call(NamedTuple):
 
 
 def random_batch(hop_nodes: Sequence[int], hop_edges: Sequence[int], num_features: int) -> Data:
-    """A batch with these numbers of nodes (seeds first) and edges per hop."""
+    """Return a random batch with these numbers of nodes (seeds first) and edges per hop."""
     draw = torch.Generator().manual_seed(0)
     ends = [*itertools.accumulate(hop_nodes)]
     edges = [torch.empty(2, 0, dtype=torch.int64)]

@@ -1,8 +1,8 @@
-"""Checkpoints of a run: checkpoint.pt and metrics.csv, from which it can go on at any batch
-boundary.
+"""Checkpoints of a run: checkpoint.pt and metrics.csv, to resume it at any batch boundary.
 
-They hold no random state and nothing of the loaders: the order of the seeds, their neighbors and
-dropout are functions of (seed, epoch, batch), so the number of trained seeds says where to go on.
+They contain no random state and no state of the loaders. The order of the seeds, their neighbors
+and dropout are functions of (seed, epoch, batch), so the number of trained seeds says where to
+resume.
 """
 
 import csv
@@ -30,29 +30,29 @@ from .learner import Learner, Stateful
 
 Row = dict[str, float | None]
 _VERSION = 3
-# behind torch's own format, which does not notice a changed byte in a tensor
+# Appended to a file in torch's own format, which does not detect a changed byte in a tensor.
 _SEAL = b"ogbnlib crc32 %08x\n"
 
 
 @dataclass
 class State:
-    """A batch boundary of a run."""
+    """State of a run at a batch boundary."""
 
-    epoch: int = 0  # the last finished one, its evaluation included
-    # number of trained seeds of the next epoch; all of them during its evaluation
+    epoch: int = 0  # the last epoch that is finished, with its evaluation
+    # number of trained seeds in the epoch after that; all of them during its evaluation
     position: int = 0
-    loss_sum: float = 0.0  # of these seeds
+    loss_sum: float = 0.0  # over these seeds
     time_s: float = 0.0
     history: list[Row] = field(default_factory=list)  # one row per finished epoch
     batches_per_step: int = 0  # over all ranks; 0 before the first step
 
 
 def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
-    """Identify a data set, wherever it lies: sizes, and the CRC-32s of its arrays from
-    store.json."""
+    """Identify a data set independently of its path, by its sizes and the CRC-32s of its arrays
+    from store.json."""
     files = store.files
-    # With 1,000 rows of features as the model sees them: policies may round the same features while
-    # reading.
+    # About 1,000 rows of features are added as the model sees them, because policies may round the
+    # same features while reading.
     rows = store.decode(store.x[:: max(1, store.num_nodes // 1000)])
     rows = rows.astype(np.float16 if config.rounds_in_ram else rows.dtype)
     return {
@@ -69,12 +69,14 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
 
 
 def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a data set other than the one that the weights at `path` were trained on, by their
-    fingerprints."""
+    """Refuse a data set other than the one that the weights at `path` were trained on.
+
+    `before` and `now` are the fingerprints of the two.
+    """
     names = ("sizes", "direction (undirected)", "edges", "labels", "splits", "features")
     changed = [name for name in names if before[name] != now[name]]
-    # "features" samples some rows; with one dtype in both stores the CRC-32 of all rows, kept as
-    # {dtype: crc32}, decides too.
+    # "features" covers only some rows. If both stores have the same dtype, the CRC-32 of all rows,
+    # kept as {dtype: crc32}, must be equal too.
     stored = [fingerprint["features in the store"] for fingerprint in (before, now)]
     if (
         stored[0] != stored[1]
@@ -93,7 +95,7 @@ def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
 
 
 def _check_class_weight(path: Path, before: torch.Tensor | None, now: torch.Tensor | None) -> None:
-    """Refuse other weights of the classes than those that a checkpoint was trained with."""
+    """Refuse class weights other than the ones that a checkpoint was trained with."""
     either = before is not None or now is not None
     if either and (before is None or now is None or not torch.equal(now, before)):
         raise InputError(
@@ -153,8 +155,8 @@ class SavedModel(NamedTuple):
 
 
 def load_state(part: Stateful, state: dict[str, object], path: Path) -> None:
-    """Set a model or an optimizer to its state in the file at `path`; `InputError` if it does not
-    fit."""
+    """Load a state, read from the file at `path`, into a model or an optimizer; `InputError` if it
+    does not fit."""
     with naming(
         path,
         f"the weights of this {type(part).__name__}",
@@ -172,7 +174,7 @@ def _write_metrics(run_dir: Path, history: list[Row]) -> None:
 
 
 def _has_saved(run_dir: Path) -> bool:
-    """Whether a run has a checkpoint, sound or not, or its record shows that it had one."""
+    """Whether a run has a checkpoint, damaged or not, or its record shows that it had one."""
     run = Run(run_dir)
     return (
         run.paths.checkpoint.is_file()
@@ -188,12 +190,12 @@ def _has_saved(run_dir: Path) -> bool:
 class Checkpointer:
     """Saves and restores a run's state in its folder; never saves a value that is not finite.
 
-    All ranks call its methods; the first one writes.
+    All ranks call its methods; the first rank writes.
 
     Args:
         run_dir: The run's folder; None saves nothing.
         data: The data set's `fingerprint`, kept in each checkpoint.
-        learner: Its model, optimizer and gradient scaler are saved.
+        learner: Owner of the model, the optimizer and the gradient scaler to save.
     """
 
     def __init__(self, run_dir: Path | None, data: Mapping[str, object], learner: Learner):
@@ -209,8 +211,8 @@ class Checkpointer:
         self._damaged = False
 
     def save(self, state: State) -> None:
-        """Write checkpoint.pt, atomically; afterwards all ranks have the saved model, and evaluate
-        it."""
+        """Write checkpoint.pt atomically. Afterwards all ranks have the saved model, which
+        evaluations use."""
         self.saved_s = time.monotonic()
         self.learner.check_layers()
         self.check_finite(state)
@@ -237,7 +239,7 @@ class Checkpointer:
             _write_metrics(self.run_dir, state.history)
             self.learner.log.mark("metrics", **row)
             self.learner.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
-            # before the checkpoint: a resumed run would not come back here
+            # before the checkpoint, because a run resumed from it would not write best.pt again
             if self.learner.config.keep == "best" and is_best:
                 _write(
                     RunPaths(self.run_dir).best,
@@ -246,9 +248,11 @@ class Checkpointer:
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
-        """Load the last sound checkpoint; return its state, a new one if there is none yet, and
-        notes for the user."""
-        # nothing is written into it here, as another rank may refuse to resume
+        """Load the last undamaged checkpoint; return its state and notes for the user.
+
+        The state is a new one if there is no checkpoint yet.
+        """
+        # nothing is written to the folder here, because another rank may refuse to resume
         assert self.run_dir is not None
         paths = RunPaths(self.run_dir)
         problems = []
@@ -273,11 +277,11 @@ class Checkpointer:
         _check_class_weight(path, content.get("class_weight"), self.learner.class_weight)
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
-        # its state has the values of the earlier config
+        # the optimizer's saved state has the values of the earlier config
         for group in self.learner.optimizer.param_groups:
             group.update(lr=self.learner.config.lr, weight_decay=self.learner.config.weight_decay)
         state = State(**{item.name: content[item.name] for item in fields(State)})
-        # 0.2.0 saved fewer columns
+        # version 0.2.0 saved fewer columns
         state.history = [dict.fromkeys(METRIC_COLUMNS) | row for row in state.history]
         self._damaged = path == paths.previous
         if self._damaged:
@@ -300,20 +304,19 @@ class Checkpointer:
         return state, notes
 
     def take_over(self, state: State) -> None:
-        """Write the changes of a resumption to the run's folder, after all ranks have accepted
-        it."""
+        """Write a resumed run's changes to its folder, after all ranks have accepted to resume."""
         assert self.run_dir is not None
         self.learner.log.mark("resumed", epoch=state.epoch, position=state.position)
         paths = RunPaths(self.run_dir)
         self.learner.config.save(paths.config)
         _write_metrics(self.run_dir, state.history)
-        # else the next save would replace the sound one by it
+        # else the next save would replace the undamaged previous checkpoint by the damaged one
         if self._damaged and paths.checkpoint.is_file():
             os.replace(paths.checkpoint, paths.damaged)
 
     def check_finite(self, state: State) -> None:
-        """Raise `Diverged` if a rank has a value that is not finite. On a GPU this waits for its
-        pending work."""
+        """Raise `Diverged` if a rank has a value that is not finite. On a GPU this waits for the
+        GPU's pending work."""
         if self.learner.ranks.highest(int(not self.learner.is_finite()))[0]:
             raise self.diverged(state)
 

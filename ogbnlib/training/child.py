@@ -1,7 +1,8 @@
 """The child process of `sandbox.run`: `python -m ogbnlib.training.child RUN_DIR [OPTION]...`.
 
 `--locked`: the parent holds the folder's lock. `--resume`: as for `run`. `--ranks N`: start N
-ranks. `--try ARGUMENTS` instead of all that: call `try_model`.
+ranks, processes that train together. `--try ARGUMENTS` in place of RUN_DIR and all options: call
+`try_model`.
 """
 
 import contextlib
@@ -29,8 +30,8 @@ from ..runs.exit_codes import UNFINISHED, exit_code_of
 
 
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
-    """Call `work` and return its exit code; print expected errors as one sentence, others with a
-    traceback."""
+    """Call `work` and return the process's exit code; print expected errors as one sentence, other
+    errors with a traceback."""
     from ..memory.workers import WorkerDied
 
     try:
@@ -72,7 +73,7 @@ def main(arguments: list[str]) -> int:
     take_over(stop)
     end_here()
     die_with_parent()
-    gc.freeze()  # walking the objects of the imports took 0.26 s of every release
+    gc.freeze()  # walking the imports' objects took 0.26 s in each release of memory
     gc.set_threshold(*thresholds)
     folder = Path(arguments[0])
 
@@ -97,8 +98,11 @@ def main(arguments: list[str]) -> int:
 def try_model(
     num_features: str, num_classes: str, batch: str, file: str, run_dir: str | None = None
 ) -> int:
-    """Create the model of the environment's config and measure a step of `batch`, JSON of a
-    `BatchShape`, to `file`."""
+    """Create a model, measure one step of it, and write the result to `file`.
+
+    The config is in the environment variable `CONFIG_VARIABLE`. `batch` is the JSON of a
+    `BatchShape`.
+    """
     from ..config import TrainConfig
     from .custom_model import make_model
     from .learner import measure_step
@@ -114,14 +118,14 @@ def try_model(
 
 
 def launch(num_ranks: str, arguments: list[str]) -> int:
-    """Launch the ranks and wait; return the exit code of the first rank to end, 128 + N after
-    signal N."""
+    """Launch the ranks and wait for them; return the exit code of the first rank to fail, 128 + N
+    after signal N."""
     # This runs torchrun's code but handles signals itself. With torch 2.13 `torchrun
     # --signals-to-handle` died of a SIGUSR1 in its first two seconds, always ended with exit code
     # 1, and outlived a killed parent.
     from ..memory.tree import process_tree
 
-    def pass_on() -> None:  # the first stop signal to every rank, also to ranks that start later
+    def pass_on() -> None:  # sends the first stop signal to all ranks, also to those started later
         number = signal.sigwait(STOP_SIGNALS)
         done = {os.getpid()}
         while True:
@@ -130,12 +134,12 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
                 os.kill(pid, number)
             time.sleep(0.1)
 
-    # before torch starts threads; the ranks take over
+    # blocked before torch starts threads; the ranks unblock and handle these signals themselves
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=pass_on, name="signals", daemon=True).start()
     die_with_parent()
     os.environ[PARENT_VARIABLE] = str(os.getpid())
-    # torchrun's own default, without its announcement
+    # torchrun's own default, set here so that torchrun does not print a notice about it
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     logging.disable(logging.ERROR)  # the lines below replace torchrun's report of a failed rank
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -157,12 +161,12 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
 
 
 def _first_end(failures: Mapping[int, "ProcessFailure"], run_dir: str) -> int:
-    """Return the exit code of the first rank to end, and record which one it was."""
+    """Return the exit code of the first rank that failed, and record which rank it was."""
     from ..memory.recorder import EventLog
 
     first_s = min(failure.timestamp for failure in failures.values())
-    # Timestamps are whole seconds. The launcher then sends the others SIGTERM, and SIGKILL 30 s
-    # later.
+    # Timestamps are whole seconds. After the first failure the launcher sends the other ranks
+    # SIGTERM, and SIGKILL 30 s later.
     early = {rank: f for rank, f in failures.items() if f.timestamp <= first_s + 1}
     codes = {rank: f.exitcode for rank, f in early.items()}
     rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
@@ -174,7 +178,7 @@ def _first_end(failures: Mapping[int, "ProcessFailure"], run_dir: str) -> int:
             flush=True,
         )
         return UNFINISHED
-    if code != UNFINISHED:  # else it has named the rank that hangs
+    if code != UNFINISHED:  # else that rank has named the one that hangs
         log = EventLog(run_dir)
         log.mark("rank ended", rank=rank, pid=early[rank].pid, exit_code=code)
         log.close()

@@ -1,6 +1,6 @@
-"""Layers on a sparse matrix of edges, whose rows are the layer's targets alone.
+"""Layers that use a sparse matrix of edges, with one row for each target of the layer.
 
-PyG's own copy a row of features for each edge, or have no bipartite form.
+PyG's own layers copy a row of features for each edge, or have no bipartite form.
 """
 
 import warnings
@@ -12,16 +12,16 @@ from torch_geometric.index import index2ptr
 from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.utils import spmm
 
-# torch says this once per process; the one product used here is tested against the dense formula.
+# torch warns once per process; the sparse product used here is tested against the dense formula.
 warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
 
 
 def csr(edges: Tensor, num_targets: int, num_sources: int, values: Tensor | None = None) -> Tensor:
     """Return edges, ascending by target, as a sparse [num_targets, num_sources] matrix of `values`
     (default: ones)."""
-    # A sparse product reads each neighbor's features in place; with an edge list PyG first copies
-    # them out, an array of [num_edges, channels]: 1.5 times slower for a layer of 574,000 edges and
-    # 128 features.
+    # A sparse product reads each neighbor's features in place. With an edge list, PyG first copies
+    # them to an array [num_edges, channels], which is 1.5 times slower for a layer of 574,000 edges
+    # and 128 features.
     values = torch.ones(edges.size(1), device=edges.device) if values is None else values
     return torch.sparse_csr_tensor(
         index2ptr(edges[1], num_targets),
@@ -33,11 +33,11 @@ def csr(edges: Tensor, num_targets: int, num_sources: int, values: Tensor | None
 
 
 class _Mean(torch.autograd.Function):
-    """The mean over neighbors of half-width features, summed and returned in float32."""
+    """The mean over neighbors of 16-bit features, summed and returned in float32."""
 
-    # torch 2.13 has no sparse CSR product of mixed types, and on the CPU none of half-width ones
-    # (pytorch/pytorch#41069). Its own product would keep the widened features for the backward
-    # pass.
+    # torch 2.13 has no sparse CSR product of mixed types, and on the CPU none of 16-bit types
+    # (pytorch/pytorch#41069). Autograd would keep the widened features of torch's product for the
+    # backward pass.
 
     @staticmethod
     def forward(ctx: Any, adjacency: Tensor, x: Tensor) -> Tensor:
@@ -65,11 +65,10 @@ class MeanSAGEConv(SAGEConv):  # type: ignore[misc]
 
 
 class SparseGCNConv(GCNConv):  # type: ignore[misc]
-    """`GCNConv` as a sparse product with the normalised adjacency, whose rows are the layer's
-    targets alone."""
+    """`GCNConv` as a sparse product with the normalised adjacency matrix, one row per target."""
 
-    # PyG's own has no bipartite form, and copies a row of features for each edge. Sums are float32
-    # under autocast, too.
+    # PyG's `GCNConv` has no bipartite form, and copies a row of features for each edge. Here sums
+    # are float32, also under autocast.
 
     def forward(self, x: tuple[Tensor, Tensor], adjacency: Tensor, loops: Tensor) -> Tensor:
         h = self.lin(x[0])

@@ -1,7 +1,8 @@
 """A user's own model: imported by name, created, and tried on one random batch.
 
-The run's folder keeps a copy of the file and runs that. A module is imported from its own place;
-its copy only shows whether it has changed.
+`config.model` is FILE.py:CLASS or MODULE:CLASS. The run's folder keeps a copy of a file, and the
+run executes the copy. A module is imported from its own place; its copy only shows whether it has
+changed.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ from .network import registered_model
 
 _PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 _VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # *args, **kwargs
-_SEEDS = 4  # of the random batch that a model is tried on; each hop has as many nodes and edges
+_SEEDS = 4  # number of seeds of the trial batch, and of nodes and edges at each of its hops
 
 
 @no_exit()
@@ -44,16 +45,19 @@ def make_model(
     note: Callable[[str], object] = lambda text: None,
     store: Store | None = None,
 ) -> nn.Module:
-    """Return the model of a config, with weights drawn by its seed; a custom one after a trial batch.
+    """Return the model that a config describes, with weights drawn from `config.seed`.
+
+    A custom model is first tried on one random batch.
 
     Args:
         config: The run's parameters.
-        num_features: Columns of a batch's x; of all hops together under loading=propagated.
+        num_features: Columns of a batch's `x`; under loading=propagated, of all hops together.
         num_classes: Columns of the model's scores.
-        run_dir: The run's folder, whose copy of a custom model's code is used if there is one.
+        run_dir: The run's folder. If it has a copy of a custom model's file, the copy is executed.
         model: The user's own object, used in place of `config.model`.
-        note: Called with the call that made a custom model.
-        store: Graph for PNA's histogram of degrees; a small one stands for it if omitted.
+        note: Called with a line that shows how a custom model was created.
+        store: Graph for the degree histogram that PNA needs. If omitted, PNA gets the histogram of
+            one node with degree 1.
 
     Raises:
         InputError: for code that can't be imported, created or trained.
@@ -81,7 +85,8 @@ def make_model(
     if kind is not None:
         texts = [f"{name}={value!r}" for name, value in arguments.items()]
         call = f"{config.model}({', '.join(texts)})"
-        if "deg" in parameters or issubclass(kind, PNA):  # PNA takes it among its **kwargs
+        # PNA takes `deg` among its **kwargs
+        if "deg" in parameters or issubclass(kind, PNA):
             arguments["deg"] = torch.tensor([0, 1]) if store is None else _degree_histogram(store)
         try:
             model = kind(**arguments)
@@ -94,7 +99,7 @@ def make_model(
 
 
 def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
-    """Return the class that `config.model` names, of a file or of a module."""
+    """Import the file or module that `config.model` names, and return its class."""
     place, _, name = config.model.rpartition(":")
     code = find_code(config, run_dir)[0]
     try:
@@ -113,8 +118,10 @@ def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
 
 
 def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> tuple[Path, str]:
-    """Return the file with the model's code and a note for the user; `keep` copies it to the run's
-    folder."""
+    """Return the file with the model's code, and a note for the user or an empty text.
+
+    With `keep`, the code is copied to the run's folder, unless a copy is there already.
+    """
     place, _, name = config.model.rpartition(":")
     if place == "__main__" or "<locals>" in name:
         raise InputError(
@@ -123,7 +130,7 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
     source = Path(place)
     is_file = place.endswith(".py")
     copy = Path() if run_dir is None else RunPaths(run_dir).model
-    # no such module, or one without a file: the import says so
+    # if there is no such module, or it has no file, the import reports it
     with contextlib.suppress(Exception):
         source = home(place) if is_file else Path(importlib.util.find_spec(place).origin)  # type: ignore
     content = source.read_bytes() if source.is_file() else None
@@ -135,7 +142,7 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
         return copy if is_file else source, ""
     if content is None:
         return copy, f"{source}: gone since the run began; using its copy, {copy}"
-    if not is_file:  # the copy of a module could not import its neighbours
+    if not is_file:  # a copy of a module could not import the modules beside it
         raise InputError(
             f"{source}: changed since the run began; restore it from {copy}, or use a new run_dir"
         )
@@ -143,14 +150,16 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
 
 
 def _run_file(code: Path, source: Path) -> types.ModuleType:
-    """Run the copy under the name of its source, whose folder has the data and modules that the
-    code reads."""
+    """Execute the copy `code` under the path of `source`, and return the module.
+
+    The folder of `source` has the data and modules that the code reads.
+    """
     file = (source if source.is_file() else code).absolute()
     text = importlib.util.decode_source(code.read_bytes())
-    # PyG reads the lines of a forward, and the source may have changed since it was copied.
+    # PyG reads the source lines of `forward`, and the file may have changed since it was copied.
     linecache.cache[str(file)] = len(text), None, text.splitlines(keepends=True), str(file)
     sys.path[:] = [str(file.parent), *(folder for folder in sys.path if folder != str(file.parent))]
-    # else `import utils` silently gives the utils of another model
+    # without this check, `import utils` could silently return another model's utils
     for neighbor in file.parent.glob("*.py"):
         loaded = getattr(sys.modules.get(neighbor.stem), "__file__", None) or neighbor
         imports = rf"^\s*(import|from)\b.*\b{re.escape(neighbor.stem)}\b"
@@ -166,8 +175,8 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
 
 
 def _describe(error: BaseException) -> str:
-    """Return an error of the user's code on one line, with the place of its innermost frame outside
-    libraries."""
+    """Describe an error of the user's code on one line, with file and line of its innermost frame
+    outside of libraries."""
     innermost = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -179,8 +188,10 @@ def _describe(error: BaseException) -> str:
 
 
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
-    """Refuse a model that can't be trained, by its scores of a random batch; a lazy one gets its
-    weights here."""
+    """Refuse a model that can't be trained, after computing its scores for one random batch.
+
+    A model with lazy layers gets its weights here.
+    """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"model: expected an object of a class derived from torch.nn.Module, got {model!r:.80}; "
@@ -207,8 +218,8 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
         raise InputError(
             f"{config.model}: forward fails on a random batch: {_describe(error)}"
         ) from None
-    # A model that sees more than x and edge_index knows the seeds, and may return their scores
-    # alone.
+    # A model that gets more than x and edge_index knows which nodes are seeds, and may return
+    # scores of the seeds only.
     knows_seeds = {*call.arguments.values()} - {"x", "edge_index"}
     least_rows = _SEEDS if knows_seeds else len(batch.x)
     if (
@@ -232,9 +243,9 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
 
 
 def _used_parameters(scores: Tensor) -> set[nn.Parameter]:
-    """Return the parameters that scores depend on, by the operations that autograd recorded."""
+    """Return the parameters that the scores depend on, found in autograd's graph."""
     steps: list[object] = [scores.grad_fn]
-    for step in steps:  # the list grows by the operations behind each step
+    for step in steps:  # the loop appends the operations before each step
         inputs = getattr(step, "next_functions", ())
         steps += [before for before, _ in inputs if before not in steps]
     variables = [getattr(step, "variable", None) for step in steps]

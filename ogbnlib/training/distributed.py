@@ -1,9 +1,8 @@
 """Ranks: the processes of one training, connected by `torch.distributed` as torchrun sets it up.
 
-The batches of one global order are dealt out in turn, and a step covers one batch of every rank
-(times `accumulate`). W ranks therefore take the same steps as one rank with W times the
-`accumulate`, on the same batches. Gradients travel over NCCL between GPUs; everything else uses
-gloo.
+The ranks take the batches of one global order in turn, and a step covers `accumulate` batches of
+every rank. W ranks therefore take the same steps on the same batches as one rank with W times the
+`accumulate`. Gradients travel over NCCL between GPUs; everything else uses gloo.
 """
 
 import contextlib
@@ -28,17 +27,18 @@ from ..memory.signals import Stopped, StopRequest
 from ..progress import seconds
 
 _TIMEOUT = datetime.timedelta(hours=12)  # another rank may download and convert the data set
-# A training rank hangs if it shows no sign of life for ten minutes plus one pass over the store on
-# a slow disk; for one minute after a stop signal, when the time limit is near.
+# A training rank counts as hung if it shows no sign of life for ten minutes plus the time of one
+# pass over the store on a slow disk. After a stop signal it counts as hung after one minute,
+# because the time limit is near.
 _PATIENCE_S = 600.0
 _SLOW_DISK_BYTES_PER_S = 50e6
 _STOPPING_S = 60.0
-_BEAT_S = 1.0  # between two signs of life, and between two looks at those of the others
-_MESSAGE_BYTES = 8192  # of an error's text that one rank sends to the others; the rest is cut off
+_BEAT_S = 1.0  # time between two signs of life, and between two checks of the other ranks
+_MESSAGE_BYTES = 8192  # of an error's text that are sent to the other ranks; the rest is cut off
 
 
 class Ranks:
-    """This process among the ranks; alone by default, and then no method has an effect."""
+    """This process among the ranks; by default it is the only rank, and no method has an effect."""
 
     def __init__(
         self,
@@ -51,14 +51,14 @@ class Ranks:
         self.num_ranks = num_ranks
         self.local_rank = local_rank
         self._stop = stop or StopRequest()
-        self.first = rank == 0  # it writes and prints
+        self.first = rank == 0  # the rank that writes and prints
         self._patience_s: float | None = None  # None: wait for ever
         self._last_beat_s = 0.0
         self._last_sign: object = None  # see `beat`
         if num_ranks > 1:
             # torchrun's key-value store, for which torch has no public name
             self._store = dist.distributed_c10d._get_default_store()
-            # the name of this process in the message of a rank that waits for it in vain
+            # named in the error of another rank that waits for this one in vain
             self._store.set(
                 f"ogbnlib/process/{rank}", f"process {os.getpid()} on {socket.gethostname()}"
             )
@@ -90,15 +90,17 @@ class Ranks:
         return tensor
 
     def _wait(self, work: dist.Work) -> None:
-        """Wait for a collective, in short sleeps because gloo's own wait blocks signals; watch the
-        other ranks."""
+        """Wait for a collective operation; raise `RankHung` if another rank shows no sign of life.
+
+        It waits in short sleeps, because gloo's own wait blocks signals.
+        """
         begun_s = looked_s = time.monotonic()
-        # rank -> its count of signs of life, and since when
+        # rank -> its count of signs of life, and the time since which the count is unchanged
         seen: dict[int, tuple[int, float]] = {}
         while not work.is_completed():
             now_s = time.monotonic()
-            # An eighth of the wait so far: a fast collective is noticed at once, and a slow one
-            # takes no processor time.
+            # Sleep an eighth of the wait so far: the end of a fast collective is noticed at once,
+            # and a slow one takes no processor time.
             time.sleep(min(0.1, (now_s - begun_s) / 8))
             if self._patience_s is None or now_s - looked_s < _BEAT_S:
                 continue
@@ -167,7 +169,7 @@ class Ranks:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Wait for all ranks at the block's end, and raise an `InputError` or `Stopped` of any rank
-        on all."""
+        on all ranks."""
         mine: BaseException | None = None
         try:
             yield
@@ -197,8 +199,8 @@ _ends_here = False  # see `end_here`
 
 @contextlib.contextmanager
 def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
-    """Connect to the other ranks of the launcher's environment; without a launcher this process is
-    alone."""
+    """Connect to the other ranks, as the launcher's environment describes them; without a launcher
+    this process is the only rank."""
     here = launch()
     if here.num_ranks == 1:
         yield Ranks()
@@ -220,11 +222,13 @@ def join(device: str, stop: StopRequest) -> Iterator[Ranks]:
     try:
         yield Ranks(here.rank, here.num_ranks, here.local_rank, stop)
     except Stopped as error:
-        # on all ranks; after another error the others may wait for this one, and notice its end
+        # All ranks raise `Stopped`, so all reach the cleanup below. Any other error skips it,
+        # because other ranks may be waiting for this one: they notice when this process ends.
         stopped = error
-    # gloo's threads need Python's lock to drop the tensors of the last collective, but its end
-    # waits for them with the lock held (pytorch/pytorch#56297): one stop of three blocked for ever.
-    # A process that ends anyway skips that; any other one sleeps first, which releases the lock.
+    # gloo's threads need Python's lock to drop the tensors of the last collective. Destroying the
+    # process group waits for these threads while it holds the lock (pytorch/pytorch#56297): one
+    # stop of three blocked for ever. A process that ends anyway skips this step. Any other process
+    # sleeps first, which releases the lock.
     if owned and not _ends_here:
         time.sleep(0.2)
         dist.destroy_process_group()
@@ -239,8 +243,8 @@ def end_here() -> None:
 
 
 def end(code: int) -> NoReturn:
-    """End this process at once: Python's own end would wait for workers, a model's threads and
-    gloo, see `join`."""
+    """End this process at once: Python's normal exit would wait for workers, a model's threads and
+    gloo; see `join`."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

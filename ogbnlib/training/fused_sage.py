@@ -1,10 +1,11 @@
-"""GraphSAGE's layers and their gradients on the CPU, for edges in ascending order of their targets.
+"""GraphSAGE's layers and their gradients on the CPU, for edges sorted by target.
 
 PyG's `SAGEConv` makes a new large array each for the mean, two products, their sum and the ReLU.
-Autograd makes three more for the gradients of the slice of targets, of the mean, and their sum.
-Here the neighbors' mean and the targets' own features lie side by side, and each gradient is
-written once: a training step of [3, 2] x 128 x 16 took 1.0 instead of 1.4 ms. Sums are in PyG's
-order, so float32 layers of one part have the same bits.
+Autograd makes three more: for the gradients of the slice of targets and of the mean, and for their
+sum. Here the neighbors' mean and the targets' own features lie side by side, and each gradient is
+written once. A training step of [3, 2] x 128 x 16 (num_neighbors x batch_size x hidden_channels)
+took 1.0 instead of 1.4 ms. Threads share a layer in parts of `PART_ROWS` rows. A float32 layer of
+one part adds in PyG's order, so its results have the same bits.
 """
 
 import contextlib
@@ -25,23 +26,24 @@ from ..kernels import kernel, kernel_with, prefetch
 from .models.sage import PART_ROWS
 
 T = TypeVar("T")
-# For each layer: its input, what `_gather` wrote (None: gather again), its edges, its two matrices.
+# For each layer: its input, the output of `_gather` (None: gather again), the bounds of its edges,
+# and its two weight matrices.
 _Tape: TypeAlias = list[tuple[Tensor, Tensor | None, Array, list[Tensor]]]
 
 
 @kernel
 def bounds_of(sources: Array, targets: Array, sizes: Array, bounds: Array) -> bool:
-    """Write where each target's edges begin, and their number to the end; return whether targets
-    ascend, ids exist.
+    """Write to `bounds` where each target's edges begin; return whether the edges are valid.
 
-    `sizes` are the nodes that each layer reads, the first layer's first, and those that the last
-    one writes.
+    Entries after the last target with edges get the number of edges. Edges are valid if their
+    targets ascend and all ids exist in their layer. `sizes` has the number of nodes that each layer
+    reads, from the first layer on, and the number that the last layer writes.
     """
     t = 0
     layer = len(sizes) - 2
     for e in range(len(targets)):
         while layer > 0 and targets[e] >= sizes[layer + 1]:
-            layer -= 1  # the last one that has this target
+            layer -= 1  # the last layer that computes this target
         if (
             targets[e] < max(0, t - 1)
             or targets[e] >= sizes[1]
@@ -58,20 +60,20 @@ def bounds_of(sources: Array, targets: Array, sizes: Array, bounds: Array) -> bo
 
 @kernel
 def _gather(begin: int, end: int, bounds: Array, col: Array, x: Array, out: Array) -> None:
-    """Write the mean of the neighbors' rows of `x` and the own row of the targets from `begin` to
-    `end`."""
+    """Write rows `begin` to `end` of `out`, one for each target: the mean of its neighbors' rows of
+    `x`, then its own row."""
     width = x.shape[1]
     line = 64 // x.itemsize
     total = np.zeros(width, np.float32)
     for t in range(begin, end):
         first = bounds[t]
         last = bounds[t + 1]
-        # 14 instead of 20 ms for [15, 10, 5] x 1024
+        # with prefetching, 14 instead of 20 ms for [15, 10, 5] x 1024
         for e in range(first + 6, min(last + 6, len(col))):
             for c in range(0, width, line):
                 prefetch(x, col[e] * width + c)
         total[:] = 0
-        # two at a time, in the same order: 10 instead of 12 ms a step
+        # two edges at a time, added in the same order: 10 instead of 12 ms a step
         for e in range(first, last - 1, 2):
             one = x[col[e]]
             other = x[col[e + 1]]
@@ -81,8 +83,8 @@ def _gather(begin: int, end: int, bounds: Array, col: Array, x: Array, out: Arra
             one = x[col[e]]
             for c in range(width):
                 total[c] += widened(one[c])
-        # By row: for `out[t, c]` LLVM makes no vector instructions. 500 rows take 13 instead of 47
-        # us.
+        # Views of rows, because LLVM makes no vector instructions for `out[t, c]`: 500 rows take 13
+        # instead of 47 us.
         degree = np.float32(max(1, last - first))
         mean = out[t, :width]
         own = out[t, width:]
@@ -95,7 +97,7 @@ def _gather(begin: int, end: int, bounds: Array, col: Array, x: Array, out: Arra
 
 @kernel
 def _by_source(bounds: Array, col: Array, num_sources: int) -> tuple[Array, Array]:
-    """`(bounds, targets)` of each source's edges, their targets ascending."""
+    """Group the edges by source: return `(bounds, targets)`, each source's targets ascending."""
     ends = np.zeros(num_sources + 1, np.int64)
     targets = np.empty(bounds[-1], np.int64)
     for e in range(bounds[-1]):
@@ -110,7 +112,8 @@ def _by_source(bounds: Array, col: Array, num_sources: int) -> tuple[Array, Arra
     return ends, targets
 
 
-# Multiplies and adds in one rounding, as torch's sparse product does in its backward pass.
+# "contract": multiply and add with one rounding, as torch's sparse product does in its backward
+# pass.
 @kernel_with(fastmath={"contract"})
 def _spread(
     begin: int,
@@ -123,10 +126,11 @@ def _spread(
     scale: float,
     out: Array,
 ) -> None:
-    """Write rows `begin` to `end` of the gradient of `x`; `grads` are those of `_gather`'s output.
+    """Write rows `begin` to `end` of the gradient of `x` to `out`.
 
-    x is the output of a ReLU, and of dropout that kept 1 / scale of it: no gradient where x is 0,
-    and `scale` times as much elsewhere.
+    `grads` are the gradients of `_gather`'s output. `x` is the output of a ReLU and of dropout that
+    kept a share of 1 / `scale`. So the gradient is 0 where `x` is 0, and is multiplied by `scale`
+    elsewhere.
     """
     width = x.shape[1]
     zero = np.float32(0)
@@ -148,9 +152,9 @@ def _spread(
 
 @functools.cache
 def _numpys_blas() -> ThreadpoolController:
-    """The library of numpy's products: OpenBLAS, in its wheels."""
-    # With AVX2 on AMD it reaches 73 to 82 GFLOP/s a core in a part's products, and torch's MKL 68
-    # to 72.
+    """Controller of the threads of numpy's BLAS library: OpenBLAS, in numpy's wheels."""
+    # With AVX2 on AMD, OpenBLAS reaches 73 to 82 GFLOP/s a core in the products of one part, and
+    # torch's MKL 68 to 72.
     return ThreadpoolController().select(user_api="blas")
 
 
@@ -162,19 +166,19 @@ def _pool(num_threads: int) -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
 
 
-# Multiplications of a layer of one part from which on torch's threads share it: one thread takes 7
-# ms for as many.
+# Torch's threads share a layer of one part if it needs more multiplications than this, for which
+# one thread takes 7 ms.
 _LARGE = 2**28
 
 
 @contextlib.contextmanager
 def torch_threads(number: int) -> Iterator[None]:
-    """Hold torch's operations in this thread to `number` threads; one that first uses torch
-    meanwhile keeps as many.
+    """Limit torch's operations in this thread to `number` threads inside the block.
 
-    Torch's threads have fixed parts, and wait in a loop for one whose core is taken by the sampling
-    of the next batch. With 1 around the small operations, too, two cores make 17 instead of 14
-    steps of [15, 10, 5] x 1024 x 64 a second.
+    A thread that first uses torch meanwhile keeps this limit. Torch's threads have fixed shares of
+    the work. They wait in a loop for a thread whose core is busy sampling the next batch. With a
+    limit of 1 around the small operations, too, two cores make 17 instead of 14 steps of
+    [15, 10, 5] x 1024 x 64 a second.
     """
     own = torch.get_num_threads()
     torch.set_num_threads(number)
@@ -185,26 +189,25 @@ def torch_threads(number: int) -> Iterator[None]:
 
 
 def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: int = 0) -> list[T]:
-    """Return `work(part)` for all parts. `threads` threads take one after another, each with one
-    thread of torch.
+    """Return `work(part)` for all parts, shared by `threads` threads, each with one torch thread.
 
-    A single part is computed here, by as many threads of torch if its multiplications, `size`, are
-    many.
+    A single part is computed in the calling thread. If its number of multiplications, `size`, is
+    above `_LARGE`, torch uses `threads` threads for it.
     """
     if len(parts) == 1:
         with torch_threads(threads) if size > _LARGE else contextlib.nullcontext():
             return [work(parts[0])]
-    inference = torch.is_inference_mode_enabled()  # which is a thread's own
+    inference = torch.is_inference_mode_enabled()  # each thread has its own mode
 
     def take(part: slice) -> T:
         with torch.inference_mode(inference):
             return work(part)
 
-    with _numpys_blas().limit(limits=1), torch_threads(1):  # a new thread begins with as many
+    with _numpys_blas().limit(limits=1), torch_threads(1):  # new threads start with both limits
         results = [_pool(threads).submit(take, part) for part in parts]
         try:
             return [result.result() for result in results]
-        finally:  # after an error the other parts end, too, before memory is measured
+        finally:  # after an error, too, all parts end before memory is measured
             wait([result for result in results if not result.cancel()])
 
 
@@ -223,7 +226,7 @@ def _parts(count: int) -> list[slice]:
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return `left @ right`, float32 by numpy's library and bfloat16 by torch's oneDNN."""
+    """Return `left @ right`: numpy's BLAS computes float32, torch's oneDNN bfloat16."""
     if left.dtype != torch.float32:
         return torch.mm(left, right, out=out)
     return torch.from_numpy(
@@ -232,20 +235,21 @@ def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
 
 
 class Layers(NamedTuple):
-    """Layers of `mean(x[neighbors]) @ weight_l.T + bias + x[targets] @ weight_r.T`, with ReLU and
-    dropout between them.
+    """GraphSAGE layers, with ReLU and dropout between them.
+
+    Each layer computes `mean(x[neighbors]) @ weight_l.T + bias + x[targets] @ weight_r.T`.
 
     Args:
-        x: float32 or float16 [num_sources, channels], on the CPU, the targets first; each reading
-            widens float16.
-        bounds: int64 [num_targets + 1], bounds of each target's edges; `col` has their sources,
-            int64.
-        targets: How many nodes each layer computes.
-        dropout: The share left out, 0 in an evaluation.
+        x: float32 or float16 [num_sources, channels], on the CPU, the targets first; float16 is
+            widened whenever it is read.
+        bounds: int64 [num_targets + 1], bounds of each target's edges in `col`.
+        col: int64, the edges' sources.
+        targets: Number of nodes that each layer computes.
+        dropout: Probability of dropping a value, 0 in an evaluation.
         weights: weight_l, bias and weight_r of each layer, float32.
-        dtype: Of the products and of each layer's output, float32 or bfloat16; sums over neighbors
-            are float32.
-        threads: How many threads share the parts of a layer.
+        dtype: Type of the products and of each layer's output, float32 or bfloat16; sums over
+            neighbors are float32.
+        threads: Number of threads that share the parts of a layer.
     """
 
     x: Tensor
@@ -260,7 +264,7 @@ class Layers(NamedTuple):
     def _layer(
         self, x: Tensor, edges: Array, weights: list[Tensor], hidden: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return what `_gather` writes for a layer, and the layer's output."""
+        """Return the output of `_gather` for a layer, and the layer's own output."""
         weight_l, bias, weight_r = weights
         count = len(edges) - 1
         width = x.shape[1]
@@ -269,7 +273,7 @@ class Layers(NamedTuple):
         out = bias.new_empty(count, len(bias))
         array = _values(both)
         parts = _parts(count)
-        as_pyg = len(parts) == 1 and bias.dtype == torch.float32  # in its order
+        as_pyg = len(parts) == 1 and bias.dtype == torch.float32  # add in PyG's order
         weight = bias if as_pyg else torch.cat([weight_l, weight_r], 1).t()
 
         def compute(rows: slice) -> None:
@@ -295,10 +299,10 @@ class Layers(NamedTuple):
         grad: Tensor,
         scale: float | None,
     ) -> tuple[list[Tensor], Tensor | None]:
-        """Return the gradients of a layer's weights and bias, float32, and of `x`; None without
-        `scale`, see `_spread`.
+        """Return the gradients of a layer's weights and bias, float32, and the gradient of `x`.
 
-        `both` is overwritten, and gathered again if it is None.
+        The gradient of `x` is None if `scale` is None; see `_spread`. `both`, the output of
+        `_gather`, is overwritten; if it is None, it is gathered again.
         """
         width = x.shape[1]
         values = _values(x)
@@ -325,7 +329,8 @@ class Layers(NamedTuple):
                 _product(part, weight, means[rows])
             return [product[:, :width], product[:, width:], part.sum(0, dtype=torch.float32)]
 
-        # The same parts on any number of threads, and one order of their sums: the same bits.
+        # The parts and the order of their sums do not depend on the number of threads, so the bits
+        # of the results do not either.
         total, *others = _share(differentiate, parts, self.threads, means.numel() * grad.shape[1])
         for other in others:
             for one, more in zip(total, other, strict=True):
@@ -342,11 +347,11 @@ class Layers(NamedTuple):
         return gradients, into
 
     def forward(self, keep: str) -> tuple[Tensor, _Tape]:
-        """Return the last layer's output, and what to keep: "nothing", each layer's "input", or
-        "all".
+        """Return the last layer's output, and the tape for `backward`.
 
-        With "input" the backward pass gathers the means again, as activation checkpointing asks
-        for.
+        `keep` says what the tape contains: "nothing", each layer's "input", or "all", that is, the
+        gathered means too. With "input" the backward pass gathers the means again, as activation
+        checkpointing requires.
         """
         tape: _Tape = []
         x = self.x
@@ -368,7 +373,8 @@ class Layers(NamedTuple):
     def backward(self, tape: _Tape, grad: Tensor) -> list[Tensor]:
         """Return the gradients of the weights, float32, and empty `tape`.
 
-        `tape` is that of `forward` with "input" or "all", and `grad` the gradient by its output.
+        `tape` comes from `forward` with "input" or "all". `grad` is the gradient of the loss with
+        respect to the output of `forward`.
         """
         gradients = list[Tensor]()
         grad = grad.to(self.dtype)

@@ -1,6 +1,7 @@
-"""SGC, SIGN and SAGN: scores from propagated features, what 0, 1, ... hops bring to each node.
+"""SGC, SIGN and SAGN: models on propagated features.
 
-Each takes rows [B, (hops + 1) * F] in RAM or on the GPU and returns scores [B, classes].
+Propagated features are a node's own features and their aggregates over 1, 2, ... hops. Each model
+takes rows [B, (hops + 1) * F] in RAM or on the GPU and returns scores [B, classes].
 """
 
 import torch
@@ -31,7 +32,7 @@ class _HopLayers(nn.Module):
         self.hops = nn.ModuleList(nn.Linear(width, hidden, bias) for _ in range(hops + 1))
 
     def drop_last_layer(self) -> None:
-        """Make forward return the input of the last layer, float32 [B, its columns]."""
+        """Make forward return the input of the last layer, float32 [B, number of its columns]."""
         self.out = nn.Identity()
 
     def rows(self, x: Tensor) -> list[Tensor]:
@@ -41,7 +42,7 @@ class _HopLayers(nn.Module):
 
 
 class SIGN(_HopLayers):
-    """A linear layer for each hop, ReLU and dropout; then one on all of them."""
+    """A linear layer for each hop, ReLU and dropout; then a linear layer on all hops together."""
 
     def __init__(
         self, num_features: int, num_classes: int, hops: int, hidden: int, dropout: float
@@ -55,7 +56,10 @@ class SIGN(_HopLayers):
 
 
 class SAGN(_HopLayers):
-    """Hops weighed node by node with the softmax of LeakyReLU(a h_0 + b h_k) in each of `heads`."""
+    """Sum of hops k, weighted by the softmax of LeakyReLU(a h_0 + b h_k) for each node and head.
+
+    A linear layer of the node's own features is added; then follow ReLU, dropout and `out`.
+    """
 
     def __init__(
         self,

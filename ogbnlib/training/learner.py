@@ -24,19 +24,19 @@ from .distributed import Ranks
 from .fused_sage import torch_threads
 from .network import GNN
 
-# A part of a checkpoint.
+# An object whose state is saved in a checkpoint.
 Stateful: TypeAlias = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
 
 
 def loss_and_gradient(
     scores: Tensor, labels: Tensor, scale: float, weight: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss, the sum of the seeds' cross-entropies, and `scale` times its gradient by
-    `scores`.
+    """Return the loss, and `scale` times its gradient with respect to `scores`.
 
-    The one loss of all models, under every policy and on all ranks. These are the four kernels of
-    `F.cross_entropy` and its backward pass: autograd around them takes 0.1 ms more, a tenth of a
-    small step. Any other loss may leave its gradient to autograd:
+    The loss is the sum of the seeds' cross-entropies, for all models, under every loading policy
+    and on all ranks. The code calls the four kernels of `F.cross_entropy` and its backward pass;
+    autograd around them takes 0.1 ms more, a tenth of a small step. Any other loss may leave its
+    gradient to autograd:
 
         scores = scores.requires_grad_()
         loss = F.cross_entropy(scores, labels, weight, reduction="sum", label_smoothing=0.1)
@@ -46,10 +46,10 @@ def loss_and_gradient(
         scores: float32 [num_seeds, num_classes], detached from the model.
         labels: int64 [num_seeds].
         scale: One over the number of all seeds of the optimizer's step.
-        weight: Of each class, float32 [num_classes], with the mean 1 over the train split. torch
-            divides by the seeds' weights in each batch, so that a seed counts more beside light
-            ones. Here it counts the same in any batch. The loss of an epoch is torch's weighted
-            mean over the whole split.
+        weight: Weight of each class, float32 [num_classes], with a mean of 1 over the train split.
+            torch's mean divides by the sum of the seeds' weights in each batch, so a seed counts
+            more beside seeds of low weight. Here a seed counts the same in any batch. The loss of
+            an epoch is torch's weighted mean over the whole split.
     """
     ops = torch.ops.aten
     rows = torch.log_softmax(scores, 1)
@@ -88,7 +88,7 @@ class Learner:
             values,
             lr=config.lr,
             weight_decay=config.weight_decay,
-            # Into one kernel: a step of six small parameters takes 0.04 instead of 0.11 ms.
+            # One kernel for all: a step of six small parameters takes 0.04 instead of 0.11 ms.
             fused=all(value.is_floating_point() for value in values),
         )
         self.scaler = torch.amp.GradScaler(enabled=config.precision == "fp16")
@@ -100,18 +100,18 @@ class Learner:
         }
         self._names = {*model.state_dict()}
         self._values = {*values}
-        # over this rank's seeds of the epoch
+        # sum over this rank's seeds of the epoch
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.batches_per_step = config.accumulate * ranks.num_ranks  # over all ranks
         self._batches = 0  # in the current epoch or evaluation, for release_every
 
     def share_model(self) -> None:
-        """Give all ranks the first one's weights and buffers."""
+        """Copy the first rank's weights and buffers to all ranks."""
         self.ranks.share([*self.model.parameters(), *self.model.buffers()])
 
     def check_layers(self) -> None:
-        """Refuse parameters and buffers created or replaced after the optimizer, which would stay
-        untrained."""
+        """Refuse parameters and buffers created, replaced or removed after the optimizer was
+        created; no optimizer would train them."""
         parameters = self.model.named_parameters()
         other = self._names ^ {*self.model.state_dict()}
         other |= {name for name, value in parameters if value not in self._values}
@@ -123,7 +123,7 @@ class Learner:
             )
 
     def begin(self, epoch: int = 0) -> None:
-        """Begin an epoch of training, or with 0 an evaluation."""
+        """Prepare the model for training epoch `epoch`, or for an evaluation if it is 0."""
         self.model.train(epoch > 0)
         self._batches = 0
         for group in self.optimizer.param_groups if epoch else ():
@@ -139,18 +139,22 @@ class Learner:
 
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
-        """Return the class with the highest score of each seed, int64 [batch_size] on the CPU; -1
-        if a score is NaN."""
+        """Return the class with the highest score for each seed, int64 [batch_size] on the CPU; -1
+        if one of the seed's scores is NaN."""
         scores = self.call(self.model, batch, self.device)
         return scores.argmax(dim=-1).masked_fill(scores.isnan().any(dim=-1), -1).cpu()
 
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
-        """One optimizer step with the mean gradient over all seeds from `begin` to `end` of the
-        order. `batches` yields this rank's batches, from that with seed `begin` on."""
+        """Take one optimizer step with the mean gradient over the seeds at positions `begin` to
+        `end` of the epoch's order.
+
+        `batches` yields this rank's batches, beginning with its first batch of this step.
+        """
         ranks = self.ranks
         for value in self._values:  # as `optimizer.zero_grad` does, in 1 instead of 8 us
             value.grad = None
-        ranks.share(self.model.buffers())  # a resumed run starts with the first rank's buffers, too
+        # a resumed run would start with the first rank's buffers, so each step does
+        ranks.share(self.model.buffers())
         loss_sum = self.loss_sum
         fused = False
         self.scaler.scale(loss_sum)  # creates the scale, also on a rank without a batch
@@ -168,7 +172,7 @@ class Learner:
             del batch
             self.after_batch()
         ranks.sum_gradients(self.model.parameters())
-        # as in the small operations of such a step
+        # one thread, as in the other small operations of a fused step
         with torch_threads(1 if fused else torch.get_num_threads()):
             self.scaler.step(self.optimizer)
         self.scaler.update()
@@ -178,8 +182,8 @@ class Learner:
         self.loss_sum = loss_sum  # only now: a step may be interrupted while it waits for a batch
 
     def _add_gradients(self, batch: Data, scale: float) -> tuple[Tensor, bool]:
-        """Add the gradients of `scale` times the loss of a batch; return the loss, and whether the
-        model's fused layers took the batch, without autograd."""
+        """Add the gradients of `scale` times the loss of a batch; return the loss, and whether
+        fused layers computed it, without autograd."""
         labels = batch.y[: batch.batch_size].to(self.device, torch.int64)
         differentiate = functools.partial(
             loss_and_gradient, labels=labels, scale=scale, weight=self.class_weight
@@ -211,7 +215,7 @@ class Learner:
 
 def _allocator_peak(work: Callable[[], object]) -> int:
     """Return the peak of the CPU allocator's memory during `work`, in bytes."""
-    # a lower level writes two lines to stderr at the first profile
+    # at a lower level, two lines are written to stderr at the first profile
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         work()
@@ -228,8 +232,8 @@ def measure_step(
     hop_nodes: Sequence[int],
     hop_edges: Sequence[int],
 ) -> dict[str, int]:
-    """Measure a model's state, and the peaks of a training step and an evaluation of a random
-    batch, in bytes."""
+    """Measure a model's state, and the memory peaks of training and evaluating one random batch, in
+    bytes."""
     batch = random_batch(hop_nodes, hop_edges, num_features)
     batch.y = torch.zeros(hop_nodes[0], dtype=torch.int64)
     learner = Learner(config, model, torch.device("cpu"), Ranks(), EventLog(None))

@@ -1,9 +1,9 @@
-"""The network of sampled models: bipartite layers that leave out what no seed needs.
+"""The network of sampled models: bipartite layers that compute only the nodes that seeds need.
 
 A batch lists its nodes hop by hop, seeds first, and its edges hop by hop. So layer `i` of `L` needs
-the edges of the first `L - i` hops: it reads the nodes within `L - i` hops of a seed and writes
-those within `L - i - 1`. PyG's default forward computes every layer on every sampled node; leaving
-that out made training 7 times faster on [15, 10, 5].
+the edges of the first `L - i` hops. It reads the nodes within `L - i` hops of a seed and writes the
+nodes within `L - i - 1` hops. PyG's default forward computes every layer on every sampled node;
+leaving out unneeded nodes made training 7 times faster with num_neighbors [15, 10, 5].
 """
 
 import os
@@ -23,12 +23,13 @@ from ..registry import MODELS
 from .convolutions import MeanSAGEConv
 from .fused_sage import Layers, bounds_of, torch_threads
 
-# A loss and its gradient by the scores that it gets; see `learner.loss_and_gradient`.
+# Function from scores to a loss and its gradient with respect to the scores; see
+# `learner.loss_and_gradient`.
 Differentiate: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# oneDNN and ATen each cache 1024 products compiled for one shape, but sampled batches hardly ever
-# repeat a shape: under bf16 on the CPU 600 MB were never used again. Both read these variables at
-# the first product.
+# oneDNN and ATen each cache 1024 products, each compiled for one shape. Sampled batches hardly ever
+# repeat a shape: with bf16 on the CPU, 600 MB were never used again. Both libraries read these
+# variables at the first product.
 for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_name, "16")
 
@@ -45,7 +46,7 @@ def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether a call of a module also calls hooks of its own."""
+    """Whether a module has forward or backward hooks of its own."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -93,7 +94,8 @@ class GNN(nn.Module):
         Args:
             x: float32 or float16 [num_nodes, num_features], features of all sampled nodes, seeds
                 first, hop by hop.
-            edge_index: int64 [2, num_edges], local ids, source above target, hop by hop.
+            edge_index: int64 [2, num_edges], local ids, row 0 sources and row 1 targets, hop by
+                hop.
             num_sampled_nodes: Nodes discovered at each hop, the seeds first; num_layers + 1
                 numbers.
             num_sampled_edges: Edges sampled at each hop; num_layers numbers.
@@ -128,8 +130,11 @@ class GNN(nn.Module):
         self.convs[-1] = _Targets()
 
     def fuses(self, x: Tensor) -> bool:
-        """Whether `Layers` compute these: GraphSAGE's as made here, on the CPU, without hooks, which
-        they would not call. On a GPU they are sparse products."""
+        """Whether `fused_sage.Layers` can compute this network for features `x`.
+
+        They can for unchanged GraphSAGE layers on the CPU, in fp32 or bf16 and without hooks, which
+        `Layers` would not call. On a GPU the layers are sparse products.
+        """
         if not self.kind.fused or self.dtype == torch.float16 or x.device.type != "cpu":
             return False
         if _has_hooks(self):
@@ -152,8 +157,10 @@ class GNN(nn.Module):
         num_sampled_nodes: list[int],
         num_sampled_edges: list[int],
     ) -> Layers:
-        """Return the fused layers of a batch, whose edges are sorted by target within each hop
-        if they are not yet. Ids outside of a layer are an `InputError`."""
+        """Return the fused layers of a batch; `InputError` if an id is outside of its layer.
+
+        Edges that are not sorted by target within each hop are sorted first.
+        """
         targets = [sum(num_sampled_nodes[:hops]) for hops in range(len(self.convs), 0, -1)]
         bounds = np.empty(targets[0] + 1, np.int64)
         sizes = np.array([len(x), *targets])
@@ -182,11 +189,11 @@ class GNN(nn.Module):
         )
 
     def add_gradients(self, batch: Data, differentiate: Differentiate) -> Tensor:
-        """Add the weights' gradients of a loss, which `differentiate` computes from the seeds'
-        scores; return the loss.
+        """Add the gradients of a loss to those of the weights; return the loss.
 
-        As PyG's layers and autograd do it, in two thirds of the time of a small step, and with
-        float32 layers of at most `PART_ROWS` nodes bit for bit; for batches that `fuses` accepts.
+        `differentiate` computes the loss from the seeds' scores; `fuses` must accept the batch. A
+        small step takes two thirds of the time that PyG's layers and autograd take. The gradients
+        are the same, bit for bit in float32 layers of at most `PART_ROWS` nodes.
         """
         layers = self._fused(
             batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges
@@ -214,7 +221,7 @@ class GNN(nn.Module):
 
 
 def registered_model(config: TrainConfig, num_features: int, num_classes: int) -> nn.Module:
-    """The network of a config whose model is one of `training/models`, with new weights."""
+    """Return the network, with new weights, of a config whose model is in `training/models`."""
     kind = MODELS[config.model].load()
     if not kind.propagated:
         return GNN(config, num_features, num_classes)

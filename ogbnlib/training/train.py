@@ -56,7 +56,8 @@ from .trainer import Progress, Trainer
 
 @dataclass
 class TrainResult:
-    """One dict per epoch (keys `METRIC_COLUMNS`, None where not evaluated) and the model."""
+    """Result of a training: the model, and one dict per epoch (keys `METRIC_COLUMNS`, None where
+    not evaluated)."""
 
     history: list[Row]
     model: nn.Module
@@ -78,7 +79,7 @@ def compile_all(num_neighbors: list[int]) -> None:
     compile_layer()
     marker = kernel_cache.complete_marker()
     if marker is not None:
-        with contextlib.suppress(OSError):  # then the next run looks again
+        with contextlib.suppress(OSError):  # then the next run compiles or loads them again
             marker.touch()
 
 
@@ -99,18 +100,18 @@ def train(
         run_dir: Folder for config, timeline, events, metrics and checkpoints; None keeps nothing on
             disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
-        model: Your own model object instead of `config.model`; a resumption needs one again. It is
-            trained in place.
-        trust: Allow the code of a model (model.py) in a run's folder of another user.
+        model: Your own model object, used in place of `config.model` and trained in place. To
+            resume the run, pass such an object again.
+        trust: Allow running the code of a model (model.py) in another user's run folder.
 
     Raises:
         InputError: for bad input, before anything is written; for a folder in use by another
             process; for a full disk.
         Diverged: when the loss or a weight is no longer finite; the last checkpoint is finite.
         torch.OutOfMemoryError: when the GPU's memory ran out; the run's folder has the event
-        `cuda_oom`.
-        Stopped: after SIGUSR1 or SIGTERM, at the next batch boundary, with a checkpoint written.
-            Both signals are handled here only in the main thread.
+            `cuda_oom`.
+        Stopped: after SIGUSR1, SIGTERM or SIGHUP, at the next batch boundary, with a checkpoint
+            written. These signals are handled here only in the main thread.
     """
     check_config(config)
     if model is not None:
@@ -199,7 +200,7 @@ def train_prepared(
         waiting = functools.partial(_wait, progress, ranks, stop)
         loaders = config.policy.load()(store, config, log, ranks.rank, ranks.num_ranks, waiting)
         _prepare_processor(config, store, loaders, progress)
-        # Twice, as torch's handler of SIGCHLD may raise just as the inner one begins to end.
+        # Twice, because torch's handler of SIGCHLD may raise while the inner one begins to end.
         with contextlib.closing(loaders), workers_ended(), workers_ended():
             model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
             device = cuda.resolve_device(config.device)
@@ -224,7 +225,7 @@ def train_prepared(
 
 @contextlib.contextmanager
 def _recorded_cuda_oom(config: TrainConfig, log: EventLog) -> Iterator[None]:
-    """Record the GPU's memory, and what would fit, when it ran out."""
+    """If the GPU's memory runs out inside the block, record its use and suggest what would fit."""
     try:
         yield
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
@@ -238,7 +239,8 @@ def _recorded_cuda_oom(config: TrainConfig, log: EventLog) -> Iterator[None]:
 def _open_in_turn(
     config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest, ranks: Ranks
 ) -> Store:
-    """Open the data set: one rank of each node first, which converts it, then the others."""
+    """Open the data set, first on one rank of each machine, which converts it, then on the other
+    ranks."""
     with log.phase("open"):
         for converts in (True, False):
             with ranks.together():
@@ -271,7 +273,7 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
     with contextlib.nullcontext() if exists else log.phase(PROPAGATE):
         result = propagated(store, config, say=progress.say, progress=progress.keep, check=check)
     if not exists:
-        malloc_trim()  # else 30 MB of small blocks stay for the whole run
+        malloc_trim()  # else 30 MB of small blocks stay in memory for the whole run
     return result
 
 
@@ -312,7 +314,8 @@ def _prepare_processor(
 def _wait(
     progress: Progress, ranks: Ranks, stop: StopRequest, reading: tuple[str, int, int] | None
 ) -> bool:
-    """Show what a batch waits for, and return whether a stop signal ends the wait."""
+    """Show the reading that a batch waits for, show the other ranks a sign of life, and return
+    whether a stop signal ends the wait."""
     if reading is not None:
         progress.reading(*reading)
     ranks.beat(reading or time.monotonic())
@@ -329,7 +332,8 @@ def _make_model(
     loaders: Loaders,
     progress: Progress,
 ) -> nn.Module:
-    """Create the model; the first rank copies a custom one's code, and every rank runs the copy."""
+    """Create the model; the first rank copies a custom model's code, and every rank runs the
+    copy."""
     with ranks.together():
         if run_dir and ranks.first and model is None and config.model not in MODELS:
             progress.note(*filter(None, find_code(config, run_dir, keep=True)[1:]))

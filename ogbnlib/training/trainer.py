@@ -33,9 +33,10 @@ class Progress:
     """Progress of a run, shown here and written to progress.json for other processes.
 
     Args:
-        display: As `config.progress`, or "relayed": the process that started this one shows it.
-        log: Events of the run; its innermost open phase is the name of the step.
-        run_dir: Folder of progress.json; None writes none.
+        display: As `config.progress`, or "relayed" if the process that started this one shows the
+            progress.
+        log: Event log of the run; its innermost open phase is shown as the current step.
+        run_dir: Folder for progress.json; None writes no such file.
     """
 
     def __init__(self, display: str, log: EventLog, run_dir: Path | None = None):
@@ -70,8 +71,10 @@ class Progress:
         return phase, details(self._count if self._count.phase == phase else None, own_memory()[0])
 
     def keep(self, count: Count, complete: Callable[[Count], None] = lambda count: None) -> None:
-        """Show the count of the current phase after a call of `complete` on it, at most every 0.5
-        s."""
+        """Show the count of the current phase, at most every 0.5 s.
+
+        `complete` is called before that, to fill in more fields of the count.
+        """
         now_s = time.monotonic()
         if now_s - self._shown_s < _SHOWN_EVERY_S and count is self._count:
             return
@@ -82,11 +85,11 @@ class Progress:
         if self._file >= 0:
             # the next checkpoint reports a folder that can't be written
             with contextlib.suppress(OSError):
-                # blanks up to 400 characters cover an earlier, longer text
+                # blanks up to 400 characters overwrite the end of an earlier, longer text
                 os.pwrite(self._file, f"{json.dumps(asdict(count)):<400}\n".encode(), 0)
 
     def reading(self, name: str, done: int, total: int) -> None:
-        """Show the bytes read of the array that the next batch needs."""
+        """Show how many bytes of the array `name`, which the next batch needs, have been read."""
         what = f"reading {name}"
         if self._read.what != what or self._read.total != total or self._read.done > done:
             self._read = Count(total, what=what)
@@ -99,12 +102,12 @@ class Progress:
         total: int,
         complete: Callable[[Count], None] = lambda count: None,
     ) -> Generator[Data, None, None]:
-        """Yield and count the batches without a reference to one while the next is prepared."""
+        """Yield and count the batches; drop each batch before the next one is prepared."""
         count = Count(total, "batches")
         self.keep(count)
         for batch in batches:
             if not count.done:
-                # the first batch waits for reading, which is no measure of the rest
+                # the first batch waits for reading, so its time says nothing about the others
                 count.began_s = clock.now()
             yield batch
             del batch
@@ -114,9 +117,10 @@ class Progress:
 
 @dataclass
 class Trainer:
-    """Epochs of a learner over the batches of its loaders, from `state` on.
+    """Training of a learner on the batches of its loaders, from `state` on.
 
-    All ranks of a run call the same methods in the same order; the first one writes and prints.
+    All ranks of a run (processes that train together) call the same methods in the same order; the
+    first rank writes and prints.
     """
 
     loaders: Loaders
@@ -134,12 +138,14 @@ class Trainer:
         self._eval_time_s = 0.0  # of the current epoch
 
     def _boundary(self, training: bool = False) -> None:
-        """Save or stop between two steps or two batches of an evaluation; a run stops on a signal
-        only here."""
+        """Save or stop the run between two steps, or between two batches of an evaluation.
+
+        A signal stops a run only here.
+        """
         age_s = time.monotonic() - self.checkpointer.saved_s
         due = training and 0 < self.config.checkpoint_every_s <= age_s
-        # Reading the loss of a GPU would wait for it at every step, so there each checkpoint checks
-        # it.
+        # Reading the loss from a GPU would wait for the GPU at every step. So on a GPU only
+        # checkpoints check the loss.
         on_cpu = self.learner.device.type == "cpu"
         number, due_anywhere, diverged = self.ranks.highest(
             self.stop.number,
@@ -165,7 +171,8 @@ class Trainer:
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """Let a stop signal end the wait for a batch inside."""
+        """Stop the run, or raise the error, if the wait for a batch inside the block is
+        interrupted."""
         try:
             yield
         except Interrupted:
@@ -205,13 +212,13 @@ class Trainer:
             epochs = self.config.epochs - state.epoch
             in_epoch = self.num_seeds["train"] / self.config.batch_size / self.ranks.num_ranks
             batches = count.total - count.done + (epochs - 1) * in_epoch
-            # Without the first batch, which waits for reading or for workers.
+            # Leave out the first batch, which waits for reading or for workers.
             batch_s = (clock.now() - count.began_s) / (count.done - 1)
             evaluated_s = sum(row["eval_time_s"] or 0.0 for row in state.history)
             count.run_left_s = batches * batch_s + epochs * evaluated_s / max(1, state.epoch)
 
     def evaluate(self, split: str) -> Row:
-        """Return the accuracy and the macro-F1 on `split`, by their names in metrics.csv."""
+        """Return the accuracy and the macro-F1 on `split`, by their column names in metrics.csv."""
         begin_s = time.monotonic()
         self.learner.begin()
         num_seeds = self.num_seeds[split]
@@ -229,8 +236,8 @@ class Trainer:
                     del batch
                     self.learner.after_batch()
             assert next(batches, None) is None, "the loader has more batches than its share"
-        # One rank has filled each place, the others have zeros there: afterwards all ranks have all
-        # predictions, and count the same classes.
+        # One rank has filled each position, the others have zeros there. After the sum all ranks
+        # have all predictions, and compute the same measures.
         self.ranks.sum(predicted)
         undefined = int((predicted < 0).sum())
         if undefined:
@@ -256,15 +263,15 @@ class Trainer:
                 f"no better valid {self.config.keep_by} in {self.config.early_stopping} evaluations: "
                 f"epoch {epoch} was the last"
             )
-        # fp16 skips every step whose gradient is not finite; Adam has a state after the first step
-        # not skipped.
+        # With fp16, the scaler skips each step whose gradient is not finite. Adam has a state only
+        # after a step that was not skipped.
         if epoch and self.learner.scaler.is_enabled() and not self.learner.optimizer.state:
             raise self.checkpointer.diverged(
                 self.state, "no step was ever taken, as no gradient was finite,"
             )
 
     def _is_over(self, *rows: Row) -> bool:
-        """Whether training ends after the epochs so far, and these rows of more epochs."""
+        """Whether training is finished after the epochs so far and those of the extra `rows`."""
         history = [*self.state.history, *rows]
         return self.config.is_over(row.get(self.config.valid_column) for row in history)
 
@@ -272,7 +279,7 @@ class Trainer:
         """Train the rest of the current epoch, evaluate, and save its row and its checkpoint."""
         epoch = self.state.epoch + 1
         num_seeds = self.num_seeds["train"]
-        if self.state.position < num_seeds:  # else it was interrupted in its evaluation
+        if self.state.position < num_seeds:  # else interrupted during its evaluation
             self._train_epoch()
             self.checkpointer.check_finite(self.state)
         loss = float(self.ranks.sum(self.learner.loss_sum.clone())) / max(num_seeds, 1)
@@ -295,10 +302,10 @@ class Trainer:
         self.progress.say(_epoch_line(row))
 
     def _evaluate_epoch(self, epoch: int) -> Row:
-        """Return the measures of the evaluations that are due after an epoch."""
+        """Run the evaluations that are due after an epoch, and return their measures."""
         if epoch == self.config.epochs:
-            # The final evaluation needs no train loader: its CSC and workers make room for the
-            # eval loaders.
+            # The final evaluation needs no train loader. Dropping its CSC and workers makes room
+            # for the eval loaders.
             self.loaders.drop_train_loader()
         splits = self.config.splits_to_evaluate(epoch)
         if splits:
@@ -307,7 +314,7 @@ class Trainer:
         scores: Row = {}
         for split in splits:
             scores |= self.evaluate(split)
-        # it is the last one after all
+        # early stopping has made this epoch the last one
         if epoch < self.config.epochs and self._is_over(scores):
             self.loaders.drop_train_loader()
             for split in self.config.replace(epochs=epoch).splits_to_evaluate(epoch):
@@ -317,14 +324,19 @@ class Trainer:
 
 
 def accuracy(labels: Tensor, predicted: Tensor) -> float:
-    """Return the share of `predicted`, int64 [n], that equals `labels` [n]: the rule of OGB's
-    Evaluator, whose import takes 45 MB of memory (pandas and scikit-learn)."""
+    """Return the share of `predicted`, int64 [n], that equals `labels` [n].
+
+    This is the rule of OGB's Evaluator, whose import takes 45 MB of memory (pandas and
+    scikit-learn).
+    """
     return int((labels == predicted).sum()) / len(labels)
 
 
 def macro_f1(labels: Tensor, predicted: Tensor, num_classes: int) -> float:
-    """Return the mean F1 of the classes that occur in the labels or the predictions, both [n]: that
-    of scikit-learn's `f1_score(average="macro", zero_division=0)`."""
+    """Return the mean F1 of the classes that occur in the labels or the predictions, both [n].
+
+    It equals scikit-learn's `f1_score(average="macro", zero_division=0)`.
+    """
     hits = labels[labels == predicted]
     hits_per_class, labels_per_class, guesses_per_class = (
         torch.bincount(values, minlength=num_classes).double()

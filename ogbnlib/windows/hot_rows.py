@@ -1,7 +1,8 @@
-"""Feature rows of the nodes that most windows visit, in memory: windows on disk hold the others.
+"""Hot rows: feature rows of the most visited nodes, in memory; windows on disk hold the others.
 
-An epoch of [15, 10, 5] x 1024 on a graph of papers100M's size has 165 M rows in windows of 8
-batches, of 21 M nodes: 9.5 M of them are in two windows or more.
+A window is a group of batches that are sampled together, see `plan`. On a graph of papers100M's
+size, with `num_neighbors` [15, 10, 5] and `batch_size` 1024, the windows of an epoch (8 batches
+each) have 165 M rows of 21 M nodes. Of these nodes, 9.5 M are in two windows or more.
 """
 
 from collections.abc import Iterable
@@ -14,16 +15,17 @@ from ..graph.npz import Array
 from ..kernels import kernel, prefetch
 from .plan import ID_BYTES
 
-_MOST_VISITS = 255  # a count stops there
-_COUNTED_NODES = 2**20  # at a time
+_MOST_VISITS = 255  # counts stop here, at the largest uint8
+_COUNTED_NODES = 2**20  # nodes counted at a time
 
 
 @kernel
 def insert_rows(ids: Array, words: Array, before: Array, hot: Array, out: Array, cold: int) -> None:
-    """Copy the row of each id to `out`, uint8 [n, bytes]: a member's from `hot`, else the next one
-    in `out` itself, from row `cold` on.
+    """Copy the row of each id to `out`, uint8 [n, bytes]: from `hot` for a member of the set, else
+    the next row of `out` itself, from row `cold` on.
 
-    No row is overwritten before it is copied: members are as many as the rows before `cold`.
+    No row is overwritten before it is copied, because there are as many members among the ids as
+    rows before `cold`.
     """
     for i in range(len(ids)):
         if cold == i:  # no member is left
@@ -62,25 +64,29 @@ class HotRows:
         dtype: np.dtype[np.generic],
         room_bytes: int,
     ) -> Self:
-        """Choose the nodes that most of these windows visit, twice at least, of whose rows as many
-        are taken as have room.
+        """Choose the most visited nodes: as many as fit into `room_bytes`, each in at least two
+        windows.
 
-        A window is its distinct ids. The visits take a byte a node, and are freed here.
+        Each window is the array of its distinct ids. Counting the visits takes one byte per node,
+        which is freed on return.
         """
         visits = np.zeros(num_nodes, np.uint8)
         for ids in windows:
             visits[ids] += visits[ids] < _MOST_VISITS
         spare = room_bytes - num_nodes * 3 // 16
         room = max(0, spare // (num_features * dtype.itemsize + ID_BYTES))
-        # one number of visits more, which no node has: there is room for these in any case
+        # One entry more than the counts need: no node has 256 visits, so some number of visits
+        # always fits.
         counts = np.zeros(_MOST_VISITS + 2, np.int64)
         for begin in range(0, num_nodes, _COUNTED_NODES):
             counts += np.bincount(visits[begin : begin + _COUNTED_NODES], minlength=len(counts))
         with_as_many = np.cumsum(counts[::-1])[::-1]
-        fewest = max(2, int(np.argmax(with_as_many <= room)))  # all nodes of so many have room
+        # all nodes with at least this many visits have room
+        fewest = max(2, int(np.argmax(with_as_many <= room)))
         members = NodeSet(num_nodes)
         for begin in range(0, num_nodes, _COUNTED_NODES):
             members.add(begin + np.flatnonzero(visits[begin : begin + _COUNTED_NODES] >= fewest))
+        # the rest of the room is for nodes with one visit less
         room -= int(with_as_many[fewest])
         for begin in range(0, num_nodes if fewest > 2 else 0, _COUNTED_NODES):
             some = np.flatnonzero(visits[begin : begin + _COUNTED_NODES] == fewest - 1)[:room]
@@ -89,7 +95,7 @@ class HotRows:
         return cls(members, num_features, dtype)
 
     def put(self, first: int, rows: Array) -> None:
-        """Write the next rows, uint8 [k, bytes], from the one at `first` on."""
+        """Write rows, uint8 [k, bytes], from the one at `first` on."""
         self.rows[first : first + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
 
     def others(self, ids: Array) -> Array:
@@ -97,8 +103,8 @@ class HotRows:
         return ids[~self._members.contains(ids)]
 
     def insert(self, ids: Array, features: Array, first: int) -> None:
-        """Complete `features` [len(ids), F], whose rows from `first` on are those of `others(ids)`:
-        put the row of each id in its place."""
+        """Complete `features` [len(ids), F] from the rows in memory, and put the row of each id in
+        its place. The rows of `others(ids)` are expected from position `first` on."""
         rows = self.rows.view(np.uint8)
         insert_rows(
             ids, self._members.words, self._members.before, rows, features.view(np.uint8), first

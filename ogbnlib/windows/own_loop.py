@@ -1,4 +1,4 @@
-"""A loader over a store for a training loop of the user's own, with the trainer's batches."""
+"""Loader over a store for the user's own training loop, with the same batches as the trainer's."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from .store_loader import StoreLoader
 
 
 class _OneLoader(StoreLoaders):
-    """The policy of `loading="store"` for one split, or for ids."""
+    """The policy `loading="store"` for a single loader, over one split or over node ids."""
 
     prepares_epochs = False
 
@@ -59,7 +59,7 @@ class _OneLoader(StoreLoaders):
 
     def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
         one = super()._pass(split, training, memory)
-        # One part in four of the available memory is left for the model and its step.
+        # A quarter of the available memory is left for the model and its step.
         one_bytes = batch_bytes(one.batch, self.num_features, itemsize=4)
         reserved = one_bytes * num_queued(one_bytes) + self._available // 4
         return replace(one, reserve=(reserved, reserved))
@@ -112,32 +112,32 @@ def loader(
     """Return a PyG `NeighborLoader` over a store on disk, with the trainer's batches for the same
     seed and epoch.
 
-    Each pass is an epoch: with `shuffle`, each has a new order and new neighbors, else all are the
-    same. To go on after an interruption, `set_epoch(k)` makes the next pass that of epoch k, counted
-    from 1; or `state_dict()` and `load_state_dict(state)` go on within an epoch. Lightning calls
-    both.
+    Each pass is an epoch: with `shuffle`, every epoch has a new order and new neighbors, else all
+    epochs are the same. To continue after an interruption, `set_epoch(k)` makes the next pass
+    epoch k, counted from 1. `state_dict()` and `load_state_dict(state)` continue within an epoch;
+    Lightning calls both.
 
-    A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, `n_id` int64 [n], the
-    seeds first; `y` int64 [batch_size] of the seeds alone (-1 if there is no label)
-    or their float32 targets [batch_size] or [batch_size, T] (NaN if there is none),
+    A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, and `n_id` int64 [n],
+    the seeds first. Its `y` is for the seeds alone: int64 [batch_size] (-1 if there is no label),
+    or float32 targets [batch_size] or [batch_size, T] (NaN if there is none). It also has
     `num_sampled_nodes` and `num_sampled_edges` of each hop, `batch_size`, and `input_id`, the
-    seeds' places in `nodes`. Small batches share memory: keep a `batch.clone()`.
+    seeds' places in `nodes`. Small batches share memory: to keep one, keep a `batch.clone()`.
 
     Args:
-        nodes: a split's name ("val" is "valid"), or distinct node ids or a mask of all nodes, numpy
-            or torch; None, as in PyG, for all.
+        nodes: a split's name ("val" is "valid"); distinct node ids or a mask of all nodes, numpy
+            or torch; or None for all nodes, as in PyG.
         memory_limit: "4 GB" or bytes for this whole process, page cache included; by default its
-            cgroup's limit, or the machine's free memory. A quarter of the rest is left for the
-            model; if the store does not fit into what then remains, batches are sampled many at a
-            time.
-        shuffle: by default for "train" alone.
-        seed: decides order and neighbors in place of `torch.manual_seed`; use another one to repeat
-            an experiment.
-        num_workers: processes that sample, if the store fits; windows have no use for them.
+            cgroup's limit, or the machine's free memory. A quarter of the memory still available
+            is left for the model. If the store does not fit into the remaining memory, many
+            batches are sampled at a time.
+        shuffle: by default only for "train".
+        seed: decides order and neighbors in place of `torch.manual_seed`; use another seed to
+            repeat an experiment.
+        num_workers: processes that sample if the store fits into memory; otherwise none are used.
         transform: called with each batch, as in PyG; `loader.transform = f` sets it later.
-        sampler: in place of `shuffle`, positions in `nodes`, which may repeat: PyG's
-            `ImbalancedSampler`, one of torch's, or a list. If it has no generator of its own,
-            `seed` and the epoch decide what it draws.
+        sampler: in place of `shuffle`, a sampler of positions in `nodes`, which may repeat: PyG's
+            `ImbalancedSampler`, one of torch's samplers, or a list. If the sampler has no
+            generator of its own, `seed` and the epoch decide what it draws.
     """
     if sampler is not None and shuffle:
         raise InputError("sampler, shuffle: expected one of them, as a sampler decides the order")

@@ -1,4 +1,7 @@
-"""The policy loading=store, whose graph and features stay on disk, mapped or read in windows."""
+"""Loading policy `store`: graph and features stay on disk, mapped or read in windows.
+
+A window is a group of batches that are sampled together, see `plan`.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +37,17 @@ if TYPE_CHECKING:
     from .store_loader import StoreLoader
 
 
-# A first window of few batches, by the pages of their rows in place of a pass of a minute; a cold
-# disk gives 11,000 pages a second here. One batch of [15, 10, 5] x 1024 takes 217,000, 20 s.
+# Where the files are larger than _LONG_PASS_BYTES, the first window has few batches, read by the
+# pages of their rows instead of in a pass of a minute. It reads about _FIRST_READS pages at most;
+# a cold disk gives 11,000 pages a second here. One batch of [15, 10, 5] x 1024 would read 217,000
+# pages, 20 s.
 _LONG_PASS_BYTES = 2**33
 _FIRST_READS = 2**17
 
 
 class StoreLoaders(DiskLoaders):
-    """The graph and features stay on disk; a loader has its seeds, their labels and the batches on
-    their way."""
+    """Loaders of the policy `store`, whose graph and features stay on disk. In memory, a loader
+    has its seeds, their labels, and the batches that are ready or being prepared."""
 
     # whether windows of later epochs and of their evaluations are prepared ahead
     prepares_epochs = True
@@ -103,9 +108,10 @@ class StoreLoaders(DiskLoaders):
         idle_loaders: int = 0,
         spools: bool = True,
     ) -> None:
-        """Add the phase of some passes; `spools` where a pass for the spool is made in it."""
+        """Add the phase of `num_passes` passes; `spools` says whether a pass for the spool
+        (windows on disk) is made in it."""
         batches = windows.window_batches
-        # in windows, a thread prepares them for any `num_workers`
+        # with windows, a thread prepares the batches, whatever `num_workers` is
         if batches is not None or not run.config.num_workers:
             parts = one.prefetched()
         else:
@@ -122,7 +128,7 @@ class StoreLoaders(DiskLoaders):
                 sampling, result = sampled_bytes(one, largest)
                 # When a window is packed, its nodes are copied.
                 samples = batches * max(sampling, result + 8 * largest.num_nodes)
-                # three buffers read the store
+                # the store is read into three buffers
                 parts["window being prepared"] = samples + 3 * windows.chunk_bytes
             elif spools:
                 parts["pass for the spool"] = windows.spooling.working_bytes
@@ -141,13 +147,13 @@ class StoreLoaders(DiskLoaders):
         return super()._load(store)
 
     def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
-        """The pass of a loader, with the shape of one real batch, where windows are to be
-        chosen."""
+        """Return the pass of a loader. If windows are to be chosen (`memory` is not None), it has
+        the shape of one real batch."""
         from torch_geometric.sampler import NodeSamplerInput
 
         shape = BatchShape((0,), (0,))
         size = self.config.seeds_per_batch(training)
-        # A rank without a batch chooses as one with a single batch does.
+        # A rank without a batch makes the same choice as a rank with a single batch.
         seeds = self.splits[split][: max(1, len(self._order(split, training)))]
         num_batches = -(-len(seeds) // size)
         if memory is not None and num_batches:
@@ -165,7 +171,8 @@ class StoreLoaders(DiskLoaders):
         )
 
     def _choose(self, split: str, shuffle: bool) -> tuple[Pass, Windows, dict[str, Windows]]:
-        """A loader's pass and windows, and those of the evaluations that are prepared with it."""
+        """Return a loader's pass and windows, and the windows of the evaluations that are prepared
+        together with them."""
         train = self._resident.get("train")
         # An evaluation shares memory with the training loader's windows, if that loader is alive.
         beside = train.windows if train is not None and not shuffle else None
@@ -177,7 +184,7 @@ class StoreLoaders(DiskLoaders):
             name: self._pass(name, False, memory)
             for name in STREAM
             if self._room and self.prepares_epochs and self.config.num_evaluations(name)
-            if len(self._order(name, False))  # this rank has seeds of it
+            if len(self._order(name, False))  # this rank has seeds of that split
         }
         return one, *choose_loaders(one, evaluations, memory, self._room)
 
@@ -198,14 +205,15 @@ class StoreLoaders(DiskLoaders):
                 self.log.mark(
                     "note", loader=name, windows=str(chosen), window_batches=chosen.window_batches
                 )
-        fills = launch().local_rank == 0  # one rank fills it for all of its node
+        fills = launch().local_rank == 0  # one rank fills the page cache for its whole node
         if shuffle and windows.window_batches is None and self.config.lookahead != "off" and fills:
             with self.log.phase("load into page cache"):
                 self.store.fill_page_cache()
         return loader
 
     def _first_batches(self, one: Pass, windows: Windows) -> int:
-        """Batches of a first, small window, so that training begins before a long pass ends."""
+        """Return the number of batches in a small first window, so that training begins before a
+        long pass ends; 0 for a usual window."""
         files = store_bytes(self.config, self.store.size)
         if not windows.prepared_ahead or sum(files.values()) <= _LONG_PASS_BYTES:
             return 0
@@ -242,11 +250,12 @@ class StoreLoaders(DiskLoaders):
         )
 
     def eval_loader(self, split: str) -> NodeLoader:
-        """As `Loaders.eval_loader`; a loader whose windows are on disk stays, with them."""
+        """Return the loader of an evaluation, see `Loaders.eval_loader`. A loader whose windows
+        are on disk stays for later evaluations, with its windows."""
         resident = self._resident.get(f"eval {split}")
         if resident is not None:
             return resident
-        # for `train` too, whose loader may have its next window
+        # also for `train`, because the training loader may hold its next window
         loader = self._build(split, shuffle=False)
         if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
             self._resident[f"eval {split}"] = loader
@@ -254,7 +263,8 @@ class StoreLoaders(DiskLoaders):
 
 
 def _prepared_ahead(train: Pass, windows: Windows) -> dict[str, int]:
-    """Return the memory that the next epoch's data takes during an evaluation, bytes by name."""
+    """Return the memory that data prepared for the next epoch takes during an evaluation, as bytes
+    by name."""
     if not windows.prepared_ahead:
         return {}
     parts = {"next window to train on": window_bytes(train, windows)}

@@ -1,4 +1,7 @@
-"""The windows of a loader in order, each prepared while the one before it is used."""
+"""The windows of a loader in order, each prepared while the one before it is used.
+
+A window is a group of batches that are sampled together, see `plan`.
+"""
 
 import contextlib
 import dataclasses
@@ -21,15 +24,15 @@ from ..sampling.sampler import CSCSampler
 from .spool import Place, Preparation, Spool, submit
 from .window import Seeds, Window, sample_windows
 
-# of a store's arrays, for progress lines
+# names of a store's arrays in progress lines
 _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}
 
 
 class WindowReader:
-    """The windows of a loader; a thread prepares the next while one is used.
+    """Reader of a loader's windows; a thread prepares the next while one is used.
 
-    `order` and `sampler` are the loader's, `nodes` int64 its seeds in the order of the store. With
-    `preparation.windows.spooling` the windows come from disk, until it is full.
+    `order` and `sampler` are those of the loader. `nodes` are its seeds, int64, unshuffled. With
+    `preparation.windows.spooling`, windows come from disk until the disk is full.
     """
 
     def __init__(
@@ -43,8 +46,8 @@ class WindowReader:
     ) -> None:
         self.store = store
         self.preparation = preparation
-        self.windows = preparation.windows  # those in memory from a full disk on
-        # which ends the running pass at its next read
+        self.windows = preparation.windows  # replaced by windows in memory once the disk is full
+        # once this is set, the running pass ends at its next read
         self.abandoned = threading.Event()
         self._order = order
         self._sampler = sampler
@@ -52,7 +55,7 @@ class WindowReader:
         self._batch_size = batch_size
         self._first_batches = preparation.first_batches
         self.arrays = self._open()
-        self._page_arrays: dict[str, DiskArray] = {}  # of the first window
+        self._page_arrays: dict[str, DiskArray] = {}  # open while a small first window is read
         self.spool: Spool | None = None
         if self.windows.spooling:
             self.spool = Spool(store, self.arrays, preparation, self.seeds, self.after)
@@ -67,7 +70,8 @@ class WindowReader:
         }
 
     def progress(self) -> tuple[str, int, int] | None:
-        """The running read of the store: content, bytes read, bytes to read."""
+        """Return (content, bytes read, bytes to read) of the running read of the store; None
+        without one."""
         for name, array in [*self.arrays.items(), *self._page_arrays.items()]:
             done, total = array.progress
             if done < total:
@@ -75,16 +79,18 @@ class WindowReader:
         return None
 
     def seeds(self, place: Place, num_batches: int = 0) -> Seeds:
-        """The seeds of the window at `place`, of as many batches as usual if `num_batches` is 0."""
+        """Return the seeds of the window at `place`, for `num_batches` batches or, if that is 0,
+        for the usual number."""
         epoch, start, begin = place
         end = begin + self._batch_size * (num_batches or self.windows.window_batches or 1)
-        # a copy, as a view would keep the whole order
+        # a copy, because a view would keep the whole order in memory
         batches = torch.split(self._order.share(epoch, start)[begin:end].clone(), self._batch_size)
         ids: list[Array] = [self._nodes[part].numpy() for part in batches]
         return Seeds(self._sampler, epoch, batches, ids)
 
     def after(self, place: Place, positions: Sequence[Tensor | Array]) -> Place | None:
-        """The place of the next window, in this epoch or in one that is prepared ahead."""
+        """Return the place of the window after the one at `place` with these positions, in this
+        epoch or in the next if that is prepared ahead; None if there is no such window."""
         epoch, start, begin = place
         begin += sum(map(len, positions))
         if begin < self._order.count(start):
@@ -93,7 +99,7 @@ class WindowReader:
         return (epoch + 1, 0, 0) if last is not None and epoch < last else None
 
     def read(self, epoch: int, start: int) -> Iterator[Window]:
-        """Yield the windows of a pass; the caller drops each before it asks for the next."""
+        """Yield the windows of a pass; the caller must drop each before it asks for the next."""
         place: Place | None = (epoch, start, 0) if self._order.count(start) else None
         while place is not None and place[:2] == (epoch, start):
             window = self._take_ahead(place)
@@ -106,13 +112,14 @@ class WindowReader:
             del window
 
     def _take_ahead(self, place: Place) -> Window | None:
-        """The window prepared ahead, None if it is another one or its pass was left early."""
+        """Return the window prepared ahead; None if another window was prepared, or if its pass
+        was left early."""
         if self._ahead is None:
             return None
         prepared, future = self._ahead
         self._ahead = None
         with contextlib.suppress(Interrupted):
-            # also of another window, so that two are never prepared at once
+            # wait for another window, too, so that two are never prepared at once
             window = future.result()
             return window if prepared == place else None
         return None
@@ -122,13 +129,13 @@ class WindowReader:
         first = self._first_batches
         self._first_batches = 0
         if self._order.count(place[1]) <= first * self._batch_size:
-            # the pass would end with it, and an evaluation would begin while the first shard is
-            # recorded
+            # the pass would end with this window, and an evaluation would begin while the first
+            # shard is recorded
             first = 0
         window = None
         if self.spool is not None and not first:
             window = self._read_spool(self.spool, place)
-        # not in the handler of its error, which would keep the spool's arrays
+        # outside the handler of `DiskFull`, which would keep the spool's arrays in memory
         return window or self._sample(place, first)
 
     def _read_spool(self, spool: Spool, place: Place) -> Window | None:
@@ -151,8 +158,11 @@ class WindowReader:
         return window
 
     def _sample(self, place: Place, first: int) -> Window:
-        """Sample a window and gather its features in memory; `first` batches by the pages of
-        their rows, a usual window if that is 0."""
+        """Sample a window and gather its features in memory.
+
+        If `first` is not 0, the window has this many batches, and only the pages of their rows are
+        read.
+        """
         self.store.check_maps()
         begun = time.monotonic()
         arrays = self.arrays

@@ -1,11 +1,12 @@
 """Windows of a loader that are prepared on disk.
 
-A pass over papers100M reads 43 GB for batches of two hops, however few rows it picks. An epoch of
-[3, 2] x 128 picks 3.0 GB, two evaluations pick 0.75 GB. If the disk has room, batches of several
-epochs are therefore sampled together and written to a *structure file*: all of a window but its
-features. One pass over the features then fills a *feature shard* for many windows, and each window
-is read back in one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the structure file and 100 MB
-in a shard, so one structure file serves several shards.
+A window is a group of batches that are sampled together, see `plan`. A pass over papers100M reads
+43 GB for batches of two hops, however few rows it picks. An epoch of [3, 2] x 128 picks 3.0 GB,
+two evaluations pick 0.75 GB. If the disk has room, batches of several epochs are therefore sampled
+together and written to a *structure file*: everything in a window except its features. One pass
+over the features then fills a *feature shard* for many windows, and each window is read back in
+one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the structure file and 100 MB in a shard, so
+one structure file serves several shards.
 """
 
 from __future__ import annotations
@@ -39,32 +40,34 @@ from .plan import WINDOW_BYTES, Windows
 from .window import Sampled, Seeds, Window, sample_windows
 
 Result = TypeVar("Result")
-# of a window: epoch, where the pass begins in it, first seed counted from there
+# place of a window: epoch, position in its order where the pass begins, and first seed counted
+# from there
 Place = tuple[int, int, int]
 
 
 class _StoredWindow(NamedTuple):
-    """A window in spool files; in memory are only the positions of its seeds and the sizes of its
-    hops."""
+    """A window in spool files. Only the positions of its seeds and the sizes of its hops are in
+    memory."""
 
     positions: Sequence[Tensor | Array]
     hops: Hops
     num_ids: int
-    num_rows: int  # in a shard: those of its ids whose rows are not in memory
-    arrays: tuple[Callable[[], Array], ...]  # they read ids, slots, edges and, in a shard, features
-    hot: HotRows | None = None  # in a shard: the other rows
+    num_rows: int  # in a shard: ids whose rows are not in memory; else all ids
+    # functions that read ids, slots, edges and, in a shard, features
+    arrays: tuple[Callable[[], Array], ...]
+    hot: HotRows | None = None  # in a shard: the rows in memory
 
 
 Shard = dict[Place, _StoredWindow]
-# of each window the number of batches, and the window
+# place of each window -> its number of batches, and the window
 Structure = dict[Place, tuple[int, "Future[_StoredWindow]"]]
 
 
 def submit(
     threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: object
 ) -> Future[Result]:
-    """Have a thread call `work`; an expected error comes without its frames, whose variables would
-    keep files open and arrays in memory."""
+    """Have a thread call `work`. Expected errors are raised without their frames, whose variables
+    would keep files open and arrays in memory."""
     return threads.submit(_without_frames, work, *arguments)
 
 
@@ -79,15 +82,17 @@ def _without_frames(work: Callable[..., Result], *arguments: object) -> Result:
 
 @dataclass(frozen=True)
 class Preparation:
-    """The way in which the windows of a loader are prepared."""
+    """Settings for the preparation of a loader's windows."""
 
     windows: Windows
-    # in each epoch before it, the next one's first window is prepared
+    # in each epoch before this one, the first window of the next epoch is prepared too; None for
+    # never
     last_epoch: int | None = None
-    # in the very first window, to train on them during the first pass; 0 for a usual one
+    # batches in a small first window, to train on during the first pass; 0 for a usual window
     first_batches: int = 0
     spool_dir: Path = Path(tempfile.gettempdir())
-    # all their windows are prepared together with the first of this loader's
+    # spools of evaluations, all of whose windows are prepared together with this loader's first
+    # ones
     evaluations: Sequence[Spool] = ()
     # called with seconds and bytes of each window, and of each pass for windows on disk
     on_window: Callable[..., None] = lambda **info: None
@@ -100,8 +105,9 @@ class Spool:
 
     Args:
         arrays: colptr, row and x of the store.
-        seeds: The seeds of the window at a place.
-        after: The place of the window behind one with these positions, None behind the last.
+        seeds: Returns the seeds of the window at a place.
+        after: Returns the place of the window after the one with these positions; None after the
+            last.
     """
 
     def __init__(
@@ -125,18 +131,18 @@ class Spool:
         self._hot: HotRows | None = None
         self._next: Future[Shard] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        # Two threads, as packing takes a set of all nodes, 21 MB for papers100M; the one with the
-        # lock may write.
+        # Two threads only, because packing takes a set of all nodes, 21 MB for papers100M. The
+        # thread with the lock may write.
         self._packers = ThreadPoolExecutor(2, thread_name_prefix="pack")
         self._writing = threading.Lock()
         self._packing: list[Future[_StoredWindow]] = []  # of the last call of `_sample`
 
     def read(self, place: Place) -> Window:
-        """Read the window at `place`, which is recorded first if necessary."""
+        """Read the window at `place`; record it first if necessary."""
         if place not in self._shard and self._next is not None:
             coming, self._next = self._next, None
             used, self._shard = self._shard, {}
-            with contextlib.suppress(Interrupted):  # it was recorded for a pass that was left early
+            with contextlib.suppress(Interrupted):  # recorded for a pass that was left early
                 self._shard = coming.result()
             self._thread.submit(used.clear)  # to free a file of 10 GB takes Linux two seconds
             del coming, used
@@ -172,17 +178,18 @@ class Spool:
         return self._after(last, shard[last].positions)
 
     def _sample_ahead(self, recorded: Future[Shard], used: Place) -> None:
-        """Sample the next structure file while two shards of this one are on disk; with another
-        one, room may lack.
+        """Sample the next structure file, if both shards on disk are of the current one; otherwise
+        disk space may not suffice.
 
-        An error ends this alone: the shard that needs the file samples it again, and raises it.
+        An error ends only this call: the shard that needs the file samples it again, and raises
+        the error.
         """
         following = self._following(recorded.result())
         if used in self._structure and following is not None and following not in self._structure:
             self._sample([self], following)
 
     def _record(self, place: Place) -> Shard:
-        """Record a shard from `place` on; windows that are not in the structure file are sampled
+        """Record a shard from `place` on. Windows that are not in the structure file are sampled
         first."""
         evaluations: Sequence[Spool] = ()
         packings = [packing for _, packing in self._structure.values()]
@@ -191,22 +198,23 @@ class Spool:
             evaluations = self._evaluations
             self._evaluations = ()
             if not self._shard:
-                # Memory may lack room for these rows and for the samples of a single structure file.
+                # Memory may lack room for both these rows and the samples of a single structure
+                # file.
                 self._hot = None
             self._sample([self, *evaluations], place)
         fresh = self._choose_hot() if (self._hot is None and self._spooling.hot_bytes) else None
         shards = [
             self._picked(place, fresh or self._hot),
-            # all windows of their structure files
+            # all windows of the evaluations' structure files
             *(
                 {key: one.result() for key, (_, one) in spool._structure.items()}
                 for spool in evaluations
             ),
         ]
-        # for features between the two files
+        # for features on their way from the store's file to the shard's
         buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
         mine, *others = self._add_features(shards, buffer_bytes, fresh)
-        # only now, as an abandoned pass leaves rows out
+        # set only now, because an abandoned pass leaves rows out
         self._hot = fresh or self._hot
         for spool, shard in zip(evaluations, others, strict=True):
             spool._shard = shard
@@ -221,14 +229,15 @@ class Spool:
             self._store.feature_dtype,
             self._spooling.hot_bytes,
         )
-        malloc_trim()  # the rows come into the memory that samples had
+        malloc_trim()  # the rows go into the memory that the samples had
         return chosen
 
     def _picked(self, place: Place, hot: HotRows | None) -> Shard:
-        """The windows of the shard from `place` on, which is in the structure file.
+        """Return the windows of the shard from `place` on; `place` is in the structure file.
 
-        Room was planned for batches without a node in common; a window has each of its nodes once,
-        so more may fit. The mean window so far stands for those that are not packed yet.
+        Room was planned for batches without common nodes. A window has each of its nodes once, so
+        more windows may fit. Windows that are not packed yet are estimated by the mean of the
+        windows so far.
         """
         windows = list(itertools.dropwhile(lambda item: item[0] != place, self._structure.items()))
         total = sum(number for _, (number, _) in windows)
@@ -243,7 +252,7 @@ class Spool:
             batches += number
             rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
-            parts = -(-rows * total // (room * nodes))  # rounded up, in whole numbers
+            parts = -(-rows * total // (room * nodes))  # shards needed, rounded up in integers
             full = batches > room and rows * batches > room * nodes
             if shard and parts and (full or before * batches * parts >= rows * total):
                 break
@@ -251,13 +260,13 @@ class Spool:
         return shard
 
     def _sample(self, spools: Sequence[Spool], place: Place) -> None:
-        """Sample this spool's windows from `place` on, and all windows of the others, for their
-        structure files.
+        """Sample structure files: this spool's windows from `place` on, and all windows of the
+        other spools.
 
-        Other threads pack and write them, the last ones while the features of the first shard are
-        read.
+        Other threads pack and write the windows, the last ones while the features of the first
+        shard are read.
         """
-        # those of a pass left early still run
+        # packing for a pass that was left early may still run
         wait([packing for packing in self._packing if not packing.cancel()])
         self._structure = {}
         self._packing = []
@@ -267,7 +276,8 @@ class Spool:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
             count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
             for packing in self._packing:
-                # raises its error; memory has room for the samples of one pass only
+                # raises the error of packing; also waits, as memory has room for the samples of
+                # one pass only
                 packing.result()
             sampled = self._sample_jobs([seeds for *_, seeds in jobs[:count]])
             for number, file, key, seeds in jobs[:count]:
@@ -281,8 +291,12 @@ class Spool:
     def _jobs(
         self, spools: Sequence[Spool], place: Place
     ) -> Iterator[tuple[int, SpoolFile, Place, Seeds]]:
-        """Yield the windows of a structure file for each spool, by its number: evaluations first,
-        as the first shard has all of their windows."""
+        """Yield (number of the spool, file, place, seeds) of the windows of each spool's structure
+        file.
+
+        Evaluations come first, because the pass that fills the first shard needs all of their
+        windows.
+        """
         for number, spool in reversed(list(enumerate(spools))):
             file = SpoolFile(self._preparation.spool_dir)
             following: Place | None = (0, 0, 0) if number else place
@@ -318,8 +332,8 @@ class Spool:
     def _add_features(
         self, shards: Sequence[Shard], buffer_bytes: int, fresh: HotRows | None
     ) -> list[Shard]:
-        """Write the features of some windows to a file for each shard, and those of `fresh` to
-        memory, in one pass over the store's features."""
+        """Write the features of each shard's windows to a file, and the rows of `fresh` to memory,
+        in one pass over the store's features."""
         x = self._arrays["x"]
         begun = time.monotonic()
         before = x.bytes_read

@@ -1,4 +1,5 @@
-"""A PyG `NeighborLoader` over a store on disk: batches from its maps, or from windows."""
+"""PyG `NeighborLoader` over a store on disk: batches come from the mapped files, or from windows,
+which are groups of batches sampled together."""
 
 import copy
 import functools
@@ -40,15 +41,15 @@ _FIXED = {
 class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
     """A `NeighborLoader` whose features and graph stay on disk.
 
-    Batches have what any policy's have, `x` in the store's dtype, int8 decoded to float32; `y`
-    holds the labels of the seeds only.
+    Batches have the same attributes as under any policy. `x` has the store's dtype, int8 decoded
+    to float32; `y` has the labels of the seeds only.
 
     Args:
-        input_nodes: int64 seeds, in RAM; `labels` has one for each: int16 or int64 [n], or
-            targets, float32 [n] or [n, T].
-        next_epoch: For a loop of the user's own: each pass counts the epoch, from this one on, and
-            `x` is float32. None in a trainer.
-        transform: Called with each batch of such a loop; it can be set later as well.
+        input_nodes: Seeds, int64, in RAM.
+        labels: One label for each seed, int16 or int64 [n], or targets, float32 [n] or [n, T].
+        next_epoch: In the user's own loop, the epoch of the next pass; each shuffled pass then
+            raises it by 1, and `x` is float32. None in a trainer, which sets the epochs itself.
+        transform: Called with each batch in the user's own loop; can be set later as well.
         arguments: As for `torch.utils.data.DataLoader`; an `EpochSampler` gives each epoch its own
             order.
     """
@@ -71,7 +72,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         self._next_start = 0
         self._place = next_epoch or 0, 0  # epoch and position behind the batch handed out last
         self._running_passes = 0  # over windows
-        # Lightning copies a loader through its attributes, to predict
+        # for prediction, Lightning copies a loader by its attributes
         batches = arguments.pop("batch_sampler", None)
         if batches is not None:
             arguments |= {
@@ -114,7 +115,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
 
     @property
     def windows(self) -> Windows:
-        """The way in which the store is read now: in memory after a full disk."""
+        """The way in which the store is read now; in memory once the disk is full."""
         return self.preparation.windows if self.reader is None else self.reader.windows
 
     def __len__(self) -> int:
@@ -137,8 +138,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             self._place = epoch, start
 
     def state_dict(self) -> dict[str, int]:
-        """Return the place behind the batch handed out last, epoch and number of its seeds so far,
-        and what the order of seeds depends on."""
+        """Return the place after the last batch handed out (the epoch, and the number of its seeds
+        so far), and the values that the order of seeds depends on."""
         epoch, position = self._place
         return {"epoch": epoch, "position": position, **self._order()}
 
@@ -151,7 +152,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         }
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Have the next pass go on from the place of `state_dict`, or begin the next epoch."""
+        """Make the next pass continue from the place of `state_dict`, or begin the next epoch if
+        that epoch was complete."""
         order = self._order()
         names = {"epoch", "position", *order}
         if not isinstance(state, dict) or state.keys() != names or {**state, **order} != state:
@@ -169,8 +171,11 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         return self._pass(self.sampler.epoch, self.sampler.start)
 
     def _counted_pass(self) -> Iterator[Data]:
-        """The pass of the next epoch, decided with its first batch: Lightning creates the iterator
-        before it calls `set_epoch` of the sampler, where epochs count from 0."""
+        """Yield the batches of the next epoch, which is decided with its first batch.
+
+        The decision waits because Lightning creates the iterator before it calls the sampler's
+        `set_epoch`, with epochs counted from 0.
+        """
         assert self.next_epoch is not None
         shuffle = self.sampler.shuffle
         chosen = self.sampler.epoch + 1
@@ -188,23 +193,23 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             if self.transform is not None and not drawn_by_workers:
                 batch = self.transform(batch)
             last = [batch]
-            del batch  # of a batch that is handed out nothing may stay here
+            del batch  # keep no reference to a batch that is handed out
             yield last.pop()
 
     def _pass(self, epoch: int, start: int) -> Iterator[Data]:
-        """The batches of an epoch from position `start` of its order on: from windows, from a
-        thread, or from DataLoader workers.
+        """Return an iterator over the batches of an epoch, from position `start` of its order on.
 
-        A second pass, of another epoch, may begin while this one runs.
+        Batches come from windows, from a thread, or from DataLoader workers. A second pass, over
+        another epoch, may begin while this one runs.
         """
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
         if not self.num_workers:
             return _prefetch(self._mapped_groups(epoch, start), lambda: False, lambda: None)
         self.node_sampler.set_epoch(epoch)
-        # Persistent workers were started once and see `set_epoch` through shared memory. Workers of
-        # one pass get a sampler with this epoch, which a second pass can't change. `__setattr__`
-        # refuses a user's change of these attributes, hence `__dict__`.
+        # Persistent workers were started once and see `set_epoch` through shared memory. Workers
+        # of a single pass get a sampler with an epoch of its own, which a second pass can't
+        # change. `__setattr__` refuses to change these attributes for users, hence `__dict__`.
         if not self.persistent_workers:
             own = copy.copy(self)
             own.__dict__["node_sampler"] = self.node_sampler.at_epoch(epoch)
@@ -217,7 +222,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             self.reader.close()
 
     def filter_fn(self, out: SamplerOutput) -> Data:
-        """As PyG's, with labels and decoded features before `transform`."""
+        """Build a batch as PyG's `filter_fn` does; add labels and decoded features before
+        `transform`."""
         plain = copy.copy(self)
         plain.transform = None
         plain.__dict__["data"] = Data(edge_index=NO_EDGES, num_nodes=self.store.num_nodes)
@@ -251,11 +257,11 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             [int, int], tuple[Tensor, Array | Tensor, Array | Tensor, Array | Tensor, Hops]
         ],
     ) -> Iterator[Data]:
-        """Yield `count` batches; small ones in groups, so that the thread needs the interpreter's
-        lock once a group.
+        """Yield `count` batches in groups. Small batches share a group, so that the thread needs
+        the interpreter's lock once per group.
 
-        `draw` returns for the batches from one number to another their positions, rows of
-        `features`, ids, edges, hops.
+        `draw(begin, end)` returns positions, rows of `features`, ids, edges and hops of the
+        batches from `begin` to `end`.
         """
         begin = 0
         size = 1
@@ -278,8 +284,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         edges: Array | Tensor,
         hops: Hops,
     ) -> Data:
-        """Batches one after the other in each tensor, edges as one row: of each batch all sources,
-        then all targets."""
+        """Return a group, with batches one after the other in each tensor. `edge_index` is one
+        row: for each batch all sources, then all targets."""
         group = Data(
             self._take(features, np.asarray(rows)),
             edge_index=torch.as_tensor(edges),
@@ -306,12 +312,13 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         return self._groups(mapped_features(self.store), -(-len(share) // size), draw)
 
     def _window_pass(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
-        """The batches of a pass over windows; a caller that leaves early ends the reads under way."""
+        """Yield the batches of a pass over windows. If the caller leaves early, the reads under
+        way end."""
         reader.abandoned.clear()  # set by an earlier pass that was left early
         self._running_passes += 1
 
         def stop_reading() -> None:
-            # The event ends the reads of all passes, so not while a second one runs.
+            # The event ends the reads of all passes, so it is not set while a second pass runs.
             if self._running_passes == 1:
                 reader.abandoned.set()
 
@@ -335,11 +342,11 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
 def _prefetch(
     groups: Iterator[Data], waiting: Callable[[], bool], abandon: Callable[[], object]
 ) -> Iterator[Data]:
-    """Yield the batches of `groups`, which a thread draws some ahead, see `forecast.batches.queue`;
-    its errors are raised here.
+    """Yield the batches of `groups`. A thread draws some of them ahead, see
+    `forecast.batches.queue`; the thread's errors are raised here.
 
-    `waiting` is called a few times a second while the caller waits, and ends that with
-    `Interrupted` by returning True. `abandon` is called if the caller leaves early, before the
+    `waiting` is called a few times a second while the caller waits. If it returns True, the
+    waiting ends with `Interrupted`. `abandon` is called if the caller leaves early, before the
     thread is joined.
     """
     end = object()
@@ -358,10 +365,10 @@ def _prefetch(
             del future
             if group is end:
                 break
-            while len(ahead) < group.ahead + 1:  # one more in the thread's hand
+            while len(ahead) < group.ahead + 1:  # one more is being drawn by the thread
                 ahead.append(thread.submit(next, groups, end))
             batches = _batches_of(group)[::-1]
-            # of a batch that is handed out nothing may stay here: the user may move it to a GPU
+            # keep no reference to a batch that is handed out: the user may move it to a GPU
             del group
             while batches:
                 yield batches.pop()
@@ -375,7 +382,7 @@ def _prefetch(
 
 
 def _batches_of(group: Data) -> list[Data]:
-    """The batches of a group, which lie in its tensors; see `StoreLoader._group`."""
+    """Return the batches of a group as views of its tensors; see `StoreLoader._group`."""
     hop_nodes, hop_edges = zip(*group.hops, strict=True)
     nodes = [sum(counts) for counts in hop_nodes]
     seeds = [counts[0] for counts in hop_nodes]
@@ -386,8 +393,8 @@ def _batches_of(group: Data) -> list[Data]:
         "y": seeds,
         "input_id": seeds,
     }
-    # `data` has a version of its own, so that a change in place of one batch leaves the gradients
-    # of others possible.
+    # `data` has a version counter of its own, so that changing one batch in place does not prevent
+    # gradients of the others.
     parts: dict[str, Any] = {
         name: [part.data for part in group[name].split(each)] for name, each in sizes.items()
     }

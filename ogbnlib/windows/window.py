@@ -1,10 +1,10 @@
 """Windows: consecutive batches from a graph on disk that are sampled together, in ascending passes
 over its files.
 
-Page faults row by row give about 10 batches of 128 x [3, 2] a second on a graph larger than memory.
-A window needs one pass over `colptr` and one over `row` at each hop, for all of its batches, and
-one over `x`. Ginex (VLDB 2022), DiskGNN (SIGMOD 2025) and AGNES rest on the same idea. A window has
-the batches that `CSCSampler` draws one by one.
+Page faults row by row give about 10 batches of 128 x [3, 2] a second on a graph larger than
+memory. For all of its batches, a window needs one pass over `colptr` and one over `row` at each
+hop, and one pass over `x`. Ginex (VLDB 2022), DiskGNN (SIGMOD 2025) and AGNES rest on the same
+idea. The batches of a window are the same that `CSCSampler` draws one by one.
 """
 
 import functools
@@ -47,8 +47,8 @@ class Seeds(NamedTuple):
 
 @kernel
 def _to_degrees(ends: Array, num_edges: int) -> bool:
-    """Replace the end of each column (begin, end) by its degree; return whether all lie within
-    `num_edges`."""
+    """Replace the end of each column (begin, end) by its degree; return whether all columns lie
+    within `num_edges`."""
     for i in range(len(ends)):
         if not 0 <= ends[i, 0] <= ends[i, 1] <= num_edges:
             return False
@@ -60,16 +60,16 @@ def _to_degrees(ends: Array, num_edges: int) -> bool:
 def _grown(
     nodes: Array, bounds: Array, ids: Array, parts: Array, num_nodes: int, grown: Array
 ) -> tuple[int, Array]:
-    """Copy the nodes of each batch b to `grown`, and the new ones of `ids[parts[b] : parts[b + 1]]`
-    behind them.
+    """Copy the nodes of each batch to `grown`, followed by the new nodes among its ids.
 
-    `bounds` are those of each batch's `nodes`; `grown` has room for all nodes and all ids. These ids
-    become local ones. Returns `(place of the first id out of range or -1, bounds of each batch's
-    nodes in grown)`.
+    The ids of batch b are `ids[parts[b] : parts[b + 1]]`; `bounds` are the bounds of each batch in
+    `nodes`. `grown` has room for all nodes and all ids. The ids are replaced by local ones, in
+    place. Returns `(place of the first id out of range or -1, bounds of each batch's nodes in
+    grown)`.
     """
     begin = np.zeros(len(bounds), np.int64)
     table = np.empty(0, np.uint64)
-    # one for all batches, as pages are slow when first written
+    # one array for all batches, because pages are slow when first written
     values = np.empty(np.max(np.diff(parts)), np.int64)
     for b in range(len(bounds) - 1):
         own = grown[begin[b] :]
@@ -89,8 +89,8 @@ def _grown(
 
 @kernel
 def take_rows(rows: Array, ids: Array, out: Array) -> None:
-    """Copy `rows[ids]` to `out`, both uint8 [number, bytes], with one thread: torch's
-    `index_select` starts its own."""
+    """Copy `rows[ids]` to `out`, both uint8 [number, bytes], in one thread: torch's `index_select`
+    would start its own threads."""
     for i in range(len(ids)):
         if i + 16 < len(ids):  # 51 MB in 3.6 instead of 4.3 ms
             for c in range(0, rows.shape[1], 64):
@@ -103,11 +103,10 @@ def take_rows(rows: Array, ids: Array, out: Array) -> None:
 
 @kernel
 def decode_rows(codes: Array, ids: Array, scale: Array, offset: Array, out: Array) -> None:
-    """Write the values of the rows `codes[ids]`, int8, to `out`, float32 [number, F]; see
-    `Int8Columns`.
+    """Decode the rows `codes[ids]`, int8, into `out`, float32 [number, F]; see `Int8Columns`.
 
-    With numpy, taking and decoding the 205,000 rows of a batch of [15, 10, 5] x 1024 took 72 ms,
-    this takes 26.
+    Taking and decoding the 205,000 rows of a batch of [15, 10, 5] x 1024 takes 26 ms here; with
+    numpy it took 72 ms.
     """
     for i in range(len(ids)):
         if i + 16 < len(ids):
@@ -123,7 +122,7 @@ class _HopEdges(NamedTuple):
     """The edges of one hop, batch after batch, ascending by target."""
 
     sources: (
-        Array  # int32 places among the batch's nodes; global ids of the last hop, see `Sampled`
+        Array  # int32 places among the batch's nodes; in the last hop global ids, see `Sampled`
     )
     targets: Array  # int32 places among the batch's nodes
     bounds: Array  # int64 [batches + 1]
@@ -133,21 +132,21 @@ class _HopEdges(NamedTuple):
 class Sampled:
     """The batches of a window, one after the other in every array; anonymous memory.
 
-    The sources of the last hop's edges are global ids, and its nodes are missing, until `grow` is
-    called.
+    Until `grow` is called, the sources of the last hop's edges are global ids, and the hop's new
+    nodes are missing.
     """
 
     row: DiskArray
     num_nodes: int  # of the graph
     nodes: Array  # int64, each batch's global ids, seeds first, then hop by hop
     bounds: Array  # int64 [batches + 1], of each batch's nodes
-    # for the seeds and each hop, new nodes, int64 [batches]
+    # numbers of new nodes, int64 [batches], for the seeds and then for each hop
     hop_nodes: list[Array] = field(default_factory=list)
     hop_edges: list[_HopEdges] = field(default_factory=list)
 
     @classmethod
     def of(cls, seeds: Seeds, num_nodes: int, row: DiskArray) -> Self:
-        """The seeds alone; one that comes again in a batch is a node of its own."""
+        """Begin with the seeds alone. A seed that comes again in a batch is a node of its own."""
         ids = np.concatenate(seeds.ids)
         wrong = np.flatnonzero((ids < 0) | (ids >= num_nodes))
         if len(wrong):
@@ -158,8 +157,8 @@ class Sampled:
         return cls(row, num_nodes, ids, np.cumsum([0, *counts]), [counts])
 
     def add(self, parts: Array, ids: Array) -> int:
-        """Append a hop's nodes, whose ids become local ones; return the place of the first out of
-        range or -1."""
+        """Append a hop's new nodes, and replace its ids by local ones; return the place of the
+        first id out of range, or -1."""
         before = np.diff(self.bounds)
         grown = np.empty(len(self.nodes) + parts[-1] - parts[0], np.int64)
         wrong, self.bounds = _grown(self.nodes, self.bounds, ids, parts, self.num_nodes, grown)
@@ -168,14 +167,14 @@ class Sampled:
         return wrong
 
     def grow(self) -> None:
-        """Append the nodes of the last hop; to be called once for each hop."""
+        """Append the nodes of the last hop; must be called once for each hop."""
         hop = self.hop_edges[-1]
         if self.add(hop.bounds, hop.sources) >= 0:
             raise self.row.damaged(f"expected ids from 0 to {self.num_nodes - 1}, found others")
         self.hop_edges[-1] = hop._replace(sources=hop.sources.astype(np.int32, copy=False))
 
     def frontiers(self) -> Iterator[Array]:
-        """The nodes of each batch's last hop."""
+        """Yield the nodes of each batch's last hop."""
         for end, count in zip(self.bounds[1:], self.hop_nodes[-1], strict=True):
             yield self.nodes[end - count : end]
 
@@ -188,7 +187,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     way.
     """
     sampled = [Sampled.of(window, colptr.num_rows - 1, row) for window in windows]
-    # batches of each window
+    # bounds of each window's batches
     shares = list(
         itertools.pairwise([0, *itertools.accumulate(len(window.ids) for window in windows)])
     )
@@ -197,7 +196,7 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
             _in_threads(Sampled.grow, sampled)
         places, targets, bounds = _choose_edges(hop, windows, sampled, shares, colptr)
         dtype = np.dtype(f"i{row.row_bytes}")
-        # in the memory of the places themselves, if their items are as large
+        # reuse the memory of the places if their items are as large
         is_same = places.itemsize == dtype.itemsize
         neighbors = places.view(dtype) if is_same else np.empty(len(places), dtype)
         row.read(places, neighbors)
@@ -218,8 +217,8 @@ def _choose_edges(
     shares: list[tuple[int, int]],
     colptr: DiskArray,
 ) -> tuple[Array, Array, Array]:
-    """The edges of all batches at one hop: places in `row`, local targets int32, and the bounds of
-    each batch."""
+    """Choose the edges of all batches at one hop: return their places in `row`, their local
+    targets int32, and the bounds of each batch."""
     num_edges = sampled[0].row.num_rows
     frontiers = [nodes for one in sampled for nodes in one.frontiers()]
     frontier = np.concatenate(frontiers)
@@ -258,14 +257,14 @@ def _choose_edges(
 
 
 def _in_threads(work: Callable[..., object], *items: Iterable[object]) -> None:
-    """Call `work` with the items, each of which is a batch, in several threads."""
+    """Call `work` with the items of each window, as `map` does, in several threads."""
     with ThreadPoolExecutor(sampling_threads()) as pool:
         list(pool.map(work, *items))
 
 
 @dataclass
 class Window:
-    """Some batches and the features of all their nodes, each once; anonymous memory."""
+    """Some batches and the features of all their nodes, each node once; anonymous memory."""
 
     positions: Sequence[Tensor | Array]  # as in `Seeds`
     hops: Hops
@@ -289,7 +288,7 @@ class Window:
         slots = distinct.ranks(sampled.nodes).astype(np.int32, copy=False)
         counts = np.array([np.diff(hop.bounds) for hop in sampled.hop_edges])
         hops = zip(np.array(sampled.hop_nodes).T.tolist(), counts.T.tolist(), strict=True)
-        # of each batch the sources of all hops, then their targets
+        # for each batch, the sources of all hops, then their targets
         parts = [
             hop[side][hop.bounds[b] : hop.bounds[b + 1]]
             for b in range(len(seeds.ids))
@@ -304,8 +303,8 @@ class Window:
         x.read(self.ids, self.features)
 
     def batches(self, begin: int, end: int) -> tuple[Tensor, Array, Array, Array, Hops]:
-        """Positions, slots, ids, edges and hops of the batches from `begin` to `end`; ids and edges
-        int64."""
+        """Return positions, slots, ids, edges and hops of the batches from `begin` to `end`; ids
+        and edges are int64."""
         (first_node, first_edge), (last_node, last_edge) = self._bounds[[begin, end]]
         slots = self.slots[first_node:last_node]
         n_id = self.ids.take(slots).astype(np.int64)
@@ -320,11 +319,11 @@ class Window:
 
 
 def compile_kernels(num_neighbors: Sequence[int]) -> None:
-    """Compile the policies' kernels, or load them from disk: a few seconds once, 60 MB of LLVM in
-    every process.
+    """Compile the policies' kernels, or load them from disk. This takes a few seconds once, and 60
+    MB of LLVM in every process.
 
-    Done on an empty graph before data is loaded, so that the figures of later phases are the data's
-    alone.
+    The kernels run on an empty graph before data is loaded, so that the figures of later phases
+    are about the data alone.
     """
     empty = np.empty(0, np.int64)
     offsets = np.zeros(2, np.int64)

@@ -1,8 +1,8 @@
-"""Columns of a user's own files, and node ids in them. Import it on use: it imports pyarrow and
-pandas.
+"""Columns of a user's own files, and node ids in them.
 
-pyarrow reads in pieces and keeps the order of the rows. 50 M edges between 5 M nodes named by text
-take 457 MB. DuckDB, with a limit of 400 MB, joined the same ids in 1.3 GB, and in another order.
+Import this module only when needed: it imports pyarrow and pandas. pyarrow reads files in pieces
+and keeps the order of the rows. 50 M edges between 5 M nodes named by text take 457 MB of memory.
+DuckDB, limited to 400 MB, took 1.3 GB to join the same ids and changed the order of the rows.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ _TEXTS = (
 )
 BATCH_ROWS = 2**17
 _MOST_SHOWN = 20  # columns in a message
-LONGEST_NAME = 256  # bytes; `node_name` has the width of the longest name for every node
-# in any case, among numbers and labels
+LONGEST_NAME = 256  # bytes; in `node_name` each node takes the width of the longest name
+# words for a missing value, in upper or lower case
 _MISSING = ("", "nan", "-nan", "na", "n/a", "#n/a", "null", "none", "<na>")
 
 
 class Table:
-    """The columns of a user's file, or of its parts, read in bounded memory; a subclass for each
-    format is in `readers`.
+    """The columns of a user's file, or of its parts, read in bounded memory.
+
+    `readers` has a subclass for each format.
 
     Attributes:
-        names: of the columns; those without names are called "1", "2", ...
-        header: whether the file has these names.
-        typed: whether values have types, and a name is never mistaken for a value.
+        names: the columns' names; columns without names are called "1", "2", ...
+        header: whether the file itself contains these names.
+        typed: whether values have types, so that a name can't be mistaken for a value.
     """
 
     header = typed = True
@@ -63,7 +64,7 @@ class Table:
 
     @cached_property
     def num_rows(self) -> int:
-        """The number of rows; by default the file is read for it."""
+        """The number of rows; by default the file is read to count them."""
         with naming(self.file, "a table"):
             return sum(len(values) for (values,) in self.arrays(self.names[:1], BATCH_ROWS))
 
@@ -72,7 +73,7 @@ class Table:
         return self.file, row
 
     def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[list[Piece]]:
-        """Yield the next rows of `columns`, at most `rows`; of a csv file those in 4 MB."""
+        """Yield the next rows of `columns`: at most `rows`, or from a text file those in 4 MB."""
         begin = 0
         with naming(self.file, "a table"):
             for batch in self.arrays(columns, rows):
@@ -83,7 +84,7 @@ class Table:
                 begin += len(batch[0])
 
     def refusal(self, expected: str, hint: str) -> InputError:
-        """Return the error for columns that are neither known nor named."""
+        """Return the error for columns other than `expected`, with 20 names at most and `hint`."""
         columns = [repr(name) for name in self.names[:_MOST_SHOWN]]
         if len(self.names) > _MOST_SHOWN:
             columns.append(f"... ({len(self.names)})")
@@ -94,7 +95,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive values of a column, and the number of the first one's row."""
+    """Consecutive values of a column; `begin` is the row number of the first one."""
 
     table: Table
     name: str
@@ -102,7 +103,7 @@ class Piece:
     begin: int
 
     def decoded(self) -> Piece:
-        """Return the values without their dictionary, if they have one, and text as strings."""
+        """Return the piece with dictionary-encoded values decoded, and with text as strings."""
         values = self.values
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
@@ -125,8 +126,11 @@ class Piece:
             )
 
     def cast(self, kind: str, expected: str, hint: str = "") -> pa.Array:
-        """Cast to int64, double or string; missing values become null, and 3.0 is the whole number
-        3. An error about a value ends with `hint`."""
+        """Return the values as int64, double or string.
+
+        Among numbers, missing values become null, and 3.0 is the whole number 3. The error about a
+        value that can't be cast ends with `hint`.
+        """
         values = _cast(self.values, kind)
         if values is None:
             rows = range(len(self.values))
@@ -138,9 +142,9 @@ class Piece:
 
 
 def _cast(values: pa.Array, kind: str) -> pa.Array | None:
-    """Return values as another type, None if one of them has no equal there."""
+    """Return the values as another type, or None if one of them can't be cast."""
     if pa.types.is_string(values.type) and kind != "string":
-        # most columns have no missing values, whose search takes longer than the cast
+        # most columns have no missing values, and to find them takes longer than to cast
         for text in (values, without_missing(values)):
             with contextlib.suppress(pa.ArrowInvalid):
                 return text.cast(kind)
@@ -151,7 +155,7 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
                 return text.cast("bool").cast("double")  # True and False, as pandas writes them
         return None
     if kind == "int64":
-        # arrow takes True for 1, a date for a number of days
+        # arrow would cast True to 1, and a date to a number of days
         if pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type):
             return None
         # Beyond 2**53, several whole numbers are the same float.
@@ -163,20 +167,20 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
 
 
 def numbers(values: pa.Array) -> Array:
-    """An arrow array of numbers as numpy; NaN for nulls."""
+    """Return an arrow array of numbers as a numpy array, with NaN for nulls."""
     return values.to_numpy(zero_copy_only=False)
 
 
 def without_missing(values: pa.Array) -> pa.Array:
-    """Text stripped, with null for the words that mean "missing"."""
+    """Return the text without blanks at its ends, and null for words that mean "missing"."""
     values = pc.utf8_trim_whitespace(values)
     missing = pc.is_in(pc.utf8_lower(values), value_set=pa.array(_MISSING))
     return pc.if_else(missing, pa.scalar(None, pa.string()), values)
 
 
 def name_keys(piece: Piece, kind: str, expected: str) -> Array:
-    """Return names, none of which may be missing, as 64-bit numbers: those of the kind "int64" as
-    they are, of "string" hashed."""
+    """Return a 64-bit number for each name: the name itself if `kind` is "int64", or its hash if
+    `kind` is "string". A missing name is refused."""
     keys = piece.cast(kind, expected)
     if kind == "int64":
         piece.refuse(keys.is_null(), expected)
@@ -186,7 +190,7 @@ def name_keys(piece: Piece, kind: str, expected: str) -> Array:
 
 
 def hashes(names: Array) -> Array:
-    """Return a uint64 for each name, of text or of its UTF-8 bytes."""
+    """Return a uint64 hash of each name. Text and its UTF-8 bytes have the same hash."""
     return pd.util.hash_array(names.astype(object, copy=False), categorize=False)
 
 
@@ -194,20 +198,21 @@ FLAGS = ("false", "0", "0.0", "true", "1", "1.0")  # the second half means yes
 
 
 def flags(piece: Piece, expected: str = "true or false") -> pa.Array:
-    """Return booleans of true, false, 1 and 0 in any case; null for other values."""
+    """Return true, false, 1 and 0 as booleans, in upper or lower case; null for other values."""
     places = pc.index_in(pc.utf8_lower(piece.cast("string", expected)), value_set=pa.array(FLAGS))
     return pc.greater_equal(places, len(FLAGS) // 2)
 
 
 class Nodes:
-    """Map from node ids to row numbers. Ids are row numbers already, or names: text or any whole
-    numbers.
+    """Map from node ids to row numbers.
 
-    Names take about 50 bytes a node, as 64-bit numbers in pandas' index; text is hashed. Two of ten
-    million texts have the same hash with a chance of 3e-6, and are refused then.
+    Ids are either row numbers already, or names: text or any whole numbers. A pandas index holds
+    the names as 64-bit numbers, about 50 bytes a node; text is hashed. Among ten million texts, two
+    have the same hash with a probability of 3e-6, and are then refused.
 
-    `rows` is the file whose rows are the nodes, for messages; `names` the table and its column with
-    the names in order.
+    Args:
+        rows: the file whose rows are the nodes, for messages.
+        names: the table and the column with the names in row order; None if ids are row numbers.
     """
 
     def __init__(self, num_nodes: int, rows: str, names: tuple[Table, str] | None = None) -> None:
@@ -226,7 +231,7 @@ class Nodes:
             raise InputError(
                 f"{table.file}: expected {num_nodes} names, one a row of {rows}, found {table.num_rows}"
             )
-        # "007" and "7" are two names: whole numbers are as int64 writes them
+        # "007" and "7" are two names: text is read as whole numbers only if int64 prints it so
         for (piece,) in table.batches([column]):
             with contextlib.suppress(pa.ArrowInvalid):
                 values = piece.values
@@ -260,11 +265,11 @@ class Nodes:
         return name_keys(piece, self.kind, self._expected)
 
     def find(self, piece: Piece) -> Array:
-        """Return int64 rows of ids, -1 for a name that no node has."""
+        """Return the row of each id, int64; -1 for a name that no node has."""
         return self(piece) if self.names is None else self._index.get_indexer(self._keys(piece))
 
     def __call__(self, piece: Piece) -> Array:
-        """Return int64 rows of ids."""
+        """Return the row of each id, int64; refuse an id that no node has."""
         if self.names is None:
             ids = self._keys(piece)
             hint = from_one(ids, self.num_nodes)
@@ -275,8 +280,8 @@ class Nodes:
         return ids.astype(np.int64, copy=False)
 
     def are_rows(self, pieces: Iterable[Piece]) -> bool:
-        """Whether ids can only be row numbers, although the nodes have names: every id is a row
-        number, and none is a name."""
+        """Whether the ids must be row numbers although the nodes have names: there are ids, each is
+        a row number, and none is a name."""
         count = 0
         for piece in pieces:
             try:
@@ -290,8 +295,8 @@ class Nodes:
         return count > 0
 
     def chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
-        """Return the dtype of the names, int64 or UTF-8 bytes of fixed width, and the names in
-        order of the nodes."""
+        """Return the names' dtype, int64 or UTF-8 bytes of fixed width, and pieces of the names in
+        the order of the nodes; None if the nodes have no names."""
         if self.names is None:
             return None
         table, column = self.names
@@ -315,11 +320,12 @@ MASK_NAMES = {
     **{f"{word}mask": split for word, split in SPLIT_OF.items()},
     **{f"is{word}": split for word, split in SPLIT_OF.items()},
 }
-_MOST_OF_ROLE = {"feature": 4, "value": 4, "left out": 20}  # names of one role; more are counted
+# Most entries for a role in a message; with more columns, the last entry is their number.
+_MOST_OF_ROLE = {"feature": 4, "value": 4, "left out": 20}
 
 
 def option(name: str, *columns: str) -> str:
-    """Return an option of the command line that names columns."""
+    """Return a command-line option that names columns."""
     return f"{name} {shlex.quote(','.join(columns))}"
 
 
@@ -330,16 +336,16 @@ def plain(name: str) -> str:
 
 @dataclass(eq=False)
 class Columns:
-    """The columns of one file with their roles; `uses` are the roles of the file itself."""
+    """The columns of one file and their roles; `uses` has the roles of the file itself."""
 
     table: Table
     uses: set[str] = field(default_factory=set)
     roles: dict[str, str] = field(default_factory=dict)
-    masks: dict[str, str] = field(default_factory=dict)  # the column of each split
+    masks: dict[str, str] = field(default_factory=dict)  # the mask column of each split
     notes: dict[str, str] = field(default_factory=dict)  # why a column is left out
 
     def leave_out(self, names: Iterable[str]) -> None:
-        """Give the columns that the user leaves out this role."""
+        """Give the role "left out" to the columns that the user names."""
         columns = [column for column in map(self.find, names) if column is not None]
         self.roles |= dict.fromkeys(columns, "left out")
         self.notes |= dict.fromkeys(columns, " (--leave-out)")
@@ -352,24 +358,28 @@ class Columns:
 
     @property
     def free(self) -> list[str]:
-        """The columns without a role yet."""
+        """The columns that have no role yet."""
         return [name for name in self.table.names if name not in self.roles]
 
     @property
     def alone(self) -> str | None:
-        """The only column, which needs no name; but the header of a csv file may be a value."""
+        """The only column without a role, whatever its name, or None.
+
+        None for text with a header, too, because the header could be a value.
+        """
         is_sure = not self.table.header or self.table.typed
         return self.free[0] if is_sure and len(self.free) == 1 else None
 
     def find(self, name: str | None) -> str | None:
-        """Return the column that the user calls `name`: exactly so, else in any case."""
+        """Return the column `name`, else one that differs only in upper and lower case, else
+        None."""
         if name is None or name in self.table.names:
             return name
         return next((own for own in self.table.names if own.lower() == name.lower()), None)
 
     def only(self, names: Iterable[str], what: str) -> str | None:
-        """Return the free column with one of these names, None if there is none; two are
-        refused."""
+        """Return the column without a role that has one of these names, or None. Two such columns
+        are refused."""
         known = {plain(name) for name in names}
         columns = [name for name in self.free if plain(name) in known]
         if len(columns) > 1:
@@ -380,13 +390,13 @@ class Columns:
         return columns[0] if columns else None
 
     def mask(self, split: str) -> str | None:
-        """Return the free column that is the mask of a split by its name."""
+        """Return the column without a role that is named like a split's mask, or None."""
         return self.only(
             (name for name, own in MASK_NAMES.items() if own == split), f"mask of {split}"
         )
 
     def describe(self) -> str:
-        """Return one line: the roles, and the columns of each."""
+        """Return one line with the roles and the columns of each role."""
         parts = []
         roles = ("id", "source", "target", "feature", "label", "value", "split", "mask", "left out")
         for role in roles:

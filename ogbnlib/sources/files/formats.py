@@ -1,5 +1,7 @@
-"""Formats of a user's files, by their endings, and the files behind one path: a file, or the parts in
-a folder or of a pattern."""
+"""Formats of a user's files by their endings, and the files that a path stands for.
+
+A path is a file, a folder of parts, or a pattern that the parts match.
+"""
 
 import glob
 import re
@@ -9,7 +11,7 @@ from ...errors import InputError
 from ...files import whereabouts
 
 _TEXT = (".csv", ".tsv", ".txt", ".edgelist", ".edges", ".el")
-COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # arrow inflates them in pieces
+COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # arrow decompresses them in pieces
 _PACKED = ("", *COMPRESSIONS)
 FORMATS = {
     **{".npy": "array", ".npz": "archive"},
@@ -24,8 +26,8 @@ READABLE = (
 
 
 def ending(name: str) -> str:
-    """Return the ending of a file's name that tells its format, in lower case, or ""; of several
-    the longest."""
+    """Return the longest ending of a file name that is in `FORMATS`, in lower case; "" if none
+    is."""
     known = [end for end in FORMATS if name.lower().endswith(end)]
     return max(known, key=len, default="")
 
@@ -38,16 +40,17 @@ def format_of(file: Path) -> str | None:
 
 
 def is_parts(path: Path) -> bool:
-    """Whether `path` is a folder, or a pattern such as edges/part-*.csv, of at least one part."""
+    """Whether `path` is a folder or a pattern, such as edges/part-*.csv, with a part in a known
+    format."""
     return not path.is_file() and any(
         part.is_file() and format_of(part) is not None for part in _parts(path)
     )
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the file, or the parts in order of their names: numbers in names count as numbers.
+    """Return the file itself, or the parts sorted by name. Numbers in names count as numbers.
 
-    Hidden files and those whose names begin with "_", such as Spark's _SUCCESS, are no parts.
+    Hidden files and files whose names begin with "_", such as Spark's _SUCCESS, are not parts.
     """
     if path.is_file():
         return [path]
@@ -72,6 +75,6 @@ def _parts(path: Path) -> list[Path]:
 
 
 def _natural(path: Path) -> list[tuple[str, int]]:
-    # Dask writes part.9.parquet before part.10.parquet
-    # each number in the name, with the text before it
+    # The key has each number in the path and the text before it: Dask's part.9.parquet comes before
+    # its part.10.parquet.
     return [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", str(path))]

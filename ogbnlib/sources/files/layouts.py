@@ -1,5 +1,5 @@
-"""Files of a data set: those of a user's folder by their names, and those of layouts that others
-publish. Nothing of their content is read."""
+"""Files of a data set, found by their names in a user's folder or by the layout of a published data
+set. Their content is not read."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -12,22 +12,22 @@ from ...graph.store import is_store
 from ...graph.store_format import META, SPLITS, nearby
 from .formats import READABLE, ending, files_of, format_of, is_parts
 
-ROLE_NAMES = {  # of each role's file
+ROLE_NAMES = {  # for each role, names of its file without their endings
     "edges": ("edges", "edge_index"), "features": ("features", "x"), "labels": ("labels", "y"),
     "train": ("train", "train_mask"), "valid": ("valid", "val", "valid_mask", "val_mask"),
     "test": ("test", "test_mask"), "splits": ("splits",), "nodes": ("nodes",),
-    "targets": (),  # only as named by the user
+    "targets": (),  # read only if the user names the file
 }  # fmt: skip
 _PREFERRED = (".npy", ".parquet", ".csv", ".csv.gz")  # before the same name in another format
 # data sets to which OGB's reader adds the reverse of each edge
 _OGB_BOTH_WAYS = ("ogbn_products", "ogbn_proteins")
 _FEW = 8  # names of files in a message
-SPLIT_DICT = "split_dict.pt"  # of MAG240M
+SPLIT_DICT = "split_dict.pt"  # MAG240M's file of splits
 OPTIONS = "dataset.yaml"  # options of a conversion, see `sources.options`
 
 
 def split_folder(path: Path) -> Path:
-    """Return the folder of the split: split/time, or the only one in split/."""
+    """Return the folder with the files of the splits: split/time, else the only one in split/."""
     folders = [entry for entry in (path / "split").glob("*") if entry.is_dir()]
     time = path / "split" / "time"
     if time in folders:
@@ -42,13 +42,13 @@ def split_folder(path: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A layout of folders that others publish.
+    """Folder layout of published data sets.
 
     Attributes:
-        files: for each role, the paths of its file in order of preference.
-        splits: returns the folder of the files of the splits; None for a file of `splits` or, without
-            one, 60 % of the nodes for train, 20 % for valid and 20 % for test, in order.
-        left_out: what the layout has that a store does not take.
+        files: for each role, possible paths of its file in order of preference.
+        splits: returns the folder with the files of the splits. If None, a file `splits` has them;
+            without it, train, valid and test are 60, 20 and 20 % of the nodes, in order.
+        left_out: the layout's content that a store does not keep.
     """
 
     files: Mapping[str, tuple[str, ...]]
@@ -63,7 +63,7 @@ class _Layout:
         ]
 
 
-# OGB's csv layout (snap-stanford/ogb, docs of read_graph_pyg), that of ogbn-arxiv
+# OGB's csv layout, as ogbn-arxiv has it (snap-stanford/ogb, docs of read_graph_pyg).
 OGB_CSV = _Layout(
     {
         "edges": ("raw/edge.csv.gz",),
@@ -72,8 +72,8 @@ OGB_CSV = _Layout(
     },
     split_folder,
 )
-# ogbn-mag (ogb/io/read_graph_raw.py): of its kinds of nodes the papers, which have the features, the
-# labels and the splits
+# ogbn-mag (ogb/io/read_graph_raw.py). Of its nodes only the papers are read, which have the
+# features, the labels and the splits.
 OGB_MAG = _Layout(
     {
         "edges": ("raw/relations/paper___cites___paper/edge.csv.gz",),
@@ -83,7 +83,7 @@ OGB_MAG = _Layout(
     lambda folder: split_folder(folder) / "paper",
     "authors, institutions and fields of study",
 )
-# MAG240M (ogb/lsc/mag240m.py), its papers in the same way
+# MAG240M (ogb/lsc/mag240m.py). Only its papers are read, too.
 _MAG240M = _Layout(
     {
         "edges": ("processed/paper___cites___paper/edge_index.npy",),
@@ -109,13 +109,14 @@ _IGB = _Layout(
     None,
 )
 LAYOUTS = (OGB_CSV, OGB_MAG, _MAG240M, _IGB)
-# The nodes of IGB's size "full" with a label are the first ones (the same file).
+# In IGB's size "full", only the first nodes have a label: this many (igb/dataloader.py).
 _IGB_LABELLED = {"node_label_19.npy": 227_130_858, "node_label_2K.npy": 157_675_969}
 _IGB_FULL = 269_346_174
 
 
 def layout_of(folder: Path) -> tuple[_Layout | None, Path]:
-    """Return a folder's layout and root: a folder in it, such as raw, stands for the root."""
+    """Return a folder's layout, if known, and root; a folder in the root, such as raw, stands for
+    it."""
     for layout in LAYOUTS:
         edges = Path(layout.files["edges"][0])
         roots = [folder, folder.parent] if folder.name == edges.parts[0] else [folder]
@@ -126,8 +127,7 @@ def layout_of(folder: Path) -> tuple[_Layout | None, Path]:
 
 
 def splits_in_order(num_nodes: int, labels: Path) -> dict[str, tuple[int, int]]:
-    """Return the first node of each split, and the one after its last, of a layout without files of
-    splits."""
+    """Return (first node, last node + 1) of each split, for a layout without files of splits."""
     is_full = num_nodes == _IGB_FULL
     labelled = _IGB_LABELLED.get(labels.name, num_nodes) if is_full else num_nodes
     train = int(labelled * 0.6)
@@ -144,8 +144,8 @@ def _stem(path: Path) -> str:
 
 
 def _named(entries: Iterable[Path], role: str) -> list[Path]:
-    """The files and folders of parts with a role's names, in their order; those in a format of
-    `_PREFERRED` come first."""
+    """Return the files and folders of parts that have a role's names, in the order of these names.
+    Files in a format of `_PREFERRED` come first."""
     files = [
         entry
         for name in ROLE_NAMES[role]
@@ -160,7 +160,10 @@ def _is_preferred(path: Path) -> bool:
 
 
 def is_tables(folder: StrPath) -> bool:
-    """Whether a folder holds a user's own edges or features, complete or not; nothing is read."""
+    """Whether a folder holds a user's own files or a published layout, complete or not.
+
+    It needs edges, features or a `dataset.yaml` without raw/data.npz; no content is read.
+    """
     folder = Path(folder)
     if is_store(folder) or not folder.is_dir():
         return False
@@ -175,8 +178,7 @@ def is_tables(folder: StrPath) -> bool:
 def _check_pairs(
     folder: Path, own: Mapping[str, Path], files: Mapping[str, Path], problems: Problems
 ) -> None:
-    """Refuse files of two roles of which a data set has one, and a file that serves two roles where
-    it may not."""
+    """Refuse roles that exclude each other, and a file of targets that also has another role."""
     if "splits" in files and {*SPLITS} & {*files}:
         problems.add(f"{folder}: expected either splits or train, valid and test, found both")
     if {"labels", "targets"} <= {*own}:
@@ -190,10 +192,10 @@ def find_files(
     chosen: Mapping[str, StrPath | None] | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Path]:
-    """Return the file of each role: the `chosen` one, or the one of that name in `folder`.
+    """Return the file of each role: the `chosen` one, or the one in `folder` with the role's name.
 
-    A file may also be a folder of parts, or a pattern of their names. `say` gets a line for each file
-    that gives way to another of the same role.
+    A file may also be a folder of parts, or a pattern of their names. `say` is called with lines
+    about files that are not read because a role has several, and about a known layout.
     """
     layout, folder = layout_of(home(folder))
     own = {role: home(file) for role, file in (chosen or {}).items() if file is not None}
@@ -227,7 +229,7 @@ def find_files(
         _say_layout(layout, folder, own, say)
     required = ["edges", "features", "labels"]
     if "splits" not in files and (layout is not _IGB or {*SPLITS} & {*files}):
-        required += SPLITS  # else they come from the order of the nodes
+        required += SPLITS  # IGB without files of splits: from the order of the nodes
     missing = [role for role in required if role not in {*files, *done}]
     if missing:
         problems.add(_missing(folder, missing, entries))
@@ -238,7 +240,7 @@ def find_files(
 def _say_layout(
     layout: _Layout, folder: Path, own: Mapping[str, Path], say: Callable[[str], object]
 ) -> None:
-    """Say what a known layout means for the edges, and which of its files are left out."""
+    """Tell the user which data sets OGB gives reverse edges, and which content is left out."""
     if folder.name in _OGB_BOTH_WAYS and "edges" not in own:
         name = folder.name.replace("_", "-")
         say(f"{folder}: OGB adds reverse edges to {name}: add --undirected")
@@ -247,20 +249,20 @@ def _say_layout(
 
 
 def replaced_roles(own: Mapping[str, Path]) -> set[str]:
-    """Return the roles for which no file is read, given the files that the user names."""
+    """Return the roles whose files are not looked for, because the user's choices replace them."""
     roles = set[str]()
     if str(own.get("features")) in ("ones", "degree"):
         roles.add("features")
     if ("labels" in own) != ("targets" in own):
         roles.add("labels" if "targets" in own else "targets")
     names_splits = "splits" in own
-    if names_splits != bool({*SPLITS} & {*own}):  # named files replace those in the folder
+    if names_splits != bool({*SPLITS} & {*own}):  # the user's files replace those in the folder
         roles |= {*SPLITS} if names_splits else {"splits"}
     return roles
 
 
 def _use_table_of_nodes(files: dict[str, Path], done: Collection[str]) -> None:
-    """Take features, labels and splits without files of their own from the table of nodes."""
+    """Use the table of nodes for features, labels and splits that have no file of their own."""
     nodes = files.get("nodes")
     if nodes is None or format_of(files_of(nodes)[0]) not in ("text", "parquet", "arrow"):
         return
@@ -271,8 +273,10 @@ def _use_table_of_nodes(files: dict[str, Path], done: Collection[str]) -> None:
 
 
 def _only_named(entries: Iterable[Path], role: str, folder: Path) -> list[Path]:
-    """Return the files of a role by their names; refuse several in formats of one rank, whose order
-    means nothing."""
+    """Return the files that have a role's names.
+
+    Several are refused unless exactly one has a preferred format: nothing else tells which to read.
+    """
     files = _named(entries, role)
     if len(files) > 1 and _is_preferred(files[0]) == _is_preferred(files[1]):
         names = ", ".join(file.name for file in files)
@@ -281,7 +285,7 @@ def _only_named(entries: Iterable[Path], role: str, folder: Path) -> list[Path]:
 
 
 def _missing(folder: Path, missing: list[str], entries: list[Path]) -> str:
-    """Return the message on roles without a file."""
+    """Return the message about roles that have no file."""
     hints = [
         f"{entry.name}: {_remedy(entry, role)}"
         for role in missing
@@ -299,7 +303,7 @@ def _missing(folder: Path, missing: list[str], entries: list[Path]) -> str:
 
 
 def _checked(file: Path, role: str) -> Path:
-    """Return a file that the user named, if its format can be read."""
+    """Return a file that the user named; refuse a missing file or an unknown format."""
     if is_parts(file) or (file.is_file() and format_of(file)):
         return file
     if not file.exists():
@@ -308,7 +312,7 @@ def _checked(file: Path, role: str) -> Path:
 
 
 def _remedy(file: Path, role: str) -> str:
-    """Return the way to a file of a role that can be read."""
+    """Return advice on how to get a file of this role that can be read."""
     if file.suffix in (".pt", ".pth"):
         return f"in Python: np.save({file.stem + '.npy'!r}, torch.load({file.name!r}).numpy())"
     if file.is_dir():
@@ -317,8 +321,7 @@ def _remedy(file: Path, role: str) -> str:
 
 
 def not_a_data_set(path: Path) -> InputError:
-    """Return the error for a path that holds no data set: its content, and the nearest way to a
-    store."""
+    """Return the error for a path without a data set: what is there, and what to do."""
     hint = nearby(path)
     if path.is_file():
         if path.suffix in (".pt", ".pth"):
@@ -338,7 +341,7 @@ def not_a_data_set(path: Path) -> InputError:
 
 
 def _content(folder: Path) -> str:
-    """Say what a folder without a data set holds, and the nearest way."""
+    """Return what a folder without a data set holds, and what to do."""
     if (folder / META).is_file():
         return "found a store; name it as the data set"
     if (folder / "data.npz").is_file() and folder.name == "raw":
@@ -376,7 +379,7 @@ def _content(folder: Path) -> str:
 
 
 def _from_torch(file: Path) -> str:
-    """Return the line of Python for a `Data` that torch saved."""
+    """Return the Python code that makes a store from a `Data` saved by torch."""
     folder = file.parent.parent if file.parent.name == "processed" else Path(file.stem)
     store = f"{folder.name}_store"
     return (

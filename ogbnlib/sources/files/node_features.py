@@ -13,7 +13,7 @@ from ...graph.npz import CHUNK_BYTES, Array, load, slices
 from .columns import Columns, Nodes, Piece, numbers, option
 from .readers import is_number
 
-_FEW = 20  # in fewer rows, distinct whole numbers may be a feature by chance
+_FEW = 20  # in fewer rows, the whole numbers of a feature may all differ by chance
 
 
 def _feature(piece: Piece) -> Array:
@@ -23,8 +23,8 @@ def _feature(piece: Piece) -> Array:
 
 
 def _split_lists(values: pa.Array) -> pa.Array:
-    """Return text such as "[0.5, 1]" or "0.5 1" as lists of text, null for "", other arrays as they
-    are."""
+    """Split text such as "[0.5, 1]" or "0.5 1" into lists of text, null for ""; return other arrays
+    unchanged."""
     if not pa.types.is_string(values.type):
         return values
     words = pc.replace_substring_regex(values, r"[\[\](){},;|\s]+", " ")
@@ -33,7 +33,7 @@ def _split_lists(values: pa.Array) -> pa.Array:
 
 
 def _is_list(values: pa.Array) -> bool:
-    """Whether values are lists, or text of several numbers each, judged by the first one."""
+    """Whether values are lists, or text with several numbers each, judged by the first value."""
     if hasattr(values.type, "value_type"):
         return True
     words = _split_lists(values[:1])[0].as_py() if pa.types.is_string(values.type) else None
@@ -41,12 +41,14 @@ def _is_list(values: pa.Array) -> bool:
 
 
 class Features:
-    """A file of features: an array, or the columns whose role is `role`: feature, or value of a file
-    of targets, where an array may be [N]."""
+    """A file of features or targets: an array, or the columns with the role `role`.
+
+    The role is "feature", or "value" for targets. An array is [N, F], or also [N] for targets.
+    """
 
     def __init__(self, file: Path, columns: Columns | None, role: str = "feature") -> None:
         self.file = file
-        self.row_shape: tuple[int, ...] = ()  # of targets
+        self.row_shape: tuple[int, ...] = ()  # of one node's targets
         self._role = role
         self.own: str | None = None
         self.columns: list[str] = []
@@ -98,9 +100,10 @@ class Features:
         self.row_shape = (self.width,) if self._list or self.width > 1 else ()
 
     def _refuse_ids(self, first: list[Piece]) -> None:
-        """Refuse a column of different whole numbers: the first one, or one of row numbers.
+        """Refuse columns that look like ids: whole numbers from 0 on, all different.
 
-        `first` has the first rows of each column, at least `_FEW`.
+        The first column must not have such numbers, nor any other if all are within the row
+        numbers. `first` has the first rows of each column, at least `_FEW`.
         """
         for piece in first:
             values = _feature(piece)
@@ -114,8 +117,8 @@ class Features:
                 )
 
     def chunks(self, nodes: Nodes) -> Iterator[Array]:
-        """Yield rows of features [n, F] in the order of `nodes`: an array's own dtype, else
-        float64."""
+        """Yield rows of features [n, F] in the order of `nodes`: in an array's own dtype, from
+        columns as float64."""
         rows = max(1, CHUNK_BYTES // (8 * self.width))
         if self._array is not None:
             yield from slices(self._array, rows)
@@ -136,9 +139,9 @@ class Features:
                 yield np.stack([_feature(piece) for piece in pieces], axis=1)
 
     def _rows_of(self, piece: Piece, lists: pa.Array) -> Array:
-        """Return lists of one length as rows [n, F] of float64."""
+        """Return lists of equal length as rows [n, F] of float64."""
         if pa.types.is_string(piece.values.type):
-            # column by column, so that a mistake is named by its row
+            # column by column, so that an error names the row of the wrong value
             columns = [replace(piece, values=pc.list_element(lists, i)) for i in range(self.width)]
             return np.stack([numbers(part.cast("double", "a number")) for part in columns], axis=1)
         flat = replace(piece, values=lists.flatten())
@@ -146,5 +149,5 @@ class Features:
 
     @property
     def names(self) -> list[str]:
-        """The name of each feature; [] in an array or a column of lists."""
+        """The name of each feature; [] for an array or a column of lists."""
         return [] if self._list else self.columns

@@ -1,4 +1,4 @@
-"""Labels and splits in a user's files, by node."""
+"""Labels and splits of the nodes, from a user's files."""
 
 import re
 import sys
@@ -27,8 +27,11 @@ _SEPARATORS = r"[,;|]"
 
 
 def _check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
-    """Refuse more rows than nodes, or another number, before anything of the size of the file is in
-    memory: a small compressed file may have billions of rows."""
+    """Refuse more rows than nodes, or with `one_each` any other number than that of the nodes.
+
+    This comes before memory use grows with the file: a small compressed file may have billions of
+    rows.
+    """
     if one_each and table.num_rows != nodes.num_nodes:
         raise InputError(
             f"{table.file}: expected {nodes.num_nodes} rows, one for each node, found "
@@ -44,7 +47,10 @@ def _check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
 def _by_node(
     table: Table, own: str | None, columns: Sequence[str], nodes: Nodes
 ) -> Iterator[tuple[Array, list[Piece]]]:
-    """Yield (node ids, values of `columns`); each node comes once."""
+    """Yield (node ids, values of `columns`) in pieces; refuse a node that comes twice.
+
+    Without a column `own` of ids, row i is node i.
+    """
     _check_rows(table, nodes, one_each=own is None)
     seen = np.zeros(nodes.num_nodes, bool)
     for pieces in table.batches([*columns, *([own] if own else [])]):
@@ -59,8 +65,11 @@ def _by_node(
 
 
 def _holds_several(text: str, classes: set[str]) -> bool:
-    """Whether a field holds a list: it is in brackets, or its parts are numbers or `classes`
-    themselves."""
+    """Whether a field holds several labels.
+
+    It is in square brackets, or has several parts: in other brackets, all numbers, or all
+    `classes`.
+    """
     text = text.strip()
     parts = [part.strip() for part in re.split(_SEPARATORS, text)]
     brackets = text[:1] + text[-1:]
@@ -132,8 +141,10 @@ def _numeric_labels(piece: Piece, num_classes: int) -> Array:
 def read_labels(
     columns: Columns, nodes: Nodes, num_classes: int | None
 ) -> tuple[Array, int, Array | None]:
-    """Return labels [N], -1 where there is none, the number of classes, and the sorted classes of
-    text labels: UTF-8 bytes [C]."""
+    """Return labels [N], -1 for none, the number of classes, and the names of text classes.
+
+    The names are sorted UTF-8 bytes [C]; None if labels are numbers.
+    """
     table = columns.table
     column = columns.all("label")[0]
     _check_rows(table, nodes, one_each=columns.one("id") is None)
@@ -158,7 +169,7 @@ def read_labels(
 
 
 def _mask(piece: Piece) -> Array:
-    """Return one booleans of a mask; an empty cell is no member."""
+    """Return a mask as booleans; an empty cell means no member."""
     values = flags(piece)
     is_known = without_missing(piece.cast("string", "true or false")).is_valid()
     piece.refuse(pc.and_(values.is_null(), is_known), "true or false")
@@ -166,8 +177,11 @@ def _mask(piece: Piece) -> Array:
 
 
 def read_split(columns: Columns, split: str, nodes: Nodes) -> Array:
-    """Return int64 ids of one split, from a column of ids, or a mask of more than two nodes: two
-    flags may be ids."""
+    """Return int64 ids of one split, from a column of ids or from a mask.
+
+    Without a column of ids beside it, a mask of one or two rows must be boolean: 0 and 1 could be
+    ids.
+    """
     table = columns.table
     own = columns.one("id")
     mask = columns.masks.get(split)
@@ -187,8 +201,10 @@ def read_split(columns: Columns, split: str, nodes: Nodes) -> Array:
 
 
 def _flags_of(table: Table, column: str, nodes: Nodes) -> Array | None:
-    """Return the flags of a mask [N], None for ids: more than two flags repeat ids, which a split
-    never does."""
+    """Return the booleans of a mask [N], or None if the column holds ids.
+
+    More than two values of 0 and 1 are no ids, because a split never repeats an id.
+    """
     parts = []
     for (piece,) in table.batches([column]):
         values = flags(piece, "node ids or a mask")
@@ -196,7 +212,7 @@ def _flags_of(table: Table, column: str, nodes: Nodes) -> Array | None:
         if values.null_count or (table.num_rows <= 2 and not is_bool):
             _check_rows(table, nodes)
             return None
-        # of a file that is too long, the first rows are enough
+        # of a file with too many rows, which is refused below, the first ones are enough
         parts.append(numbers(values).astype(bool))
         if table.num_rows > nodes.num_nodes:
             break
@@ -209,8 +225,8 @@ def _flags_of(table: Table, column: str, nodes: Nodes) -> Array | None:
 
 
 def read_splits(columns: Columns, nodes: Nodes) -> dict[str, Array]:
-    """Return int64 ids of the splits, from a column that names the split of each node, empty for
-    none, or from a mask of each split."""
+    """Return int64 ids of the splits, from one mask per split or from a column with the split of
+    each node, empty for none."""
     own = columns.one("id")
     names = columns.all("split")
     parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
@@ -232,13 +248,13 @@ def read_splits(columns: Columns, nodes: Nodes) -> dict[str, Array]:
 
 
 def read_split_dict(file: Path) -> dict[str, Array]:
-    """Return int64 ids of the splits in MAG240M's split_dict.pt; test is empty, its papers have no
-    public labels."""
+    """Return int64 ids of the splits in MAG240M's split_dict.pt. Test is empty, because its papers
+    have no public labels."""
     import torch
     from torch.serialization import safe_globals
 
     reconstruct = np.empty(0).__reduce__()[0]
-    # what numpy's arrays of whole numbers need, by the names of numpy 1 and 2
+    # what torch needs to load numpy's integer arrays, by its names in numpy 1 and numpy 2
     names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
     safe: list[Any] = [
         *((reconstruct, name) for name in names),

@@ -1,8 +1,8 @@
-"""Numbers of a store's nodes by their names, from a list or from a user's file. Import it on use: it
-imports pyarrow and pandas.
+"""Node numbers of a store, looked up by names from a list or from a user's file.
 
-Memory use is about 40 bytes for each name that is looked up. The names in the store are read from
-end to end, 8 MB at a time: 111 million texts take half a minute.
+Import this module only when needed: it imports pyarrow and pandas. Memory use is about 40 bytes for
+each name that is looked up. All names in the store are read, 8 MB at a time: 111 million texts take
+half a minute.
 """
 
 import sys
@@ -40,26 +40,26 @@ class _Names(Table):
 
 @clear_errors()
 def ids(store: Store, names: Any) -> Array:
-    """Return the numbers of a store's nodes, int64 [n] in RAM, in the order of their names.
+    """Return the node numbers of a store for `names`, int64 [n] in RAM, in the order of `names`.
 
-    The rows of the store's arrays have these numbers, as have `splits`.
+    A node's number is its row in the store's arrays and its id in `splits`.
 
     Args:
         names: A list, an array or a pandas column of names as in the original data: text, or whole
-            numbers. If the store has no names, these are the numbers themselves. Whole numbers are
-            node numbers, too, if the store's names are text.
+            numbers. Whole numbers are node numbers if the store has no names, or if its names are
+            text.
 
     Raises:
-        InputError: for names that no node has; it lists the first of them.
+        InputError: for names that no node has; the message lists the first of them.
     """
     return _find(store, _Names(names), "names")
 
 
 def read_ids(store: Store, file: Path, id_column: str | None) -> Array:
-    """Return the numbers of the nodes whose names are in a file, int64 [n], as `ids` does.
+    """Return the numbers of the nodes whose names are in a file, int64 [n], in the file's order.
 
-    The names are in its only column, or in the one that `id_column` names, by default node_id. The
-    first line of a text file is a name, too, if a node has this name.
+    The names are in the file's only column, or in the column `id_column`, by default node_id, node
+    or id. The first line of a text file with one column is also a name if a node has this name.
     """
     table = open_table(file)
     columns = Columns(table)
@@ -77,7 +77,10 @@ def read_ids(store: Store, file: Path, id_column: str | None) -> Array:
 
 
 def _find(store: Store, table: Table, column: str, header_may_be_name: bool = False) -> Array:
-    """Return the numbers of the nodes whose names are in a column, int64 [n]."""
+    """Return the numbers of the nodes whose names are in `column`, int64 [n].
+
+    With `header_may_be_name` the column's own name comes first if a node has it.
+    """
     array = next((name for name in ("node_name", "node_id") if name in store.files), "")
     kind = "string" if (array and store.files[array].dtype.startswith("|S")) else "int64"
     parts = []
@@ -115,7 +118,7 @@ def _find(store: Store, table: Table, column: str, header_may_be_name: bool = Fa
 
 
 def _look_up(store: Store, array: str, keys: Array) -> Array:
-    """Return the position of each key among a store's names, int64 [n]; -1 if it is not there."""
+    """Return the position of each key among a store's names, int64 [n]; -1 for an unknown key."""
     if not len(keys):
         return np.empty(0, np.int64)
     unique_keys, places = np.unique(keys, return_inverse=True)
@@ -130,7 +133,8 @@ def _look_up(store: Store, array: str, keys: Array) -> Array:
 
 
 def _shown(table: Table, column: str, rows: Array) -> Iterator[str]:
-    """Yield the first values of some ascending rows of a column, each with its row."""
+    """Yield the values and row numbers of the first few of `rows`, which ascend, and "..." if there
+    are more."""
     for (piece,) in table.batches([column]):
         for row in rows[:_MOST_SHOWN].tolist():
             if piece.begin <= row < piece.begin + len(piece.values):

@@ -1,8 +1,8 @@
-"""Files of one's own as a `Source`: edges, features, labels and splits, in any format of
+"""A user's own files as a `Source`: edges, features, labels and splits, in any format of
 `readers`.
 
 Edges and features are streamed. Memory use is 4 bytes a node for labels, and about 50 for names.
-Import it on use.
+Import this module only when needed: it imports pyarrow.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _CHUNK_NODES = 2**17
 
 
 def _refuse_unused_ids(columns: Columns, nodes: Nodes, name: str, *values: str) -> None:
-    """Refuse to take rows for nodes if a column that is left out could hold the nodes' ids."""
+    """Refuse to take row i for node i if an unused column could hold the node ids."""
     if columns.one("id") is not None or columns.table.num_rows != nodes.num_nodes:
         return
     for column in columns.all("left out"):
@@ -52,8 +52,11 @@ def _refuse_unused_ids(columns: Columns, nodes: Nodes, name: str, *values: str) 
 
 
 def _could_be_ids(table: Table, column: str, nodes: Nodes) -> bool:
-    """Whether a column could hold the ids of the nodes, in another order than that of the rows.
-    Memory use is 24 bytes a node."""
+    """Whether a column could hold the node ids, in another order than that of the rows.
+
+    Its values must all differ, and not count up row by row. Fractions under a name unlike an id are
+    measurements. Memory use is 24 bytes a node.
+    """
 
     readers: dict[str, Callable[[Piece], Array]] = {
         "nodes": nodes,
@@ -63,7 +66,7 @@ def _could_be_ids(table: Table, column: str, nodes: Nodes) -> bool:
     }
     values = np.empty(0)
     is_measurement = False
-    for kind, read in readers.items():  # the strictest that reads every value
+    for kind, read in readers.items():  # the first and strictest that reads every value
         with contextlib.suppress(InputError):
             values = np.concatenate([read(piece) for (piece,) in table.batches([column])])
             is_measurement = kind == "numbers" and not is_id_like(column)
@@ -75,8 +78,8 @@ def _could_be_ids(table: Table, column: str, nodes: Nodes) -> bool:
 def _refuse_two_kinds(edges: Columns, nodes: Nodes) -> None:
     """Refuse edges between two kinds of nodes whose ids overlap.
 
-    Two names of kinds are the evidence, and one id in both columns; kinds with ids apart are
-    accepted.
+    The evidence is two column names for different kinds, and an id that is in both columns. Two
+    kinds without a common id are accepted.
     """
     names = [edges.all("source")[0], edges.all("target")[0]]
     if not edges.table.header or not kinds(names):
@@ -98,7 +101,7 @@ def _refuse_two_kinds(edges: Columns, nodes: Nodes) -> None:
 
 
 def _open_files(paths: Mapping[str, Path], problems: Problems) -> dict[str, Table]:
-    """Open the table of each role; one file of several roles is one table."""
+    """Open the table of each role; a file with several roles is one table."""
     tables: dict[str, Table] = {}
     of_file: dict[Path, Table] = {}
     for role, file in paths.items():
@@ -123,8 +126,8 @@ def _find_nodes(
     where: StrPath,
     features: Features | None,
 ) -> Nodes:
-    """Return the map from ids to rows: names of a file nodes or of the features, else row
-    numbers."""
+    """Return the map from ids to rows. Ids are names if a file `nodes` or the features have them,
+    else row numbers."""
     names = None
     if features is not None and features.own is not None:
         names = (features.table, features.own)
@@ -172,7 +175,10 @@ def _read_all_splits(
 def _stand_ins(
     degree: bool, num_nodes: int, edge_chunks: Callable[[int], Iterator[tuple[Array, Array]]]
 ) -> Iterator[Array]:
-    """Return ones [N, 1], or logarithms of degrees [N, 2], for a graph without features."""
+    """Return stand-in features for a graph without any, in pieces of float32.
+
+    They are ones [N, 1], or with `degree` log(1 + in-degree) and log(1 + out-degree), [N, 2].
+    """
     if not degree:
         return slices(np.broadcast_to(np.ones(1, np.float32), (num_nodes, 1)), _CHUNK_NODES)
     degrees = np.zeros((num_nodes, 2), np.float32)
@@ -185,8 +191,10 @@ def _stand_ins(
 def _read_labels(
     columns: Mapping[str, Columns], nodes: Nodes, num_classes: int | None, targets: Features | None
 ) -> tuple[Array, int, Array | None]:
-    """Return what `read_labels` returns; of targets, whose rows are checked alone, no labels and 0
-    classes."""
+    """Return labels, number of classes and class names in the form of `read_labels`.
+
+    With targets, whose number of rows is checked, there are no labels and 0 classes.
+    """
     if targets is not None:
         if targets.num_rows != nodes.num_nodes:
             raise InputError(
@@ -215,26 +223,26 @@ def open_tables(
     """Open a user's own files for conversion: those in a folder by their names, or named one by
     one.
 
-    Labels and splits are read here, and a csv file of features for the number of its rows. Standard
+    Labels and splits are read here. A csv file of features is read once to count its rows. Standard
     error lists the role of each column. One error reports the mistakes of all files.
 
     Args:
-        relabel: require names as ids; without it ids are names if the names are there.
-        edge_columns: the columns of source and target; "1", "2" and so on where columns have no
-            names, here as below.
-        label_columns: the columns of the node and of its label, or of the label alone: row i is
-            node i.
-        id_column: the column of node ids in features, labels, nodes and splits, or one named
-            "node_id", "node" or "id".
-        leave_out: columns that are never used, in any file.
-        num_classes: the largest label plus one if None.
+        relabel: require names as ids. By default, ids are names if a file has the nodes' names.
+        edge_columns: the columns of source and target. Columns without names are called "1", "2"
+            and so on, here and below.
+        label_columns: the columns of the node and of its label, or the column of the label alone.
+            Without a column of node ids, row i is node i.
+        id_column: the column of node ids in features, labels, nodes and splits; by default one
+            named "node_id", "node" or "id".
+        leave_out: columns to ignore in every file.
+        num_classes: by default the largest label plus one.
         drop_unknown: leave out edges from or to a name that no node has; the store's summary has
             their number.
-        files: paths of `edges`, `features` and so on, instead of those in the folder; also a
-            folder of parts or a pattern such as "edges/part-*.csv". Several roles may have the same
-            file. `features` may be "ones", or "degree": log(1 + in-degree) and
-            log(1 + out-degree), 8 bytes a node in memory. `targets`, in place of `labels`, has
-            numbers for each node, in the order of the nodes, in a file of its own.
+        files: paths of `edges`, `features` and so on, instead of those in the folder. Each is a
+            file, a folder of parts or a pattern such as "edges/part-*.csv". Several roles may have
+            the same file. `features` may be "ones", or "degree" for log(1 + in-degree) and
+            log(1 + out-degree), which take 8 bytes of memory a node. `targets` replaces `labels`
+            by numbers for each node, in the order of the nodes, in a file of its own.
     """
     problems = Problems()
     with problems.catch():
@@ -263,7 +271,7 @@ def open_tables(
 def _edge_chunks(
     table: Table, ends: list[str], nodes: Nodes, drop_unknown: bool, chunk_edges: int
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield sources and targets of edges, int64 [chunk_edges] each at most."""
+    """Yield sources and targets of edges, int64, at most `chunk_edges` at a time."""
     for pieces in table.batches(ends):
         pairs = np.stack([*map(nodes.find if drop_unknown else nodes, pieces)])
         src, dst = pairs[:, (pairs >= 0).all(axis=0)] if drop_unknown else pairs
@@ -271,7 +279,7 @@ def _edge_chunks(
 
 
 def _label_chunks(labels: Array, targets: Features | None, nodes: Nodes) -> Iterator[Array]:
-    """Return labels [n], or targets float32 [n] or [n, T], NaN for none, in pieces."""
+    """Return pieces of labels [n], or of targets, float32 [n] or [n, T] with NaN for none."""
     if targets is None:
         return slices(labels, _CHUNK_NODES)
     chunks = clean_targets(targets.chunks(nodes), str(targets.file))

@@ -1,5 +1,7 @@
-"""Tables of a user's files, one class a format: columns in pieces, in bounded memory. Import it on
-use: it imports pyarrow."""
+"""Tables of a user's files, one class per format, read in pieces in bounded memory.
+
+Import this module only when needed: it imports pyarrow.
+"""
 
 import contextlib
 import csv
@@ -23,12 +25,12 @@ from ...graph.npz import Array, Mapped, Member, member_names
 from .columns import Table
 from .formats import COMPRESSIONS, ending, files_of, format_of
 
-_BLOCK_BYTES = 2**22  # of text at a time, and of the longest line
+_BLOCK_BYTES = 2**22  # bytes of text that are read at a time, and the most in one line
 _BOM = b"\xef\xbb\xbf"
 _SOURCE = "source"
 _TARGET = "target"
 _SCIPY = {"sparse": "scipy.sparse.load_npz", "matrix": "scipy.io.mmread"}
-# The members with the row and the column of each entry, by scipy's format of a matrix.
+# For each of scipy's matrix formats, the members with the row and the column of each entry.
 _SPARSE = {"coo": ("row", "col"), "csr": ("indptr", "indices"), "csc": ("indices", "indptr")}
 
 
@@ -44,8 +46,11 @@ def is_number(text: str) -> bool:
 
 @dataclass(frozen=True)
 class _Column:
-    """A column in the values of an array, in order of memory: from `skip` on, of each `width` values
-    the one at `pick`, or all of them as a list."""
+    """Where the values of a column are in an array, in order of memory.
+
+    They begin after `skip` values. Of each `width` values, the column has the one at `pick`, or all
+    of them as a list if `pick` is None.
+    """
 
     member: str
     skip: int = 0
@@ -64,7 +69,7 @@ def _columns_of(stream: Mapped | Member, member: str, role: str) -> tuple[list[_
         if shape == (2, 2):
             print(f"{stream.where}: its shape [2, 2] is read as [2, E]", file=sys.stderr)
         num_edges = shape[1] if shape[0] == 2 else shape[0]
-        # In memory, the transpose of an array in Fortran order is in C order.
+        # [2, E] in Fortran order and [E, 2] in C order alternate sources and targets in memory.
         if (shape[0] == 2) == stream.fortran_order:
             return [_Column(member, 0, 2, end) for end in (0, 1)], num_edges
         return [_Column(member, end * num_edges) for end in (0, 1)], num_edges
@@ -81,8 +86,11 @@ def _columns_of(stream: Mapped | Member, member: str, role: str) -> tuple[list[_
 
 
 class _ArrayTable(Table):
-    """An .npy file of one column, of both ends of edges, or of rows of features; or an .npz archive
-    of one such array, or of columns of one length."""
+    """An .npy file or an .npz archive.
+
+    An .npy file has one column, both ends of the edges, or rows of features. An archive has one
+    such array, or columns of equal length.
+    """
 
     def __init__(self, file: Path, role: str) -> None:
         columns_of_file = dict[str, _Column]()
@@ -91,7 +99,7 @@ class _ArrayTable(Table):
         lengths = []
         for member in members:
             stream = _stream(file, member)
-            # the columns of an archive of several arrays
+            # in an archive of several arrays, each is a column
             if several and len(stream.shape) != 1:
                 raise InputError(
                     f"{stream.where}: expected one array, or columns [N] of one length, found "
@@ -128,7 +136,7 @@ def _stream(file: Path, member: str) -> Mapped | Member:
 
 
 class _SparseTable(Table):
-    """Edges in a matrix that scipy.sparse.save_npz wrote: from row to column, without the values."""
+    """Edges from row to column of a matrix by scipy.sparse.save_npz; its values are not read."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(file, [_SOURCE, _TARGET, "data"])
@@ -167,8 +175,11 @@ class _SparseTable(Table):
 
 
 class _Lines:
-    """A stage before the csv parser: bounds the length of lines, drops comments and the first `skip`
-    other lines, and leaves one blank between fields."""
+    """Filter for blocks of text before the csv parser.
+
+    It refuses too long lines, and drops comments (after `mark`) and the first `skip` other lines.
+    With `blanks` it leaves one blank between fields.
+    """
 
     def __init__(self, where: Path, mark: bytes, blanks: bool, skip: int) -> None:
         self.where = where
@@ -181,11 +192,11 @@ class _Lines:
         )
 
     def __call__(self, block: bytes | pa.Buffer) -> bytes:
-        """Return the whole lines of a block; an empty block is the end."""
+        """Return the lines that this block completes; an empty block means the end of the file."""
         data = self._rest + bytes(block)
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not len(block) and data:
-            data += b"\n"  # arrow refuses a first line without an end
+            data += b"\n"  # arrow refuses a first line without a newline
             end = len(data)
         self._rest = data[end:]
         data = data[:end]
@@ -214,7 +225,7 @@ def _too_long(file: Path) -> InputError:
 
 
 def _mark(file: Path) -> bytes:
-    """Return the sign that begins a comment line: "#" or "%" if the file begins with it."""
+    """Return the sign of comment lines: "#" or "%" if the file begins with it, else nothing."""
     with _inflated(file) as stream:
         while block := stream.read(2**16):
             if block.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -243,9 +254,10 @@ def _inflated(file: Path) -> pa.NativeFile:
 
 
 def _separator(file: Path, first: str, second: str) -> str:
-    """Return what separates the fields of a text file's first line: a tab, comma, semicolon or blank.
+    """Return the field separator of a text file, by its first two lines: tab, comma, semicolon or
+    blank.
 
-    In a .csv file blanks separate numbers alone: a name may have several words.
+    In a .csv file, blanks separate only numbers, because a name may have several words.
     """
     bare = re.sub(r'"[^"]*"', '""', first.rstrip("\r\n"))
     for sign in ("\t", ",", ";"):
@@ -259,10 +271,10 @@ def _separator(file: Path, first: str, second: str) -> str:
 
 
 class _TextTable(Table):
-    """Text: csv files and edge lists; every field is text.
+    """A text file, such as csv or an edge list; every field is read as text.
 
-    The first line is the header if no field of it is a number. The first line that is no comment
-    tells the separator.
+    The first line that is not a comment decides the separator. It is the header if none of its
+    fields is a number.
     """
 
     typed = False
@@ -281,12 +293,12 @@ class _TextTable(Table):
         if not first and role != "split":  # an empty file is an empty split
             raise InputError(f"{file}: expected a table, found an empty file")
         self.empty = not first
-        first = first or ["0"]  # its only column has no name
+        first = first or ["0"]  # one column without a name
         if self.mark:
             print(
                 f"{file}: lines that begin with {self.mark.decode()} are skipped", file=sys.stderr
             )
-        # pandas' names for columns without a name
+        # 0, 1, 2, ...: the header that pandas writes for columns without names
         count = [str(i) for i in range(len(first))]
         self.header = not any(map(is_number, first)) or (role == "features" and first == count)
         super().__init__(file, first if self.header else [str(i + 1) for i in range(len(first))])
@@ -317,7 +329,7 @@ class _TextTable(Table):
         try:
             yield from pa.csv.open_csv(
                 pa.TransformInputStream(_inflated(self.file), lines),
-                # in one thread, which numbers the rows
+                # With several threads, arrow does not number the invalid rows.
                 read_options=pa.csv.ReadOptions(
                     block_size=_BLOCK_BYTES, autogenerate_column_names=True, use_threads=False
                 ),
@@ -344,11 +356,11 @@ class _TextTable(Table):
 
 
 class _MatrixTable(_TextTable):
-    """Edges in a file of Matrix Market: from row to column, counted from 1 there and from 0 here.
+    """Edges from row to column of a Matrix Market file, which counts from 1; ids here begin at 0.
 
     The format (https://math.nist.gov/MatrixMarket/formats.html) has a banner, comments, a line of
-    sizes and a line for each entry. Of a symmetric matrix it holds one triangle, read in both
-    directions.
+    sizes and a line for each entry. A symmetric matrix is stored as one triangle, whose edges are
+    read in both directions.
     """
 
     header = False
@@ -409,8 +421,8 @@ class _ParquetTable(Table):
     """A parquet file, read page by page."""
 
     def __init__(self, file: Path) -> None:
-        # With a buffer, a row group is read page by page; without one, each of its columns is held
-        # whole.
+        # With a buffer, a row group is read page by page; without one, each of its columns is in
+        # memory as a whole.
         self._open = partial(pa.parquet.ParquetFile, file, buffer_size=2**20, pre_buffer=False)
         opened = self._open()
         super().__init__(file, opened.schema_arrow.names)
@@ -422,7 +434,7 @@ class _ParquetTable(Table):
 
 
 class _ArrowTable(Table):
-    """An Arrow (Feather) file, or a stream of Arrow's record batches, mapped."""
+    """An Arrow (Feather) file or a stream of Arrow record batches, memory-mapped."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -451,10 +463,10 @@ class _ArrowTable(Table):
 
 
 class _PartsTable(Table):
-    """Several files one after the other, with the same columns."""
+    """Several files with the same columns, read one after the other."""
 
     def __init__(self, path: Path, files: Sequence[Path], role: str) -> None:
-        # Spark writes a part without a byte for a partition without a row.
+        # Spark writes an empty file for a partition without rows.
         filled = [file for file in files if file.stat().st_size] or files[:1]
         self._parts = [open_table(file, role) for file in filled]
         first = self._parts[0]
@@ -462,7 +474,7 @@ class _PartsTable(Table):
         self.header = first.header
         self.typed = first.typed
         for part in self._parts[1:]:
-            # the Unix command split(1) leaves the header in the first part alone
+            # the Unix command split(1) leaves the header in the first part only
             if first.header and not part.header and len(part.names) == len(first.names):
                 part.names = first.names
             if part.names != first.names:
@@ -470,7 +482,7 @@ class _PartsTable(Table):
                     f"{part.file}: expected the columns of {first.file.name}, "
                     f"{', '.join(first.names)}; found {', '.join(part.names)}"
                 )
-        self._begins = [0]  # the row at which each part read so far begins, for `place`
+        self._begins = [0]  # first row of each part read so far, for `place`
 
     @cached_property
     def num_rows(self) -> int:
@@ -492,8 +504,10 @@ class _PartsTable(Table):
 
 
 def open_table(path: Path, role: str = "") -> Table:
-    """Return the table of a file, of a folder of parts or of a pattern; `role` is edges, features,
-    split or ""."""
+    """Return the table of a file, of a folder of parts or of a pattern.
+
+    The roles "edges", "features" and "split" change how a file is read; other roles do not.
+    """
     with naming(path, "a table"):
         table = _open(path, role)
     twice = [name for name in table.names if table.names.count(name) > 1]
@@ -504,7 +518,7 @@ def open_table(path: Path, role: str = "") -> Table:
     return table
 
 
-# Tables that are read in one way, whatever their role.
+# Formats whose tables are read the same way for every role.
 _TABLES: dict[str | None, Callable[[Path], Table]] = {
     "sparse": _SparseTable,
     "matrix": _MatrixTable,

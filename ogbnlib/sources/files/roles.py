@@ -1,10 +1,9 @@
-"""Roles of the columns in a user's own files: decided once, for all files together, before any
-value of the graph is read.
+"""Roles of the columns in a user's own files, decided for all files together before the graph is
+read.
 
 A column has one role: id, source, target, feature, label, value (of a target), split, mask, or left
-out. What the user
-names comes first, then the names that `open_tables` knows. A name that could mean two roles is
-refused.
+out. Columns that the user names come first, then columns with known names, such as node_id. A name
+that could mean two roles is refused.
 """
 
 import re
@@ -26,12 +25,12 @@ LABEL = ("label", "y", "class")
 SPLIT = ("split", "set")
 _ENDS = (("source", "target"), ("src", "dst"))
 _ID_WORDS = ("id", "ids", "idx", "index", "key", "name")
-# Names as `plain` returns them. Columns of features called so are no features.
+# Names, as `plain` returns them, that suggest labels. They are refused among the features.
 _LABEL_LIKE = (
     *("label", "labels", "y", "class", "classes", "target", "targets"),
     *("ytrue", "truelabel", "nodelabel", "classlabel", "groundtruth"),
 )
-# Words that say which end of an edge a column is, or that it holds ids: not a kind of node.
+# Words for an end of an edge, or for ids. They do not name a kind of node.
 _NO_KINDS = {
     *("id", "ids", "idx", "index", "key", "name", "no", "num", "number"),
     *("node", "nodes", "vertex", "vertices", "edge", "source", "src", "target", "tgt"),
@@ -44,23 +43,23 @@ _NO_KINDS = {
 
 
 def words(name: str) -> list[str]:
-    """Return the words of a name in lower case: paper and id of "paperId_1"."""
+    """Return the words of a name in lower case: ["paper", "id"] for "paperId_1"."""
     return re.findall(r"[^\W\d_]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower())
 
 
 def is_id_like(name: str) -> bool:
-    """Whether a name is that of an id or of an index, such as paperId or pandas' Unnamed: 0."""
+    """Whether a name, such as paperId or pandas' Unnamed: 0, suggests ids or an index."""
     if not name or name.startswith("Unnamed: ") or name == "__index_level_0__":
         return True
     return words(name)[-1:] != [] and words(name)[-1] in _ID_WORDS
 
 
 def kinds(ends: Sequence[str]) -> list[str]:
-    """Return the two kinds of nodes that the names of an edge's columns name, [] for one kind or
-    none.
+    """Return the two kinds of nodes in the names of an edge's two columns; [] for one kind or none.
 
-    user_id and item_id name two. The ends of one kind have the same word (paper_id_1, paper_id_2),
-    words of one stem (lender, lendee), or only words that tell the ends apart (citing, cited).
+    user_id and item_id name two kinds. Two columns are of one kind if they share a word
+    (paper_id_1, paper_id_2) or a stem (lender, lendee). Words that only tell the ends apart
+    (citing, cited) name no kind.
     """
     named = []
     for end in ends:
@@ -118,8 +117,11 @@ def _ids(columns: Columns, named: Named) -> None:
 
 
 def _value(columns: Columns, role: str, names: Sequence[str]) -> bool:
-    """Find the column of labels or of splits: by its name, an only one, or the second of two
-    without names."""
+    """Find the column of labels or of splits; return whether there is one.
+
+    It is found by its name, as the only column without a role, or as the second of two columns
+    without names.
+    """
     table = columns.table
     value = columns.only(names, f"{role}s")
     if value is None and not table.header and len(table.names) == len(columns.free) == 2:
@@ -148,11 +150,11 @@ def _label(columns: Columns, named: Named) -> None:
 
 
 def _refuse_many(columns: Columns) -> None:
-    """Refuse several columns of zeros and ones, true or false, as several labels of a node."""
+    """Refuse several columns of 0 and 1, or of true and false: they give a node several labels."""
     table = columns.table
     many = columns.free
     pieces = next(iter(table.batches(many)), []) if many else []
-    # without the first row: it may be the names 0, 1, 2 that pandas writes
+    # without a header, skip the first row: it may be the names 0, 1, 2 that pandas writes
     values = [flags(piece)[int(not table.header) :] for piece in pieces]
     if len(values) > 1 and not any(column.null_count for column in values):
         array = np.stack([numbers(column) for column in values], axis=1).astype(int)
@@ -191,7 +193,7 @@ def _refuse_rows(columns: Columns, name: str, *values: str) -> None:
 
 
 def _members(split: str) -> Callable[[Columns, Named], None]:
-    """Find the node ids or the mask in the file of one split."""
+    """Return the function that finds the node ids or the mask in the file of one split."""
 
     def find(columns: Columns, named: Named) -> None:
         words = [word for word, own in SPLIT_OF.items() if own == split]
@@ -213,7 +215,7 @@ def _members(split: str) -> Callable[[Columns, Named], None]:
 
 
 def _names(columns: Columns, named: Named) -> None:
-    """Find the names in the file of nodes."""
+    """Find the column of names in the file of nodes."""
     names = columns.one("id") or columns.alone
     if names is None:
         raise columns.table.refusal(f"a column {NODE[0]}", "name it with --id-column")
@@ -221,7 +223,7 @@ def _names(columns: Columns, named: Named) -> None:
 
 
 def _values(columns: Columns, named: Named) -> None:
-    """Take all columns but that of the ids for targets; refuse others that could hold ids."""
+    """Use all columns except the ids as targets; refuse a column whose name suggests ids."""
     ids = [name for name in columns.free if columns.table.header and is_id_like(name)]
     if ids or not columns.free:
         example = option("--id-column", *ids[:1]) if ids else "add them"
@@ -231,8 +233,10 @@ def _values(columns: Columns, named: Named) -> None:
 
 
 def _features(columns: Columns, label: str | None) -> None:
-    """Give the remaining columns of the file of features their roles, once its other roles are
-    decided; `label` is the name of the labels' column in any file."""
+    """Give the remaining columns of the file of features their roles, after all other roles.
+
+    `label` is the name of the column of labels, in whichever file it is.
+    """
     others = {**dict.fromkeys(("mask", *MASK_NAMES), "mask"), "split": "split", "splits": "split"}
     if label is not None:
         others[plain(label)] = "label"
@@ -265,11 +269,11 @@ _FINDERS: dict[str, Callable[[Columns, Named], None]] = {
 def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dict[str, Columns]:
     """Return the columns of each role's file; a file with several roles has one `Columns`.
 
-    Mistakes go to `problems`. Without one, standard error shows a line for each file with columns;
-    standard output belongs to the caller.
+    Mistakes go to `problems`. If there is none, a line for each file, except .npy, goes to standard
+    error; standard output belongs to the caller.
 
     Args:
-        tables: by role; the roles of one file have the same `Table` object.
+        tables: the table of each role; the roles of one file have the same `Table` object.
     """
     of_table: dict[int, Columns] = {}
     for role, table in tables.items():
@@ -292,12 +296,14 @@ def decide(tables: Mapping[str, Table], named: Named, problems: Problems) -> dic
 
 
 def _find_roles(columns: Columns, named: Named, problems: Problems) -> bool:
-    """Give a file's columns all roles but feature; return whether there was no mistake. The first
-    mistake goes to `problems`."""
+    """Give a file's columns all roles but feature; return whether there was no mistake.
+
+    The first mistake goes to `problems` and ends the search.
+    """
     with problems.catch():
         if columns.uses != {"edges"}:  # ends of edges may be called id, too
             _ids(columns, named)
-        # in this order: the column that labels leave may be the split's
+        # The order matters: the one column left after the labels may be the split.
         for role, find in _FINDERS.items():
             if role in columns.uses:
                 find(columns, named)
@@ -306,7 +312,7 @@ def _find_roles(columns: Columns, named: Named, problems: Problems) -> bool:
 
 
 def _label_name(files: Mapping[str, Columns], named: Named) -> str | None:
-    """Return the name of the labels' column, None if it has none."""
+    """Return the name of the column of labels; None without such a column or name."""
     label = None
     if named.labels:
         label = named.labels[-1]
@@ -318,7 +324,7 @@ def _label_name(files: Mapping[str, Columns], named: Named) -> str | None:
 
 
 def _check_names(files: Iterable[Columns], named: Named, problems: Problems) -> None:
-    """Add a mistake for each name that the user gives and that no file has."""
+    """Add a mistake for each name in `leave_out` or `id_column` that no file has."""
     names = [("leave_out", name) for name in named.left_out]
     if named.ids is not None:
         names.insert(0, ("id_column", named.ids))

@@ -6,13 +6,14 @@ from ...model import Layer, LayerMemory, SampledModel, layer_memory
 
 
 class Model(SampledModel):
-    """Neighbors weighed by attention; the last layer averages its heads, the others join them."""
+    """Sum of neighbors weighted by attention; the last layer averages its heads, the other layers
+    concatenate them."""
 
     has_heads = True
 
     @staticmethod
     def weights(layer: Layer) -> int:
-        """A matrix, two vectors of attention and the bias."""
+        """Count the weights: a matrix, two attention vectors and the bias."""
         wide = _width(layer)
         return layer.inputs * wide + 2 * wide + layer.outputs
 
@@ -20,20 +21,20 @@ class Model(SampledModel):
     def memory(layer: Layer) -> LayerMemory:
         """Memory with one array for all edges, which PyG's GATConv fills with its messages.
 
-        Here S are the layer's sources, T its targets, E its edges with a self-loop for each target,
-        and H the columns of all heads together.
+        S is the number of the layer's sources, T of its targets, and E of its edges with a
+        self-loop for each target. H is the number of columns of all heads together.
         """
         wide = _width(layer)  # H
         edges = layer.edges + layer.targets  # E
-        # Kept are the products of sources and of targets [S, H] and [T, H], and the messages [E, H].
+        # The layer keeps the products of sources [S, H] and of targets [T, H], and messages [E, H].
         products = layer.item * (layer.sources + layer.targets + edges) * wide
-        # Also kept are both ends of each edge, two int64, and for each edge and head four float32:
+        # It also keeps both ends of each edge, two int64, and four float32 for each edge and head:
         # LeakyReLU's input, the softmax's exponentials and their sums, and the attention.
         products += edges * (16 + 16 * layer.heads)
-        # Autocast makes a half-width copy of the input for the sources and one for the targets.
+        # Autocast makes a 16-bit copy of the input for the sources and one for the targets.
         products += 2 * layer.copy * layer.sources * layer.inputs
-        # The backward pass has at most three float32 arrays [E, H] of gradients more, and under
-        # autocast two half-width ones, as measured by tests/training/test_activations.py.
+        # The backward pass adds at most three float32 arrays [E, H] of gradients, and under
+        # autocast two 16-bit ones, as measured by tests/training/test_activations.py.
         return layer_memory(layer, products, (12 + 2 * layer.copy) * edges * wide)
 
     @staticmethod

@@ -6,19 +6,21 @@ from ...model import Layer, LayerMemory, SampledModel, layer_memory, linear_weig
 
 
 class Model(SampledModel):
-    """The sum of neighbors and the node itself, each divided by the roots of both degrees."""
+    """Sum over the neighbors and the node itself, each divided by the square roots of the degrees
+    of both ends."""
 
     exact_weights = ("lin.weight", "bias")
     weights = staticmethod(linear_weights)
 
     @staticmethod
     def memory(layer: Layer) -> LayerMemory:
-        """Keeps the sparse matrix, its self-loops and the output."""
+        """Memory of a layer that keeps the sparse matrix, its self-loops and the output."""
         matrix = 4 * layer.edges + 12 * layer.targets
-        # Products of the sources, twice their gradient, and the matrix transposed: 3 [S, out] and
-        # 16 bytes an edge.
+        # Three arrays [S, out], the products of the sources and twice their gradient; and the
+        # transposed matrix, 16 bytes an edge.
         scratch = (12 + layer.copy) * layer.sources * layer.outputs + 16 * layer.edges
-        # Under autocast dropout's result is the next layer's copy.
+        # Under autocast, dropout's result is the 16-bit copy of the input that the next layer
+        # counts.
         return layer_memory(
             layer,
             matrix + layer.copy * layer.sources * layer.inputs,
@@ -35,9 +37,11 @@ class Model(SampledModel):
 
     @staticmethod
     def prepare(edge_index: Any, num_nodes: int) -> Any:
-        """Return 1 / sqrt(degree) in the whole subgraph, with one self-loop each, float32 [N]."""
-        # As in PyG's untrimmed forward. Counted in each layer's own edges, the outermost nodes have
-        # degree 1, and accuracy on amazon_photo fell from 0.95 to 0.68 at a fan-out of [-1, -1].
+        """Return each node's 1 / sqrt(degree) in the whole subgraph, with one self-loop, float32
+        [N]."""
+        # As in PyG's untrimmed forward. With degrees from each layer's own edges, the outermost
+        # nodes had degree 1, and accuracy on amazon_photo fell from 0.95 to 0.68 at a fan-out of
+        # [-1, -1].
         source, target = edge_index
         others = (source != target).float()
         return others.new_ones(num_nodes).index_add_(0, target, others).rsqrt()

@@ -9,7 +9,7 @@ PART_ROWS = 4096
 
 
 class Model(SampledModel):
-    """The mean of the neighbors and the node itself, each by a matrix of its own."""
+    """Sum of the neighbors' mean and the node itself, each multiplied by a matrix of its own."""
 
     fused = True
     exact_weights = ("lin_l.weight", "lin_l.bias", "lin_r.weight")
@@ -36,9 +36,11 @@ class Model(SampledModel):
 
 
 def _fused_memory(layer: Layer) -> LayerMemory:
-    """Keeps the mean and the targets' own features, [T, 2 in], whose memory their gradients take, and
-    the output."""
-    # The two matrices are copied side by side, and each part has their gradient.
+    """Memory of a fused layer, which keeps the output, the mean and the targets' own features.
+
+    Mean and features share an array [T, 2 in], in whose memory their gradients are written.
+    """
+    # A copy of the two matrices side by side, and for each part of `PART_ROWS` rows their gradient.
     scratch = 8 * layer.inputs * layer.outputs * (1 + -(-layer.targets // PART_ROWS))
     if not layer.first:
         # the gradient of the input, for which the edges are sorted by source
@@ -55,15 +57,15 @@ def _fused_memory(layer: Layer) -> LayerMemory:
 
 
 def _memory(layer: Layer) -> LayerMemory:
-    """Keeps the mean of the neighbors [T, in], the sparse matrix and the output."""
+    """Memory of a layer that keeps the neighbors' mean [T, in], a sparse matrix and the output."""
     matrix = 4 * layer.edges + 8 * layer.targets
     if layer.first:
         products = 4 * layer.targets * layer.inputs + matrix
-        # two more outputs
+        # two more arrays as large as the output
         scratch = layer.targets * (2 * layer.item * layer.outputs + layer.copy * layer.inputs)
     else:
         products = layer.item * layer.targets * layer.inputs + matrix
-        # twice the gradient of the input [S, in]; dropout's result makes room for one
+        # twice the gradient of the input [S, in]; one of them takes the room of dropout's result
         room = layer.item if layer.dropout else 0
         scratch = (8 + layer.copy - room) * layer.sources * layer.inputs
     if layer.edge_list:

@@ -6,23 +6,26 @@ from ...model import Layer, LayerMemory, PropagatedModel, linear_memory
 
 
 class Model(PropagatedModel):
-    """A linear layer for each hop, their sum weighed by attention, and a linear layer of the node's own
-    features; then ReLU, dropout and a linear layer."""
+    """Linear layers of all hops, summed with attention weights, plus a linear layer of the node's
+    own features; then ReLU, dropout and a linear layer."""
 
     has_heads = True
 
     @staticmethod
     def weights(layer: Layer) -> int:
-        """The first layer's hops have no bias; its own features have one, and attention is two
-        vectors."""
+        """Count the weights of a layer.
+
+        In the first layer the hops have no bias, the node's own features have one, and attention
+        has two vectors.
+        """
         if layer.last:
             return layer.inputs * layer.outputs + layer.outputs
         return layer.inputs * layer.outputs + 3 * _hidden(layer)
 
     @staticmethod
     def memory(layer: Layer) -> LayerMemory:
-        """Keeps all hops side by side, their attention, and the ReLU's and the dropout's results of
-        their sum."""
+        """Memory of a layer that keeps all hops side by side, their attention, and the results of
+        ReLU and dropout on their sum."""
         columns = layer.outputs + 3 * (layer.hops + 1) * layer.heads + 2 * _hidden(layer)
         return linear_memory(layer, 4 * layer.targets * columns)
 

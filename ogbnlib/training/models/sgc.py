@@ -1,4 +1,4 @@
-"""SGC (Wu et al. 2019), as PyG's `SGConv`."""
+"""SGC (Wu et al. 2019), as in PyG's `SGConv`."""
 
 from typing import Any
 

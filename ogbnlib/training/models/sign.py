@@ -6,14 +6,14 @@ from ...model import Layer, LayerMemory, PropagatedModel, linear_memory, linear_
 
 
 class Model(PropagatedModel):
-    """A linear layer for each hop, ReLU and dropout; then one on all of them."""
+    """A linear layer for each hop, ReLU and dropout; then a linear layer on all hops together."""
 
     weights = staticmethod(linear_weights)
 
     @staticmethod
     def memory(layer: Layer) -> LayerMemory:
-        """Keeps the ReLU's results of all hops, the dropout's with their mask, and all of them side
-        by side."""
+        """Memory of a layer that keeps ReLU's results of all hops, dropout's results with their
+        mask, and all hops side by side."""
         copies = 4 if layer.dropout else 3
         return linear_memory(layer, copies * 4 * layer.targets * layer.outputs)
 
