@@ -237,8 +237,8 @@ def watch(
 
     python -m ogbnlib watch --memory-limit "128 GB" -- python my_train.py --lr 1e-3
 
-    In a Python script `with ogbnlib.phase("build loaders"):` names moments, and
-    `ogbnlib.mark("epoch")` ends of epochs.
+    In a Python script, `with ogbnlib.phase("build loaders"):` names a phase of the run, and
+    `ogbnlib.mark("epoch")` marks the end of an epoch.
     """
     from .runs.sandbox import watch as watch_command
 
@@ -283,8 +283,8 @@ def diagnose(
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Explain the end of a run or a Slurm job: cause, phase, sizes of its parts, and what to do
-    next."""
+    """Explain the end of a run or a Slurm job: its cause, its phase, the memory of each part, and
+    what to do next."""
     from .runs import diagnosis, slurm
 
     options = {"RUN_DIR": run_dir, "--job": job, "--exit-code": exit_code, "--text": text}

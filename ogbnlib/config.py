@@ -61,13 +61,14 @@ class _Parameters(BaseModel):
     """Add reverse edges. If omitted, an existing store's own setting is used, and a new store is
     directed."""
     feature_dtype: Literal["float32", "float16", "int8"] = "float32"
-    """Features in RAM, or in the store that loading=store creates; an existing store has its own;
-    int8 is for stores."""
+    """dtype of the features in RAM, or in the store that loading=store creates. An existing store
+    keeps its own; int8 is for stores only."""
 
     # loading
     loading: Annotated[Loading, _FREE] = "shared"
-    """Place of the graph: three stock loaders, one at a time, one CSC for all, on disk, or features
-    propagated once."""
+    """Loading policy. eager: a stock loader for each split, all at once; lazy: one stock loader at a
+    time; shared: one graph (CSC) in RAM for all loaders; store: the graph on disk; propagated:
+    features propagated once, no sampling."""
     lookahead: Annotated[p.SizeOrWord, _FREE] = "auto"
     """loading=store: memory for batches sampled ahead."""
     spool: Annotated[p.SizeOrWord, _FREE] = "auto"
@@ -99,8 +100,8 @@ class _Parameters(BaseModel):
 
     # model
     model: p.Model = "sage"
-    """sage, gcn, gat; sgc, sign, sagn with loading=propagated; or your own class,
-    "my_model.py:Net": README."""
+    """sage, gcn or gat; with loading=propagated sgc, sign or sagn; or your own class, such as
+    "my_model.py:Net"."""
     model_args: p.Arguments = {}
     """More arguments of your own model's __init__, or {"heads": 8} for gat and sagn (4); a dict or
     JSON text."""
@@ -146,9 +147,9 @@ class _Parameters(BaseModel):
     eval_splits: Annotated[p.Splits, _FREE] = ("valid", "test")
     """Splits to evaluate; may be ("valid",) or () for none."""
     eval_num_neighbors: Annotated[p.EvalFanOut, Resume(_COMPARE)] = None
-    """As num_neighbors, or one number for all hops (-1: all neighbors); None: num_neighbors. With
-    one number accuracies are the same for every eval_batch_size, except for gcn, whose degrees
-    depend on the batch."""
+    """Fan-out of evaluations: one number per layer, or one for all (-1: all neighbors); None:
+    num_neighbors. With one for all, accuracies are the same for every eval_batch_size, except for
+    gcn, whose degrees depend on the batch."""
     early_stopping: Annotated[p.Patience, _FREE] = 0
     """Stop after this many evaluations in a row without a better value of `keep_by`; 0: never."""
     keep: Literal["last", "best"] = "last"
@@ -304,6 +305,10 @@ class TrainConfig(_Parameters):
         due = final or epoch % self.eval_every == 0
         train = (self.train_eval == "every_epoch" and due) or (self.train_eval == "final" and final)
         return ["train"] * train + [*self.eval_splits] * due
+
+    def without_empty_splits(self, num_seeds: Mapping[str, int]) -> Self:
+        """Return the config without evaluations of splits that have no nodes."""
+        return self.replace(eval_splits=[split for split in self.eval_splits if num_seeds[split]])
 
     def num_evaluations(self, split: str) -> int:
         """Return the number of evaluations of `split` in the whole run."""

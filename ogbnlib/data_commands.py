@@ -34,11 +34,14 @@ Trust = Annotated[
 ]
 RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
 _NewDtype = Annotated[
-    str | None, typer.Option(help="float16 halves it, int8 again; default: the data's.")
+    str | None,
+    typer.Option(
+        help="float16 halves the features, int8 halves them again; default: as in the data."
+    ),
 ]
 _Relabel = Annotated[bool | None, typer.Option(help="Ids are names: text, or numbers with gaps.")]
 _DropUnknown = Annotated[
-    bool | None, typer.Option(help="Leave out edges of names that no node has.")
+    bool | None, typer.Option(help="Leave out edges whose ends name no known node.")
 ]
 _DropUnlabelled = Annotated[
     bool | None, typer.Option(help="Nodes without a label leave the splits.")

@@ -104,19 +104,14 @@ def _hit_weights(size: GraphSize, undirected: bool | None, even: bool = True) ->
 def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> float:
     """Expected number of distinct nodes that `draws` edges lead to: on the high side, for bounds of
     memory."""
-    return size.num_nodes / 64 * _reached(draws / size.num_nodes, _hit_weights(size, undirected))
-
-
-def _reached(per_node: float, weights: Sequence[float]) -> float:
-    """Expected number of 64 nodes that are hit, by `per_node` hits a node, in proportion to
-    `weights`."""
-    return sum(-math.expm1(-per_node * weight) for weight in weights)
+    weights = _hit_weights(size, undirected)
+    missed = [math.exp(-weight * draws / size.num_nodes) for weight in weights]
+    return size.num_nodes * (1 - sum(missed) / len(missed))
 
 
 def _field_nodes(size: GraphSize) -> float:
     """Number of nodes in the field of the labelled nodes."""
-    labelled = sum(size.num_seeds.values())
-    return min(size.num_nodes, max(_FIELD_NODES, _FIELD_LABELLED * labelled))
+    return min(size.num_nodes, max(_FIELD_NODES, _FIELD_LABELLED * sum(size.num_seeds.values())))
 
 
 def _visited(size: GraphSize, undirected: bool | None, batch: BatchShape) -> tuple[Array, Array]:

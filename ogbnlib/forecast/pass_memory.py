@@ -53,8 +53,8 @@ class Pass:
     training: bool = True
     own_batches: int | None = None  # number of this rank; None for all of the split
     sharers: int = 1  # ranks on this node, which share the page cache
-    # Bytes to reserve beside windows, and beside a store in the page cache; None for those of a
-    # step.
+    # Bytes to reserve next to windows, and next to a store in the page cache; None for the bytes of
+    # a step.
     reserve: tuple[int, int] | None = None
 
     @classmethod
@@ -169,8 +169,9 @@ class Pass:
 
     def _batch_bytes(self, batch: BatchShape) -> int:
         # int8 is decoded to float32 when a batch is put together
-        itemsize = 4 if self.itemsize == 1 else self.itemsize
-        return batch_bytes(batch, self.size.num_features, itemsize)
+        return batch_bytes(
+            batch, self.size.num_features, 4 if self.itemsize == 1 else self.itemsize
+        )
 
     def _ready_bytes(self, count: float) -> int:
         """Bytes of `count` waiting batches, one of them as large as the largest.

@@ -13,7 +13,7 @@ from ..config import TrainConfig
 from ..errors import MB
 from ..graph.store import GraphSize
 from ..registry import POLICIES
-from ..sources.resolve import check_store, graph_for, refuse_targets
+from ..sources.resolve import check_trainable, graph_for
 from .batches import Batches, BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
@@ -229,6 +229,5 @@ def predict(
     expected batches.
     """
     size = size or graph_for(config)
-    check_store(size, config)
-    refuse_targets(size)
-    return Forecast(config, size, memory_limit_bytes, machine)
+    check_trainable(size, config)
+    return Forecast(config.without_empty_splits(size.num_seeds), size, memory_limit_bytes, machine)

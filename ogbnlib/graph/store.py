@@ -76,7 +76,7 @@ class GraphSize:
 
 
 # Attributes of a store that its readers don't need: TAB leaves them out.
-_FOR_OTHER_ROOMS = {
+_INTERNAL_NAMES = {
     *("advise_random", "check_maps", "check_open", "crc32", "damaged", "disk_array", "files"),
     *("feature_itemsize", "file_path", "fill_page_cache", "from_data", "int8", "open_file"),
     *("origin", "stamps", "stored"),
@@ -134,7 +134,7 @@ class Store(GraphSize):
         return str(self.path)
 
     def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in _FOR_OTHER_ROOMS]
+        return [name for name in super().__dir__() if name not in _INTERNAL_NAMES]
 
     def _card(self) -> dict[str, str]:
         return super()._card() | {

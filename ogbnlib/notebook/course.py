@@ -1,4 +1,4 @@
-"""The course: notebooks, their guide and job scripts, which the wheel contains beside the code.
+"""The course: notebooks, their guide and job scripts, which the wheel contains, too.
 
 `setup.py` runs this file before anything is installed, so the module itself imports only the
 standard library.

@@ -117,7 +117,7 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
             "unallocated GB": table["cuda_unallocated_bytes"].max() / GB,
             "retries": table["cuda_alloc_retries"].max(),
             "release s": sum(event.get("took_s", 0) for event in releases),
-            "epoch s": run.metrics["time_s"].mean(),
+            "epoch s": _epoch_s(run),
         }
     return pd.DataFrame.from_dict(rows, orient="index").round(3)
 

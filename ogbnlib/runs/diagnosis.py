@@ -448,8 +448,9 @@ class _Case:
         first = self.record.events.get("rank ended")
         if not first:
             return []
-        meaning = meaning_of(first["exit_code"]).text
-        return [f"Rank {first['rank']} was the first to end: {meaning}."]
+        return [
+            f"Rank {first['rank']} was the first to end: {meaning_of(first['exit_code']).text}."
+        ]
 
 
 def _killer(result: Result) -> str:

@@ -52,7 +52,7 @@ from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.class_weights import check_class_weight
-from ..sources.resolve import DataRequest, check_store, refuse_targets, resolve, size_of
+from ..sources.resolve import DataRequest, check_trainable, resolve, size_of
 from .attempt import Attempt, announce_code, check_content, open_run_dir
 from .diagnosis import Diagnosis
 from .evidence import last_words
@@ -414,8 +414,7 @@ def _carry_out(
 ) -> Run:
     """Run a child and write the attempt's result; a trainer inherits the folder's lock.
 
-    Raises `KeyboardInterrupt` if this process was interrupted, and `RunStopped` after a stop
-    signal.
+    Raises `KeyboardInterrupt` after an interrupt, and `RunStopped` after a stop signal.
     """
     config = attempt.config
     variables = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
@@ -459,8 +458,7 @@ def _carry_out(
         then = f"go on with {call}" if config else done.diagnosis.remedy
         raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
     if outcome.forwarded in STOP_SIGNALS:
-        # Raise, because no further run may begin in the seconds before a SIGKILL. With exit code 75
-        # the job goes back to the queue.
+        # No further run may begin before a SIGKILL. Exit code 75 puts the job back in the queue.
         raise RunStopped(done, signal.Signals(outcome.forwarded))
     return done
 
@@ -495,16 +493,6 @@ def check_inputs(config: TrainConfig) -> GraphSize:
         resolve_device(config.device)
     check_precision(config.precision, config.device)
     size = resolve(DataRequest.of(config)).size
-    check_store(size, config)
-    refuse_targets(size)
+    check_trainable(size, config)
     check_class_weight(config)
-    if config.epochs and not size.num_seeds["train"]:
-        raise InputError(
-            f"{config.dataset}: expected nodes in the train split to train on, found none"
-        )
-    if (config.early_stopping or config.keep == "best") and not size.num_seeds["valid"]:
-        name = "early_stopping" if config.early_stopping else "keep=best"
-        raise InputError(
-            f"{name}: expected nodes in the valid split, found none in {config.dataset}; leave it out"
-        )
     return size

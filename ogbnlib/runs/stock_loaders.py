@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # Code inside these nodes runs more than once, or may.
-_REPEATED = (ast.For, ast.While, ast.ListComp, ast.DictComp, ast.GeneratorExp)
+_REPEATED = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def read_script(command: Sequence[str]) -> list[str]:

@@ -299,22 +299,18 @@ def convert(
 ) -> Store:
     """Convert a data set to a store in bounded memory; the store appears whole or not at all.
 
-    If a file changes during the conversion, that is an `InputError`. The remains of a conversion
-    that SIGKILL ended are deleted by the next one.
+    A file that changes is an `InputError`. After a SIGKILL the next conversion deletes the rest.
 
     Args:
         source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an
             official name in the folder "dataset", a store, or any `Source`.
         path: a new or empty folder.
-        undirected: add reverse edges, sort the in-edges of each node and drop duplicates; by
-            default as in `dataset.yaml`.
-        feature_dtype: float16 halves disk space and traffic; values beyond its range are refused.
-            int8 halves them again: each column is rounded to 255 values, evenly spaced from its
-            smallest to its largest, which takes another pass over the features. By default as
-            in `dataset.yaml`, else the data set's own dtype, float32 for float64.
-        memory_limit: "4 GB" or bytes for this whole process, written pages included; by default
-            95 % of the process's own limit, but at most 1 GB more than it uses now. 1 GB is enough
-            for ogbn-papers100M.
+        undirected: add reverse edges, sort each node's in-edges, drop duplicates.
+        feature_dtype: float16 halves the bytes and refuses values beyond its range. int8 halves
+            them again: 255 evenly spaced values a column. By default this and `undirected` are as
+            in `dataset.yaml`, else as in the data, float64 as float32.
+        memory_limit: "4 GB" or bytes for this process, written pages included. By default 95 % of
+            its limit, at most 1 GB more than it uses now, which is enough for ogbn-papers100M.
         progress: show a bar, or in a log a line every 30 s; a function is called instead.
         check: called between chunks; its exception ends the conversion and leaves nothing behind.
     """
@@ -340,8 +336,7 @@ def convert(
         f"{format_bytes(final + temporary)} of free disk space "
         f"({format_bytes(final)} for the store, {format_bytes(temporary)} until it is done)",
     )
-    # int8 takes two passes over the features, each counted as one byte per value
-    x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)
+    x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     refuse_leaks(source)
     with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:

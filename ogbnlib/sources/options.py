@@ -45,7 +45,7 @@ def _value(file: Path, name: str, value: Any) -> Any:
     """Convert an option's value, which the file has as text or a list of texts, to its type."""
     if name not in _NAMES:
         raise InputError(f"{file}: {unknown_name(name, _NAMES, 'option')}")
-    if name in _LISTS:
+    if name in _LISTS and isinstance(value, str | list):
         return _as_list(value)
     expected = "one text"
     if name in _FLAGS:

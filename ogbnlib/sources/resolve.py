@@ -60,8 +60,7 @@ class _Pending:
     @property
     def size(self) -> GraphSize:
         """Sizes of the data, with the `feature_itemsize` that the store will have."""
-        size = self.own_size or self.open().size
-        return replace(size, feature_itemsize=self.dtype.itemsize)
+        return replace(self.own_size or self.open().size, feature_itemsize=self.dtype.itemsize)
 
     def existing(self) -> Store | None:
         """Return the store that was made from these data before, or None.
@@ -251,6 +250,21 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     if not config.policy.uses_hops and size.hops is not None:
         raise InputError(
             f"loading: {size.name} has propagated features and no edges: set loading=propagated"
+        )
+
+
+def check_trainable(size: GraphSize, config: TrainConfig) -> None:
+    """Refuse a data set that our trainer can't train with `config`."""
+    check_store(size, config)
+    refuse_targets(size)
+    if not size.num_seeds["train"]:
+        raise InputError(
+            f"{config.dataset}: expected nodes in the train split to train on, found none"
+        )
+    if (config.early_stopping or config.keep == "best") and not size.num_seeds["valid"]:
+        name = "early_stopping" if config.early_stopping else "keep=best"
+        raise InputError(
+            f"{name}: expected nodes in the valid split, found none in {config.dataset}; leave it out"
         )
 
 

@@ -131,7 +131,8 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
         while True:
             for pid in {*process_tree(os.getpid())} - done:
                 done.add(pid)
-                os.kill(pid, number)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(pid, number)
             time.sleep(0.1)
 
     # blocked before torch starts threads; the ranks unblock and handle these signals themselves

@@ -177,13 +177,14 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
 def _describe(error: BaseException) -> str:
     """Describe an error of the user's code on one line, with file and line of its innermost frame
     outside of libraries."""
-    innermost = [
+    frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if "lib/python" not in frame.filename and frame.filename[0] != "<"
-    ][-1]
-    is_here = innermost.filename == __file__
-    place = "" if is_here else f" in {innermost.filename}, line {innermost.lineno}"
+    ]
+    # An installed ogbnlib is a library itself.
+    is_here = not frames or frames[-1].filename == __file__
+    place = "" if is_here else f" in {frames[-1].filename}, line {frames[-1].lineno}"
     return f"{type(error).__name__}{place}: {' '.join(str(error).split())}"
 
 

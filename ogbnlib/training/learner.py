@@ -48,7 +48,7 @@ def loss_and_gradient(
         scale: One over the number of all seeds of the optimizer's step.
         weight: Weight of each class, float32 [num_classes], with a mean of 1 over the train split.
             torch's mean divides by the sum of the seeds' weights in each batch, so a seed counts
-            more beside seeds of low weight. Here a seed counts the same in any batch. The loss of
+            more among seeds of low weight. Here a seed counts the same in any batch. The loss of
             an epoch is torch's weighted mean over the whole split.
     """
     ops = torch.ops.aten

@@ -284,7 +284,7 @@ def _without_empty_splits(config: TrainConfig, store: Store, progress: Progress)
         progress.note(
             f"{store.path}: the {' and the '.join(empty)} split has no nodes: it is not evaluated"
         )
-    return config.replace(eval_splits=[split for split in config.eval_splits if split not in empty])
+    return config.without_empty_splits(store.num_seeds)
 
 
 def _prepare_processor(

@@ -37,7 +37,7 @@ _TRAIN_S_PER_NODE = 2.5e-6
 # largest window in a spool, read in one piece; only large batches gain from a larger one
 WINDOW_BYTES = 2**28
 _SEEDS_BYTES = 2500  # in memory: seeds and sizes of a batch in a spool
-ID_BYTES = 12  # for each row in memory: its id beside the row, and where rows are read
+ID_BYTES = 12  # for each row in memory: its id, here and in the list of rows to read
 _MOST_COUNTED = 255  # windows that visit a node are counted up to this number
 # Shares of a pass's memory to try for hot rows, the rows that stay in memory.
 _HOT_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
@@ -232,8 +232,8 @@ def choose_windows(
 
 
 def _step_reserve(one: Pass) -> tuple[int, int]:
-    """Bytes to reserve beside windows and beside the page cache: ready batches, a step and
-    weights; beside the page cache also workers."""
+    """Bytes to reserve next to windows, and next to the page cache: ready batches, a step and
+    weights; next to the page cache also workers."""
     if one.config.lookahead != "auto":  # a size as `lookahead` is for windows alone
         return 0, 0
     step_pass = Pass(one.config, one.size, "train", Batches.of(one.batch))
@@ -358,7 +358,7 @@ class _Spool:
         files, with `hot_bytes` for rows in memory; None if there is no room for it.
 
         These rows are chosen once the first file is sampled. If there is only one file, the memory
-        of its samples is free by then; otherwise later files are sampled beside the rows.
+        of its samples is free by then; otherwise the rows are in memory while later files are sampled.
         """
         size = self.size
         total = self.total

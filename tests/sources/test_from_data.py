@@ -1,6 +1,7 @@
 """What a PyG user has as a `Data` becomes a store that says the same, or is refused in a
 sentence."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch_geometric
 from conftest import left_in
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
-from ogbnlib import InputError, TrainConfig, train
+from ogbnlib import InputError, TrainConfig, plan, run, train
 from ogbnlib.graph.store import Store
 from ogbnlib.runs.folder import Run
 
@@ -272,6 +273,29 @@ def test_an_empty_split_is_not_evaluated_which_is_said_once(empty: Store, tmp_pa
     assert sum("the valid split has no nodes: it is not evaluated" in note for note in notes) == 1
 
 
+@pytest.mark.parametrize("loading", ["store", "eager", "lazy", "shared", "propagated"])
+@pytest.mark.parametrize("num_neighbors", [[3, 2], [-1, 2]])
+def test_an_empty_split_has_no_part_in_a_forecast(
+    empty: Store, loading: str, num_neighbors: list[int]
+) -> None:
+    model = "sign" if loading == "propagated" else "sage"
+    config = TrainConfig.create(
+        dataset=str(empty.path), loading=loading, num_neighbors=num_neighbors, model=model
+    )
+    advice = plan(config, "4 GB")
+    assert advice.verdict == "FITS"
+    alone = plan(config.replace(eval_splits=["test"]), "4 GB")
+    assert advice.forecast.peak_bytes == alone.forecast.peak_bytes
+    size = replace(empty.size, num_seeds={"train": 20, "valid": 0, "test": 0})
+    assert plan(config, "4 GB", size=size).verdict == "FITS"
+
+
+def test_a_run_with_an_empty_split_has_its_forecast(empty: Store, tmp_path: Path) -> None:
+    config = TrainConfig.create(dataset=str(empty.path), loading="store", num_neighbors=[3, 2])
+    done = run(config, "4 GB", run_dir=tmp_path / "run", echo=False).require_finished()
+    assert done.result["forecast"]["peak_bytes"]["predicted"] > 0
+
+
 def test_what_needs_the_nodes_of_an_empty_split_is_refused(empty: Store, tmp_path: Path) -> None:
     assert {name: len(ids) for name, ids in empty.splits.items()} == {
         "train": 20,
@@ -288,8 +312,11 @@ def test_what_needs_the_nodes_of_an_empty_split_is_refused(empty: Store, tmp_pat
         (empty, {"keep": "best"}, "keep=best: expected nodes in the valid split, found none"),
         (untrained, {}, "expected nodes in the train split to train on, found none"),
     ):
+        config = TrainConfig.create(dataset=str(store.path), **changes)
         with pytest.raises(InputError, match=sentence):
-            train(TrainConfig.create(dataset=str(store.path), **changes), tmp_path / "refused")
+            train(config, tmp_path / "refused")
+        with pytest.raises(InputError, match=sentence):
+            plan(config)
     assert not (tmp_path / "refused").exists()
 
 

@@ -122,6 +122,7 @@ WRONG: dict[str, Any] = {
     "num_classes: many": "num_classes: expected a whole number",
     "feature_dtype: float8": "feature_dtype: expected float16, float32, int8",
     "id_column: [a, b]": "id_column: expected one text",
+    "leave_out: {a: b}": "leave_out: expected one text",
     "just text": "dataset.yaml: expected lines such as",
 }
 

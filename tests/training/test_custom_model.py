@@ -459,6 +459,19 @@ def test_a_wrong_model_is_refused_in_one_sentence(case: str) -> None:
     assert "__pycache__" not in left_in(Path())
 
 
+def test_an_error_without_a_frame_of_the_users_code_has_no_place(tmp_path: Path) -> None:
+    """As where the package is installed, and the user's class lacks an argument."""
+    file = tmp_path / "lib" / "python3.11" / "site-packages" / "installed.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("def call(kind):\n    return kind()\n")
+    code = {}
+    exec(compile(file.read_text(), file, "exec"), code)
+    with pytest.raises(TypeError) as caught:
+        code["call"](nn.Linear)
+    error = caught.value.with_traceback(caught.value.__traceback__.tb_next)
+    assert custom_model._describe(error).startswith("TypeError: Linear.__init__() missing 2")
+
+
 def test_it_is_refused_before_anything_is_written(own: Config) -> None:
     my_model(GOOD.replace("out_channels)\n    def", "out_channels + 1)\n    def"))
     config, before = own(dropout=0.0), left_in(Path())

@@ -321,7 +321,7 @@ def _remedy(file: Path, role: str) -> str:
 
 
 def not_a_data_set(path: Path) -> InputError:
-    """Return the error for a path without a data set: what is there, and what to do."""
+    """Return the error for a path without a data set; it names the content and the remedy."""
     hint = nearby(path)
     if path.is_file():
         if path.suffix in (".pt", ".pth"):

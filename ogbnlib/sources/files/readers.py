@@ -46,7 +46,7 @@ def is_number(text: str) -> bool:
 
 @dataclass(frozen=True)
 class _Column:
-    """Where the values of a column are in an array, in order of memory.
+    """Place of a column's values in an array, in order of memory.
 
     They begin after `skip` values. Of each `width` values, the column has the one at `pick`, or all
     of them as a list if `pick` is None.
