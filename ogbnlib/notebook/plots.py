@@ -22,6 +22,7 @@ from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.record import Phase
 from ..runs.folder import Run, RunLike, Runs, named
 from ..runs.timeline import held_memory
+from .tables import epoch_s
 
 # Strong colours for memory that can't be reclaimed, a pale one for the file cache.
 PARTS = {
@@ -378,7 +379,7 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
 
 
 def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) -> Axes:
-    """Plot the seconds of an epoch against the memory limit. Each policy has a line for the mean
+    """Plot the seconds of an epoch against the memory limit. Each policy has a line for the median
     of the later epochs and a dotted line for the first epoch. `runs` maps (policy, limit) to a
     run."""
     ax = _axes(width=7.5, height=4)
@@ -393,11 +394,11 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
         ]
         for i, run in points:
             sizes[limits[i]] = f"\n({format_bytes(run.result.get('memory_limit_bytes'))})"
-        times = {i: run.metrics["time_s"] for i, run in points if run.exit_code == 0}
-        first = [epochs_s.iloc[:1].mean() for epochs_s in times.values()]
-        later = [epochs_s.iloc[min(1, len(epochs_s) - 1) :].mean() for epochs_s in times.values()]
-        (line,) = ax.plot([*times], later, "o-", label=policy, zorder=3)
-        ax.plot([*times], first, ".:", color=line.get_color(), zorder=2)
+        ended = {i: run for i, run in points if run.exit_code == 0}
+        first = [run.metrics["time_s"].iloc[:1].mean() for run in ended.values()]
+        later = [epoch_s(run) for run in ended.values()]
+        (line,) = ax.plot([*ended], later, "o-", label=policy, zorder=3)
+        ax.plot([*ended], first, ".:", color=line.get_color(), zorder=2)
         highest = max([highest, *first, *later])
         # Crosses of several policies at one limit stand side by side.
         dead = [

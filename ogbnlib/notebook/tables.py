@@ -18,7 +18,7 @@ from ..sources.catalog import open_dataset
 from ..sources.resolve import size_of
 
 
-def _epoch_s(run: Run) -> float:
+def epoch_s(run: Run) -> float:
     """Return the median seconds of an epoch, without the first of several, which loads
     libraries."""
     times = run.metrics["time_s"]
@@ -40,7 +40,7 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
         }
         metrics = run.metrics
         if len(metrics):
-            rows[name]["epoch s"] = round(_epoch_s(run), 2)
+            rows[name]["epoch s"] = round(epoch_s(run), 2)
             rows[name]["all evals s"] = round(metrics["eval_time_s"].sum(), 2)
             rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1].add_prefix("last ")
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
@@ -64,7 +64,7 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
             "predicted MB": round(here.peak_bytes / MB),
             "measured MB": round(measured / MB, 0),
             "error %": round(100 * (here.peak_bytes / measured - 1), 1),
-            "epoch s": round(_epoch_s(run), 2),
+            "epoch s": round(epoch_s(run), 2),
             f"{full} GB": round(full_forecast.peak_bytes / GB, 2),
             "its peak in": full_forecast.peak.name,
         }
@@ -117,7 +117,7 @@ def compare_cuda(runs: Runs) -> pd.DataFrame:
             "unallocated GB": table["cuda_unallocated_bytes"].max() / GB,
             "retries": table["cuda_alloc_retries"].max(),
             "release s": sum(event.get("took_s", 0) for event in releases),
-            "epoch s": _epoch_s(run),
+            "epoch s": epoch_s(run),
         }
     return pd.DataFrame.from_dict(rows, orient="index").round(3)
 
@@ -139,7 +139,7 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
         rises = phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"] / MB
         first = min(1, len(run.metrics) - 1)
         step = rises.iloc[first:].max() if allocated.isna()[name] else allocated[name]
-        rows[name] = {"step MB": step, "epoch s": _epoch_s(run)}
+        rows[name] = {"step MB": step, "epoch s": epoch_s(run)}
     table = pd.DataFrame.from_dict(rows, orient="index")
     table[["relative memory", "relative time"]] = table[["step MB", "epoch s"]] / table.iloc[0]
     return table.round(3)

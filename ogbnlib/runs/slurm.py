@@ -321,8 +321,7 @@ def _lead_s(job_id: str, row: dict[str, str]) -> int:
     text = "".join(f"#SBATCH {one.get('SubmitLine', '')}\n" for one in submitted[:1])
     with contextlib.suppress(OSError):
         text += Path(row.get("Command", "").partition(" ")[0]).read_text(errors="replace")
-    leads = re.findall(r"^#SBATCH .*--signal[= ]\S*?@(\d+)", text, re.MULTILINE)
-    return int([*leads, 0][0])
+    return int([*re.findall(r"^#SBATCH .*--signal[= ]\S*?@(\d+)", text, re.MULTILINE), 0][0])
 
 
 def _task_number(job: _Job) -> tuple[int, int]:

@@ -104,7 +104,8 @@ def test_first_and_later_epochs_have_a_line_each_and_a_kill_is_a_cross(
     killed: Path, finished: Path
 ) -> None:
     columns = "epoch,loss,train,valid,test,time_s,eval_time_s\n"
-    (finished / "metrics.csv").write_text(f"{columns}1,1,,,,4.0,0\n2,1,,,,0.5,0\n3,1,,,,1.5,0\n")
+    rows = "1,1,,,,4.0,0\n2,1,,,,0.5,0\n3,1,,,,1.0,0\n4,1,,,,9.0,0\n"
+    (finished / "metrics.csv").write_text(columns + rows)
     ax = epoch_times({("a", "8 GB"): finished, ("b", "8 GB"): killed}, ["8 GB", "4 GB"])
     later, first, crosses, *_ = (line.get_ydata() for line in ax.lines)
     assert [*later, *first, *crosses] == [1.0, 4.0]
