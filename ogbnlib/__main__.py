@@ -368,6 +368,9 @@ def main() -> int:
         try:
             with clear_errors():
                 check_working_folder()
+                # As `python -m` does, for a model in a module of the working folder.
+                if not sys.flags.safe_path and os.getcwd() not in sys.path:
+                    sys.path.append(os.getcwd())
                 app(standalone_mode=True)
         except InputError as error:
             say(f"error: {error}")

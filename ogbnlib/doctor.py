@@ -44,7 +44,8 @@ def _packages() -> _Check:
     if not any(importlib.metadata.distributions(name="ogbnlib")):
         wrong = ["ogbnlib is not installed, only its folder is on the path"]
     if wrong:
-        return _Check("packages", False, "; ".join(wrong), "pip install -e .")
+        remedy = "install ogbnlib, or the named package in the required version, with pip"
+        return _Check("packages", False, "; ".join(wrong), remedy)
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN)
     if done.stderr and not done.stdout:  # no pip, as in an environment made by uv
         versions += "; conflicts are not known, as pip is not installed here: try `uv pip check`"

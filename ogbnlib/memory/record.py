@@ -167,6 +167,8 @@ class Growth:
     def __str__(self) -> str:
         over = f"{self.epochs} epochs" if self.over_s is None else f"{self.over_s:.0f} s"
         ends = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}"
+        if self.verdict == "too few epochs":
+            return f"Over {over} memory went {ends}: too few epochs to say whether it climbs."
         if self.verdict == "climbs":
             unit = "epoch" if self.over_s is None else "minute"
             return (

@@ -165,7 +165,7 @@ class Tree:
         root = str(Path(__file__).parents[2])
         return [
             *(sys.executable, "-E", "-S", "-c"),
-            f"import sys; sys.path.insert(0, {root!r}); from {__name__} import _guard; _guard()",
+            f"import sys; sys.path.append({root!r}); from {__name__} import _guard; _guard()",
             str(self.parent),
             str(self.pid),
             self.mark,

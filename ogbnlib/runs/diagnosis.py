@@ -36,6 +36,7 @@ from .exit_codes import (
     DIVERGED,
     EXIT_CODES,
     READ_LOG,
+    READ_OUTPUT,
     STOPPED,
     Meaning,
     code_key,
@@ -184,13 +185,14 @@ def explain_text(text: str) -> Diagnosis:
             f"look for its words in {GUIDE}; `python -m ogbnlib watch` runs the command again and "
             "records it",
         )
+    remedy = finding.remedy.replace(READ_LOG, READ_OUTPUT)
     sentences = [
         f"{finding.text[:1].upper()}{finding.text[1:]}.",
         finding.line and f"Evidence: {finding.line[:200].rstrip('.')}.",
-        f"Next: {finding.remedy}.",
+        f"Next: {remedy}.",
     ]
     text = " ".join(filter(None, sentences))
-    return Diagnosis(text, finding.cause, None, None, dict(finding.sizes), remedy=finding.remedy)
+    return Diagnosis(text, finding.cause, None, None, dict(finding.sizes), remedy=remedy)
 
 
 def explain(
@@ -414,6 +416,8 @@ class _Case:
             text.append(f"Its last words: {result.last_output.rstrip('.')}.")
         if cause == OUT_OF_MEMORY:
             remedy = self._memory_remedy()
+        if not RunPaths(self.run_dir).output.is_file():
+            remedy = remedy.replace(READ_LOG, READ_OUTPUT)
         text.append(self.slowed)
         if code not in (2, STOPPED, DIVERGED):
             text += [*self._first_rank(), *self._memory()]

@@ -14,9 +14,22 @@ from dataclasses import dataclass
 from ..errors import format_bytes
 from ..memory.cuda import ALLOCATOR_VARIABLES, oom_sizes
 from ..memory.killed import NEEDING_LESS
-from .exit_codes import EXIT_CODES, Meaning, code_key, meaning_of, meaning_of_state, state_key
+from .exit_codes import (
+    EXIT_CODES,
+    PENDING,
+    RUNNING,
+    STATES,
+    Meaning,
+    code_key,
+    meaning_of,
+    meaning_of_state,
+    state_key,
+)
 
-GUIDE = "notebooks/guide/troubleshooting.md"
+GUIDE = (
+    "notebooks/guide/troubleshooting.md (without a clone: `python -m ogbnlib notebooks FOLDER` "
+    "writes it)"
+)
 OUT_OF_MEMORY = "out of memory"
 _LESS = (
     "hold less at once: `python -m ogbnlib plan --memory-limit SIZE` says which settings fit; in a script of your own "
@@ -549,10 +562,7 @@ def _listed(text: str) -> list[dict[str, str]]:
 
 
 def find_job(text: str) -> Meaning | None:
-    """Explain the end of a job in a pasted table; None without a job and its state.
-
-    It is the last job that is not COMPLETED, else the last job.
-    """
+    """Explain the end of a job in a pasted table; None without a job and its state."""
     rows = [{"JobID": "ID", **row} for row in job_rows(text) if row.get("State")]
     lone = re.search(r"^ *(\d+)?.*\bOUT_OF_ME(?:MORY\b|\+)", text, re.MULTILINE)
     if lone and not rows:  # a row of sacct without its header
@@ -561,7 +571,7 @@ def find_job(text: str) -> Meaning | None:
         return None
     # rows of jobs, without those of their steps such as 12.batch
     jobs = [row for row in rows if "." not in row["JobID"]] or rows
-    job = [*jobs, *(row for row in jobs if state_key(row["State"]) != "COMPLETED")][-1]
+    job = _job_to_explain(jobs)
     name = job["JobID"].partition(".")[0]
     own = [row for row in rows if row["JobID"].partition(".")[0] == name]
     states = [state_key(row["State"]) for row in own]
@@ -585,6 +595,15 @@ def find_job(text: str) -> Meaning | None:
         return meaning._replace(text=text, line=job["State"])
     text += f" (its largest step used {format_bytes(used)})"
     return meaning._replace(text=text, line=job["State"], sizes={"used": used})
+
+
+def _job_to_explain(jobs: Iterable[dict[str, str]]) -> dict[str, str]:
+    """Return the last job that ended badly, else the last one that waits or runs, else the last."""
+    # `sacct --duplicates` has a row for each requeue of a job: the last one counts.
+    latest = [*{job["JobID"]: job for job in jobs}.values()]
+    others = [job for job in latest if state_key(job["State"]) != "COMPLETED"]
+    ended = [job for job in others if STATES.get(state_key(job["State"])) not in (PENDING, RUNNING)]
+    return [*latest, *others, *ended][-1]
 
 
 def failed_rank(text: str) -> re.Match[str] | None:

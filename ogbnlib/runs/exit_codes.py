@@ -41,6 +41,7 @@ class Meaning(NamedTuple):
 
 _RESUME = "go on with resume=True (--resume)"
 READ_LOG = "read the end of output.log"
+READ_OUTPUT = "read what it printed"  # where there is no output.log, as under torchrun
 # 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL
 # pairs: 125 is its pseudo-signal for out of memory, 53 a batch script that could not be started.
 EXIT_CODES = {code: Meaning(*meaning) for code, meaning in {

@@ -11,6 +11,7 @@ import inspect
 import linecache
 import re
 import sys
+import sysconfig
 import traceback
 import types
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from .network import registered_model
 
 _PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 _VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # *args, **kwargs
+_BELOW = ("ogbnlib", "torch", "torch_geometric")  # packages whose frames lead to the model's code
 _SEEDS = 4  # number of seeds of the trial batch, and of nodes and edges at each of its hops
 
 
@@ -150,14 +152,17 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
 
 
 def _run_file(code: Path, source: Path) -> types.ModuleType:
-    """Execute the copy `code` under the path of `source`, and return the module.
+    """Execute the copy `code` as the module of `source`, and return the module.
 
-    The folder of `source` has the data and modules that the code reads.
+    The folder of `source` has the data and modules that the code reads. Errors name the copy if
+    `source` has changed since it was made.
     """
     file = (source if source.is_file() else code).absolute()
     text = importlib.util.decode_source(code.read_bytes())
-    # PyG reads the source lines of `forward`, and the file may have changed since it was copied.
-    linecache.cache[str(file)] = len(text), None, text.splitlines(keepends=True), str(file)
+    is_same = file.read_bytes() == code.read_bytes()
+    named = str(file if is_same else code.absolute())
+    # PyG reads the source lines of `forward`.
+    linecache.cache[named] = len(text), None, text.splitlines(keepends=True), named
     sys.path[:] = [str(file.parent), *(folder for folder in sys.path if folder != str(file.parent))]
     # without this check, `import utils` could silently return another model's utils
     for neighbor in file.parent.glob("*.py"):
@@ -170,22 +175,44 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
     module = types.ModuleType("ogbnlib_custom_model")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
-    exec(compile(text, str(file), "exec"), vars(module))
+    exec(compile(text, named, "exec"), vars(module))
     return module
 
 
 def _describe(error: BaseException) -> str:
-    """Describe an error of the user's code on one line, with file and line of its innermost frame
+    """Describe an error of the user's code on one line, with the place of its innermost frame
     outside of libraries."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if "lib/python" not in frame.filename and frame.filename[0] != "<"
+    stack = [
+        (frame.f_globals.get("__name__", ""), frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    # An installed ogbnlib is a library itself.
-    is_here = not frames or frames[-1].filename == __file__
-    place = "" if is_here else f" in {frames[-1].filename}, line {frames[-1].lineno}"
-    return f"{type(error).__name__}{place}: {' '.join(str(error).split())}"
+    outside = [
+        place
+        for place in stack
+        if place[0].partition(".")[0] not in _BELOW and not _is_python(place[1])
+    ]
+    # The outermost of these frames is the model's, also where it is in an installed package.
+    package = outside[0][0].partition(".")[0] if outside else ""
+    own = [
+        (file, line)
+        for name, file, line in outside
+        if name.partition(".")[0] == package or "-packages/" not in file
+    ]
+    found = f" {' '.join(str(error).split())}"
+    if not own:
+        return f"{type(error).__name__}:{found}"
+    file, line = own[-1]
+    text = linecache.getline(file, line).strip()
+    if Path(file).is_file():
+        return f"{type(error).__name__} in {file}, line {line}:{found}"
+    # a cell of a notebook, or a line of Python's prompt, has no file
+    return f"{type(error).__name__}{text and f' at `{text}`'}:{found}"
+
+
+def _is_python(file: str) -> bool:
+    """Return whether a frame's file belongs to Python's own library."""
+    own = sysconfig.get_path("stdlib")
+    return file.startswith("<frozen ") or (file.startswith(own) and "-packages/" not in file)
 
 
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
@@ -196,7 +223,8 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
     if not isinstance(model, nn.Module):
         raise InputError(
             f"model: expected an object of a class derived from torch.nn.Module, got {model!r:.80}; "
-            "for a class or a name, set the config's model"
+            "pass an object, such as Net(...), or set the config's model to the name of the class, "
+            "such as my_model.py:Net"
         )
     if {one.kind for one in inspect.signature(model.forward).parameters.values()} <= _VARIABLE:
         raise InputError(

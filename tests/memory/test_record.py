@@ -73,6 +73,10 @@ def test_epochs_that_grow_in_steps_are_said_to_grow() -> None:
     steps = Growth.of([MB * size for size in (272, 272, 400, 400, 400, 859, 859)])
     assert str(steps) == "Over 7 epochs memory grows from 272 MB to 859 MB, but not steadily."
     assert Growth.of([MB * size for size in (272, 280, 281, 280, 282)]).verdict == "levels off"
+    few = Growth.of([MB * size for size in (81, 120, 141)])
+    assert str(few) == (
+        "Over 3 epochs memory went from 81 MB to 141 MB: too few epochs to say whether it climbs."
+    )
 
 
 def test_loading_is_no_growth_and_what_follows_it_is_judged_alone() -> None:

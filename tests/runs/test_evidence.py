@@ -528,6 +528,11 @@ TABLES = {
     "sacct, a code": ("JobID|State|ExitCode\n7|FAILED|9:0\n", KILLED, ["SIGKILL", "diagnose --job 7"]),
     "sacct, a day": ("JobID|State|ExitCode\n6|COMPLETED|0:0\n7|TIMEOUT|0:0\n8|COMPLETED|0:0\n", "time limit",
                      ["Job 7"]),
+    "sacct, the rest of an array waits": (
+        "JobID|State|ExitCode\n50_1|COMPLETED|0:0\n50_2|OUT_OF_MEMORY|0:125\n50_[4-8]|PENDING|0:0\n",
+        OOM, ["Job 50_2"]),
+    "sacct, another runs": ("JobID|State|ExitCode\n50|FAILED|9:0\n51|RUNNING|0:0\n", KILLED, ["Job 50"]),
+    "sacct, requeued": ("JobID|State|ExitCode\n50|PREEMPTED|0:0\n50|RUNNING|0:0\n", "running", ["Job 50"]),
     "seff": ("Job ID: 12\nState: OUT_OF_MEMORY (exit code 0)\nMemory Utilized: 63.98 GB\n", OOM, ["63.98 GB", "--mem"]),
     "seff, time": ("Job ID: 12\nState: TIMEOUT (exit code 0)\n", "time limit", ["--time"]),
     "seff, a part": ("State: OUT_OF_MEMORY (exit code 0)\nMemory Utilized: 3 GB\n", OOM, ["3.00 GB"]),

@@ -367,7 +367,8 @@ time.sleep(60)
 def test_without_a_phase_the_last_line_and_the_processes_say_where_a_command_is() -> None:
     process = watched(sys.executable, script(SPEAKING), stderr=subprocess.DEVNULL)
     wait_until(Path("run/timeline.csv").exists, "the first sample")
-    wait_until(lambda: re.search(r"with [4-9]\d MB, ", said()), "the worker")
+    # listed when the sum last grew by a quarter, so with 40 MB or somewhat less
+    wait_until(lambda: re.search(r"with [3-9]\d MB, ", said()), "the worker")
     pids = Path("pids").read_text().split()
     text = said()
     assert "At work, in no named phase;" in text

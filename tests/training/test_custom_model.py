@@ -1,6 +1,7 @@
 """A user's own model is trained like the built-in ones, and an unusable one is refused in one
 sentence."""
 
+import linecache
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
 from ogbnlib.graph.store import open_store
 from ogbnlib.inference.predictions import predict
+from ogbnlib.memory.record import RunPaths
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
@@ -459,17 +461,55 @@ def test_a_wrong_model_is_refused_in_one_sentence(case: str) -> None:
     assert "__pycache__" not in left_in(Path())
 
 
-def test_an_error_without_a_frame_of_the_users_code_has_no_place(tmp_path: Path) -> None:
-    """As where the package is installed, and the user's class lacks an argument."""
-    file = tmp_path / "lib" / "python3.11" / "site-packages" / "installed.py"
+PLACES: dict[str, tuple[str, str, str]] = {
+    "ogbnlib's own": ("ogbnlib.training.call", "lib64/python3.11/site-packages/call.py", ""),
+    "an installed package's": (
+        "mymodels.net",
+        "lib/python3.11/site-packages/mymodels/net.py",
+        " in {file}, line 2",
+    ),
+    "a project's": ("net", "my/lib/python/net.py", " in {file}, line 2"),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_an_error_names_the_innermost_line_of_the_models_code(case: str, tmp_path: Path) -> None:
+    name, path, place = PLACES[case]
+    file = tmp_path / path
     file.parent.mkdir(parents=True)
-    file.write_text("def call(kind):\n    return kind()\n")
-    code = {}
-    exec(compile(file.read_text(), file, "exec"), code)
+    file.write_text("def call(kind):\n    return kind(1)\n")
+    assert _described(name, str(file), file.read_text()) == (
+        f"TypeError{place.format(file=file)}: Linear.__init__() missing 1 required positional "
+        "argument: 'out_features'"
+    )
+
+
+def test_an_error_of_code_without_a_file_quotes_the_line() -> None:
+    code = "def call(kind):\n    return kind(1)\n"
+    linecache.cache["<cell 7>"] = len(code), None, code.splitlines(keepends=True), "<cell 7>"
+    assert _described("__main__", "<cell 7>", code).startswith("TypeError at `return kind(1)`: ")
+    assert _described("__main__", "", code).startswith("TypeError: Linear")
+
+
+def _described(name: str, file: str, code: str) -> str:
+    """The description of an error that a function of a module raises when it makes a layer."""
+    values: dict[str, Any] = {"__name__": name}
+    exec(compile(code, file, "exec"), values)
     with pytest.raises(TypeError) as caught:
-        code["call"](nn.Linear)
-    error = caught.value.with_traceback(caught.value.__traceback__.tb_next)
-    assert custom_model._describe(error).startswith("TypeError: Linear.__init__() missing 2")
+        values["call"](nn.Linear)
+    trace = caught.value.__traceback__
+    assert trace is not None
+    return custom_model._describe(caught.value.with_traceback(trace.tb_next))
+
+
+def test_an_error_of_a_runs_copy_names_the_copy(tmp_path: Path) -> None:
+    my_model(model_with("return self.lin(x[:, 1:])"))
+    config = TrainConfig.create({"dataset": "x", "model": "my_model.py:Net"})
+    copy = RunPaths(tmp_path).model
+    copy.write_bytes(Path("my_model.py").read_bytes())
+    my_model("\n\n" + GOOD)
+    with pytest.raises(InputError, match=rf"RuntimeError in {re.escape(str(copy))}, line 8: "):
+        make_model(config, 6, 5, tmp_path)
 
 
 def test_it_is_refused_before_anything_is_written(own: Config) -> None:
