@@ -177,7 +177,7 @@ class Forecast(Ledger):
         # Training begins once the first window is there. Up to half of the training is done while
         # the others are read.
         first_share = self.reading.first_bytes / self.reading.moved_bytes
-        first_s = read_s * first_share / self.config.epochs
+        first_s = read_s * first_share / max(1, self.config.epochs)
         return first_s + max(train_s, read_s - first_s + train_s / 2)
 
     def _pass_s(self, one: Pass) -> float:

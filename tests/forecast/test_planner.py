@@ -77,6 +77,17 @@ def test_a_plan_says_that_a_custom_model_is_taken_for_a_graphsage(
     assert "planned as those of model=sage" in str(plan(config(model="my_model.py:Net")))
 
 
+@pytest.mark.parametrize("policy", ["eager", "lazy", "shared", "store", "propagated"])
+def test_a_run_without_epochs_has_a_plan(policy: str) -> None:
+    model = "sign" if policy == "propagated" else "sage"
+    config = TrainConfig.create(
+        dataset="ogbn-papers100M", loading=policy, model=model, epochs=0, spool="24 GB"
+    )
+    advice = plan(config, "300 GB")
+    assert advice.verdict == FITS
+    assert advice.forecast.epoch_s > 0
+
+
 def test_an_epoch_from_ram_takes_what_was_measured_at_full_size() -> None:
     large = config(**LARGE, num_threads=2, feature_dtype="float16")
     in_ram = predict(large).epoch_s
