@@ -30,8 +30,9 @@ _HEADERLESS: dict[tuple[str, ...], int] = {
 
 
 def slices(array: Array, rows: int) -> Iterator[Array]:
-    """Return `array` in pieces of `rows` rows."""
-    return (array[begin : begin + rows] for begin in range(0, len(array), max(1, rows)))
+    """Return `array` in pieces of `rows` rows, at least 1."""
+    rows = max(1, rows)
+    return (array[begin : begin + rows] for begin in range(0, len(array), rows))
 
 
 def load(file: Path) -> Array:

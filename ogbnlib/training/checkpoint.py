@@ -303,12 +303,13 @@ class Checkpointer:
         self.learner.loss_sum.fill_(state.loss_sum / self.learner.ranks.num_ranks)
         return state, notes
 
-    def take_over(self, state: State) -> None:
-        """Write a resumed run's changes to its folder, after all ranks have accepted to resume."""
+    def take_over(self, state: State, asked: TrainConfig) -> None:
+        """Write a resumed run's changes and the config as the user asked for it to the run's
+        folder, after all ranks have accepted to resume."""
         assert self.run_dir is not None
         self.learner.log.mark("resumed", epoch=state.epoch, position=state.position)
         paths = RunPaths(self.run_dir)
-        self.learner.config.save(paths.config)
+        asked.save(paths.config)
         _write_metrics(self.run_dir, state.history)
         # else the next save would replace the undamaged previous checkpoint by the damaged one
         if self._damaged and paths.checkpoint.is_file():

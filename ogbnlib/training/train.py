@@ -171,12 +171,11 @@ def train_prepared(
     display: str,
     model: nn.Module | None = None,
 ) -> TrainResult:
-    """Train in a folder that the caller has prepared and locked.
+    """Train in a folder that the caller has prepared and locked, as one of `ranks`.
 
     Args:
         run_dir: The run's folder; None keeps nothing on disk.
         stop: A stop signal sets its number; the run then ends at the next batch boundary.
-        ranks: This process among those that train together.
         resume: Go on from the last checkpoint if there is one.
         display: As for `Progress`.
         model: The user's own object, used in place of `config.model`.
@@ -193,6 +192,7 @@ def train_prepared(
         stack.enter_context(progress.live)
         stack.enter_context(_recorded_cuda_oom(config, log))
         store = _open_in_turn(config, log, progress, stop, ranks)
+        asked = config
         config = _without_empty_splits(config, store, progress)
         if not config.policy.uses_hops:
             with log.phase("compile kernels"):
@@ -217,7 +217,7 @@ def train_prepared(
                     trainer.state, notes = checkpointer.restore()
                 progress.note(*notes)
                 if ranks.first:
-                    checkpointer.take_over(trainer.state)
+                    checkpointer.take_over(trainer.state, asked)
             trainer.run()
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)

@@ -14,6 +14,7 @@ from conftest import left_in
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 from ogbnlib import InputError, TrainConfig, plan, run, train
+from ogbnlib.graph.npz import slices
 from ogbnlib.graph.store import Store
 from ogbnlib.runs.folder import Run
 
@@ -294,6 +295,12 @@ def test_a_run_with_an_empty_split_has_its_forecast(empty: Store, tmp_path: Path
     config = TrainConfig.create(dataset=str(empty.path), loading="store", num_neighbors=[3, 2])
     done = run(config, "4 GB", run_dir=tmp_path / "run", echo=False).require_finished()
     assert done.result["forecast"]["peak_bytes"]["predicted"] > 0
+    resumed = run(config.replace(epochs=4), run_dir=tmp_path / "run", resume=True, echo=False)
+    assert Run(tmp_path / "run").config == resumed.config == config.replace(epochs=4)
+
+
+def test_a_row_of_features_larger_than_a_piece_is_kept(tmp_path: Path) -> None:
+    assert [len(piece) for piece in slices(np.zeros((3, 2)), 0)] == [1, 1, 1]
 
 
 def test_what_needs_the_nodes_of_an_empty_split_is_refused(empty: Store, tmp_path: Path) -> None:
