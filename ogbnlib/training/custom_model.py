@@ -183,20 +183,15 @@ def _describe(error: BaseException) -> str:
     """Describe an error of the user's code on one line, with the place of its innermost frame
     outside of libraries."""
     stack = [
-        (frame.f_globals.get("__name__", ""), frame.f_code.co_filename, line)
+        (frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    outside = [
-        place
-        for place in stack
-        if place[0].partition(".")[0] not in _BELOW and not _is_python(place[1])
-    ]
-    # The outermost of these frames is the model's, also where it is in an installed package.
-    package = outside[0][0].partition(".")[0] if outside else ""
+    outside = [place for place in stack if place[0] not in _BELOW and not _is_python(place[1])]
+    # The outermost of these frames is the model's, which may be in an installed package, too.
     own = [
         (file, line)
-        for name, file, line in outside
-        if name.partition(".")[0] == package or "-packages/" not in file
+        for package, file, line in outside
+        if package == outside[0][0] or "-packages/" not in file
     ]
     found = f" {' '.join(str(error).split())}"
     if not own:
