@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ Row = dict[str, float | None]
 _VERSION = 3
 # Appended to a file in torch's own format, which does not detect a changed byte in a tensor.
 _SEAL = b"ogbnlib crc32 %08x\n"
+_PIECE_BYTES = 2**20  # of a file that is checked
 
 
 @dataclass
@@ -104,24 +105,57 @@ def _check_class_weight(path: Path, before: torch.Tensor | None, now: torch.Tens
         )
 
 
+class _Summed(io.BufferedIOBase):
+    """A file for `torch.save`, which writes each tensor from its own memory; counts the CRC-32."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.crc32 = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        # torch ends its archive after an error, too, and that would hide the error
+        if self.error is None:
+            try:
+                self.file.write(data)
+            except OSError as error:
+                self.error = error
+        self.crc32 = zlib.crc32(data, self.crc32)
+        return memoryview(data).nbytes
+
+
 def _write(path: Path, content: Mapping[str, object], keep: Path | None = None) -> None:
-    buffer = io.BytesIO()
-    torch.save({"version": _VERSION, **content}, buffer)
-    data = buffer.getbuffer()
-    write_atomically(
-        path, lambda file: (file.write(data), file.write(_SEAL % zlib.crc32(data))), keep=keep
-    )
+    def write(file: IO[bytes]) -> None:
+        summed: Any = _Summed(file)
+        torch.save({"version": _VERSION, **content}, summed)
+        if summed.error is not None:
+            raise summed.error
+        file.write(_SEAL % summed.crc32)
+
+    write_atomically(path, write, keep=keep)
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether the CRC-32 at a file's end is that of all bytes before it."""
+    seal_bytes = len(_SEAL % 0)
+    crc32 = 0
+    end = b""
+    with open(path, "rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            data = end + piece
+            crc32 = zlib.crc32(data[:-seal_bytes], crc32)
+            end = data[-seal_bytes:]
+    return end == _SEAL % crc32
 
 
 def _read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint; `InputError` if a byte has changed or another version wrote it."""
-    data = memoryview(path.read_bytes())
-    end = len(data) - len(_SEAL % 0)
-    if end < 0 or data[end:] != _SEAL % zlib.crc32(data[:end]):
+    """Read a checkpoint, whose tensors are mapped until they are used; `InputError` if a byte has
+    changed or another version wrote it."""
+    if not _is_sound(path):
         raise InputError(
             f"{path}: expected its checksum at its end, found another or none; the file is damaged"
         )
-    content: dict[str, Any] = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+    content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=True)
     if content["version"] != _VERSION:
         raise InputError(
             f"{path}: expected version {_VERSION}, found {content['version']}; use its own ogbnlib"
@@ -277,6 +311,9 @@ class Checkpointer:
         _check_class_weight(path, content.get("class_weight"), self.learner.class_weight)
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
+        # Adam takes its moments as they are, and a mapped file keeps its disk space when replaced
+        for moments in self.learner.optimizer.state.values():
+            moments.update({name: value.clone() for name, value in moments.items()})
         # the optimizer's saved state has the values of the earlier config
         for group in self.learner.optimizer.param_groups:
             group.update(lr=self.learner.config.lr, weight_decay=self.learner.config.weight_decay)

@@ -26,6 +26,7 @@ from .network import GNN
 
 # An object whose state is saved in a checkpoint.
 Stateful: TypeAlias = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
+_PIECE_VALUES = 2**20  # of a tensor that is checked
 
 
 def loss_and_gradient(
@@ -133,9 +134,13 @@ class Learner:
         """Whether the loss so far, the weights and the optimizer's moments are finite."""
         moments = (value for state in self.optimizer.state.values() for value in state.values())
         weights = (value for value in self.model.state_dict().values() if isinstance(value, Tensor))
-        return all(
-            bool(torch.isfinite(value).all()) for value in (self.loss_sum, *weights, *moments)
+        # `isfinite` of a whole tensor needs 1.75 times its memory
+        pieces = (
+            piece
+            for value in (self.loss_sum, *weights, *moments)
+            for piece in value.flatten().split(_PIECE_VALUES)
         )
+        return all(bool(torch.isfinite(piece).all()) for piece in pieces)
 
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
