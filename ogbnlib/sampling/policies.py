@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import TrainConfig
 from ..forecast import memory_parts as sizes
+from ..forecast.pass_memory import WORKERS
 from ..forecast.run_forecast import Ledger
 from ..graph.npz import Array
 from ..graph.store import Store
@@ -143,11 +144,14 @@ class Loaders:
         return self._resident["train"]
 
     def drop_train_loader(self) -> None:
-        """Delete the train loader with its CSC and workers, and release the memory."""
+        """Delete the train loader with its CSC, end all workers, and release the memory."""
         loader = self._resident.pop("train", None)
         if loader is not None:
             with self.log.phase("release"):
-                _end_workers(loader)
+                _close(loader)
+                # A worker keeps what was in memory when it began: the train loader's CSC, too.
+                for resident in self._resident.values():
+                    _end_workers(resident)
                 del loader
             self._released("train")
 
@@ -159,7 +163,7 @@ class Loaders:
     def close(self) -> None:
         """End the workers of resident loaders."""
         for loader in self._resident.values():
-            _end_workers(loader)
+            _close(loader)
         self._resident.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
@@ -195,7 +199,7 @@ class Loaders:
             yield from loader
         finally:
             if not is_resident:
-                _end_workers(loader)
+                _close(loader)
             del loader
             # else it shared the train loader's CSC, which stays
             if not is_resident and split not in self._resident:
@@ -238,7 +242,9 @@ class _RamLoaders(Loaders):
                 resident = resident[1:]
             for split in splits:
                 if split not in resident:
-                    cls._forecast_build(run, split, f"build {split} loader ({when})")
+                    # the train loader's workers end before the final evaluations
+                    idle = config.num_workers * config.persistent_workers * (when == "eval")
+                    cls._forecast_build(run, split, f"build {split} loader ({when})", idle)
                 # An evaluation of the train split has a loader of its own, which shares the train
                 # loader's CSC.
                 run.pass_phase(
@@ -258,8 +264,9 @@ class _RamLoaders(Loaders):
         run.held["labels"] = size.num_nodes * sizes.label_itemsize(size.num_classes)
 
     @classmethod
-    def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
-        """Add the phase that builds a loader; none if loaders share a CSC."""
+    def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:
+        """Add the phase that builds a loader beside `idle_workers`; none if loaders share a
+        CSC."""
 
 
 class LazyLoaders(_RamLoaders):
@@ -282,13 +289,14 @@ class LazyLoaders(_RamLoaders):
             run.num_sorts = 1 + sum(map(run.config.num_evaluations, others))
 
     @classmethod
-    def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
+    def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:
         edges = sizes.trained_edges(run.size, run.config.undirected)
         csc = sizes.stock_csc_bytes(run.size, edges)
         run.held[f"{split} loader's CSC"] = csc
         # At its peak, building the CSC takes 32 bytes an edge (sorted column, permutation, row,
         # copies); "sort" is the part beyond the CSC's own size.
-        run.phase(phase, {"sort": max(0, 32 * edges - csc)})
+        sort = max(0, 32 * edges - csc)
+        run.phase(phase, {"sort": sort, WORKERS[1]: idle_workers * sizes.WORKER_BYTES})
 
     def _load(self, store: Store) -> Data:
         import torch
@@ -400,11 +408,15 @@ def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
         loader.node_sampler.set_epoch(epoch)
 
 
+def _close(loader: NodeLoader) -> None:
+    if hasattr(loader, "close"):
+        loader.close()
+    _end_workers(loader)
+
+
 def _end_workers(loader: NodeLoader) -> None:
     """End a loader's persistent workers now: if the garbage collector ends them, torch waits five
     seconds for each."""
-    if hasattr(loader, "close"):
-        loader.close()
     iterator = loader._iterator
     if iterator is not None:
         getattr(iterator, "iterator", iterator)._shutdown_workers()  # PyG wraps torch's iterator
