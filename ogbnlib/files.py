@@ -87,15 +87,15 @@ def write_atomically(
 
     Args:
         path: The file to write or replace.
-        write: Called with a hidden sibling, open for writing bytes; the sibling is synced and then
-            renamed to `path`.
+        write: Called with a hidden sibling, open for reading and writing bytes; the sibling is
+            synced and then renamed to `path`.
         keep: Path to which the replaced file is moved; None: it is lost.
     """
     path = Path(path)
     beside = sibling_path(path, f"{uuid.uuid4().hex}.part")
     with naming(path):
         try:
-            with open(beside, "xb") as file:
+            with open(beside, "x+b") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())

@@ -11,11 +11,12 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import kernel_cache
 from ..config import TrainConfig
 from ..environment import CONFIG_VARIABLE, STEP_VARIABLE
-from ..errors import InputError
+from ..errors import MB, InputError
 from ..files import home
 from ..graph.store import GraphSize
 from ..model import BaseModel, Layer, LayerMemory
@@ -42,12 +43,15 @@ def _depth(config: TrainConfig) -> int:
 
 @dataclass(frozen=True)
 class _Trial:
-    """A measured step of the user's own model."""
+    """Measured steps of the user's own model.
 
+    A peak is the bytes that do not depend on the batch, and a multiple of the formulas' peak.
+    """
+
+    num_neighbors: tuple[int, ...]
     state_bytes: int
-    # peaks, as multiples of those by the formulas
-    training: float
-    evaluation: float
+    training: tuple[float, float]
+    evaluation: tuple[float, float]
 
 
 _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
@@ -64,6 +68,7 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
             config.hidden_channels,
             config.dropout,
             config.precision,
+            min(2, config.accumulate),
             formula_of(config),
             _depth(config),
             num_features,
@@ -87,7 +92,11 @@ def _trial(config: TrainConfig, num_features: int, num_classes: int) -> _Trial |
 def is_measured(config: TrainConfig, size: GraphSize) -> bool:
     """Whether the step of the config's model is known: by formulas or by a trial."""
     size = hop_size(size, config)
-    return config.model in MODELS or _trial(config, size.num_features, size.num_classes) is not None
+    trial = _trial(config, size.num_features, size.num_classes)
+    # a trial with other fan-outs has other shares of nodes and edges
+    return config.model in MODELS or (
+        trial is not None and [*trial.num_neighbors] == [*config.num_neighbors]
+    )
 
 
 # Steps of at least this many operations gain from a second thread. On two cores a step of
@@ -248,12 +257,17 @@ def activation_bytes(
     trial = _trial(config, num_features, num_classes)
     if trial is None:
         return peak
-    return int(peak * (trial.training if training else trial.evaluation))
+    fixed_bytes, multiple = trial.training if training else trial.evaluation
+    return max(0, int(fixed_bytes + multiple * peak))
 
 
 # The trial of the user's own model.
 
-_TRIAL_EDGES = 2**14  # in the random batch, whose step takes a fraction of a second
+# Most edges or nodes of the random batch, and most bytes of its step by the formulas: it takes a
+# fraction of a second.
+_TRIAL_EDGES = 2**14
+_TRIAL_BYTES = 64 * MB
+_SMALLER = 0.4  # the share of it that a second batch has
 
 
 def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None) -> dict[str, str]:
@@ -265,27 +279,38 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     """
     size = hop_size(size, config)
     widths = size.num_features, size.num_classes
-    batch = _small_batch(config, size)
     key = _trial_key(config, *widths)
-    measured = _measure(config, size, batch, run_dir)
-    _trials.pop(key, None)  # else the formulas below are scaled by it
-    multiples = {}
+    _trials.pop(key, None)  # else it would change the formulas' bytes
+    shapes = _trial_batches(config, size)
+    measured = _measure(config, size, shapes, run_dir)
+    lines = {}
     for name in ("training", "evaluation"):
-        formula = activation_bytes(config, batch, *widths, training=name == "training")
-        multiples[name] = measured[f"{name}_bytes"] / max(1, formula)
-    _trials[key] = _Trial(measured["state_bytes"], **multiples)
+        fixed_bytes, *peaks = measured[name]
+        formulas = [
+            activation_bytes(config, shape, *widths, training=name == "training")
+            for shape in shapes
+        ]
+        multiple = (peaks[1] - peaks[0]) / (formulas[1] - formulas[0])
+        lines[name] = fixed_bytes + peaks[1] - multiple * formulas[1], multiple
+    _trials[key] = _Trial(config.num_neighbors, measured["state_bytes"], **lines)
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
 
 
-def _small_batch(config: TrainConfig, size: GraphSize) -> BatchShape:
-    """A batch in the proportions of the run's; neither nodes nor edges are more than
-    `_TRIAL_EDGES`."""
-    if config.policy.uses_hops:
-        return BatchShape((_TRIAL_EDGES,), ())
-    shape = size, config.undirected, config.batch_size, config.num_neighbors
-    batch = expected_batch(*shape, even=True)
-    scale = min(1.0, _TRIAL_EDGES / max(1, batch.num_nodes, batch.num_edges))
-    return BatchShape(_scaled(batch.hop_nodes, scale), _scaled(batch.hop_edges, scale))
+def _trial_batches(config: TrainConfig, size: GraphSize) -> list[BatchShape]:
+    """A smaller and a larger batch in the proportions of the run's."""
+    batch = BatchShape((config.batch_size,), ())
+    if not config.policy.uses_hops:
+        shape = size, config.undirected, config.batch_size, config.num_neighbors
+        batch = expected_batch(*shape, even=True)
+    step_bytes = activation_bytes(config, batch, size.num_features, size.num_classes)
+    scale = min(
+        _TRIAL_EDGES / max(batch.num_nodes, batch.num_edges),
+        _TRIAL_BYTES / step_bytes,
+    )
+    return [
+        BatchShape(_scaled(batch.hop_nodes, scale * share), _scaled(batch.hop_edges, scale * share))
+        for share in (_SMALLER, 1.0)
+    ]
 
 
 def _scaled(counts: tuple[int, ...], scale: float) -> tuple[int, ...]:
@@ -293,9 +318,9 @@ def _scaled(counts: tuple[int, ...], scale: float) -> tuple[int, ...]:
 
 
 def _measure(
-    config: TrainConfig, size: GraphSize, batch: BatchShape, run_dir: Path | None
-) -> dict[str, int]:
-    """Bytes of a step: "state_bytes", "training_bytes" and "evaluation_bytes"."""
+    config: TrainConfig, size: GraphSize, shapes: list[BatchShape], run_dir: Path | None
+) -> dict[str, Any]:
+    """The result of `training.learner.measure_step`, from another process."""
     kernel_cache.folder()  # tells the child its place, as the child's TMPDIR is another
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
@@ -303,7 +328,7 @@ def _measure(
         argv = [
             *(sys.executable, "-m", "ogbnlib.training.child", "--try"),
             *(str(size.num_features), str(size.num_classes)),
-            *(json.dumps(asdict(batch)), str(file)),
+            *(json.dumps([asdict(shape) for shape in shapes]), str(file)),
         ]
         if run_dir is not None:
             argv.append(str(run_dir))

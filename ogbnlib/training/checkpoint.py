@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -105,56 +105,39 @@ def _check_class_weight(path: Path, before: torch.Tensor | None, now: torch.Tens
         )
 
 
-class _Summed(io.BufferedIOBase):
-    """A file for `torch.save`, which writes each tensor from its own memory; counts the CRC-32."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-        self.crc32 = 0
-        self.error: OSError | None = None
-
-    def write(self, data: Any) -> int:
-        # torch ends its archive after an error, too, and that would hide the error
-        if self.error is None:
-            try:
-                self.file.write(data)
-            except OSError as error:
-                self.error = error
-        self.crc32 = zlib.crc32(data, self.crc32)
-        return memoryview(data).nbytes
+def _crc32(file: BinaryIO, size: int) -> int:
+    """The CRC-32 of a file's first `size` bytes."""
+    file.seek(0)
+    crc32 = 0
+    for begin in range(0, size, _PIECE_BYTES):
+        crc32 = zlib.crc32(file.read(min(_PIECE_BYTES, size - begin)), crc32)
+    return crc32
 
 
 def _write(path: Path, content: Mapping[str, object], keep: Path | None = None) -> None:
-    def write(file: IO[bytes]) -> None:
-        summed: Any = _Summed(file)
-        torch.save({"version": _VERSION, **content}, summed)
-        if summed.error is not None:
-            raise summed.error
-        file.write(_SEAL % summed.crc32)
+    def write(file: BinaryIO) -> None:
+        try:
+            torch.save({"version": _VERSION, **content}, file)  # writes each tensor from its memory
+        except RuntimeError as error:
+            # torch ends its archive after a failed write, too, and that fails for other reasons
+            raise error.__context__ or error from None
+        size = file.tell()
+        file.write(_SEAL % _crc32(file, size))
 
     write_atomically(path, write, keep=keep)
-
-
-def _is_sound(path: Path) -> bool:
-    """Whether the CRC-32 at a file's end is that of all bytes before it."""
-    seal_bytes = len(_SEAL % 0)
-    crc32 = 0
-    end = b""
-    with open(path, "rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            data = end + piece
-            crc32 = zlib.crc32(data[:-seal_bytes], crc32)
-            end = data[-seal_bytes:]
-    return end == _SEAL % crc32
 
 
 def _read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a checkpoint, whose tensors are mapped until they are used; `InputError` if a byte has
     changed or another version wrote it."""
-    if not _is_sound(path):
-        raise InputError(
-            f"{path}: expected its checksum at its end, found another or none; the file is damaged"
-        )
+    with open(path, "rb") as file:
+        size = max(0, os.fstat(file.fileno()).st_size - len(_SEAL % 0))
+        expected = _SEAL % _crc32(file, size)
+        if file.read() != expected:
+            raise InputError(
+                f"{path}: expected its checksum at its end, found another or none; the file is "
+                "damaged"
+            )
     content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=True)
     if content["version"] != _VERSION:
         raise InputError(

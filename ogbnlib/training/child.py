@@ -6,6 +6,7 @@ ranks, processes that train together. `--try ARGUMENTS` in place of RUN_DIR and 
 """
 
 import contextlib
+import functools
 import gc
 import json
 import logging
@@ -96,12 +97,12 @@ def main(arguments: list[str]) -> int:
 
 
 def try_model(
-    num_features: str, num_classes: str, batch: str, file: str, run_dir: str | None = None
+    num_features: str, num_classes: str, shapes: str, file: str, run_dir: str | None = None
 ) -> int:
-    """Create a model, measure one step of it, and write the result to `file`.
+    """Create a model, measure its steps, and write the result to `file`.
 
-    The config is in the environment variable `CONFIG_VARIABLE`. `batch` is the JSON of a
-    `BatchShape`.
+    The config is in the environment variable `CONFIG_VARIABLE`. `shapes` is the JSON of two
+    `BatchShape`s.
     """
     from ..config import TrainConfig
     from .custom_model import make_model
@@ -109,10 +110,10 @@ def try_model(
 
     def work() -> None:
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
-        model = make_model(
-            config, int(num_features), int(num_classes), None if run_dir is None else Path(run_dir)
-        )
-        write_json(Path(file), measure_step(config, model, int(num_features), **json.loads(batch)))
+        folder = None if run_dir is None else Path(run_dir)
+        sizes = int(num_features), int(num_classes)
+        make = functools.partial(make_model, config, *sizes, folder)
+        write_json(Path(file), measure_step(config, make, sizes[0], json.loads(shapes)))
 
     return exit_code(work)
 

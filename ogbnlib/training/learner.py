@@ -4,7 +4,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -218,43 +218,78 @@ class Learner:
             )
 
 
-def _allocator_peak(work: Callable[[], object]) -> int:
-    """Return the peak of the CPU allocator's memory during `work`, in bytes."""
+def allocations(work: Callable[[], object]) -> list[int]:
+    """Return the bytes that torch's CPU allocator hands out during `work` and, below zero, gets
+    back, in order."""
     # at a lower level, two lines are written to stderr at the first profile
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         work()
     results: Any = record.profiler
     events = sorted(results.kineto_results.events(), key=lambda event: event.start_ns())
-    sizes = (event.nbytes() for event in events if event.name() == "[memory]")
-    return max(itertools.accumulate(sizes), default=0)
+    return [event.nbytes() for event in events if event.name() == "[memory]"]
+
+
+def peak_of(sizes: Iterable[int]) -> int:
+    return max(itertools.accumulate(sizes, initial=0))
+
+
+def _peaks(work: Callable[[Data], object], batches: Sequence[Data]) -> list[int]:
+    """Return peaks of the allocator's memory while `work` gets each of two batches: of the arrays
+    that have the same size with both, and of all others, by batch."""
+    runs = [allocations(functools.partial(work, batch)) for batch in batches]
+    same = set.intersection(*({*map(abs, sizes)} for sizes in runs))
+    fixed = max(peak_of(size for size in sizes if abs(size) in same) for sizes in runs)
+    return [fixed, *(peak_of(size for size in sizes if abs(size) not in same) for sizes in runs)]
 
 
 def measure_step(
     config: TrainConfig,
-    model: nn.Module,
+    make: Callable[[], nn.Module],
     num_features: int,
-    hop_nodes: Sequence[int],
-    hop_edges: Sequence[int],
-) -> dict[str, int]:
-    """Measure a model's state, and the memory peaks of training and evaluating one random batch, in
-    bytes."""
-    batch = random_batch(hop_nodes, hop_edges, num_features)
-    batch.y = torch.zeros(hop_nodes[0], dtype=torch.int64)
-    learner = Learner(config, model, torch.device("cpu"), Ranks(), EventLog(None))
-    train = functools.partial(learner._add_gradients, batch, 1.0)
+    shapes: Sequence[Mapping[str, Sequence[int]]],
+) -> dict[str, object]:
+    """Measure the state of a model that `make` returns, in bytes, and the peaks (see `_peaks`) of
+    training and evaluating random batches of two shapes."""
+    batches = [random_batch(**shape, num_features=num_features) for shape in shapes]
+    for batch in batches:
+        batch.y = torch.zeros(batch.batch_size, dtype=torch.int64)
+        batch.input_id = torch.zeros(1, dtype=torch.int64)
+    learners: list[Learner] = []
+
+    def create() -> None:
+        learners.append(Learner(config, make(), torch.device("cpu"), Ranks(), EventLog(None)))
+        # else it may skip a step
+        learners[0].scaler = torch.amp.GradScaler(enabled=False)
+
+    created = allocations(create)
+    [learner] = learners
+
+    def train(batch: Data) -> None:
+        learner.begin(epoch=1)
+        # with `accumulate`, a step adds gradients to those of its earlier batches
+        end = config.batch_size * min(2, config.accumulate)
+        learner.step(itertools.repeat(batch), 1, 0, end)
+
+    def evaluate(batch: Data) -> None:
+        learner.begin()
+        learner.predict(batch)
+
     try:
-        model.train()
-        train()  # creates the gradients, which belong to the model's state
-        training_bytes = _allocator_peak(train)
-        model.eval()
-        evaluation_bytes = _allocator_peak(lambda: learner.predict(batch))
+        # the first step creates gradients and moments
+        created += allocations(functools.partial(train, batches[0]))
+        training = _peaks(train, batches)
+        evaluation = _peaks(evaluate, batches)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"
         ) from None
-    return {
-        "state_bytes": 4 * sum(value.nbytes for value in model.parameters()),
-        "training_bytes": training_bytes,
-        "evaluation_bytes": evaluation_bytes,
+    values = [*learner.model.parameters(), *learner.model.buffers()]
+    # numpy's arrays are not the allocator's
+    arrays = {
+        value.data_ptr(): value.nbytes
+        for value in values
+        if not value.untyped_storage().resizable()
     }
+    state_bytes = sum(created) + sum(arrays.values())
+    return {"state_bytes": state_bytes, "training": training, "evaluation": evaluation}

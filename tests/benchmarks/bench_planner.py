@@ -32,8 +32,9 @@ from ogbnlib.sources.arrays import from_arrays
 from ogbnlib.sources.catalog import prepare_dataset
 from ogbnlib.sources.convert import convert
 
-OWN = ("Edge", "Gin", "Mlp")
+OWN = ("Edge", "Gin", "Mlp", "Table", "Frozen", "Buffer", "List")
 OWN_MODELS = """
+import torch
 from torch import nn
 from torch_geometric.nn import EdgeConv, GINConv
 
@@ -66,6 +67,40 @@ class Mlp(nn.Sequential):
 
     def forward(self, x):
         return super().forward(x)
+
+
+class Table(Gin):
+    trained = True
+
+    def __init__(self, in_channels, hidden_channels, out_channels, num_layers):
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers)
+        self.table = nn.Embedding(150_000, in_channels).requires_grad_(self.trained)
+
+    def forward(self, batch):
+        rows = self.table(batch.n_id % self.table.num_embeddings)
+        return super().forward(batch.x + rows, batch.edge_index)
+
+
+class Frozen(Table):
+    trained = False
+
+
+class Buffer(Gin):
+    def __init__(self, in_channels, hidden_channels, out_channels, num_layers):
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers)
+        self.register_buffer("shift", torch.zeros(2**18, in_channels))
+
+    def forward(self, x, edge_index):
+        return super().forward(x + self.shift[0], edge_index)
+
+
+class List(Gin):
+    def __init__(self, in_channels, hidden_channels, out_channels, num_layers):
+        super().__init__(in_channels, hidden_channels, out_channels, num_layers)
+        self.shifts = [torch.zeros(2**17, in_channels) for _ in range(2)]
+
+    def forward(self, x, edge_index):
+        return super().forward(x + self.shifts[0][0] + self.shifts[1][0], edge_index)
 """
 
 
@@ -103,6 +138,33 @@ def hub_settings(draw: random.Random) -> dict[str, Any]:
         "num_workers": draw.choice([0, 0, 0, 2]),
         "epochs": 1,
         "train_eval": draw.choice(["never", "final"]),
+    }
+
+
+def large_settings(draw: random.Random) -> dict[str, Any]:
+    """A configuration whose model is large: wide, or the user's own with an embedding, frozen
+    weights, a buffer or tensors in a list; mostly with persistent workers."""
+    model = draw.choice(["sage", "gcn", "gat", "sign", *OWN[3:], *OWN[3:]])
+    is_wide = model not in OWN
+    values: dict[str, Any] = {
+        "graph": "large",
+        "loading": "propagated" if model == "sign" else draw.choice(["eager", "shared", "store"]),
+        "model": model,
+        "batch_size": draw.choice([16, 64, 256]),
+        "hidden_channels": draw.choice([2048, 4096] if is_wide else [16, 64, 256]),
+        "precision": draw.choice(["fp32", "fp32", "bf16"]),
+        "epochs": draw.choice([1, 2]),
+        "eval_splits": draw.choice(["valid", "valid test"]),
+        "train_eval": draw.choice(["never", "final"]),
+    }
+    if model == "sign":
+        return {**values, "hops": draw.choice([1, 2, 3])}
+    workers = draw.choice([0, 2, 2])
+    return {
+        **values,
+        "num_neighbors": draw.choice(["3 2", "10 5", "5 3 2"]),
+        "num_workers": workers,
+        "persistent_workers": workers > 0,
     }
 
 
@@ -204,6 +266,7 @@ def configuration(settings: dict[str, Any], folder: Path, scale: float = 0.002) 
     values = {name: value for name, value in settings.items() if value is not None}
     both, code = bool(values.pop("undirected", False)), folder / "own_models.py"
     graph = values.pop("graph", None)
+    graph = None if graph == "large" else graph
     values.pop("room_mb", None)
     if values.get("model") in OWN:
         values.pop("dropout", None)
@@ -249,7 +312,7 @@ def outcome(settings: dict[str, Any], folder: Path, scale: float = 0.002) -> Out
 def random_outcomes(count: int, seed: int, folder: Path, only: list[int]) -> None:
     draw = random.Random(seed)
     chosen: list[tuple[int, dict[str, Any]]] = []
-    kinds = random_settings, wide_settings, hub_settings
+    kinds = random_settings, wide_settings, hub_settings, large_settings
     while len(chosen) < count:
         settings = kinds[len(chosen) % len(kinds)](draw)
         # what a small machine runs
@@ -268,7 +331,7 @@ def random_outcomes(count: int, seed: int, folder: Path, only: list[int]) -> Non
     print(
         f"{len(outcomes)} configurations: {killed} killed that were said to fit, {generous} used less than 75 %"
     )
-    for kind in ("synthetic", "wide", "hubs"):
+    for kind in ("synthetic", "wide", "hubs", "large"):
         those = [one for one in outcomes if one.kind == kind]
         print(f"{kind}: {len(those)} configurations, {sum(one.is_wrong for one in those)} killed")
     print(

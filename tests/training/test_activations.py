@@ -29,7 +29,7 @@ from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.catalog import open_for
-from ogbnlib.training.learner import _allocator_peak, loss_and_gradient
+from ogbnlib.training.learner import allocations, loss_and_gradient, peak_of
 from ogbnlib.training.network import GNN
 from ogbnlib.windows.window import compile_kernels
 
@@ -133,7 +133,7 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
         step()  # makes the gradients, which later steps add to
         saved, peak = (
             saved_peak(step, itertools.chain(model.parameters(), *inputs)),
-            _allocator_peak(step),
+            peak_of(allocations(step)),
         )
         if model.fuses(batches[0].x):  # without autograd
             saved = sum(kept.nbytes for kept in fused_kept(model, batches[0]))
