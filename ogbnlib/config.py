@@ -135,9 +135,10 @@ class _Parameters(BaseModel):
     """auto: a GPU where there is one."""
     num_threads: Annotated[
         p.Threads, Resume("; torch sums in another order, and weights may differ slightly")
-    ] = 1
-    """Threads of torch; auto: one for small steps, all of the job's cores for large ones; None:
-    torch's own choice."""
+    ] = "auto"
+    """Threads of torch in each process; auto: one for small steps, all of the job's cores for large
+    ones, and in a resumed run as many as before; None: torch's own choice. config.json has the
+    number."""
 
     # evaluation
     train_eval: Annotated[Literal["every_epoch", "final", "never"], _FREE] = "final"
@@ -235,6 +236,11 @@ class TrainConfig(_Parameters):
             raise InputError(
                 f"{path}: expected a JSON object of parameters, found something else ({error})"
             ) from None
+
+    def continuing(self, saved: Self) -> Self:
+        """Return the config to go on with a run of the config `saved`, whose number of threads
+        replaces auto."""
+        return self if self.num_threads != "auto" else self.replace(num_threads=saved.num_threads)
 
     @property
     def policy(self) -> Policy:

@@ -23,8 +23,6 @@ from .memory.limits import make_limit
 from .memory.reading import huge_pages
 
 _SHOWN = ("torch", "torch_geometric", "ogb", "numba", "pandas")
-_HUGE_PAGES = {"always": "on", "madvise": "on where asked for, as run() does"}
-_NO_HUGE_PAGES = "off, large steps take a third longer; an administrator can switch them to madvise"
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,11 @@ def examine(root: Path) -> list[_Check]:
         *checks,
         _Check("memory limit", True, f"{format_bytes(limit_bytes)}, from {source}"),
         _Check("limit by", True, f"{trial.name}{reasons}"),
-        _Check("huge pages", True, _HUGE_PAGES.get(huge_pages(), _NO_HUGE_PAGES)),
+        _Check(
+            "huge pages",
+            True,
+            f"{huge_pages() or 'none'} (large steps gain from always or madvise)",
+        ),
         _at_least("/dev/shm", shm_bytes, 2**30, format_bytes(shm_bytes), grow),
         _at_least(
             "disk",

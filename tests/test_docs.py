@@ -91,7 +91,9 @@ def test_the_settings_beside_the_job_scripts_fit_their_limit_at_full_size(name: 
 def test_what_the_page_expects_is_what_plan_forecasts() -> None:
     rungs = ladder(undirected=True, spool="30 GB")
     told = re.findall(
-        r"^\| (\d+ GB) \| [^|]* \| ([\d.]+) GB \| (\d+) min", PAGE.read_text(), re.MULTILINE
+        r"^\| (\d+ GB) \| [^|]* \| \w+ \| \d \| ([\d.]+) GB \| (\d+) min",
+        PAGE.read_text(),
+        re.MULTILINE,
     )
     assert [allocation for allocation, *_ in told] == ["128 GB", "64 GB", "16 GB", "4 GB"]
     for allocation, gigabytes, minutes in told:

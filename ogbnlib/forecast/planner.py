@@ -111,6 +111,7 @@ class Advice:
             "margin_bytes": forecast.margin_bytes,
             "batches": forecast.batches.source,
             "cache_bytes": forecast.cache_bytes,
+            "num_threads": forecast.num_threads,
             "epoch_s": round(forecast.epoch_s, 1),
             "sbatch": self.sbatch,
             "phases": [
@@ -140,7 +141,8 @@ def _heading(advice: Advice) -> Iterator[str]:
     yield (
         f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges{both_ways}; "
         f"loading={config.loading}"
-        f"{_convert_hint(advice.forecast)}, {batches} x {config.batch_size}, {config.num_workers} workers"
+        f"{_convert_hint(advice.forecast)}, {batches} x {config.batch_size}, {config.num_workers} workers, "
+        f"num_threads={advice.forecast.num_threads}"
     )
     yield ""
 

@@ -147,6 +147,17 @@ class Forecast(Ledger):
         return self.train.batch
 
     @property
+    def num_threads(self) -> int:
+        # one number for the whole run, by the training step, as the trainer chooses it
+        return choose_threads(
+            self.config,
+            self.batch,
+            self.size.num_features,
+            self.size.num_classes,
+            self.machine.cores,
+        )
+
+    @property
     def margin_bytes(self) -> int:
         """The error of the peak: 8 % or 60 MB, or more where batches are not known well."""
         highest = max(phase.held_bytes + phase.unsure_bytes for phase in self.phases)
@@ -183,8 +194,7 @@ class Forecast(Ledger):
     def _pass_s(self, one: Pass) -> float:
         """Seconds of a pass whose batches need no disk."""
         step = one.batch, self.size.num_features, self.size.num_classes
-        threads = choose_threads(self.config, *step, self.machine.cores)
-        rate = self.machine.products_per_s(self.config.precision, threads)
+        rate = self.machine.products_per_s(self.config.precision, self.num_threads)
         # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16
         # and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
         batch_s = 0.7e-3 + 0.3e-6 * one.batch.num_nodes

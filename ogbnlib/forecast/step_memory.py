@@ -181,7 +181,6 @@ def choose_threads(
 
 
 def _parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
-    """Number of the model's weights."""
     layers = _layers_of(config, BatchShape((), ()), num_features, num_classes)
     return sum(map(_formulas_of(config).weights, layers))
 

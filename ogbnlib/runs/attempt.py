@@ -212,10 +212,7 @@ class Attempt:
                 f"error: {self.paths.result}: it could not be written: {explained(error)}",
                 file=sys.stderr,
             )
-        run = Run(self.run_dir, result=written, diagnosis=result.diagnosis, record=record)
-        if self.config is not None:
-            run.config = self.config
-        return run
+        return Run(self.run_dir, result=written, diagnosis=result.diagnosis, record=record)
 
     def _write(self, result: Mapping[str, object], *, is_refused: bool) -> None:
         """Write result.json.

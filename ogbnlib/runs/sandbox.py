@@ -162,7 +162,7 @@ def run(
     check_trainer_limit(limit_bytes)
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
     earlier = _choose_folder(
-        run_dir, runs_dir, name, limit_bytes, lambda run: run.known_config == config
+        run_dir, runs_dir, name, limit_bytes, lambda run: _has_config(run, config)
     )
     if run_dir is None and earlier.run_dir.exists():
         if not _was_stopped(earlier):
@@ -227,7 +227,7 @@ def _train(
         before, lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
         # metrics.csv may be damaged; the trainer writes it again
         with contextlib.suppress(InputError):
-            if before.is_finished and before.config == config:
+            if before.is_finished and _has_config(before, config):
                 return before
         too_large = _too_large_to_start(config, size, limit_bytes)
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name)
@@ -276,6 +276,10 @@ def _choose_folder(
         is_open = _was_stopped(run) or run.memory_limit_bytes == limit_bytes
         if not run.run_dir.exists() or (is_open and is_same(run)):
             return run
+
+
+def _has_config(run: Run, config: TrainConfig) -> bool:
+    return run.known_config == config.continuing(run.known_config or config)
 
 
 def _was_stopped(run: Run) -> bool:

@@ -25,12 +25,12 @@ from ..forecast.memory_parts import hop_size
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.pass_memory import MODEL, Pass
 from ..forecast.run_forecast import PROPAGATE
-from ..forecast.step_memory import LARGE_FLOPS, choose_threads, step_flops
+from ..forecast.step_memory import choose_threads
 from ..graph.store import Store, is_store
 from ..launcher import job_cores, local_ranks
 from ..memory import cuda
 from ..memory.available import available_bytes
-from ..memory.reading import huge_pages, malloc_trim, own_memory
+from ..memory.reading import malloc_trim, own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
 from ..memory.workers import workers_ended
@@ -41,7 +41,6 @@ from ..runs.attempt import Attempt, announce_code, open_run_dir
 from ..runs.exit_codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
-from ..runs.supervise import HUGE_PAGES
 from ..sampling.policies import Loaders
 from ..sources.catalog import open_for
 from ..sources.class_weights import class_weights
@@ -182,8 +181,6 @@ def train_prepared(
     """
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        if isinstance(config.num_threads, int):
-            torch.set_num_threads(config.num_threads)
         log = EventLog(run_dir if ranks.first else None)
         stack.callback(log.close)
         stack.callback(cuda.end, config)
@@ -192,6 +189,7 @@ def train_prepared(
         stack.enter_context(progress.live)
         stack.enter_context(_recorded_cuda_oom(config, log))
         store = _open_in_turn(config, log, progress, stop, ranks)
+        config = _set_threads(config, store, run_dir if resume else None)
         asked = config
         config = _without_empty_splits(config, store, progress)
         if not config.policy.uses_hops:
@@ -199,7 +197,6 @@ def train_prepared(
                 compile_all(list(config.num_neighbors))
         waiting = functools.partial(_wait, progress, ranks, stop)
         loaders = config.policy.load()(store, config, log, ranks.rank, ranks.num_ranks, waiting)
-        _prepare_processor(config, store, loaders, progress)
         # Twice, because torch's handler of SIGCHLD may raise while the inner one begins to end.
         with contextlib.closing(loaders), workers_ended(), workers_ended():
             model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
@@ -218,6 +215,8 @@ def train_prepared(
                 progress.note(*notes)
                 if ranks.first:
                     checkpointer.take_over(trainer.state, asked)
+            elif run_dir is not None and ranks.first:
+                asked.save(Run(run_dir).paths.config)
             trainer.run()
             log.mark("finished")
         return TrainResult(trainer.state.history, learner.model, run_dir)
@@ -278,7 +277,6 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
 
 
 def _without_empty_splits(config: TrainConfig, store: Store, progress: Progress) -> TrainConfig:
-    """Return the config without evaluations of splits that have no nodes, and say so."""
     empty = [split for split in config.eval_splits if not store.num_seeds[split]]
     if empty:
         progress.note(
@@ -287,28 +285,18 @@ def _without_empty_splits(config: TrainConfig, store: Store, progress: Progress)
     return config.without_empty_splits(store.num_seeds)
 
 
-def _prepare_processor(
-    config: TrainConfig, store: Store, loaders: Loaders, progress: Progress
-) -> None:
-    """Choose the number of threads by the size of a step, and say when huge pages would help."""
-    step = (
-        config,
-        Pass.over(config, store.size, "train", training=True).batch,
-        loaders.num_features,
-        loaders.num_classes,
-    )
+def _set_threads(config: TrainConfig, store: Store, resumed: Path | None) -> TrainConfig:
+    if resumed is not None:
+        config = config.continuing(Run(resumed).config)
     if config.num_threads == "auto":
-        torch.set_num_threads(choose_threads(*step, max(1, job_cores() // local_ranks())))
-        loaders.log.mark("note", num_threads=torch.get_num_threads())
-    if (
-        HUGE_PAGES not in os.environ
-        and huge_pages() == "madvise"
-        and step_flops(*step) >= LARGE_FLOPS
-    ):
-        progress.note(
-            "large steps are faster with huge pages (2 MB): start Python with "
-            f"{HUGE_PAGES}=1 in the environment, or train with run()"
+        batch = Pass.over(config, store.size, "train", training=True).batch
+        cores = max(1, job_cores() // local_ranks())
+        config = config.replace(
+            num_threads=choose_threads(config, batch, store.num_features, store.num_classes, cores)
         )
+    if isinstance(config.num_threads, int):
+        torch.set_num_threads(config.num_threads)
+    return config
 
 
 def _wait(

@@ -1,12 +1,18 @@
 """Training speed from a store on disk (page cache warm) against stock PyG in RAM, on the same graph
-in one run.
+in one run, in float32.
 
 Run it by hand from the repository root: `python tests/benchmarks/bench_training.py [--scale 0.02]
-[--dir DIR]`. Stock PyG is its `NeighborLoader` with float32 features in RAM and the forward of its
-documentation, in which every layer computes every sampled node; it needs torch-sparse or pyg-lib.
-Both sides train GraphSAGE with Adam, in turn, with one torch thread and with torch's default; in
-each round the better of the two is compared, and the median of the rounds counts. Both sides run
-with the environment that `run` gives its trainer: malloc's settings and huge pages.
+[--dir DIR] [--setting small]`. Stock PyG is its `NeighborLoader` with float32 features in RAM and
+its `GraphSAGE`, called as in its documentation, so that every layer computes every sampled node.
+Where PyG has neither torch-sparse nor pyg-lib to sample with, `ogbnlib.sample_without_pyg_lib()`
+lets it. The trimmed model gets the counts of each hop. torch-sparse has no such counts, so there
+the `NeighborLoader` samples with `store.sampler`. Two more sides run the loop over `store.loader`.
+All sides train with Adam, in turn, with one torch thread and with torch's default; in each round
+the better of the two is compared, and the median of the rounds counts. All sides run with the
+environment that `run` gives its trainer: malloc's settings and its choice of pages.
+
+`--peer pages` compares our own epochs with pages of 2 MB and of 4 KB, in turn, each in a process of
+its own, with `num_threads=auto`.
 
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256
 with GraphBolt of dgl 2.1.0 instead, in float32 and in the same precision, as its users run it and
@@ -25,6 +31,9 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterable
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -34,54 +43,72 @@ import torch.nn.functional as F
 import torch_geometric.typing as installed
 from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
-from torch_geometric.nn import SAGEConv
+from torch_geometric.nn import GraphSAGE
 
+from ogbnlib import sample_without_pyg_lib
 from ogbnlib.graph.store import Store, is_store, open_store
 from ogbnlib.runs.supervise import HUGE_PAGES, trainer_environment
+from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.synth import synthesize_store
 
-SETTINGS = (
-    {"num_neighbors": (3, 2), "batch_size": 128, "hidden_channels": 16, "epochs": 60},
-    {"num_neighbors": (15, 10, 5), "batch_size": 1024, "hidden_channels": 64, "epochs": 4},
-)
+SETTINGS = {
+    "small": {"num_neighbors": (3, 2), "batch_size": 128, "hidden_channels": 16, "epochs": 61},
+    "medium": {"num_neighbors": (15, 10), "batch_size": 1024, "hidden_channels": 256, "epochs": 11},
+    "large": {"num_neighbors": (15, 10, 5), "batch_size": 1024, "hidden_channels": 64, "epochs": 4},
+}
 
 
-class Stock(torch.nn.Module):
-    """GraphSAGE as in PyG's examples."""
-
-    def __init__(self, sizes: list[int]):
-        super().__init__()
-        self.convs = torch.nn.ModuleList(SAGEConv(a, b) for a, b in itertools.pairwise(sizes))
-
-    def forward(self, x: torch.Tensor, edge_index: torch.Tensor) -> torch.Tensor:
-        for i, conv in enumerate(self.convs):
-            x = conv(x, edge_index)
-            if i < len(self.convs) - 1:
-                x = F.relu(x)
-        return x
+def stock_sampler() -> str:
+    """Name what samples for stock PyG."""
+    if installed.WITH_PYG_LIB:
+        return "pyg-lib"
+    if installed.WITH_TORCH_SPARSE:
+        return f"torch-sparse {version('torch-sparse')}"
+    sample_without_pyg_lib()
+    return "ogbnlib.sample_without_pyg_lib()"
 
 
-def stock_rate(store: Store, data: Data, setting: dict, seconds: float, threads: int) -> float:
-    """Training batches per second of stock PyG, the first one left out."""
-    torch.set_num_threads(threads)
+def graph(store: Store) -> Data:
+    """The graph in RAM, with float32 features."""
+    return Data(
+        x=torch.from_numpy(store.read("x", "float32")),
+        edge_index=torch.from_numpy(store.read_edge_index()),
+        y=torch.from_numpy(store.read("y")).long(),
+    )
+
+
+def stock_loader(
+    store: Store, data: Data, setting: dict, sampler: CSCSampler | None = None
+) -> NeighborLoader:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loader = NeighborLoader(
+        return NeighborLoader(
             data,
             list(setting["num_neighbors"]),
             input_nodes=torch.from_numpy(store.splits["train"]),
             batch_size=setting["batch_size"],
             shuffle=True,
+            neighbor_sampler=sampler,
         )
-    hidden = [setting["hidden_channels"]] * (len(setting["num_neighbors"]) - 1)
-    model = Stock([store.num_features, *hidden, store.num_classes])
+
+
+def loop_rate(
+    loader: Iterable[Data], sizes: tuple[int, ...], seconds: float, threads: int, trimmed: bool
+) -> float:
+    """Training batches per second of a loop with PyG's GraphSAGE, the first one left out."""
+    torch.set_num_threads(threads)
+    model = GraphSAGE(*sizes)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     done, begin = -1, time.perf_counter()
     while True:
         for batch in loader:
+            hops = {}
+            if trimmed:
+                hops["num_sampled_nodes_per_hop"] = batch.num_sampled_nodes
+                hops["num_sampled_edges_per_hop"] = batch.num_sampled_edges
             optimizer.zero_grad()
-            out = model(batch.x, batch.edge_index)[: batch.batch_size]
-            F.cross_entropy(out, batch.y[: batch.batch_size].long()).backward()
+            out = model(batch.x, batch.edge_index, **hops)[: batch.batch_size]
+            F.cross_entropy(out, batch.y[: batch.batch_size]).backward()
             optimizer.step()
             done += 1
             if done == 0:
@@ -100,7 +127,7 @@ print(sum(row["time_s"] for row in rows) / len(rows))
 
 
 def our_rate(
-    store: Store, setting: dict, threads: int, env: dict[str, str], precision: str = "fp32"
+    store: Store, setting: dict, env: dict[str, str], threads: int | str, precision: str = "fp32"
 ) -> float:
     """Training batches per second of ours in a process of its own, from whole epochs after the
     first."""
@@ -126,23 +153,50 @@ def our_rate(
 
 
 def compare_stock(store: Store, setting: dict, seconds: float, rounds: int) -> None:
-    """Print batches per second of both sides, in turn, and the ratios of all rounds."""
-    x, y = torch.from_numpy(store.read("x", "float32")), torch.from_numpy(store.read("y"))
-    data = Data(x=x, edge_index=torch.from_numpy(store.read_edge_index()), y=y)
+    """Print batches per second of all sides, in turn, and the ratios of all rounds."""
     threads = sorted({1, torch.get_num_threads()})
-    stock, ours = [], []
+    fan_outs = list(setting["num_neighbors"])
+    sizes = (store.num_features, setting["hidden_channels"], len(fan_outs), store.num_classes)
+    data = graph(store)
+    sampler = stock_sampler()
+    stock = stock_loader(store, data, setting)
+    with_ours = stock_loader(store, data, setting, store.sampler(fan_outs))
+    of_store = store.loader("train", num_neighbors=fan_outs, batch_size=setting["batch_size"])
+    loop = partial(loop_rate, sizes=sizes, seconds=seconds)
+    sides = {
+        f"stock PyG ({sampler})": partial(loop, stock, trimmed=False),
+        "stock PyG (store.sampler), trimmed": partial(loop, with_ours, trimmed=True),
+        "store.loader and PyG's model": partial(loop, of_store, trimmed=False),
+        "store.loader and PyG's model, trimmed": partial(loop, of_store, trimmed=True),
+        "ours": partial(our_rate, store, setting, dict(os.environ)),
+    }
+    rates = {name: [] for name in sides}
     for _ in range(rounds):
-        stock.append([stock_rate(store, data, setting, seconds, number) for number in threads])
-        ours.append([our_rate(store, setting, number, dict(os.environ)) for number in threads])
-    for name, rates in {"stock PyG": stock, "ours": ours}.items():
-        for number, each in zip(threads, zip(*rates, strict=True), strict=True):
+        for name, side in sides.items():
+            rates[name].append([side(threads=number) for number in threads])
+    for name, of_rounds in rates.items():
+        for number, each in zip(threads, zip(*of_rounds, strict=True), strict=True):
             print(
-                f"  {name}, {number} thread(s): {median(each):.2f} batches/s ({min(each):.2f} to {max(each):.2f})"
+                f"  {name}, {number} thread(s), fp32: {median(each):.2f} batches/s "
+                f"({min(each):.2f} to {max(each):.2f})"
             )
-    ratios = [max(a) / max(b) for a, b in zip(ours, stock, strict=True)]
-    print(
-        f"  {median(ratios):.2f} x stock PyG; rounds: {', '.join(f'{ratio:.2f}' for ratio in ratios)}"
-    )
+    for name in [*sides][:-1]:
+        ratios = [max(a) / max(b) for a, b in zip(rates["ours"], rates[name], strict=True)]
+        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"  {median(ratios):.2f} x {name}; rounds: {each}")
+
+
+def compare_pages(store: Store, setting: dict, precision: str, rounds: int) -> None:
+    """Print batches per second of ours with pages of 2 MB and of 4 KB, in turn."""
+    rates = collections.defaultdict(list)
+    for _, pages in itertools.product(range(rounds), "10"):
+        env = {**os.environ, HUGE_PAGES: pages}
+        rates[pages].append(our_rate(store, setting, env, "auto", precision))
+    for pages, size in {"1": "2 MB", "0": "4 KB"}.items():
+        each = ", ".join(f"{rate:.2f}" for rate in rates[pages])
+        print(f"  pages of {size}, {precision}: {each} batches/s")
+    ratios = [huge / plain for huge, plain in zip(rates["1"], rates["0"], strict=True)]
+    print(f"  2 MB is {median(ratios):.2f} x as fast", flush=True)
 
 
 def compare_graphbolt(
@@ -195,7 +249,7 @@ def compare_graphbolt(
                 for name, value in trainer_environment(env).items()
                 if name != HUGE_PAGES
             }
-            rates["ours", pages, threads].append(our_rate(store, setting, threads, env, precision))
+            rates["ours", pages, threads].append(our_rate(store, setting, env, threads, precision))
     for pages, threads in itertools.product("10", (1, 2)):
         ours = median(rates["ours", pages, threads])
         size = "huge" if pages == "1" else "4 KB"
@@ -211,12 +265,15 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.02)
     parser.add_argument("--dir", type=Path, help="keep the generated store here")
     parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--peer", choices=["stock", "graphbolt"], default="stock")
+    parser.add_argument("--peer", choices=["stock", "graphbolt", "pages"], default="stock")
+    parser.add_argument("--setting", choices=SETTINGS, nargs="+", default=["small", "large"])
+    parser.add_argument("--hidden-channels", type=int, help="in place of the setting's")
+    parser.add_argument("--epochs", type=int, help="of ours, in place of the setting's")
     parser.add_argument("--peer-python", type=Path, help="Python of the peer's environment")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    if options.peer == "stock" and (missing := trainer_environment(os.environ)):
+    if options.peer != "graphbolt" and (missing := trainer_environment(os.environ)):
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})
     with tempfile.TemporaryDirectory() as scratch:
         path = (options.dir or Path(scratch)) / f"bench-store-{options.scale:g}"
@@ -232,13 +289,15 @@ def main() -> None:
             return compare_graphbolt(
                 store, options.peer_python, options.precision, options.seconds, options.rounds
             )
-        if not (installed.WITH_PYG_LIB or installed.WITH_TORCH_SPARSE):
-            sys.exit(
-                "stock PyG: needs torch-sparse or pyg-lib, found neither; install one, or give --peer graphbolt"
-            )
-        for setting in SETTINGS:
-            print(f"\n{setting}")
-            compare_stock(store, setting, options.seconds, options.rounds)
+        changes = {"hidden_channels": options.hidden_channels, "epochs": options.epochs}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        for name in options.setting:
+            setting = SETTINGS[name] | changes
+            print(f"\n{setting}", flush=True)
+            if options.peer == "pages":
+                compare_pages(store, setting, options.precision, options.rounds)
+            else:
+                compare_stock(store, setting, options.seconds, options.rounds)
 
 
 if __name__ == "__main__":

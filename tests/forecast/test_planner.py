@@ -119,12 +119,16 @@ def test_auto_takes_one_thread_for_small_steps_and_all_cores_for_large_ones() ->
     threads = [
         choose_threads(one, predict(one).batch, 128, 172, cores=8)
         for one in (
-            config(num_threads="auto"),
-            config(num_threads="auto", **LARGE),
+            config(),
+            config(**LARGE),
             config(num_threads=3, **LARGE),
         )
     ]
     assert threads == [1, 8, 3]
+    machine = Machine(8, 75e9, 1.2e9, 150e9)
+    advice = plan(config(**LARGE), size=KNOWN["ogbn-papers100M"], machine=machine)
+    assert advice.to_dict()["num_threads"] == 8
+    assert "num_threads=8" in str(advice)
 
 
 def test_times_follow_the_machine_and_bf16_is_recommended_only_where_it_is_faster() -> None:

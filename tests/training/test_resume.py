@@ -3,6 +3,7 @@ written."""
 
 import io
 import json
+import os
 import re
 import shutil
 import zlib
@@ -207,6 +208,34 @@ def test_another_lr_counts_from_there_on_and_is_said(
     lr = "lr is 0.5 from here on, 0.01 before"
     for said in (lr, "weight_decay is 0.1", "num_threads is 2 from here on, 1 before"):
         assert any(note.startswith(said) for note in notes(folder))
+
+
+@pytest.mark.parametrize(("first", "then"), [(1, 2), (2, 1)])
+def test_auto_threads_stay_on_a_machine_with_other_cores(
+    first: int, then: int, tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    threads = torch.get_num_threads()
+    # from 0.5 GFLOP a step on, auto takes all cores
+    large = tiny_config(
+        num_neighbors=[2, 2, 2], batch_size=60, hidden_channels=1024, eval_splits=()
+    )
+    assert large.num_threads == "auto"
+    results = []
+    for name, cores in (("straight", (first,)), ("resumed", (first, then))):
+        for attempt, number in enumerate(cores):
+            monkeypatch.setenv("SLURM_CPUS_PER_TASK", str(number))
+            epochs = 2 if number == cores[-1] else 1
+            config = large.replace(epochs=epochs)
+            results.append(train(config, tmp_path / name, resume=attempt > 0))
+            assert Run(tmp_path / name).config == config.replace(num_threads=first)
+        assert not notes(tmp_path / name)
+    assert same(results[0].model.state_dict(), results[-1].model.state_dict())
+    assert torch.get_num_threads() == threads
+    done = run(large, run_dir=tmp_path / "resumed", resume=True, echo=False)
+    assert done.config.num_threads == first
+    assert len(done.phases) == len(Run(tmp_path / "resumed").phases)
 
 
 def as_0_2_0(path: Path) -> None:

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.lightning import LightningNodeData
 from torch_geometric.loader import ImbalancedSampler, LinkLoader, NodeLoader
-from torch_geometric.nn import GraphSAGE, SAGEConv
+from torch_geometric.nn import GAT, GraphSAGE, SAGEConv
 from torch_geometric.sampler import NegativeSampling
+from torch_geometric.utils import trim_to_layer
 
 from ogbnlib import InputError, TrainConfig, convert
 from ogbnlib.graph.store import Store, open_store
@@ -66,6 +67,30 @@ def test_a_loop_gets_the_trainers_batches_epoch_after_epoch(
         for _ in range(2):
             assert_same(loader, loaders.eval_batches(split))
     loaders.close()
+
+
+@pytest.mark.parametrize("memory_limit", [None, "1 MB"])
+@torch.no_grad()
+def test_seeds_have_the_same_scores_in_trimmed_layers(
+    store: Store, memory_limit: str | None
+) -> None:
+    loader = store.loader(num_neighbors=[4, 3, 2], batch_size=16, memory_limit=memory_limit)
+    convs = [SAGEConv(store.num_features, 8), SAGEConv(8, 8), SAGEConv(8, 4)]
+    for batch in loader:
+        hops = batch.num_sampled_nodes, batch.num_sampled_edges
+        for net in (GraphSAGE(store.num_features, 8, 3, 4), GAT(store.num_features, 8, 3, 4)):
+            names = "num_sampled_nodes_per_hop", "num_sampled_edges_per_hop"
+            whole = net(batch.x, batch.edge_index)[: batch.batch_size]
+            trimmed = net(batch.x, batch.edge_index, **dict(zip(names, hops, strict=True)))
+            torch.testing.assert_close(trimmed[: batch.batch_size], whole)
+        x = whole = batch.x
+        edge_index = batch.edge_index
+        for i, conv in enumerate(convs):
+            whole = conv(whole, batch.edge_index)
+            x, edge_index, _ = trim_to_layer(i, *hops, x, edge_index)
+            x = conv(x, edge_index)
+        assert len(x) < len(whole)
+        torch.testing.assert_close(x[: batch.batch_size], whole[: batch.batch_size])
 
 
 def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: Store) -> None:
