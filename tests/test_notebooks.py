@@ -252,7 +252,7 @@ TEXTS = {
     "00_quickstart": [
         "in phase 'line ",
         "neighbor_sampler=train_loader.node_sampler in each NeighborLoader after the first",
-        "at papers100M: 176 GB, 126 GB, 60 GB, 4 GB",
+        "198 GB, WILL NOT FIT",
     ],
     "01_baseline_oom": ["exit code 137", "in phase 'build"],
     "02_memory_budget": ["under 128.00 GB: WILL NOT FIT"],

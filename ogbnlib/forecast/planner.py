@@ -15,7 +15,17 @@ from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import MODELS
 from ..sources.resolve import graph_for
-from .fitting import FITS, Changes, assignments, changes_that_fit, smallest_limit, spaced, verdict
+from .fitting import (
+    FITS,
+    TIGHT,
+    WILL_NOT_FIT,
+    Changes,
+    assignments,
+    changes_that_fit,
+    smallest_limit,
+    spaced,
+    verdict,
+)
 from .machine import REFERENCE, Machine
 from .memory_parts import feature_itemsize
 from .run_forecast import Forecast, margin_bytes, predict
@@ -59,7 +69,7 @@ def _convert_hint(forecast: Forecast) -> str:
 
 @dataclass(frozen=True)
 class Advice:
-    """The result of `plan`: `print` it for the table, `to_dict` for the numbers."""
+    """The result of `plan`: `print` it, or take the numbers by `to_dict`."""
 
     forecast: Forecast
     limit_bytes: int | None
@@ -73,6 +83,16 @@ class Advice:
         return None if self.limit_bytes is None else verdict(self.forecast, self.limit_bytes)
 
     @property
+    def in_short(self) -> str:
+        """The peak and the verdict, such as "126 GB, TIGHT"; from disk the limit, up to which page
+        cache counts, in place of the peak."""
+        need = self.forecast.peak_bytes
+        if self.forecast.config.policy.reads_disk:
+            need = self.limit_bytes or need
+        digits = 1 if need < 10 * GB else None
+        return f"{round(need / GB, digits):g} GB, {self.verdict or 'no limit'}"
+
+    @property
     def sbatch(self) -> str:
         """The `#SBATCH --mem` line to use: the predicted peak and its margin, in whole GB."""
         forecast = self.forecast
@@ -81,22 +101,11 @@ class Advice:
             need = min(need, self.limit_bytes)  # a store's windows adapt to the limit
         return f"#SBATCH --mem={-(-need // GB)}G"
 
-    def table(self) -> pd.DataFrame:
-        """A table in GB (2**30 bytes): parts in rows, phases in columns, and below them the sums
-        and the page cache."""
-        import pandas as pd
-
-        phases = self.forecast.phases
-        names = dict.fromkeys(name for phase in phases for name in phase.parts)
-        rows = {name: [phase.parts.get(name, 0) / GB for phase in phases] for name in names}
-        rows["memory in use"] = [phase.held_bytes / GB for phase in phases]
-        rows["page cache wanted"] = [phase.cache_bytes / GB for phase in phases]
-        return pd.DataFrame.from_dict(
-            rows, orient="index", columns=[phase.name for phase in phases]
-        ).round(3)
-
     def __str__(self) -> str:
-        sections = (_heading, _phases, _disk, _int8, _precision, _step, _uncertainty, _verdict)
+        sections = (
+            *(_heading, _phases, _disk, _int8, _precision, _step, _uncertainty, _verdict),
+            _shared_sampler,
+        )
         return "\n".join(line for section in sections for line in section(self))
 
     def to_dict(self) -> dict[str, object]:
@@ -109,7 +118,7 @@ class Advice:
             "peak_phase": forecast.peak.name,
             "least_bytes": forecast.least_bytes,
             "margin_bytes": forecast.margin_bytes,
-            "batches": forecast.batches.source,
+            "batches": forecast.train.batches.source,
             "cache_bytes": forecast.cache_bytes,
             "num_threads": forecast.num_threads,
             "epoch_s": round(forecast.epoch_s, 1),
@@ -254,7 +263,7 @@ def _step(advice: Advice) -> Iterator[str]:
 def _uncertainty(advice: Advice) -> Iterator[str]:
     """The margin of a forecast whose batches are not known well."""
     config = advice.forecast.config
-    reason = _UNCERTAIN.get(advice.forecast.batches.source)
+    reason = _UNCERTAIN.get(advice.forecast.train.batches.source)
     if reason is None:
         return
     if -1 in (*config.num_neighbors, *(config.eval_num_neighbors or ())):
@@ -279,6 +288,16 @@ def _verdict(advice: Advice) -> Iterator[str]:
         )
 
 
+def _shared_sampler(advice: Advice) -> Iterator[str]:
+    """The memory of several stock loaders if they share one CSC."""
+    forecast = predict(advice.forecast.config, advice.forecast.size, share_sampler=True)
+    if advice.verdict in (TIGHT, WILL_NOT_FIT) and forecast.peak_bytes < advice.forecast.peak_bytes:
+        yield (
+            "in your own loop, with neighbor_sampler=train_loader.node_sampler in the other loaders: "
+            f"{replace(advice, forecast=forecast).in_short}"
+        )
+
+
 @clear_errors()
 def plan(
     config: TrainConfig,
@@ -286,6 +305,7 @@ def plan(
     *,
     size: GraphSize | None = None,
     machine: Machine = REFERENCE,
+    share_sampler: bool = False,
 ) -> Advice:
     """Forecast a run's memory and time, and what would fit if it does not fit under a limit.
 
@@ -293,6 +313,8 @@ def plan(
         memory_limit: Such as "128 GB"; without it there is no verdict.
         size: The data set's size, if known; else that of a known OGB name or in a folder's headers.
         machine: The machine for times; `machine.probe` measures the one that it runs on.
+        share_sampler: Your own loop gives `neighbor_sampler=train_loader.node_sampler` to every
+            stock loader but the first. For `loading="eager"` and `"lazy"`.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     size = size or graph_for(config)
@@ -302,7 +324,13 @@ def plan(
             try_model(config, size)
         except InputError as error:  # the model may be on another machine, where it will be trained
             problem = str(error)
-    forecast = predict(config, size, memory_limit_bytes=limit_bytes, machine=machine)
+    forecast = predict(
+        config,
+        size,
+        memory_limit_bytes=limit_bytes,
+        machine=machine,
+        share_sampler=share_sampler,
+    )
     others: list[tuple[Changes, Forecast]] = []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
         others = changes_that_fit(config, size, limit_bytes)

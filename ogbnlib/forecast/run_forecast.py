@@ -14,7 +14,7 @@ from ..errors import MB
 from ..graph.store import GraphSize
 from ..registry import POLICIES
 from ..sources.resolve import check_trainable, graph_for
-from .batches import Batches, BatchShape
+from .batches import BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
 from .pass_memory import MODEL, Pass, WindowPlan, sweep_s
@@ -68,9 +68,16 @@ class _PropagationPlan(Protocol):
 class Ledger:
     """The phases and parts of a run's memory, as its loading policy writes them down."""
 
-    def __init__(self, config: TrainConfig, size: GraphSize, limit_bytes: int | None):
+    def __init__(
+        self,
+        config: TrainConfig,
+        size: GraphSize,
+        limit_bytes: int | None,
+        share_sampler: bool = False,
+    ):
         self.config = config
         self.limit_bytes = limit_bytes
+        self.share_sampler = share_sampler  # whether stock loaders use the first one's CSC
         self.size = size  # a policy may replace it by that of the graph it trains on
         self.held = {"runtime": RUNTIME_BYTES}  # bytes of the parts in memory now
         self.phases: list[PhaseForecast] = []
@@ -126,20 +133,20 @@ class Forecast(Ledger):
     """The result of `predict`."""
 
     def __init__(
-        self, config: TrainConfig, size: GraphSize, limit_bytes: int | None, machine: Machine
+        self,
+        config: TrainConfig,
+        size: GraphSize,
+        limit_bytes: int | None,
+        machine: Machine,
+        share_sampler: bool,
     ):
-        super().__init__(config, size, limit_bytes)
+        super().__init__(config, size, limit_bytes, share_sampler)
         self.machine = machine  # for times
         POLICIES[config.loading].load().phases(self)
         self.train = self.one_pass("train", training=True)
         # the training step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
         self.gpu: Mapping[str, int] = self.train.on_gpu()
         self.least_bytes = self.least_bytes or self.peak_bytes
-
-    @property
-    def batches(self) -> Batches:
-        """The batches of training."""
-        return self.train.batches
 
     @property
     def batch(self) -> BatchShape:
@@ -232,12 +239,19 @@ def predict(
     *,
     memory_limit_bytes: int | None = None,
     machine: Machine = REFERENCE,
+    share_sampler: bool = False,
 ) -> Forecast:
     """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
 
     `size` defaults to that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give
-    expected batches.
+    expected batches. `share_sampler` is that of `planner.plan`.
     """
     size = size or graph_for(config)
     check_trainable(size, config)
-    return Forecast(config.without_empty_splits(size.num_seeds), size, memory_limit_bytes, machine)
+    return Forecast(
+        config.without_empty_splits(size.num_seeds),
+        size,
+        memory_limit_bytes,
+        machine,
+        share_sampler,
+    )

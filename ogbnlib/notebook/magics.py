@@ -345,7 +345,8 @@ class _StatementPhases(ast.NodeTransformer):
             code = ast.unparse(statement)
             first = code.splitlines()[0].removesuffix(":")
             if len(first) > _STATEMENT_LETTERS:
-                first = f"{first[:_STATEMENT_LETTERS]}…"
+                # cut between words: not between two letters
+                first = re.sub(rf"^(.{{1,{_STATEMENT_LETTERS}}})(?!(?<=\w)\w).*", r"\1…", first)
             name = f"line {statement.lineno}: {first}"
             begin = ast.parse(f"_begin_statement({name!r}, {code!r})").body[0]
             body += [ast.copy_location(begin, statement), statement]

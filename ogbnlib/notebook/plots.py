@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import GB, MB, InputError, format_bytes, printable
+from ..forecast.fitting import FITS, TIGHT, WILL_NOT_FIT
 from ..forecast.planner import Advice
 from ..graph.npz import Array
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
@@ -72,6 +73,7 @@ _ROOM = 1.12  # height of the axis / the highest sample or limit
 _NAME_LETTERS = 24  # most letters in a line of a phase's name
 # Figures are transparent. This grey has a contrast of 4.3 on white and on a dark theme's #111111.
 _GREY = "#797979"
+_VERDICTS = {FITS: "#2f8f4e", TIGHT: "#b3741f", WILL_NOT_FIT: KILLED, None: _GREY}
 _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": _GREY}
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
@@ -503,24 +505,6 @@ def plot_peaks(
     return ax
 
 
-def _draw_forecasts(
-    ax: Axes, predicted: pd.DataFrame, measured: pd.Series[float], colours: list[object]
-) -> None:
-    predicted = predicted.rename(index=_plain, columns=_plain)
-    predicted.plot.barh(ax=ax, stacked=True, width=0.62, color=colours, legend=False)
-    rows = np.arange(len(predicted))
-    ax.vlines(
-        measured,
-        rows - 0.38,
-        rows + 0.38,
-        color=_GREY,
-        linewidth=2.2,
-        zorder=5,
-        label="measured peak",
-    )
-    ax.set_ylim(len(predicted) - 0.5, -0.5)
-
-
 def plot_forecast(run: RunLike) -> Axes:
     """Plot a run's forecast: one bar per phase with its largest parts stacked, and a mark at the
     measured peak."""
@@ -537,12 +521,25 @@ def plot_forecast(run: RunLike) -> Axes:
     largest = parts.max().nlargest(7).index
     stacks = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
     ax = _axes(height=0.5 * len(phases) + 1.6)
-    _draw_forecasts(
-        ax,
-        stacks / unit,
-        measured / unit,
-        [*map(_part_colour, stacks.columns)],
+    bars = (stacks / unit).rename(index=_plain, columns=_plain)
+    bars.plot.barh(
+        ax=ax,
+        stacked=True,
+        width=0.62,
+        color=[*map(_part_colour, stacks.columns)],
+        legend=False,
     )
+    rows = np.arange(len(bars))
+    ax.vlines(
+        measured / unit,
+        rows - 0.38,
+        rows + 0.38,
+        color=_GREY,
+        linewidth=2.2,
+        zorder=5,
+        label="measured peak",
+    )
+    ax.set_ylim(len(bars) - 0.5, -0.5)
     ax.set_xlabel(f"anonymous + shared memory in {name}")
     ax.set_title(_plain(f"{run.run_dir.name}: predicted parts, measured peaks"), fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)
@@ -553,36 +550,43 @@ def plot_parts(
     plans: Mapping[str, Advice],
     runs: Mapping[str, RunLike],
     limit_bytes: int,
-    full: Mapping[str, Advice],
+    full: Mapping[str, Mapping[str, Advice]],
 ) -> Axes:
-    """Plot the named parts of memory for each plan, at its peak or in the first phase that exceeds
-    the limit. A mark shows the measured peak of the plan's run, a cross a killed run.
+    """Plot the named parts of memory at each plan's peak. A mark shows the measured peak of the
+    plan's run, a cross a killed run.
 
-    `full` has the same plans for a larger data set. Their limits, or else their peaks, are written
-    beside the names.
+    `full` has plans of the same names for other graphs, by the graph's name: a column beside the
+    bars for each graph, with peaks and verdicts.
     """
-    ax = _axes(width=10, height=0.75 * len(plans) + 0.8)
+    ax = _axes(width=10, height=0.75 * len(plans) + 1.1)
     unit, unit_name, text = _unit(limit_bytes)
-    largest = max([limit_bytes, *(plan.forecast.peak_bytes for plan in plans.values())])
-    ax.set_xlim(0, 1.05 * largest / unit)
+    peaks = (plan.forecast.peak_bytes for plan in plans.values())
+    ax.set_xlim(0, 1.02 * max(limit_bytes, *peaks) / unit)
+    ax.set_yticks(range(len(plans)), map(_plain, plans))
+    ax.invert_yaxis()
     for place, (name, plan) in enumerate(plans.items()):
         run = Run.open(runs[name])
-        phases = plan.forecast.phases
-        passing = [phase for phase in phases if phase.held_bytes > limit_bytes]
-        end = _draw_parts(ax, place, (*passing, plan.forecast.peak)[0].parts, unit)
+        _draw_parts(ax, place, plan.forecast.peak.parts, unit)
         if run.exit_code == 137:
             ax.plot(limit_bytes / unit, place + 0.36, "X", zorder=8, **_CROSS)
             _mark(
                 ax,
-                f"killed in\n{_plain(run.diagnosis.phase or 'no phase')}",
-                (end, place),
-                (6, 0),
+                _wrapped(f"killed in {run.diagnosis.phase or 'no phase'}", 3),
+                (limit_bytes / unit, place + 0.5),
+                (6, -4),
                 color=KILLED,
-                va="center",
+                va="top",
             )
         else:
-            peak = run.held_peak_bytes / unit
-            ax.vlines(peak, place - 0.42, place + 0.42, color=_GREY, linewidth=2.5, zorder=5)
+            ax.vlines(
+                run.held_peak_bytes / unit,
+                place - 0.42,
+                place + 0.42,
+                color=_GREY,
+                linewidth=2.5,
+                zorder=5,
+            )
+    _write_verdicts(ax, [*plans], full)
     ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--", linewidth=1.4)
     _mark(
         ax,
@@ -593,40 +597,62 @@ def plot_parts(
         ha="center",
         xycoords=("data", "axes fraction"),
     )
-    sizes = [
-        f"under {plan.limit_bytes / GB:.0f}"
-        if plan.limit_bytes
-        else f"{plan.forecast.peak_bytes / GB:.0f}"
-        for plan in full.values()
-    ]
-    names = [
-        f"{_plain(name)}\n{size} GB at full size" for name, size in zip(plans, sizes, strict=True)
-    ]
-    ax.set_yticks(range(len(plans)), names)
-    ax.invert_yaxis()
-    ax.set_xlabel(f"memory in {unit_name}; bars: parts by forecast, grey marks: measured peaks")
+    ax.set_xlabel(f"memory in {unit_name}, without page cache; grey marks: measured peaks")
     return ax
+
+
+def _write_verdicts(
+    ax: Axes, names: Sequence[str], full: Mapping[str, Mapping[str, Advice]]
+) -> None:
+    """Write a column for each graph of `full` to the right of the bars: peak and verdict of each
+    named plan."""
+    for column, (graph, advices) in enumerate(full.items()):
+        middle = 1.14 + 0.22 * column  # in widths of the axes
+        _mark(
+            ax,
+            textwrap.fill(graph, 18),
+            (middle, 1.0),
+            (0, 3),
+            ha="center",
+            xycoords="axes fraction",
+        )
+        for place, name in enumerate(names):
+            _mark(
+                ax,
+                advices[name].in_short.replace(", ", "\n"),
+                (middle, place),
+                (0, 0),
+                color=_VERDICTS[advices[name].verdict],
+                ha="center",
+                va="center",
+                xycoords=("axes fraction", "data"),
+            )
 
 
 def _part_colour(name: str) -> str:
     return next((colour for key, colour in _PART_COLOURS.items() if key in name), "#9a9a9a")
 
 
-def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int], unit: int) -> float:
-    """Draw the parts of one phase as a bar with their names in it; return the bar's end in
-    `unit`."""
+def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int], unit: int) -> None:
+    """Draw the parts of one phase as a bar with their names in it."""
     left = 0.0
     figure: Any = ax.get_figure()
-    letters = 14 * figure.get_figwidth() / ax.get_xlim()[1]  # in one unit of the axis
+    letters = 11 * figure.get_figwidth() / ax.get_xlim()[1]  # in one unit of the axis
     for name, size in parts.items():
         width = size / unit
-        colour = _part_colour(name)
-        ax.barh(place, width, left=left, height=0.72, color=colour, edgecolor="white")
+        ax.barh(place, width, 0.72, left, color=_part_colour(name), edgecolor="white")
         middle = left + width / 2
         if width * letters > max(map(len, name.split())):
             words = _plain(name).replace(" ", "\n")
             ax.text(middle, place, words, ha="center", va="center", fontsize=7.5)
         elif width * letters > 1:
-            ax.text(middle, place + 0.4, _plain(name), ha="center", va="top", fontsize=7.5)
+            _mark(
+                ax,
+                _plain(name),
+                (middle, place + 0.4),
+                (0, 0),
+                ha="center",
+                va="top",
+                fontsize=7.5,
+            )
         left += width
-    return left

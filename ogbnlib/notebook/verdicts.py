@@ -189,14 +189,6 @@ def killed(runs: Mapping[str, Run]) -> Finding:
     return finding._replace(holds=None if finding.holds is None else not finding.holds)
 
 
-def killed_in(run: Run, phase: str) -> Finding:
-    """Check that a killed run ended in a phase whose name begins with `phase`."""
-    if run.exit_code == 0 or not run.has_loaded:
-        return not_measured(finished({run.run_dir.name: run}).measured)
-    last = run.diagnosis.phase or "before the first phase"
-    return Finding(f"in phase '{last}'", last.startswith(phase))
-
-
 def fits(plans: Mapping[str, Advice]) -> Finding:
     """Check that at least one of the forecasts fits its limit."""
     needs = [

@@ -284,15 +284,18 @@ class LazyLoaders(_RamLoaders):
         run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)
         run.phase("load", {})
         others = [split for split in run.size.num_seeds if split != "train"]
-        run.num_sorts = 1 + len(others)
-        if not cls.all_resident:
+        run.num_sorts = 1 if run.share_sampler else 1 + len(others)
+        if not cls.all_resident and not run.share_sampler:
             run.num_sorts = 1 + sum(map(run.config.num_evaluations, others))
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:
+        part = "the loaders' CSC" if run.share_sampler else f"{split} loader's CSC"
+        if part in run.held:
+            return
         edges = sizes.trained_edges(run.size, run.config.undirected)
         csc = sizes.stock_csc_bytes(run.size, edges)
-        run.held[f"{split} loader's CSC"] = csc
+        run.held[part] = csc
         # At its peak, building the CSC takes 32 bytes an edge (sorted column, permutation, row,
         # copies); "sort" is the part beyond the CSC's own size.
         sort = max(0, 32 * edges - csc)

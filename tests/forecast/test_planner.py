@@ -23,7 +23,6 @@ from ogbnlib.forecast.planner import ALLOCATIONS, ladder, plan
 from ogbnlib.forecast.run_forecast import margin_bytes, predict
 from ogbnlib.forecast.step_memory import choose_threads
 from ogbnlib.memory.limits import Limit
-from ogbnlib.parameters import parse_assignments
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.official import KNOWN
 from ogbnlib.sources.synth import synthesize
@@ -209,21 +208,77 @@ def test_the_guides_table_of_measurements_is_that_of_today() -> None:
     )  # else: python tests/benchmarks/forecast_table.py --write
 
 
+# The rows of README's table: changes of a config, and whether an own loop shares one sampler.
+WAYS: list[tuple[dict[str, Any], bool]] = [
+    ({"loading": "eager"}, False),
+    ({"loading": "lazy"}, False),
+    ({"loading": "eager"}, True),
+    ({"loading": "eager", "feature_dtype": "float16"}, True),
+    ({"loading": "shared"}, False),
+    ({"loading": "shared", "feature_dtype": "float16"}, False),
+    ({"loading": "store"}, False),
+]
+
+
+def planned_table() -> list[list[str]]:
+    """Peak and verdict at full size: a row for each of `WAYS`; directed, and with reverse edges."""
+    limits = {"store": "4 GB"}
+    return [
+        [
+            plan(
+                config(**changes, undirected=undirected),
+                limits.get(changes["loading"], "128 GB"),
+                share_sampler=shares,
+            ).in_short
+            for undirected in (False, True)
+        ]
+        for changes, shares in WAYS
+    ]
+
+
 @pytest.mark.usefixtures("build_for_cpus")
-@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
-def test_the_readmes_peaks_in_memory_are_forecasts_of_today(page: str) -> None:
-    text = (forecast_table.GUIDE.parents[2] / page).read_text()
-    printed = re.findall(r"^\| (?:about|约) (\d+) GB \|.*`(loading=[^`]*)` \|$", text, re.MULTILINE)
-    assert len(printed) == 4
-    for peak, settings in printed:
-        assert peak == _full_size_gb(settings.split())
-    reverse = [_full_size_gb([*settings.split(), "undirected=true"]) for _, settings in printed[2:]]
-    assert re.search(rf"{reverse[0]} (?:and|和) {reverse[1]} ", text)
+def test_readmes_and_first_notebook_have_the_planners_table() -> None:
+    expected = planned_table()
+    assert expected[2] == ["126 GB, TIGHT", "198 GB, WILL NOT FIT"]
+    verdict = r"\d+ GB, (?:FITS|TIGHT|WILL NOT FIT)"
+    root = forecast_table.GUIDE.parents[2]
+    loaded = [
+        next(phase.held_bytes for phase in predict(config(**way)).phases if phase.name == "load")
+        for way in ({"loading": "eager"}, {"loading": "eager", "undirected": True})
+    ]
+    for page in ("README.md", "README.zh-CN.md"):
+        text = (root / page).read_text()
+        rows = re.findall(rf"^\| [^|]+ \| ({verdict}) \| ({verdict}) \|", text, re.MULTILINE)
+        assert [*map(list, rows)] == expected
+        sizes = re.search(r"PyG `Data`.*?(\d+).*?(\d+)", text, re.DOTALL)  # of `to_data`
+        assert sizes
+        assert [*map(int, sizes.groups())] == [round(size / GB) for size in loaded]
+    book = json.loads((root / "notebooks" / "00_quickstart.ipynb").read_text())
+    outputs = [output for cell in book["cells"] for output in cell.get("outputs", [])]
+    (table,) = [
+        text
+        for output in outputs
+        if "WILL NOT FIT" in (text := "".join(output.get("data", {}).get("text/plain", "")))
+    ]
+    assert re.findall(verdict, table) == [cell for row in expected for cell in row]
 
 
-def _full_size_gb(settings: list[str]) -> str:
-    config = TrainConfig.create(parse_assignments(["dataset=ogbn-papers100M", *settings]))
-    return f"{predict(config).peak_bytes / GB:.0f}"
+@pytest.mark.usefixtures("build_for_cpus")
+def test_a_shared_sampler_is_the_memory_of_one_csc_and_one_line_of_a_plan() -> None:
+    stock = plan(config(loading="eager"), "128 GB")
+    shared = plan(config(loading="eager"), "128 GB", share_sampler=True)
+    built = next(phase for phase in stock.forecast.phases if phase.name == "build train loader")
+    assert shared.forecast.peak_bytes == built.held_bytes
+    for phase in shared.forecast.phases:
+        assert len([part for part in phase.parts if "CSC" in part]) <= 1
+    lines = [line for line in str(stock).splitlines() if "neighbor_sampler=" in line]
+    assert [line.rpartition(": ")[2] for line in lines] == [shared.in_short] == ["126 GB, TIGHT"]
+    for other in (
+        shared,
+        plan(config(loading="eager"), "200 GB"),
+        plan(config(loading="shared"), "40 GB"),
+    ):
+        assert "neighbor_sampler=" not in str(other)
 
 
 def test_the_full_size_figures_of_notebook_06_are_those_measured() -> None:
@@ -318,11 +373,6 @@ def test_the_table_names_phases_parts_peak_verdict_and_the_memory_to_ask_for() -
     facts = json.loads(json.dumps(advice.to_dict()))
     assert all(sum(phase["parts"].values()) == phase["held_bytes"] for phase in facts["phases"])
     assert facts["peak_bytes"] == max(phase["held_bytes"] for phase in facts["phases"])
-    table = advice.table()
-    assert list(table.columns) == [phase.name for phase in advice.forecast.phases]
-    assert table.loc["memory in use"].max() == pytest.approx(
-        advice.forecast.peak_bytes / GB, abs=0.001
-    )
 
 
 def test_the_memory_to_ask_for_holds_the_peak_and_its_margin_and_fits_the_limit() -> None:

@@ -98,13 +98,9 @@ def test_runs_and_forecasts_under_a_limit(make: Make) -> None:
     assert verdict(verdicts.finished({"b": dead})) == FAILS
     assert verdict(verdicts.killed({"a": alive, "b": dead})) == FAILS
     assert verdicts.killed({"b": dead}) == Finding("b exit code 137", True)
-    assert verdicts.killed_in(alive, "load").holds is None
-    assert verdicts.killed_in(dead, "train").holds is False
     unborn = make("unborn", exit_code=137, events=[{"time_s": 1.0, "event": "start"}])
     assert verdicts.killed({"c": unborn}) == Finding("c exit code 137 before it loaded data", None)
-    assert (
-        verdicts.finished({"c": unborn}).holds is verdicts.killed_in(unborn, "load").holds is None
-    )
+    assert verdicts.finished({"c": unborn}).holds is None
     assert verdict(verdicts.killed({"b": dead, "c": unborn})) == HOLDS
     wide, narrow = (
         plan(TrainConfig.create(dataset="ogbn-papers100M"), limit) for limit in ("512 GB", "8 GB")

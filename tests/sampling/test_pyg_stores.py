@@ -28,3 +28,9 @@ def test_a_stock_loader_samples_without_pyg_lib_and_others_share_its_graph(
     if not WITH_PYG_LIB and not WITH_TORCH_SPARSE:
         with pytest.raises(ImportError, match="pyg-lib"):
             next(iter(replacing))
+
+
+def test_half_width_features_are_those_of_half(store: Store) -> None:
+    data, half = store.to_data(), store.to_data(half=True)
+    assert half.x.equal(data.x.half())
+    assert half.edge_index.equal(data.edge_index)
