@@ -11,6 +11,7 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import kernel_cache
 from ..config import TrainConfig
@@ -21,6 +22,7 @@ from ..graph.store import GraphSize
 from ..model import BaseModel, Layer, LayerMemory
 from ..registry import MODELS
 from .batches import BatchShape
+from .machine import Machine
 from .memory_parts import expected_batch, hop_size
 
 
@@ -48,6 +50,11 @@ class _Trial:
     # peaks, as multiples of those by the formulas
     training: float
     evaluation: float
+    # Time: of any step, and of each node and edge of a batch, as the operations of matrix products
+    # that take as long.
+    fixed_s: float
+    training_flops: float
+    evaluation_flops: float
 
 
 _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
@@ -151,14 +158,52 @@ def step_flops(
     training: bool = True,
 ) -> int:
     """Floating-point operations of the matrix products in one step."""
-    # A layer's two matrices take 4 * targets * inputs * outputs. The backward pass takes twice as
-    # much, in the first layer as much, as x needs no gradient.
+    # The backward pass takes twice as many as the forward pass, in the first layer as many, as x
+    # needs no gradient.
+    model = _formulas_of(config)
     flops = 0
     for layer in _layers_of(config, batch, num_features, num_classes):
-        forward = 4 * layer.targets * layer.inputs * layer.outputs
+        forward = 2 * model.product_rows(layer) * model.weights(layer)
         backward = forward if layer.first else 2 * forward
         flops += forward + backward * training
     return flops
+
+
+def _moved_bytes(
+    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, training: bool
+) -> int:
+    """Bytes that a step writes beside its matrix products: each array of its layers once, and
+    `edge_bytes`."""
+    model = _formulas_of(config)
+    moved = sum(
+        model.memory(layer).peak + model.edge_bytes(layer)
+        for layer in _layers_of(config, batch, num_features, num_classes)
+    )
+    return moved if training else moved // 3  # the backward pass writes two gradients
+
+
+def step_s(
+    config: TrainConfig,
+    batch: BatchShape,
+    num_features: int,
+    num_classes: int,
+    machine: Machine,
+    threads: int,
+    training: bool = True,
+) -> float:
+    """Seconds of a step's computation on a machine.
+
+    For the user's own model, a measured step is scaled with the batch's nodes and edges and with
+    the speed of the machine's products.
+    """
+    step = config, batch, num_features, num_classes
+    rate = machine.products_per_s(config.precision, threads)
+    trial = _trial(config, num_features, num_classes)
+    if trial is not None:
+        flops = trial.training_flops if training else trial.evaluation_flops
+        return trial.fixed_s + flops * (batch.num_nodes + batch.num_edges) / rate
+    moved = _moved_bytes(*step, training)
+    return step_flops(*step, training=training) / rate + moved / machine.moves_per_s(threads)
 
 
 def choose_threads(
@@ -273,7 +318,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     for name in ("training", "evaluation"):
         formula = activation_bytes(config, batch, *widths, training=name == "training")
         multiples[name] = measured[f"{name}_bytes"] / max(1, formula)
-    _trials[key] = _Trial(measured["state_bytes"], **multiples)
+    _trials[key] = _Trial(measured["state_bytes"], **multiples, **measured["times"])
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
 
 
@@ -294,8 +339,8 @@ def _scaled(counts: tuple[int, ...], scale: float) -> tuple[int, ...]:
 
 def _measure(
     config: TrainConfig, size: GraphSize, batch: BatchShape, run_dir: Path | None
-) -> dict[str, int]:
-    """Bytes of a step: "state_bytes", "training_bytes" and "evaluation_bytes"."""
+) -> dict[str, Any]:
+    """Bytes of a step: "state_bytes", "training_bytes" and "evaluation_bytes"; and "times"."""
     kernel_cache.folder()  # tells the child its place, as the child's TMPDIR is another
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
