@@ -72,10 +72,10 @@ def plan(
     machine = probe(size)
     advice = planner.plan(planned, memory_limit, size=size, machine=machine)
     run_s = advice.forecast.run_s
-    evaluations = sum(map(planned.num_evaluations, ("train", "valid", "test")))
+    evaluations = sum(map(advice.forecast.config.num_evaluations, ("train", "valid", "test")))
     text = (
         f"{advice}\n{planned.epochs} epochs, {evaluations} evaluations and loading: "
-        f"about {run_s / 3600:.2f} h here ({machine}; no GPU)"
+        f"about {run_s / 3600:.2f} h by our trainer here ({machine}; no GPU)"
     )
     show({**advice.to_dict(), "run_s": round(run_s, 1)}, text, as_json)
     raise typer.Exit(1 if advice.verdict == fitting.WILL_NOT_FIT else 0)

@@ -70,6 +70,17 @@ class BaseModel:
         raise NotImplementedError
 
     @staticmethod
+    def product_rows(layer: Layer) -> int:
+        """Number of rows that a layer's weights are multiplied with."""
+        return layer.targets
+
+    @staticmethod
+    def edge_bytes(layer: Layer) -> int:
+        """Bytes that a training step writes for a layer's edges, in addition to `memory`; for
+        times."""
+        raise NotImplementedError
+
+    @staticmethod
     def memory(layer: Layer) -> LayerMemory:
         """Bytes of a layer in a training step, measured by `tests/training/test_activations.py`."""
         raise NotImplementedError
@@ -107,6 +118,10 @@ class PropagatedModel(BaseModel):
     """A model on propagated features [N, (hops + 1) * F], without the graph."""
 
     propagated = True
+
+    @staticmethod
+    def edge_bytes(layer: Layer) -> int:
+        return 0  # batches have no edges
 
     @staticmethod
     def network(

@@ -36,6 +36,8 @@ class Policy(_Entry):
 
     # whether features stay in a store, in its own dtype, and are read batch by batch
     reads_disk: bool = False
+    # whether loaders are PyG's own, as in a loop of plain PyG
+    is_stock: bool = False
     # whether batches are rows of propagated features instead of sampled subgraphs
     uses_hops: bool = False
     # the model whose formulas forecast a step of the user's own model
@@ -46,8 +48,8 @@ class Policy(_Entry):
 
 _SAMPLED = "ogbnlib.sampling.policies"
 POLICIES = {
-    "eager": Policy(f"{_SAMPLED}:EagerLoaders", smaller=("shared", "store")),
-    "lazy": Policy(f"{_SAMPLED}:LazyLoaders", smaller=("shared", "store")),
+    "eager": Policy(f"{_SAMPLED}:EagerLoaders", is_stock=True, smaller=("shared", "store")),
+    "lazy": Policy(f"{_SAMPLED}:LazyLoaders", is_stock=True, smaller=("shared", "store")),
     "shared": Policy(f"{_SAMPLED}:SharedLoaders", smaller=("store",)),
     "store": Policy("ogbnlib.windows.policy:StoreLoaders", reads_disk=True),
     "propagated": Policy(

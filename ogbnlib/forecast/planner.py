@@ -50,6 +50,13 @@ RUNGS: tuple[Changes, ...] = (
     {"loading": "store", "feature_dtype": "float16", **_MEDIUM},
     {"loading": "store", "feature_dtype": "float16", **_SMALL},
 )
+# Training batches a second of GraphSAGE by shape: a loop of plain PyG, the same with layers trimmed
+# by `num_sampled_nodes_per_hop`, and our trainer. Measured by tests/benchmarks/bench_training.py on
+# two Zen 4 cores.
+STOCK_LOOP = {
+    "[3, 2] x 128 x 16": (325, 499, 936),
+    "[15, 10, 5] x 1024 x 64": (0.58, 2.07, 11.1),
+}
 # Disk for the spool (windows kept on disk) in the ladder: a fixed size, so that the ladder's
 # figures are equal on all machines.
 LADDER_SPOOL = "24 GB"
@@ -103,8 +110,8 @@ class Advice:
 
     def __str__(self) -> str:
         sections = (
-            *(_heading, _phases, _disk, _int8, _precision, _step, _uncertainty, _verdict),
-            _shared_sampler,
+            *(_heading, _phases, _disk, _stock_loop, _int8, _precision),
+            *(_step, _uncertainty, _verdict, _shared_sampler),
         )
         return "\n".join(line for section in sections for line in section(self))
 
@@ -227,8 +234,11 @@ def _precision(advice: Advice) -> Iterator[str]:
     machine = forecast.machine
     if machine is REFERENCE or forecast.config.precision != "fp32":
         return
+    config = forecast.config.replace(precision="bf16")
+    if not is_measured(config, forecast.size):
+        return
     half = predict(
-        forecast.config.replace(precision="bf16"),
+        config,
         forecast.size,
         memory_limit_bytes=advice.limit_bytes,
         machine=machine,
@@ -238,6 +248,21 @@ def _precision(advice: Advice) -> Iterator[str]:
         yield (
             f"precision=bf16: an epoch in {times} on this CPU, whose products in bfloat16 are faster"
         )
+
+
+def _stock_loop(advice: Advice) -> Iterator[str]:
+    """The time of an epoch where the loaders are PyG's own."""
+    forecast = advice.forecast
+    if not forecast.config.policy.is_stock:
+        return
+    plain = " and ".join(
+        f"{trainer / loop:.2g} ({trainer / trimmed:.2g}) times as long at {shape}"
+        for shape, (loop, trimmed, trainer) in STOCK_LOOP.items()
+    )
+    yield (
+        f"an epoch by our trainer takes {seconds(forecast.epoch_s)}; a loop of plain PyG (with layers "
+        f"trimmed by num_sampled_nodes_per_hop) took {plain}"
+    )
 
 
 def _step(advice: Advice) -> Iterator[str]:
@@ -254,10 +279,12 @@ def _step(advice: Advice) -> Iterator[str]:
             f"planned as those of {like} that computes all sampled nodes in each layer"
         )
     elif config.model not in MODELS:
-        yield (
-            f"{config.model}: the memory of a step was measured on a small random batch. "
-            f"The times are those of {like}"
+        text = (
+            f"{config.model}: memory and time of a step were measured here on small random batches"
         )
+        if advice.forecast.machine is REFERENCE:
+            text += ", and the time is scaled with the speed of matrix products to the machine planned for"
+        yield text
 
 
 def _uncertainty(advice: Advice) -> Iterator[str]:

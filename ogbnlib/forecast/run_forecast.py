@@ -18,7 +18,7 @@ from .batches import BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
 from .pass_memory import MODEL, Pass, WindowPlan, sweep_s
-from .step_memory import choose_threads, model_state_bytes, step_flops
+from .step_memory import choose_threads, model_state_bytes, step_s
 
 # The phase in which a run makes the propagated features, if no store has them yet.
 PROPAGATE = "propagate"
@@ -201,11 +201,10 @@ class Forecast(Ledger):
     def _pass_s(self, one: Pass) -> float:
         """Seconds of a pass whose batches need no disk."""
         step = one.batch, self.size.num_features, self.size.num_classes
-        rate = self.machine.products_per_s(self.config.precision, self.num_threads)
         # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16
         # and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
         batch_s = 0.7e-3 + 0.3e-6 * one.batch.num_nodes
-        batch_s += step_flops(self.config, *step, training=one.training) / rate
+        batch_s += step_s(self.config, *step, self.machine, self.num_threads, one.training)
         return one.num_batches * batch_s
 
     @property

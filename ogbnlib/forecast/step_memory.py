@@ -22,6 +22,7 @@ from ..graph.store import GraphSize
 from ..model import BaseModel, Layer, LayerMemory
 from ..registry import MODELS
 from .batches import BatchShape
+from .machine import Machine
 from .memory_parts import expected_batch, hop_size
 
 
@@ -52,6 +53,11 @@ class _Trial:
     state_bytes: int
     training: tuple[float, float]
     evaluation: tuple[float, float]
+    # Time: of any step, and of each node and edge of a batch, as the operations of matrix products
+    # that take as long.
+    fixed_s: float
+    training_flops: float
+    evaluation_flops: float
 
 
 _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
@@ -160,14 +166,52 @@ def step_flops(
     training: bool = True,
 ) -> int:
     """Floating-point operations of the matrix products in one step."""
-    # A layer's two matrices take 4 * targets * inputs * outputs. The backward pass takes twice as
-    # much, in the first layer as much, as x needs no gradient.
+    # The backward pass takes twice as many as the forward pass, in the first layer as many, as x
+    # needs no gradient.
+    model = _formulas_of(config)
     flops = 0
     for layer in _layers_of(config, batch, num_features, num_classes):
-        forward = 4 * layer.targets * layer.inputs * layer.outputs
+        forward = 2 * model.product_rows(layer) * model.weights(layer)
         backward = forward if layer.first else 2 * forward
         flops += forward + backward * training
     return flops
+
+
+def _moved_bytes(
+    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, training: bool
+) -> int:
+    """Bytes that a step writes beside its matrix products: each array of its layers once, and
+    `edge_bytes`."""
+    model = _formulas_of(config)
+    moved = sum(
+        model.memory(layer).peak + model.edge_bytes(layer)
+        for layer in _layers_of(config, batch, num_features, num_classes)
+    )
+    return moved if training else moved // 3  # the backward pass writes two gradients
+
+
+def step_s(
+    config: TrainConfig,
+    batch: BatchShape,
+    num_features: int,
+    num_classes: int,
+    machine: Machine,
+    threads: int,
+    training: bool = True,
+) -> float:
+    """Seconds of a step's computation on a machine.
+
+    For the user's own model, a measured step is scaled with the batch's nodes and edges and with
+    the speed of the machine's products.
+    """
+    step = config, batch, num_features, num_classes
+    rate = machine.products_per_s(config.precision, threads)
+    trial = _trial(config, num_features, num_classes)
+    if trial is not None:
+        flops = trial.training_flops if training else trial.evaluation_flops
+        return trial.fixed_s + flops * (batch.num_nodes + batch.num_edges) / rate
+    moved = _moved_bytes(*step, training)
+    return step_flops(*step, training=training) / rate + moved / machine.moves_per_s(threads)
 
 
 def choose_threads(
@@ -291,7 +335,9 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
         ]
         multiple = (peaks[1] - peaks[0]) / (formulas[1] - formulas[0])
         lines[name] = fixed_bytes + peaks[1] - multiple * formulas[1], multiple
-    _trials[key] = _Trial(config.num_neighbors, measured["state_bytes"], **lines)
+    _trials[key] = _Trial(
+        config.num_neighbors, measured["state_bytes"], **lines, **measured["times"]
+    )
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
 
 

@@ -15,6 +15,7 @@ from torch_geometric.data import Data
 
 from ..config import TrainConfig
 from ..errors import InputError
+from ..forecast.machine import probe
 from ..graph.npz import Array
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
@@ -243,14 +244,60 @@ def _peaks(work: Callable[[Data], object], batches: Sequence[Data]) -> list[int]
     return [fixed, *(peak_of(size for size in sizes if abs(size) not in same) for sizes in runs)]
 
 
+_TIMED_S = 0.3  # for the steps on one batch
+_TINY = 64  # the smaller of two timed batches is this part of the larger one
+
+
+def _step_s(work: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of several steps after the first one."""
+    # CPU time of this thread, as in `machine.probe`: a login node has other users
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < _TIMED_S:
+        begin_s = time.thread_time()
+        work()
+        times.append(time.thread_time() - begin_s)
+    return min(times[1:])
+
+
+def _time_steps(
+    learner: Learner, num_features: int, hop_nodes: Sequence[int], hop_edges: Sequence[int]
+) -> dict[str, float]:
+    """Return the times of a trial, see `forecast.step_memory._Trial`; in one thread."""
+    size = learner.config.batch_size
+    counts: list[int] = []
+    steps_s: list[float] = []
+    evaluation_s = 0.0
+    with torch_threads(1):
+        for part in (_TINY, 1):
+            nodes = [max(2, count // part) for count in hop_nodes]
+            edges = [max(2, count // part) for count in hop_edges]
+            batch = random_batch(nodes, edges, num_features)
+            batch.y = torch.zeros(nodes[0], dtype=torch.int64)
+            batch.input_id = torch.zeros(1, dtype=torch.int64)
+            learner.begin(epoch=1)
+            # not the first step of an epoch, which has more checks
+            step = functools.partial(learner.step, itertools.repeat(batch), 1, size, 2 * size)
+            steps_s.append(_step_s(step))
+            learner.begin()
+            evaluation_s = _step_s(functools.partial(learner.predict, batch))
+            counts.append(sum(nodes) + sum(edges))
+    step_s = max(0.0, steps_s[1] - steps_s[0]) / (counts[1] - counts[0])
+    flops_per_s = probe().products_per_s(learner.config.precision, threads=1)
+    return {
+        "fixed_s": max(0.0, steps_s[0] - step_s * counts[0]),
+        "training_flops": step_s * flops_per_s,
+        "evaluation_flops": evaluation_s / counts[1] * flops_per_s,
+    }
+
+
 def measure_step(
     config: TrainConfig,
     make: Callable[[], nn.Module],
     num_features: int,
     shapes: Sequence[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
-    """Measure the state of a model that `make` returns, in bytes, and the peaks (see `_peaks`) of
-    training and evaluating random batches of two shapes."""
+    """Measure the state of a model that `make` returns, in bytes, the peaks (see `_peaks`) of
+    training and evaluating random batches of two shapes, and the times of steps."""
     batches = [random_batch(**shape, num_features=num_features) for shape in shapes]
     for batch in batches:
         batch.y = torch.zeros(batch.batch_size, dtype=torch.int64)
@@ -280,6 +327,7 @@ def measure_step(
         created += allocations(functools.partial(train, batches[0]))
         training = _peaks(train, batches)
         evaluation = _peaks(evaluate, batches)
+        times = _time_steps(learner, num_features, **shapes[-1])
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"
@@ -292,4 +340,9 @@ def measure_step(
         if not value.untyped_storage().resizable()
     }
     state_bytes = sum(created) + sum(arrays.values())
-    return {"state_bytes": state_bytes, "training": training, "evaluation": evaluation}
+    return {
+        "state_bytes": state_bytes,
+        "training": training,
+        "evaluation": evaluation,
+        "times": times,
+    }

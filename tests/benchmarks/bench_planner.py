@@ -5,38 +5,58 @@ Runs random configurations, each under the limit that its forecast and margin gi
 may be killed, and at most 3 of 60 may use less than 75 % of their forecast. A third of them are on
 synthetic citation graphs, a third propagate wide features, a third have graphs with hubs: nodes
 with more in-neighbors than thousands of others together, which few batches meet.
+
+`--times [--threads 1] [--models sage Edge]` compares the time of a training step instead: three
+registered models and three of a user's own, at five shapes each, from RAM. Run it on a quiet
+machine; a forecast is right within a factor of 1.5.
 """
 
 import argparse
+import itertools
+import json
+import os
 import random
 import shutil
+import subprocess
+import sys
 import tempfile
+import time
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB
 from ogbnlib.forecast.fitting import FITS
+from ogbnlib.forecast.machine import probe
 from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.store import open_store
 from ogbnlib.graph.store_format import SPLITS
+from ogbnlib.memory.recorder import EventLog
 from ogbnlib.propagation.plan import propagated_path
 from ogbnlib.runs.sandbox import run
+from ogbnlib.runs.supervise import trainer_environment
+from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.arrays import from_arrays
 from ogbnlib.sources.catalog import prepare_dataset
 from ogbnlib.sources.convert import convert
+from ogbnlib.training.custom_model import make_model
+from ogbnlib.training.distributed import Ranks
+from ogbnlib.training.learner import Learner
+from ogbnlib.training.train import compile_all
 
-OWN = ("Edge", "Gin", "Mlp", "Table", "Frozen", "Buffer", "List")
+OWN = ("Edge", "Gin", "Mlp", "Attention", "Table", "Frozen", "Buffer", "List")
 OWN_MODELS = """
 import torch
 from torch import nn
-from torch_geometric.nn import EdgeConv, GINConv
+from torch_geometric.nn import EdgeConv, GATv2Conv, GINConv
 
 
 class Edge(nn.Module):
@@ -58,6 +78,14 @@ class Gin(Edge):
         widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
         mlp = lambda a, b: nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Linear(b, b))
         self.convs = nn.ModuleList(GINConv(mlp(a, b)) for a, b in zip(widths, widths[1:]))
+
+
+class Attention(Edge):
+    def __init__(self, in_channels, hidden_channels, out_channels, num_layers):
+        nn.Module.__init__(self)
+        widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
+        attention = lambda a, b: GATv2Conv(a, b, heads=2, concat=False)
+        self.convs = nn.ModuleList(attention(a, b) for a, b in zip(widths, widths[1:]))
 
 
 class Mlp(nn.Sequential):
@@ -339,11 +367,100 @@ def random_outcomes(count: int, seed: int, folder: Path, only: list[int]) -> Non
     )
 
 
+# Of `--times`: num_neighbors, batch_size, hidden_channels.
+SHAPES = (
+    ((3, 2), 128, 16),
+    ((10, 5), 512, 64),
+    ((15, 10), 1024, 64),
+    ((15, 10, 5), 256, 128),
+    ((15, 10, 5), 1024, 64),
+)
+TIMED = ("sage", "gcn", "gat", "Edge", "Gin", "Attention")
+
+
+def training_steps(config: TrainConfig) -> Iterator[None]:
+    """Train for ever; yield after each step."""
+    torch.set_num_threads(int(config.num_threads))
+    store = open_store(Path(config.dataset))
+    log = EventLog(None)
+    compile_all(list(config.num_neighbors))
+    loaders = config.policy.load()(store, config, log)
+    model = make_model(config, loaders.num_features, loaders.num_classes)
+    learner = Learner(config, model, torch.device("cpu"), Ranks(), log)
+    loader = loaders.train_loader()
+    size = config.batch_size
+    for epoch in itertools.count(1):
+        set_epoch(loader, epoch)
+        learner.begin(epoch)
+        batches = iter(loader)
+        # without the epoch's last batch, which is smaller
+        for begin in range(0, len(loaders.splits["train"]) - size, size):
+            learner.step(batches, epoch, begin, begin + size)
+            yield
+
+
+def print_step_s(config: TrainConfig, seconds: float) -> None:
+    """Print the mean time of training steps, after a few that warm up."""
+    steps = training_steps(config)
+    for share, least in ((0.25, 2), (1.0, 3)):
+        begin_s = time.perf_counter()
+        count = 0
+        while count < least or time.perf_counter() < begin_s + share * seconds:
+            next(steps)
+            count += 1
+    print((time.perf_counter() - begin_s) / count)
+
+
+def compare_times(models: list[str], threads: int, seconds: float, folder: Path) -> None:
+    """Print forecast and measured time of a training step for each model and shape."""
+    machine = probe()
+    print(f"{machine}, copies {machine.bytes_per_s / 1e9:.1f} GB/s a core; {threads} thread(s)")
+    env = {**os.environ, **trainer_environment(os.environ)}
+    ratios = []
+    for model, (num_neighbors, batch_size, hidden) in itertools.product(models, SHAPES):
+        settings = {
+            "loading": "shared",
+            "model": model,
+            "num_neighbors": num_neighbors,
+            "batch_size": batch_size,
+            "hidden_channels": hidden,
+            "num_threads": threads,
+        }
+        config = configuration(settings, folder, scale=0.02)
+        forecast = plan(config, machine=machine).forecast
+        expected_s = forecast.epoch_s / forecast.train.num_batches
+        argv = [sys.executable, __file__, "--steps", config.model_dump_json()]
+        done = subprocess.run(
+            [*argv, "--seconds", str(seconds)], env=env, stdout=subprocess.PIPE, check=True
+        )
+        measured_s = float(done.stdout.splitlines()[-1])
+        ratios.append(expected_s / measured_s)
+        print(
+            f"{model:<10} {[*num_neighbors]!s:<12} x {batch_size:4} x {hidden:3}: forecast "
+            f"{1e3 * expected_s:7.1f} ms, measured {1e3 * measured_s:7.1f} ms, {ratios[-1]:.2f}",
+            flush=True,
+        )
+    print(f"{len(ratios)} rows: forecast / measured {min(ratios):.2f} to {max(ratios):.2f}")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=int, nargs="*", default=[])
     parser.add_argument("--random", type=int, default=60, metavar="COUNT")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", action="store_true", help="compare times instead")
+    parser.add_argument("--models", nargs="*", default=TIMED)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--dir", type=Path, help="keep the generated store here")
+    parser.add_argument("--steps", help=argparse.SUPPRESS)  # a config, in a child
     options = parser.parse_args()
+    if options.steps:
+        print_step_s(TrainConfig.create(json.loads(options.steps)), options.seconds)
+        sys.exit()
     with tempfile.TemporaryDirectory(prefix="bench-planner-") as tmp:
-        random_outcomes(options.random, options.seed, Path(tmp), options.only)
+        folder = options.dir or Path(tmp)
+        if options.times:
+            compare_times(options.models, options.threads, options.seconds, folder)
+        else:
+            random_outcomes(options.random, options.seed, folder, options.only)

@@ -64,14 +64,9 @@ def test_a_plan_says_whether_its_batches_were_drawn(tiny_dir: Path, tiny_store: 
     assert [advice.to_dict()["batches"] for advice in (unseen, drawn)] == ["degrees", "drawn"]
 
 
-def test_a_plan_says_that_a_custom_model_is_taken_for_a_graphsage(
+def test_a_plan_says_that_a_model_not_measured_is_taken_for_sage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(planner, "try_model", lambda config, size: {})
-    assert "my_model.py:Net: the memory of a step was measured" in (
-        text := str(plan(config(model="my_model.py:Net")))
-    )
-    assert "The times are those of model=sage" in text
     monkeypatch.setattr(planner, "try_model", Mock(side_effect=InputError("no such file")))
     assert "planned as those of model=sage" in str(plan(config(model="my_model.py:Net")))
 

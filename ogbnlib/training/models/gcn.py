@@ -13,6 +13,15 @@ class Model(SampledModel):
     weights = staticmethod(linear_weights)
 
     @staticmethod
+    def product_rows(layer: Layer) -> int:
+        return layer.sources
+
+    @staticmethod
+    def edge_bytes(layer: Layer) -> int:
+        """Bytes of the rows that are added up, and of their gradients."""
+        return 2 * 4 * layer.edges * layer.outputs
+
+    @staticmethod
     def memory(layer: Layer) -> LayerMemory:
         """Memory of a layer that keeps the sparse matrix, its self-loops and the output."""
         matrix = 4 * layer.edges + 12 * layer.targets

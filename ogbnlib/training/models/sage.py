@@ -23,6 +23,12 @@ class Model(SampledModel):
         return _fused_memory(layer) if layer.fused else _memory(layer)
 
     @staticmethod
+    def edge_bytes(layer: Layer) -> int:
+        """Bytes of the rows that are added up and, as x needs no gradient, from the second layer on
+        of their gradients."""
+        return 4 * layer.edges * layer.inputs * (1 if layer.first else 2)
+
+    @staticmethod
     def conv(inputs: int, outputs: int, *, heads: int, last: bool) -> Any:
         from ..convolutions import MeanSAGEConv
 

@@ -1,0 +1,78 @@
+"""Times of a forecast: the work of each model, of a model of one's own, and of plain PyG's loop."""
+
+from pathlib import Path
+
+import pytest
+from all_models import KINDS, PROPAGATED, SAMPLED
+
+from ogbnlib.config import TrainConfig
+from ogbnlib.forecast.batches import BatchShape
+from ogbnlib.forecast.machine import REFERENCE
+from ogbnlib.forecast.planner import plan
+from ogbnlib.forecast.step_memory import step_s
+from ogbnlib.graph.store import GraphSize
+from ogbnlib.registry import POLICIES
+
+SIZE = GraphSize("mine", 20_000, 300_000, 16, 4, {"train": 5000, "valid": 0, "test": 100})
+MODELS = """
+from torch import nn
+from torch_geometric.nn import EdgeConv
+
+
+class Dense(nn.Linear):
+    def __init__(self, in_channels, out_channels):
+        super().__init__(in_channels, out_channels)
+
+    def forward(self, x, edge_index):
+        return super().forward(x)
+
+
+class EdgeWise(nn.Module):
+    def __init__(self, in_channels, out_channels):
+        super().__init__()
+        self.conv = EdgeConv(nn.Sequential(nn.Linear(2 * in_channels, 128), nn.ReLU(), nn.Linear(128, out_channels)))
+
+    def forward(self, x, edge_index):
+        return self.conv(x, edge_index)
+"""
+
+
+def seconds(name: str, edges: int, *, training: bool = True) -> float:
+    propagated = KINDS[name].propagated
+    config = TrainConfig.create(
+        dataset="mine", model=name, loading="propagated" if propagated else "shared"
+    )
+    batch = BatchShape((8, 64, 512), (64, edges))
+    return step_s(config, batch, 16 * (1 + config.hops), 4, REFERENCE, 1, training)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_a_step_takes_longer_the_more_edges_it_has(name: str) -> None:
+    assert 0 < seconds(name, 512, training=False) < seconds(name, 512) < seconds(name, 1024)
+
+
+@pytest.mark.parametrize("name", PROPAGATED)
+def test_a_step_on_propagated_features_has_no_edges(name: str) -> None:
+    assert 0 < seconds(name, 512, training=False) < seconds(name, 512) == seconds(name, 1024)
+
+
+def test_the_time_of_ones_own_model_is_that_of_its_measured_step(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MODELS)
+    dense, edge_wise = (
+        plan(
+            TrainConfig.create(
+                dataset="mine", model=f"{tmp_path / 'mine.py'}:{name}", num_neighbors=[15, 10]
+            ),
+            size=SIZE,
+        )
+        for name in ("Dense", "EdgeWise")
+    )
+    assert edge_wise.forecast.epoch_s > 2 * dense.forecast.epoch_s
+    assert "memory and time of a step were measured" in str(edge_wise)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_pygs_own_loaders_get_the_time_of_a_plain_loop(policy: str) -> None:
+    model = "sgc" if POLICIES[policy].uses_hops else "sage"
+    text = str(plan(TrainConfig.create(dataset="mine", loading=policy, model=model), size=SIZE))
+    assert ("by our trainer takes" in text) == POLICIES[policy].is_stock
