@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .cgroup import read_whole
-from .written import Written
 
 _SET_SUBREAPER = 36  # prctl(2)
 _lock = threading.Lock()
@@ -82,7 +81,6 @@ class Tree:
         self.pid = pid
         self.mark = mark
         self.parent = parent or os.getpid()
-        self.written: Written | None = None  # set by the watcher; used without a cgroup
         self._members: set[int] = set()
         self._adopted: set[int] = set()
         self._others: set[int] = set()  # children of the watcher outside the tree

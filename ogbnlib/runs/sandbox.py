@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .. import kernel_cache
+from .. import kernel_cache, memory
 from ..config import TrainConfig, check_config
 from ..display import drawn, in_notebook
 from ..environment import (
@@ -24,6 +24,7 @@ from ..environment import (
     PARENT_VARIABLE,
     PROGRESS_VARIABLE,
     RUN_VARIABLE,
+    WATCHED_VARIABLE,
 )
 from ..errors import (
     MB,
@@ -59,6 +60,9 @@ from .evidence import last_words
 from .exit_codes import STOPPED, resumption
 from .folder import Run, RunStopped
 from .supervise import supervise, trainer_environment
+
+# The folder of `sitecustomize.py`, with which each Python of a watched command starts.
+_HOOK = str(Path(memory.__file__).parent / "hook")
 
 
 @clear_errors()
@@ -117,7 +121,17 @@ def watch(
         attempt = Attempt(
             before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=command
         )
-        return _carry_out(attempt, argv, limit, refused, notes, echo=echo)
+        env = _watched_environment(attempt.run_dir)
+        return _carry_out(attempt, argv, limit, refused, notes, env=env, echo=echo)
+
+
+def _watched_environment(run_dir: Path) -> dict[str, str]:
+    """Environment variables with which each Python of a command starts by `memory.hook`."""
+    paths = [_HOOK, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(paths),
+        WATCHED_VARIABLE: str(run_dir.resolve()),
+    }
 
 
 @clear_errors()

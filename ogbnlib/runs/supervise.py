@@ -31,7 +31,6 @@ from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
 from ..memory.tree import Tree, adopting
-from ..memory.written import Written
 from .exit_codes import STOPPED
 from .folder import standing
 
@@ -111,7 +110,6 @@ def supervise(
     interrupts: list[int] = []
     # the marks of the outer process trees, and at the end the new tree's own
     marks = f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
-    written = Written()
     with (
         adopting(),
         handled(forward, FORWARDED),
@@ -138,7 +136,6 @@ def supervise(
         except BaseException as error:
             return _not_started(error, argv[0], limit, recorder)
         tree = Tree(process.pid, marks.rpartition(":")[2])
-        tree.written = written
         child = _Child(process, tree, limit, recorder, forward, interrupts, holds_back)
         return child.follow(run_dir, echo, how)
 
@@ -166,6 +163,7 @@ class _Child:
     is_trainer: bool
     stop_until_s: float | None = None  # when SIGKILL follows the SIGTERM of an interrupt
     unwritable: str | None = None  # why the folder of the run can't be written
+    printed_bytes: int | None = None  # memory in use when the command last printed a line
     timer: threading.Timer = field(init=False)  # kills a trainer that does not stop after that
 
     def follow(self, run_dir: Path, echo: bool, how: str) -> Outcome:
@@ -213,6 +211,7 @@ class _Child:
             code = 130
         elif names_left:
             evidence["left_behind"] = names_left
+        evidence["printed_bytes"] = self.printed_bytes
         return Outcome(
             code,
             tail,
@@ -238,6 +237,8 @@ class _Child:
         try:
             for data in _output(self.process, lambda: self._stop_if_asked(live)):
                 tail = (tail + data)[-TAIL_BYTES:]
+                if b"\n" in data:
+                    self.printed_bytes = self.recorder.record.held_bytes
                 try:
                     write_all(log, data)
                 except OSError as error:
