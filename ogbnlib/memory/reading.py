@@ -100,7 +100,7 @@ _FIELDS = {
 }
 
 
-_LISTED = 8  # most processes listed in a sentence: one for each GPU of a machine with 8
+_LISTED = 3  # most processes listed in a sentence
 
 
 def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
@@ -131,7 +131,8 @@ def list_processes(pids: Iterable[int]) -> str:
     rows.sort(reverse=True)
     texts = [f"{name} {pid} with {format_bytes(size)}" for size, pid, name in rows[:_LISTED]]
     if len(rows) > _LISTED:
-        texts.append(f"{len(rows) - _LISTED} smaller ones")
+        others_bytes = sum(size for size, _, _ in rows[_LISTED:])
+        texts.append(f"{len(rows) - _LISTED} smaller ones with {format_bytes(others_bytes)}")
     return ", ".join(texts)
 
 

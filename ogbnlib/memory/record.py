@@ -206,21 +206,6 @@ def _climb(late: Sequence[int]) -> tuple[float, bool]:
 
 
 @dataclass(frozen=True)
-class _Processes:
-    """A run's first and highest number of processes, and the mean memory of each at the highest."""
-
-    first: int
-    most: int
-    each_bytes: int
-
-    def __str__(self) -> str:
-        return (
-            f"Its processes went from {self.first} to {self.most}, "
-            f"{format_bytes(self.each_bytes)} each in the mean."
-        )
-
-
-@dataclass(frozen=True)
 class Stalled:
     """Time in which processes waited for memory that the kernel had taken back (PSI)."""
 
@@ -263,8 +248,6 @@ class Record:
         self.events: dict[str, Event] = {}
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
-        # number of processes in the first sample and in the one with the most, and memory of each
-        self._processes: _Processes | None = None
         self._began_s = began_s
         # memory after each epoch, for phases and marks separately: an epoch may have both
         self._levels: dict[str, list[int]] = {}
@@ -331,12 +314,6 @@ class Record:
         return Stalled(
             round(total_s, 3), round(share, 3), round(late_share, 3), round(late_over_s, 3)
         )
-
-    @property
-    def processes(self) -> _Processes | None:
-        """The numbers of processes; None if they never rose by more than one."""
-        processes = self._processes
-        return processes if processes and processes.most > processes.first + 1 else None
 
     def event(self, event: Event) -> None:
         """Take the next event."""
@@ -435,10 +412,6 @@ class Record:
             size = anon + shmem
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
-            number = reading.num_processes or 1
-            before = self._processes or _Processes(number, 0, 0)
-            if number > before.most:
-                self._processes = _Processes(before.first, number, size // number)
         self.peaks |= {name: max(self.peaks.get(name, 0), size) for name, size in sizes.items()}
 
     def _add_stall(self, point: tuple[float, float]) -> None:

@@ -141,7 +141,8 @@ def explain_code(code: str) -> Diagnosis:
     elif key:
         meaning = meaning_of(code)
         name = code if code[0].isalpha() else f"Exit code {code}"
-        subject = f"{name}{_other_words(code, key)}: {meaning.text}"
+        also = f" ({key})" if key != code else ""
+        subject = f"{name}{also}: {meaning.text}"
         if key.isdigit():
             number = int(key)
         if ":" in code:
@@ -155,16 +156,6 @@ def explain_code(code: str) -> Diagnosis:
     return Diagnosis(
         f"{subject}. Next: {meaning.remedy}.", meaning.cause, number, None, remedy=meaning.remedy
     )
-
-
-def _other_words(code: str, key: str) -> str:
-    """Return ", in other words 137" for SIGKILL, -9 or Slurm's 0:9; "" for 137 itself."""
-    if key == code or ":" in key or key == code.partition(":")[0]:
-        return ""
-    words = f", in other words {key}"
-    if code.endswith(":0"):
-        words += f" unless the script itself said `exit {code[:-2]}`"
-    return words
 
 
 def explain_text(text: str) -> Diagnosis:
@@ -300,7 +291,7 @@ class _Case:
             largest_first = sorted(self.record.parts.items(), key=lambda item: -item[1])
             texts = [f"{name} {format_bytes(size)}" for name, size in largest_first]
             sentences.append(f"It held {', '.join(texts)}.")
-        return [*sentences, str(self.record.processes or ""), self._listed(), self._growth()]
+        return [*sentences, self._listed(), self._growth()]
 
     def _listed(self) -> str:
         """Sentence that lists a watched command's processes as of the last growth of its memory."""
@@ -368,7 +359,7 @@ class _Case:
             if result.peak_source == "kernel counter" and (result.peak_bytes or 0) > peak:
                 text += f", {format_bytes(result.peak_bytes)} with page cache"
         text += "."
-        sentences = [text + self.struck, self.slowed, str(self.record.processes or "")]
+        sentences = [text + self.struck, self.slowed]
         if self.record.growth and self.record.growth.verdict != "levels off":
             sentences.append(self._growth())
         return self._diagnosis(sentences, "finished")

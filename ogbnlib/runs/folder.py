@@ -334,7 +334,7 @@ class Run:
 
     @property
     def growth(self) -> Growth | None:
-        """Whether memory levels off or climbs, from epoch to epoch or over time, see
+        """Whether memory levels off or climbs from epoch to epoch, see
         `Record.growth`."""
         return (self._parsed or Result()).growth or self.record.growth
 

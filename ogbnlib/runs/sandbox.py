@@ -32,7 +32,6 @@ from ..errors import (
     check_working_folder,
     clear_errors,
     format_bytes,
-    masked,
     parse_bytes,
     shortened,
 )
@@ -98,9 +97,8 @@ def watch(
     # This Python can run even where its own path can't be looked up.
     if not argv or (argv[0] != sys.executable and shutil.which(argv[0]) is None):
         raise InputError(
-            f"argv: expected a command that can be run (`python` before a script), got {masked(argv)}"
+            f"argv: expected a command that can be run (`python` before a script), got {argv}"
         )
-    command = masked(argv)  # for the record; the command runs with the real values
     script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
     name = name or Path(script).stem
 
@@ -109,7 +107,7 @@ def watch(
         runs_dir,
         name,
         limit_bytes,
-        lambda run: run.record.start.get("command") == command and not _was_stopped(run),
+        lambda run: run.record.start.get("command") == argv and not _was_stopped(run),
     )
     if run_dir is None and earlier.run_dir.exists():
         return earlier
@@ -118,9 +116,7 @@ def watch(
         contextlib.closing(limit),
         open_run_dir(None, earlier.run_dir, resume=False) as (before, _),
     ):
-        attempt = Attempt(
-            before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=command
-        )
+        attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
         env = _watched_environment(attempt.run_dir)
         return _carry_out(attempt, argv, limit, refused, notes, env=env, echo=echo)
 

@@ -64,16 +64,18 @@ def _of_graphs(record: Record) -> str:
 
 def _of_growth(record: Record, phase: Phase | None, line: str, printed_bytes: int) -> str:
     """Text of how much memory grew, and where."""
+    where = ""
     since_bytes = printed_bytes
-    where = f"after it printed '{line[:_LETTERS]}'" if line else "with no phase open"
-    if phase is not None:
-        since_bytes = phase.info.get("held_bytes") or 0
-        where = f"in '{phase.label[:_LETTERS]}'"
     if record.call is not None:
-        since_bytes = record.call.get("held_bytes") or 0
         where = f"in {record.call['line']}"
+        since_bytes = record.call.get("held_bytes") or 0
+    elif phase is not None:
+        where = f"in '{phase.label[:_LETTERS]}'"
+        since_bytes = phase.info.get("held_bytes") or 0
+    elif line:
+        where = f"after it printed '{line[:_LETTERS]}'"
     held_bytes = record.held_bytes or 0
-    return (
-        f"hold less at once: memory in use grew to {format_bytes(held_bytes)}, "
-        f"{format_bytes(max(0, held_bytes - since_bytes))} of it {where}; {PAGE} has the usual causes"
-    )
+    text = f"hold less at once: memory in use grew to {format_bytes(held_bytes)}"
+    if where:
+        text += f", {format_bytes(max(0, held_bytes - since_bytes))} of it {where}"
+    return f"{text}; {PAGE} has the usual causes"

@@ -25,7 +25,7 @@ from ..display import Live
 from ..environment import CLOCK_VARIABLE, MARKS_VARIABLE
 from ..errors import InputError, remedy_of
 from ..files import open_to_write, write_all
-from ..memory.limits import Limit, Watchdog
+from ..memory.limits import Limit
 from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
@@ -188,7 +188,6 @@ class _Child:
             with (
                 handled(self._suspend, [signal.SIGTSTP]),
                 handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
-                _guarded(self.limit),
                 Live(text, how, apart=not self.is_trainer, steps=echo) as live,
             ):
                 tail = self._relay(RunPaths(run_dir).output, live, echo)
@@ -307,30 +306,6 @@ class _Child:
             peak = self.limit.cgroup.size("peak") if self.limit.cgroup else None
             self.limit.close()
         return evidence, peak
-
-
-@contextlib.contextmanager
-def _guarded(limit: Limit) -> Iterator[None]:
-    """Under a watchdog, have another process stop the tree whenever this process is stopped.
-
-    A stopped watchdog limits nothing, while the kernel goes on enforcing a cgroup's limit.
-    """
-    if limit.tree is None or limit.limit_bytes is None or not isinstance(limit, Watchdog):
-        yield
-        return
-    # In a session of its own, since a signal to this process's group must not stop it.
-    guard = subprocess.Popen(
-        limit.tree.guard_command(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield
-    finally:
-        guard.kill()
-        guard.wait()
 
 
 def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> Iterator[bytes]:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from ogbnlib.memory.reading import Reading
 from ogbnlib.memory.record import Growth, Record
 
 MB = 2**20
@@ -77,13 +76,3 @@ def test_graphs_and_calls_are_those_that_are_alive_and_open() -> None:
     assert record.call["call"] == "torch.load"
     record.event({"event": "returned", "time_s": 3.0})
     assert record.call is None
-
-
-def test_processes_that_become_many_are_told_with_the_memory_of_each() -> None:
-    record = record_of()
-    for i in range(17):
-        size = (i + 1) * 50 * MB
-        held = {"pss_anon_bytes": size, "pss_shmem_bytes": 0, "pss_file_bytes": 0}
-        record.sample(float(i), Reading(i + 1, rss_anon_bytes=size, rss_shmem_bytes=0, **held))
-        assert (record.processes is None) == (i < 2)
-    assert str(record.processes) == "Its processes went from 1 to 17, 50 MB each in the mean."
