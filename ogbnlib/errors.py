@@ -233,38 +233,6 @@ def format_bytes(count: float | None) -> str:
     return f"{count / 2**10:.0f} kB"
 
 
-_SECRET = (
-    r"[\w.-]*(?:tokens?(?![a-z])|passw|passphrase|pwd|secret|key|credential|bearer"
-    r"|(?<![a-z])pass(?![a-z])|auth(?!or(?!iz)))[\w.-]*"
-)
-_VALUE = r"""(?:"[^"]*"|'[^']*'|[^\s"'&;|]+)"""
-# Forms inside one text: `--api-key VALUE`, `TOKEN=VALUE`, `"token": "VALUE"`, `Bearer VALUE`,
-# `//user:VALUE@host`.
-_IN_TEXT = re.compile(
-    rf"""(--?{_SECRET}[\s=]+|{_SECRET}["']?\s*[=:]\s*(?:bearer\s+)?|bearer\s+){_VALUE}"""
-    r"|(?<=//)([^\s/:@]*:)[^\s/@]+(?=@)",
-    re.IGNORECASE,
-)
-_NAMED = re.compile(rf"((?:--?)?{_SECRET}=).*", re.IGNORECASE | re.DOTALL)
-_OPTION = re.compile(rf"--?{_SECRET}", re.IGNORECASE)
-
-
-def masked(argv: Iterable[str]) -> list[str]:
-    """Replace the values of passwords, keys and tokens in a command, to record or print it."""
-    shown: list[str] = []
-    follows = False  # whether the previous argument is an option whose value comes now
-    for argument in argv:
-        named = _NAMED.fullmatch(argument)
-        if follows and not argument.startswith("--"):
-            shown.append("***")
-        elif named:
-            shown.append(f"{named[1]}***")
-        else:
-            shown.append(_IN_TEXT.sub(lambda match: f"{match[1] or match[2]}***", argument))
-        follows = _OPTION.fullmatch(argument) is not None
-    return shown
-
-
 def split_name(name: Any) -> Any:
     """Return "valid" for "val", the name in PyG and many data sets; other names unchanged."""
     return "valid" if isinstance(name, str) and name == "val" else name

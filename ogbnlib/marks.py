@@ -21,7 +21,8 @@ from .environment import RUN_VARIABLE
 if TYPE_CHECKING:
     from .memory.recorder import EventLog
 
-_claiming = _thread.allocate_lock()
+# reentrant: collected garbage may make a note in the middle of a mark
+_claiming = _thread.RLock()
 
 
 class _Place:
@@ -83,6 +84,14 @@ def mark(name: str, /, **info: object) -> None:
                 held_bytes=own_memory()[0],
                 info={key: _plain(value) for key, value in info.items()},
             )
+
+
+def note(kind: str, **fields: object) -> None:
+    """Record an event of this process, with its fields as they are."""
+    log = _claim() if _place.folder is not None else None
+    if log is not None:
+        with _never_raise():
+            log.mark(kind, **fields)
 
 
 @contextlib.contextmanager

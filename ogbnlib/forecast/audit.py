@@ -11,7 +11,7 @@ from ..config import Resume, TrainConfig
 from ..errors import InputError, format_bytes
 from ..graph.store import GraphSize, Store
 from ..memory.killed import KEPT, KilledBy
-from ..memory.record import Record
+from ..memory.record import Growth, Record
 from ..registry import MODELS
 from ..sources.resolve import graph_for
 from .fitting import FITS, assignments, changes_that_fit, smallest_limit, verdict
@@ -133,7 +133,8 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
             f"find what each epoch keeps ({KEPT}): memory climbs from epoch to epoch, so that "
             "smaller batches or a larger limit would only delay the kill"
         )
-    has_data = (record.phase.name if record.phase else "") not in _BEFORE_DATA
+    phase = record.phase or record.newest
+    has_data = (phase.name if phase else "") not in _BEFORE_DATA
     runtime = f"Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
     try:
         size = _graph_of_run(config, record.events.get("dataset"), record.phases)
@@ -147,6 +148,10 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
         raised = killed.raised(smallest_limit(config, size, unforeseen))
         if not has_data:
             return f"{raised}: {runtime}"
+        if config.model not in MODELS and verdict(forecast, killed.left_bytes) == FITS:
+            kept = _kept_by_model(forecast, record.growth)
+            if kept:
+                return kept
         return _by_change(forecast, size, unforeseen, raised, killed.left_bytes)
     except (InputError, OSError) as error:  # the data set is gone, or damaged
         if not has_data:
@@ -158,16 +163,23 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
         )
 
 
+def _kept_by_model(forecast: Forecast, growth: Growth | None) -> str:
+    """Text for a user's model that keeps memory from epoch to epoch; "" if none was measured."""
+    if growth is None or not growth.has_risen:
+        return ""
+    return (
+        f"find what {forecast.config.model} keeps from batch to batch ({KEPT}): over {growth.epochs} "
+        f"epochs memory rose from {format_bytes(growth.first_bytes)} to "
+        f"{format_bytes(growth.last_bytes)}, while by a measured step the run takes "
+        f"{format_bytes(forecast.peak_bytes)}"
+    )
+
+
 def _by_change(
     forecast: Forecast, size: GraphSize, unforeseen: int, raised: str, limit_bytes: int
 ) -> str:
     """Text of the smallest changes that fit a limit, and of how to raise it."""
     config = forecast.config
-    if config.model not in MODELS and verdict(forecast, limit_bytes) == FITS:
-        return (
-            f"find what {config.model} keeps from batch to batch ({KEPT}): by a measured step the "
-            f"run takes {format_bytes(forecast.peak_bytes)}, and it took all of its limit"
-        )
     texts = [
         f"{'go on' if all(map(Resume.of, changes)) else 'start again'} with {assignments(changes)} "
         f"({format_bytes(changed.peak_bytes + unforeseen)} by forecast)"
@@ -185,7 +197,8 @@ def _unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> i
         kind: phase.held_bytes for kind, phase in _predicted_by_kind(forecast).items()
     }
     measured = _measured_by_kind({name: peak for name, peak in record.phases.items() if name})
-    last = _kind_of(record.phase.name) if record.phase else ""
+    phase = record.phase or record.newest
+    last = _kind_of(phase.name) if phase else ""
     measured[last] = max(measured.get(last, 0), limit_bytes)
     # A phase without a forecast of its own, such as a checkpoint, is compared with the peak of the
     # whole run.

@@ -326,7 +326,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     _trials.pop(key, None)  # else it would change the formulas' bytes
     shapes = _trial_batches(config, size)
     measured = _measure(config, size, shapes, run_dir)
-    lines = {}
+    lines: dict[str, Any] = {}
     for name in ("training", "evaluation"):
         fixed_bytes, *peaks = measured[name]
         formulas = [

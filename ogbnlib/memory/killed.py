@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from ..errors import GB, MB
 from .cgroup import effective_limit
 
-# Ways to need less memory in a script.
-NEEDING_LESS = "fewer workers, arrays mapped with numpy.load(mmap_mode='r')"
 # Things that a loop often keeps in memory without need.
 KEPT = "a loss that is added up without .item(), outputs or batches in a list"
 

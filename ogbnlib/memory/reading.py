@@ -22,8 +22,7 @@ from .tree import Tree, process_tree
 class Reading:
     """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
-    `rss_*` count pages shared by forked workers once per worker, `pss_*` once. Where no cgroup
-    counts a watched command, both `shmem` fields include the files that it wrote to /dev/shm.
+    `rss_*` count pages shared by forked workers once per worker, `pss_*` once.
     `cgroup_file_bytes` excludes shared memory. `stalled_s` has the result of `Limit.stalled_s`.
     """
 
@@ -101,7 +100,7 @@ _FIELDS = {
 }
 
 
-_LISTED = 8  # most processes listed in a sentence: one for each GPU of a machine with 8
+_LISTED = 3  # most processes listed in a sentence
 
 
 def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
@@ -132,7 +131,8 @@ def list_processes(pids: Iterable[int]) -> str:
     rows.sort(reverse=True)
     texts = [f"{name} {pid} with {format_bytes(size)}" for size, pid, name in rows[:_LISTED]]
     if len(rows) > _LISTED:
-        texts.append(f"{len(rows) - _LISTED} smaller ones")
+        others_bytes = sum(size for size, _, _ in rows[_LISTED:])
+        texts.append(f"{len(rows) - _LISTED} smaller ones with {format_bytes(others_bytes)}")
     return ", ".join(texts)
 
 
@@ -158,11 +158,6 @@ def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = F
     pids = tree.pids() if isinstance(tree, Tree) else process_tree(tree)
     rss = read_sums(pids, "status")
     shares: list[int | None] = read_sums(pids, "smaps_rollup") if pss else [None] * 4
-    if isinstance(tree, Tree) and tree.written and not cgroup:  # a cgroup counts them
-        written_bytes = tree.written.read(pids)
-        for sums in (rss, shares):
-            if sums[-1] is not None:
-                sums[-1] += written_bytes
     return Reading(len(pids), *rss, *shares, *counted)
 
 

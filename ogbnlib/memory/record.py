@@ -50,13 +50,16 @@ ADDED_COLUMNS = ("stalled_s",)  # release 0.2.0 wrote none
 
 Event = dict[str, Any]
 # Kinds of events with the fields that readers rely on. Other kinds and fields are kept as they are.
-# "part": named memory that the run now uses (0 bytes: freed). "resumed": data set and checkpoint
-# were accepted.
+# "part": named memory that the run now uses (0 bytes: freed); "graph": the same for the graph that
+# a loader of PyG keeps. "call" and "returned": a call that `ogbnlib.calls` records. "resumed": data
+# set and checkpoint were accepted.
 _NEEDED = {
     "begin": ["phase"],
     "end": ["phase"],
     "mark": ["name"],
     "part": ["name", "bytes"],
+    "graph": ["name", "bytes"],
+    "call": ["call", "line"],
     "cuda": ["allocated_bytes"],
     "cuda_oom": ["message"],
     "rank ended": ["rank", "exit_code"],
@@ -125,19 +128,15 @@ class Phase:
 
 @dataclass(frozen=True)
 class Growth:
-    """Whether the memory in use levels off or climbs: by epoch, or by time without epochs."""
+    """Whether the memory in use levels off or climbs from epoch to epoch."""
 
     # "climbs" (steadily, as a leak does), "grows" (in steps, or ever more slowly), "levels off", or
     # "too few epochs" (below 5)
     verdict: str
-    # per epoch, or per minute, over the last two thirds: the first third fills caches
-    slope_bytes: float
-    epochs: int  # 0 for growth over time
-    first_bytes: int  # after the first epoch, or at the beginning of the last two thirds
+    slope_bytes: float  # per epoch, over the last two thirds: the first third fills caches
+    epochs: int
+    first_bytes: int  # after the first epoch
     last_bytes: int
-    over_s: float | None = None  # duration of those two thirds; None with epochs
-    # whether the last value passes the maximum of the first quarter by 25 % and 8 MB
-    has_grown: bool = False
 
     @classmethod
     def of(cls, levels: Sequence[int]) -> Self:
@@ -147,52 +146,41 @@ class Growth:
         """
         stride = len(levels) // 200 + 1
         sizes = levels[::stride] or [0]
-        slope, verdict, has_grown = _judge(sizes[len(sizes) // 3 :])
+        slope, verdict = _judge(sizes[len(sizes) // 3 :])
         if len(levels) < 5:
             verdict = "too few epochs"
-        return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1], has_grown=has_grown)
+        return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1])
 
-    @classmethod
-    def over_time(cls, floors: Sequence[int], step_s: float) -> Self:
-        """Judge by the minimum in each of several equal time spans.
-
-        The minimum leaves out memory that a batch needs only briefly.
-        """
-        late = floors[len(floors) // 3 :]
-        slope, verdict, has_grown = _judge(late)
-        return cls(
-            verdict, slope * 60 / step_s, 0, late[0], late[-1], len(late) * step_s, has_grown
-        )
+    @property
+    def has_risen(self) -> bool:
+        """Whether memory rose over at least two epochs, by more than the noise of 8 MB."""
+        return self.epochs >= 2 and self.last_bytes > self.first_bytes + 8 * MB
 
     def __str__(self) -> str:
-        over = f"{self.epochs} epochs" if self.over_s is None else f"{self.over_s:.0f} s"
+        over = f"{self.epochs} epochs"
         ends = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}"
         if self.verdict == "too few epochs":
             return f"Over {over} memory went {ends}: too few epochs to say whether it climbs."
         if self.verdict == "climbs":
-            unit = "epoch" if self.over_s is None else "minute"
-            return (
-                f"Over {over} memory climbs by {format_bytes(self.slope_bytes)} per {unit} "
-                f"(fitted), {ends}."
-            )
-        if self.verdict == "levels off" and self.has_grown:
-            return f"Over {over} memory grows {ends}, but not steadily."
+            slope = format_bytes(self.slope_bytes)
+            return f"Over {over} memory climbs by {slope} per epoch (fitted), {ends}."
         return f"Over {over} memory {self.verdict}, {ends}."
 
 
-def _judge(late: Sequence[int]) -> tuple[float, str, bool]:
-    """Return the slope, the verdict and `has_grown` of `Growth`."""
+def _judge(late: Sequence[int]) -> tuple[float, str]:
+    """Return the slope and the verdict of `Growth`."""
     slope, climbs = _climb(late)
-    has_grown = late[-1] > 1.25 * max(late[: max(1, len(late) // 4)]) + 8 * MB
     if climbs:
-        return slope, "climbs", has_grown
+        return slope, "climbs"
+    if late[-1] > 1.25 * max(late[: max(1, len(late) // 4)]) + 8 * MB:
+        return slope, "grows"
     half = len(late) // 2
     before = late[:half] or [0]
     after = late[half:]
     # Minimum and maximum must both rise: memory that comes and goes keeps both.
     rises = half and all(end(after) > 1.05 * end(before) + 8 * MB for end in (min, max))
     is_flat = max(after) <= 1.05 * min(after) + 8 * MB
-    return slope, "grows" if rises and not is_flat else "levels off", has_grown
+    return slope, "grows" if rises and not is_flat else "levels off"
 
 
 def _climb(late: Sequence[int]) -> tuple[float, bool]:
@@ -215,28 +203,6 @@ def _climb(late: Sequence[int]) -> tuple[float, bool]:
     most_rise = sum(rise > 0 for rise in pairs) >= 0.85 * len(pairs)
     is_large = slope * (len(late) - 1) > max(8 * MB, 0.01 * late[0])
     return slope, most_rise and is_large and second >= 0.7 * first
-
-
-# Beginnings of the names of phases in which memory grows because data is loaded or built.
-LOADING = re.compile(
-    r"(load|read|open|build|import|convert|compile|prepare|preprocess|init|setup|download|propagate|pack)",
-    re.IGNORECASE,
-)
-
-
-@dataclass(frozen=True)
-class _Processes:
-    """A run's first and highest number of processes, and the mean memory of each at the highest."""
-
-    first: int
-    most: int
-    each_bytes: int
-
-    def __str__(self) -> str:
-        return (
-            f"Its processes went from {self.first} to {self.most}, "
-            f"{format_bytes(self.each_bytes)} each in the mean."
-        )
 
 
 @dataclass(frozen=True)
@@ -282,28 +248,33 @@ class Record:
         self.events: dict[str, Event] = {}
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
-        # number of processes in the first sample and in the one with the most, and memory of each
-        self._processes: _Processes | None = None
         self._began_s = began_s
-        self._loaded = set[str]()  # names of loading phases that have ended
         # memory after each epoch, for phases and marks separately: an epoch may have both
         self._levels: dict[str, list[int]] = {}
-        self._restart_floors(0.0)
         self._open: list[Phase] = []
-        self._failed: Phase | None = None
+        # the innermost phase that an exception left, as long as no event of a phase follows
+        self.failed: Phase | None = None
+        self.newest: Phase | None = None  # the phase that began last
+        self._calls: list[Event] = []  # recorded calls that have not returned
+        self._graphs = set[str]()  # names of the parts that are graphs of PyG's loaders
         # time and `stalled_s` of the first sample, of two samples a minute apart, and of the last
         self._stalls: list[tuple[float, float]] = []
-        self._newest: Phase | None = None
-        self.statements: list[str] = []  # code that a limited notebook cell has begun
 
     @property
     def phase(self) -> Phase | None:
-        """The innermost phase that is open or failed, else the one that began last; None before the
-        first."""
+        """The innermost phase that is open; None if none is."""
         innermost = self._open[-1:]  # a copy: other threads than the recorder's read it too
-        if innermost and (self._failed is None or innermost[0].depth >= self._failed.depth):
-            return innermost[0]
-        return self._failed or self._newest
+        return innermost[0] if innermost else None
+
+    @property
+    def call(self) -> Event | None:
+        """The innermost recorded call that has not returned."""
+        return self._calls[-1] if self._calls else None
+
+    @property
+    def graphs(self) -> dict[str, int]:
+        """Bytes of the graph that each living loader of PyG keeps, by the loader's name."""
+        return {name: size for name, size in self.parts.items() if name in self._graphs}
 
     @property
     def start(self) -> Event:
@@ -325,15 +296,10 @@ class Record:
 
     @property
     def growth(self) -> Growth | None:
-        """Growth over the phases named "epoch" or "train epoch", or over the marks named "epoch".
-
-        With fewer than five epochs, a watched command is judged over time, once 5 s have passed
-        since its last phase that loads data (see `LOADING`). None if there is nothing to judge.
-        """
+        """Growth over the phases named "epoch" or "train epoch", or over the marks named "epoch";
+        None without any."""
         levels = max(self._levels.values(), key=len, default=[])
-        if len(levels) < 5 and self.is_command and len(self._floors) * self._floor_s >= 5:
-            return Growth.over_time(self._floors, self._floor_s)
-        return Growth.of(levels) if self._levels else None
+        return Growth.of(levels) if levels else None
 
     @property
     def stalled(self) -> Stalled | None:
@@ -349,28 +315,14 @@ class Record:
             round(total_s, 3), round(share, 3), round(late_share, 3), round(late_over_s, 3)
         )
 
-    @property
-    def processes(self) -> _Processes | None:
-        """The numbers of processes; None if they never rose by more than one."""
-        processes = self._processes
-        return processes if processes and processes.most > processes.first + 1 else None
-
-    def _restart_floors(self, begin_s: float) -> None:
-        self._floors: list[int] = []  # minimum of each time span of `_floor_s`
-        self._floor_s = 0.25
-        self._floors_begin_s = begin_s  # since the start
-
-    def _loads(self) -> bool:
-        return any(LOADING.match(phase.name) for phase in self._open)
-
     def event(self, event: Event) -> None:
         """Take the next event."""
         kind = event["event"]
         since_s = event["time_s"] - self._origin_s
         if kind in ("end", "mark"):
             self._add_level(event)
-        if kind == "mark" and event["name"] == "statement":
-            self.statements.append(str((event.get("info") or {}).get("code")))
+        if kind in ("begin", "mark"):
+            self.failed = None
         if kind == "start":
             for phase in self._open:
                 phase.until_s = since_s
@@ -381,13 +333,12 @@ class Record:
             self._begin(event, since_s)
         elif kind == "end":
             self._end(event, since_s)
-        elif kind == "part":
-            name = event["name"]
-            size = int(event["bytes"])
-            self.parts.pop(name, None)
-            if size:
-                self.parts[name] = size
-            self.largest_parts[name] = max(self.largest_parts.get(name, 0), size)
+        elif kind in ("part", "graph"):
+            self._set_part(event)
+        elif kind == "call":
+            self._calls.append(event)
+        elif kind == "returned":
+            self._calls = self._calls[:-1]
         elif kind in _LAST_KEPT and not (kind == "rank ended" and kind in self.events):
             self.events[kind] = dict(event)
 
@@ -396,10 +347,20 @@ class Record:
             name: value for name, value in event.items() if name not in ("time_s", "event", "phase")
         }
         phase = Phase(event["phase"], since_s, len(self._open), self.attempt, info)
-        self._newest = phase
+        self.newest = phase
         self._open.append(phase)
         if self._history is not None:
             self._history.append(phase)
+
+    def _set_part(self, event: Event) -> None:
+        name = event["name"]
+        size = int(event["bytes"])
+        self.parts.pop(name, None)
+        if size:
+            self.parts[name] = size
+        self.largest_parts[name] = max(self.largest_parts.get(name, 0), size)
+        if event["event"] == "graph":
+            self._graphs.add(name)
 
     def _add_level(self, event: Event) -> None:
         """Note the memory at the end of an epoch."""
@@ -411,20 +372,21 @@ class Record:
             self._levels.setdefault(f"{event['event']} {epoch[1]}", []).append(held_bytes)
 
     def _end(self, event: Event, since_s: float) -> None:
-        # Growth over time is judged after loading. A repeated loading phase does not restart that.
-        if self._loads() and event["phase"] not in self._loaded:
-            self._loaded.add(event["phase"])
-            self._restart_floors(self.duration_s)
+        if event["phase"] not in [phase.name for phase in self._open]:
+            return  # it began before this attempt, or its begin was lost
         while self._open:
             phase = self._open.pop()
             phase.until_s = since_s
-            if phase.name != event["phase"]:
-                continue  # its own end was lost
-            phase.end_s = since_s
-            phase.info |= {_END_FIELDS[name]: event[name] for name in _END_FIELDS if name in event}
-            if "failed" in event and (self._failed is None or phase.depth >= self._failed.depth):
-                self._failed = phase
-            return
+            if phase.name == event["phase"]:
+                break  # the ends of the phases above it were lost
+        phase.end_s = since_s
+        phase.info |= {_END_FIELDS[name]: event[name] for name in _END_FIELDS if name in event}
+        # An exception that leaves several phases is that of the innermost one.
+        failed = self.failed
+        if "failed" not in event:
+            self.failed = None
+        elif failed is None or failed.info["failed"] != event["failed"]:
+            self.failed = phase
 
     def sample(self, time_s: float, reading: Reading) -> None:
         """Take the next reading of the process tree."""
@@ -450,12 +412,6 @@ class Record:
             size = anon + shmem
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
-            number = reading.num_processes or 1
-            before = self._processes or _Processes(number, 0, 0)
-            if number > before.most:
-                self._processes = _Processes(before.first, number, size // number)
-            if not self._loads():
-                self._add_floor(size)
         self.peaks |= {name: max(self.peaks.get(name, 0), size) for name, size in sizes.items()}
 
     def _add_stall(self, point: tuple[float, float]) -> None:
@@ -465,13 +421,3 @@ class Record:
             late = later
             later = point
         self._stalls = [first, late, later, point]
-
-    def _add_floor(self, size: int) -> None:
-        since_s = max(0.0, self.duration_s - self._floors_begin_s)
-        while since_s >= 24 * self._floor_s:  # merge each two time spans into one
-            pairs = itertools.zip_longest(self._floors[::2], self._floors[1::2], fillvalue=2**63)
-            self._floors = [*map(min, pairs)]
-            self._floor_s *= 2
-        at = int(since_s / self._floor_s)
-        self._floors += [size] * (at + 1 - len(self._floors))
-        self._floors[at] = min(self._floors[at], size)

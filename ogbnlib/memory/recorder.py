@@ -102,7 +102,7 @@ class EventLog:
             self._file, self._read_from, began_s = _open_for_append(
                 RunPaths(run_dir).events, os.O_APPEND
             )
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # collected garbage may make a mark in the middle of another
         self._last_cuda_s = self._last_largest_s = 0.0
         self._cuda = _Thinning[Event](began_s)
         self.open: list[str] = []  # labels of the open phases; kept without a file, too

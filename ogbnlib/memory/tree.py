@@ -9,19 +9,15 @@ import contextlib
 import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 from .cgroup import read_whole
-from .written import Written
 
 _SET_SUBREAPER = 36  # prctl(2)
 _lock = threading.Lock()
 _contexts: list[None] = []  # one for each command that is watched now
-_POLL_S = 0.05
 _ROUNDS = (
     100  # rounds of one signal; a program that starts others endlessly must not hang its watcher
 )
@@ -73,16 +69,15 @@ def adopting() -> Iterator[None]:
 
 
 class Tree:
-    """Processes of the command `pid`; `mark` is in its environment, and `parent` is its parent.
+    """Processes of the command `pid`; `mark` is in its environment.
 
     Without a mark nothing is adopted.
     """
 
-    def __init__(self, pid: int, mark: str = "", parent: int = 0):
+    def __init__(self, pid: int, mark: str = ""):
         self.pid = pid
         self.mark = mark
-        self.parent = parent or os.getpid()
-        self.written: Written | None = None  # set by the watcher; used without a cgroup
+        self._watcher = os.getpid()
         self._members: set[int] = set()
         self._adopted: set[int] = set()
         self._others: set[int] = set()  # children of the watcher outside the tree
@@ -99,7 +94,7 @@ class Tree:
     def _adopt(self) -> None:
         # The kernel gives an orphan to the first thread of its new parent. Several threads may be
         # here at once, so no set is changed in place.
-        children = {*_children(self.parent, self.parent)} - {self.pid}
+        children = {*_children(self._watcher, self._watcher)} - {self.pid}
         new = children - self._adopted - self._others
         ours = {child for child in new if self._is_ours(child)}
         self._adopted = (self._adopted & children) | ours
@@ -159,34 +154,3 @@ class Tree:
             self.reap()
             self.kill()
         self.reap()
-
-    def guard_command(self) -> list[str]:
-        """Return the command line of a process that runs `_guard` for this tree."""
-        root = str(Path(__file__).parents[2])
-        return [
-            *(sys.executable, "-E", "-S", "-c"),
-            f"import sys; sys.path.append({root!r}); from {__name__} import _guard; _guard()",
-            str(self.parent),
-            str(self.pid),
-            self.mark,
-        ]
-
-
-def _guard() -> None:
-    """Stop a command's tree while its watcher is stopped, since a stopped watchdog limits nothing.
-
-    SIGSTOP can't be caught, so another process must look at the watcher's state. It runs until the
-    watcher or the command ends.
-    """
-    parent, pid = map(int, sys.argv[1:3])
-    tree = Tree(pid, sys.argv[3], parent)
-    stopped: set[int] = set()
-    while os.getppid() == parent and _state_of(pid) not in ("Z", ""):
-        if _state_of(parent) in ("T", "t"):
-            stopped |= tree.signal(signal.SIGSTOP)
-        elif stopped:
-            tree.signal(signal.SIGCONT)
-            stopped = set()
-        time.sleep(_POLL_S)
-    if stopped:
-        tree.signal(signal.SIGCONT)

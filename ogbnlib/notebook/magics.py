@@ -334,21 +334,19 @@ class _StatementPhases(ast.NodeTransformer):
         shell.user_ns["_begin_statement"] = self._begin
         shell.ast_transformers.append(self)
 
-    def _begin(self, name: str, code: str) -> None:
+    def _begin(self, name: str) -> None:
         self.phase.close()
-        marks.mark("statement", code=code)  # evidence for the diagnosis
         self.phase.enter_context(marks.phase(name))
 
     def visit_Module(self, tree: ast.Module) -> ast.Module:
         body: list[ast.stmt] = []
         for statement in tree.body:
-            code = ast.unparse(statement)
-            first = code.splitlines()[0].removesuffix(":")
+            first = ast.unparse(statement).splitlines()[0].removesuffix(":")
             if len(first) > _STATEMENT_LETTERS:
                 # cut between words: not between two letters
                 first = re.sub(rf"^(.{{1,{_STATEMENT_LETTERS}}})(?!(?<=\w)\w).*", r"\1…", first)
             name = f"line {statement.lineno}: {first}"
-            begin = ast.parse(f"_begin_statement({name!r}, {code!r})").body[0]
+            begin = ast.parse(f"_begin_statement({name!r})").body[0]
             body += [ast.copy_location(begin, statement), statement]
         tree.body = body
         return ast.fix_missing_locations(tree)
@@ -370,14 +368,14 @@ def _main(folder: Path) -> int:
                 shell.user_ns[name] = pickle.loads((folder / f"--in-{name}.pickle").read_bytes())
         with marks.phase("cell"), _StatementPhases(shell).phase:
             done = shell.run_cell(job["cell"])
-        error = done.error_before_exec or done.error_in_exec
-        if error:
-            lines = [*shell.error_lines]
-            if isinstance(error, NameError):
-                lines.append(
-                    "a limited cell has only the variables of the notebook that --in names"
-                )
-            raise error
+            error = done.error_before_exec or done.error_in_exec
+            if error:
+                lines = [*shell.error_lines]
+                if isinstance(error, NameError):
+                    lines.append(
+                        "a limited cell has only the variables of the notebook that --in names"
+                    )
+                raise error  # here, so that its line is recorded as the phase that failed
         for name in job["out"]:
             if name not in shell.user_ns:
                 raise InputError(

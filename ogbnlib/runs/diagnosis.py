@@ -21,14 +21,14 @@ from ..config import TrainConfig
 from ..errors import MB, InputError, format_bytes, printable
 from ..memory.cgroup import Throttle, throttled_since
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
-from ..memory.killed import KEPT, NEEDING_LESS, KilledBy
-from ..memory.record import Growth, Record, RunPaths, Stalled
+from ..memory.killed import KilledBy
+from ..memory.record import Growth, Phase, Record, RunPaths, Stalled
 from .evidence import (
     GUIDE,
     OUT_OF_MEMORY,
     exception_line,
     find,
-    find_job,
+    find_in_message,
     gpu_sizes,
     last_line,
 )
@@ -45,7 +45,7 @@ from .exit_codes import (
     resumption,
     state_key,
 )
-from .stock_loaders import read_script, share_the_graph
+from .script_remedy import script_remedy
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class Result(BaseModel):
     outer_limit: _OuterLimit | None = None
     kills_around: int | None = None  # out-of-memory kills in a cgroup that other processes share
     last_output: str | None = None
+    printed_bytes: _Number | None = None  # memory in use when a command last printed a line
     throttled: list[Throttle] = []  # cgroups whose `memory.high` slowed the run down
     slurm_job: str | None = None  # Slurm's id of the job, ARRAYID_TASK in an array
     peak_bytes: _Number | None = None
@@ -140,7 +141,8 @@ def explain_code(code: str) -> Diagnosis:
     elif key:
         meaning = meaning_of(code)
         name = code if code[0].isalpha() else f"Exit code {code}"
-        subject = f"{name}{_other_words(code, key)}: {meaning.text}"
+        also = f" ({key})" if key != code else ""
+        subject = f"{name}{also}: {meaning.text}"
         if key.isdigit():
             number = int(key)
         if ":" in code:
@@ -156,16 +158,6 @@ def explain_code(code: str) -> Diagnosis:
     )
 
 
-def _other_words(code: str, key: str) -> str:
-    """Return ", in other words 137" for SIGKILL, -9 or Slurm's 0:9; "" for 137 itself."""
-    if key == code or ":" in key or key == code.partition(":")[0]:
-        return ""
-    words = f", in other words {key}"
-    if code.endswith(":0"):
-        words += f" unless the script itself said `exit {code[:-2]}`"
-    return words
-
-
 def explain_text(text: str) -> Diagnosis:
     """Diagnose a pasted text, such as a message, a log's end, lines of dmesg or sacct's table."""
     if not text.strip():
@@ -174,8 +166,7 @@ def explain_text(text: str) -> Diagnosis:
         )
     if code_key(text) or state_key(text):
         return explain_code(text.strip())
-    # the last try joins the lines, because a terminal may have broken a message
-    finding = find(text) or find_job(text) or find(" ".join(text.split()))
+    finding = find_in_message(text)
     if finding is None:
         message = exception_line(text)
         end = f"it ends with {message[:200]!r}" if message else "no message in it is known"
@@ -219,7 +210,6 @@ def explain(
 
 
 _TAIL_BYTES = 2**13  # from the end of the output, to find its last line
-_MOMENT_S = 10.0  # growth over less is not reported: imports and the first batch grow, too
 # Causes that an exit code alone leaves open: evidence in the output decides.
 OPEN_CAUSES = ("error", "SIGKILL, cause unknown", "never started")
 
@@ -243,10 +233,8 @@ class _Case:
         # whether the run is a command other than this package's own
         command: list[str] = record.start.get("command") or []
         self.foreign = bool(command) and command[1:3] != ["-m", "ogbnlib"]
-        self.label = record.phase.label if record.phase else None
-        self.where = "in no named phase" if self.foreign else "before its first phase"
-        if self.label:
-            self.where = f"in phase '{self.label}'"
+        # An exception leaves its phases; a killed process leaves them open.
+        self._set_phase(record.phase or (record.failed if result.exit_code != 137 else None))
         duration_s = record.duration_s if result.duration_s is None else result.duration_s
         self.took = f"{duration_s:.1f} s"
         self.slowed = self._slowed(result.throttled)
@@ -256,6 +244,11 @@ class _Case:
                 " Meanwhile the kernel's out-of-memory killer struck in its cgroup (oom_kill counter "
                 f"+{result.kills_around}): perhaps this run."
             )
+
+    def _set_phase(self, phase: Phase | None) -> None:
+        self.phase = phase
+        self.label = phase.label if phase else None
+        self.where = f"in phase '{self.label}'" if phase else "with no phase open"
 
     def _slowed(self, throttles: Iterable[Throttle]) -> str:
         """Sentences on slowdowns by a cgroup's `memory.high` and on time spent waiting for
@@ -298,7 +291,7 @@ class _Case:
             largest_first = sorted(self.record.parts.items(), key=lambda item: -item[1])
             texts = [f"{name} {format_bytes(size)}" for name, size in largest_first]
             sentences.append(f"It held {', '.join(texts)}.")
-        return [*sentences, str(self.record.processes or ""), self._listed(), self._growth()]
+        return [*sentences, self._listed(), self._growth()]
 
     def _listed(self) -> str:
         """Sentence that lists a watched command's processes as of the last growth of its memory."""
@@ -311,35 +304,31 @@ class _Case:
     def _printed(self) -> str:
         """Sentence that quotes a command's last printed line, which shows where it was if no phase
         does."""
+        line = self._last_line()
+        return f"The last line that it printed: {line[:200].rstrip('.')}." if line else ""
+
+    def _last_line(self) -> str:
         if self.label or not self.foreign:
             return ""
         data = b""
         with contextlib.suppress(OSError), open(RunPaths(self.run_dir).output, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             data = file.read()
-        line = last_line(data.decode(errors="replace"))
-        return f"The last line that it printed: {line[:200].rstrip('.')}." if line else ""
+        return last_line(data.decode(errors="replace"))
 
     def _growth(self) -> str:
         growth = self.record.growth
-        if growth is None or not (growth.has_grown or growth.verdict in ("climbs", "grows")):
-            return ""
-        if growth.over_s is None:
-            return str(growth)
-        if growth.over_s < _MOMENT_S and growth.verdict != "climbs":
-            return ""
-        hint = "" if self.label else " No phase is named, so loading may be part of it."
-        return f"{growth}{hint}"
+        return str(growth) if growth and growth.verdict in ("climbs", "grows") else ""
 
     def at_work(self) -> Diagnosis:
         record = self.record
         throttles = throttled_since(record.start.get("memory_high") or {})
-        if not self.label and not self.foreign:
-            self.label = self.where = "starting"
         since = ""
-        if record.phase:
+        if self.phase:
             now_s = clock.now_by(record.start.get("clock"))
-            since = f" for {max(0.0, now_s - record.phase.start_s):.1f} s"
+            since = f" for {max(0.0, now_s - self.phase.start_s):.1f} s"
+        elif not self.foreign and record.newest is None:
+            self.label = self.where = "starting"
         limit = record.start.get("memory_limit_bytes")
         amount = format_bytes(record.held_bytes)
         if limit:
@@ -370,7 +359,7 @@ class _Case:
             if result.peak_source == "kernel counter" and (result.peak_bytes or 0) > peak:
                 text += f", {format_bytes(result.peak_bytes)} with page cache"
         text += "."
-        sentences = [text + self.struck, self.slowed, str(self.record.processes or "")]
+        sentences = [text + self.struck, self.slowed]
         if self.record.growth and self.record.growth.verdict != "levels off":
             sentences.append(self._growth())
         return self._diagnosis(sentences, "finished")
@@ -389,8 +378,10 @@ class _Case:
         code = result.exit_code
         assert code is not None
         meaning = meaning_of(code, foreign=self.foreign)
+        cause_of_code = meaning.cause
         if meaning.cause in OPEN_CAUSES:
-            meaning = find(result.last_output or "") or meaning
+            killed = cause_of_code == EXIT_CODES["137"].cause
+            meaning = find(result.last_output or "", killed=killed) or meaning
         cause = meaning.cause
         remedy = meaning.remedy
         text = [
@@ -414,6 +405,8 @@ class _Case:
             remedy = "; or ".join(oom.get("suggestions", [])) or remedy
         elif result.last_output:
             text.append(f"Its last words: {result.last_output.rstrip('.')}.")
+        else:
+            text.append(self._printed())
         if cause == OUT_OF_MEMORY:
             remedy = self._memory_remedy()
         if not RunPaths(self.run_dir).output.is_file():
@@ -435,7 +428,8 @@ class _Case:
         if outer:  # the kernel killed for the limit of a cgroup around the run's own
             killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
         if self.foreign:
-            return _command_remedy(self.record, killed)
+            printed_bytes = int(self.result.printed_bytes or 0)
+            return script_remedy(self.record, killed, self.phase, self._last_line(), printed_bytes)
         if self.config is None:  # another command of this package
             return (
                 "raise memory_limit, or give the command its own --memory-limit below it "
@@ -470,32 +464,3 @@ def _killer(result: Result) -> str:
     if result.memory_limit_bytes:
         text += f", not for{result.under_limit().replace('under a limit', 'its own limit')}"
     return text
-
-
-def _command_remedy(record: Record, killed: KilledBy) -> str:
-    """Remedy for a watched command, whose content the planner does not know."""
-    phase = f" in '{record.phase.name}'" if record.phase and record.phase.name else ""
-    codes = record.statements or read_script(record.start.get("command") or [])
-    shared = share_the_graph(codes)
-    loaders = shared or "one loader at a time (each of PyG's copies the graph; "
-    text = (
-        f"read or build less at once{phase}: {loaders}a store of `python -m ogbnlib convert` stays "
-        "on disk)"
-    )
-    if shared and "NeighborLoader(" in phase:
-        # The phase is a line that builds a loader, which sorts the edges. Batches and workers come
-        # later, so advice on them would not help.
-        return text + _raise_the_limit(killed)
-    text += f", smaller batches, {NEEDING_LESS}"
-    if record.growth and record.growth.verdict == "climbs":
-        # Without marked epochs it may be no training, and memory also climbs in seconds of loading.
-        text += f"; in training look for {KEPT}"
-        if record.growth.epochs:
-            text = f"find what each epoch keeps: {KEPT}"
-    return f"{text}{_raise_the_limit(killed)}"
-
-
-def _raise_the_limit(killed: KilledBy) -> str:
-    if killed.limit_bytes is None:
-        return ""
-    return f"; or raise {'the limit' if killed.cgroup else 'memory_limit'}"

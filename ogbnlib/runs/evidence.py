@@ -5,7 +5,6 @@ text always has the same cause. `exit_codes` explains exit codes and job states.
 """
 
 import csv
-import itertools
 import re
 import signal
 from collections.abc import Iterable, Mapping
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 
 from ..errors import format_bytes
 from ..memory.cuda import ALLOCATOR_VARIABLES, oom_sizes
-from ..memory.killed import NEEDING_LESS
 from .exit_codes import (
     EXIT_CODES,
     PENDING,
@@ -32,8 +30,8 @@ GUIDE = (
 )
 OUT_OF_MEMORY = "out of memory"
 _LESS = (
-    "hold less at once: `python -m ogbnlib plan --memory-limit SIZE` says which settings fit; in a script of your own "
-    f"one loader at a time, {NEEDING_LESS}"
+    "`python -m ogbnlib plan --memory-limit SIZE` says which settings fit; `python -m ogbnlib watch` shows where a "
+    "script of your own needs its memory"
 )
 _GPU_LESS = EXIT_CODES["76"].remedy.partition(", or ")[2]
 # Named groups of the patterns below that match a size.
@@ -42,11 +40,10 @@ _SIZES = ("anon", "asked", "used")
 
 @dataclass(frozen=True)
 class _Clue:
-    """A pattern for a line of a log, and the cause that it proves.
+    """A pattern, and the cause that it proves.
 
-    Without a `meaning`, the exit code or signal in the pattern's group `code`, `signal`, `name` or
-    `number` is looked up, and `who` names the process. Names in braces stand for the pattern's
-    groups.
+    Without a `meaning`, the exit code or signal in the pattern's group `code` or `signal` is looked
+    up, and `who` names the process. Names in braces stand for the pattern's groups.
     """
 
     pattern: str
@@ -54,102 +51,44 @@ class _Clue:
     who: str = ""
 
 
-_VICTIM = r"Kill(?:ed)? process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)\)?"
-_HELD = r"[^\n]*?anon-rss: ?(?P<anon>\d+ ?kB)"
-_STRUCK = "the kernel's out-of-memory killer ended process {pid} ({name})"
-_GROUP = ", for the limit of its cgroup: a job's --mem, or the limit of a container or a run"
-_SHORT = "{killer} ended {name}, because the machine ran short of memory"
-_MACHINE = ", because the whole machine had no memory left"
-_KERNEL = [
+# Lines that only the kernel, systemd or Slurm write: they prove a cause wherever they stand.
+_SYSTEM = [
     _Clue(
-        rf"[Mm]emory cgroup out of memory: {_VICTIM}{_HELD}",
-        Meaning(OUT_OF_MEMORY, _STRUCK + ", which held {anon} of anonymous memory" + _GROUP, _LESS),
-    ),
-    _Clue(
-        rf"Out of memory[^\n]*: {_VICTIM}{_HELD}",
+        r"(?P<limit>Memory cgroup out|Out) of memory[^\n]*: Killed process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)"
+        r"(?:[^\n]*?anon-rss: ?(?P<anon>\d+ ?kB))?",
         Meaning(
-            OUT_OF_MEMORY, _STRUCK + ", which held {anon} of anonymous memory" + _MACHINE, _LESS
+            OUT_OF_MEMORY, "the kernel's out-of-memory killer ended process {pid} ({name})", _LESS
         ),
     ),
     _Clue(
-        _VICTIM + _HELD,
-        Meaning(OUT_OF_MEMORY, _STRUCK + ", which held {anon} of anonymous memory", _LESS),
+        r"(?P<limit>oom-kill:constraint=\w+)[^\n]*task=(?P<name>[^,\n]+),pid=(?P<pid>\d+)",
+        Meaning(
+            OUT_OF_MEMORY, "the kernel's out-of-memory killer ended process {pid} ({name})", _LESS
+        ),
     ),
     _Clue(
-        rf"[Mm]emory cgroup out of memory: {_VICTIM}",
-        Meaning(OUT_OF_MEMORY, _STRUCK + _GROUP, _LESS),
-    ),
-    _Clue(rf"Out of memory[^\n]*: {_VICTIM}", Meaning(OUT_OF_MEMORY, _STRUCK + _MACHINE, _LESS)),
-    _Clue(
-        r"oom-kill:constraint=CONSTRAINT_MEMCG[^\n]*task=(?P<name>[^,\n]+),pid=(?P<pid>\d+)",
-        Meaning(OUT_OF_MEMORY, _STRUCK + _GROUP, _LESS),
-    ),
-    _Clue(
-        r"oom-kill:constraint=[^\n]*task=(?P<name>[^,\n]+),pid=(?P<pid>\d+)",
-        Meaning(OUT_OF_MEMORY, _STRUCK + _MACHINE, _LESS),
-    ),
-    _Clue(
-        r"oom_reaper: reaped process (?P<pid>\d+) \((?P<name>[^)\n]+)\)",
-        Meaning(OUT_OF_MEMORY, _STRUCK, _LESS),
-    ),
-    _Clue(
-        r"(?P<killer>systemd-oomd)[^\n]*: Killed (?P<name>\S+)[^\n]*(?:memory|swap)",
-        Meaning(OUT_OF_MEMORY, _SHORT, _LESS),
-    ),
-    _Clue(
-        r"(?P<killer>earlyoom|nohang)[^\n]*[Ss]ending SIG\w+ to (?P<name>process \d+)",
-        Meaning(OUT_OF_MEMORY, _SHORT, _LESS),
-    ),
-    _Clue(
-        r"killed by the OOM killer|crashed after using all available RAM|[Rr]esult:? '?oom-kill"
-        r"|OOMKilled(?!\W+false)|OOM-killed|invoked oom-killer|systemd-oomd killed \d"
-        r"|killed by systemd-oomd|[Kk]illed due to (?:memory (?:pressure|usage)|the node running low on memory)"
-        r"|exceeding memory limits|low on resource: memory|[Rr]eplicas low on memory"
-        r"|tried to allocate more memory than is available|exceeded \d+% memory budget"
-        r"|Memory quota (?:vastly )?exceeded",
+        r"\binvoked oom-killer: |oom_reaper: reaped process|systemd-oomd killed \d|with result 'oom-kill'"
+        r"|Result: oom-kill|\bReason: +OOMKilled",
         Meaning(
             OUT_OF_MEMORY,
-            "it was ended for passing the memory of its machine, service, container or session",
+            "it was ended for passing the memory of its machine, service or container",
             _LESS,
         ),
     ),
     _Clue(
-        r"TERM_MEMLIMIT|job killed: p?v?mem\b[^\n]* exceeded limit|exceeded resource p?v?mem\b"
-        r"|[Cc]group mem(?:ory)? limit exceeded|exceeds job (?:hard|soft) limit \"[hs]_(?:vmem|rss)"
-        r"|over memory limit of \d|memory usage exceeded request_memory",
+        r"^slurmstepd\S* error: Exceeded (?:job|step) memory limit at some point",
         Meaning(
-            OUT_OF_MEMORY,
-            "the batch system ended the job for passing its memory",
-            f"ask for more, or {_LESS}",
-        ),
-    ),
-    _Clue(
-        r"TERM_RUNLIMIT|job killed: walltime \d+ exceeded limit|exceeded (?:hard|soft) wallclock time",
-        Meaning(
-            "time limit",
-            "the batch system ended the job at its time limit",
-            "ask for more time, and resume",
-        ),
-    ),
-    _Clue(
-        r"TERM_(?:OWNER|ADMIN)\b",
-        Meaning("cancelled", "the job's owner or an administrator ended it", "submit it again"),
-    ),
-    _Clue(
-        r"^s(?:batch|run|alloc): error: [^\n]*(?:submission failed|allocate resources): (?P<name>[^\n]+)",
-        Meaning(
-            "never started",
-            "Slurm refused the job: {name}",
-            "ask for what a partition has and your account may use: sinfo -o '%P %l %D %c %m %G' "
-            "and sacctmgr show assoc user=$USER",
+            "memory limit met, cause unknown",
+            "the job met its memory limit, which page cache does without a kill, too",
+            "look at the job's state, which is OUT_OF_MEMORY after a kill: sacct -j ID",
         ),
     ),
 ]
 # Pattern of a line in a job's log -> state. "hit memory limit at least once" is not among them: the
 # page cache meets the limit without a kill, too.
 _JOB_LINES = {
-    r"error: .*oom[-_]kill event|\bsrun: error: .*: Out Of Memory|been OOM Killed": "OUT_OF_MEMORY",
-    r"error: .*exceeded (?:virtual )?memory limit .*being killed": "OUT_OF_MEMORY",
+    r"error: .*oom[-_]kill event|\bsrun: error: .*: Out Of Memory|been OOM Killed"
+    r"|error: .*exceeded (?:virtual )?memory limit .*being killed": "OUT_OF_MEMORY",
     r"error: \*\*\* .*DUE TO TIME LIMIT": "TIMEOUT",
     r"error: \*\*\* .*DUE TO PREEMPTION": "PREEMPTED",
     r"error: \*\*\* .*DUE TO NODE FAILURE|^srun: error: Node failure on": "NODE_FAIL",
@@ -157,57 +96,28 @@ _JOB_LINES = {
     # only of a JOB: srun also cancels steps, which proves nothing
     r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",
 }
-
-_SIGNAL_CODES = {
-    **{str(signal.strsignal(one)): str(128 + one) for one in signal.Signals},  # "Killed"
-    # names of signals that glibc and bash print in Chinese, German, French and Spanish
-    **dict.fromkeys(("已杀死", "強制結束", "Getötet", "Abgebrochen (killed)"), "137"),
-    **dict.fromkeys(("Processus arrêté", "Tué", "Matado"), "137"),
-    **dict.fromkeys(("段错误", "程式記憶體區段錯誤", "Speicherzugriffsfehler"), "139"),
-    **dict.fromkeys(("Adressierungsfehler", "Erreur de segmentation"), "139"),
-    **{"Violación de segmento": "139"},
-    **{"已放弃": "134", "总线错误": "135", "已终止": "143"},
-}
-# only of crashes and kills: ordinary lines may begin with the other words, such as "Stopped"
-_WORDS = "|".join(
-    re.escape(word)
-    for word, code in _SIGNAL_CODES.items()
-    if code in ("132", "134", "135", "137", "139", "143")
-)
-_REFUSED = (
-    "Linux refused {asked} at once: more than the machine, or a limit of `ulimit -v`, has left"
-)
 _SHM = EXIT_CODES["135"]
-# Exceptions and last lines of programs, strongest evidence first.
-_PROGRAM = [
+_DIED = "worker died, cause unknown"
+_LOST = "lost another rank, cause unknown"
+_WAITED = "a rank waited for another one, which had ended, hung or lost its connection"
+_ALL_LOGS = "read the logs of all ranks for the first that failed; dmesg and sacct show a kill"
+_NO_WORKERS = (
+    "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill"
+)
+# Messages of exceptions, strongest evidence first.
+_EXCEPTIONS = [
     _Clue(
-        r"DefaultCPUAllocator: [^\n]*?tried to allocate (?P<asked>\d+ bytes)",
-        Meaning(OUT_OF_MEMORY, _REFUSED + " (torch's allocator of the CPU, not of the GPU)", _LESS),
-    ),
-    _Clue(
-        r"(?:(?<!OutOf)MemoryError: Unable to allocate|cannot allocate vector of size) (?P<asked>[\d.]+ \w+)",
-        Meaning(OUT_OF_MEMORY, _REFUSED, _LESS),
-    ),
-    _Clue(
-        r"\b(?:(?:m|re)alloc of size|memory allocation of) (?P<asked>\d+)(?: bytes)? failed",
-        Meaning(OUT_OF_MEMORY, _REFUSED, _LESS),
-    ),
-    _Clue(
-        r"java\.lang\.OutOfMemoryError|JavaScript heap out of memory",
+        r"(?:DefaultCPUAllocator: [^\n]*?tried to allocate |(?<!OutOf)MemoryError: Unable to allocate )"
+        r"(?P<asked>[\d.]+ \w+)",
         Meaning(
             OUT_OF_MEMORY,
-            "the heap of a Java or JavaScript program was full, which has a limit of its own",
-            "raise that limit before it starts: -Xmx, spark.driver.memory and spark.executor.memory, or "
-            "NODE_OPTIONS=--max-old-space-size",
+            "Linux refused {asked} of RAM at once: more than the machine, or a limit of `ulimit -v`, has left",
+            _LESS,
         ),
     ),
     # `_gpu` reads the sizes in torch's message
     _Clue(
-        r"(?:CUDA|HIP|MPS backend) out of memory|torch(?:\.cuda)?\.OutOfMemoryError"
-        r"|(?<!you )\b[Tt]ried to allocate:? [\d.]+ (?:b|[KMG]iB)|(?:CUDA|HIP) error: out of memory"
-        r"|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|Cuda failure[^\n]*out of memory|STATUS_ALLOC_FAILED|out_of_memory: CUDA|CUDA: out of memory"
-        r"|RESOURCE_EXHAUSTED: Out of memory|OOM when allocating[^\n]*GPU|cupy\.\S*OutOfMemoryError",
+        r"CUDA out of memory|OutOfMemoryError|CUDA error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)",
         Meaning(
             "out of GPU memory",
             "an allocation on the GPU failed, and the message has no sizes",
@@ -219,12 +129,9 @@ _PROGRAM = [
         who="DataLoader worker {pid}",
     ),
     _Clue(
-        r"process (?P<pid>\d+) terminated with signal (?P<code>SIG\w+)",
-        who="process {pid} of torch.multiprocessing",
-    ),
-    _Clue(
-        r"exit codes of the workers are \{[^}]*?(?P<code>SIG[A-Z]+)\(-\d+\)",
-        who="a worker process of the pool",
+        r"process (?P<pid>\d+) terminated with signal (?P<code>SIG\w+)"
+        r"|died with <Signals\.(?P<signal>SIG\w+)",
+        who="a process that it started",
     ),
     _Clue(
         r"received 0 items of ancdata|Too many open files",
@@ -237,39 +144,12 @@ _PROGRAM = [
     ),
     _Clue(
         r"insufficient shared memory|unable to (?:open|allocate) shared memory"
-        r"|bus error encountered in worker"
         r"|unable to (?:write to|mmap \d+ bytes from|resize) file </torch(?![^\n]*Cannot allocate)"
         r"|No space left on device: '?/(?:dev/shm|torch_)",
         Meaning(
             _SHM.cause,
             "ran out of shared memory: DataLoader workers pass batches through /dev/shm",
             _SHM.remedy,
-        ),
-    ),
-    _Clue(
-        r"can't start new thread|fork: (?:retry: )?Resource temporarily|hread creation failed"
-        r"|pthread_create",
-        Meaning(
-            "error",
-            "ran out of threads or processes: a limit of `ulimit -u` or of its cgroup (pids.max)",
-            "set num_workers lower and OMP_NUM_THREADS=1, or ask for a higher limit",
-        ),
-    ),
-    _Clue(
-        r"Weights only load failed",
-        Meaning(
-            "error",
-            "a file was refused by torch.load (weights_only=True since torch 2.6): it holds more than tensors",
-            "pass weights_only=False if you trust who made the file, because loading it executes code; for "
-            "processed/ files of ogb and PyG: `python -m ogbnlib convert` reads raw/ instead",
-        ),
-    ),
-    _Clue(
-        r"No space left on device|Disk quota exceeded|low on resource: ephemeral-storage",
-        Meaning(
-            "disk full",
-            "a file could not be written, because the disk or the quota is full",
-            "free some space, or set run_dir, data_dir or TMPDIR to another disk; then resume",
         ),
     ),
     _Clue(
@@ -281,8 +161,7 @@ _PROGRAM = [
         ),
     ),
     _Clue(
-        r"(?<!OutOf)MemoryError\b|std::bad_alloc|an(?:'|no)t allocate memory|not enough memory: you tried"
-        r"|runtime: out of memory|<jemalloc>: Error allocating|OOM when allocating[^\n]*CPU",
+        r"(?<!OutOf)MemoryError\b|std::bad_alloc|an(?:'|no)t allocate memory|not enough memory: you tried",
         Meaning(
             OUT_OF_MEMORY,
             "Linux refused an allocation: the machine, or a limit of `ulimit -v`, has no memory left",
@@ -290,109 +169,54 @@ _PROGRAM = [
         ),
     ),
     _Clue(
-        r"Xid [^\n]*: (?:48|63|64|74|79|94|95),|uncorrectable (?:ECC|NVLink) error|GPU has fallen off"
-        r"|GPU is lost",
-        Meaning(
-            "GPU failure",
-            "the GPU itself failed, not the program",
-            "take another GPU or node (Slurm: --exclude=NODE), and show the message to the cluster's support",
-        ),
-    ),
-    _Clue(
-        r"illegal memory access|unspecified launch failure",
-        Meaning(
-            "error",
-            "a kernel on the GPU read or wrote outside of its memory, and the error was noticed later",
-            "set CUDA_LAUNCH_BLOCKING=1, which names the call; check the node ids with `python -m ogbnlib verify`",
-        ),
-    ),
-    _Clue(
-        r"^(?:\S+ ?: \w+ \d+[^\d\n]{1,6}\d+ +|Fatal Python error: |make\S*: \*\*\* \[[^\n\]]*\] )"
-        rf"(?P<signal>{_WORDS})(?!\w)|^(?:zsh: |\[\d+\] *[+-] +(?:\d+ +)?)(?P<name>(?i:{_WORDS}))(?!\w)"
-        rf"|^(?P<code>{_WORDS}) ?(?:\W[^\n]*(?:core|核心|Speicherabzug)[^\n]*\W)? *$",
-        who="a process",
-    ),
-    _Clue(rf"^srun: error: \S+: tasks? [\d,-]+: (?P<signal>{_WORDS})", who="a task of srun"),
-    _Clue(
-        r"died with <Signals\.(?P<code>SIG\w+)|interrupted by signal \d+: ?(?P<signal>SIG\w+)"
-        r"|Signal \d+ \((?P<name>SIG\w+)\) received",
-        who="a process",
-    ),
-    # printed by mpirun, fish, time, gunicorn, LSF and torchrun (first alternative), mpich (second),
-    # gunicorn, supervisor and systemd (third)
-    _Clue(
-        r"(?i:(?:exited|terminated|killed|died)\s+(?:by|on|with|due to)|got|via)\s+(?i:signal):?\s+\[?"
-        rf"(?:(?P<number>[1-6]?\d)\b|(?P<code>SIG[A-Z]+))|(?P<signal>{_WORDS}) \(signal \d"
-        r"|(?:was sent|(?<!process is )\b(?:terminated|killed) by|status=\d+/)\W?(?P<name>(?:SIG|(?<=/))[A-Z]+\b)",
-        who="a process",
-    ),
-    _Clue(
-        r"(?i:(?:\bexit(?:s|ed)?|\breturn[ _-]?code|\bnon-?zero|\bterminated with code|\]:? error)"
-        r"(?:[ _-]?(?:with|a|non-zero|exit|return|status|code|of)\b)*)[\"\s:=(]*"
-        r"(?P<code>-\d{1,2}|1[2-5]\d|24\d|250)\b",
-        who="a process",
-    ),
-    _Clue(r"^timeout: sending signal \w+ to command", EXIT_CODES["124"]),
-    _Clue(
-        r"DeadKernelError|Kernel died|Kernel crashed|kernel[^\n]* appears to have died|Kernel Restarting"
-        r"|KernelRestarter: restarting kernel|session crashed for an unknown reason"
-        r"|Canceled future for execute_request",
-        Meaning(
-            "kernel died, cause unknown",
-            "the notebook's kernel ended, and the message does not say why: mostly by SIGKILL, for memory",
-            "run it with `papermill --engine ogbnlib`, which says how the kernel ended, or train with "
-            "run(config, memory_limit=...), whose kill a notebook survives",
-        ),
-    ),
-    _Clue(
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) exited unexpectedly",
         Meaning(
-            "worker died, cause unknown",
-            "DataLoader worker {pid} ended, and the message does not say why",
-            "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
+            _DIED, "DataLoader worker {pid} ended, and the message does not say why", _NO_WORKERS
         ),
+    ),
+    _Clue(
+        r"ncclRemoteError|gloo[^\n]*(?:Connection closed|Timed out)",
+        Meaning(_LOST, _WAITED, _ALL_LOGS),
+    ),
+]
+_SIGNAL_CODES = {str(signal.strsignal(one)): str(128 + one) for one in signal.Signals}  # "Killed"
+# only of crashes and kills: ordinary lines may begin with the other words, such as "Stopped"
+_WORDS = "|".join(
+    re.escape(word)
+    for word, code in _SIGNAL_CODES.items()
+    if code in ("132", "134", "135", "137", "139", "143")
+)
+# Lines of shells, srun and torch about another process.
+_LAUNCHERS = [
+    _Clue(
+        r"ProcessGroupNCCL\.cpp[^\n]*collective operation timeout",
+        Meaning(_LOST, _WAITED, _ALL_LOGS),
     ),
     # A killed worker's connection may be reset before torch checks on the worker.
     _Clue(
         r"utils/data/dataloader\.py[\s\S]{0,4000}ConnectionResetError",
         Meaning(
-            "worker died, cause unknown",
+            _DIED,
             "a DataLoader worker ended while it handed over a batch, and the message does not say why",
-            "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
+            _NO_WORKERS,
         ),
     ),
     _Clue(
-        r"process (?:managed by the executor|in the process pool) was (?:unexpectedly )?terminated"
-        r"|\bKilledWorker\b|The (?:worker|actor) died unexpectedly",
-        Meaning(
-            "worker died, cause unknown",
-            "a process of a pool ended, and the message does not say why",
-            "run with one process, which shows its error; run under a memory_limit to see a kill",
-        ),
-    ),
-    _Clue(
-        r"Watchdog caught collective operation timeout|ncclRemoteError|gloo[^\n]*(?:Connection closed|Timed out)",
-        Meaning(
-            "lost another rank, cause unknown",
-            "a rank waited for another one, which had ended, hung or lost its connection",
-            "read the logs of all ranks for the first that failed; dmesg and sacct show a kill",
-        ),
-    ),
-    _Clue(
-        r"[Ee]xceeded (?:job|step) memory limit at some point|hit memory limit at least once",
-        Meaning(
-            "memory limit met, cause unknown",
-            "the job met its memory limit, which page cache does without a kill, too",
-            "look at the job's state, which is OUT_OF_MEMORY after a kill: sacct -j ID",
-        ),
+        rf"^(?:\S+: line \d+: +\d+ +|\[\d+\] *[+-] +|srun: error: \S+: tasks? [\d,-]+: )(?P<signal>{_WORDS})(?!\w)"
+        rf"|^(?P<code>{_WORDS})(?: \(core dumped\))? *$",
+        who="a process",
     ),
 ]
 # Exceptions that only report the end of another process: the cause stands above them.
 _CONSEQUENCES = re.compile(
-    r"exited unexpectedly|ChildFailedError|Connection (?:closed|reset|refused)|DeadKernelError|Broken ?pipe"
-    r"|CalledProcessError|EOFError|ProcessRaisedException|BrokenProcessPool|TerminatedWorkerError"
-    r"|PapermillExecutionError|CellExecutionError",
+    r"exited unexpectedly|ChildFailedError|Connection (?:closed|reset|refused)|Broken ?pipe"
+    r"|CalledProcessError|EOFError|ProcessRaisedException|BrokenProcessPool",
     re.IGNORECASE,
+)
+# A line that a program's end begins with: `Type: message` of Python, or of an exception in C++.
+_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\w*(?=[:\n]|$)|terminate called after throwing).*$",
+    re.MULTILINE,
 )
 _WORD = re.compile(r"[^\W_]")  # ruled lines (====) do not match
 _TRACEBACK = "Traceback (most recent call last):"
@@ -404,10 +228,6 @@ _RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?", re.MULTILINE)
 _ESCAPES = re.compile(
     r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
 )
-# Bars as tqdm, Keras and rich draw them: no other line looks like them, redrawn or not.
-_DRAWN = re.compile(r"\d%\|[#\d\u2588-\u258f ]+\|? |\[=*>\.*\]|[━╸╺]{5}")
-# Signs of a progress bar that count only in a redrawn line.
-_BAR = re.compile(r"\d%\||\d(?:it|batch|s)?/s\b|\| *\d+/\d+ *\[")
 # Failed ranks in torchrun's reports; the root cause of each node comes first.
 _FAILED_RANKS = (
     r"Root Cause[^\n]*?:\s.*?rank\s+: (?P<rank>\d+) \(local_rank: \d+\)\s+exitcode\s+: (?P<code>-?\d+)",
@@ -416,20 +236,34 @@ _FAILED_RANKS = (
 )
 
 
-def find(text: str, *, foreign: bool = True) -> Meaning | None:
-    """Find the cause of a process's end in the messages of a text; None if none is known.
+def find(text: str, *, foreign: bool = True, killed: bool = False) -> Meaning | None:
+    """Find the cause of a process's end in a text; None if none is known.
+
+    A line counts only where it can be the end: lines of the kernel and Slurm anywhere; then the
+    exception with which the program ended, not one that was caught and followed by another; then a
+    launcher's report. A line that merely mentions memory proves nothing. A `killed` program raised
+    no exception, so only the first kind counts.
 
     `foreign` tells whether exit codes in the text come from commands that are not this package's
-    own. A message of the kernel or Slurm counts anywhere in the text. An exception counts only if
-    the program ended with it, not if it was caught and another one followed.
+    own.
     """
     text = cleaned(text)
-    finding = _first(_KERNEL, text)
+    finding = _first(_SYSTEM, text)
     state, line = job_state(text.splitlines())
     if finding is None and state:
         meaning = meaning_of_state(state, {})
         finding = meaning._replace(text=f"the job {meaning.text}", line=line)
-    return finding or _by_rank(text, foreign=foreign) or _by_exception(text)
+    if finding or killed:
+        return finding
+    return _by_rank(text, foreign=foreign) or _by_exception(text) or _first(_LAUNCHERS, text)
+
+
+def find_in_message(text: str) -> Meaning | None:
+    """Find the cause in a pasted text, which may be a message without its exception's name."""
+    # The last tries join the lines, because a terminal may have broken a message.
+    joined = " ".join(text.split())
+    begun = [clue for clue in _EXCEPTIONS if re.match(clue.pattern, joined)]
+    return find(text) or find_job(text) or find(joined) or _first(begun, joined)
 
 
 def _first(clues: Iterable[_Clue], text: str) -> Meaning | None:
@@ -449,14 +283,22 @@ def _finding(clue: _Clue, match: re.Match[str]) -> Meaning:
     line = _line_of(match)
     meaning = clue.meaning
     if meaning is None:
-        word = groups.get("code") or groups.get("signal") or groups.get("name")
-        word = word or f"-{groups['number']}"  # `code_key` reads a negative number as a signal
-        # look up a shell's "killed" or "KILLED" as "Killed"; a code or a name such as SIGKILL stays
-        meaning = meaning_of(_SIGNAL_CODES.get(word.capitalize(), word), foreign=True)
+        word = groups.get("code") or groups["signal"]
+        meaning = meaning_of(_SIGNAL_CODES.get(word, word), foreign=True)
         meaning = meaning._replace(text=_about(clue.who, meaning))
     elif meaning.cause == "out of GPU memory":  # torch's message has the sizes that say why
         return _gpu(match.string, line) or meaning._replace(line=line)
-    return meaning._replace(text=meaning.text.format(**words), line=line, sizes=sizes)
+    text = meaning.text.format(**words)
+    if "anon" in words:
+        text += f", which held {words['anon']} of anonymous memory"
+    if "limit" in words:
+        of_cgroup = re.search("cgroup|MEMCG", words["limit"])
+        text += _GROUP if of_cgroup else _MACHINE
+    return meaning._replace(text=text, line=line, sizes=sizes)
+
+
+_GROUP = ", for the limit of its cgroup: a job's --mem, or the limit of a container or a run"
+_MACHINE = ", because the whole machine had no memory left"
 
 
 def _about(who: str, meaning: Meaning) -> str:
@@ -498,59 +340,10 @@ def job_state(lines: Iterable[str]) -> tuple[str, str]:
 
 
 def job_rows(text: str) -> list[dict[str, str]]:
-    """Read rows of jobs and steps from a text, each a dict with sacct's field names; [] without
-    any.
-
-    Known formats are sacct's table, aligned or with `|` (--parsable), squeue's table, and those of
-    `_listed`.
-    """
-    header = re.compile(r"\s*JOB_?ID[ |]", re.IGNORECASE)
-    lines = [*itertools.dropwhile(lambda line: not header.match(line), text.strip().splitlines())]
-    if not lines:
-        return _listed(text)
-    if "|" in lines[0]:
-        rows = csv.DictReader(lines, restkey="", restval="", delimiter="|", quoting=csv.QUOTE_NONE)
-        return [{name: cell for name, cell in row.items() if name} for row in rows]
-    first, *lines = lines
-    names = [_NAMES.get(name, name) for name in first.split()]
-    # sacct underlines each column of its header; cells below may be empty
-    columns = [match.span() for match in re.finditer("-+", "".join(lines[:1]))]
-    if len(columns) == len(names):
-        body = [[line[begin:end].strip() for begin, end in columns] for line in lines]
-    else:  # squeue, whose last column, the reason, may contain blanks
-        body = [line.split(None, len(names) - 1) for line in lines]
-    # a row begins with a job's number; a row that the paste cut off has fewer cells
-    return [dict(zip(names, row, strict=False)) for row in body if row and row[0][:1].isdigit()]
-
-
-# The names of scontrol, squeue and seff -> sacct's
-_NAMES = {
-    "JobId": "JobID",
-    "JobState": "State",
-    "RunTime": "Elapsed",
-    "TimeLimit": "Timelimit",
-    "NumNodes": "NNodes",
-    "MinMemoryNode": "ReqMem",
-    "MinMemoryCPU": "ReqMem",
-    "JOBID": "JobID",
-    "ST": "State",
-    "STATE": "State",
-    "NODELIST(REASON)": "Reason",
-    "Job ID": "JobID",
-    "Memory Utilized": "MaxRSS",
-}
-
-
-def _listed(text: str) -> list[dict[str, str]]:
-    """Rows of `scontrol show job`, with or without --oneliner, of seff, or of a mail's subject."""
-    mail = re.search(r"Slurm [\w ]*Job_id=(\d+) .*, ([A-Z_]+), ExitCode (\d+)", text)
-    if mail:
-        return [{"JobID": mail[1], "State": mail[2], "ExitCode": f"{mail[3]}:0"}]
-    if re.search(r"^State: [A-Z_]+ \(exit code", text, re.MULTILINE):
-        pairs = re.findall(r"^([A-Z][\w ]+): (.*)$", text, re.MULTILINE)
-        row = {_NAMES.get(name, name): value for name, value in pairs}
-        state, _, code = row["State"].partition(" (exit code ")
-        return [row | {"State": state, "ExitCode": f"{code.rstrip(')')}:0"}]
+    """Read rows of jobs and steps from `sacct --parsable2` or `scontrol show job`, each a dict with
+    sacct's field names; [] without any."""
+    if re.match(r"JobID(Raw)?\|", text):
+        return [*csv.DictReader(text.splitlines(), delimiter="|", quoting=csv.QUOTE_NONE)]
     text = re.sub(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\S+)", r"JobId=\1_\2", text)
     # a value may contain blanks
     value = re.compile(r"(?:^|\s)([A-Z][\w/:&]*)=(.*?)(?=\s+[A-Z][\w/:&]*=|\s*$)")
@@ -561,49 +354,36 @@ def _listed(text: str) -> list[dict[str, str]]:
     ]
 
 
+# scontrol's names -> sacct's
+_NAMES = {
+    "JobId": "JobID",
+    "JobState": "State",
+    "RunTime": "Elapsed",
+    "TimeLimit": "Timelimit",
+    "NumNodes": "NNodes",
+    "MinMemoryNode": "ReqMem",
+    "MinMemoryCPU": "ReqMem",
+}
+
+
 def find_job(text: str) -> Meaning | None:
-    """Explain the end of a job in a pasted table; None without a job and its state."""
-    rows = [{"JobID": "ID", **row} for row in job_rows(text) if row.get("State")]
-    lone = re.search(r"^ *(\d+)?.*\bOUT_OF_ME(?:MORY\b|\+)", text, re.MULTILINE)
-    if lone and not rows:  # a row of sacct without its header
-        rows = [{"JobID": lone[1] or "ID", "State": "OUT_OF_MEMORY"}]
-    if not rows:
+    """Explain the worst state of a job in a pasted table of Slurm; None without one."""
+    if not re.search(r"\bJobI[Dd]\b|\bOUT_OF_ME", text):
         return None
-    # rows of jobs, without those of their steps such as 12.batch
-    jobs = [row for row in rows if "." not in row["JobID"]] or rows
-    job = _job_to_explain(jobs)
-    name = job["JobID"].partition(".")[0]
-    own = [row for row in rows if row["JobID"].partition(".")[0] == name]
-    states = [state_key(row["State"]) for row in own]
-    # When a step is killed for its memory, srun lets the job end as FAILED.
-    state = "OUT_OF_MEMORY" if "OUT_OF_MEMORY" in states else state_key(job["State"])
-    if state == "FAILED" and code_key(job.get("ExitCode", "")):
-        meaning = meaning_of(job["ExitCode"], foreign=True)
-        return Meaning(
-            meaning.cause,
-            f"job {name} {meaning.text} (ExitCode {job['ExitCode']})",
-            f"ask `python -m ogbnlib diagnose --job {name}`, which reads its log and its run",
-            job["ExitCode"],
-        )
-    if not state:
+    rows = [
+        (state_key(word), row) for row in text.splitlines() for word in re.split(r"[\s|=]+", row)
+    ]
+    rows = [(state, row) for state, row in rows if state]
+    ends = [end for end in rows if STATES[end[0]] not in (STATES["COMPLETED"], PENDING, RUNNING)]
+    killed = [end for end in ends if end[0] == "OUT_OF_MEMORY"]
+    # a step that is killed for its memory lets the job end as FAILED
+    by_weight = [*killed[:1], *reversed(ends), *reversed(rows)]
+    if not by_weight:
         return None
-    facts = {"job": name} | {key: value.strip("()") for key, value in job.items() if value}
-    meaning = meaning_of_state(state, facts)
-    text = f"job {name} {meaning.text}".replace("job ID ", "the job ", 1)
-    used = max(_size_of(row.get("MaxRSS") or "0") for row in own)
-    if not used:
-        return meaning._replace(text=text, line=job["State"])
-    text += f" (its largest step used {format_bytes(used)})"
-    return meaning._replace(text=text, line=job["State"], sizes={"used": used})
-
-
-def _job_to_explain(jobs: Iterable[dict[str, str]]) -> dict[str, str]:
-    """Return the last job that ended badly, else the last one that waits or runs, else the last."""
-    # `sacct --duplicates` has a row for each requeue of a job: the last one counts.
-    latest = [*{job["JobID"]: job for job in jobs}.values()]
-    others = [job for job in latest if state_key(job["State"]) != "COMPLETED"]
-    ended = [job for job in others if STATES.get(state_key(job["State"])) not in (PENDING, RUNNING)]
-    return [*latest, *others, *ended][-1]
+    state, row = by_weight[0]
+    number = re.search(r"\d+(?:_\d+)?", row)
+    meaning = meaning_of_state(state, {"job": number[0]} if number else {})
+    return meaning._replace(text=f"the job {meaning.text}", line=row.strip())
 
 
 def failed_rank(text: str) -> re.Match[str] | None:
@@ -626,7 +406,7 @@ def _by_rank(text: str, *, foreign: bool) -> Meaning | None:
     if rank is None:
         return None
     # code 1 is a Python exception, whose traceback stands somewhere in the text
-    inner = _first(_PROGRAM, text) if rank["code"] == "1" else None
+    inner = _of_exceptions(text) if rank["code"] == "1" else None
     if inner is not None:
         return inner._replace(text=f"rank {rank['rank']}: {inner.text}")
     meaning = meaning_of(rank["code"], foreign=foreign)
@@ -634,12 +414,26 @@ def _by_rank(text: str, *, foreign: bool) -> Meaning | None:
 
 
 def _by_exception(text: str) -> Meaning | None:
+    """Find the cause in the exception with which the program ended, and in those that it names."""
     failure = _last_failure(text)
-    finding = _first(_PROGRAM, failure)
-    is_conclusive = finding is not None and not _CONSEQUENCES.search(finding.line)
-    if not is_conclusive and _CONSEQUENCES.search(failure):
-        return _first(_PROGRAM, text)
-    return finding
+    endings = _EXCEPTION.findall(failure)
+    if endings and _CONSEQUENCES.search(endings[-1]):
+        return _of_exceptions(text)
+    if _TRACEBACK not in failure:
+        failure = failure[failure.rfind(endings[-1]) :] if endings else ""
+    return _of_exceptions(failure)
+
+
+def _of_exceptions(text: str) -> Meaning | None:
+    """The strongest evidence in any exception's own lines."""
+    messages = [text[match.start() :] for match in _EXCEPTION.finditer(text)]
+    for clue in _EXCEPTIONS:
+        for message in reversed(messages):
+            first_line = message.partition("\n")[0]
+            match = re.search(clue.pattern, first_line)
+            if match:
+                return _finding(clue, re.search(clue.pattern, message) or match)
+    return None
 
 
 def _last_failure(text: str) -> str:
@@ -669,35 +463,25 @@ def exception_line(text: str) -> str:
     return message
 
 
-def _shown_lines(output: str) -> list[str]:
-    """The lines of a command's output as a terminal shows them, "" in place of progress bars."""
-    # A bar redraws its line after "\r": the last state is what a terminal shows.
-    lines = []
-    for line in _ESCAPES.sub("", output).replace("\r\n", "\n").split("\n"):
-        *before, shown = line.rstrip("\r").split("\r")
-        is_bar = bool(_DRAWN.search(shown) or (before and _BAR.search(shown)))
-        lines.append("" if is_bar else shown.strip(" \t│"))
-    if "\r" in output[output.rfind("\n") + 1 :].rstrip("\r"):
-        lines[-1] = ""  # the line is still open: a bar would have drawn it again
-    return lines
-
-
 def last_line(output: str) -> str:
-    """The last line of a command's output that has a word and is no progress bar; "" without
-    one."""
-    return ["", *filter(_WORD.search, _shown_lines(output))][-1]
+    """The last line of a command's output that has a word; "" without one."""
+    return ["", *filter(_WORD.search, _lines(output))][-1]
+
+
+def _lines(output: str) -> list[str]:
+    return [line.strip(" \t│") for line in cleaned(output).splitlines()]
 
 
 def last_words(output: str, *, killed: bool = False) -> str:
     """Return the line of a command's output that tells most about its end; "" without one.
 
     In this order: the command's own "error: ..." line, the evidence of `find`, an exception's line,
-    and the last line that is no progress bar. For a `killed` command only the first two count.
+    and the last line. For a `killed` command only the first two count.
     """
-    errors = [line for line in _shown_lines(output) if line.startswith("error: ")]
+    errors = [line for line in _lines(output) if line.startswith("error: ")]
     if errors:
         return errors[-1]
-    finding = find(output)
+    finding = find(output, killed=killed)
     if finding:
         return finding.line
     if killed:

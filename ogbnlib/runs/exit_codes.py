@@ -121,7 +121,7 @@ _FOREIGN = {
 PENDING = Meaning(
     "pending",
     "is {state}: {Reason}",
-    "it starts by itself: submit no second one; squeue --start says when",
+    "submit no second one: `squeue --start -j {job}` says when it starts, `scontrol show job {job}` what it waits for",
 )
 RUNNING = Meaning(
     "running", "is {state} after {Elapsed} of {Timelimit}", "watch it with squeue -j {job}"
@@ -156,55 +156,6 @@ _SHORT_STATES = {
     "CA": "CANCELLED",
     "NF": "NODE_FAIL",
     "BF": "BOOT_FAIL",
-}
-# Pattern of Slurm's reason why a pending job does not start by itself -> cause, sentence and
-# remedy. Patterns match the reason without blanks and underscores. Other reasons (Priority,
-# Resources, BeginTime, AssocGrp...) pass by themselves.
-_HELD = "is held ({Reason}) and does not start by itself"
-_REASONS = {
-    r"JobHeldUser": ("held", _HELD, "`scontrol release {job}`"),
-    r"JobHeldAdmin": (
-        "held",
-        f"{_HELD}: an administrator, or a failed start, holds it",
-        "ask the cluster's support; `scontrol show job {job}` shows what they will ask for",
-    ),
-    r"held|JobHoldMaxRequeue|REQUEUE_HOLD|SPECIAL_EXIT": (
-        "held",
-        f"{_HELD}: Slurm put it back after a failed start or too many restarts",
-        "read the end of its log, then `scontrol release {job}`",
-    ),
-    r"DependencyNeverSatisfied": (
-        "never starts",
-        "can't start ({Reason}): the job that it waits for ended in another way than asked",
-        "`scancel {job}`, then submit it again without that --dependency",
-    ),
-    r"(Partition|QOS|Association)TimeLimit|MaxWall|Partition(Node|Cpu|Memory)?Limit": (
-        "never starts",
-        "can't start ({Reason}): its time limit of {Timelimit} or its number of nodes is above "
-        "what partition and QOS allow",
-        "`scancel {job}` and submit it with a shorter --time or fewer nodes, or to another "
-        "partition (sinfo -o '%P %l %D')",
-    ),
-    r"(Assoc|QOS)Max\w*(PerJob|PerNode)|QOSMin|MaxMemPer|BadConstraints|Reqnodeconfig|nodeconfigurationisnot": (
-        "never starts",
-        "can't start ({Reason}): it asks for more than one job may have, or than any node has",
-        "`scancel {job}` and submit it with less --mem, fewer CPUs or GPUs, or another --constraint",
-    ),
-    r"(AssocGrp|QOSGrp)\w*(Minutes|Billing)": (
-        "never starts",
-        "can't start ({Reason}): the account has used up its budget",
-        "ask the account's owner for more, or submit with another --account",
-    ),
-    r"InvalidAccount|InvalidQOS|(Account|QOS|Group|User)NotAllowed|ReservationDeleted|InvalidReservation": (
-        "never starts",
-        "can't start ({Reason}): it may not use this account, QOS, partition or reservation",
-        "`scancel {job}` and submit it with another --account, --qos, --partition or --reservation",
-    ),
-    r"ReqNodeNotAvail|NodesrequiredforjobareDOWN|NodeDown|Partition(Down|Inactive)": (
-        "pending",
-        "waits ({Reason}) for nodes that are down, drained or reserved, perhaps for maintenance",
-        "`sinfo -R` says why and until when; before a maintenance only a --time that ends earlier starts",
-    ),
 }
 
 
@@ -286,10 +237,6 @@ def meaning_of_state(state: str, facts: Mapping[str, str]) -> Meaning:
         **dict.fromkeys(_LEFT_OUT, ""),
         **facts,
     }
-    if meaning is PENDING:  # it waits, is held, or can never start
-        words = f"{re.sub('[ _]', '', known['Reason'])} {state}"
-        reasons = (pattern for pattern in _REASONS if re.search(pattern, words, re.IGNORECASE))
-        meaning = Meaning(*_REASONS.get(next(reasons, ""), PENDING))
     text = meaning.text
     for name in _LEFT_OUT:
         if not known[name][:1].isdigit():

@@ -245,7 +245,7 @@ class Run:
                 peak += f" of {format_bytes(limit_bytes)}"
             rows |= {
                 "state": self.state,
-                "phase": status["phase"] or "before the first",
+                "phase": status["phase"] or "none open",
                 "peak": peak,
                 "time": seconds(status["duration_s"]),
             }
@@ -287,11 +287,12 @@ class Run:
         `progress.Count`."""
         record = self.record
         count = _count(self._folder, record) if self.is_at_work else None
+        phase = _current_phase(record)
         return {
             "state": self.state,
             "progress": count and asdict(count),
-            "phase": record.phase and record.phase.label,
-            "phase_since_s": record.phase and record.phase.start_s,
+            "phase": phase and phase.label,
+            "phase_since_s": phase and phase.start_s,
             "held_bytes": record.held_bytes,
             "held_peak_bytes": record.held_peak_bytes,
             "memory_limit_bytes": record.start.get("memory_limit_bytes"),
@@ -333,7 +334,7 @@ class Run:
 
     @property
     def growth(self) -> Growth | None:
-        """Whether memory levels off or climbs, from epoch to epoch or over time, see
+        """Whether memory levels off or climbs from epoch to epoch, see
         `Record.growth`."""
         return (self._parsed or Result()).growth or self.record.growth
 
@@ -413,11 +414,17 @@ def _count(run_dir: Path, record: Record) -> Count | None:
     return count
 
 
+def _current_phase(record: Record) -> Phase | None:
+    """The open phase; of a trainer, which is between two phases for a moment only, the newest."""
+    return record.phase or (None if record.is_command else record.newest)
+
+
 def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[str, str]:
     """The two parts of a run's progress line: its name and phase; its count and memory in use."""
     more = details(_count(run_dir, record), record.held_bytes, limit_bytes)
-    if record.phase:
-        return f"{run_dir.name}: {record.phase.label}", more
+    phase = _current_phase(record)
+    if phase:
+        return f"{run_dir.name}: {phase.label}", more
     if record.is_command:  # which may never name a phase
         return f"{run_dir.name}: at work", f"{seconds(record.duration_s)}, {more}".strip(", ")
     return f"{run_dir.name}: starting", more

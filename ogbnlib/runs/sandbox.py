@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from .. import kernel_cache
+from .. import kernel_cache, memory
 from ..config import TrainConfig, check_config
 from ..display import drawn, in_notebook
 from ..environment import (
@@ -24,6 +24,7 @@ from ..environment import (
     PARENT_VARIABLE,
     PROGRESS_VARIABLE,
     RUN_VARIABLE,
+    WATCHED_VARIABLE,
 )
 from ..errors import (
     MB,
@@ -31,7 +32,6 @@ from ..errors import (
     check_working_folder,
     clear_errors,
     format_bytes,
-    masked,
     parse_bytes,
     shortened,
 )
@@ -59,6 +59,9 @@ from .evidence import last_words
 from .exit_codes import STOPPED, resumption
 from .folder import Run, RunStopped
 from .supervise import supervise, trainer_environment
+
+# The folder of `sitecustomize.py`, with which each Python of a watched command starts.
+_HOOK = str(Path(memory.__file__).parent / "hook")
 
 
 @clear_errors()
@@ -94,9 +97,8 @@ def watch(
     # This Python can run even where its own path can't be looked up.
     if not argv or (argv[0] != sys.executable and shutil.which(argv[0]) is None):
         raise InputError(
-            f"argv: expected a command that can be run (`python` before a script), got {masked(argv)}"
+            f"argv: expected a command that can be run (`python` before a script), got {argv}"
         )
-    command = masked(argv)  # for the record; the command runs with the real values
     script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
     name = name or Path(script).stem
 
@@ -105,7 +107,7 @@ def watch(
         runs_dir,
         name,
         limit_bytes,
-        lambda run: run.record.start.get("command") == command and not _was_stopped(run),
+        lambda run: run.record.start.get("command") == argv and not _was_stopped(run),
     )
     if run_dir is None and earlier.run_dir.exists():
         return earlier
@@ -114,10 +116,18 @@ def watch(
         contextlib.closing(limit),
         open_run_dir(None, earlier.run_dir, resume=False) as (before, _),
     ):
-        attempt = Attempt(
-            before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=command
-        )
-        return _carry_out(attempt, argv, limit, refused, notes, echo=echo)
+        attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
+        env = _watched_environment(attempt.run_dir)
+        return _carry_out(attempt, argv, limit, refused, notes, env=env, echo=echo)
+
+
+def _watched_environment(run_dir: Path) -> dict[str, str]:
+    """Environment variables with which each Python of a command starts by `memory.hook`."""
+    paths = [_HOOK, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(paths),
+        WATCHED_VARIABLE: str(run_dir.resolve()),
+    }
 
 
 @clear_errors()

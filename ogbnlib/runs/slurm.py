@@ -249,7 +249,7 @@ class _Job:
         elif self.run and self.diagnosis:
             story = self.diagnosis.text.removesuffix(f" Next: {self.diagnosis.remedy}.")
             text += f" Its run {self.run.run_dir}: {story}"
-        elif self.words and end.cause not in ("pending", "held", "never starts", "finished"):
+        elif self.words and end.cause not in ("pending", "finished"):
             words = last_words(self.log) or self.words[-1]
             text += f" The last words in {self.log_path}: {words.rstrip('.')}."
         if end.remedy:

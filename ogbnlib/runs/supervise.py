@@ -25,13 +25,12 @@ from ..display import Live
 from ..environment import CLOCK_VARIABLE, MARKS_VARIABLE
 from ..errors import InputError, remedy_of
 from ..files import open_to_write, write_all
-from ..memory.limits import Limit, Watchdog
+from ..memory.limits import Limit
 from ..memory.reading import huge_pages
 from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
 from ..memory.tree import Tree, adopting
-from ..memory.written import Written
 from .exit_codes import STOPPED
 from .folder import standing
 
@@ -112,7 +111,6 @@ def supervise(
     interrupts: list[int] = []
     # the marks of the outer process trees, and at the end the new tree's own
     marks = f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
-    written = Written()
     with (
         adopting(),
         handled(forward, FORWARDED),
@@ -139,7 +137,6 @@ def supervise(
         except BaseException as error:
             return _not_started(error, argv[0], limit, recorder)
         tree = Tree(process.pid, marks.rpartition(":")[2])
-        tree.written = written
         child = _Child(process, tree, limit, recorder, forward, interrupts, holds_back)
         return child.follow(run_dir, echo, how)
 
@@ -167,6 +164,7 @@ class _Child:
     is_trainer: bool
     stop_until_s: float | None = None  # when SIGKILL follows the SIGTERM of an interrupt
     unwritable: str | None = None  # why the folder of the run can't be written
+    printed_bytes: int | None = None  # memory in use when the command last printed a line
     timer: threading.Timer = field(init=False)  # kills a trainer that does not stop after that
 
     def follow(self, run_dir: Path, echo: bool, how: str) -> Outcome:
@@ -191,7 +189,6 @@ class _Child:
             with (
                 handled(self._suspend, [signal.SIGTSTP]),
                 handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
-                _guarded(self.limit),
                 Live(text, how, apart=not self.is_trainer, steps=echo) as live,
             ):
                 tail = self._relay(RunPaths(run_dir).output, live, echo)
@@ -214,6 +211,7 @@ class _Child:
             code = 130
         elif names_left:
             evidence["left_behind"] = names_left
+        evidence["printed_bytes"] = self.printed_bytes
         return Outcome(
             code,
             tail,
@@ -239,6 +237,8 @@ class _Child:
         try:
             for data in _output(self.process, lambda: self._stop_if_asked(live)):
                 tail = (tail + data)[-TAIL_BYTES:]
+                if b"\n" in data:
+                    self.printed_bytes = self.recorder.record.held_bytes
                 try:
                     write_all(log, data)
                 except OSError as error:
@@ -307,30 +307,6 @@ class _Child:
             peak = self.limit.cgroup.size("peak") if self.limit.cgroup else None
             self.limit.close()
         return evidence, peak
-
-
-@contextlib.contextmanager
-def _guarded(limit: Limit) -> Iterator[None]:
-    """Under a watchdog, have another process stop the tree whenever this process is stopped.
-
-    A stopped watchdog limits nothing, while the kernel goes on enforcing a cgroup's limit.
-    """
-    if limit.tree is None or limit.limit_bytes is None or not isinstance(limit, Watchdog):
-        yield
-        return
-    # In a session of its own, since a signal to this process's group must not stop it.
-    guard = subprocess.Popen(
-        limit.tree.guard_command(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        yield
-    finally:
-        guard.kill()
-        guard.wait()
 
 
 def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> Iterator[bytes]:

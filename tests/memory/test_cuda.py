@@ -217,11 +217,6 @@ OLD = (
         (OLD.format(3, 13, 1, 14), "size", "batch_size with accumulate"),
         (OLD.format(2, 1, 1, 1), "others", "nvidia-smi"),
         (OLD.format(1, 3, 0, 4).replace(" ", "\n"), "fragmentation", "1.00 GB"),
-        (
-            "- Tried to allocate: 4.15 GiB\n- 3.84 GiB free\n- 3.56 GiB reserved but unallocated",
-            "fragmentation",
-            "expandable_segments",
-        ),
     ],
 )
 def test_a_pasted_message_is_read_as_pieces_size_or_others(

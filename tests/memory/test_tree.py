@@ -98,7 +98,7 @@ def watched(folder: Path, *options: str) -> Iterator[tuple[int, list[int]]]:
     )
 
     def marked() -> list[int]:
-        """The members of the tree, without the watcher and its guard."""
+        """The members of the tree, without the watcher."""
         mark = f"{MARKS_VARIABLE}=".encode()
         pids = process_tree(watcher.pid)
         environs = {pid: Path(f"/proc/{pid}/environ") for pid in pids}
@@ -122,7 +122,6 @@ CASES = [
     (signal.SIGTSTP, ()),
     (signal.SIGTSTP, ("--memory-limit", "1 GB")),
     (signal.SIGTSTP, ("--memory-limit", "1 GB", "--limit-by", "watchdog")),
-    (signal.SIGSTOP, ("--memory-limit", "1 GB", "--limit-by", "watchdog")),
 ]
 
 

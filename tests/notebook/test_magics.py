@@ -6,6 +6,7 @@ from pathlib import Path
 
 import nbclient
 import nbformat
+import numpy as np
 import papermill
 import pytest
 from nbformat import NotebookNode, v4
@@ -207,28 +208,13 @@ def test_each_statement_of_a_limited_cell_is_a_phase_and_its_run_stays(
     assert 55 <= int(rest.split()[-1]) <= 65
 
 
-STAND_IN = "class NeighborLoader(bytearray):\n    def __new__(cls, data, neighbor_sampler=None):\n        return "
-STAND_IN += "bytearray(70 * 2**20)\n"
-
-
-def test_the_diagnosis_of_a_killed_loader_names_the_argument_that_shares_the_graph(
+def test_a_killed_line_names_the_file_to_map_and_the_cell_so_changed_finishes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    begin = f"%%memory_limit 160MB\n{STAND_IN}data = 0\n"
-    one_by_one = "first, second = 1, 2\ntrain_loader_of_a_long_name = NeighborLoader(data)\n"
-    one_by_one += "valid_loader = NeighborLoader(data)\ntest_loader = NeighborLoader(data)"
-    looped = "loaders = []\nfor split in range(9):\n    loaders.append(NeighborLoader(data))"
-    shared = "a = NeighborLoader(data)\nb = NeighborLoader(data, neighbor_sampler=a)\nc = bytearray(10**8)"
-    first = "x = bytearray(10**8)\nloader = NeighborLoader(data)"
-    found = execute(*(begin + cell for cell in (one_by_one, looped, shared, first)))
-    words = [cell["text/plain"] for cell in found]
-    argument = "neighbor_sampler={}.node_sampler in each NeighborLoader after the first"
-    assert argument.format("train_loader_of_a_long_name") in words[0]
-    assert argument.format("first_loader") in words[1]
-    # Batches and workers come after the line that builds a loader, but may be in a loop around one.
-    assert ["smaller batches" in text for text in words] == [False, True, True, True]
-    for text in words[2:]:
-        assert "Killed by" in text
-        assert "neighbor_sampler" not in text
-        assert "one loader at a time" in text
+    np.save("x.npy", np.zeros(200 * 2**20 // 8))
+    cell = "%%memory_limit 180MB\nimport numpy\nfor name in ['x.npy']:\n    x = numpy.load(name)\nprint(x[9])"
+    found, again = execute(cell, cell.replace("(name)", "(name, mmap_mode='r')"))
+    assert "in phase 'line 2: for name in ['x.npy']'" in found["text/plain"]
+    assert "numpy.load(..., mmap_mode='r') in line 3 of the cell" in found["text/plain"]
+    assert "\n0.0\n" in again["stdout"]

@@ -2,6 +2,7 @@
 only."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from conftest import MB, write_run
 
 from ogbnlib.errors import InputError
 from ogbnlib.memory.signals import Stopped
+from ogbnlib.runs.diagnosis import explain_text
 from ogbnlib.runs.exit_codes import exit_code_of
 from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.sandbox import watch
 
 
 @pytest.mark.parametrize(
@@ -123,29 +126,45 @@ def test_an_exception_and_its_exit_code_are_one_thing() -> None:
     assert [exit_code_of(error) for error in errors] == [2, 75, 130, 76, 1]
 
 
-def samples(sizes: list[int], processes: list[int]) -> list[dict[str, float]]:
-    """A sample a second of this many MB in all, by this many processes."""
-    rows = []
-    for i, (size, number) in enumerate(zip(sizes, processes, strict=True)):
-        row = {"time_s": 100.0 + i, "num_processes": number}
-        for kind in ("rss", "pss"):
-            parts = {f"{kind}_anon_bytes": size * MB, f"{kind}_shmem_bytes": 0}
-            rows_of = {**parts, f"{kind}_file_bytes": 0}
-            row |= rows_of
-        rows.append(row)
-    return rows
+COMMAND = {"time_s": 100.0, "event": "start", "command": ["python", "train.py"]}
+FILL = [
+    {"time_s": 101.0, "event": "begin", "phase": "fill"},
+    {"time_s": 102.0, "event": "end", "phase": "fill"},
+]
+FAILED = [FILL[0], FILL[1] | {"failed": "MemoryError"}]
 
 
-def test_growth_and_its_processes_are_told_and_loading_may_be_part_of_it(tmp_path: Path) -> None:
-    sizes = [272 + 18 * i for i in range(33)]
-    grown = samples(sizes, [min(17, 1 + i) for i in range(33)])
-    start = {"time_s": 100.0, "event": "start", "command": ["python", "train.py"]}
+def test_a_phase_that_ended_is_not_blamed(tmp_path: Path) -> None:
     killed = {"killed_by": "kernel", "oom_kills": 1, "memory_limit_bytes": 900 * MB}
-    found = diagnose(write_run(tmp_path / "a", events=[start], samples=grown, **killed))
-    assert "Its processes went from 1 to 17, 33 MB each" in found.text
-    assert "memory climbs by" in found.text
-    assert "No phase is named, so loading may be part of it." in found.text
-    load = {"time_s": 100.0, "event": "begin", "phase": "load data"}
-    found = diagnose(write_run(tmp_path / "b", events=[start, load], samples=grown, **killed))
-    assert "climbs" not in found.text
-    assert "grows" not in found.text
+    for i, events in enumerate((FILL, FAILED)):
+        found = diagnose(write_run(tmp_path / f"{i}", events=[COMMAND, *events], **killed))
+        assert (found.cause, found.phase) == ("out of memory", None)
+        assert "with no phase open" in found.text
+        assert "fill" not in found.text
+    raised = diagnose(write_run(tmp_path / "raised", exit_code=1, events=[COMMAND, *FAILED]))
+    assert raised.phase == "fill"
+
+
+TIPS = [
+    "Tip: if you get CUDA out of memory, use a smaller batch",
+    "caught RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB; going on",
+    "Note: MemoryError: Unable to allocate 3 GiB is raised where memory is short",
+    "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "DefaultCPUAllocator: not enough memory: you tried to allocate 64 bytes is what torch says",
+]
+
+
+@pytest.mark.parametrize("tip", TIPS)
+def test_a_line_that_mentions_memory_is_no_cause_of_a_sigkill(tmp_path: Path, tip: str) -> None:
+    code = f"import os; print({tip!r}, flush=True); os.kill(os.getpid(), 9)"
+    found = watch([sys.executable, "-c", code], run_dir=tmp_path / "run", echo=False).diagnosis
+    assert found.cause == "SIGKILL, cause unknown"
+    assert tip in found.text
+
+
+@pytest.mark.parametrize("tip", TIPS[:3])
+def test_a_line_that_mentions_memory_is_no_cause_of_an_error(tmp_path: Path, tip: str) -> None:
+    code = f"print({tip!r}, flush=True); raise SystemExit(3)"
+    found = watch([sys.executable, "-c", code], run_dir=tmp_path / "run", echo=False).diagnosis
+    assert found.cause == "error"
+    assert explain_text(f"{tip}\n{tip}").cause == "unknown"

@@ -2,10 +2,8 @@
 otherwise."""
 
 import contextlib
-import hashlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -15,24 +13,20 @@ import sys
 import textwrap
 import time
 import timeit
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import MB, is_alive, tree, wait_until, write_run
+from conftest import MB, is_alive, wait_until, write_run
 
 import ogbnlib
-from ogbnlib import clock, list_runs, marks
+from ogbnlib import clock, marks
 from ogbnlib.errors import InputError
-from ogbnlib.memory.killed import KilledBy
-from ogbnlib.memory.reading import Reading, process_tree
-from ogbnlib.memory.record import Record
+from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.recorder import _TimelineWriter
 from ogbnlib.runs.attempt import Attempt, lock_of
-from ogbnlib.runs.diagnosis import _command_remedy
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import watch
 
@@ -71,29 +65,6 @@ def watched(*command: str, **how: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*OGBNLIB, "watch", "--run-dir", "run", "--", *command], text=True, **how
     )
-
-
-STOCK_LOADERS = """
-import os, time
-def NeighborLoader(data, **how):
-    time.sleep(0.1)
-    return bytearray(60 * 2**20)
-train_loader = NeighborLoader(None)
-valid_loader = NeighborLoader(None{argument})
-test_loader = NeighborLoader(None{argument})
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize("argument", ["", ", neighbor_sampler=train_loader"])
-def test_a_killed_script_with_several_stock_loaders_is_told_how_to_share_their_graph(
-    argument: str,
-) -> None:
-    name = script(STOCK_LOADERS.format(argument=argument))
-    done = cli("watch", "--memory-limit", "150 MB", "--", sys.executable, "-u", name)
-    assert done.returncode == 137
-    words = "neighbor_sampler=train_loader.node_sampler in each NeighborLoader after the first"
-    assert (words in done.stderr) == (argument == "")
 
 
 def test_watch_passes_arguments_output_input_and_exit_code_on() -> None:
@@ -139,7 +110,8 @@ def test_a_script_that_passes_its_limit_is_killed_in_the_phase_that_it_named(lim
     done = cli("watch", *arguments, script(LOADERS), "--lr", "1e-3")
     assert done.returncode == 137
     assert "in phase 'build test loader'" in done.stderr
-    assert "one loader at a time" in done.stderr
+    assert re.search(r"\d+ MB of it in 'build test loader'", done.stderr)
+    assert "one loader" not in done.stderr
     for ours in ("loading=", "feature_dtype", "--resume", "resume=True"):
         assert ours not in done.stderr
     assert Run.open("run").state == "out of memory, exit code 137"
@@ -244,54 +216,6 @@ def test_an_attempt_after_the_clock_was_set_back_follows_the_one_before(tmp_path
     assert abs(clock.now_by({"boot": "another machine", "boot_s": 0.0}) - time.time()) < 600
 
 
-SECRET = "hunter2-geheim"
-
-
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--token", SECRET],
-        [f"--api-key={SECRET}"],
-        ["--hfToken", SECRET],
-        ["--password", f"-{SECRET}"],
-        ["--bearer", SECRET],
-        ["--pass", SECRET],
-        [f"DB_PASS={SECRET}"],
-        [f"Authorization:{SECRET}"],
-        [f"WANDB_API_KEY={SECRET} and more"],
-        ["--client_secret", SECRET, "--lr", "3"],
-        [f"export HF_TOKEN={SECRET}; python t.py --passwd '{SECRET} x' --lr 3"],
-        [f"Authorization: Bearer {SECRET}"],
-        [f"https://me:{SECRET}@host/data"],
-        [f'{{"token": "{SECRET}", "lr": 1}}'],
-    ],
-)
-def test_a_secret_of_a_command_reaches_it_and_is_neither_recorded_nor_printed(
-    argv: list[str],
-) -> None:
-    code = (
-        "import hashlib, sys; print(hashlib.md5(repr(sys.argv[1:]).encode()).hexdigest()); exit(3)"
-    )
-    done = cli("watch", "--run-dir", "run", "--", sys.executable, "-c", code, *argv)
-    assert done.stdout.strip() == hashlib.md5(repr(argv).encode()).hexdigest()
-    assert SECRET not in done.stderr
-    for content in tree(Path("run")).values():
-        assert SECRET.encode() not in content
-    assert SECRET not in str(list_runs(".")["command"].tolist())
-    assert any("***" in word for word in Run.open("run").record.start["command"])
-
-
-def test_a_command_that_is_missing_is_named_without_its_secret() -> None:
-    missing = cli("watch", "--", "no-such-command", "--token", SECRET)
-    assert missing.returncode == 2
-    assert SECRET not in missing.stderr
-
-
-def test_words_that_only_look_like_a_secrets_name_are_recorded() -> None:
-    argv = ["true", "--tokenizer", "bert", "--author", "me", "--keep=best", "make_key.py", "data"]
-    assert watch(argv, run_dir="run", echo=False).record.start["command"] == argv
-
-
 def test_exit_codes_of_other_commands_are_not_taken_for_ours() -> None:
     for code, word in ((75, "error"), (76, "error"), (77, "error"), (2, "error"), (143, "SIGTERM")):
         done = watch(["sh", "-c", f"exit {code}"])
@@ -371,7 +295,7 @@ def test_without_a_phase_the_last_line_and_the_processes_say_where_a_command_is(
     wait_until(lambda: re.search(r"with [3-9]\d MB, ", said()), "the worker")
     pids = Path("pids").read_text().split()
     text = said()
-    assert "At work, in no named phase;" in text
+    assert "At work, with no phase open;" in text
     assert "The last line that it printed: reading edges." in text
     assert [*re.findall(r"python\S* (\d+) with \d+ MB", text)] == pids[::-1]  # the largest first
     process.terminate()
@@ -388,7 +312,7 @@ def test_a_kill_without_a_phase_names_the_last_line_and_the_processes() -> None:
     arguments = ["--memory-limit", "200 MB", "--limit-by", "watchdog", "--run-dir", "run", "--"]
     done = cli("watch", *arguments, sys.executable, script(SPEAKING), "grow")
     assert done.returncode == 137
-    assert "in no named phase. The last line that it printed: reading edges." in done.stderr
+    assert "with no phase open. The last line that it printed: reading edges." in done.stderr
     pids = Path("pids").read_text().split()
     assert re.search(
         rf"python\S* {pids[0]} with 1?\d\d MB, python\S* {pids[1]} with [45]\d MB", done.stderr
@@ -671,48 +595,3 @@ def test_a_script_that_keeps_memory_each_epoch_is_told_its_slope() -> None:
     assert flat.growth is not None
     assert flat.growth.verdict == "levels off"
     assert "climbs" not in flat.diagnosis.text
-
-
-def over_time(shape: Callable[[float], float], seconds: float, **start: Any) -> Record:
-    """The record of a run whose memory has this shape: MB by the part of its time, ten samples a
-    second."""
-    tally, noise = Record(), random.Random(0)
-    tally.event({"event": "start", "time_s": 0.0, **start})
-    for i in range(int(10 * seconds)):
-        # a batch comes and goes
-        held = shape(i / (10 * seconds)) + (i % 7) * 30 + noise.gauss(0, 5)
-        tally.sample(i / 10, Reading(1, rss_anon_bytes=int(held * MB), rss_shmem_bytes=0))
-    return tally
-
-
-def test_a_leak_is_seen_without_marks_and_neither_a_warm_up_nor_noise_is_one() -> None:
-    def verdict(shape: Callable[[float], float], seconds: float = 60.0) -> str:
-        found = over_time(shape, seconds, command=["python"])
-        climbs = found.growth is not None and found.growth.verdict == "climbs"
-        # which is no training's alone: it has no marks of epochs
-        remedy = _command_remedy(found, KilledBy())
-        assert ("one loader at a time" in remedy, "in training look for a loss" in remedy) == (
-            True,
-            climbs,
-        )
-        return found.growth.verdict if found.growth else ""
-
-    for seconds in (20.0, 60.0):
-        assert verdict(lambda u: 300 + 400 * u, seconds) == "climbs"
-        assert (
-            verdict(lambda u: 1000 * min(1.0, u / 0.3) + 300 * max(0.0, u - 0.3), seconds)
-            == "climbs"
-        )
-        # at the end of each epoch
-        assert verdict(lambda u: 300 + 20 * int(20 * u), seconds) == "climbs"
-        levels: list[Callable[[float], float]] = [
-            lambda u: 500,
-            lambda u: 1000 * min(1.0, u / 0.6),  # reads its data, then works on them
-            lambda u: 1000 * (1 - 2.7 ** -(u / 0.2)),
-            lambda u: 300 + 400 * (5 * u % 1),  # what each epoch gives back
-            lambda u: 300 + 400 * (u > 0.6),
-        ]
-        for shape in levels:
-            assert verdict(shape, seconds) == "levels off"
-    assert verdict(lambda u: 300 + 400 * u, 4) == ""
-    assert over_time(lambda u: 300 + 400 * u, 60).growth is None  # a trainer: it marks its epochs

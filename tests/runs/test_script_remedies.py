@@ -1,0 +1,276 @@
+"""Promises of the remedies for killed scripts and cells: the first one, followed to the letter,
+finishes under the same limit; where there is none of one line, the fact names line and amount.
+"""
+
+import ast
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import MB
+
+from ogbnlib.memory.limits import Limit
+from ogbnlib.runs.folder import Run
+from ogbnlib.runs.sandbox import watch
+
+EDGES = 6_000_000  # 96 MB; a loader keeps as much, and needs 192 MB while it is built
+LARGE_BYTES = 300 * MB
+GRAPH = f"""
+import torch
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+data = Data(edge_index=torch.randint(0, 10**6, (2, {EDGES})), num_nodes=10**6)
+masks = [torch.arange(100), torch.arange(100, 200), torch.arange(200, 300)]
+"""
+ENDS = "\nassert all(len(loader) == 10 for loader in loaders)\nprint('finished')\n"
+LOADERS = {  # code that makes three loaders
+    "three lines": """
+        first = NeighborLoader(data, num_neighbors=[2], batch_size=10, input_nodes=masks[0])
+        second = NeighborLoader(data, num_neighbors=[2], batch_size=10, input_nodes=masks[1])
+        third = NeighborLoader(data, num_neighbors=[2], batch_size=10, input_nodes=masks[2])
+        loaders = [first, second, third]
+    """,
+    "a function": """
+        def make(mask, **options):
+            return NeighborLoader(data, num_neighbors=[2], input_nodes=mask, **options)
+        loaders = [make(masks[0], batch_size=10), make(masks[1], batch_size=10), make(masks[2], batch_size=10)]
+    """,
+    "a loop": """
+        loaders = []
+        for mask in masks:
+            loaders.append(NeighborLoader(data, num_neighbors=[2], batch_size=10, input_nodes=mask))
+    """,
+    "a data module": """
+        class DataModule:
+            def __init__(self):
+                self.kept = {name: self.dataloader(name) for name in ("train", "val", "test")}
+            def dataloader(self, name):
+                mask = dict(zip(("train", "val", "test"), masks))[name]
+                return NeighborLoader(
+                    data, num_neighbors=[2], batch_size=10, input_nodes=mask,
+                )
+        loaders = list(DataModule().kept.values())
+    """,
+    "an alias": """
+        import functools
+        NL = functools.partial(NeighborLoader, num_neighbors=[2])
+        loaders = [NL(data, batch_size=10, input_nodes=mask) for mask in masks]
+    """,
+    "another file": """
+        from my_loaders import make
+        loaders = [make(data, mask) for mask in masks]
+    """,
+}
+MODULE = """
+import torch_geometric.loader as pyg
+def make(data, mask):
+    return pyg.NeighborLoader(data, num_neighbors=[2], batch_size=10, input_nodes=mask)
+"""
+READS = {  # code that reads a large file, without PyG
+    "torch.load": "import torch\nx = torch.load('x.pt')\nprint(x[::1000].sum())",
+    "load of torch, in a function": """
+        from torch import load
+        def read(name):
+            return load(name, weights_only=True)
+        print(read('x.pt')[::1000].sum())
+    """,
+    "torch.load in a phase": """
+        import torch, ogbnlib
+        from pathlib import Path
+        with ogbnlib.phase("read"):
+            x = torch.load(Path('x.pt'), map_location='cpu')
+    """,
+    "numpy.load": "import numpy as np\nx = np.load('x.npy')\nprint(x[::1000].sum())",
+    "numpy.load in a class": """
+        import numpy
+        class Features:
+            def __init__(self, name):
+                self.x = numpy.load(name, allow_pickle=False)
+        print(Features('x.npy').x[:3])
+    """,
+}
+# The first loader's sampler in each call that the remedy names, however often a line runs.
+SHARED = """
+def _share(make, *args, **options):
+    loader = make(*args, neighbor_sampler=_share.sampler, **options)
+    _share.sampler = _share.sampler or loader.node_sampler
+    return loader
+_share.sampler = None
+import builtins
+builtins._share = _share
+"""
+
+
+class _Follow(ast.NodeTransformer):
+    """Edit of the calls that a remedy names, and of the same function's calls in other lines."""
+
+    def __init__(self, remedy: str, file: Path):
+        self.tree = ast.parse(file.read_text())
+        self.shares = "neighbor_sampler=first_loader.node_sampler" in remedy
+        self.mapped = re.search(r"\w+\.load\(\.\.\., (\w+)=([\w']+)\)", remedy)
+        lines = {
+            int(line) for line in re.findall(rf"line (\d+) of {re.escape(file.name)}\b", remedy)
+        }
+        calls = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
+        named = [ast.unparse(call.func) for call in calls if call.lineno in lines]
+        suffix = "load" if self.mapped else ("NeighborLoader", "NL")
+        self.names = {name for name in named if name.endswith(suffix)}
+
+    def visit_Call(self, call: ast.Call) -> ast.Call:
+        self.generic_visit(call)
+        if ast.unparse(call.func) not in self.names:
+            return call
+        if self.shares:
+            return ast.Call(ast.Name("_share", ast.Load()), [call.func, *call.args], call.keywords)
+        assert self.mapped
+        value = ast.parse(self.mapped[2], mode="eval").body
+        return ast.Call(call.func, call.args, [*call.keywords, ast.keyword(self.mapped[1], value)])
+
+
+def follow(remedy: str, file: Path) -> bool:
+    """Edit a script as the remedy says; return whether it named a line of it."""
+    edit = _Follow(remedy, file)
+    file.write_text(ast.unparse(ast.fix_missing_locations(edit.visit(edit.tree))))
+    return bool(edit.names)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel_limit: Callable[[int], Limit]
+) -> None:
+    kernel_limit(2**30).close()  # skips where the kernel enforces none
+    monkeypatch.chdir(tmp_path)
+
+
+def python(code: str, limit_bytes: int | None = None) -> Run:
+    Path("script.py").write_text(textwrap.dedent(code))
+    return watch(["python", "script.py"], limit_bytes, echo=False)
+
+
+@pytest.fixture(scope="module")
+def imports_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """Memory of Python with PyG, without data."""
+    folder = tmp_path_factory.mktemp("imports")
+    imports = "import torch, torch_geometric.loader, torch_geometric.data"
+    return watch(["python", "-c", imports], run_dir=folder / "run", echo=False).held_peak_bytes
+
+
+def killed(code: str, limit_bytes: int) -> Run:
+    done = python(code, limit_bytes)
+    assert (done.exit_code, done.diagnosis.cause) == (137, "out of memory"), done.diagnosis
+    assert len(done.diagnosis.remedy.split()) <= 60
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOADERS)
+def test_loaders_that_share_as_the_remedy_says_finish(name: str, imports_bytes: int) -> None:
+    module = Path("my_loaders.py")
+    module.write_text(MODULE)
+    limit_bytes = imports_bytes + 336 * MB  # one graph as it is built takes 288 MB, two 384
+    code = GRAPH + textwrap.dedent(LOADERS[name]) + ENDS
+    done = killed(code, limit_bytes)
+    assert len(done.record.graphs) == 1
+    files = (Path("script.py"), module)
+    followed = [follow(done.diagnosis.remedy, file) for file in files]
+    assert any(followed), done.diagnosis.remedy
+    again = python(SHARED + Path("script.py").read_text(), limit_bytes)
+    assert again.exit_code == 0, again.diagnosis
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", READS)
+def test_a_file_that_is_mapped_as_the_remedy_says_finishes(name: str, imports_bytes: int) -> None:
+    import torch
+
+    if "numpy" in name:
+        np.save("x.npy", np.zeros(LARGE_BYTES // 8))
+    else:
+        torch.save(torch.zeros(LARGE_BYTES // 4), "x.pt")
+    limit_bytes = LARGE_BYTES if "numpy" in name else imports_bytes + LARGE_BYTES // 2
+    done = killed(READS[name], limit_bytes)
+    assert follow(done.diagnosis.remedy, Path("script.py")), done.diagnosis.remedy
+    again = python(Path("script.py").read_text(), limit_bytes)
+    assert again.exit_code == 0, again.diagnosis
+
+
+FACTS = {  # code -> what the remedy names
+    "a table": (
+        "import pandas as pd\nprint('reading the table')\npd.read_csv('x.csv')",
+        "after it printed 'reading the table'",
+    ),
+    "a list": (
+        "import ogbnlib\nkept = []\nfor i in range(90):\n"
+        "    kept.append(bytearray(10 * 2**20))\n    ogbnlib.mark('epoch')",
+        "find what keeps 10 MB in each epoch",
+    ),
+    "a phase": (
+        "import ogbnlib\nprint('begin')\nwith ogbnlib.phase('fill'):\n    x = bytearray(10**9)",
+        "in 'fill'",
+    ),
+    "a phase that ended": (
+        "import ogbnlib\nwith ogbnlib.phase('fill'):\n    x = bytearray(10**6)\nprint('then')\nx = bytearray(10**9)",
+        "after it printed 'then'",
+    ),
+    "an inner phase that ended": (
+        "import ogbnlib\nwith ogbnlib.phase('outer'):\n    with ogbnlib.phase('inner'):\n        pass\n"
+        "    x = bytearray(10**9)",
+        "in 'outer'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_elsewhere_the_remedy_is_where_and_by_how_much_memory_grew(name: str) -> None:
+    code, words = FACTS[name]
+    if "csv" in code:
+        Path("x.csv").write_text("a,b,c\n" + "12345,23456,34567\n" * 4_000_000)
+    remedy = killed(code, 140 * MB).diagnosis.remedy
+    assert words in remedy
+    assert "notebooks/guide/memory.md#" in remedy
+    assert "oader" not in remedy
+    amount = re.search(r"(\d+) MB of it", remedy)
+    assert amount is None or 20 <= int(amount[1]) <= 140
+
+
+@pytest.mark.slow
+def test_one_graph_for_all_loaders_brings_no_advice_on_loaders(imports_bytes: int) -> None:
+    options = "num_neighbors=[2], input_nodes=masks[0]"
+    code = f"{GRAPH}loader = NeighborLoader(data, {options})\n"
+    code += f"other = NeighborLoader(data, {options}, neighbor_sampler=loader.node_sampler)\n"
+    code += "del other\nprint('rows')\nx = bytearray(10**9)\n"
+    done = killed(code, imports_bytes + 336 * MB)
+    assert [*done.record.graphs.values()] == [EDGES * 16]
+    assert "neighbor_sampler" not in done.diagnosis.remedy
+    assert "after it printed 'rows'" in done.diagnosis.remedy
+
+
+@pytest.mark.slow
+def test_a_loader_that_was_freed_is_not_counted(imports_bytes: int) -> None:
+    code = GRAPH + "import gc\nfor mask in masks:\n"
+    code += "    loader = NeighborLoader(data, num_neighbors=[2], input_nodes=mask)\n"
+    code += "    del loader\n    gc.collect()\nprint('rows')\nx = bytearray(10**9)\n"
+    done = killed(code, imports_bytes + 336 * MB)
+    assert done.record.graphs == {}
+    assert len(done.record.largest_parts) == 3
+    assert "oader" not in done.diagnosis.remedy
+
+
+def test_watching_a_script_changes_neither_its_path_nor_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Path("site").mkdir()
+    Path("site/sitecustomize.py").write_text("import builtins; builtins.mine = 1\n")
+    monkeypatch.setenv("PYTHONPATH", "site")
+    code = "import sys, sitecustomize; print(mine, sys.path, sitecustomize.__file__)"
+    Path("script.py").write_text(code)
+    command = "python script.py; python -I -c 'print(1)'; echo end"
+    watched = watch(["sh", "-c", command], echo=False)
+    first, *others = (watched.run_dir / "output.log").read_text().splitlines()
+    assert others == ["1", "end"]
+    assert first.startswith("1 [")
+    assert first.endswith("site/sitecustomize.py")
+    assert "memory/hook" not in first
