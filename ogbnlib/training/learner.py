@@ -4,6 +4,7 @@ import functools
 import itertools
 import os
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -226,50 +227,16 @@ def _allocator_peak(work: Callable[[], object]) -> int:
     return max(itertools.accumulate(sizes), default=0)
 
 
-_TIMED_S = 0.3  # for the steps on one batch
 _TINY = 64  # the smaller of two timed batches is this part of the larger one
 
 
-def _step_s(work: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of several steps after the first one."""
-    # CPU time of this thread, as in `machine.probe`: a login node has other users
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < _TIMED_S:
-        begin_s = time.thread_time()
-        work()
-        times.append(time.thread_time() - begin_s)
-    return min(times[1:])
-
-
-def _time_steps(
-    learner: Learner, num_features: int, hop_nodes: Sequence[int], hop_edges: Sequence[int]
-) -> dict[str, float]:
-    """Return the times of a trial, see `forecast.step_memory._Trial`; in one thread."""
+def _step_s(learner: Learner, batch: Data) -> float:
     size = learner.config.batch_size
-    counts: list[int] = []
-    steps_s: list[float] = []
-    evaluation_s = 0.0
+    # not the first step of an epoch, which has more checks
+    step = functools.partial(learner.step, itertools.repeat(batch), 1, size, 2 * size)
     with torch_threads(1):
-        for part in (_TINY, 1):
-            nodes = [max(2, count // part) for count in hop_nodes]
-            edges = [max(2, count // part) for count in hop_edges]
-            batch = random_batch(nodes, edges, num_features)
-            batch.y = torch.zeros(nodes[0], dtype=torch.int64)
-            batch.input_id = torch.zeros(1, dtype=torch.int64)
-            learner.begin(epoch=1)
-            # not the first step of an epoch, which has more checks
-            step = functools.partial(learner.step, itertools.repeat(batch), 1, size, 2 * size)
-            steps_s.append(_step_s(step))
-            learner.begin()
-            evaluation_s = _step_s(functools.partial(learner.predict, batch))
-            counts.append(sum(nodes) + sum(edges))
-    step_s = max(0.0, steps_s[1] - steps_s[0]) / (counts[1] - counts[0])
-    flops_per_s = probe().products_per_s(learner.config.precision, threads=1)
-    return {
-        "fixed_s": max(0.0, steps_s[0] - step_s * counts[0]),
-        "training_flops": step_s * flops_per_s,
-        "evaluation_flops": evaluation_s / counts[1] * flops_per_s,
-    }
+        # the fastest of five; CPU time, as in `machine.probe`: a login node has other users
+        return min(timeit.repeat(step, number=1, repeat=5, timer=time.thread_time))
 
 
 def measure_step(
@@ -278,27 +245,33 @@ def measure_step(
     num_features: int,
     hop_nodes: Sequence[int],
     hop_edges: Sequence[int],
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """Measure a model's state, and the memory peaks of training and evaluating one random batch, in
-    bytes; and the times of steps."""
+    bytes; and the time of steps, see `forecast.step_memory._Trial`."""
     batch = random_batch(hop_nodes, hop_edges, num_features)
-    batch.y = torch.zeros(hop_nodes[0], dtype=torch.int64)
+    tiny_nodes, tiny_edges = (
+        [-(-count // _TINY) for count in counts] for counts in (hop_nodes, hop_edges)
+    )
+    tiny = random_batch(tiny_nodes, tiny_edges, num_features)
     learner = Learner(config, model, torch.device("cpu"), Ranks(), EventLog(None))
     train = functools.partial(learner._add_gradients, batch, 1.0)
     try:
         model.train()
         train()  # creates the gradients, which belong to the model's state
         training_bytes = _allocator_peak(train)
+        tiny_s, batch_s = (_step_s(learner, timed) for timed in (tiny, batch))
         model.eval()
         evaluation_bytes = _allocator_peak(lambda: learner.predict(batch))
-        times = _time_steps(learner, num_features, hop_nodes, hop_edges)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"
         ) from None
+    # seconds of a node or edge
+    slope_s = max(0.0, batch_s - tiny_s) / (len(batch.x) + batch.num_edges)
     return {
+        "fixed_s": tiny_s,
+        "flops": slope_s * probe().products_per_s(config.precision, threads=1),
         "state_bytes": 4 * sum(value.nbytes for value in model.parameters()),
         "training_bytes": training_bytes,
         "evaluation_bytes": evaluation_bytes,
-        "times": times,
     }
