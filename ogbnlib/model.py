@@ -57,6 +57,8 @@ class BaseModel:
 
     propagated: bool
     has_heads = False  # whether `heads` must divide `hidden_channels`
+    # whether its matrices multiply the rows of a layer's sources, in place of its targets
+    transforms_sources = False
     fused = False  # whether `training.fused_sage` computes its layers on the CPU
     # Names of a layer's parameters, if `inference.exact` can compute it with all neighbors, layer
     # by layer: the weights of neighbors, the bias, and the weights of the node itself. Such a layer
@@ -70,15 +72,10 @@ class BaseModel:
         raise NotImplementedError
 
     @staticmethod
-    def product_rows(layer: Layer) -> int:
-        """Number of rows that a layer's weights are multiplied with."""
-        return layer.targets
-
-    @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        """Bytes that a training step writes for a layer's edges, in addition to `memory`; for
-        times."""
-        raise NotImplementedError
+        """Bytes that a training step writes for a layer's edges, in addition to its memory; for the
+        forecast of times. Propagated features have no edges."""
+        return 0
 
     @staticmethod
     def memory(layer: Layer) -> LayerMemory:
@@ -118,10 +115,6 @@ class PropagatedModel(BaseModel):
     """A model on propagated features [N, (hops + 1) * F], without the graph."""
 
     propagated = True
-
-    @staticmethod
-    def edge_bytes(layer: Layer) -> int:
-        return 0  # batches have no edges
 
     @staticmethod
     def network(

@@ -179,7 +179,6 @@ def with_hub(
 
 
 def _last_full_hop(num_neighbors: Sequence[int]) -> int:
-    """The last hop that takes all neighbors."""
     return max(hop for hop, k in enumerate(num_neighbors) if k < 0)
 
 
@@ -275,7 +274,6 @@ def _drawn(request: _Request) -> list[tuple[BatchShape, bool]]:
 
 
 def _is_cold(store: Store) -> bool:
-    """Whether a graph may not be in memory."""
     return store.files["colptr"].bytes + store.files["row"].bytes > _COLD_BYTES
 
 

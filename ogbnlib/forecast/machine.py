@@ -30,7 +30,6 @@ class Machine:
     flops_per_s: float  # of one core, in a float32 product
     disk_bytes_per_s: float
     bf16_flops_per_s: float  # of one core, in a bfloat16 product
-    bytes_per_s: float = 12e9  # of one core, copying rows at random places
 
     def products_per_s(self, precision: str, threads: int) -> float:
         """Operations per second in the matrix products of a training step."""
@@ -40,19 +39,12 @@ class Machine:
         # (num_neighbors, batch_size, hidden_channels) from RAM took 408 s in fp32 (75 GFLOP/s a
         # core), and 131 s in bfloat16 (215).
         of_core = self.flops_per_s if precision == "fp32" else self.bf16_flops_per_s
-        return 0.72 * of_core * self._speedup(threads)
-
-    def moves_per_s(self, threads: int) -> float:
-        """Bytes per second in the other operations of a training step."""
-        return self.bytes_per_s * self._speedup(threads)
-
-    def _speedup(self, threads: int) -> float:
-        return min(threads, self.cores) ** 0.8
+        return 0.72 * of_core * min(threads, self.cores) ** 0.8
 
     def __str__(self) -> str:
         return (
-            f"{self.cores} core{'s' * (self.cores > 1)}, {self.flops_per_s / 1e9:.0f} GFLOP/s and "
-            f"{self.bytes_per_s / 1e9:.0f} GB/s a core, disk {self.disk_bytes_per_s / 1e9:.1f} GB/s"
+            f"{self.cores} core{'s' * (self.cores > 1)}, {self.flops_per_s / 1e9:.0f} GFLOP/s a "
+            f"core, disk {self.disk_bytes_per_s / 1e9:.1f} GB/s"
         )
 
 
@@ -72,20 +64,6 @@ def _product() -> float:
         np.matmul(a, a, out=out)
         done += 1
     return 2 * 64**3 * done / (time.thread_time() - begin)
-
-
-def _copy() -> float:
-    """Bytes per second that one core copies, in rows of 256 bytes at random places of an array
-    larger than the caches."""
-    rows = np.zeros((2**18, 64), np.float32)
-    ids = np.random.default_rng(0).permutation(len(rows))
-    out = np.zeros_like(rows)
-    done = 0
-    begin = time.thread_time()
-    while time.thread_time() - begin < _PROBE_S:
-        np.take(rows, ids, axis=0, out=out, mode="clip")
-        done += 1
-    return done * out.nbytes / (time.thread_time() - begin)
 
 
 def _bf16_product(flops_per_s: float) -> float:
@@ -147,4 +125,4 @@ def probe(size: GraphSize | None = None) -> Machine:
             disk = _read(size.file_path("x"))
     flops_per_s = _product()
     bf16_flops_per_s = _bf16_product(flops_per_s)
-    return Machine(job_cores(), flops_per_s, disk or DISK_BYTES_PER_S, bf16_flops_per_s, _copy())
+    return Machine(job_cores(), flops_per_s, disk or DISK_BYTES_PER_S, bf16_flops_per_s)

@@ -110,7 +110,6 @@ def distinct_nodes(size: GraphSize, undirected: bool | None, draws: float) -> fl
 
 
 def _field_nodes(size: GraphSize) -> float:
-    """Number of nodes in the field of the labelled nodes."""
     return min(size.num_nodes, max(_FIELD_NODES, _FIELD_LABELLED * sum(size.num_seeds.values())))
 
 

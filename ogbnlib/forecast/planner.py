@@ -147,7 +147,6 @@ class Advice:
 
 
 def _heading(advice: Advice) -> Iterator[str]:
-    """The graph, the loading policy and the batches."""
     config = advice.forecast.config
     size = advice.forecast.size
     batches = f"[{spaced(config.num_neighbors)}]"
@@ -164,7 +163,6 @@ def _heading(advice: Advice) -> Iterator[str]:
 
 
 def _phases(advice: Advice) -> Iterator[str]:
-    """A row for each phase, the peak, and the limit of a Slurm job."""
     yield f"{'phase':<30} {'memory in use':>13}  largest parts"
     for phase in advice.forecast.phases:
         largest = sorted(phase.parts.items(), key=lambda item: -item[1])[:3]
@@ -177,7 +175,6 @@ def _phases(advice: Advice) -> Iterator[str]:
 
 
 def _disk(advice: Advice) -> Iterator[str]:
-    """The page cache, a store's windows, and a propagation."""
     forecast = advice.forecast
     if forecast.cache_bytes:
         yield (
@@ -229,16 +226,14 @@ def _int8(advice: Advice) -> Iterator[str]:
 
 
 def _precision(advice: Advice) -> Iterator[str]:
-    """The time of an epoch in bfloat16, if this machine gains by it."""
     forecast = advice.forecast
     machine = forecast.machine
-    if machine is REFERENCE or forecast.config.precision != "fp32":
-        return
-    config = forecast.config.replace(precision="bf16")
-    if not is_measured(config, forecast.size):
+    config = forecast.config
+    # the user's own model is measured in its own precision alone
+    if machine is REFERENCE or config.precision != "fp32" or config.model not in MODELS:
         return
     half = predict(
-        config,
+        config.replace(precision="bf16"),
         forecast.size,
         memory_limit_bytes=advice.limit_bytes,
         machine=machine,
@@ -251,17 +246,15 @@ def _precision(advice: Advice) -> Iterator[str]:
 
 
 def _stock_loop(advice: Advice) -> Iterator[str]:
-    """The time of an epoch where the loaders are PyG's own."""
-    forecast = advice.forecast
-    if not forecast.config.policy.is_stock:
+    if not advice.forecast.config.policy.is_stock:
         return
     plain = " and ".join(
         f"{trainer / loop:.2g} ({trainer / trimmed:.2g}) times as long at {shape}"
         for shape, (loop, trimmed, trainer) in STOCK_LOOP.items()
     )
     yield (
-        f"an epoch by our trainer takes {seconds(forecast.epoch_s)}; a loop of plain PyG (with layers "
-        f"trimmed by num_sampled_nodes_per_hop) took {plain}"
+        f"an epoch by our trainer takes {seconds(advice.forecast.epoch_s)}; a loop of plain "
+        f"PyG (with layers trimmed by num_sampled_nodes_per_hop) took {plain}"
     )
 
 
@@ -272,23 +265,21 @@ def _step(advice: Advice) -> Iterator[str]:
         f"a training step on a GPU: {format_bytes(sum(advice.forecast.gpu.values()))} allocated, "
         "beside the CUDA context"
     )
-    like = f"model={formula_of(config)} of the same width"
     if advice.model_problem:
         yield (
             f"uncertain: {config.model} was not measured ({advice.model_problem}). Its memory and times are "
-            f"planned as those of {like} that computes all sampled nodes in each layer"
+            f"planned as those of model={formula_of(config)} of the same width that computes all sampled "
+            "nodes in each layer"
         )
     elif config.model not in MODELS:
-        text = (
+        scaled = ", and the time scaled by the speed of matrix products to the machine of this plan"
+        yield (
             f"{config.model}: memory and time of a step were measured here on small random batches"
+            f"{scaled * (advice.forecast.machine is REFERENCE)}"
         )
-        if advice.forecast.machine is REFERENCE:
-            text += ", and the time is scaled with the speed of matrix products to the machine planned for"
-        yield text
 
 
 def _uncertainty(advice: Advice) -> Iterator[str]:
-    """The margin of a forecast whose batches are not known well."""
     config = advice.forecast.config
     reason = _UNCERTAIN.get(advice.forecast.train.batches.source)
     if reason is None:
@@ -299,7 +290,6 @@ def _uncertainty(advice: Advice) -> Iterator[str]:
 
 
 def _verdict(advice: Advice) -> Iterator[str]:
-    """The verdict, and the changes or the limit that would fit."""
     if advice.limit_bytes is None:
         return
     yield f"under {format_bytes(advice.limit_bytes)}: {advice.verdict}"

@@ -33,7 +33,6 @@ def formula_of(config: TrainConfig) -> str:
 
 
 def _formulas_of(config: TrainConfig) -> type[BaseModel]:
-    """The registered model whose formulas are used."""
     return MODELS[formula_of(config)].load()
 
 
@@ -53,11 +52,8 @@ class _Trial:
     state_bytes: int
     training: tuple[float, float]
     evaluation: tuple[float, float]
-    # Time: of any step, and of each node and edge of a batch, as the operations of matrix products
-    # that take as long.
-    fixed_s: float
-    training_flops: float
-    evaluation_flops: float
+    fixed_s: float  # time of a training step, whatever the batch
+    flops: float  # the operations of products that take as long as a node or edge of the batch
 
 
 _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
@@ -171,23 +167,16 @@ def step_flops(
     model = _formulas_of(config)
     flops = 0
     for layer in _layers_of(config, batch, num_features, num_classes):
-        forward = 2 * model.product_rows(layer) * model.weights(layer)
+        rows = layer.sources if model.transforms_sources else layer.targets
+        forward = 2 * rows * model.weights(layer)
         backward = forward if layer.first else 2 * forward
         flops += forward + backward * training
     return flops
 
 
-def _moved_bytes(
-    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, training: bool
-) -> int:
-    """Bytes that a step writes beside its matrix products: each array of its layers once, and
-    `edge_bytes`."""
-    model = _formulas_of(config)
-    moved = sum(
-        model.memory(layer).peak + model.edge_bytes(layer)
-        for layer in _layers_of(config, batch, num_features, num_classes)
-    )
-    return moved if training else moved // 3  # the backward pass writes two gradients
+# Operations of a float32 product that take as long as writing a byte: one Zen 4 core copied rows of
+# 256 bytes at 13 GB/s, and reached 57 GFLOP/s in the products of a step.
+_FLOPS_PER_BYTE = 4.4
 
 
 def step_s(
@@ -201,17 +190,20 @@ def step_s(
 ) -> float:
     """Seconds of a step's computation on a machine.
 
-    For the user's own model, a measured step is scaled with the batch's nodes and edges and with
-    the speed of the machine's products.
+    A registered model's step has matrix products, writes each array of its layers once, and has
+    work on edges. For the user's own model a measured step is scaled with the batch's nodes and
+    edges, and with the speed of the machine's products.
     """
     step = config, batch, num_features, num_classes
     rate = machine.products_per_s(config.precision, threads)
+    share = 1 if training else 1 / 3  # the backward pass computes two gradients
     trial = _trial(config, num_features, num_classes)
     if trial is not None:
-        flops = trial.training_flops if training else trial.evaluation_flops
-        return trial.fixed_s + flops * (batch.num_nodes + batch.num_edges) / rate
-    moved = _moved_bytes(*step, training)
-    return step_flops(*step, training=training) / rate + moved / machine.moves_per_s(threads)
+        return share * (trial.fixed_s + trial.flops * (batch.num_nodes + batch.num_edges) / rate)
+    model = _formulas_of(config)
+    written = sum(model.memory(layer).peak + model.edge_bytes(layer) for layer in _layers_of(*step))
+    others_s = _FLOPS_PER_BYTE * written / machine.products_per_s("fp32", threads)
+    return step_flops(*step, training=training) / rate + share * others_s
 
 
 def choose_threads(
@@ -336,7 +328,11 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
         multiple = (peaks[1] - peaks[0]) / (formulas[1] - formulas[0])
         lines[name] = fixed_bytes + peaks[1] - multiple * formulas[1], multiple
     _trials[key] = _Trial(
-        config.num_neighbors, measured["state_bytes"], **lines, **measured["times"]
+        config.num_neighbors,
+        measured["state_bytes"],
+        **lines,
+        fixed_s=measured["fixed_s"],
+        flops=measured["flops"],
     )
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
 

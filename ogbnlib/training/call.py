@@ -97,6 +97,8 @@ def random_batch(hop_nodes: Sequence[int], hop_edges: Sequence[int], num_feature
         x=torch.randn(ends[-1], num_features, generator=draw),
         edge_index=torch.cat(edges, dim=1),
         n_id=torch.arange(ends[-1]),
+        y=torch.zeros(hop_nodes[0], dtype=torch.int64),
+        input_id=torch.arange(hop_nodes[0]),
         batch_size=hop_nodes[0],
         num_sampled_nodes=list(hop_nodes),
         num_sampled_edges=list(hop_edges),

@@ -101,7 +101,6 @@ def make_model(
 
 
 def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
-    """Import the file or module that `config.model` names, and return its class."""
     place, _, name = config.model.rpartition(":")
     code = find_code(config, run_dir)[0]
     try:
@@ -205,7 +204,6 @@ def _describe(error: BaseException) -> str:
 
 
 def _is_python(file: str) -> bool:
-    """Return whether a frame's file belongs to Python's own library."""
     own = sysconfig.get_path("stdlib")
     return file.startswith("<frozen ") or (file.startswith(own) and "-packages/" not in file)
 

@@ -4,6 +4,7 @@ import functools
 import itertools
 import os
 import time
+import timeit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -244,50 +245,16 @@ def _peaks(work: Callable[[Data], object], batches: Sequence[Data]) -> list[int]
     return [fixed, *(peak_of(size for size in sizes if abs(size) not in same) for sizes in runs)]
 
 
-_TIMED_S = 0.3  # for the steps on one batch
 _TINY = 64  # the smaller of two timed batches is this part of the larger one
 
 
-def _step_s(work: Callable[[], object]) -> float:
-    """Return the seconds of the fastest of several steps after the first one."""
-    # CPU time of this thread, as in `machine.probe`: a login node has other users
-    times: list[float] = []
-    while len(times) < 3 or sum(times) < _TIMED_S:
-        begin_s = time.thread_time()
-        work()
-        times.append(time.thread_time() - begin_s)
-    return min(times[1:])
-
-
-def _time_steps(
-    learner: Learner, num_features: int, hop_nodes: Sequence[int], hop_edges: Sequence[int]
-) -> dict[str, float]:
-    """Return the times of a trial, see `forecast.step_memory._Trial`; in one thread."""
+def _step_s(learner: Learner, batch: Data) -> float:
     size = learner.config.batch_size
-    counts: list[int] = []
-    steps_s: list[float] = []
-    evaluation_s = 0.0
+    # not the first step of an epoch, which has more checks
+    step = functools.partial(learner.step, itertools.repeat(batch), 1, size, 2 * size)
     with torch_threads(1):
-        for part in (_TINY, 1):
-            nodes = [max(2, count // part) for count in hop_nodes]
-            edges = [max(2, count // part) for count in hop_edges]
-            batch = random_batch(nodes, edges, num_features)
-            batch.y = torch.zeros(nodes[0], dtype=torch.int64)
-            batch.input_id = torch.zeros(1, dtype=torch.int64)
-            learner.begin(epoch=1)
-            # not the first step of an epoch, which has more checks
-            step = functools.partial(learner.step, itertools.repeat(batch), 1, size, 2 * size)
-            steps_s.append(_step_s(step))
-            learner.begin()
-            evaluation_s = _step_s(functools.partial(learner.predict, batch))
-            counts.append(sum(nodes) + sum(edges))
-    step_s = max(0.0, steps_s[1] - steps_s[0]) / (counts[1] - counts[0])
-    flops_per_s = probe().products_per_s(learner.config.precision, threads=1)
-    return {
-        "fixed_s": max(0.0, steps_s[0] - step_s * counts[0]),
-        "training_flops": step_s * flops_per_s,
-        "evaluation_flops": evaluation_s / counts[1] * flops_per_s,
-    }
+        # the fastest of five; CPU time, as in `machine.probe`: a login node has other users
+        return min(timeit.repeat(step, number=1, repeat=5, timer=time.thread_time))
 
 
 def measure_step(
@@ -297,11 +264,16 @@ def measure_step(
     shapes: Sequence[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
     """Measure the state of a model that `make` returns, in bytes, the peaks (see `_peaks`) of
-    training and evaluating random batches of two shapes, and the times of steps."""
-    batches = [random_batch(**shape, num_features=num_features) for shape in shapes]
+    training and evaluating random batches of two shapes; and the time of steps, see
+    `forecast.step_memory._Trial`."""
+    tiny_shape = {
+        name: [-(-count // _TINY) for count in counts] for name, counts in shapes[-1].items()
+    }
+    batches = [random_batch(**shape, num_features=num_features) for shape in (*shapes, tiny_shape)]
     for batch in batches:
         batch.y = torch.zeros(batch.batch_size, dtype=torch.int64)
         batch.input_id = torch.zeros(1, dtype=torch.int64)
+    *batches, tiny = batches
     learners: list[Learner] = []
 
     def create() -> None:
@@ -327,11 +299,14 @@ def measure_step(
         created += allocations(functools.partial(train, batches[0]))
         training = _peaks(train, batches)
         evaluation = _peaks(evaluate, batches)
-        times = _time_steps(learner, num_features, **shapes[-1])
+        learner.begin(epoch=1)
+        tiny_s, batch_s = (_step_s(learner, timed) for timed in (tiny, batches[-1]))
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"
         ) from None
+    # seconds of a node or edge
+    slope_s = max(0.0, batch_s - tiny_s) / (len(batches[-1].x) + batches[-1].num_edges)
     values = [*learner.model.parameters(), *learner.model.buffers()]
     # numpy's arrays are not the allocator's
     arrays = {
@@ -344,5 +319,6 @@ def measure_step(
         "state_bytes": state_bytes,
         "training": training,
         "evaluation": evaluation,
-        "times": times,
+        "fixed_s": tiny_s,
+        "flops": slope_s * probe().products_per_s(config.precision, threads=1),
     }

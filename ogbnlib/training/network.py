@@ -35,7 +35,6 @@ for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
 
 
 def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
-    """Sort the edges of each hop by target."""
     return torch.cat(
         [
             hop[:, hop[1].argsort(stable=True)]
@@ -46,7 +45,6 @@ def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward or backward hooks of its own."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

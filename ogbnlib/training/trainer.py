@@ -180,7 +180,6 @@ class Trainer:
             raise
 
     def _train_epoch(self) -> None:
-        """Train on the remaining seeds of the current epoch."""
         state = self.state
         learner = self.learner
         epoch = state.epoch + 1
@@ -271,12 +270,10 @@ class Trainer:
             )
 
     def _is_over(self, *rows: Row) -> bool:
-        """Whether training is finished after the epochs so far and those of the extra `rows`."""
         history = [*self.state.history, *rows]
         return self.config.is_over(row.get(self.config.valid_column) for row in history)
 
     def _run_epoch(self) -> None:
-        """Train the rest of the current epoch, evaluate, and save its row and its checkpoint."""
         epoch = self.state.epoch + 1
         num_seeds = self.num_seeds["train"]
         if self.state.position < num_seeds:  # else interrupted during its evaluation
@@ -302,7 +299,6 @@ class Trainer:
         self.progress.say(_epoch_line(row))
 
     def _evaluate_epoch(self, epoch: int) -> Row:
-        """Run the evaluations that are due after an epoch, and return their measures."""
         if epoch == self.config.epochs:
             # The final evaluation needs no train loader. Dropping its CSC and workers makes room
             # for the eval loaders.

@@ -414,7 +414,7 @@ def print_step_s(config: TrainConfig, seconds: float) -> None:
 def compare_times(models: list[str], threads: int, seconds: float, folder: Path) -> None:
     """Print forecast and measured time of a training step for each model and shape."""
     machine = probe()
-    print(f"{machine}, copies {machine.bytes_per_s / 1e9:.1f} GB/s a core; {threads} thread(s)")
+    print(f"{machine}; {threads} thread(s)")
     env = {**os.environ, **trainer_environment(os.environ)}
     ratios = []
     for model, (num_neighbors, batch_size, hidden) in itertools.product(models, SHAPES):

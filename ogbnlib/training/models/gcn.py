@@ -9,16 +9,13 @@ class Model(SampledModel):
     """Sum over the neighbors and the node itself, each divided by the square roots of the degrees
     of both ends."""
 
+    transforms_sources = True
     exact_weights = ("lin.weight", "bias")
     weights = staticmethod(linear_weights)
 
     @staticmethod
-    def product_rows(layer: Layer) -> int:
-        return layer.sources
-
-    @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        """Bytes of the rows that are added up, and of their gradients."""
+        # the rows that are added up, and their gradients
         return 2 * 4 * layer.edges * layer.outputs
 
     @staticmethod

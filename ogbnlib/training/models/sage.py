@@ -24,8 +24,8 @@ class Model(SampledModel):
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        """Bytes of the rows that are added up and, as x needs no gradient, from the second layer on
-        of their gradients."""
+        # The rows that are added up and, as x needs no gradient, from the second layer on their
+        # gradients.
         return 4 * layer.edges * layer.inputs * (1 if layer.first else 2)
 
     @staticmethod
