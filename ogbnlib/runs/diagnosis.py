@@ -45,7 +45,7 @@ from .exit_codes import (
     resumption,
     state_key,
 )
-from .script_remedy import script_remedy
+from .script_remedy import REFUSED, script_remedy
 
 
 @dataclass(frozen=True)
@@ -408,7 +408,7 @@ class _Case:
         else:
             text.append(self._printed())
         if cause == OUT_OF_MEMORY:
-            remedy = self._memory_remedy()
+            remedy = REFUSED if self.foreign else self._memory_remedy()
         if not RunPaths(self.run_dir).output.is_file():
             remedy = remedy.replace(READ_LOG, READ_OUTPUT)
         text.append(self.slowed)

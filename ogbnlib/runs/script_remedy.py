@@ -9,6 +9,7 @@ from ..memory.killed import KEPT, KilledBy
 from ..memory.record import Phase, Record
 
 PAGE = "notebooks/guide/memory.md#a-killed-script"
+REFUSED = f"ask for less at once in the line that the traceback names; {PAGE} has the usual causes"
 _NUM_LINES = 3  # most lines that a remedy lists
 _LETTERS = 60  # most letters of a phase or of a printed line
 

@@ -16,7 +16,7 @@ from benchmarks.bench_planner import configuration
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB, parse_bytes
-from ogbnlib.forecast.audit import memory_remedy
+from ogbnlib.forecast.audit import _kept_by_model, memory_remedy
 from ogbnlib.forecast.fitting import FITS
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.planner import plan
@@ -24,7 +24,7 @@ from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.memory.killed import KilledBy
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.reading import Reading
-from ogbnlib.memory.record import Record
+from ogbnlib.memory.record import Growth, Record
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.official import KNOWN
@@ -155,6 +155,20 @@ def test_a_run_whose_memory_climbs_is_told_to_find_the_leak_and_no_parameter() -
     text = memory_remedy(PAPERS, record, KilledBy(GB))
     assert text.startswith("find what each epoch keeps")
     assert remedies(text) == []
+
+
+@pytest.mark.parametrize(
+    ("levels", "is_said"),
+    [([], False), ([400], False), ([400, 402], False), ([400, 380, 401], False)]
+    + [([400, 450], True), ([400, 430, 460], True)],
+)
+def test_a_model_is_said_to_keep_memory_only_where_it_rose_over_epochs(
+    levels: list[int], is_said: bool
+) -> None:
+    growth = Growth.of([size * MB for size in levels]) if levels else None
+    text = _kept_by_model(predict(PAPERS), growth)
+    assert bool(text) == is_said
+    assert not is_said or f"over {len(levels)} epochs memory rose from 400 MB" in text
 
 
 @pytest.mark.parametrize("phase", ["", "open"])
