@@ -171,7 +171,6 @@ def wheel_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", str(folder), str(ROOT)], check=True)
     (wheel,) = folder.glob("ogbnlib-*.whl")
-    assert wheel.stat().st_size < 1.5e6  # with the notebooks' outputs it would have 2 MB
     site = folder / "lib" / "python3" / "site-packages"  # as in an environment
     subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
     return site

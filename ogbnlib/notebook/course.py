@@ -1,11 +1,10 @@
-"""The course: notebooks, their guide and job scripts, which the wheel contains, too.
-
-`setup.py` runs this file before anything is installed, so the module itself imports only the
-standard library.
-"""
+"""The course: notebooks, their guide and job scripts, which the wheel contains, too."""
 
 import json
 from pathlib import Path
+
+from ..errors import InputError
+from ..files import new_folder
 
 _PATTERNS = (
     "notebooks/[0-9]*.ipynb",
@@ -33,7 +32,7 @@ outputs yet; `python -m ogbnlib notebooks NEW_FOLDER` writes fresh ones.
 """
 
 
-def copy_course(root: Path, folder: Path) -> None:
+def _copy_course(root: Path, folder: Path) -> None:
     """Copy the course files below `root` to `folder`, notebooks without outputs, and write the
     README of a working folder."""
     for pattern in _PATTERNS:
@@ -63,9 +62,6 @@ def write_course(folder: Path) -> None:
     Raises:
         InputError: The folder has content, or the installation has no notebooks.
     """
-    from ..errors import InputError
-    from ..files import new_folder
-
     package = Path(__file__).parents[1]
     source = package / "course" if (package / "course").is_dir() else package.parent
     if not (source / "notebooks" / "00_quickstart.ipynb").is_file():
@@ -74,4 +70,4 @@ def write_course(folder: Path) -> None:
             "or a clone by `pip install -e .`"
         )
     with new_folder(folder) as beside:
-        copy_course(source, beside)
+        _copy_course(source, beside)
