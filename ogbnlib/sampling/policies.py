@@ -295,8 +295,8 @@ class LazyLoaders(_RamLoaders):
         run.held[f"{split} loader's CSC"] = csc
         # At its peak, building the CSC takes 32 bytes an edge (sorted column, permutation, row,
         # copies); "sort" is the part beyond the CSC's own size.
-        sort = max(0, 32 * edges - csc)
-        run.phase(phase, {"sort": sort, WORKERS[1]: idle_workers * sizes.WORKER_BYTES})
+        idle_bytes = idle_workers * sizes.WORKER_BYTES
+        run.phase(phase, {"sort": max(0, 32 * edges - csc), WORKERS[1]: idle_bytes})
 
     def _load(self, store: Store) -> Data:
         import torch

@@ -26,7 +26,7 @@ from .network import GNN
 
 # An object whose state is saved in a checkpoint.
 Stateful: TypeAlias = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
-_PIECE_VALUES = 2**20  # of a tensor that is checked
+_PIECE_VALUES = 2**18  # of a tensor that is checked
 
 
 def loss_and_gradient(
@@ -234,13 +234,18 @@ def peak_of(sizes: Iterable[int]) -> int:
     return max(itertools.accumulate(sizes, initial=0))
 
 
-def _peaks(work: Callable[[Data], object], batches: Sequence[Data]) -> list[int]:
-    """Return peaks of the allocator's memory while `work` gets each of two batches: of the arrays
-    that have the same size with both, and of all others, by batch."""
-    runs = [allocations(functools.partial(work, batch)) for batch in batches]
-    same = set.intersection(*({*map(abs, sizes)} for sizes in runs))
-    fixed = max(peak_of(size for size in sizes if abs(size) in same) for sizes in runs)
-    return [fixed, *(peak_of(size for size in sizes if abs(size) not in same) for sizes in runs)]
+def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[float, float]:
+    """Return the memory of a step, measured while `work` gets each of two batches: bytes that do
+    not depend on the batch, and bytes per node or edge."""
+    steps = [allocations(functools.partial(work, batch)) for batch in batches]
+    # Gradients of an embedding have the same size in both steps. Their peak counts by itself:
+    # in a small batch they would hide the arrays that grow with it.
+    same = set.intersection(*({*map(abs, sizes)} for sizes in steps))
+    fixed = max(peak_of(size for size in sizes if abs(size) in same) for sizes in steps)
+    small, large = (peak_of(size for size in sizes if abs(size) not in same) for sizes in steps)
+    counts = [batch.num_nodes + batch.num_edges for batch in batches]
+    rate = (large - small) / (counts[1] - counts[0])
+    return fixed + large - rate * counts[1], rate
 
 
 def measure_step(
@@ -249,27 +254,22 @@ def measure_step(
     num_features: int,
     shapes: Sequence[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
-    """Measure the state of a model that `make` returns, in bytes, and the peaks (see `_peaks`) of
-    training and evaluating random batches of two shapes."""
+    """Measure the state of a model that `make` returns, in bytes, and the memory (see `_memory`)
+    of training and evaluating random batches of two shapes."""
     batches = [random_batch(**shape, num_features=num_features) for shape in shapes]
-    for batch in batches:
-        batch.y = torch.zeros(batch.batch_size, dtype=torch.int64)
-        batch.input_id = torch.zeros(1, dtype=torch.int64)
     learners: list[Learner] = []
-
-    def create() -> None:
-        learners.append(Learner(config, make(), torch.device("cpu"), Ranks(), EventLog(None)))
-        # else it may skip a step
-        learners[0].scaler = torch.amp.GradScaler(enabled=False)
-
-    created = allocations(create)
+    created = allocations(
+        lambda: learners.append(
+            Learner(config, make(), torch.device("cpu"), Ranks(), EventLog(None))
+        )
+    )
     [learner] = learners
+    learner.scaler = torch.amp.GradScaler(enabled=False)  # else it may skip a step
 
     def train(batch: Data) -> None:
         learner.begin(epoch=1)
         # with `accumulate`, a step adds gradients to those of its earlier batches
-        end = config.batch_size * min(2, config.accumulate)
-        learner.step(itertools.repeat(batch), 1, 0, end)
+        learner.step(itertools.repeat(batch), 1, 0, config.batch_size * min(2, config.accumulate))
 
     def evaluate(batch: Data) -> None:
         learner.begin()
@@ -278,17 +278,16 @@ def measure_step(
     try:
         # the first step creates gradients and moments
         created += allocations(functools.partial(train, batches[0]))
-        training = _peaks(train, batches)
-        evaluation = _peaks(evaluate, batches)
+        training = _memory(train, batches)
+        evaluation = _memory(evaluate, batches)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"
         ) from None
-    values = [*learner.model.parameters(), *learner.model.buffers()]
-    # numpy's arrays are not the allocator's
+    # arrays of numpy are not the allocator's
     arrays = {
         value.data_ptr(): value.nbytes
-        for value in values
+        for value in (*learner.model.parameters(), *learner.model.buffers())
         if not value.untyped_storage().resizable()
     }
     state_bytes = sum(created) + sum(arrays.values())
