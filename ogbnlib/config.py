@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic_core import ErrorDetails
 
 from . import parameters as p
-from .errors import InputError, clear_errors
+from .errors import InputError, clear_errors, unknown_name
 from .files import write_json
 from .registry import MODELS, POLICIES, Policy
 
@@ -182,7 +182,7 @@ class TrainConfig(_Parameters):
 
     def __init__(self, /, **values: Any):
         known = type(self).model_fields
-        problems = [p.unknown_parameter(name, known) for name in values if name not in known]
+        problems = [unknown_name(name, known, "parameter") for name in values if name not in known]
         try:
             super().__init__(**values)
         except ValidationError as error:
