@@ -25,7 +25,6 @@ _NAMES = {
     "graph.store": "Store open_store",
     "sources.convert": "convert",
     "sources.arrays": "write_raw",
-    "sources.files.own_files": "open_tables",
     "sources.synth": "synthesize synthesize_store",
     "sources.catalog": "open_dataset prepare_dataset",
     "sampling.sampler": "CSCSampler",

@@ -50,8 +50,7 @@ class _Parameters(BaseModel):
 
     # data
     dataset: Annotated[p.Dataset, _FREE]
-    """A store, a folder in OGB's binary layout or of your own files, or an official name such as
-    "ogbn-arxiv"."""
+    """A store, or an official name such as "ogbn-arxiv"; `convert` makes a store of other data."""
     data_dir: Annotated[p.OptionalPath, _FREE] = None
     """Folder of official data sets ("dataset") and of stores of other data (by default next to the
     data)."""

@@ -305,10 +305,10 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_store(tiny_dir: Path) -> Path:
-    """The store of `tiny_dir`, float32, which any run on that finds."""
-    from ogbnlib.sources.catalog import open_dataset
+    """The store of `tiny_dir`, float32."""
+    from ogbnlib.sources.convert import convert
 
-    return open_dataset(str(tiny_dir), say=lambda line: None).path
+    return convert(tiny_dir, tiny_dir.with_name("stores") / "tiny", progress=False).path
 
 
 @pytest.fixture
@@ -317,15 +317,15 @@ def store(tiny_store: Path) -> Store:
 
 
 @pytest.fixture(scope="session")
-def tiny_config(tiny_dir: Path, tiny_store: Path) -> Callable[..., TrainConfig]:
-    """A config on `tiny_dir`, which is converted already, with changes."""
+def tiny_config(tiny_store: Path) -> Callable[..., TrainConfig]:
+    """A config on `tiny_store`, with changes."""
     import ogbnlib.training.train  # noqa: F401
 
     freeze()
 
     def make(**changes: Any) -> TrainConfig:
         values = {
-            "dataset": str(tiny_dir),
+            "dataset": str(tiny_store),
             "epochs": 2,
             "batch_size": 16,
             "hidden_channels": 8,

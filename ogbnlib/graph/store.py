@@ -78,8 +78,8 @@ class GraphSize:
 # Attributes of a store that its readers don't need: TAB leaves them out.
 _INTERNAL_NAMES = {
     *("advise_random", "check_maps", "check_open", "crc32", "damaged", "disk_array", "files"),
-    *("feature_itemsize", "file_path", "fill_page_cache", "from_data", "int8", "open_file"),
-    *("origin", "stamps", "stored"),
+    *("feature_itemsize", "file_path", "fill_page_cache", "from_arrays", "from_data", "int8"),
+    *("open_file", "origin", "stamps", "stored"),
 }
 
 
@@ -146,6 +146,7 @@ class Store(GraphSize):
     # Methods that other packages define, see `registry`: ids of named nodes, and what PyG needs.
     ids = STORE_METHODS["ids"]
     from_data = STORE_METHODS["from_data"]
+    from_arrays = STORE_METHODS["from_arrays"]
     to_data = STORE_METHODS["to_data"]
     feature_store = STORE_METHODS["feature_store"]
     graph_store = STORE_METHODS["graph_store"]

@@ -24,8 +24,8 @@ from ..registry import MODELS
 from ..runs.attempt import announce_code
 from ..sampling.pyg_stores import node_ids
 from ..sources.catalog import open_for
-from ..sources.files.formats import format_of
-from ..sources.files.node_names import read_ids
+from ..sources.formats import format_of
+from ..sources.node_names import read_ids
 from ..training.checkpoint import SavedModel
 from ..training.train import kept_random_state
 from .batches import Rows, propagated_scores, sampled_scores

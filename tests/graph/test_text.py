@@ -90,9 +90,7 @@ def test_names_are_looked_up_in_chunks(
     assert store.ids([]).dtype == np.int64
     assert store.ids([3, 1]).tolist() == [3, 1]  # numbers, as no name is one
     wrong = ["bob", *map(str, range(7))]
-    with pytest.raises(
-        InputError, match=r"found 7 that no node has: '0' in row 1, .*'4' in row 5, \.\.\."
-    ):
+    with pytest.raises(InputError, match=r"row 1: expected names of nodes of .*, found '0'"):
         store.ids(wrong)
     with pytest.raises(InputError, match="expected a list of names, got the text 'bob'"):
         store.ids("bob")
@@ -104,5 +102,5 @@ def test_numbers_that_are_names_are_looked_up(make: Callable[..., Store]) -> Non
     store = make([7, 40, 2**40, 3, 5])
     assert store.ids([2**40, 7]).tolist() == [2, 0]
     assert store.ids(["40"]).tolist() == [1]
-    with pytest.raises(InputError, match="such as 7 and 40, found 1 that no node has: 4 in row 1"):
+    with pytest.raises(InputError, match=r"row 1: .*such as 7 and 40, found 4"):
         store.ids([3, 4])

@@ -14,7 +14,7 @@ import torch
 from all_models import EXACT, untrimmed
 from conftest import left_in
 
-from ogbnlib import InputError, Store, TrainConfig, open_store, predict
+from ogbnlib import InputError, Store, TrainConfig, convert, open_store, predict
 from ogbnlib.__main__ import main
 from ogbnlib.files import check_space
 from ogbnlib.inference import exact
@@ -237,7 +237,9 @@ def named_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table.to_csv(folder / "nodes.csv", index=False)
     ends = {"source": rng.choice(NAMES, 300), "target": rng.choice(NAMES, 300)}
     pd.DataFrame(ends).to_csv(folder / "edges.csv", index=False)
-    config = {"dataset": str(folder), "num_neighbors": [2], "epochs": 1, "loading": "shared"}
+    convert(folder, folder / "store", progress=False)
+    store = str(folder / "store")
+    config = {"dataset": store, "num_neighbors": [2], "epochs": 1, "loading": "shared"}
     train(TrainConfig.create(**config, progress="none"), folder / "run")
     return folder / "run"
 

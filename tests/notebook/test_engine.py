@@ -523,9 +523,9 @@ second = run(config, name="second")
 
 @pytest.mark.slow
 def test_a_notebook_that_is_executed_again_reads_what_has_ended_and_continues_what_was_stopped(
-    execute: Callable[..., Any], tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+    execute: Callable[..., Any], tmp_path: Path, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = TRAINED.replace("DATA", str(tiny_dir))
+    cell = TRAINED.replace("DATA", str(tiny_store))
     with pytest.raises(click.ClickException) as caught:
         execute(cell, "print('after')", cwd=tmp_path)
     assert caught.value.exit_code == 75

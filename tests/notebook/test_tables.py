@@ -32,9 +32,9 @@ def finished(folder: Path, dataset: Path, exit_code: int = 0, **config: object) 
 
 
 def test_a_forecast_stands_beside_its_measurement_and_the_full_size(
-    tmp_path: Path, tiny_dir: Path
+    tmp_path: Path, tiny_store: Path
 ) -> None:
-    run = finished(tmp_path / "run", tiny_dir)
+    run = finished(tmp_path / "run", tiny_store)
     row = forecast_table({"32": run}, "ogbn-papers100M").loc["32"]
     config = TrainConfig.load(run.run_dir / "config.json")
     here, there = predict(config), predict(config, size_of("ogbn-papers100M"))
@@ -148,8 +148,8 @@ def test_steps_are_compared_without_the_first_epoch_of_several(tmp_path: Path) -
     assert steps["epoch s"].tolist() == [1.5, 3.0]
 
 
-def test_the_forecast_of_a_step_is_what_it_adds_to_a_process(tiny_dir: Path) -> None:
-    config = TrainConfig.create(dataset=tiny_dir, batch_size=8, num_neighbors=[3, 2])
+def test_the_forecast_of_a_step_is_what_it_adds_to_a_process(tiny_store: Path) -> None:
+    config = TrainConfig.create(dataset=tiny_store, batch_size=8, num_neighbors=[3, 2])
     row = step_table(config, {"plain": {}}).loc["plain"]
     train = next(phase for phase in predict(config).phases if phase.name == "train")
     step = train.parts["batch in use"] + train.parts["step: activations and sampling"]

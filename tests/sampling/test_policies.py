@@ -21,6 +21,7 @@ from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.policies import Loaders
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.catalog import open_for
+from ogbnlib.sources.convert import convert
 
 Make = Callable[..., Loaders]
 
@@ -61,10 +62,13 @@ def contents(
 @pytest.mark.parametrize(
     ("undirected", "split"), [(False, "train"), (True, "valid"), (True, "train")]
 )
-def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, split: str) -> None:
+def test_every_policy_hands_out_the_same_batches(
+    make: Make, tiny_dir: Path, tmp_path: Path, undirected: bool, split: str
+) -> None:
+    store = convert(tiny_dir, tmp_path / "store", undirected=undirected, progress=False)
     seen = []
     for policy in SAMPLED:
-        loaders = make(loading=policy, undirected=undirected)
+        loaders = make(loading=policy, dataset=str(store.path))
         loader = loaders.train_loader() if split == "train" else loaders.eval_loader(split)
         seen.append(contents(loader, 3))
     assert all(batches == seen[0] for batches in seen)

@@ -17,9 +17,9 @@ from conftest import flip, raw_arrays, same, tree, weights
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
+from ogbnlib.graph.store import Store
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
-from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
 from ogbnlib.training.learner import Learner
@@ -133,15 +133,16 @@ def others(
     root = tmp_path_factory.mktemp("others")
     given = {**raw_arrays(tiny_dir), "splits": open_raw(tiny_dir).read_splits(), "num_classes": 4}
     x = given["x"]
-    write_raw(root / "edges", **{**given, "edge_index": given["edge_index"][::-1].copy()})
-    y = np.where(given["y"] >= 0, (given["y"] + 1) % 4, -1)
-    write_raw(root / "labels", **{**given, "y": y})
-    turned = {name: ids[::-1].copy() for name, ids in given["splits"].items()}
-    write_raw(root / "splits", **{**given, "splits": turned})
+
+    def make(name: str, **changes: Any) -> None:
+        Store.from_arrays(root / name, **{**given, **changes}, progress=False)
+
+    make("edges", edge_index=given["edge_index"][::-1].copy())
+    make("labels", y=np.where(given["y"] >= 0, (given["y"] + 1) % 4, -1))
+    make("splits", splits={name: ids[::-1].copy() for name, ids in given["splits"].items()})
     convert(tiny_dir, root / "direction", undirected=True, progress=False)
     convert(tiny_dir, root / "half", feature_dtype="float16", progress=False)
-    one = {**given, "x": x + np.float32(1) * (np.arange(len(x)) == 7)[:, None]}
-    write_raw(root / "one", **one)
+    make("one", x=x + np.float32(1) * (np.arange(len(x)) == 7)[:, None])
     shutil.copytree(tiny_store, root / "moved")
     return {path.name: str(path) for path in root.iterdir()}
 

@@ -83,8 +83,10 @@ def stores(raw: Path) -> Callable[..., Store]:
 
 
 @pytest.fixture(scope="module")
-def config(raw: Path, tiny_config: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
-    return functools.partial(tiny_config, **{"dataset": str(raw), "batch_size": BATCH})
+def config(
+    stores: Callable[..., Store], tiny_config: Callable[..., TrainConfig]
+) -> Callable[..., TrainConfig]:
+    return functools.partial(tiny_config, **{"dataset": str(stores().path), "batch_size": BATCH})
 
 
 @pytest.fixture
