@@ -92,7 +92,6 @@ class Member:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
-        """Open the member, and check and read past its header."""
         with (
             naming(self.where, "a sound .npz file", "copy or download it again"),
             zipfile.ZipFile(self.file) as archive,

@@ -179,20 +179,20 @@ class Store(GraphSize):
     def check_open(self, name: str, descriptor: int) -> None:
         """Raise an `InputError` if an open file of array `name` is not the one that `open_store`
         saw."""
-        now, before = stamp(descriptor), self.stamps[name]
-        if now[:2] != before[:2]:
+        now, opened = stamp(descriptor), self.stamps[name]
+        if now[:2] != opened[:2]:
             raise replaced(self.file_path(name))
-        if now != before:  # some network file systems renumber their inodes
+        if now != opened:  # some network file systems renumber their inodes
             self._check_meta()
 
     def check_maps(self) -> None:
         """Raise an `InputError` if files were written to in place, which changes maps; a new file
         does not."""
-        for name, before in self.stamps.items():
+        for name, opened in self.stamps.items():
             file = self.file_path(name)
             if file.is_file():
                 now = stamp(file)
-                if now != before and now[2] == before[2]:
+                if now != opened and now[2] == opened[2]:
                     raise replaced(file)
 
     def open_file(self, name: str) -> io.FileIO:

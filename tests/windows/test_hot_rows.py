@@ -54,11 +54,11 @@ def test_rows_are_merged_in_the_order_of_the_ids() -> None:
         part = hot.ids[first : first + 40]
         hot.put(first, x[part].view(np.uint8))
     for ids in [*windows, hot.ids, np.empty(0, np.int64)]:
-        others = hot.others(ids)
-        assert np.intersect1d(others, hot.ids).size == 0
+        missing = hot.missing(ids)
+        assert np.intersect1d(missing, hot.ids).size == 0
         features = np.zeros((len(ids), F), np.float16)
-        first = len(ids) - len(others)
-        features[first:] = x[others]
+        first = len(ids) - len(missing)
+        features[first:] = x[missing]
         hot.insert(ids, features, first)
         np.testing.assert_array_equal(features, x[ids])
 
