@@ -102,7 +102,6 @@ class Loaders:
         )
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
-        """Arguments of a `NodeLoader` over a split."""
         import torch
 
         config = self.config
@@ -188,7 +187,7 @@ class Loaders:
         """Yield the batches of `split` in order; then delete a temporary loader and release its
         memory."""
         loader = self.eval_loader(split)
-        is_resident = any(loader is one for one in self._resident.values())
+        is_resident = any(loader is resident for resident in self._resident.values())
         # every evaluation samples the same neighbors, so epochs are compared on equal terms
         set_epoch(loader, 0)
         try:
@@ -206,7 +205,6 @@ class _RamLoaders(Loaders):
     """Base of the policies with features and labels in RAM."""
 
     def _load_nodes(self, store: Store) -> Tensor:
-        """Read features and labels; return the features [num_nodes, num_features] in RAM."""
         import torch
 
         x = torch.from_numpy(store.read("x", self.config.feature_dtype))
@@ -276,10 +274,10 @@ class LazyLoaders(_RamLoaders):
         # int64 [2, E]
         run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)
         run.phase("load", {})
-        others = [split for split in run.size.num_seeds if split != "train"]
-        run.num_sorts = 1 + len(others)
+        eval_splits = [split for split in run.size.num_seeds if split != "train"]
+        run.num_sorts = 1 + len(eval_splits)
         if not cls.all_resident:
-            run.num_sorts = 1 + sum(map(run.config.num_evaluations, others))
+            run.num_sorts = 1 + sum(map(run.config.num_evaluations, eval_splits))
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str) -> None:
