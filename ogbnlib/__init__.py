@@ -56,10 +56,10 @@ def __getattr__(name: str) -> Any:
 
             check_working_folder()
         return getattr(importlib.import_module(module), name)
-    place = ""
+    hint = ""
     if not name.startswith("_") and name in importlib.import_module(f"{__name__}.notebook").__all__:
-        place = f"; it is ogbnlib.notebook.{name}"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
+        hint = f"; it is ogbnlib.notebook.{name}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:
