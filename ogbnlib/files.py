@@ -273,7 +273,7 @@ def file_system(path: StrPath) -> str:
 
 
 def warn_if_remote(path: StrPath, problem: str) -> None:
-    """Warn once per folder that `problem` is unreliable on its network file system."""
+    """Warn once per folder if it lies on a network file system; `problem` ends the warning."""
     # On these file systems each machine caches pages and locks on its own.
     kind = file_system(path)
     if kind.startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
@@ -284,8 +284,8 @@ def warn_if_remote(path: StrPath, problem: str) -> None:
 
 
 def check_space(path: StrPath, needed_bytes: int, expected: str) -> None:
-    """Refuse to write to a disk with less than `needed_bytes` free; the message says that `expected`
-    was expected."""
+    """Refuse to write to a disk with less than `needed_bytes` free; `expected` is their name in the
+    message."""
     path = home(path).absolute()
     folder = next(folder for folder in (path, *path.parents) if folder.is_dir())
     free = shutil.disk_usage(folder).free

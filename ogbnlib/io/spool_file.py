@@ -103,8 +103,8 @@ class SpoolFile(Stream):
         dtype: np.dtype[np.generic],
         num_zero_rows: int = 0,
     ) -> NDArray[Any]:
-        """Read an array from byte `offset` on into new memory, behind `num_zero_rows` rows of zeros that
-        are not in the file."""
+        """Read an array from byte `offset` on into new memory, behind `num_zero_rows` rows of zeros
+        that are not in the file."""
         row_items = math.prod(shape[1:])
         size = shape[0] * row_items * dtype.itemsize
         zero_bytes = num_zero_rows * row_items * dtype.itemsize

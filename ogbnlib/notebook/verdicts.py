@@ -222,8 +222,8 @@ def takes_at_most(epochs_s: Sequence[float], baseline_s: Sequence[float], factor
     """Check that epochs of `epochs_s` seconds take at most `factor` times as long as epochs of
     `baseline_s` seconds.
 
-    The figure is the ratio of the medians. Each epoch is also compared with each epoch of
-    the baseline. If fewer than 9 of 10 pairs give the same answer, the noise is larger than the
+    The figure is the ratio of the medians. Each epoch is also compared with each epoch of the
+    baseline. If fewer than 9 of 10 pairs give the same answer, the noise is larger than the
     difference.
     """
     ratios = sorted(

@@ -81,9 +81,9 @@ def left_bytes(memory_limit: str | int | None) -> int:
 class _Propagation:
     """A propagation over a store. Its result has the rows of nodes in `output_nodes` (None: all).
 
-    The folder of each hop has files `kept-FIRST.npy`, the result for the nodes in `output_nodes`. All hops
-    but the last also have `rows-FIRST.npy`, the input of the next hop. FIRST is a file's first
-    column. A folder is written whole or not at all.
+    The folder of each hop has files `kept-FIRST.npy`, the result for the nodes in `output_nodes`.
+    All hops but the last also have `rows-FIRST.npy`, the input of the next hop. FIRST is a file's
+    first column. A folder is written whole or not at all.
     """
 
     def __init__(

@@ -86,8 +86,8 @@ def plan_hops(
 ) -> HopPlan:
     """Plan a propagation whose columns fit in `left_bytes`; raise `InputError` if not one fits.
 
-    `left_bytes` is the memory that this process may still use, less `fixed_bytes`. `num_outputs` is the
-    number of nodes in the result, `reached` the number of nodes that each hop must compute.
+    `left_bytes` is the memory that this process may still use, less `fixed_bytes`. `num_outputs` is
+    the number of nodes in the result, `reached` the number of nodes that each hop must compute.
     """
     widths: list[int] = []
     held_bytes = 0

@@ -34,10 +34,10 @@ def _sweep(
     """Continue a slice at its node `at`, over the edges in `piece`, which begins at edge `begin`.
 
     `ptr` has the offsets of the slice (colptr), and `first` is the slice's first node. `values` has
-    a row for each member of the set (`words`, `word_ranks`), or for each node if `words` is empty. Only
-    the nodes in `wanted` are computed, or all nodes if `wanted` is empty. `total`, one row, and
-    `count` carry the sum and the degree of a node whose edges go on in the next piece. Means go to
-    `out`, which has a row for each node of the slice.
+    a row for each member of the set (`words`, `word_ranks`), or for each node if `words` is empty.
+    Only the nodes in `wanted` are computed, or all nodes if `wanted` is empty. `total`, one row,
+    and `count` carry the sum and the degree of a node whose edges go on in the next piece. Means go
+    to `out`, which has a row for each node of the slice.
 
     Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
     """
@@ -268,8 +268,8 @@ class Edges:
             total = np.empty(out.shape[1], np.float32)
             for begin, piece in self._pieces(ptr):
                 at = _sweep(
-                    ptr, first, piece, begin, at, targets, loops, values, words, word_ranks, self.num_nodes, total,
-                    out, count,
+                    ptr, first, piece, begin, at, targets, loops, values, words, word_ranks,
+                    self.num_nodes, total, out, count,
                 )  # fmt: skip
                 self._check(at, piece)
             return first, out, count
