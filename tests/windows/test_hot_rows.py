@@ -70,7 +70,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.mark.parametrize("feature_dtype", ["float32", "float16", "int8"])
-def test_a_run_has_the_same_losses_with_rows_in_memory_and_writes_fewer(
+def test_rows_in_memory_leave_the_losses_and_write_less(
     tmp_path: Path, generated: Store, feature_dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = convert(generated, tmp_path / "store", feature_dtype=feature_dtype, progress=False)

@@ -203,7 +203,7 @@ def test_any_window_gives_the_batches_of_plain_indexing(
 
 
 @pytest.mark.parametrize(("window_batches", "taken"), [(None, 1), (4, 1), (4, 5)])
-def test_an_epoch_that_is_left_leaves_no_thread_and_closing_no_file(
+def test_a_left_epoch_leaves_no_thread_and_no_open_file(
     make: Make, stores: Callable[..., Store], window_batches: int | None, taken: int
 ) -> None:
     gc.collect()  # loaders of other tests
@@ -258,7 +258,7 @@ def test_losses_and_accuracies_are_those_of_the_policy_shared(
         )
 
 
-def test_another_direction_than_the_stores_is_refused_before_anything_is_written(
+def test_another_direction_than_the_stores_is_refused(
     config: Callable[..., TrainConfig], stores: Callable[..., Store], tmp_path: Path
 ) -> None:
     wanted = config(dataset=str(stores().path), loading="store", undirected=True)
