@@ -25,7 +25,6 @@ _NAMES = {
     "graph.store": "Store open_store",
     "sources.convert": "convert",
     "sources.arrays": "write_raw",
-    "sources.files.own_files": "open_tables",
     "sources.synth": "synthesize synthesize_store",
     "sources.catalog": "open_dataset prepare_dataset",
     "sampling.sampler": "CSCSampler",
@@ -56,10 +55,10 @@ def __getattr__(name: str) -> Any:
 
             check_working_folder()
         return getattr(importlib.import_module(module), name)
-    place = ""
+    hint = ""
     if not name.startswith("_") and name in importlib.import_module(f"{__name__}.notebook").__all__:
-        place = f"; it is ogbnlib.notebook.{name}"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{place}")
+        hint = f"; it is ogbnlib.notebook.{name}"
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 def __dir__() -> list[str]:

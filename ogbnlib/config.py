@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from pydantic_core import ErrorDetails
 
 from . import parameters as p
-from .errors import InputError, clear_errors
+from .errors import InputError, clear_errors, unknown_name
 from .files import write_json
 from .registry import MODELS, POLICIES, Policy
 
@@ -50,8 +50,7 @@ class _Parameters(BaseModel):
 
     # data
     dataset: Annotated[p.Dataset, _FREE]
-    """A store, a folder in OGB's binary layout or of your own files, or an official name such as
-    "ogbn-arxiv"."""
+    """A store, or an official name such as "ogbn-arxiv"; `convert` makes a store of other data."""
     data_dir: Annotated[p.OptionalPath, _FREE] = None
     """Folder of official data sets ("dataset") and of stores of other data (by default next to the
     data)."""
@@ -183,7 +182,7 @@ class TrainConfig(_Parameters):
 
     def __init__(self, /, **values: Any):
         known = type(self).model_fields
-        problems = [p.unknown_parameter(name, known) for name in values if name not in known]
+        problems = [unknown_name(name, known, "parameter") for name in values if name not in known]
         try:
             super().__init__(**values)
         except ValidationError as error:

@@ -1,6 +1,5 @@
 """The command line's options, and its commands that create and check data sets."""
 
-import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,13 +37,6 @@ _NewDtype = Annotated[
     typer.Option(
         help="float16 halves the features, int8 halves them again; default: as in the data."
     ),
-]
-_Relabel = Annotated[bool | None, typer.Option(help="Ids are names: text, or numbers with gaps.")]
-_DropUnknown = Annotated[
-    bool | None, typer.Option(help="Leave out edges whose ends name no known node.")
-]
-_DropUnlabelled = Annotated[
-    bool | None, typer.Option(help="Nodes without a label leave the splits.")
 ]
 _Undirected = Annotated[
     bool | None,
@@ -148,69 +140,38 @@ def download(
     )
 
 
-_file = functools.partial(
-    typer.Option,
-    rich_help_panel="Your own files, folders or patterns: .npy, .npz, .parquet, .feather, .csv, "
-    ".txt, .mtx; .gz",
-)
-
-
 @app.command()
 def convert(
-    context: typer.Context,
     source: Annotated[
         Path,
         typer.Argument(
-            help="OGB's, IGB's or MAG240M's layout, an official name, a store, or a folder of edges, ..."
+            help="A folder of files with roles, or in OGB's layout; an official name; a store."
         ),
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
-    edges: Annotated[Path | None, _file(help="Edges.")] = None,
-    features: Annotated[Path | None, _file(help="Features; or ones, degree.")] = None,
-    labels: Annotated[Path | None, _file(help="Labels.")] = None,
-    targets: Annotated[Path | None, _file(help="Numbers instead of labels.")] = None,
-    train: Annotated[Path | None, _file(help="Node ids or a mask.")] = None,
-    valid: Annotated[Path | None, _file("--valid", "--val", help="The same.")] = None,
-    test: Annotated[Path | None, _file(help="The same.")] = None,
-    splits: Annotated[Path | None, _file(help="Columns node_id and split.")] = None,
-    nodes: Annotated[Path | None, _file(help="Node names, or all columns.")] = None,
-    edge_columns: Annotated[
-        str | None, typer.Option(help='Such as "citing,cited"; default source,target.')
+    description: Annotated[
+        Path | None,
+        typer.Option(help="Roles of files and columns; default: SOURCE/dataset.yaml."),
     ] = None,
-    label_columns: Annotated[
-        str | None, typer.Option(help='Such as "paper_id,topic"; default node_id,label.')
-    ] = None,
-    id_column: Annotated[
-        str | None, typer.Option(help="Node ids in other files; default node_id.")
-    ] = None,
-    leave_out: Annotated[
-        str | None, typer.Option(help='Columns that are never used, such as "year,doi".')
-    ] = None,
-    num_classes: Annotated[
-        int | None, typer.Option(help="Default: the largest label plus one.")
-    ] = None,
-    relabel: _Relabel = None,
-    drop_unknown: _DropUnknown = None,
-    drop_unlabelled: _DropUnlabelled = None,
     data_dir: DataDir = Path("dataset"),
     undirected: _Undirected = None,
     feature_dtype: _NewDtype = None,
-    save_options: Annotated[
-        bool | None, typer.Option("--save-options", help="Write them to SOURCE/dataset.yaml.")
-    ] = None,
     memory_limit: _CacheLimit = None,
     as_json: Json = False,
 ) -> None:
-    """Turn a data set into a store on disk, in bounded memory."""
+    """Turn a data set into a store on disk, in bounded memory.
+
+    A folder's dataset.yaml declares the role of each column. Without it names like edges.csv and
+    node_id decide; where they do not, a draft of it is written.
+    """
     from .sources.convert import convert as make_store
     from .sources.convert import open_source
-    from .sources.options import NAMES
 
-    params = context.params.items()
-    options = {name: value for name, value in params if name in NAMES and value is not None}
     store = make_store(
-        open_source(source, data_dir, **options),
+        open_source(source, data_dir, description),
         store_dir,
+        undirected=undirected,
+        feature_dtype=feature_dtype,  # type: ignore[arg-type]  # `make_store` refuses other values
         memory_limit=memory_limit,
         progress=not as_json,
     )

@@ -36,7 +36,6 @@ class _Check:
 
 
 def _packages() -> _Check:
-    """Conflicts of this package's requirements, according to pip, else the important versions."""
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
     wrong = [line for line in done.stdout.splitlines() if line.startswith("ogbnlib ")]
     if not any(importlib.metadata.distributions(name="ogbnlib")):
@@ -72,7 +71,6 @@ def machine() -> str:
 
 
 def _gpu() -> str:
-    """Name of the GPU, "" without one; imports torch."""
     import torch
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
@@ -91,8 +89,8 @@ def examine(root: Path) -> list[_Check]:
     # DataLoader workers pass batches through /dev/shm; with Docker's 64 MB they die of SIGBUS.
     shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
     grow = "docker run --shm-size=8g ..., or mount -t tmpfs -o size=8g tmpfs /dev/shm, or keep num_workers=0"
-    place = (root if root.is_dir() else Path.cwd()).resolve()
-    free_bytes = shutil.disk_usage(place).free
+    folder = (root if root.is_dir() else Path.cwd()).resolve()
+    free_bytes = shutil.disk_usage(folder).free
     names = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir())
     return [
         *checks,
@@ -109,7 +107,7 @@ def examine(root: Path) -> list[_Check]:
             free_bytes,
             2**31,  # enough for the notebooks' generated data
             f"{format_bytes(free_bytes)} free",
-            f"free 2 GB under {place}, or work in another folder",
+            f"free 2 GB under {folder}, or work in another folder",
         ),
         _leftovers(root, Path.cwd()),
         _Check(

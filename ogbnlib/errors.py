@@ -71,9 +71,9 @@ def no_exit() -> Iterator[None]:
     except SystemExit as stop:
         frames = traceback.extract_tb(stop.__traceback__)
         # skip frames of the module that defines exit and quit
-        place = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]
+        caller = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]
         raise InputError(
-            f"{place.filename}, line {place.lineno}: expected code that goes on, found "
+            f"{caller.filename}, line {caller.lineno}: expected code that goes on, found "
             f"sys.exit({stop.code!r}); raise an error there instead"
         ) from None
 
@@ -238,9 +238,9 @@ def split_name(name: Any) -> Any:
     return "valid" if isinstance(name, str) and name == "val" else name
 
 
-def unknown_name(name: str, known: Iterable[str], what: str) -> str:
+def unknown_name(name: str, names: Iterable[str], kind: str) -> str:
     """Return the message for a misspelt name, with the closest known name and all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    names = sorted(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"unknown {what} {name!r}: {hint}known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}"

@@ -42,9 +42,9 @@ def replaced(path: StrPath) -> InputError:
     )
 
 
-def check_same(path: StrPath, before: Stamp) -> None:
-    """Refuse a file that is gone or whose size or mtime differs from `before`; see `replaced`."""
-    if not os.path.exists(path) or stamp(path)[:2] != before[:2]:
+def check_same(path: StrPath, opened: Stamp) -> None:
+    """Refuse a file that is gone or whose size or mtime differs from `opened`; see `replaced`."""
+    if not os.path.exists(path) or stamp(path)[:2] != opened[:2]:
         raise replaced(path)
 
 
@@ -92,19 +92,19 @@ def write_atomically(
         keep: Path to which the replaced file is moved; None: it is lost.
     """
     path = Path(path)
-    beside = sibling_path(path, f"{uuid.uuid4().hex}.part")
+    part = sibling_path(path, f"{uuid.uuid4().hex}.part")
     with naming(path):
         try:
-            with open(beside, "x+b") as file:
+            with open(part, "x+b") as file:
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
             # between the two renames the old file exists as `keep` only
             if keep is not None and path.exists():
                 os.replace(path, keep)
-            os.replace(beside, path)
+            os.replace(part, path)
         finally:
-            beside.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
         _sync(path.parent)
 
 
@@ -130,15 +130,15 @@ def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> b
 
 def _objection(status: os.stat_result, path: StrPath, is_kind: Callable[[int], bool]) -> str:
     """Return what makes a file unsafe to write, or a folder unsafe to clear; "" if it is safe."""
-    own = {os.geteuid(), 0}
-    if own == {0}:  # in a container root works in folders of the host's users
-        own.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
+    owners = {os.geteuid(), 0}
+    if owners == {0}:  # in a container root works in folders of the host's users
+        owners.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
     is_file = stat.S_ISREG(status.st_mode)
     objections = {
         "a link": stat.S_ISLNK(status.st_mode),
         "something of another kind": not is_kind(status.st_mode),
         "a file with a second name (a hard link)": is_file and status.st_nlink > 1,
-        f"one of {user_name(status.st_uid)}": status.st_uid not in own,
+        f"one of {user_name(status.st_uid)}": status.st_uid not in owners,
     }
     return next((name for name, applies in objections.items() if applies), "")
 
@@ -221,20 +221,20 @@ def new_folder(path: StrPath) -> Iterator[Path]:
         path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
         check_new(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = sibling_path(path, "part")
+        part = sibling_path(path, "part")
         with locked(sibling_path(path, "lock"), f"{path}: it is being written"):
             check_new(path)  # again: another process may have been faster
-            if check_own(beside):
-                shutil.rmtree(beside)
-            beside.mkdir()
+            if check_own(part):
+                shutil.rmtree(part)
+            part.mkdir()
             try:
-                yield beside
-                for file in beside.rglob("*"):
+                yield part
+                for file in part.rglob("*"):
                     _sync(file)
-                _sync(beside)
-                os.replace(beside, path)
+                _sync(part)
+                os.replace(part, path)
             finally:
-                shutil.rmtree(beside, ignore_errors=True)
+                shutil.rmtree(part, ignore_errors=True)
             _sync(path.parent)
 
 
@@ -267,30 +267,30 @@ def file_system(path: StrPath) -> str:
     """Return the type of a path's file system, such as "ext4", "tmpfs", "nfs4"; "" if unknown."""
     import psutil
 
-    place = Path(os.path.realpath(path))
+    real_path = Path(os.path.realpath(path))
     mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
-    return mounts.get(max(filter(place.is_relative_to, mounts), key=len, default=""), "")
+    return mounts.get(max(filter(real_path.is_relative_to, mounts), key=len, default=""), "")
 
 
-def warn_if_remote(path: StrPath, what: str) -> None:
-    """Warn once per folder that `what` is unreliable on its network file system."""
+def warn_if_remote(path: StrPath, problem: str) -> None:
+    """Warn once per folder if it lies on a network file system; `problem` ends the warning."""
     # On these file systems each machine caches pages and locks on its own.
     kind = file_system(path)
     if kind.startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
         warnings.warn(
-            f"{os.path.realpath(path)}: it lies on a network file system ({kind}): {what}",
+            f"{os.path.realpath(path)}: it lies on a network file system ({kind}): {problem}",
             stacklevel=2,
         )
 
 
-def check_space(path: StrPath, needed_bytes: int, what: str) -> None:
-    """Refuse to write to a disk with less than `needed_bytes` free; the message says that `what`
-    was expected."""
+def check_space(path: StrPath, needed_bytes: int, expected: str) -> None:
+    """Refuse to write to a disk with less than `needed_bytes` free; `expected` is their name in the
+    message."""
     path = home(path).absolute()
-    place = next(folder for folder in (path, *path.parents) if folder.is_dir())
-    free = shutil.disk_usage(place).free
+    folder = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    free = shutil.disk_usage(folder).free
     if free < needed_bytes:
-        raise InputError(f"{path}: expected {what}, found {format_bytes(free)}")
+        raise InputError(f"{path}: expected {expected}, found {format_bytes(free)}")
 
 
 def is_held(path: StrPath) -> bool:
@@ -313,7 +313,6 @@ def is_held(path: StrPath) -> bool:
 
 
 def _holder(path: StrPath) -> str:
-    """Describe the process that a lock file names, with its user if that is not the present one."""
     name = ""
     uid = os.geteuid()
     with contextlib.suppress(OSError):  # the process may end now and remove it
@@ -357,14 +356,14 @@ def _hold(path: StrPath) -> int | None:
 
 @contextlib.contextmanager
 def locked(
-    path: StrPath, what: str, wait: Callable[[], None] | None = None, keep: bool = False
+    path: StrPath, problem: str, wait: Callable[[], None] | None = None, keep: bool = False
 ) -> Iterator[int]:
     """Hold a lock file against other processes and yield its descriptor; the kernel releases the
     lock of a killed process.
 
     Args:
         path: The lock file, created if it is missing.
-        what: Beginning of the `InputError` while another process has the lock.
+        problem: Beginning of the `InputError` while another process has the lock.
         wait: Called twice a second while another process has the lock, in place of the error.
         keep: Whether the file stays; then a child that inherits the descriptor keeps the lock
             until it ends.
@@ -376,7 +375,7 @@ def locked(
             if wait is not None:
                 wait()
             elif tries:
-                raise InputError(f"{what} by {_holder(path)}; wait for it or end it")
+                raise InputError(f"{problem} by {_holder(path)}; wait for it or end it")
             tries += 1
             # `is_held` in another process may take the lock for a moment
             time.sleep(0.5 if wait else 0.1)

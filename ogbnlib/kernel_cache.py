@@ -41,13 +41,13 @@ def sources() -> list[Path]:
 def folder() -> Path | None:
     """Return the folder of the present sources' machine code; None if no folder can be written."""
     refused = []
-    for place in _places():
+    for parent in _parents():
         try:
-            prepared = _prepare(place)
+            prepared = _prepare(parent)
         except OSError as error:
-            refused.append(f"{place} ({(error.strerror or str(error)).lower()})")
+            refused.append(f"{parent} ({(error.strerror or str(error)).lower()})")
             continue
-        os.environ[KERNELS_VARIABLE] = str(place)
+        os.environ[KERNELS_VARIABLE] = str(parent)
         return prepared
     if os.environ.get(KERNELS_VARIABLE) != "":
         warnings.warn(
@@ -62,13 +62,12 @@ def folder() -> Path | None:
 
 def complete_marker() -> Path | None:
     """Return the file that exists once all training kernels are compiled for this processor."""
-    place = folder()
-    return None if place is None else place / _marker()
+    cache = folder()
+    return None if cache is None else cache / _marker()
 
 
 @functools.cache
 def _marker() -> str:
-    """Return the name of the file of `complete_marker` for this kind of processor."""
     try:
         lines = Path("/proc/cpuinfo").read_bytes().splitlines()
     except OSError:
@@ -77,35 +76,37 @@ def _marker() -> str:
     return f"complete-{hashlib.sha256(b''.join(sorted(kind))).hexdigest()[:8]}"
 
 
-def _places() -> Iterator[Path]:
-    """Yield the folders to try, the user's own choice first."""
+def _parents() -> Iterator[Path]:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(cache):
         cache = os.path.expanduser("~/.cache")
+    # the user's own choice first
     named = [os.environ.get("NUMBA_CACHE_DIR", ""), os.environ.get(KERNELS_VARIABLE, "")]
-    places = [
+    parents = [
         *(os.path.abspath(os.path.expanduser(path)) for path in named if path),
         *(str(PACKAGE / "__pycache__"), cache),
     ]
     with contextlib.suppress(OSError):  # no temporary folder can be written
-        places.append(os.path.realpath(tempfile.gettempdir()))
+        parents.append(os.path.realpath(tempfile.gettempdir()))
     # if the user has no home folder, `~` is left in the path
-    yield from (Path(path) for path in dict.fromkeys(places) if os.path.isabs(path))
+    yield from (Path(path) for path in dict.fromkeys(parents) if os.path.isabs(path))
 
 
-def _prepare(place: Path) -> Path:
-    """Create and return the folder in `place`; an `OSError` says why `place` can't be used."""
-    place.mkdir(parents=True, exist_ok=True)
+def _prepare(parent: Path) -> Path:
+    """Create and return the folder in `parent`; an `OSError` says why `parent` can't be used."""
+    parent.mkdir(parents=True, exist_ok=True)
     user = os.geteuid()
-    own = place / f"ogbnlib-kernels-{user}"
-    own.mkdir(mode=0o700, exist_ok=True)
-    status = own.lstat()
-    above = place.stat().st_mode
+    cache = parent / f"ogbnlib-kernels-{user}"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    status = cache.lstat()
+    above = parent.stat().st_mode
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != user or status.st_mode & 0o077:
-        raise PermissionError(errno.EPERM, f"expected {own.name} in it to be yours alone, mode 700")
+        raise PermissionError(
+            errno.EPERM, f"expected {cache.name} in it to be yours alone, mode 700"
+        )
     if above & stat.S_IWOTH and not above & stat.S_ISVTX:
         raise PermissionError(errno.EPERM, "everyone can rename what is in it")
-    target = own / _content()
+    target = cache / _content()
     is_new = not target.exists()
     target.mkdir(exist_ok=True)
     with tempfile.TemporaryFile(dir=target) as probe:
@@ -115,7 +116,7 @@ def _prepare(place: Path) -> Path:
             os.fsync(probe.fileno())
     os.utime(target)
     if is_new:
-        _delete_old(own)
+        _delete_old(cache)
     return target
 
 
@@ -129,9 +130,9 @@ def _content() -> str:
     return content.hexdigest()[:16]
 
 
-def _delete_old(own: Path) -> None:
+def _delete_old(cache: Path) -> None:
     used = []
-    for entry in own.iterdir():
+    for entry in cache.iterdir():
         with contextlib.suppress(FileNotFoundError):  # another process has deleted it
             used.append((entry.stat().st_mtime_ns, entry))
     for _, entry in sorted(used)[:-MOST_FOLDERS]:

@@ -26,14 +26,14 @@ def kernel_with(
 
     def declare(function: Function) -> Function:
         folder = kernel_cache.folder()
-        before = config.CACHE_DIR
+        cache_dir = config.CACHE_DIR
         config.CACHE_DIR = str(folder or "")  # read by njit below, once for each function
         try:
             return njit(nogil=True, cache=folder is not None, fastmath=fastmath, inline=inline)(
                 function
             )
         finally:
-            config.CACHE_DIR = before
+            config.CACHE_DIR = cache_dir
 
     return declare
 
@@ -42,8 +42,8 @@ kernel = kernel_with()
 
 
 @intrinsic
-def prefetch(typing_context, array, place):  # type: ignore[no-untyped-def]
-    """Start to load the cache line of item `place` of an array in C order, without waiting for it.
+def prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
+    """Start to load the cache line of item `index` of an array in C order, without waiting for it.
 
     A later read of the item then need not wait.
     """

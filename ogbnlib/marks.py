@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _claiming = _thread.RLock()
 
 
-class _Place:
+class _MarkedRun:
     """The run in which this process records its marks; `folder` is None without a watcher."""
 
     log: EventLog | None = None  # open only in the process whose marks are recorded
@@ -35,7 +35,7 @@ class _Place:
         self.folder = folder
 
 
-_place = _Place(os.environ.get(RUN_VARIABLE))
+_run = _MarkedRun(os.environ.get(RUN_VARIABLE))
 
 
 @contextlib.contextmanager
@@ -45,7 +45,7 @@ def phase(name: str, epoch: int | str | None = None) -> Iterator[None]:
 
     Phases nest. `Run.growth` compares memory between the ends of phases named "epoch".
     """
-    log = _claim() if _place.folder is not None else None
+    log = _claim() if _run.folder is not None else None
     if log is None:
         yield
         return
@@ -70,7 +70,7 @@ def mark(name: str, /, **info: object) -> None:
 
     Also reads the GPU's memory, if torch has used a GPU; `mark("cuda")` does nothing else.
     """
-    log = _claim() if _place.folder is not None else None
+    log = _claim() if _run.folder is not None else None
     if log is None:
         return
     from .memory.reading import own_memory
@@ -88,7 +88,7 @@ def mark(name: str, /, **info: object) -> None:
 
 def note(kind: str, **fields: object) -> None:
     """Record an event of this process, with its fields as they are."""
-    log = _claim() if _place.folder is not None else None
+    log = _claim() if _run.folder is not None else None
     if log is not None:
         with _never_raise():
             log.mark(kind, **fields)
@@ -97,25 +97,25 @@ def note(kind: str, **fields: object) -> None:
 @contextlib.contextmanager
 def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
     """Record the marks that this process makes inside the block in the run of `folder`."""
-    global _place
-    before = _place
-    _place = _Place(os.fspath(folder))
+    global _run
+    outer = _run
+    _run = _MarkedRun(os.fspath(folder))
     try:
         yield
     finally:
-        if _place.log is not None:
+        if _run.log is not None:
             with _never_raise():
-                _place.log.close()
+                _run.log.close()
         _forget()
-        _place = before
+        _run = outer
 
 
 def _claim() -> EventLog | None:
     """Return the log of this process's run; None if another process marks or there is no run."""
     with _claiming:
-        place = _place
-        if place.log is not None or place.folder is None:
-            return place.log
+        run = _run
+        if run.log is not None or run.folder is None:
+            return run.log
         import fcntl
 
         from .files import open_to_write
@@ -127,11 +127,11 @@ def _claim() -> EventLog | None:
             if multiprocessing is not None and multiprocessing.parent_process() is not None:
                 raise BlockingIOError  # as flock does; `_never_raise` then stops marking silently
             # The first process of a watched command gets the lock: others would mix up its phases.
-            place.lock = open_to_write(os.path.join(place.folder, ".marks"))
-            fcntl.flock(place.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            place.log = EventLog(place.folder)
+            run.lock = open_to_write(os.path.join(run.folder, ".marks"))
+            fcntl.flock(run.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            run.log = EventLog(run.folder)
             os.register_at_fork(after_in_child=_forget)
-    return _place.log
+    return _run.log
 
 
 @contextlib.contextmanager
@@ -151,12 +151,12 @@ def _never_raise() -> Iterator[None]:
 
 def _forget() -> None:
     """Stop marking without writing anything: this process may be a fork of the one that marks."""
-    global _place
-    if _place.log is not None:
-        _place.log.close(forget=True)
-    if _place.lock >= 0:
-        os.close(_place.lock)
-    _place = _Place(None)
+    global _run
+    if _run.log is not None:
+        _run.log.close(forget=True)
+    if _run.lock >= 0:
+        os.close(_run.lock)
+    _run = _MarkedRun(None)
 
 
 def _plain(value: object) -> object:

@@ -12,84 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from .errors import InputError, naming, parse_bytes, split_name, unknown_name
+from .errors import InputError, naming, parse_bytes, split_name
 from .files import home
 from .registry import MODELS
-
-# Parameters, each with its names in PyG, DGL, Lightning and other programs.
-_ELSEWHERE = {
-    "lr": "learning_rate lr0 base_lr init_lr initial_lr learningrate alpha",
-    "epochs": "max_epochs num_epochs n_epochs nb_epochs num_train_epochs max_epoch",
-    "batch_size": "train_batch_size bs minibatch_size per_device_train_batch_size",
-    "eval_batch_size": "test_batch_size val_batch_size valid_batch_size inference_batch_size",
-    "num_neighbors": "fanout fanouts fan_out fan_outs num_neighbours neighbors sizes "
-    "neighbor_sizes sample_sizes num_samples",
-    "eval_num_neighbors": "eval_fanout test_fanout val_fanout eval_fanouts",
-    "hidden_channels": "hidden_dim hidden_size hidden_units num_hidden n_hidden hid_dim nhid "
-    "hidden_features h_feats hid_size embedding_dim hidden_width hidden",
-    "num_workers": "workers n_workers num_cpu_workers dataloader_num_workers",
-    "num_threads": "threads n_threads omp_num_threads num_cores",
-    "dropout": "drop dropout_rate drop_rate p_dropout feat_drop dropout_p drop_out",
-    "weight_decay": "wd l2 l2_reg l2_regularization reg",
-    "seed": "random_seed random_state rng_seed manual_seed",
-    "model": "arch architecture gnn gnn_type model_type model_name conv net",
-    "model_args": "model_kwargs model_params net_args",
-    "dataset": "data data_name dataset_name data_path path graph input",
-    "data_dir": "root data_root dataset_dir data_folder",
-    "device": "accelerator gpu cuda use_cuda gpus use_gpu",
-    "precision": "amp fp16 bf16 use_amp mixed_precision dtype half autocast",
-    "accumulate": "accumulation_steps accumulate_grad_batches gradient_accumulation_steps "
-    "grad_accum accum_steps",
-    "activation_checkpointing": "gradient_checkpointing checkpointing grad_checkpointing",
-    "early_stopping": "patience early_stop early_stopping_patience es_patience",
-    "keep_by": "monitor metric_for_best_model best_metric",
-    "class_weight": "class_weights loss_weight weighted_loss pos_weight",
-    "eval_every": "eval_steps eval_interval check_val_every_n_epoch eval_freq log_steps val_every",
-    "lr_schedule": "scheduler lr_scheduler lr_scheduler_type schedule",
-    "hops": "k num_hops n_hops sign_k num_propagations",
-    "undirected": "to_undirected add_reverse_edges symmetric bidirected make_undirected",
-    "pin_memory": "pinned use_pinned",
-    "loading": "policy loader loader_type in_memory",
-    "checkpoint_every_s": "save_every save_steps checkpoint_every save_interval checkpoint_interval",
-    "progress": "verbose progress_bar enable_progress_bar silent quiet",
-}
-# What to write in place of a name that is not a parameter of a run.
-INSTEAD = {
-    **{name: f"write {ours}" for ours, names in _ELSEWHERE.items() for name in names.split()},
-    **dict.fromkeys(
-        ("num_layers", "n_layers", "layers", "depth", "num_gnn_layers"),
-        "write one fan-out per layer in num_neighbors: [15, 10, 5] has three",
-    ),
-    **dict.fromkeys(("shuffle", "drop_last"), "training always shuffles all seeds"),
-    **dict.fromkeys(("optimizer", "optim", "opt"), "Adam trains, with lr and weight_decay"),
-    **dict.fromkeys(
-        ("loss", "criterion", "loss_fn", "label_smoothing"),
-        "the loss is the cross-entropy, in loss_and_gradient (training/learner.py)",
-    ),
-    **dict.fromkeys(
-        ("in_channels", "num_features", "out_channels", "num_classes"),
-        "it follows from the data set",
-    ),
-    **dict.fromkeys(
-        ("run_dir", "out_dir", "output_dir", "save_dir"),
-        "write --run-dir, or run(config, run_dir=...)",
-    ),
-    **dict.fromkeys(
-        ("ranks", "num_ranks", "world_size"), "write --ranks, or run(config, num_ranks=...)"
-    ),
-    "memory_limit": "write --memory-limit, or run(config, memory_limit=...)",
-    "resume": "write --resume, or run(config, resume=True)",
-    "limit_by": "write --limit-by, or run(config, limit_by=...)",
-    # heads and the names below were parameters of versions 0.1.0 and 0.2.0
-    **dict.fromkeys(("n_heads", "num_heads", "heads"), 'write model_args={"heads": 4}'),
-    "cuda_snapshot": "write torch.cuda.memory._record_memory_history() in a script under `watch`",
-    "empty_cache_every": "write release_every",
-    "lr_schedule_args": 'write lr_schedule="cosine:T_max=40"',
-    "sampling": "write nothing: each node draws its own neighbors",
-    "sampler": "write store.sampler(...) behind PyG's own loader",
-    "self_loops": 'write norm="gcn"',
-    "spool_dir": "write the environment variable TMPDIR",
-}
 
 
 def _list(value: object) -> object:
@@ -235,16 +160,6 @@ Schedule = Annotated[str, AfterValidator(lambda text: parse_schedule(text) and t
 Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 
-def unknown_parameter(name: str, known: Iterable[str]) -> str:
-    """Return the message for a name that is not a parameter: what to write instead, or the closest
-    name and all names."""
-    plain = name.strip().lower().replace("-", "_")
-    instead = f"write {plain}" if plain in known else INSTEAD.get(plain)
-    if instead is None:
-        return unknown_name(name, known, "parameter")
-    return f"unknown parameter {name!r}: {instead}"
-
-
 def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
     """Split `["batch_size=128", "num_neighbors=3 2"]`, the values of `--set`, into names and
     values."""
@@ -260,21 +175,35 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
     return values
 
 
-def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return names and values of a YAML file such as slurm/small.yaml; `InputError` for anything
-    else.
+class Text(str):
+    """A text of a YAML file.
 
-    Values stay text, as `--set` passes them, or lists of text, because YAML 1.1 reads 010 as 8,
-    1:30 as 90 and off as false. Values of a map, such as model_args, are read as JSON.
+    Attributes:
+        line: its line, from 1 on.
+        is_quoted: whether it stands in quotes.
+    """
+
+    line = 0
+    is_quoted = False
+
+
+_MOST_YAML = 2**20
+
+
+def read_yaml(file: str | os.PathLike[str], example: str) -> dict[Text, Any]:
+    """Return the map of a YAML file; `InputError` for anything else.
+
+    Values are `Text`, because YAML 1.1 would read 010 as 8, 1:30 as 90 and off as false; or lists
+    and maps of such values. `example` is a line of such a file, for messages.
     """
     import yaml
 
-    expected = "YAML such as 'batch_size: 128'"
+    expected = f"YAML such as {example!r}"
     with naming(file, expected), open(file, encoding="utf-8") as opened:
         text = opened.read(_MOST_YAML + 1)
         if len(text) > _MOST_YAML:
             raise InputError(f"{file}: expected {expected} of at most 1 MB, found more")
-        for event in yaml.parse(text, yaml.SafeLoader):
+        for event in yaml.parse(text, yaml.BaseLoader):
             name = getattr(event, "anchor", None)
             # ten lines of anchors and aliases can stand for 10**9 values
             if name:
@@ -282,41 +211,65 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
                     f"{file}, line {event.start_mark.line + 1}: expected values without YAML's & "
                     f"and *, found {name!r}"
                 )
-        tree = yaml.compose(text, yaml.SafeLoader)
+        tree = yaml.compose(text, yaml.BaseLoader)
     if not isinstance(tree, yaml.MappingNode) or not tree.value:
-        raise InputError(f"{file}: expected lines such as 'batch_size: 128', found {text!r:.60}")
-    return _plain(tree, file)
+        raise InputError(f"{file}: expected lines such as {example!r}, found {text!r:.60}")
+    values: dict[Text, Any] = _plain(tree, file)
+    return values
 
 
-_MOST_YAML = 2**20
-
-
-def _plain(node: Any, file: str | os.PathLike[str], maps: int = 0) -> Any:
-    """Return a YAML node, nested in `maps` maps, as text, list or dict; in the inner maps, values
-    are read as JSON."""
-    if node.id == "scalar":
-        return node.value if maps < 2 else _json_value(node, file)
+def _plain(node: Any, file: str | os.PathLike[str]) -> Any:
+    """Return a YAML node as `Text`, list or dict."""
     if node.id == "sequence":
-        return [_plain(item, file, maps) for item in node.value]
-    values: dict[str, Any] = {}
+        return [_plain(item, file) for item in node.value]
+    if node.id == "scalar":
+        text = Text(node.value)
+        text.line = node.start_mark.line + 1
+        text.is_quoted = bool(node.style)
+        return text
+    values: dict[Text, Any] = {}
     for key, value in node.value:
         place = f"{file}, line {key.start_mark.line + 1}"
         if key.id != "scalar":
             raise InputError(f"{place}: expected a name, found a {key.id} in its place")
-        if key.value in values:
-            raise InputError(f"{place}: expected each parameter once, found {key.value} again")
-        values[key.value] = _plain(value, file, maps + 1)
+        name = _plain(key, file)
+        if name in values:
+            raise InputError(f"{place}: expected each name once, found {name} again")
+        values[name] = _plain(value, file)
     return values
 
 
-def _json_value(node: Any, file: str | os.PathLike[str]) -> object:
-    """Return a value of an inner map: text if it is quoted or text in YAML, else read as JSON."""
-    if node.style or node.tag.endswith(":str"):
-        return node.value
+def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return names and values of a YAML file such as slurm/small.yaml.
+
+    Values stay text, as `--set` passes them, or lists of text. Values of a map, such as model_args,
+    are read as JSON.
+    """
+    values = read_yaml(file, "batch_size: 128")
+    return {str(name): _parameter(value, file) for name, value in values.items()}
+
+
+def _parameter(value: Any, file: str | os.PathLike[str]) -> Any:
+    if isinstance(value, dict):
+        return _json_values(value, file)
+    return [_parameter(item, file) for item in value] if isinstance(value, list) else str(value)
+
+
+def _json_values(value: Any, file: str | os.PathLike[str]) -> Any:
+    """Return values of a map: text if it is quoted or text in YAML, else read as JSON."""
+    import yaml
+
+    if isinstance(value, dict):
+        return {str(name): _json_values(item, file) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_json_values(item, file) for item in value]
+    tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, value, (True, False))
+    if value.is_quoted or tag.endswith(":str"):
+        return str(value)
     try:
-        return json.loads(node.value.lower())  # lower: YAML may write True
+        return json.loads(value.lower())  # lower: YAML may write True
     except ValueError:
         raise InputError(
-            f"{file}, line {node.start_mark.line + 1}: expected a value as JSON has it, such as 8, "
-            f"0.5, true or null, or text in quotes, found {node.value}"
+            f"{file}, line {value.line}: expected a value as JSON has it, such as 8, "
+            f"0.5, true or null, or text in quotes, found {value}"
         ) from None

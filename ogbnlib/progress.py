@@ -45,11 +45,11 @@ class Count:
     def __str__(self) -> str:
         from tqdm import tqdm
 
-        rest = []
+        notes = []
         if self.loss is not None:
-            rest.append(f"loss {self.loss:.2f}")
+            notes.append(f"loss {self.loss:.2f}")
         if self.run_left_s is not None:
-            rest.append(f"run {seconds(self.run_left_s)}")
+            notes.append(f"run {seconds(self.run_left_s)}")
         in_bytes = self.unit == "bytes"
         return str(
             tqdm.format_meter(
@@ -58,7 +58,7 @@ class Count:
                 clock.now() - self.began_s,
                 prefix=self.what or "",
                 rate=self.per_s,
-                postfix=", ".join(rest),
+                postfix=", ".join(notes),
                 ascii=True,
                 unit="B" if in_bytes else "it",
                 unit_scale=in_bytes,
@@ -89,16 +89,16 @@ def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None
 
 
 @contextlib.contextmanager
-def doing(what: str, display: str = "auto") -> Iterator[None]:
+def doing(work: str, display: str = "auto") -> Iterator[None]:
     """Show the time spent on work whose progress can't be counted."""
     begin = time.monotonic()
-    with Live(lambda: (what, seconds(round(time.monotonic() - begin))), display):
+    with Live(lambda: (work, seconds(round(time.monotonic() - begin))), display):
         yield
 
 
 @contextlib.contextmanager
 def counted(
-    what: str,
+    work: str,
     total: int,
     progress: Progress,
     unit: str = "bytes",
@@ -107,7 +107,7 @@ def counted(
     """Count work; yields a function to call with each number of units done.
 
     Args:
-        what: Name of the work, as shown.
+        work: Name of the work, as shown.
         total: Number of units, the whole work.
         progress: Whether to show the count, or a function to call with it instead.
         unit: "bytes" or "batches".
@@ -121,5 +121,5 @@ def counted(
         if callable(progress):
             progress(count)
 
-    with Live(lambda: (what, str(count)), "auto" if progress is True else "none"):
+    with Live(lambda: (work, str(count)), "auto" if progress is True else "none"):
         yield done

@@ -72,7 +72,8 @@ class _Method(_Entry):
 
 STORE_METHODS = {
     "from_data": _Method("ogbnlib.sources.pyg_data:from_data"),  # called on the class
-    "ids": _Method("ogbnlib.sources.files.node_names:ids"),
+    "from_arrays": _Method("ogbnlib.sources.arrays:store_from_arrays"),  # called on the class
+    "ids": _Method("ogbnlib.sources.node_names:ids"),
     "to_data": _Method("ogbnlib.sampling.pyg_stores:to_data"),
     "feature_store": _Method("ogbnlib.sampling.pyg_stores:StoreFeatures"),
     "graph_store": _Method("ogbnlib.sampling.pyg_stores:StoreGraph"),

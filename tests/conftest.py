@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ import pytest
 from slurm_cluster import Cluster, cluster, unavailable
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.graph import npz
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.memory.limits import Limit, make_limit
 from ogbnlib.memory.record import SAMPLE_COLUMNS
@@ -135,6 +137,17 @@ def python_child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+@contextlib.contextmanager
+def files_of(num_bytes: int) -> Iterator[None]:
+    """A file may have so many bytes: the kernel writes a part and refuses the rest."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def raw_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -305,10 +318,10 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_store(tiny_dir: Path) -> Path:
-    """The store of `tiny_dir`, float32, which any run on that finds."""
-    from ogbnlib.sources.catalog import open_dataset
+    """The store of `tiny_dir`, float32."""
+    from ogbnlib.sources.convert import convert
 
-    return open_dataset(str(tiny_dir), say=lambda line: None).path
+    return convert(tiny_dir, tiny_dir.with_name("stores") / "tiny", progress=False).path
 
 
 @pytest.fixture
@@ -317,15 +330,15 @@ def store(tiny_store: Path) -> Store:
 
 
 @pytest.fixture(scope="session")
-def tiny_config(tiny_dir: Path, tiny_store: Path) -> Callable[..., TrainConfig]:
-    """A config on `tiny_dir`, which is converted already, with changes."""
+def tiny_config(tiny_store: Path) -> Callable[..., TrainConfig]:
+    """A config on `tiny_store`, with changes."""
     import ogbnlib.training.train  # noqa: F401
 
     freeze()
 
     def make(**changes: Any) -> TrainConfig:
         values = {
-            "dataset": str(tiny_dir),
+            "dataset": str(tiny_store),
             "epochs": 2,
             "batch_size": 16,
             "hidden_channels": 8,
@@ -334,6 +347,45 @@ def tiny_config(tiny_dir: Path, tiny_store: Path) -> Callable[..., TrainConfig]:
         return TrainConfig.create({**values, "progress": "none", **changes})
 
     return make
+
+
+@pytest.fixture
+def command_line(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a command of ogbnlib in this process and returns its exit code."""
+    from ogbnlib.__main__ import main
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr("sys.argv", ["ogbnlib", *arguments])
+        return main()
+
+    return run
+
+
+@pytest.fixture(params=[16, npz.CHUNK_BYTES], ids="chunks of {}".format)
+def file_chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes of a store's file that are read at a time."""
+    monkeypatch.setattr(npz, "CHUNK_BYTES", request.param)
+
+
+@pytest.fixture
+def table_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables of predictions are written in pieces of a few rows."""
+    monkeypatch.setattr("ogbnlib.inference.tables._PIECE_BYTES", 100)
+
+
+@pytest.fixture
+def columns_in_memory(monkeypatch: pytest.MonkeyPatch, tiny_store: Path) -> Callable[[int], None]:
+    """Leaves exact predictions on `tiny_store` the memory of so many columns of all nodes."""
+    from ogbnlib.inference import exact
+    from ogbnlib.propagation.plan import fixed_bytes
+
+    size = open_store(tiny_store).size
+
+    def leave(columns: int) -> None:
+        room = fixed_bytes(size, 3) + exact._STEP_BYTES + (columns * 4 + 2) * size.num_nodes
+        monkeypatch.setattr(exact, "left_bytes", lambda limit: room)
+
+    return leave
 
 
 @pytest.fixture

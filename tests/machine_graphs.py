@@ -213,22 +213,21 @@ GRAPHS: dict[str, Callable[[], Table]] = {
 # --- the files of a user
 
 
-def write(name: str, nodes: pd.DataFrame, edges: pd.DataFrame, folder: Path) -> list[str]:
-    """Write a graph in its formats; return the options of `convert`."""
+def write(name: str, nodes: pd.DataFrame, edges: pd.DataFrame, folder: Path) -> None:
+    """Write a graph in its formats; names decide their roles, but for "words"."""
     folder.mkdir(parents=True)
     features = nodes.filter(regex=r"^f\d+$")
     if name == "packages":  # one table of nodes, and edges to names without a row
         nodes.to_csv(folder / "nodes.csv", index=False)
         edges.to_csv(folder / "edges.csv", index=False)
-        return ["--relabel", "--drop-unknown", "--undirected"]
-    if name == "imports":  # a file for each role, of three kinds
+        (folder / "dataset.yaml").write_text("drop_unknown: true\n")
+    elif name == "imports":  # a file for each role, of three kinds
         edges.to_csv(folder / "edges.tsv", index=False, sep="\t")
         table = pd.concat([nodes[["node_id"]], features], axis=1)
         table.to_parquet(folder / "features.parquet", index=False)
         nodes[["node_id", "label"]].to_csv(folder / "labels.csv", index=False)
         nodes[["node_id", "split"]].to_csv(folder / "splits.csv", index=False)
-        return ["--relabel", "--undirected"]
-    if name == "words":  # an edge list with comments; features in a column of lists
+    elif name == "words":  # an edge list with comments; features in a column of lists
         lines = "".join(f"{a}\t{b}\n" for a, b in edges.itertuples(index=False))
         (folder / "edges.txt").write_text(f"# neighbors in docstrings\nfrom\tto\n{lines}")
         lists = pa.FixedSizeListArray.from_arrays(features.to_numpy().ravel(), NUM_FEATURES)
@@ -236,18 +235,17 @@ def write(name: str, nodes: pd.DataFrame, edges: pd.DataFrame, folder: Path) -> 
         table = table.append_column("label", pa.array(nodes["label"].tolist()))
         table = table.append_column("split", pa.array(nodes["split"].tolist()))
         pq.write_table(table, folder / "nodes.parquet")
-        return ["--relabel", "--undirected", "--edge-columns", "from,to"]
-    # an array, the names of its rows, and a file for each split
-    np.save(folder / "features.npy", features.to_numpy())
-    nodes[["node_id"]].to_csv(folder / "nodes.csv", index=False)
-    nodes[["node_id", "label"]].to_csv(folder / "labels.csv.gz", index=False)
-    edges.to_parquet(folder / "edges.parquet", index=False)
-    for split in SPLITS:
-        nodes.loc[nodes["split"] == split, ["node_id"]].to_csv(folder / f"{split}.csv", index=False)
-    return ["--relabel", "--undirected"]
+    else:  # an array, the names of its rows, and a file for each split
+        np.save(folder / "features.npy", features.to_numpy())
+        nodes[["node_id"]].to_csv(folder / "nodes.csv", index=False)
+        nodes[["node_id", "label"]].to_csv(folder / "labels.csv.gz", index=False)
+        edges.to_parquet(folder / "edges.parquet", index=False)
+        for split in SPLITS:
+            members = nodes.loc[nodes["split"] == split, ["node_id"]]
+            members.to_csv(folder / f"{split}.csv", index=False)
 
 
 if __name__ == "__main__":
     for graph, table in GRAPHS.items():
-        options = write(graph, *table(), Path(sys.argv[1]) / graph)
-        print(f"python -m ogbnlib convert {sys.argv[1]}/{graph} STORE {' '.join(options)}")
+        write(graph, *table(), Path(sys.argv[1]) / graph)
+        print(f"python -m ogbnlib convert {sys.argv[1]}/{graph} STORE --undirected")

@@ -115,7 +115,7 @@ CASES: list[tuple[list[str], str]] = [
         if not in_store(part)
     ),
     *((["plan", "--set", f"dataset=d{i}"], f"d{i}") for i in range(len(DAMAGE))),
-    (["convert", "store", "new", "--edges", "file"], "expected no files or columns beside a store"),
+    (["convert", "store", "new", "--description", "file"], "description: expected one of a folder"),
     (["convert", "raw", "new", "--memory-limit", "100 MB"], "memory_limit: "),
     (["convert", "raw", "raw"], "raw: expected a new or empty folder"),
     (["convert", "raw", "new", "--feature-dtype", "int16"], "feature_dtype: "),

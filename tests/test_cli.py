@@ -52,11 +52,11 @@ TINY = ["--set", "epochs=1", "--set", "batch_size=16", "--set", "device=cpu"]
 
 @pytest.fixture(scope="module")
 def trained(
-    tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory
+    tiny_store: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, subprocess.CompletedProcess[str]]:
     folder = tmp_path_factory.mktemp("cli") / "run"
     return folder, process(
-        "train", "--run-dir", str(folder), "--set", f"dataset={tiny_dir}", *TINY, "--json"
+        "train", "--run-dir", str(folder), "--set", f"dataset={tiny_store}", *TINY, "--json"
     )
 
 
@@ -69,8 +69,8 @@ def test_train_ends_with_0_and_its_json_is_the_result(
     assert json.loads(done.stdout)["exit_code"] == 0
 
 
-def test_train_ends_with_137_when_the_child_is_killed(tiny_dir: Path, tmp_path: Path) -> None:
-    arguments = ["--set", f"dataset={tiny_dir}", *TINY, "--memory-limit", "500 MB"]
+def test_train_ends_with_137_when_the_child_is_killed(tiny_store: Path, tmp_path: Path) -> None:
+    arguments = ["--set", f"dataset={tiny_store}", *TINY, "--memory-limit", "500 MB"]
     arguments += ["--set", "hidden_channels=1000000"]
     done = process("train", "--run-dir", str(tmp_path / "run"), *arguments)
     assert done.returncode == 137
@@ -166,9 +166,7 @@ def test_doctor_reports_each_check_and_a_fix_for_each_failure() -> None:
         assert bool(check["fix"]) != check["ok"]
 
 
-def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(
-    tiny_dir: Path, tmp_path: Path
-) -> None:
+def test_convert_takes_declared_files_and_official_names(tiny_dir: Path, tmp_path: Path) -> None:
     arrays = raw_arrays(tiny_dir)
     names = np.array([f"author {i}" for i in range(len(arrays["x"]))])
     np.save(tmp_path / "x.npy", arrays["x"])
@@ -179,18 +177,14 @@ def test_convert_takes_files_one_by_one_and_download_says_where_a_data_set_is(
         (tmp_path / f"{split}.csv").write_text("author\n" + "".join(f"{name}\n" for name in part))
     pairs = "".join(f"{a},{b},2.5\n" for a, b in names[arrays["edge_index"]].T)
     (tmp_path / "who.csv.gz").write_bytes(gzip.compress(("citing,cited,weight\n" + pairs).encode()))
-    given = [
-        "--edges",
-        "who.csv.gz",
-        "--features",
-        "x.npy",
-        "--labels",
-        "y.npy",
-        "--nodes",
-        "authors.npy",
-    ]
-    given += ["--edge-columns", "citing,cited", "--id-column", "author", "--relabel"]
-    done = cli("convert", ".", "store", *given, "--json", cwd=tmp_path)
+    splits = "".join(
+        f"  {split}.csv: {{author: {split}}}\n" for split in ("train", "valid", "test")
+    )
+    (tmp_path / "roles.yaml").write_text(
+        "files:\n  who.csv.gz: {citing: source, cited: target, weight: weight}\n"
+        f"  x.npy: features\n  y.npy: labels\n  authors.npy: names\n{splits}"
+    )
+    done = cli("convert", ".", "store", "--description", "roles.yaml", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["num_nodes"], facts["num_edges"]) == (len(names), arrays["edge_index"].shape[1])

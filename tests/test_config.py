@@ -17,7 +17,7 @@ from conftest import tree
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError, format_bytes, parse_bytes
-from ogbnlib.parameters import INSTEAD, parse_assignments, read_parameters
+from ogbnlib.parameters import parse_assignments, read_parameters
 from ogbnlib.registry import MODELS
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
@@ -56,27 +56,11 @@ def test_every_mistake_is_in_one_error_and_an_unknown_name_brings_the_closest_kn
 
 
 @pytest.mark.parametrize(
-    ("name", "instead"),
-    [
-        ("learning_rate", "write lr"),
-        ("num_layers", "write one fan-out per layer in num_neighbors"),
-        ("Hidden-Dim", "write hidden_channels"),
-        ("LR", "write lr"),
-        ("memory_limit", "write --memory-limit, or run(config, memory_limit=...)"),
-        ("heads", 'write model_args={"heads": 4}'),
-        ("optimizer", "Adam trains, with lr and weight_decay"),
-    ],
+    ("name", "ours"), [("hidden_dim", "hidden_channels"), ("num_neighbours", "num_neighbors")]
 )
-def test_a_name_of_another_library_brings_ours(name: str, instead: str) -> None:
-    with pytest.raises(InputError, match=f"^unknown parameter '{name}': {re.escape(instead)}"):
+def test_an_unknown_parameter_brings_the_nearest_of_ours(name: str, ours: str) -> None:
+    with pytest.raises(InputError, match=f"^unknown parameter '{name}': did you mean '{ours}'"):
         make(**{name: 1})
-
-
-def test_no_parameter_stands_among_the_names_of_other_libraries() -> None:
-    assert not {*INSTEAD} & {*TrainConfig.model_fields}
-    for instead in INSTEAD.values():
-        if re.fullmatch(r"write \w+", instead):
-            assert instead.removeprefix("write ") in TrainConfig.model_fields
 
 
 @pytest.mark.parametrize("start", [run, train])
@@ -168,9 +152,7 @@ def test_a_parameter_of_the_last_version_is_ignored_with_a_warning_and_others_ar
         assert TrainConfig.load(tmp_path / "config.json") == config
     assert config.changes(saved) == ([], [])
     (tmp_path / "config.json").write_text(json.dumps({"dataset": "d", "heads": 8}))
-    with pytest.raises(
-        InputError, match=r"config\.json: unknown parameter 'heads': write model_args"
-    ):
+    with pytest.raises(InputError, match=r"config\.json: unknown parameter 'heads'"):
         TrainConfig.load(tmp_path / "config.json")
 
 
@@ -299,7 +281,7 @@ def test_ten_lines_that_stand_for_a_billion_values_are_refused(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("epochs: 1\nepochs: 2", "line 2: expected each parameter once, found epochs again"),
+        ("epochs: 1\nepochs: 2", "line 2: expected each name once, found epochs again"),
         ("model_args: {norm: off}", "line 1: expected a value as JSON has it.*, found off"),
         ("? [1, 2]\n: 3", "line 1: expected a name, found a sequence"),
     ],

@@ -10,11 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
-from conftest import left_in, python_child, tree, write_run
+from conftest import files_of, left_in, python_child, tree, write_run
 
 from ogbnlib import TrainConfig, convert, files, list_runs, open_dataset, run
 from ogbnlib.errors import InputError, clear_errors, naming
@@ -34,34 +33,36 @@ from ogbnlib.runs.folder import Run
 from ogbnlib.sources.catalog import made_once
 
 
-def refuse(number: int) -> Callable[..., Any]:
-    """What stands for a system call that fails so, without a file's name as write(2) and fsync(2)
-    do."""
-
-    def call(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return call
-
-
 def test_what_the_disk_refuses_is_path_cause_and_remedy() -> None:
     for error in (OSError(errno.ENOSPC, "x", "/data/a"), OSError(errno.ENOSPC, "x")):
+        cause = os.strerror(errno.ENOSPC).lower()
         with (
-            pytest.raises(InputError, match=r"^/data/a: no space left on device"),
+            pytest.raises(InputError, match=f"^/data/a: {cause}; "),
             clear_errors(),
             naming("/data/a"),
         ):
             raise error
 
 
-def test_a_write_that_fails_at_its_end_leaves_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_names_its_cause_and_leaves_the_old_file(tmp_path: Path) -> None:
     write_json(tmp_path / "a.json", 1)
-    monkeypatch.setattr(files.os, "replace", refuse(errno.ENOSPC))
-    with pytest.raises(OSError, match=r"No space left on device: .*a\.json"):
-        write_json(tmp_path / "a.json", 2)
+    with files_of(1000), pytest.raises(OSError, match=r"a\.json") as caught:
+        write_json(tmp_path / "a.json", list(range(1000)))
+    assert caught.value.errno == errno.EFBIG
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.json": "1\n"}
+
+
+@pytest.mark.parametrize("offset", [None, 4])
+def test_a_partial_write_is_continued_until_the_cause_shows(
+    tmp_path: Path, offset: int | None
+) -> None:
+    with (
+        open(tmp_path / "a", "wb") as file,
+        files_of(7),
+        pytest.raises(OSError, match=os.strerror(errno.EFBIG)),
+    ):
+        files.write_all(file.fileno(), b"abcdefgh", offset)
+    assert (tmp_path / "a").read_bytes() == (b"abcdefg" if offset is None else bytes(4) + b"abc")
 
 
 def test_a_lock_keeps_others_out_and_its_file_goes_with_it(tmp_path: Path) -> None:
@@ -79,9 +80,12 @@ def test_a_lock_keeps_others_out_and_its_file_goes_with_it(tmp_path: Path) -> No
 def test_a_file_system_without_locks_is_used_with_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files.fcntl, "flock", refuse(errno.ENOTSUP))
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
     with (
-        pytest.warns(UserWarning, match=r"lock: no locks on its file system, so a second"),
+        pytest.warns(UserWarning, match=r"\.a\.lock: "),
         new_folder(tmp_path / "a"),
     ):
         pass
@@ -95,8 +99,10 @@ def test_a_killed_process_leaves_a_lock_that_means_nothing(tmp_path: Path) -> No
         "    (folder / 'half').write_text('x'); print('ready', flush=True); sys.stdin.readline()"
     )
     with python_child(code, str(tmp_path / "new")) as process:
-        words = f"it is being written by process {process.pid}"
-        with pytest.raises(InputError, match=words), new_folder(tmp_path / "new"):
+        with (
+            pytest.raises(InputError, match=f"process {process.pid} "),
+            new_folder(tmp_path / "new"),
+        ):
             pass
         assert abandoned(tmp_path) == []
         process.kill()
@@ -146,7 +152,7 @@ def _train(folder: Path) -> None:
         ),
     ],
 )
-def test_what_another_user_planted_under_a_guessable_name_is_refused_and_not_followed(
+def test_what_another_user_planted_is_refused_and_not_followed(
     tmp_path: Path, name: str, write: Callable[[Path], None], planted: str
 ) -> None:
     if planted == "another user's" and os.geteuid():
@@ -161,14 +167,14 @@ def test_what_another_user_planted_under_a_guessable_name_is_refused_and_not_fol
     with pytest.raises(InputError) as caught:
         write(folder)
     found = "nobody" if planted == "another user's" else "a link" if "link to" in planted else ""
-    assert str(caught.value).startswith(f"{folder / name}: expected nothing or a f")
+    assert str(caught.value).startswith(f"{folder / name}: expected nothing")
     assert found in str(caught.value)
     assert "\n" not in str(caught.value)
     assert tree(thesis.parent) == {"thesis.tex": b"ten years"}
     assert os.path.lexists(folder / name)
 
 
-def test_the_remains_of_a_killed_process_are_not_cleared_through_a_link(tmp_path: Path) -> None:
+def test_remains_are_not_cleared_through_a_link(tmp_path: Path) -> None:
     thesis = tmp_path / "home" / "1" / "thesis.tex"
     thesis.parent.mkdir(parents=True)
     thesis.write_text("ten years")
@@ -180,7 +186,7 @@ def test_the_remains_of_a_killed_process_are_not_cleared_through_a_link(tmp_path
     assert thesis.read_text() == "ten years"
 
 
-def test_a_lock_that_another_user_left_names_that_user_and_the_process(tmp_path: Path) -> None:
+def test_a_lock_names_the_user_and_process_that_left_it(tmp_path: Path) -> None:
     if os.geteuid():
         pytest.skip("only root can make another user's file")
     lock = tmp_path / ".papers.lock"
@@ -188,13 +194,11 @@ def test_a_lock_that_another_user_left_names_that_user_and_the_process(tmp_path:
     os.chown(lock, 65534, 65534)
     with pytest.raises(InputError) as caught:
         _convert(tmp_path)
-    said = f"{lock}: expected nothing or a file of your own, found one of nobody; delete it if nobody needs it, "
-    assert str(caught.value) == said + (
-        "or name another place. It was left by process 77 on node3[2J of nobody"
-    )
+    assert str(caught.value).startswith(f"{lock}: ")
+    assert str(caught.value).endswith(" process 77 on node3[2J of nobody")
     held = os.open(lock, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
-    with pytest.raises(InputError, match=r"being written by process 77 on .* of nobody; wait"):
+    with pytest.raises(InputError, match=r"process 77 on .* of nobody; "):
         _convert(tmp_path)
     os.close(held)
 
@@ -290,16 +294,14 @@ def test_a_network_file_system_is_named(tmp_path: Path, monkeypatch: pytest.Monk
         SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4"),
     ]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
-    with pytest.warns(
-        UserWarning, match=r"it lies on a network file system \(nfs4\): locks are loose"
-    ):
-        warn_if_remote(tmp_path, "locks are loose")
+    with pytest.warns(UserWarning, match=rf"{tmp_path}: .*\(nfs4\): loose"):
+        warn_if_remote(tmp_path, "loose")
 
 
 def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert [home("~/data"), home("data/~")] == [Path("/home/me/data"), Path("data/~")]
-    with pytest.raises(InputError, match=r"'data\\r': expected a path of visible characters"):
+    with pytest.raises(InputError, match=r"'data\\r'"):
         home("data\r")
 
 
@@ -315,7 +317,7 @@ def test_a_home_that_is_unknown_is_refused_and_becomes_no_folder(
         monkeypatch.setenv("HOME", value)
     monkeypatch.setattr("pwd.getpwuid", unknown)  # such as docker run -u 12345
     for path in ("~", "~/data", "~nobody-here/data"):
-        with pytest.raises(InputError, match=r"set HOME, write the path in full, or \./~"):
+        with pytest.raises(InputError, match=rf"{path}: .*HOME.* \./~"):
             home(path)
     assert home("./~/data") == Path("./~/data")
 
@@ -323,7 +325,7 @@ def test_a_home_that_is_unknown_is_refused_and_becomes_no_folder(
 @pytest.mark.parametrize(
     ("locale", "output"), [({}, ""), ({"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "ascii")]
 )
-def test_names_with_other_letters_work_at_every_door_in_the_c_locale(
+def test_names_with_other_letters_work_in_the_c_locale(
     tmp_path: Path, locale: dict[str, str], output: str
 ) -> None:
     keep = {
@@ -357,7 +359,8 @@ def test_a_limit_on_the_size_of_files_is_no_full_disk(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", call], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     said = done.stderr.splitlines()[-1]
-    assert "raise the limit of `ulimit -f`, which allows files of 200 kB here" in said
+    assert "`ulimit -f`" in said
+    assert "200 kB" in said
     call = f"ulimit -f 20; exec {sys.executable} -m ogbnlib watch --run-dir run -- "
     for command, code in (("head -c 100000 /dev/zero; exit 3", 3), ("kill -XFSZ $$", 153)):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
@@ -370,16 +373,6 @@ def test_a_limit_on_the_size_of_files_is_no_full_disk(tmp_path: Path) -> None:
         assert word in done.stderr
 
 
-def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write, pwrite = os.write, os.pwrite
-    monkeypatch.setattr(files.os, "write", lambda file, data: write(file, data[:3]))
-    monkeypatch.setattr(files.os, "pwrite", lambda file, data, at: pwrite(file, data[:3], at))
-    with open(tmp_path / "a", "wb") as file:
-        files.write_all(file.fileno(), b"abcdefgh")
-        files.write_all(file.fileno(), b"ABCDEFGH", 4)
-    assert (tmp_path / "a").read_bytes() == b"abcdABCDEFGH"
-
-
 def test_a_missing_path_is_named_with_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,14 +383,14 @@ def test_a_missing_path_is_named_with_the_working_folder(
         list_runs,
         lambda path: run(TrainConfig.create(dataset=path), "1 GB"),
     ):
-        with pytest.raises(InputError, match=f"; the working folder is {tmp_path}") as caught:
+        with pytest.raises(InputError, match=f" {tmp_path}$") as caught:
             look("data/mine")
         # one line in a notebook
         assert caught.value._render_traceback_() == [f"InputError: {caught.value}"]
     assert tree(tmp_path) == {}
 
 
-def test_an_interrupted_conversion_says_so_in_one_line_and_leaves_nothing(
+def test_an_interrupted_conversion_leaves_one_line_and_no_file(
     tmp_path: Path, tiny_dir: Path
 ) -> None:
     def stop() -> None:

@@ -64,7 +64,7 @@ def test_a_duration_shows_its_first_two_digits(value: float, text: str) -> None:
     assert seconds(value) == text
 
 
-def test_a_line_has_the_count_the_speed_the_loss_the_time_left_and_the_memory() -> None:
+def test_a_line_has_count_speed_loss_time_left_and_memory() -> None:
     count = Count(9432, "batches", done=3100, per_s=61.7, loss=1.684, run_left_s=1230)
     line = details(count, int(1.2 * GB), 4 * GB)
     for words in (
@@ -125,6 +125,6 @@ def test_what_is_no_count_is_none(tmp_path: Path, damage: bytes) -> None:
 
 
 def test_a_picture_that_grows_is_refused_outside_of_a_notebook(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^live: expected a notebook to draw in, found none"):
+    with pytest.raises(InputError, match=r"^live: .*notebook"):
         run(TrainConfig.create(dataset="somewhere"), run_dir=tmp_path / "run", live=True)
     assert not (tmp_path / "run").exists()

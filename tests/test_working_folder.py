@@ -1,5 +1,6 @@
 """A working folder that was deleted is named in one sentence, before torch's MKL ends the process."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from ogbnlib import open_store, run
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 
-SENTENCE = "working folder: no such file or directory.*`cd` to one that exists"
+FACTS = "working folder: .*`cd`"
 
 
 def in_deleted_folder(folder: Path, *arguments: str) -> tuple[int, str]:
@@ -30,14 +31,13 @@ def test_a_command_says_it(tmp_path: Path, tiny_store: Path, command: str) -> No
     code, said = in_deleted_folder(tmp_path / "gone", "-m", "ogbnlib", *arguments)
     (line,) = said.splitlines()
     assert code == 2
-    assert line.startswith("error: working folder: no such file or directory")
-    assert "`cd` to one that exists" in line
+    assert re.match(f"error: {FACTS}", line)
 
 
 def test_a_script_ends_with_it(tmp_path: Path) -> None:
     code, said = in_deleted_folder(tmp_path / "gone", "-c", "from ogbnlib import train")
     assert code == 1
-    assert "InputError: working folder: no such file" in said.splitlines()[-1]
+    assert re.search(f"InputError: {FACTS}", said.splitlines()[-1])
     assert "MKL" not in said
 
 
@@ -54,7 +54,7 @@ def test_a_notebook_whose_folder_goes_is_told(
         lambda: run(config, run_dir=tmp_path / "run"),
         lambda: TrainConfig.load("mine.yaml"),
     ):
-        with pytest.raises(InputError, match=SENTENCE):
+        with pytest.raises(InputError, match=FACTS):
             call()
     assert not (tmp_path / "run").exists()
     assert open_store(tiny_store).num_nodes == 300  # what needs no working folder goes on

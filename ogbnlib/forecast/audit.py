@@ -133,8 +133,7 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
             f"find what each epoch keeps ({KEPT}): memory climbs from epoch to epoch, so that "
             "smaller batches or a larger limit would only delay the kill"
         )
-    phase = record.phase or record.newest
-    has_data = (phase.name if phase else "") not in _BEFORE_DATA
+    has_data = _last_phase(record) not in _BEFORE_DATA
     runtime = f"Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
     try:
         size = _graph_of_run(config, record.events.get("dataset"), record.phases)
@@ -161,6 +160,11 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
             "name the data set again and ask `python -m ogbnlib plan` what fits: the planner "
             f"can't say it here ({error})"
         )
+
+
+def _last_phase(record: Record) -> str:
+    phase = record.phase or record.newest
+    return "" if phase is None else phase.name
 
 
 def _kept_by_model(forecast: Forecast, growth: Growth | None) -> str:
@@ -197,8 +201,7 @@ def _unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> i
         kind: phase.held_bytes for kind, phase in _predicted_by_kind(forecast).items()
     }
     measured = _measured_by_kind({name: peak for name, peak in record.phases.items() if name})
-    phase = record.phase or record.newest
-    last = _kind_of(phase.name) if phase else ""
+    last = _kind_of(_last_phase(record))
     measured[last] = max(measured.get(last, 0), limit_bytes)
     # A phase without a forecast of its own, such as a checkpoint, is compared with the peak of the
     # whole run.

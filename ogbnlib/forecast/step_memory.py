@@ -1,7 +1,6 @@
 """A training step's memory: the model's state and bounds on its activations, from sizes alone.
 
-For the user's own model, a step on a small random batch is measured once in another process; the
-formulas are scaled by it.
+For the user's own model, steps on two small random batches are measured in another process.
 """
 
 import json
@@ -45,7 +44,7 @@ def _depth(config: TrainConfig) -> int:
 class _Trial:
     """Measured steps of the user's own model.
 
-    A peak is the bytes that do not depend on the batch, and a multiple of the formulas' peak.
+    A peak is given by the bytes that do not depend on the batch, and the bytes per node or edge.
     """
 
     num_neighbors: tuple[int, ...]
@@ -275,6 +274,10 @@ def activation_bytes(
 ) -> int:
     """Peak bytes of one step's computation, without the batch's own x and the gradients of
     weights."""
+    trial = _trial(config, num_features, num_classes)
+    if trial is not None:
+        fixed_bytes, rate = trial.training if training else trial.evaluation
+        return max(0, int(fixed_bytes + rate * (batch.num_nodes + batch.num_edges)))
     # A layer's peak comes on top of the bytes that earlier layers keep. With activation
     # checkpointing, they keep only their outputs and sparse matrices, but a layer is computed again
     # while the gradient of its output is in memory. An evaluation has only a layer and its input in
@@ -288,12 +291,7 @@ def activation_bytes(
             before += again or layer.saved
         else:
             before = layer.checkpointed
-    peak = max(peak, before)
-    trial = _trial(config, num_features, num_classes)
-    if trial is None:
-        return peak
-    fixed_bytes, multiple = trial.training if training else trial.evaluation
-    return max(0, int(fixed_bytes + multiple * peak))
+    return max(peak, before)
 
 
 # The trial of the user's own model.
@@ -313,27 +311,9 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     model can't be found, created or trained.
     """
     size = hop_size(size, config)
-    widths = size.num_features, size.num_classes
-    key = _trial_key(config, *widths)
-    _trials.pop(key, None)  # else it would change the formulas' bytes
-    shapes = _trial_batches(config, size)
-    measured = _measure(config, size, shapes, run_dir)
-    lines: dict[str, Any] = {}
-    for name in ("training", "evaluation"):
-        fixed_bytes, *peaks = measured[name]
-        formulas = [
-            activation_bytes(config, shape, *widths, training=name == "training")
-            for shape in shapes
-        ]
-        multiple = (peaks[1] - peaks[0]) / (formulas[1] - formulas[0])
-        lines[name] = fixed_bytes + peaks[1] - multiple * formulas[1], multiple
-    _trials[key] = _Trial(
-        config.num_neighbors,
-        measured["state_bytes"],
-        **lines,
-        fixed_s=measured["fixed_s"],
-        flops=measured["flops"],
-    )
+    key = _trial_key(config, size.num_features, size.num_classes)
+    measured = _measure(config, size, _trial_batches(config, size), run_dir)
+    _trials[key] = _Trial(config.num_neighbors, **measured)
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
 
 
@@ -369,10 +349,8 @@ def _measure(
         argv = [
             *(sys.executable, "-m", "ogbnlib.training.child", "--try"),
             *(str(size.num_features), str(size.num_classes)),
-            *(json.dumps([asdict(shape) for shape in shapes]), str(file)),
+            *(json.dumps([asdict(shape) for shape in shapes]), str(file), str(run_dir or "")),
         ]
-        if run_dir is not None:
-            argv.append(str(run_dir))
         env = {**os.environ, CONFIG_VARIABLE: config.model_dump_json(), "TMPDIR": folder}
         # Files, not pipes: a process that the model has started may hold a pipe open for ever.
         with open(log, "w") as stderr:

@@ -53,10 +53,10 @@ def split_problems(
                 name,
                 f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}",
             )
-        for other, before in checked.items():
-            shared = np.intersect1d(ids, before)
+        for split, split_ids in checked.items():
+            shared = np.intersect1d(ids, split_ids)
             if shared.size:
-                yield name, f"expected no node of {other}, found {shared.size} such as {shared[0]}"
+                yield name, f"expected no node of {split}, found {shared.size} such as {shared[0]}"
         checked[name] = ids
 
 
@@ -86,8 +86,7 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
         yield out
 
 
-def _refuse_infinite(values: Array, begin: int, found: str, remedy: str) -> None:
-    """Raise `InputError` if values are NaN or infinite; the first row has the number `begin`."""
+def _refuse_infinite(values: Array, begin: int, problem: str, remedy: str) -> None:
     rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if len(rows):
-        raise InputError(f"{found} in row {begin + rows[0]}{remedy}")
+        raise InputError(f"{problem} in row {begin + rows[0]}{remedy}")

@@ -34,10 +34,10 @@ def _partition(src: Array, dst: Array, both: bool, shift: int, starts: Array, ou
     for i in range(len(src)):
         for way in range(2 if both else 1):
             col, value = (dst[i], src[i]) if way == 0 else (src[i], dst[i])
-            place = at[col >> shift]
-            out[place, 0] = col & mask
-            out[place, 1] = value
-            at[col >> shift] = place + 1
+            slot = at[col >> shift]
+            out[slot, 0] = col & mask
+            out[slot, 1] = value
+            at[col >> shift] = slot + 1
 
 
 class Pairs(Stream):

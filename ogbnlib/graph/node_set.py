@@ -31,12 +31,12 @@ def put(words: Array, node: int) -> None:
 
 
 @kernel
-def rank(words: Array, before: Array, node: int) -> int:
+def rank(words: Array, word_ranks: Array, node: int) -> int:
     """Return the number of members below `node`; `before[w]` is the number of members in the words
     before word w."""
     bit = uint64(node)
     below = (uint64(1) << (bit & uint64(63))) - uint64(1)
-    return before[bit >> uint64(6)] + _ones(words[bit >> uint64(6)] & below)
+    return word_ranks[bit >> uint64(6)] + _ones(words[bit >> uint64(6)] & below)
 
 
 @kernel
@@ -46,32 +46,32 @@ def _put_all(words: Array, nodes: Array) -> None:
 
 
 @kernel
-def _count_before(words: Array, before: Array) -> int:
+def _rank_words(words: Array, word_ranks: Array) -> int:
     total = 0
     for w in range(len(words)):
-        before[w] = total
+        word_ranks[w] = total
         total += _ones(words[w])
     return total
 
 
 @kernel
-def _ranks(words: Array, before: Array, nodes: Array) -> Array:
-    out = np.empty(len(nodes), before.dtype)
+def _ranks(words: Array, word_ranks: Array, nodes: Array) -> Array:
+    out = np.empty(len(nodes), word_ranks.dtype)
     for i in range(len(nodes)):
-        out[i] = rank(words, before, nodes[i])
+        out[i] = rank(words, word_ranks, nodes[i])
     return out
 
 
 @kernel
-def _members(words: Array, total: int, before: Array) -> Array:
-    ids = np.empty(total, before.dtype)
+def _members(words: Array, total: int, word_ranks: Array) -> Array:
+    ids = np.empty(total, word_ranks.dtype)
     at = 0
     for w in range(len(words)):
         word = words[w]
         while word != uint64(0):
-            others = word & (word - uint64(1))  # all but the lowest bit
-            ids[at] = w * 64 + _ones((word ^ others) - uint64(1))
-            word = others
+            higher_bits = word & (word - uint64(1))  # all but the lowest bit
+            ids[at] = w * 64 + _ones((word ^ higher_bits) - uint64(1))
+            word = higher_bits
             at += 1
     return ids
 
@@ -87,7 +87,7 @@ class NodeSet:
         # at least one bit more than nodes, as `num_nodes` has a rank, too
         self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
         # number of members in the words before each word, as of the last `count`
-        self.before: Array = np.empty(0, np.int32)
+        self.word_ranks: Array = np.empty(0, np.int32)
         for ids in nodes:
             self.add(ids)
 
@@ -102,14 +102,16 @@ class NodeSet:
     def count(self) -> int:
         """Return the number of members, and compute the ranks, which are valid until the next
         `add`."""
-        self.before = np.empty(len(self.words), np.int32 if self.num_nodes < 2**31 else np.int64)
-        return _count_before(self.words, self.before)
+        self.word_ranks = np.empty(
+            len(self.words), np.int32 if self.num_nodes < 2**31 else np.int64
+        )
+        return _rank_words(self.words, self.word_ranks)
 
     def members(self) -> Array:
         """Return all ids, ascending, int32 (int64 from 2**31 nodes on), and compute the ranks."""
-        return _members(self.words, self.count(), self.before)
+        return _members(self.words, self.count(), self.word_ranks)
 
     def ranks(self, nodes: Array) -> Array:
         """Return the number of members below each id, in the dtype of `members`; for a member, it
         is the position there."""
-        return _ranks(self.words, self.before, nodes)
+        return _ranks(self.words, self.word_ranks, nodes)

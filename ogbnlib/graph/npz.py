@@ -20,13 +20,6 @@ from ..errors import InputError, naming
 
 Array = NDArray[Any]
 CHUNK_BYTES = 8 * 2**20
-# Number of columns of float32 arrays in files without a header. IGB wrote its large data sets by
-# np.memmap (IllinoisGraphBenchmark/IGB-Datasets, igb/dataloader.py).
-_HEADERLESS: dict[tuple[str, ...], int] = {
-    ("processed", "paper", "node_feat.npy"): 1024,
-    ("processed", "paper", "node_label_19.npy"): 1,
-    ("processed", "paper", "node_label_2K.npy"): 1,
-}
 
 
 def slices(array: Array, rows: int) -> Iterator[Array]:
@@ -36,13 +29,10 @@ def slices(array: Array, rows: int) -> Iterator[Array]:
 
 
 def load(file: Path) -> Array:
-    """Map an .npy file, or a file of IGB without a header."""
+    """Map an .npy file."""
     with open(file, "rb") as stream:
         magic = stream.read(6)
     if magic and magic != np.lib.format.MAGIC_PREFIX and not magic.startswith(b"PK"):
-        columns = _HEADERLESS.get(file.absolute().parts[-3:])
-        if columns is not None and file.stat().st_size % (4 * columns) == 0:
-            return np.memmap(file, "<f4", "r").reshape(-1, columns)
         raise InputError(
             f"{file}: expected a file of np.save, found no header, as np.memmap and tofile write; in Python: "
             f"np.save({'new_' + file.name!r}, np.memmap({file.name!r}, 'float32', 'r', shape=(N, "
@@ -53,27 +43,6 @@ def load(file: Path) -> Array:
     if not isinstance(array, np.ndarray):
         raise InputError(f"{file}: expected one numpy array, found an .npz archive")
     return array
-
-
-class Mapped:
-    """The array of an .npy file, mapped, with the interface of a `Member`."""
-
-    def __init__(self, file: Path) -> None:
-        array = load(file)
-        self.where = str(file)
-        self.shape = array.shape
-        self.fortran_order = not array.flags.c_contiguous
-        self._values = array.reshape(-1, order="A")
-
-    def pieces(self, step: int, begin: int, end: int) -> Iterator[Array]:
-        """Yield the values from `begin` to `end`, in memory order, `step` at a time."""
-        return slices(self._values[begin:end], step)
-
-
-def member_names(file: Path) -> list[str]:
-    """Return the names of the arrays in an .npz file."""
-    with naming(file, "a sound .npz file"), zipfile.ZipFile(file) as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 class Member:
@@ -92,7 +61,6 @@ class Member:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
-        """Open the member, and check and read past its header."""
         with (
             naming(self.where, "a sound .npz file", "copy or download it again"),
             zipfile.ZipFile(self.file) as archive,

@@ -78,8 +78,8 @@ class GraphSize:
 # Attributes of a store that its readers don't need: TAB leaves them out.
 _INTERNAL_NAMES = {
     *("advise_random", "check_maps", "check_open", "crc32", "damaged", "disk_array", "files"),
-    *("feature_itemsize", "file_path", "fill_page_cache", "from_data", "int8", "open_file"),
-    *("origin", "stamps", "stored"),
+    *("feature_itemsize", "file_path", "fill_page_cache", "from_arrays", "from_data", "int8"),
+    *("open_file", "origin", "stamps", "stored"),
 }
 
 
@@ -146,6 +146,7 @@ class Store(GraphSize):
     # Methods that other packages define, see `registry`: ids of named nodes, and what PyG needs.
     ids = STORE_METHODS["ids"]
     from_data = STORE_METHODS["from_data"]
+    from_arrays = STORE_METHODS["from_arrays"]
     to_data = STORE_METHODS["to_data"]
     feature_store = STORE_METHODS["feature_store"]
     graph_store = STORE_METHODS["graph_store"]
@@ -179,20 +180,20 @@ class Store(GraphSize):
     def check_open(self, name: str, descriptor: int) -> None:
         """Raise an `InputError` if an open file of array `name` is not the one that `open_store`
         saw."""
-        now, before = stamp(descriptor), self.stamps[name]
-        if now[:2] != before[:2]:
+        now, opened = stamp(descriptor), self.stamps[name]
+        if now[:2] != opened[:2]:
             raise replaced(self.file_path(name))
-        if now != before:  # some network file systems renumber their inodes
+        if now != opened:  # some network file systems renumber their inodes
             self._check_meta()
 
     def check_maps(self) -> None:
         """Raise an `InputError` if files were written to in place, which changes maps; a new file
         does not."""
-        for name, before in self.stamps.items():
+        for name, opened in self.stamps.items():
             file = self.file_path(name)
             if file.is_file():
                 now = stamp(file)
-                if now != before and now[2] == before[2]:
+                if now != opened and now[2] == opened[2]:
                     raise replaced(file)
 
     def open_file(self, name: str) -> io.FileIO:

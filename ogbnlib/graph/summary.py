@@ -1,5 +1,8 @@
 """The summary of a conversion: counts taken in passes that it makes anyway."""
 
+import unicodedata
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +11,8 @@ from ..errors import format_bytes
 from ..files import shown
 from .npz import Array
 from .store import Store
+
+_MOST_NAMES = 20  # names of classes in a summary
 
 
 def count_labels(sizes: Array, num_nodes: int) -> dict[str, Any]:
@@ -50,6 +55,7 @@ def summarized(store: Store) -> str:
         labels = (
             f"classes: {store.num_classes:,}; largest: {counts['largest_class']}; smallest: "
             f"{counts['smallest_class']}; without a node: {counts['empty_classes']}"
+            f"{_class_names([] if store.label_name is None else store.class_names)}"
         )
     splits = ", ".join(f"{split} {count:,}" for split, count in store.num_seeds.items())
     return f"""{text}
@@ -57,6 +63,21 @@ def summarized(store: Store) -> str:
 isolated nodes: {counts["isolated_nodes"]}
   {labels}
   splits: {splits}{dropped["dropped_seeds"]}; nodes without a label: {counts["unlabelled_nodes"]}"""
+
+
+def _class_names(names: Sequence[str]) -> str:
+    """Return lines with the names of the classes, and which differ by case, accents or blanks
+    alone; "" for none."""
+    alike = defaultdict(list)
+    for name in names:
+        letters = unicodedata.normalize("NFKD", name)
+        plain = "".join(letter for letter in letters if not unicodedata.combining(letter))
+        alike[plain.casefold().strip()].append(repr(name))
+    twins = [f"{' and '.join(spellings)}" for spellings in alike.values() if len(spellings) > 1]
+    shown = [*map(repr, names[:_MOST_NAMES]), *["..."] * (len(names) > _MOST_NAMES)]
+    lines = [f"\n  called {', '.join(shown)}"] if names else []
+    lines += [f"\n  differ by case, accents or blanks alone: {'; '.join(twins)}"] if twins else []
+    return "".join(lines)
 
 
 def _class_size(store: Store, number: int, num_nodes: int) -> str:

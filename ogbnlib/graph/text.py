@@ -57,15 +57,15 @@ class Text:
             return getattr(self.stored, name)
         return getattr(np.asarray(self), name)
 
-    def __eq__(self, other: object) -> Any:
-        """Compare name by name; names are not decoded if `other` is text."""
-        values = np.asarray(other)
+    def __eq__(self, names: object) -> Any:
+        """Compare name by name; names are not decoded if `names` is text."""
+        values = np.asarray(names)
         if values.dtype.kind != "U":
             return np.asarray(self) == values
         return self.stored == np.char.encode(values, "utf-8")
 
-    def __ne__(self, other: object) -> Any:
-        return ~(self == other)
+    def __ne__(self, names: object) -> Any:
+        return ~(self == names)
 
     __hash__ = None  # type: ignore[assignment]  # like an array
 

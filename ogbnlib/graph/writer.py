@@ -109,7 +109,6 @@ class StoreWriter:
 
 
 def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[str]:
-    """Yield the problems of array `name` alone, in one pass over its file."""
     crc32 = 0
     last = -1
     counts = dict[str, list[int]]()  # how many values are wrong, and the first one's row

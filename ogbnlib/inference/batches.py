@@ -95,11 +95,10 @@ def sampled_scores(
 
 
 def _by_split(store: Store, ids: Array | None, size: int) -> list[_Seeds]:
-    """Return the seeds of each split, and those of the nodes in no split."""
     # With gcn, or if fan-outs differ by hop, a score also depends on the other seeds of its batch.
     # So the batches are those of the run's evaluations, `size` nodes each. They include nodes
     # outside `ids`, with the row -1.
-    in_no_split = np.ones(store.num_nodes if ids is None else len(ids), np.bool_)
+    is_unsplit = np.ones(store.num_nodes if ids is None else len(ids), np.bool_)
     order = None if ids is None else np.argsort(ids)
     parts = []
     for split, nodes in store.splits.items():
@@ -107,19 +106,18 @@ def _by_split(store: Store, ids: Array | None, size: int) -> list[_Seeds]:
         if ids is not None and order is not None:
             at = np.minimum(np.searchsorted(ids, nodes, sorter=order), len(ids) - 1)
             places = np.where(ids[order[at]] == nodes, order[at], -1)
-        in_no_split[places[places >= 0]] = False
+        is_unsplit[places[places >= 0]] = False
         batch = np.arange(len(nodes)) // size
         whole = np.isin(batch, batch[places >= 0])
         parts.append(_Seeds(nodes[whole], places[whole], STREAM[split]))
-    rest = np.flatnonzero(in_no_split)
-    parts.append(_Seeds(rest if ids is None else ids[rest], rest, 0))
+    unsplit = np.flatnonzero(is_unsplit)
+    parts.append(_Seeds(unsplit if ids is None else ids[unsplit], unsplit, 0))
     return [part for part in parts if len(part.nodes)]
 
 
 def _sampled_batches(
     store: Store, saved: SavedModel, parts: list[_Seeds], memory_limit: str | int | None
 ) -> Iterator[Data]:
-    """Yield the batches of some seeds, with `input_id` as `_model_scores` needs it."""
     for part in parts:
         batches_of_nodes = store.loader(
             part.nodes,
@@ -160,12 +158,11 @@ def propagated_scores(
 
 
 def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:
-    """Return the rows of a graph's nodes in a store of propagated features."""
     # In a store without `node_id`, the row of a node is its id.
     ids = nodes if graph.node_id is None else graph.node_id[nodes]
-    own = np.arange(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)
-    places = np.minimum(np.searchsorted(own, ids), len(own) - 1)
-    missing = int((own[places] != ids).sum())
+    store_ids = np.arange(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)
+    places = np.minimum(np.searchsorted(store_ids, ids), len(store_ids) - 1)
+    missing = int((store_ids[places] != ids).sum())
     if missing:
         raise InputError(
             f"nodes: {store.path} has no features of {missing} of these nodes; propagate for all nodes "

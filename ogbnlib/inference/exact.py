@@ -36,15 +36,15 @@ _STEP_BYTES = 256 * 2**20  # buffers between the layers, and memory of the matri
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights of a layer, which computes mean(h) @ neighbors + h @ own + bias.
+    """Weights of a layer, which computes mean(h) @ neighbors + h @ root + bias.
 
-    Without `own` it is a layer of GCN, with self-loops and scaled by the degrees of both ends.
+    Without `root` it is a layer of GCN, with self-loops and scaled by the degrees of both ends.
     """
 
     relu: bool  # whether a ReLU follows; not after the model's last layer
-    neighbors: Array  # float32 [inputs, outputs], like `own`
+    neighbors: Array  # float32 [inputs, outputs], like `root`
     bias: Array
-    own: Array | None = None
+    root: Array | None = None
 
     def sweeps_input(self, most: int) -> bool:
         """Whether to take the mean of the layer's input rather than of the product.
@@ -81,7 +81,9 @@ def exact_scores(
     names = MODELS[saved.config.model].load().exact_weights
     for number in range(last if embeddings else last + 1):
         tensors = [saved.weights[f"convs.{number}.{name}"] for name in names]
-        layers.append(_Layer(number < last, *(one.float().cpu().numpy().T for one in tensors)))
+        layers.append(
+            _Layer(number < last, *(tensor.float().cpu().numpy().T for tensor in tensors))
+        )
     room = left_bytes(memory_limit) - fixed_bytes(store.size, len(layers)) - _STEP_BYTES
     column = 4 * store.num_nodes
     if room < column:
@@ -112,13 +114,16 @@ def exact_scores(
 def _check_disk(
     store: Store, layers: list[_Layer], targets: NodeSet | None, most: int, folder: Path
 ) -> None:
-    """Refuse a disk without room for a layer's input and its result at the same time."""
-    # The first layer's input, the features, is in the store already: 0 bytes more.
+    # A layer's input and its result are on disk at the same time. The first layer's input, the
+    # features, is in the store already: 0 bytes more.
     sizes = [0, *(4 * store.num_nodes * len(layer.bias) for layer in layers[:-1])]
     if len(layers[-1].blocks(most)) > 1:  # a single block is yielded without a file
         rows = store.num_nodes if targets is None else targets.count()
         sizes.append(4 * len(layers[-1].bias) * rows)
-    needed = max(before + after for before, after in itertools.pairwise([*sizes, 0]))
+    needed = max(
+        source_bytes + result_bytes
+        for source_bytes, result_bytes in itertools.pairwise([*sizes, 0])
+    )
     check_space(folder, needed, f"{format_bytes(needed)} of free disk space until it is done")
 
 
@@ -140,7 +145,7 @@ class _Sweep:
     def columns(self, columns: slice) -> Chunks:
         """Yield some columns of the layer's result, with rows of `targets` in ascending order."""
         source = self.source
-        loops = self.layer.own is None
+        loops = self.layer.root is None
         matrix = self.layer.neighbors[:, columns]
 
         def prepare(first: int, end: int) -> Array:
@@ -171,14 +176,14 @@ class _Sweep:
         `part` has the mean over each target's neighbors of the rows that `prepare` returned.
         """
         layer = self.layer
-        if layer.own is None:
+        if layer.root is None:
             # GCN divides by sqrt(d_i d_j). `prepare` has divided by sqrt(d_j), and the mean by d_i.
             part = part * np.sqrt(degrees, dtype=np.float32)[:, None]
         if self.sweeps_input:  # else `prepare` has multiplied by this matrix
             part = part @ layer.neighbors[:, columns]
-        if layer.own is not None:
-            own = self.source.rows(nodes.start, nodes.stop, targets=self.targets)
-            part = part + own @ layer.own[:, columns]
+        if layer.root is not None:
+            root_rows = self.source.rows(nodes.start, nodes.stop, targets=self.targets)
+            part = part + root_rows @ layer.root[:, columns]
         part = part + layer.bias[columns]
         if not layer.relu:
             return part
@@ -227,8 +232,7 @@ def _layer_by_layer(
 
 
 def _write(folder: Path, number: int, columns: slice, chunks: Chunks) -> None:
-    """Write some columns of a layer's result to a file, which `Columns.open` finds by its name."""
-    create = StoreWriter(folder).create
+    create = StoreWriter(folder).create  # `Columns.open` finds the file by its name
     width = columns.stop - columns.start
     with (
         create(f"{number}-{columns.start}", np.float32, (width,)) as writer,

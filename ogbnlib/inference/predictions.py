@@ -24,8 +24,8 @@ from ..registry import MODELS
 from ..runs.attempt import announce_code
 from ..sampling.pyg_stores import node_ids
 from ..sources.catalog import open_for
-from ..sources.files.formats import format_of
-from ..sources.files.node_names import read_ids
+from ..sources.formats import format_of
+from ..sources.node_names import read_ids
 from ..training.checkpoint import SavedModel
 from ..training.train import kept_random_state
 from .batches import Rows, propagated_scores, sampled_scores
@@ -85,7 +85,7 @@ def predict(
     config = saved.config
     uses_hops = config.policy.uses_hops
     announce_code(config, saved.path.parent, trust, say)
-    target, beside = _check_target(out, config, scores, embeddings)
+    target, ids_path = _check_target(out, config, scores, embeddings)
     graph = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
     if not uses_hops:
         saved.check_data(graph)
@@ -114,7 +114,7 @@ def predict(
                 assert ids is not None
                 # not by np.save, which hides the cause of a failed write
                 content = npy_header(ids.dtype, ids.shape) + ids.tobytes()
-                write_atomically(beside, lambda other: other.write(content))
+                write_atomically(ids_path, lambda ids_file: ids_file.write(content))
 
         write_atomically(target, write)
     return target
@@ -123,17 +123,16 @@ def predict(
 def _check_target(
     out: StrPath, config: TrainConfig, scores: bool, embeddings: bool
 ) -> tuple[Path, Path]:
-    """Return the paths of the predictions and of their ids; refuse existing files."""
     target = Path(os.path.realpath(home(out)))
     if target.suffix not in (".npy", ".csv", ".parquet"):
         raise InputError(f"out: expected the name of a .npy, .csv or .parquet file, got {out!s}")
     if embeddings:
         _check_embeddings(config, target, scores)
     check_new(target)
-    beside = target.with_name(f"{target.stem}-nodes.npy")
+    ids_path = target.with_name(f"{target.stem}-nodes.npy")
     if target.suffix == ".npy":
-        check_new(beside)
-    return target, beside
+        check_new(ids_path)
+    return target, ids_path
 
 
 def _write_file(
@@ -145,7 +144,6 @@ def _write_file(
     scores: bool,
     embeddings: bool,
 ) -> None:
-    """Write the content that `predict` describes, in the format of `target`'s ending."""
     num_rows = graph.num_nodes if ids is None else len(ids)
     finite = _finite(chunks, target, graph)
     width = graph.num_classes if scores else 2
@@ -168,7 +166,6 @@ def _write_file(
 
 
 def _check_disk(target: Path, num_rows: int, row_bytes: int) -> None:
-    """Refuse a disk without room for the rows of a file and for its temporary file."""
     needed = num_rows * row_bytes * _DISK_SHARES[target.suffix]
     check_space(
         target,
@@ -178,7 +175,6 @@ def _check_disk(target: Path, num_rows: int, row_bytes: int) -> None:
 
 
 def _wanted(nodes: Nodes, store: Store, id_column: str | None) -> Array | None:
-    """Return the ids of the nodes to predict, int64 [n]; None for all."""
     is_file = isinstance(nodes, str | os.PathLike) and nodes not in ("all", "labelled")
     if id_column is not None and not is_file:
         raise InputError("id_column: expected with a file of nodes alone")
@@ -197,7 +193,6 @@ def _wanted(nodes: Nodes, store: Store, id_column: str | None) -> Array | None:
 
 
 def _check_exact(model: str) -> None:
-    """Refuse a model whose layers can't be computed for the whole graph."""
     exact = [name for name, entry in MODELS.items() if entry.load().exact_weights]
     if model not in exact:
         raise InputError(
@@ -206,7 +201,6 @@ def _check_exact(model: str) -> None:
 
 
 def _check_embeddings(config: TrainConfig, target: Path, scores: bool) -> None:
-    """Refuse embeddings with scores, in a .csv file, or of a model without a hidden layer."""
     if scores:
         raise InputError("embeddings: expected without scores, got both; write two files")
     if target.suffix == ".csv":
@@ -225,8 +219,8 @@ def _check_embeddings(config: TrainConfig, target: Path, scores: bool) -> None:
 def _write_embeddings(
     file: BinaryIO, target: Path, chunks: Iterator[Rows], graph: Store, ids: Array | None
 ) -> None:
-    """Write embeddings as .npy or .parquet. The first rows tell the number of columns."""
-    first = next(chunks)  # a store and `nodes` have at least one node
+    # The first rows show the number of columns; a store and `nodes` have at least one node.
+    first = next(chunks)
     if first[1].ndim != 2:
         raise InputError(
             f"embeddings: expected [n, hidden] after drop_last_layer(), found {[*first[1].shape]}"
@@ -243,7 +237,6 @@ def _write_embeddings(
 
 
 def _finite(chunks: Iterable[Rows], path: Path, graph: Store) -> Iterator[Rows]:
-    """Yield the scores or embeddings; refuse values that are not finite."""
     for places, values in chunks:
         if not np.isfinite(values).all():
             raise InputError(

@@ -87,9 +87,9 @@ class Report:
         largest = np.argsort(-sizes, kind="stable")[:_LARGEST]
         largest = largest[sizes[largest] > 0]
         counts = self.confusion[largest].tocsc()[:, largest].toarray()
-        others = sizes[largest] - counts.sum(axis=1)
+        other_counts = sizes[largest] - counts.sum(axis=1)
         names = [printable(self.names[number]).replace("\n", " ")[:24] for number in largest]
-        percent = 100 * np.column_stack([counts, others]) / sizes[largest][:, None]
+        percent = 100 * np.column_stack([counts, other_counts]) / sizes[largest][:, None]
         side = 2.5 + 0.45 * len(names)
         figure = Figure(figsize=(side + 1, side), layout="constrained")
         ax = figure.add_subplot()
@@ -157,7 +157,6 @@ def report(
 
 
 def _count(store: Store, nodes: Array, predicted: Array) -> csr_array:
-    """Return the number of nodes for each pair of true and predicted class."""
     shape = (store.num_classes, store.num_classes)
     counts = csr_array(shape, dtype=np.int64)
     for begin in range(0, len(nodes), _CHUNK_NODES):
@@ -168,7 +167,6 @@ def _count(store: Store, nodes: Array, predicted: Array) -> csr_array:
 
 
 def _by_class(confusion: csr_array, names: list[str]) -> pd.DataFrame:
-    """Return precision, recall, F1 and count of each class that occurs."""
     pairs = confusion.tocoo()
     present = np.union1d(pairs.row, pairs.col)
     # Each pair of classes is one sample, weighted by its number of nodes.

@@ -82,7 +82,7 @@ def _per_unit(index: Array, unit_rows: int, num_units: int) -> Array:
 
 @kernel
 def _deal(
-    words: Array, low: int, high: int, index: Array, begin: Array, end: Array, place: Array,
+    words: Array, low: int, high: int, index: Array, begin: Array, end: Array, out_begin: Array,
     out: Array,
 ) -> None:  # fmt: skip
     """Copy the rows from `low` to `high` of each list c, `index[begin[c]:end[c]]`, from `words`,
@@ -97,7 +97,7 @@ def _deal(
                 for w in range(0, width, line):
                     prefetch(words, (index[i + 8] - low) * width + w)
             for w in range(width):
-                out[place[c] + i - begin[c], w] = words[index[i] - low, w]
+                out[out_begin[c] + i - begin[c], w] = words[index[i] - low, w]
             i += 1
 
 
@@ -121,10 +121,10 @@ def _pieces(units: Array, most: int) -> list[Array]:
 
 
 def _hand_out(
-    put: Callable[[int, int, Array], None], out: Array, first: Array, place: Array, sizes: Array
+    put: Callable[[int, int, Array], None], out: Array, first: Array, out_begin: Array, sizes: Array
 ) -> None:
     for c in np.flatnonzero(sizes).tolist():
-        put(c, int(first[c]), out[place[c] : place[c] + sizes[c]].view(np.uint8))
+        put(c, int(first[c]), out[out_begin[c] : out_begin[c] + sizes[c]].view(np.uint8))
 
 
 class Interrupted(Exception):
@@ -192,8 +192,7 @@ class DiskArray:
                 f"expected a row at byte {end}, found the file's end at {self.num_bytes}"
             )
 
-    def _place(self, row: int) -> int:
-        """The byte at which a row begins."""
+    def _byte_of(self, row: int) -> int:
         return self.offset + row * self.row_bytes
 
     def rows(self, begin: int, end: int, dtype: np.dtype[np.generic]) -> Array:
@@ -210,10 +209,10 @@ class DiskArray:
     ) -> tuple[Array, int]:
         """Return the values in rows `begin` to `end`, 1-D, and the number of bytes read; a new
         buffer has at least `room_bytes`."""
-        place = self._place(begin)
-        size = self._place(end) - place
-        buffer = self._read(place // BLOCK * BLOCK, place + size, room_bytes)
-        return np.frombuffer(buffer, dtype, size // dtype.itemsize, place % BLOCK), len(buffer)
+        first_byte = self._byte_of(begin)
+        size = self._byte_of(end) - first_byte
+        buffer = self._read(first_byte // BLOCK * BLOCK, first_byte + size, room_bytes)
+        return np.frombuffer(buffer, dtype, size // dtype.itemsize, first_byte % BLOCK), len(buffer)
 
     def _read(self, begin: int, end: int, room_bytes: int = 0) -> memoryview:
         """Read the blocks from byte `begin` (a block's first) to `end` into this thread's buffer; a
@@ -273,7 +272,7 @@ class DiskArray:
         self.progress = 0, 0
 
     def _wrong_index(self, row: int, num_rows: int) -> InputError:
-        self._check_end(self._place(row + num_rows))
+        self._check_end(self._byte_of(row + num_rows))
         return self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {row}")
 
     def _word(self, width: int = 8) -> np.dtype[np.generic]:
@@ -295,7 +294,7 @@ class DiskArray:
             put: Called in a thread with a list's number, the number of its rows passed before, and
                 its next rows, uint8 [k, row_bytes].
         """
-        self._check_end(self._place(int(index.max(initial=-1)) + 1))
+        self._check_end(self._byte_of(int(index.max(initial=-1)) + 1))
         word = self._word()
         unit = max(1, 2**20 // self.row_bytes)  # rows in 1 MB, at least one
         counts = _per_unit(index, unit, -(-self.num_rows // unit))
@@ -304,42 +303,40 @@ class DiskArray:
         room = room_bytes // 2 // self.row_bytes
         # one is filled while the rows of the other are put
         buffers = [np.empty((min(len(index), room), width), word) for _ in range(2)]
-        before = bounds[:-1]
+        begins = bounds[:-1]
         self.progress = 0, int(np.count_nonzero(counts)) * unit * self.row_bytes
         with ThreadPoolExecutor(_THREADS) as pool, ThreadPoolExecutor(1) as writer:
             putting: Future[Any] = writer.submit(int)
             for begin, end in itertools.pairwise(_ranges(counts, room)):
                 # in the lists' dtype: for another one numpy would copy each list
                 row = index.dtype.type(min(end * unit, self.num_rows))
-                lists = zip(before, bounds[1:], strict=True)
+                lists = zip(begins, bounds[1:], strict=True)
                 sizes = np.array([index[i:j].searchsorted(row) for i, j in lists], np.int64)
-                place = np.cumsum(sizes) - sizes
+                out_begin = np.cumsum(sizes) - sizes
                 if len(buffers[0]) < sizes.sum():  # if many lists need the same rows
                     buffers[0] = np.empty((int(sizes.sum()), width), word)
                 deal = functools.partial(
-                    self._deal_rows, unit, index, before, before + sizes, place, buffers[0]
+                    self._deal_rows, unit, index, begins, begins + sizes, out_begin, buffers[0]
                 )
                 needed = np.flatnonzero(counts[begin:end]) + begin
                 self._count(pool.map(deal, _pieces(needed, most_units)))
                 putting.result()
                 putting = writer.submit(
-                    _hand_out, put, buffers[0], before - bounds[:-1], place, sizes
+                    _hand_out, put, buffers[0], begins - bounds[:-1], out_begin, sizes
                 )
                 buffers.reverse()
-                before = before + sizes
+                begins = begins + sizes
             putting.result()
         self.progress = 0, 0
 
     def _deal_rows(
-        self, unit: int, index: Array, begin: Array, end: Array, place: Array, out: Array,
+        self, unit: int, index: Array, begin: Array, end: Array, out_begin: Array, out: Array,
         units: Array,
     ) -> int:  # fmt: skip
-        """Read consecutive units of the file, copy each list's rows in them to `out`, and return
-        the number of bytes read."""
         low = int(units[0]) * unit
         high = min((int(units[-1]) + 1) * unit, self.num_rows)
         words, num_bytes = self._span(low, high, out.dtype, 2 * self.chunk_bytes)
-        _deal(words.reshape(-1, out.shape[1]), low, high, index, begin, end, place, out)
+        _deal(words.reshape(-1, out.shape[1]), low, high, index, begin, end, out_begin, out)
         return num_bytes
 
     def _count(self, sizes: Iterator[int]) -> None:
@@ -364,7 +361,7 @@ class PageArray(DiskArray):
         width = out.dtype.itemsize * math.prod(out.shape[1:])
         num_rows = -(-width // self.row_bytes)
         for row in (int(index.min()), int(index.max())):
-            if row < 0 or self._place(row + num_rows) > self.num_bytes:
+            if row < 0 or self._byte_of(row + num_rows) > self.num_bytes:
                 raise self._wrong_index(row, num_rows)
         places = self.offset + index.astype(np.int64) * self.row_bytes
         is_needed = np.zeros(self.num_bytes // mmap.PAGESIZE + 1, bool)

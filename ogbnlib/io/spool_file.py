@@ -101,18 +101,18 @@ class SpoolFile(Stream):
         offset: int,
         shape: tuple[int, ...],
         dtype: np.dtype[np.generic],
-        others: int = 0,
+        num_zero_rows: int = 0,
     ) -> NDArray[Any]:
-        """Read an array from byte `offset` on into new memory, behind `others` rows of zeros that
-        are not in the file."""
+        """Read an array from byte `offset` on into new memory, behind `num_zero_rows` rows of zeros
+        that are not in the file."""
         row_items = math.prod(shape[1:])
         size = shape[0] * row_items * dtype.itemsize
-        before = others * row_items * dtype.itemsize
-        begin = whole_blocks(before)
+        zero_bytes = num_zero_rows * row_items * dtype.itemsize
+        begin = whole_blocks(zero_bytes)
         buffer = block_buffer(begin + size)
         with _disk_errors(self.folder):
             if read_blocks(self.fileno(), buffer[begin:], offset, size) is None:
                 raise OSError(errno.EIO, "temporary file ends early", self.name)
         os.posix_fadvise(self.fileno(), offset, size, os.POSIX_FADV_DONTNEED)
-        count = (others + shape[0]) * row_items
-        return np.frombuffer(buffer, dtype, count, begin - before).reshape(-1, *shape[1:])
+        count = (num_zero_rows + shape[0]) * row_items
+        return np.frombuffer(buffer, dtype, count, begin - zero_bytes).reshape(-1, *shape[1:])

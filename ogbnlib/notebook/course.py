@@ -69,5 +69,5 @@ def write_course(folder: Path) -> None:
             f"{source}: expected the folder notebooks, found none; install ogbnlib from its wheel, "
             "or a clone by `pip install -e .`"
         )
-    with new_folder(folder) as beside:
-        _copy_course(source, beside)
+    with new_folder(folder) as part:
+        _copy_course(source, part)

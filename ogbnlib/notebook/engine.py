@@ -68,13 +68,13 @@ def _check_yaml() -> None:
     texts = [("-y", text) for text in options.get("parameters_yaml") or ()]
     for file in filter(os.path.isfile, options.get("parameters_file") or ()):
         texts.append((file, Path(file).read_text(encoding="utf-8")))
-    for place, text in texts:
+    for option, text in texts:
         for event in yaml.parse(text, yaml.SafeLoader):
             is_plain = isinstance(event, yaml.ScalarEvent) and event.implicit[0]
             if is_plain and _NOT_DECIMAL.fullmatch(event.value):
                 value = yaml.safe_load(event.value)
                 raise ParameterError(
-                    f"{place}: expected decimal numbers, found {event.value}, which YAML takes for "
+                    f"{option}: expected decimal numbers, found {event.value}, which YAML takes for "
                     f"{value}"
                 )
 
@@ -145,13 +145,13 @@ def check_parameters(values: dict[str, object], defaults: str) -> None:
 
     `defaults` is the source of the notebook's `parameters` cell.
     """
-    known = _assignments(defaults) if values else {}
+    declared = _assignments(defaults) if values else {}
     problems = []
     for name, value in values.items():
-        if name in known:
-            problems.append(_problem(name, value, *known[name], defaults))
+        if name in declared:
+            problems.append(_problem(name, value, *declared[name], defaults))
         elif not name.startswith("PAPERMILL_"):  # set by --inject-paths
-            problems.append(unknown_name(name, known, "parameter"))
+            problems.append(unknown_name(name, declared, "parameter"))
     if any(problems):
         raise ParameterError("\n".join(filter(None, problems)))
 

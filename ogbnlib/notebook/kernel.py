@@ -135,23 +135,22 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         return error
 
     def _kills(self) -> int | None:
-        """Return how many processes of the kernel's cgroup were killed for memory; None if no
-        cgroup counts them."""
         return self._cgroup.count("oom_kill") if self._cgroup else None
 
     def _facts(self, recorder: Recorder) -> dict[str, str]:
-        """Wait until the kernel has ended; return the facts of its end for the banner, by name."""
         status = self._process.wait()
         code = max(status, 1)  # an exit with 0 in mid-notebook is an error, too
         if status < 0:  # Popen shows signal N as -N, a shell as 128 + N
             code = 128 - status
         _, cause, remedy, *_ = meaning_of(code)
-        before = self._kills_before
-        after = self._kills()
+        kills_before = self._kills_before
+        kills = self._kills()
         if status == 0:
             cause = "exit with status 0 before the notebook's end"
             remedy = "look for os._exit in the cell that ran"
-        elif code == 137 and before is not None and after is not None and after > before:
+        elif (
+            code == 137 and kills_before is not None and kills is not None and kills > kills_before
+        ):
             cause = "out of memory: killed by the kernel's out-of-memory killer, as its cgroup's counter shows"
             remedy = "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
         phase = "before the first cell"

@@ -102,21 +102,21 @@ class _Magics:
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as folder:
             recorder = Recorder(folder)
             begin_s = time.monotonic()
-            before = own_memory()[0]
+            start_bytes = own_memory()[0]
             recorder.log.mark("start")
             recorder.start(os.getpid(), interval_s=0.02)
             try:
                 with marks.attached(folder), marks.phase("cell"):
                     yield
                 took_s = time.monotonic() - begin_s
-                rest = own_memory()[0] - before
+                left_bytes = own_memory()[0] - start_bytes
             finally:
                 recorder.stop()
-            peak = max(recorder.record.held_peak_bytes or 0, before)
-            what = "left behind" if rest >= 0 else "given back"
+            peak = max(recorder.record.held_peak_bytes or 0, start_bytes)
+            outcome = "left behind" if left_bytes >= 0 else "given back"
             print(
-                f"memory: {took_s:.1f} s, peak {format_bytes(peak)}, {format_bytes(peak - before)} "
-                f"above the start; {format_bytes(abs(rest))} {what}",
+                f"memory: {took_s:.1f} s, peak {format_bytes(peak)}, {format_bytes(peak - start_bytes)} "
+                f"above the start; {format_bytes(abs(left_bytes))} {outcome}",
                 flush=True,
             )
             self._draw(Run(folder), "memory")
@@ -177,8 +177,6 @@ class _Magics:
             self._hand_back(done, folder, outputs)
 
     def _hand_back(self, done: "Run", folder: Path, outputs: list[str]) -> None:
-        """Set the variables of --out, or fail the cell if its process ended without writing
-        them."""
         files = {name: folder / f"--out-{name}.pickle" for name in outputs}
         if done.exit_code == 0 and all(file.exists() for file in files.values()):
             for name, file in files.items():
@@ -193,7 +191,6 @@ class _Magics:
             )
 
     def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
-        """Write the cell and its input variables for the child process."""
         for name in inputs:
             if name not in self._shell.user_ns:
                 raise InputError(
@@ -227,7 +224,6 @@ class _Magics:
 
 
 def _split(names: list[str]) -> list[str]:
-    """Split names at blanks and commas."""
     return re.findall(r"[^\s,]+", " ".join(names))
 
 
@@ -265,8 +261,8 @@ def _dump(folder: Path, name: str, value: object, option: str) -> None:
     except OSError:
         raise
     except Exception as error:
-        what = f"expected an object that cloudpickle can copy, found a {type(value).__name__}"
-        raise InputError(f"{option} {name}: {what} ({error})") from None
+        problem = f"expected an object that cloudpickle can copy, found a {type(value).__name__}"
+        raise InputError(f"{option} {name}: {problem} ({error})") from None
 
 
 def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
@@ -353,8 +349,6 @@ class _StatementPhases(ast.NodeTransformer):
 
 
 def _main(folder: Path) -> int:
-    """Run the job in the child process: unpickle the inputs, run the cell, pickle the outputs.
-    Return the exit code."""
     job = pickle.loads((folder / "job").read_bytes())
     sys.path[:] = job["path"]
     os.environ.setdefault("MPLBACKEND", "agg")  # where no notebook shows pictures

@@ -81,8 +81,6 @@ _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.
 def _figure(
     rows: int, columns: int, size: tuple[float, float], sharey: bool = False
 ) -> tuple[Figure, Array]:
-    """Create a transparent figure whose text is readable in light and dark themes; return it and
-    its grid of axes."""
     figure, grid = plt.subplots(
         rows,
         columns,
@@ -117,8 +115,6 @@ def _mark(
 
 
 def _unit(largest_bytes: float) -> tuple[int, str, Callable[[float], str]]:
-    """Return the unit of a figure (bytes, name, number format): GB if the largest size is 1 GB or
-    more, else MB."""
     if largest_bytes >= GB:
         return GB, "GB", "{:.2f} GB".format
     return MB, "MB", "{:.0f} MB".format
@@ -165,8 +161,6 @@ def _draw_run(
 
 
 def _shade(phase: Phase) -> tuple[str, str]:
-    """Return the label and colour of a phase, by its name or, for a statement of a cell, by its
-    code."""
     name = phase.name.lower()
     if name.startswith("line ") and "loader(" in name:
         name = "build"
@@ -175,7 +169,6 @@ def _shade(phase: Phase) -> tuple[str, str]:
 
 
 def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array) -> None:
-    """Shade each phase where none of its inner phases runs, and write its name there."""
     is_training = run.paths.config.is_file()  # for other commands, every phase is drawn
     shown = (*_SHADES,) if is_training else ""
     phases = [phase for phase in run.phases if phase.name.lower().startswith(shown)]
@@ -231,7 +224,6 @@ def _write_names(
 
 
 def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[tuple[float, float]]:
-    """Yield the parts of a span that lie outside the inner phases."""
     for phase in sorted(inner, key=lambda phase: phase.start_s):
         if start_s < phase.start_s < stop_s:
             yield start_s, phase.start_s
@@ -242,7 +234,6 @@ def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[t
 
 
 def _wrapped(label: str, lines: int) -> str:
-    """Wrap a phase's name for a picture; cut it if it is too long for this many lines."""
     return "\n".join(textwrap.wrap(_plain(label), _NAME_LETTERS, max_lines=lines, placeholder="…"))
 
 
@@ -299,12 +290,11 @@ def plot_timeline(
 
 
 def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
-    """Name the phase of the kill in the title and draw it, however short it was."""
     phase = run.diagnosis.phase
     if not phase:
         return
     ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
-    start_s = max([0.0, *(one.start_s for one in run.phases if one.label == phase)])
+    start_s = max([0.0, *(entry.start_s for entry in run.phases if entry.label == phase)])
     end_s = max(end_s, start_s + 0.015 * end_s)  # within the axis, which is 2 % longer
     ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=3, label="killed in")
 
@@ -463,8 +453,8 @@ def plot_accuracy(runs: Runs) -> Figure:
         markeredgecolor=_GREY,
         label="best epoch on valid",
     )
-    for ax, what in ((_axes(losses), "loss on train"), (_axes(accuracies), "accuracy")):
-        ax.set(xlabel="epoch", ylabel=what)
+    for ax, label in ((_axes(losses), "loss on train"), (_axes(accuracies), "accuracy")):
+        ax.set(xlabel="epoch", ylabel=label)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend(**_PLAIN)
     accuracies.set_ylim(bottom=0)
@@ -564,15 +554,15 @@ def plot_parts(
     ax.set_xlim(0, 1.02 * max(limit_bytes, *peaks) / unit)
     ax.set_yticks(range(len(plans)), map(_plain, plans))
     ax.invert_yaxis()
-    for place, (name, plan) in enumerate(plans.items()):
+    for row, (name, plan) in enumerate(plans.items()):
         run = Run.open(runs[name])
-        _draw_parts(ax, place, plan.forecast.peak.parts, unit)
+        _draw_parts(ax, row, plan.forecast.peak.parts, unit)
         if run.exit_code == 137:
-            ax.plot(limit_bytes / unit, place + 0.36, "X", zorder=8, **_CROSS)
+            ax.plot(limit_bytes / unit, row + 0.36, "X", zorder=8, **_CROSS)
             _mark(
                 ax,
                 _wrapped(f"killed in {run.diagnosis.phase or 'no phase'}", 3),
-                (limit_bytes / unit, place + 0.5),
+                (limit_bytes / unit, row + 0.5),
                 (6, -4),
                 color=KILLED,
                 va="top",
@@ -580,8 +570,8 @@ def plot_parts(
         else:
             ax.vlines(
                 run.held_peak_bytes / unit,
-                place - 0.42,
-                place + 0.42,
+                row - 0.42,
+                row + 0.42,
                 color=_GREY,
                 linewidth=2.5,
                 zorder=5,
@@ -616,11 +606,11 @@ def _write_verdicts(
             ha="center",
             xycoords="axes fraction",
         )
-        for place, name in enumerate(names):
+        for row, name in enumerate(names):
             _mark(
                 ax,
                 advices[name].in_short.replace(", ", "\n"),
-                (middle, place),
+                (middle, row),
                 (0, 0),
                 color=_VERDICTS[advices[name].verdict],
                 ha="center",
@@ -633,23 +623,22 @@ def _part_colour(name: str) -> str:
     return next((colour for key, colour in _PART_COLOURS.items() if key in name), "#9a9a9a")
 
 
-def _draw_parts(ax: Axes, place: int, parts: Mapping[str, int], unit: int) -> None:
-    """Draw the parts of one phase as a bar with their names in it."""
+def _draw_parts(ax: Axes, row: int, parts: Mapping[str, int], unit: int) -> None:
     left = 0.0
     figure: Any = ax.get_figure()
     letters = 11 * figure.get_figwidth() / ax.get_xlim()[1]  # in one unit of the axis
     for name, size in parts.items():
         width = size / unit
-        ax.barh(place, width, 0.72, left, color=_part_colour(name), edgecolor="white")
+        ax.barh(row, width, 0.72, left, color=_part_colour(name), edgecolor="white")
         middle = left + width / 2
         if width * letters > max(map(len, name.split())):
             words = _plain(name).replace(" ", "\n")
-            ax.text(middle, place, words, ha="center", va="center", fontsize=7.5)
+            ax.text(middle, row, words, ha="center", va="center", fontsize=7.5)
         elif width * letters > 1:
             _mark(
                 ax,
                 _plain(name),
-                (middle, place + 0.4),
+                (middle, row + 0.4),
                 (0, 0),
                 ha="center",
                 va="top",

@@ -168,17 +168,17 @@ def phase_seconds(runs: Runs) -> pd.DataFrame:
     inner phases."""
     columns = {}
     for name, run in named(runs).items():
-        own: defaultdict[str, float] = defaultdict(float)
+        seconds: defaultdict[str, float] = defaultdict(float)
         entered: dict[int, Phase] = {}  # depth -> its latest phase
         for phase in run.phases:
             entered[phase.depth] = phase
             if phase.end_s is None:
                 continue
-            own[phase.name] += phase.end_s - phase.start_s
+            seconds[phase.name] += phase.end_s - phase.start_s
             outer = entered.get(phase.depth - 1)
             if outer is not None and outer.end_s is not None:
-                own[outer.name] -= phase.end_s - phase.start_s
-        columns[name] = own
+                seconds[outer.name] -= phase.end_s - phase.start_s
+        columns[name] = seconds
     return pd.DataFrame(columns).fillna(0.0).round(3)
 
 

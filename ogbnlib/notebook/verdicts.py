@@ -88,7 +88,6 @@ def table(
 
 
 def _verdict(parts: Mapping[str, Finding]) -> str:
-    """Return the word that all parts share, or each word with the names of its parts."""
     names: dict[str, list[str]] = {}
     for name, part in sorted(parts.items(), key=lambda item: item[1].holds is None):
         names.setdefault(part.word, []).append(name)
@@ -100,7 +99,6 @@ def _verdict(parts: Mapping[str, Finding]) -> str:
 
 
 def _truth(belief: str, instead: str, parts: Mapping[str, Finding]) -> str:
-    """Return the sentence that these findings support."""
     answers = {part.holds for part in parts.values()}
     if False in answers:
         return instead
@@ -135,31 +133,32 @@ def close_to(value: float, expected: float, text: str = "{:.3g}", by: float = 0.
 
 
 def _compared(figure: float, holds: bool, text: str, tolerance: str, bound: float) -> Finding:
-    """Return the finding of a comparison; its text states the figure and the tolerance."""
     if math.isnan(figure):
         return not_measured("no figure here")
     bare = re.sub(r".*?({[^}]*}).*", r"\1", text)
     return Finding(f"{text.format(figure)} ({tolerance.format(bare.format(bound))})", bool(holds))
 
 
-def lower_peak(before: Run, after: Run, by: float = 0.02) -> Finding:
+def lower_peak(baseline: Run, changed: Run, by: float = 0.02) -> Finding:
     """Check that the peak memory fell by the share `by` or more; the peaks of equal runs differ by
     less than 2 %."""
-    is_lower = after.held_peak_bytes <= (1 - by) * before.held_peak_bytes
-    return _peaks(before, after, is_lower, f"true from {by:.0%} less on")
+    is_lower = changed.held_peak_bytes <= (1 - by) * baseline.held_peak_bytes
+    return _peaks(baseline, changed, is_lower, f"true from {by:.0%} less on")
 
 
-def higher_peak(before: Run, after: Run, by_bytes: float) -> Finding:
+def higher_peak(baseline: Run, changed: Run, by_bytes: float) -> Finding:
     """Check that the peak memory rose by `by_bytes` or more."""
-    is_higher = after.held_peak_bytes - before.held_peak_bytes >= by_bytes
-    return _peaks(before, after, is_higher, f"true from {format_bytes(int(by_bytes))} more on")
+    is_higher = changed.held_peak_bytes - baseline.held_peak_bytes >= by_bytes
+    return _peaks(baseline, changed, is_higher, f"true from {format_bytes(int(by_bytes))} more on")
 
 
-def _peaks(before: Run, after: Run, holds: bool, tolerance: str) -> Finding:
-    unfinished = {run.run_dir.name: run for run in (before, after) if run.exit_code != 0}
+def _peaks(baseline: Run, changed: Run, holds: bool, tolerance: str) -> Finding:
+    unfinished = {run.run_dir.name: run for run in (baseline, changed) if run.exit_code != 0}
     if unfinished:
         return not_measured(finished(unfinished).measured)
-    peaks = f"from {format_bytes(before.held_peak_bytes)} to {format_bytes(after.held_peak_bytes)}"
+    peaks = (
+        f"from {format_bytes(baseline.held_peak_bytes)} to {format_bytes(changed.held_peak_bytes)}"
+    )
     return Finding(f"{peaks} ({tolerance})", holds)
 
 
@@ -211,31 +210,34 @@ def losses_differ(runs: Mapping[str, Run]) -> Finding:
     return Finding(measured, len(set(losses.values())) > 1)
 
 
-def takes_at_most(one_s: Sequence[float], other_s: Sequence[float], factor: float) -> Finding:
-    """Check that epochs of `one_s` seconds take at most `factor` times as long as epochs of
-    `other_s` seconds.
+def takes_at_most(epochs_s: Sequence[float], baseline_s: Sequence[float], factor: float) -> Finding:
+    """Check that epochs of `epochs_s` seconds take at most `factor` times as long as epochs of
+    `baseline_s` seconds.
 
-    The figure is the ratio of the medians. Each epoch of one is also compared with each epoch of
-    the other. If fewer than 9 of 10 pairs give the same answer, the noise is larger than the
+    The figure is the ratio of the medians. Each epoch is also compared with each epoch of the
+    baseline. If fewer than 9 of 10 pairs give the same answer, the noise is larger than the
     difference.
     """
-    ratios = sorted(one / other for one in one_s for other in other_s)
+    ratios = sorted(
+        epoch_s / baseline_epoch_s for epoch_s in epochs_s for baseline_epoch_s in baseline_s
+    )
     if not ratios:
         return not_measured("no figure here")
     share = sum(ratio <= factor for ratio in ratios) / len(ratios)
     spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f} by pairs of epochs; true up to {factor:g}"
-    ratio = statistics.median(one_s) / statistics.median(other_s)
+    ratio = statistics.median(epochs_s) / statistics.median(baseline_s)
     measured = f"{ratio:.2f} times as long ({spread})"
     if 0.1 < share < 0.9:
         return Finding(measured, None, is_noise=True)
     return Finding(measured, share >= 0.9)
 
 
-def as_accurate(one: float, other: float, num_nodes: int) -> Finding:
-    """Check that accuracy `one` is not below accuracy `other`; undecided within two standard
-    errors of the difference."""
-    error = math.sqrt((one * (1 - one) + other * (1 - other)) / num_nodes)  # of two binomial shares
-    measured = f"{one:.3f} against {other:.3f}, one run each; decided from {2 * error:.3f} apart on"
-    if abs(one - other) <= 2 * error:
+def as_accurate(accuracy: float, baseline: float, num_nodes: int) -> Finding:
+    """Check that `accuracy` is not below `baseline`; undecided within two standard errors of
+    the difference."""
+    # the standard error of the difference of two binomial shares
+    error = math.sqrt((accuracy * (1 - accuracy) + baseline * (1 - baseline)) / num_nodes)
+    measured = f"{accuracy:.3f} against {baseline:.3f}, one run each; decided from {2 * error:.3f} apart on"
+    if abs(accuracy - baseline) <= 2 * error:
         return Finding(measured, None, is_noise=True)
-    return Finding(measured, one > other)
+    return Finding(measured, accuracy > baseline)

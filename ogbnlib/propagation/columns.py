@@ -81,7 +81,6 @@ class Columns:
             file.close()
 
     def _places(self, first: int, end: int) -> list[int]:
-        """Return first and end of the range of rows of the nodes `first` to `end`."""
         if self.members is None:
             return [first, end]
         return [int(rank) for rank in self.members.ranks(np.array([first, end]))]

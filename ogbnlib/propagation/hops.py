@@ -79,11 +79,11 @@ def left_bytes(memory_limit: str | int | None) -> int:
 
 
 class _Propagation:
-    """A propagation over a store. Its result has the rows of nodes in `kept` (None: all).
+    """A propagation over a store. Its result has the rows of nodes in `output_nodes` (None: all).
 
-    The folder of each hop has files `kept-FIRST.npy`, the result for the nodes in `kept`. All hops
-    but the last also have `rows-FIRST.npy`, the input of the next hop. FIRST is a file's first
-    column. A folder is written whole or not at all.
+    The folder of each hop has files `kept-FIRST.npy`, the result for the nodes in `output_nodes`.
+    All hops but the last also have `rows-FIRST.npy`, the input of the next hop. FIRST is a file's
+    first column. A folder is written whole or not at all.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class _Propagation:
         store: Store,
         hops: int,
         norm: Norm,
-        kept: NodeSet | None,
+        output_nodes: NodeSet | None,
         dtype: np.dtype[np.generic],
     ) -> None:
         self.store = store
         self.hops = hops
         self.norm, self.loops = NORMS[norm]
-        self.kept = kept
+        self.output_nodes = output_nodes
         self.dtype = dtype
         self.edges = Edges(store)
 
@@ -109,13 +109,13 @@ class _Propagation:
         """
         total = self.store.files["x"].bytes + max(1, self.hops - 1) * self.edges.nbytes
         with shown("reading the graph", total) as done:
-            self.reached = self.edges.needed(self.kept, self.hops, done)
+            self.reached = self.edges.needed(self.output_nodes, self.hops, done)
             self.scale = self._scales(done)
         # `count` also computes the ranks, which the threads of a sweep only read.
         self.num_reached = [
             self.store.num_nodes if members is None else members.count() for members in self.reached
         ]
-        self.num_kept = self.num_reached[-1]
+        self.num_outputs = self.num_reached[-1]
 
     def _scales(self, done: Done) -> Array:
         # The bits of magnitudes, read as integers, have the same order as the magnitudes. Comparing
@@ -167,7 +167,6 @@ class _Propagation:
     def _write_columns(
         self, number: int, source: Columns, columns: slice, folder: Path, done: Done
     ) -> dict[str, int]:
-        """Write some columns of a hop; return the checksums of their files."""
         width = columns.stop - columns.start
         scale = self.scale[columns]
         targets = self.reached[number - 1]
@@ -187,9 +186,11 @@ class _Propagation:
             for first, out, degrees in slices:
                 if "rows" in writers:
                     writers["rows"].write(pick(targets, first, out))
-                values = pick(self.kept, first, out) / scale
+                values = pick(self.output_nodes, first, out) / scale
                 if self.norm == "sym":
-                    values *= np.sqrt(pick(self.kept, first, degrees), dtype=np.float32)[:, None]
+                    values *= np.sqrt(pick(self.output_nodes, first, degrees), dtype=np.float32)[
+                        :, None
+                    ]
                 yield values
 
         hop = source.hop(
@@ -211,27 +212,26 @@ class _Propagation:
     def rows(self, work: Path) -> Generator[Array, None, None]:
         """Yield chunks of the result: each kept node's own features, then those of each hop."""
         num_nodes = self.store.num_nodes
-        own = Columns.features(self.store)
+        features = Columns.features(self.store)
         hops = [
-            Columns.open(work / str(k), "kept", num_nodes, self.kept)
+            Columns.open(work / str(k), "kept", num_nodes, self.output_nodes)
             for k in range(1, self.hops + 1)
         ]
         # 2 MB of rows, which are in memory as read, as float32 and side by side
-        step = max(1, CHUNK_BYTES // 4 // (4 * own.width * (self.hops + 1)))
+        step = max(1, CHUNK_BYTES // 4 // (4 * features.width * (self.hops + 1)))
 
         def read(first: int) -> Array:
             end = min(first + step, num_nodes)
             parts = [columns.rows(first, end) for columns in hops]
-            return np.concatenate([own.rows(first, end, targets=self.kept), *parts], 1)
+            return np.concatenate([features.rows(first, end, targets=self.output_nodes), *parts], 1)
 
         with contextlib.closing(in_order(range(0, num_nodes, step), read)) as chunks:
             yield from finite(chunks, self.dtype, str(self.store.path))
-        for columns in (own, *hops):
+        for columns in (features, *hops):
             columns.close()
 
 
 def _is_sound(folder: Path, plan: Mapping[str, object]) -> bool:
-    """Return whether a hop's folder exists, and parameters and checksums are as expected."""
     with contextlib.suppress(FileNotFoundError, ValueError):
         crc32 = {path.stem: zlib.crc32(load(path).data) for path in folder.glob("*.npy")}
         return bool(json.loads((folder / _SEAL).read_bytes()) == {"plan": plan, "crc32": crc32})
@@ -239,7 +239,6 @@ def _is_sound(folder: Path, plan: Mapping[str, object]) -> bool:
 
 
 def _write(run: _Propagation, work: Path, target: Path, origin: Mapping[str, object]) -> None:
-    """Write the store of the result from the files of all hops."""
     store = run.store
     with new_folder(target) as folder:
         writer = StoreWriter(folder)
@@ -250,23 +249,26 @@ def _write(run: _Propagation, work: Path, target: Path, origin: Mapping[str, obj
         ):
             for values in rows:
                 x.write(values)
-        writer.write("row", np.empty(0, index_dtype(run.num_kept)))
+        writer.write("row", np.empty(0, index_dtype(run.num_outputs)))
         with writer.create("colptr", "<i8") as colptr:
-            for first in range(0, run.num_kept + 1, 2**20):
-                colptr.write(np.zeros(min(2**20, run.num_kept + 1 - first), np.int64))
+            for first in range(0, run.num_outputs + 1, 2**20):
+                colptr.write(np.zeros(min(2**20, run.num_outputs + 1 - first), np.int64))
         for name in ("y", "node_id", "node_name", "label_name"):
             if name in store.files:
-                nodes = None if name == "label_name" else run.kept
+                nodes = None if name == "label_name" else run.output_nodes
                 with writer.create(name, store.files[name].dtype) as out:
                     for first, values in store.chunks(name, checked=True):
                         for begin in range(0, len(values), SLICE_NODES):
                             out.write(
                                 pick(nodes, first + begin, values[begin : begin + SLICE_NODES])
                             )
-        if "node_id" not in store.files and run.kept is not None:
-            writer.write("node_id", run.kept.members())
+        if "node_id" not in store.files and run.output_nodes is not None:
+            writer.write("node_id", run.output_nodes.members())
         for name, ids in store.splits.items():
-            writer.write(name, ids if run.kept is None else run.kept.ranks(ids).astype(np.int64))
+            writer.write(
+                name,
+                ids if run.output_nodes is None else run.output_nodes.ranks(ids).astype(np.int64),
+            )
         writer.finish(
             store.name, store.num_classes, undirected=store.undirected, origin=origin, hops=run.hops
         )
@@ -327,7 +329,7 @@ def propagate(
         planned = functools.partial(
             plan_hops, store.size, hops, left_bytes=room, itemsize=dtype.itemsize
         )
-        planned(kept=0, reached=[0] * hops)
+        planned(num_outputs=0, reached=[0] * hops)
         target.parent.mkdir(parents=True, exist_ok=True)
         shown = functools.partial(counted, progress=progress, check=check)
         with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
@@ -335,7 +337,7 @@ def propagate(
             work = sibling_path(target, "blocks")
             check_own(work)
             run.survey(shown)
-            plan = planned(kept=run.num_kept, reached=run.num_reached)
+            plan = planned(num_outputs=run.num_outputs, reached=run.num_reached)
             facts: dict[str, object] = {
                 "hops": hops,
                 "norm": run.norm,
@@ -358,7 +360,6 @@ def _write_hops(
     run: _Propagation, plan: HopPlan, work: Path, target: Path, facts: Mapping[str, object], shown: Shown,
     say: Callable[[str], object],
 ) -> None:  # fmt: skip
-    """Write the hops that no earlier process has completed."""
     numbers = range(1, run.hops + 1)
     sound = [*itertools.takewhile(lambda k: _is_sound(work / str(k), facts), numbers)]
     for old in {*work.glob("*")} - {work / str(k) for k in sound}:
@@ -418,7 +419,6 @@ def propagated(
 
 
 def _check_parameters(result: Store, config: TrainConfig) -> None:
-    """Refuse features that were propagated with another number of hops or another norm."""
     check_store(result, config)
     recorded = result.origin.get("norm"), result.origin.get("self_loops")
     if recorded == NORMS[config.norm]:

@@ -81,13 +81,13 @@ def plan_hops(
     *,
     left_bytes: int,
     itemsize: int,
-    kept: int,
+    num_outputs: int,
     reached: list[int],
 ) -> HopPlan:
     """Plan a propagation whose columns fit in `left_bytes`; raise `InputError` if not one fits.
 
-    `left_bytes` is the memory that this process may still use, less `fixed_bytes`. `kept` is the
-    number of nodes in the result, `reached` the number of nodes that each hop must compute.
+    `left_bytes` is the memory that this process may still use, less `fixed_bytes`. `num_outputs` is
+    the number of nodes in the result, `reached` the number of nodes that each hop must compute.
     """
     widths: list[int] = []
     held_bytes = 0
@@ -113,7 +113,7 @@ def plan_hops(
         num_passes += blocks
         edges += blocks * size.num_edges * targets / max(1, size.num_nodes)
     graph = 4 * size.num_edges + 8 * size.num_nodes
-    result = kept * size.num_features * itemsize
+    result = num_outputs * size.num_features * itemsize
     between = sum(reached[:-1]) * size.num_features * itemsize
     # The first hop reads whole rows for each block of columns, the others only the block's columns.
     # Before that, everything is read once.

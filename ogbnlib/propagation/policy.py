@@ -70,7 +70,7 @@ class PropagatedLoaders(DiskLoaders):
                 config.hops,
                 left_bytes=room,
                 itemsize=itemsize,
-                kept=rows,
+                num_outputs=rows,
                 reached=reached,
             )
             # the kernels may be compiled already
@@ -92,8 +92,8 @@ class PropagatedLoaders(DiskLoaders):
             for when, splits in run.evaluations().items()
             for split in splits
         ]
-        for name, one in passes:
-            run.phase(name, one.step() | one.workers(0), cache_bytes)
+        for name, loader_pass in passes:
+            run.phase(name, loader_pass.step() | loader_pass.workers(0), cache_bytes)
         run.least_bytes = max(
             run.least_bytes, *[phase.held_bytes for phase in run.phases[propagating:]]
         )

@@ -29,15 +29,15 @@ Result = TypeVar("Result")
 @kernel
 def _sweep(
     ptr: Array, first: int, piece: Array, begin: int, at: int, wanted: Array, loops: bool, values: Array,
-    words: Array, before: Array, num_nodes: int, total: Array, out: Array, count: Array,
+    words: Array, word_ranks: Array, num_nodes: int, total: Array, out: Array, count: Array,
 ) -> int:  # fmt: skip
     """Continue a slice at its node `at`, over the edges in `piece`, which begins at edge `begin`.
 
     `ptr` has the offsets of the slice (colptr), and `first` is the slice's first node. `values` has
-    a row for each member of the set (`words`, `before`), or for each node if `words` is empty. Only
-    the nodes in `wanted` are computed, or all nodes if `wanted` is empty. `total`, one row, and
-    `count` carry the sum and the degree of a node whose edges go on in the next piece. Means go to
-    `out`, which has a row for each node of the slice.
+    a row for each member of the set (`words`, `word_ranks`), or for each node if `words` is empty.
+    Only the nodes in `wanted` are computed, or all nodes if `wanted` is empty. `total`, one row,
+    and `count` carry the sum and the degree of a node whose edges go on in the next piece. Means go
+    to `out`, which has a row for each node of the slice.
 
     Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
     """
@@ -56,18 +56,18 @@ def _sweep(
         start = max(ptr[at], begin)
         if start == ptr[at]:
             count[at] = 1 if loops else 0
-            own = node if dense else rank(words, before, node)
+            node_row = node if dense else rank(words, word_ranks, node)
             for c in range(width):
-                total[c] = widened(values[own, c]) if loops else np.float32(0)
+                total[c] = widened(values[node_row, c]) if loops else np.float32(0)
         for e in range(start, min(ptr[at + 1], end)):
             source = piece[e - begin]
             if source < 0 or source >= num_nodes:
                 return -1 - (e - begin)
             if loops and source == node:
                 continue
-            place = source if dense else rank(words, before, source)
+            source_row = source if dense else rank(words, word_ranks, source)
             for c in range(width):
-                total[c] += widened(values[place, c])
+                total[c] += widened(values[source_row, c])
             count[at] += 1
         if ptr[at + 1] > end:
             break
@@ -114,15 +114,15 @@ def in_order(
 
     Close this generator before the files that the threads read.
     """
-    ahead: deque[Future[Result]] = deque()
+    futures: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
         try:
             for item in items:
-                ahead.append(pool.submit(work, item))
-                if len(ahead) > THREADS:
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
+                futures.append(pool.submit(work, item))
+                if len(futures) > THREADS:
+                    yield futures.popleft().result()
+            while futures:
+                yield futures.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -227,14 +227,14 @@ class Edges:
             return degrees
         # Few slices have self-loops; only their edges are read.
         if self._has_loops[first // SLICE_NODES : -(-end // SLICE_NODES)].any():
-            own = np.zeros(end - first, np.int64)
+            self_loops = np.zeros(end - first, np.int64)
             at = 0
             for begin, piece in self._pieces(ptr):
                 at = _survey(
-                    ptr, first, piece, begin, at, _NO_WORDS, _NO_WORDS, self.num_nodes, own
+                    ptr, first, piece, begin, at, _NO_WORDS, _NO_WORDS, self.num_nodes, self_loops
                 )
                 self._check(at, piece)
-            degrees -= own
+            degrees -= self_loops
         return degrees + 1
 
     def sweep(
@@ -249,10 +249,10 @@ class Edges:
         is its own neighbor, once.
         """
         words = _NO_WORDS
-        before = _NO_RANKS
+        word_ranks = _NO_RANKS
         if members is not None:
             words = members.words
-            before = members.before
+            word_ranks = members.word_ranks
         targets = _NO_WORDS if wanted is None else wanted.words
         if values.dtype == np.float16:
             values = values.view(np.uint16)
@@ -268,8 +268,8 @@ class Edges:
             total = np.empty(out.shape[1], np.float32)
             for begin, piece in self._pieces(ptr):
                 at = _sweep(
-                    ptr, first, piece, begin, at, targets, loops, values, words, before, self.num_nodes, total,
-                    out, count,
+                    ptr, first, piece, begin, at, targets, loops, values, words, word_ranks,
+                    self.num_nodes, total, out, count,
                 )  # fmt: skip
                 self._check(at, piece)
             return first, out, count

@@ -247,8 +247,11 @@ class _Case:
 
     def _set_phase(self, phase: Phase | None) -> None:
         self.phase = phase
-        self.label = phase.label if phase else None
-        self.where = f"in phase '{self.label}'" if phase else "with no phase open"
+        self.label = None
+        self.where = "with no phase open"
+        if phase is not None:
+            self.label = phase.label
+            self.where = f"in phase '{self.label}'"
 
     def _slowed(self, throttles: Iterable[Throttle]) -> str:
         """Sentences on slowdowns by a cgroup's `memory.high` and on time spent waiting for

@@ -179,7 +179,8 @@ _EXCEPTIONS = [
         Meaning(_LOST, _WAITED, _ALL_LOGS),
     ),
 ]
-_SIGNAL_CODES = {str(signal.strsignal(one)): str(128 + one) for one in signal.Signals}  # "Killed"
+# by the signal's description, such as "Killed"
+_SIGNAL_CODES = {str(signal.strsignal(code)): str(128 + code) for code in signal.Signals}
 # only of crashes and kills: ordinary lines may begin with the other words, such as "Stopped"
 _WORDS = "|".join(
     re.escape(word)

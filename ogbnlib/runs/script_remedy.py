@@ -29,7 +29,9 @@ def script_remedy(
         text = f"find what keeps {slope} in each epoch: {KEPT} ({PAGE})"
     else:
         text = _of_call(record) or _of_graphs(record)
-    text = text or _of_growth(record, phase, line, printed_bytes)
+    # the last sample may be 50 ms older than the kill, which came at the limit
+    held_bytes = killed.left_bytes if killed.limit_bytes else record.held_bytes or 0
+    text = text or _of_growth(record, phase, line, printed_bytes, held_bytes)
     if killed.limit_bytes is None:
         return text
     return f"{text}; or raise {'the limit' if killed.cgroup else 'memory_limit'}"
@@ -63,8 +65,10 @@ def _of_graphs(record: Record) -> str:
     )
 
 
-def _of_growth(record: Record, phase: Phase | None, line: str, printed_bytes: int) -> str:
-    """Text of how much memory grew, and where."""
+def _of_growth(
+    record: Record, phase: Phase | None, line: str, printed_bytes: int, held_bytes: int
+) -> str:
+    """Text of how much memory grew, to `held_bytes` in the end, and where."""
     where = ""
     since_bytes = printed_bytes
     if record.call is not None:
@@ -75,7 +79,6 @@ def _of_growth(record: Record, phase: Phase | None, line: str, printed_bytes: in
         since_bytes = phase.info.get("held_bytes") or 0
     elif line:
         where = f"after it printed '{line[:_LETTERS]}'"
-    held_bytes = record.held_bytes or 0
     text = f"hold less at once: memory in use grew to {format_bytes(held_bytes)}"
     if where:
         text += f", {format_bytes(max(0, held_bytes - since_bytes))} of it {where}"

@@ -159,8 +159,8 @@ class EpochSampler(Sampler[int]):
 
     def count(self, start: int) -> int:
         """The number of this rank's positions in an order from `start` on."""
-        rounds, rest = divmod(self.n - start, self.batch_size * self.num_ranks)
-        last = min(max(rest - self.rank * self.batch_size, 0), self.batch_size)
+        rounds, remainder = divmod(self.n - start, self.batch_size * self.num_ranks)
+        last = min(max(remainder - self.rank * self.batch_size, 0), self.batch_size)
         return rounds * self.batch_size + last
 
     def order(self, epoch: int) -> Tensor:

@@ -103,7 +103,6 @@ class Loaders:
         )
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
-        """Arguments of a `NodeLoader` over a split."""
         import torch
 
         config = self.config
@@ -192,7 +191,7 @@ class Loaders:
         """Yield the batches of `split` in order; then delete a temporary loader and release its
         memory."""
         loader = self.eval_loader(split)
-        is_resident = any(loader is one for one in self._resident.values())
+        is_resident = any(loader is resident for resident in self._resident.values())
         # every evaluation samples the same neighbors, so epochs are compared on equal terms
         set_epoch(loader, 0)
         try:
@@ -210,7 +209,6 @@ class _RamLoaders(Loaders):
     """Base of the policies with features and labels in RAM."""
 
     def _load_nodes(self, store: Store) -> Tensor:
-        """Read features and labels; return the features [num_nodes, num_features] in RAM."""
         import torch
 
         x = torch.from_numpy(store.read("x", self.config.feature_dtype))
@@ -283,10 +281,10 @@ class LazyLoaders(_RamLoaders):
         # int64 [2, E]
         run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)
         run.phase("load", {})
-        others = [split for split in run.size.num_seeds if split != "train"]
-        run.num_sorts = 1 if run.share_sampler else 1 + len(others)
+        eval_splits = [split for split in run.size.num_seeds if split != "train"]
+        run.num_sorts = 1 if run.share_sampler else 1 + len(eval_splits)
         if not cls.all_resident and not run.share_sampler:
-            run.num_sorts = 1 + sum(map(run.config.num_evaluations, others))
+            run.num_sorts = 1 + sum(map(run.config.num_evaluations, eval_splits))
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:
@@ -298,8 +296,8 @@ class LazyLoaders(_RamLoaders):
         run.held[part] = csc
         # At its peak, building the CSC takes 32 bytes an edge (sorted column, permutation, row,
         # copies); "sort" is the part beyond the CSC's own size.
-        sort = max(0, 32 * edges - csc)
-        run.phase(phase, {"sort": sort, WORKERS[1]: idle_workers * sizes.WORKER_BYTES})
+        idle_bytes = idle_workers * sizes.WORKER_BYTES
+        run.phase(phase, {"sort": max(0, 32 * edges - csc), WORKERS[1]: idle_bytes})
 
     def _load(self, store: Store) -> Data:
         import torch

@@ -53,7 +53,6 @@ def _label_dtype(store: Store) -> type[np.number[Any]]:
 
 
 def _check_room(store: Store, size_bytes: int) -> None:
-    """Refuse to read `size_bytes` into RAM if less RAM is available."""
     free = available_bytes()
     if size_bytes > free:  # 102 GB for ogbn-papers100M
         raise InputError(

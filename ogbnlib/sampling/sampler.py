@@ -215,9 +215,9 @@ def _sample_all(
     hop_nodes = np.empty((len(keys), len(num_neighbors) + 1), np.int64)
     hop_edges = np.empty((len(keys), len(num_neighbors)), np.int64)
     for b in range(len(keys)):
-        own = seeds[b * size : (b + 1) * size]
+        batch_seeds = seeds[b * size : (b + 1) * size]
         status, culprit, node, sources, targets, hop_nodes[b], hop_edges[b] = _sample(
-            colptr, row, own, num_neighbors, keys[b], fixed, expected
+            colptr, row, batch_seeds, num_neighbors, keys[b], fixed, expected
         )
         if status != _DONE:
             return status, culprit, node, node, hop_nodes, hop_edges
@@ -229,7 +229,6 @@ def _sample_all(
 
 
 def _read_only(name: str, part: Array | Tensor, *dtypes: str) -> Array:
-    """Return a read-only view of an array or tensor; refuse a form that the kernels can't take."""
     array = np.asarray(part)
     if (
         array.ndim != 1
@@ -366,10 +365,10 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
 
     def at_epoch(self, epoch: int) -> Self:
         """Return a sampler over the same arrays with an epoch of its own."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)  # `copy` would pickle the graph
-        other._share_epoch(torch.tensor([epoch]))
-        return other
+        sampler = object.__new__(type(self))
+        sampler.__dict__.update(self.__dict__)  # `copy` would pickle the graph
+        sampler._share_epoch(torch.tensor([epoch]))
+        return sampler
 
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: object) -> SamplerOutput:
         """Sample the neighborhood of `inputs.node` (int64 [batch_size], global ids).

@@ -1,7 +1,7 @@
 """Arrays and torch tensors in RAM, as a `Source` or written in OGB's binary layout."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,15 @@ from ..files import StrPath, new_folder
 from ..graph import npz
 from ..graph.array_checks import finite, from_one, is_labelled, split_problems
 from ..graph.npz import Array, slices
+from ..graph.store import Store
 from ..graph.store_format import SPLITS
+from .convert import convert
 from .labels import (
     MAX_CLASSES,
     check_num_classes,
     clean_labels,
     clean_targets,
     count_classes,
-    refuse_class_options,
     refuse_several_labels,
 )
 from .leaks import refuse_leaks
@@ -39,8 +40,7 @@ def from_arrays(
 ) -> Source:
     """Check arrays or torch tensors and return them as a `Source`, without a copy where possible.
 
-    The arguments are those of `write_raw`. With `targets`, `y` has float targets [N] or [N, T],
-    which are copied to float32.
+    The arguments are those of `write_raw`. With `targets`, `y` has float targets [N] or [N, T].
     """
     edges = as_numpy(edge_index, "edge_index")
     features = as_numpy(x, "x")
@@ -54,14 +54,14 @@ def from_arrays(
     _check_label_shape(classes, num_nodes, targets)
     _check_edges(edges, num_nodes)
     check_num_classes(num_classes)
-    if targets:
-        refuse_class_options("targets", num_classes=num_classes)
-        labels = next(clean_targets([classes], "y"))
-        num_classes = 0
-    else:
-        labels = clean_labels(classes, int(num_classes or MAX_CLASSES), "y")
-        num_classes = int(num_classes or count_classes([labels], classes.dtype, "y"))
-    ids_of = _split_ids(splits, num_nodes, labels)
+    if targets and num_classes is not None:
+        raise InputError("num_classes: expected without targets, which have no classes")
+
+    most = 0 if targets else int(num_classes or MAX_CLASSES)
+    count = most
+    if not targets and not num_classes:
+        count = count_classes(_label_chunks(classes, most), classes.dtype, "y")
+    ids_of = _split_ids(splits, num_nodes, lambda nodes: is_labelled(_clean(classes[nodes], most)))
     rows = npz.CHUNK_BYTES // (features.itemsize * num_features)
     dtype = np.dtype(np.float16 if features.dtype == np.float16 else np.float32)
     for _ in finite(slices(features, rows), dtype, "x"):
@@ -76,15 +76,59 @@ def from_arrays(
         num_nodes=num_nodes,
         num_edges=edges.shape[1],
         num_features=num_features,
-        num_classes=num_classes,
+        num_classes=count,
         feature_dtype=dtype,
         edge_chunks=edge_chunks,
         x_chunks=lambda: slices(features, rows),
-        label_chunks=lambda: slices(labels, max(1, npz.CHUNK_BYTES // labels[:1].nbytes)),
-        target_shape=labels.shape[1:],
+        label_chunks=lambda: _label_chunks(classes, count),
+        target_shape=classes.shape[1:] if targets else (),
         read_splits=lambda: dict(ids_of),
         features_at="x",
     )
+
+
+def _clean(values: Array, num_classes: int, start: int = 0) -> Array:
+    if num_classes:
+        return clean_labels(values, num_classes, "y", start)
+    return next(clean_targets([values], "y"))
+
+
+def _label_chunks(values: Array, num_classes: int) -> Iterator[Array]:
+    """Yield clean labels, or targets if there are no classes, in chunks."""
+    begin = 0
+    for part in slices(values, npz.CHUNK_BYTES // max(1, values[:1].nbytes)):
+        yield _clean(part, num_classes, begin)
+        begin += len(part)
+
+
+def store_from_arrays(
+    path: StrPath,
+    *,
+    edge_index: object,
+    x: object,
+    y: object,
+    splits: Mapping[str, object],
+    num_classes: int | None = None,
+    targets: bool = False,
+    name: str | None = None,
+    **options: Any,
+) -> Store:
+    """Write arrays or torch tensors as a store, in chunks; memory maps of any size stay on disk.
+
+    Args:
+        path: the new store's folder.
+        edge_index: whole numbers [2, E]; row 0 has the sources, row 1 the destinations.
+        x: features [N, F], finite.
+        y: labels [N] or [N, 1]; -1 or NaN for an unlabelled node.
+        splits: node ids, or boolean masks over all nodes, of train, valid (or val) and test.
+        num_classes: by default the largest label plus one.
+        targets: whether `y` has numbers [N] or [N, T] instead of classes, NaN for none.
+        name: the store's name, by default that of its folder.
+        options: undirected, feature_dtype, memory_limit, progress, check: as in `convert`.
+    """
+    name = name or Path(path).absolute().name
+    source = from_arrays(name, edge_index, x, y, splits, num_classes, targets)
+    return convert(source, path, **options)
 
 
 def _check_label_shape(y: Array, num_nodes: int, targets: bool) -> None:
@@ -92,7 +136,7 @@ def _check_label_shape(y: Array, num_nodes: int, targets: bool) -> None:
     if are_targets or y.shape in {(num_nodes,), (num_nodes, 1)}:
         return
     if y.ndim == 2 and len(y) == num_nodes:
-        refuse_several_labels(y, "y", "y")
+        refuse_several_labels("y", y.shape[1])
     raise InputError(
         f"y: expected one label for each of {num_nodes} rows, got shape {list(y.shape)}"
     )
@@ -111,8 +155,9 @@ def _check_edges(edge_index: Array, num_nodes: int) -> None:
         )
 
 
-def _split_ids(splits: object, num_nodes: int, labels: Array) -> dict[str, Array]:
-    """Return the checked int64 node ids of each split, in the order of `SPLITS`."""
+def _split_ids(
+    splits: object, num_nodes: int, labelled: Callable[[Array], Array]
+) -> dict[str, Array]:
     names: object = type(splits).__name__
     if isinstance(splits, Mapping):
         names = sorted(map(split_name, splits))
@@ -126,9 +171,7 @@ def _split_ids(splits: object, num_nodes: int, labels: Array) -> dict[str, Array
     }
     ids_of = {split: ids_of[split] for split in SPLITS}
     problems = Problems()
-    for split, problem in split_problems(
-        ids_of, num_nodes, lambda nodes: is_labelled(labels[nodes])
-    ):
+    for split, problem in split_problems(ids_of, num_nodes, labelled):
         problems.add(f"splits[{split!r}]: {problem}")
     problems.refuse()
     return ids_of
@@ -153,8 +196,9 @@ def _refuse_sparse(value: Any, name: str) -> None:
     shape = list(value.shape if hasattr(value, "shape") else value.sizes())
     text = f"{name}: expected a dense array, got a sparse one of shape {shape}"
     if name == "edge_index":
-        of_scipy = type(value).__module__.startswith("scipy")
-        function = "from_scipy_sparse_matrix" if of_scipy else "to_edge_index"
+        function = "to_edge_index"
+        if type(value).__module__.startswith("scipy"):
+            function = "from_scipy_sparse_matrix"
         raise InputError(f"{text}; pass {sparse_remedy(name, function)}")
     raise InputError(f"{text}, which takes {format_bytes(4 * math.prod(shape))} as dense float32")
 
@@ -164,8 +208,11 @@ def as_numpy(value: Any, name: str) -> Array:
     _refuse_sparse(value, name)
     try:
         # numpy has no bfloat16; float32 holds its values exactly
-        value = value.float() if str(getattr(value, "dtype", "")) == "torch.bfloat16" else value
-        array = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+        if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+            value = value.float()
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
             f"{name}: expected a numpy array or a torch tensor numpy can hold; {error}"

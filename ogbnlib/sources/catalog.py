@@ -1,4 +1,8 @@
-"""Data sets by name: opened as a store (see `graph.store`), after one conversion if necessary."""
+"""Data sets by name: a store, or an official data set, which is converted once and found again.
+
+The store of an official data set is `NAME.store` (or `NAME-undirected.store`,
+`NAME-float16.store`) in `data_dir`.
+"""
 
 import contextlib
 from collections.abc import Callable
@@ -29,21 +33,18 @@ def open_dataset(
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
 ) -> Store:
-    """Open a data set as a store; other data are first converted, once, in bounded memory.
+    """Open a store, or the store of an official data set, which is first converted, once.
 
-    Waits if another process is converting the same data. If the new store's place has a store of
-    other or changed data, that is an `InputError`.
+    Waits if another process is converting the same data. Other data become a store by `convert`.
 
     Args:
-        dataset: a store's folder, a folder in OGB's binary layout or of a user's own files
-            (`open_tables`), or an official name such as "ogbn-arxiv"; a folder of that name takes
-            precedence.
-        data_dir: the folder of official data sets, by default "dataset", and of stores made from
-            other data, by default next to the data's folder.
+        dataset: a store's folder, or an official name such as "ogbn-arxiv"; a folder of that name
+            takes precedence.
+        data_dir: the folder of official data sets and their stores, by default "dataset".
         undirected: add reverse edges. If omitted, an existing store's own setting is used; a new
-            store has them only if the data's `dataset.yaml` says so.
+            store has none.
         feature_dtype: dtype of a new store's features, "float16", "float32" or "int8"; by default
-            as in `dataset.yaml`, else the data's own, float32 for float64.
+            the data's own, float32 for float64.
         download: fetch a missing official data set.
         say: called with a line on the data and the place and size of a new store, then with the
             store's summary.

@@ -51,7 +51,6 @@ def class_weights(config: TrainConfig, store: Store, counts: Array) -> Array | N
 
 
 def _read_weights(path: StrPath) -> dict[str, float]:
-    """Read a csv file of lines `class,weight`, with or without a header."""
     file = home(path)
     if not file.is_file():
         raise InputError(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -32,9 +32,10 @@ from ..graph.writer import StoreWriter
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
+from .description import DESCRIPTION, read_description
 from .leaks import refuse_leaks
 from .official import OFFICIAL_DIR, is_official, locate_official, open_official
-from .options import OF_CONVERSION, open_folder
+from .ogb import csv_layout, open_raw
 from .source import Source
 from .store_source import from_store
 
@@ -87,7 +88,11 @@ def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]
     num_dropped = num_seeds - sum(map(len, splits.values()))
     problems = Problems()
     for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-        hint = "; --drop-unlabelled leaves them out" if "without a label" in problem else ""
+        hint = (
+            "; drop_unlabelled: true in dataset.yaml leaves them out"
+            if "without a label" in problem
+            else ""
+        )
         problems.add(f"{source.where(name)}: {problem}{hint}")
     problems.refuse()
     if source.num_classes:
@@ -174,7 +179,6 @@ class _Conversion:
         }
 
     def _write_nodes(self, splits: Mapping[str, Array]) -> None:
-        """Write labels, splits and names."""
         source = self._source
         self._write_chunks(
             "y", label_dtype(source.num_classes), source.label_chunks(), source.target_shape
@@ -231,7 +235,6 @@ def disk_bytes(
 
 
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
-    """Return the bytes of memory left for sorting edges."""
     used = own_memory()[0]
     limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))
     if memory_limit is not None:
@@ -256,34 +259,49 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
     return limit - fixed
 
 
-def open_source(name: StrPath, data_dir: StrPath = OFFICIAL_DIR, **options: Any) -> Source:
-    """Open a data set by name: a store, an official data set, or another folder.
+def open_source(
+    name: StrPath, data_dir: StrPath = OFFICIAL_DIR, description: StrPath | None = None
+) -> Source:
+    """Open a store, an official data set or a folder for conversion.
 
-    A folder takes the `options` of `open_tables`, in OGB's binary layout only num_classes, and may
-    have more in its `dataset.yaml`. Any data set takes those of `options.OF_CONVERSION`.
+    A folder has a `dataset.yaml` (or the file `description`), OGB's layout, or files of canonical
+    names.
     """
-    name = home(name)
-    own = {key: options[key] for key in OF_CONVERSION if key in options}
-    others = {key: value for key, value in options.items() if key not in own}
-    if is_store(name):
-        _refuse_options(name, "a store", others)
-        return replace(from_store(open_store(name)), options=own)
-    if is_official(str(name)):
-        official = locate_official(str(name), home(data_dir))
-        _refuse_options(name, "an official name", others)
-        if not official.present:
-            raise InputError(
-                f"{official.folder}: {name} is not there: python -m ogbnlib download {name}"
-            )
-        return replace(open_official(official), options=own)
-    return open_folder(name, options)
-
-
-def _refuse_options(name: StrPath, what: str, options: Mapping[str, object]) -> None:
-    if options:
+    path = home(name)
+    is_folder = not is_store(path) and not is_official(str(path))
+    if description is not None and not is_folder:
+        raise InputError(f"description: expected one of a folder of files, got it with {path}")
+    if is_store(path):
+        return from_store(open_store(path))
+    if is_folder:
+        return _open_folder(path, None if description is None else home(description))
+    official = locate_official(str(path), home(data_dir))
+    if not official.present:
         raise InputError(
-            f"{name}: expected no files or columns beside {what}, got {', '.join(options)}"
+            f"{official.folder}: {path} is not there: python -m ogbnlib download {path}"
         )
+    return open_official(official)
+
+
+def _open_folder(path: Path, description: Path | None) -> Source:
+    from .draft import describe, no_data  # imports pyarrow and pandas
+    from .folder import open_described
+
+    if not path.is_dir():
+        raise no_data(path)
+    folder = Path(os.path.realpath(path))
+    if folder.name == "raw" and (folder.parent / "split").is_dir():
+        folder = folder.parent  # of OGB's layout
+    file = description or folder / DESCRIPTION
+    declared = read_description(file, folder) if file.is_file() else None
+    options = {} if declared is None else declared.options
+    if (folder / "raw" / "data.npz").exists() and not (declared and declared.files):
+        source = open_raw(folder, num_classes=options.get("num_classes"))
+        return replace(source, options=options)
+    if declared is not None and declared.files:
+        return open_described(declared)
+    layout = csv_layout(folder) or describe(folder, file)
+    return open_described(replace(layout, options=options))
 
 
 @clear_errors()
@@ -291,6 +309,7 @@ def convert(
     source: StrPath | Source,
     path: StrPath,
     *,
+    description: StrPath | None = None,
     undirected: bool | None = None,
     feature_dtype: FeatureDtype | None = None,
     memory_limit: str | int | None = None,
@@ -302,20 +321,20 @@ def convert(
     A file that changes is an `InputError`. After a SIGKILL the next conversion deletes the rest.
 
     Args:
-        source: a folder in OGB's binary layout or of a user's own files (`open_tables`), an
-            official name in the folder "dataset", a store, or any `Source`.
+        source: a folder of files, an official name in the folder "dataset", a store or a `Source`.
         path: a new or empty folder.
+        description: a file to use as the folder's `dataset.yaml`, or the place of its draft.
         undirected: add reverse edges, sort each node's in-edges, drop duplicates.
-        feature_dtype: float16 halves the bytes and refuses values beyond its range. int8 halves
-            them again: 255 evenly spaced values a column. By default this and `undirected` are as
-            in `dataset.yaml`, else as in the data, float64 as float32.
+        feature_dtype: float16 halves the bytes and refuses values beyond its range, int8 again:
+            255 evenly spaced values a column. By default this and `undirected` are as in
+            `dataset.yaml`, else as in the data, float64 as float32.
         memory_limit: "4 GB" or bytes for this process, written pages included. By default 95 % of
             its limit, at most 1 GB more than it uses now, which is enough for ogbn-papers100M.
         progress: show a bar, or in a log a line every 30 s; a function is called instead.
-        check: called between chunks; its exception ends the conversion and leaves nothing behind.
+        check: called between chunks; its exception ends the conversion.
     """
     if not isinstance(source, Source):
-        source = open_source(source)
+        source = open_source(source, description=description)
     if undirected is None:
         undirected = source.options.get("undirected", False)
     feature_dtype = feature_dtype or source.options.get("feature_dtype")
@@ -343,7 +362,6 @@ def convert(
         writer = StoreWriter(folder)
         _Conversion(source, writer, x_dtype, done).write(add_reverse, workspace)
         source.check_unchanged()
-        source = replace(source, stamps={**source.stamps, **source.save_options()})
         made_of = {**source.origin, "num_nodes": source.num_nodes}
         writer.finish(source.name, source.num_classes, undirected=undirected, origin=made_of)
     return open_store(target)

@@ -12,12 +12,13 @@ from ..graph.npz import Array
 from ..graph.store_format import label_dtype
 
 MAX_CLASSES = 2**24  # OGB's layout has float32 labels, exact up to this number
-AS_TARGETS = (
-    "for a loop of your own, convert them with --targets (in Python Store.from_data(targets=True))"
+AS_VALUES = (
+    "numbers for a loop of your own are declared as values in dataset.yaml, in Python by "
+    "targets=True"
 )
 NOT_CLASSES = (
-    "; labels are classes: make classes of numbers with numpy.digitize(values, bounds); or, "
-    f"{AS_TARGETS}"
+    "; labels are classes: make classes of numbers with numpy.digitize(values, bounds); "
+    f"{AS_VALUES}"
 )
 
 
@@ -30,27 +31,11 @@ def check_num_classes(value: Any) -> None:
         )
 
 
-def refuse_class_options(targets: str, **options: object) -> None:
-    """Refuse options for class labels; `targets` names the option they can't be combined with."""
-    named = [name for name, value in options.items() if value is not None]
-    if named:
-        raise InputError(f"{', '.join(named)}: expected without {targets}, which have no classes")
-
-
-def refuse_several_labels(
-    values: Array, where: str, name: str = "labels", choose: str = ""
-) -> NoReturn:
-    """Refuse labels [N, C], and say how to make one label per node or to choose a column."""
-    text = f"{where}: expected one label a node, found {values.shape[1]}"
-    what = "several values"
-    if values.dtype.kind in "fiub" and np.isin(values, (0, 1)).all():
-        if (values.sum(axis=1) == 1).all():
-            raise InputError(f"{text} columns of one-hot labels; use {name}.argmax(axis=1)")
-        what = "several labels (multi-label)"
+def refuse_several_labels(where: str, count: int) -> NoReturn:
+    """Refuse labels [N, count]."""
     raise InputError(
-        f"{text} columns; {what} a node are not supported: "
-        f"use one, such as {choose or f'{name}[:, 0]'}, and train a model for each; or, "
-        f"{AS_TARGETS}"
+        f"{where}: expected one label a node, found {count} columns; one-hot labels become one by "
+        f"argmax(axis=1), {AS_VALUES}"
     )
 
 
@@ -111,6 +96,6 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
     if ends or largest + 1 > 2 * used + 100:
         raise InputError(
             f"{where}: expected labels that leave few classes out, found {used} classes and the label {largest}; "
-            "write -1 or NaN for no label, or convert with --num-classes (in Python num_classes)"
+            "write -1 or NaN for no label, or give num_classes (in dataset.yaml or Python)"
         )
     return largest + 1

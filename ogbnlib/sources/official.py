@@ -21,8 +21,8 @@ from ..files import StrPath, check_own, check_space, home, locked, open_to_write
 from ..graph.npz import Array
 from ..graph.store_format import SPLITS
 from ..progress import counted, doing
-from .files.layouts import OGB_CSV, OGB_MAG, OPTIONS
-from .ogb import layout_files, open_raw
+from .description import DESCRIPTION
+from .ogb import OGB_CSV, OGB_MAG, csv_layout, layout_files, open_raw
 from .sizes import known_size
 from .source import Source, stamped
 
@@ -57,9 +57,9 @@ KNOWN = {
 }
 # The official data sets that can't be converted, with the reason and a way to train on them.
 REFUSED = {
-    "ogbn-proteins": "it has 112 labels a node and no features; for a loop of your own, convert its "
-    "folder with --targets raw/node-label.csv.gz --features degree --undirected; else train it "
-    "with a script of your own under `python -m ogbnlib watch`",
+    "ogbn-proteins": "it has 112 labels a node and no features; Store.from_arrays makes a store of "
+    "it for a loop of your own (notebooks/guide/data.md); else train it with a script of your own "
+    "under `python -m ogbnlib watch`",
 }
 _OTHER_TASKS = {"ogbl-": "is for predicting links", "ogbg-": "is for classifying graphs"}
 OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
@@ -165,8 +165,6 @@ def is_official(name: str) -> bool:
 
 
 def _check_official(name: str) -> None:
-    """Refuse an official name that is unknown or whose data set can't be converted, with the
-    reason."""
     if name in REFUSED:
         raise InputError(f"dataset: {name} can't be converted: {REFUSED[name]}")
     if name[:5] in _OTHER_TASKS:
@@ -197,7 +195,7 @@ def locate_official(name: str, root: StrPath) -> Located:
             layout = OGB_MAG
             splits += "/paper"
         files = [
-            *(paths[0] for paths in layout.files.values()),
+            *layout,
             *(f"{splits}/{split}.csv.gz" for split in SPLITS),
             # without this file ogb considers the data set outdated
             f"RELEASE_v{meta['version']}.txt",
@@ -206,12 +204,12 @@ def locate_official(name: str, root: StrPath) -> Located:
     if folder.exists() and missing:
         raise InputError(
             f"{folder}: expected {', '.join(missing)} in it, found none; "
-            f"move it away and download it again, or name {folder} as a folder of your own"
+            f"move it away and download it again, or convert the folder {folder} by its path"
         )
-    if (folder / OPTIONS).is_file():
+    if (folder / DESCRIPTION).is_file():
         raise InputError(
-            f"{folder / OPTIONS}: expected no options for the official name {name}; "
-            f"name the folder {folder} to use them, or delete the file"
+            f"{folder / DESCRIPTION}: expected none for the official name {name}; "
+            f"convert the folder {folder} to use it, or delete the file"
         )
     return Located(name, meta, folder, binary, folder.exists(), int(meta["num classes"]))
 
@@ -222,20 +220,21 @@ def open_official(located: Located) -> Source:
     The data are streamed, because ogb's loader needs more than 128 GB for ogbn-papers100M
     (snap-stanford/ogb#407).
     """
-    from .files.own_files import open_tables  # imports pyarrow and pandas
+    from .folder import open_described  # imports pyarrow and pandas
 
     folder = fetch(located.name, located.folder.parent)
     if located.binary:
         return open_raw(folder, num_classes=located.num_classes)
     stamps = stamped(layout_files(folder))
-    layout = OGB_MAG if located.name == "ogbn-mag" else OGB_CSV
-    edges = folder / layout.files["edges"][0]
+    description = csv_layout(folder)
+    assert description is not None  # `locate_official` checks its files
+    options = {"num_classes": located.num_classes}
     try:
-        source = open_tables(folder, num_classes=located.num_classes, edges=edges)
-        _check_counts(edges.parent, source)
+        source = open_described(replace(description, options=options))
+        _check_counts(description.files[0].path.parent, source)
     except InputError as error:
         raise InputError(f"{error}; download the data set again if it is damaged") from None
-    source = replace(source, name=located.name, path=folder, stamps=stamps)
+    source = replace(source, name=located.name, path=folder, stamps=stamps, options={})
     if located.meta["add_inverse_edge"] == "True":
         return _both_ways(source)
     return source

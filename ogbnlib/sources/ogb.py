@@ -1,4 +1,5 @@
-"""OGB's on-disk layout of ogbn-papers100M: read in chunks, and written from any `Source`.
+"""OGB's layouts on disk: the binary one of ogbn-papers100M, read in chunks and written from any
+`Source`, and the csv one, as a description of its files.
 
 OGB's own loader has the 82.8 GB of ogbn-papers100M several times in memory; this module never has a
 whole array of the .npz files in memory.
@@ -8,6 +9,7 @@ import functools
 import gzip
 import itertools
 import json
+import sys
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,11 +23,71 @@ from ..files import StrPath, home, write_json
 from ..graph import npz
 from ..graph.npz import Array, Member
 from ..graph.store_format import SPLITS
-from .files.layouts import OPTIONS, not_a_data_set, split_folder
+from .description import DESCRIPTION, DataFile, Description
 from .labels import MAX_CLASSES, check_num_classes, clean_labels, count_classes
 from .source import Source, stamped
 
 _LONGEST_ID = 64  # bytes read of a line at a time
+_SPLIT_DICT = "split_dict.pt"  # the splits of a data set that OGB's DatasetSaver wrote
+# data sets to which OGB's reader adds the reverse of each edge
+_BOTH_WAYS = ("ogbn_products", "ogbn_proteins")
+Layout = Mapping[str, Mapping[str, str]]  # columns with their roles, by the path of the file
+# As ogbn-arxiv has it (snap-stanford/ogb, docs of read_graph_pyg).
+OGB_CSV: Layout = {
+    "raw/edge.csv.gz": {"1": "source", "2": "target"},
+    "raw/node-feat.csv.gz": {"*": "feature"},
+    "raw/node-label.csv.gz": {"*": "label"},
+}
+# ogbn-mag (ogb/io/read_graph_raw.py). Of its nodes only the papers are read, which have the
+# features, the labels and the splits.
+OGB_MAG: Layout = {
+    "raw/relations/paper___cites___paper/edge.csv.gz": {"1": "source", "2": "target"},
+    "raw/node-feat/paper/node-feat.csv.gz": {"*": "feature"},
+    "raw/node-label/paper/node-label.csv.gz": {"*": "label"},
+}
+
+
+def split_folder(path: Path) -> Path:
+    """Return the folder with the files of the splits: split/time, else the only one in split/."""
+    folders = [entry for entry in (path / "split").glob("*") if entry.is_dir()]
+    time = path / "split" / "time"
+    if time in folders:
+        return time
+    if len(folders) != 1:
+        names = sorted(entry.name for entry in folders)
+        raise InputError(
+            f"{path / 'split'}: expected a folder named time, or just one, found {names}"
+        )
+    return folders[0]
+
+
+def csv_layout(folder: Path) -> Description | None:
+    """Return the description of a folder in OGB's csv layout; None for any other folder."""
+    layout = next((paths for paths in (OGB_CSV, OGB_MAG) if (folder / min(paths)).is_file()), None)
+    if layout is None and (folder / "raw" / "triplet-type-list.csv.gz").is_file():
+        raise InputError(f"{folder}: expected one kind of nodes, found several in OGB's layout")
+    if layout is None:
+        return None
+    splits = split_folder(folder)
+    if layout is OGB_MAG:
+        splits /= "paper"
+        print(
+            f"{folder}: papers and their citations are read, not authors, institutions and fields "
+            "of study",
+            file=sys.stderr,
+        )
+    if folder.name in _BOTH_WAYS:
+        name = folder.name.replace("_", "-")
+        print(f"{folder}: OGB adds reverse edges to {name}: add --undirected", file=sys.stderr)
+    columns: dict[Path, Mapping[str, str]] = {folder / name: layout[name] for name in layout}
+    columns |= {splits / f"{split}.csv.gz": {"1": split} for split in SPLITS}
+    missing = [str(path.relative_to(folder)) for path in columns if not path.is_file()]
+    if missing:
+        raise InputError(f"{folder}: expected OGB's files {', '.join(missing)}, found none")
+    files = [
+        DataFile(path, str(path), columns=roles, header=False) for path, roles in columns.items()
+    ]
+    return Description(folder, files)
 
 
 def layout_files(folder: Path) -> dict[str, Path]:
@@ -34,17 +96,42 @@ def layout_files(folder: Path) -> dict[str, Path]:
         *sorted((folder / "raw").rglob("*")),
         *sorted((folder / "split").rglob("*")),
         folder / "meta.json",
-        folder / OPTIONS,
+        folder / DESCRIPTION,
     ]
     return {str(file.relative_to(folder)): file for file in files if file.is_file()}
 
 
+def read_split_dict(file: Path) -> dict[str, Array]:
+    """Return int64 ids of the splits in a split_dict.pt, without running code in it.
+
+    A split that it lacks, such as MAG240M's test without public labels, is empty.
+    """
+    import torch
+    from torch.serialization import safe_globals
+
+    reconstruct = np.empty(0).__reduce__()[0]
+    # what torch needs to load numpy's integer arrays, by its names in numpy 1 and numpy 2
+    names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
+    safe: list[Any] = [
+        *((reconstruct, name) for name in names),
+        np.ndarray,
+        np.dtype,
+        type(np.dtype("i8")),
+    ]
+    with naming(file, "a dict of train and valid, int64 ids, saved by torch"), safe_globals(safe):
+        content = torch.load(file, weights_only=True)
+        content.setdefault("test", np.empty(0, np.int64))
+        return {split: np.asarray(content[split], np.int64) for split in SPLITS}
+
+
 def _read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
-    """Return the int64 ids in the three files of the split folder; only their number is checked.
+    """Return the int64 ids in the files of the split folder; of text only their number is checked.
 
     Lines are read in pieces of at most 64 bytes, and at most `num_nodes` + 1 ids, because a small
     compressed file may have billions of lines.
     """
+    if (folder / _SPLIT_DICT).is_file():
+        return read_split_dict(folder / _SPLIT_DICT)
     splits = {}
     for name in SPLITS:
         file = folder / f"{name}.csv.gz"
@@ -72,7 +159,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     stamps = stamped(layout_files(path))
     check_num_classes(num_classes)
     if not (path / "raw" / "data.npz").is_file():
-        raise not_a_data_set(path)
+        raise InputError(f"{path}: expected OGB's binary layout, raw/data.npz, found none")
     layout = _Layout.open(path)
     file = path / "meta.json"
     with naming(file, "a JSON object"):
@@ -129,7 +216,7 @@ class _Layout(NamedTuple):
                 f"{path / 'raw'}: expected arrays of {x[0]} nodes, found shapes {shapes}"
             )
         folder = split_folder(path)
-        for name in SPLITS:
+        for name in [] if (folder / _SPLIT_DICT).is_file() else SPLITS:
             if not (folder / f"{name}.csv.gz").is_file():
                 raise InputError(f"{folder}: expected {name}.csv.gz, found none")
         return layout
@@ -193,10 +280,6 @@ def _header(file: Path, name: str, kinds: str) -> Member:
 def _write_npz(
     path: StrPath, members: Mapping[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]]
 ) -> None:
-    """Write a compressed .npz file.
-
-    Each member is given by its shape, its dtype, and its values in C order, in chunks.
-    """
     # Level 1, because features are close to noise: level 6 takes twice the time to save 1 %.
     with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, (shape, kind, chunks) in members.items():

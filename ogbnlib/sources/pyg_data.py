@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..display import in_notebook
@@ -14,8 +13,8 @@ from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.summary import summarized
 from ..progress import Progress
-from .arrays import as_ids, as_numpy, from_arrays, is_sparse, sparse_remedy
-from .convert import FeatureDtype, convert
+from .arrays import as_ids, as_numpy, is_sparse, sparse_remedy, store_from_arrays
+from .convert import FeatureDtype
 
 _MASKS = {"train": ("train_mask",), "valid": ("val_mask", "valid_mask"), "test": ("test_mask",)}
 # By library, how to turn its graph into a Data.
@@ -102,21 +101,25 @@ def from_data(
         splits = {
             split: as_ids(values[mask], num_nodes, f"data.{mask}") for split, mask in masks.items()
         }
-    name = name or Path(path).absolute().name
-    source = from_arrays(name, edge_index, values["x"], values["y"], splits, num_classes, targets)
-    labels = as_numpy(values["y"], "y")
-    question = from_one(labels[labels >= 0], source.num_classes - 1)
-    if num_classes is None and not targets and question:
-        say(f"{path}: labels from 1 to {source.num_classes - 1}{question}")
-    store = convert(
-        source,
+    store = store_from_arrays(
         path,
+        edge_index=edge_index,
+        x=values["x"],
+        y=values["y"],
+        splits=splits,
+        num_classes=num_classes,
+        targets=targets,
+        name=name,
         undirected=undirected,
         feature_dtype=feature_dtype,
         memory_limit=memory_limit,
         progress=progress,
         check=check,
     )
+    labels = as_numpy(values["y"], "y")
+    question = from_one(labels[labels >= 0], store.num_classes - 1)
+    if num_classes is None and not targets and question:
+        say(f"{path}: labels from 1 to {store.num_classes - 1}{question}")
     say(summarized(store))
     return store
 
@@ -133,7 +136,6 @@ def _count_nodes(values: Mapping[str, object]) -> int:
 
 
 def _attributes(data: Any) -> dict[str, Any]:
-    """Return the attributes, other than None, of the only graph in `data`."""
     graph = _only_graph(data)
     if isinstance(graph, Mapping):
         values = dict(graph)
@@ -179,13 +181,6 @@ def _kind(data: Any) -> str:
     """Describe, for messages, a `data` that is no `Data`, and how to get a `Data` from it."""
     if isinstance(data, type):
         return f"the class {data.__name__}; pass an object of it"
-    if isinstance(data, str | os.PathLike):
-        if Path(data).is_file():
-            return f"the path {str(data)!r}; if you trust it: torch.load(path, weights_only=False)"
-        return (
-            f"the path {str(data)!r}; ogbnlib.open_dataset opens a folder of files or a data set "
-            "by name"
-        )
     kind = type(data).__name__
     library = type(data).__module__.split(".")[0]
     if library in _CONVERSIONS:

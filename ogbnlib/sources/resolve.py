@@ -1,15 +1,12 @@
-"""Names of data sets, resolved to a store or to data that `catalog` converts to one; and the sizes
-of data sets.
-
-The new store is `NAME.store` (or `NAME-undirected.store`, `NAME-float16.store`) next to the data,
-or in `data_dir`.
-"""
+"""Names of data sets, resolved to a store or to official data that `catalog` converts to one; and
+the sizes of data sets."""
 
 import os
-from collections.abc import Callable, Mapping
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Self, get_args
 
 import numpy as np
 
@@ -17,12 +14,11 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..files import StrPath, check_new, home
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .files.layouts import ROLE_NAMES, find_files, is_tables, layout_of
-from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official, open_official
+from ..graph.store_format import nearby
+from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, open_official
 from .ogb import layout_files, open_raw
-from .options import open_folder, options_file, read_options
 from .sizes import PUBLIC
-from .source import Source, origin_of, stamped, stored_dtype
+from .source import Source, origin_of, stamped
 
 
 @dataclass(frozen=True)
@@ -47,79 +43,49 @@ class DataRequest:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A data set that is not a store, and the place and options of the store to make from it."""
+    """An official data set, and the place and options of the store to make from it."""
 
     folder: Path
-    find: Callable[[Path], Mapping[str, Path]]  # returns the files in `folder`, by name
     open: Callable[[], Source]  # downloads missing data
-    own_size: GraphSize | None  # None for a user's own files, whose size `open` finds
+    size: GraphSize  # with the `feature_itemsize` that the store will have
     target: Path
     undirected: bool
     dtype: np.dtype[np.generic]  # of the store's features
 
-    @property
-    def size(self) -> GraphSize:
-        """Sizes of the data, with the `feature_itemsize` that the store will have."""
-        return replace(self.own_size or self.open().size, feature_itemsize=self.dtype.itemsize)
-
     def existing(self) -> Store | None:
         """Return the store that was made from these data before, or None.
 
-        Raises an `InputError` if the store at that place is of other or changed data, or has other
-        options. Once it exists, an official data set's raw files may be deleted.
+        Raises an `InputError` if the store at that place is of other or changed data. Once it
+        exists, the raw files may be deleted.
         """
         if not is_store(self.target):
             return None
         store = open_store(self.target)
-        has_data = self.folder.exists()
-        now = origin_of(self.folder, stamped(self.find(self.folder))) if has_data else store.origin
-        if store.origin.get("files") != now.get("files"):
-            raw = store.origin.get("raw")
-            if raw != now["raw"]:
+        if self.folder.exists():
+            stamps = stamped(layout_files(self.folder))
+            if store.origin.get("files") != origin_of(self.folder, stamps)["files"]:
                 raise InputError(
-                    f"{store.path}: expected the store of {self.folder}, found one of {raw}; move it away"
+                    f"{store.path}: expected the store of {self.folder}, found one of other or "
+                    "changed data; delete it to convert the data again, or name it as the data set"
                 )
-            raise InputError(
-                f"{self.folder}: it changed since {store.path} was made of it; delete the store to "
-                "convert the data again, or name the store as the data set to keep the old data"
-            )
-        if (store.undirected, store.feature_dtype) != (self.undirected, self.dtype):
-            raise InputError(
-                f"{store.path}: expected a store with undirected={self.undirected}, {self.dtype} "
-                "features, found another; move it away, or name it as the data set"
-            )
         return store
 
 
 def resolve(request: DataRequest) -> Store | _Pending:
-    """Return the store that a name refers to, or the data to convert, after all checks of
-    `open_dataset`.
-
-    A name is tried as a store's folder, as a folder of a user's own files, as a folder in OGB's
-    binary layout, and, if there is no folder of that name, as an official name.
-    """
+    """Return the store that a name refers to, or the official data to convert, after all checks of
+    `open_dataset`."""
     name = str(home(request.dataset))
     if is_store(name):
         store = open_store(name)
         _check_direction(store, request.undirected)
         return store
-    is_missing = False
-    folder = layout_of(Path(os.path.abspath(name)))[1]
-    options = {
-        option: getattr(request, option)
-        for option in ("undirected", "feature_dtype")
-        if getattr(request, option) is not None
-    }
-    if is_official(name):
-        official = locate_official(name, home(request.data_dir or OFFICIAL_DIR))
-        is_missing = not official.present and not request.download
-        pending = _pending_official(official, request)
-    else:
-        pending = _pending_folder(folder, request, options)
+    if not is_official(name):
+        raise _no_data_set(name)
+    pending = _pending(name, request)
     store_of_it = pending.existing()
     if store_of_it is not None:
         return store_of_it
-    if is_missing:
+    if not pending.folder.exists() and not request.download:
         raise InputError(
             f"{pending.folder}: {name} is not there; pass download=True, or data_dir, the folder that holds it"
         )
@@ -127,68 +93,44 @@ def resolve(request: DataRequest) -> Store | _Pending:
     return pending
 
 
-def _pending_folder(folder: Path, request: DataRequest, requested: Mapping[str, Any]) -> _Pending:
-    """Return a folder's data and the store to make from them.
-
-    The options in `requested` override those in the folder's `dataset.yaml`.
-    """
-    options = read_options(folder)
-    if request.undirected is None:
-        request = replace(request, undirected=options.get("undirected"))
-
-    def find(folder: Path) -> Mapping[str, Path]:
-        return {
-            **find_files(folder, {role: options.get(role) for role in ROLE_NAMES}),
-            **options_file(folder),
-        }
-
-    if not is_tables(folder):
-        raw = open_folder(folder, requested)
-        dtype = np.dtype(options.get("feature_dtype", raw.feature_dtype))
-        return _pending(folder, layout_files, lambda: raw, raw.size, dtype, request)
-    dtype = np.dtype(options.get("feature_dtype", stored_dtype(find(folder).get("features"))))
-    return _pending(folder, find, lambda: open_folder(folder, requested), None, dtype, request)
-
-
-def _pending_official(official: Located, request: DataRequest) -> _Pending:
-    if official.present and official.binary:
-        raw = open_raw(official.folder, num_classes=official.num_classes)
-        return _pending(
-            official.folder, layout_files, lambda: raw, raw.size, raw.feature_dtype, request
+def _no_data_set(name: str) -> InputError:
+    hint = nearby(Path(name))
+    if not Path(name).exists() or "?" in hint:
+        return InputError(
+            f"dataset: {name}: expected a store or an official name ({', '.join(KNOWN)}), found "
+            f"none{hint}"
         )
-    return _pending(
-        official.folder,
-        layout_files,
-        lambda: open_official(official),
-        KNOWN[official.name],
-        np.dtype(np.float32),
-        request,
+    store = f"{name.rstrip('/')}.store"
+    return InputError(
+        f"dataset: {name}: expected a store or an official name; make a store of it once: "
+        f"python -m ogbnlib convert {shlex.quote(name)} {shlex.quote(store)}"
     )
 
 
-def _pending(
-    folder: Path,
-    find: Callable[[Path], Mapping[str, Path]],
-    open_source: Callable[[], Source],
-    size: GraphSize | None,
-    own: np.dtype[np.generic],
-    request: DataRequest,
-) -> _Pending:
-    """Return a folder's data, whose features have dtype `own`, and the store to make from them."""
-    dtype = np.dtype(request.feature_dtype or own)
-    name = folder.name
-    if request.undirected:
-        name += "-undirected"
-    if dtype != own:
-        name += f"-{dtype}"
-    place = folder.parent if request.data_dir is None else home(request.data_dir)
+def _pending(name: str, request: DataRequest) -> _Pending:
+    data_dir = home(request.data_dir or OFFICIAL_DIR)
+    official = locate_official(name, data_dir)
+    size = KNOWN[name]
+    dtype: np.dtype[np.generic] = np.dtype(np.float32)
+    if official.present and official.binary:
+        raw = open_raw(official.folder, num_classes=official.num_classes)
+        size = raw.size
+        dtype = raw.feature_dtype
+    stem = official.folder.name + "-undirected" * bool(request.undirected)
+    if request.feature_dtype not in (None, dtype.name):
+        dtype = np.dtype(request.feature_dtype)
+        stem += f"-{dtype}"
     return _Pending(
-        folder, find, open_source, size, place / f"{name}.store", bool(request.undirected), dtype
+        official.folder,
+        lambda: open_official(official),
+        replace(size, feature_itemsize=dtype.itemsize),
+        data_dir / f"{stem}.store",
+        bool(request.undirected),
+        dtype,
     )
 
 
 def _check_target(target: Path) -> None:
-    """Refuse a place where no store can be written."""
     check_new(target)
     parent = next(folder for folder in target.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
@@ -200,13 +142,12 @@ def _check_target(target: Path) -> None:
 def _check_direction(store: GraphSize, undirected: bool | None) -> None:
     if undirected in (None, store.undirected):
         return
-    origin = getattr(store, "origin", {})
-    remedy = f"make the store again with undirected={undirected}"
-    if "raw" in origin:
-        remedy = f"name the data it was made of, {origin['raw']}"
+    path = getattr(store, "path", store.name)
+    raw = getattr(store, "origin", {}).get("raw", path)
+    flag = "--undirected" if undirected else "--directed"
     raise InputError(
-        f"undirected: {getattr(store, 'path', store.name)} was made with "
-        f"undirected={store.undirected}, asked for was {undirected}; {remedy}"
+        f"undirected: {path} was made with undirected={store.undirected}, asked for was "
+        f"{undirected}; make another: python -m ogbnlib convert {raw} STORE {flag}"
     )
 
 

@@ -17,7 +17,6 @@ def known_size(
 
 
 def _igb(name: str, nodes: int, edges: int) -> GraphSize:
-    """Return a homogeneous IGB graph's sizes: 1,024 features, 19 classes, 60/20/20 % splits."""
     fifth = nodes // 5
     return known_size(f"igb-{name}", nodes, edges, 1024, 19, nodes - 2 * fifth, fifth, fifth)
 

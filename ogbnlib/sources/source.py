@@ -10,10 +10,9 @@ import numpy as np
 
 from ..errors import InputError
 from ..files import Stamp, stamp
-from ..graph.array_checks import is_labelled
-from ..graph.npz import Array, load
+from ..graph.npz import Array
 from ..graph.store import GraphSize
-from .files.formats import files_of
+from .formats import files_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +45,6 @@ class Source:
             new store's `origin`.
         generated: the new store's `origin` if `path` is None.
         options: undirected and feature_dtype, the defaults of a conversion, and drop_unlabelled.
-        save_options: writes the options into the data's folder, if the user asked for that, and
-            returns path and stamp of the new file; returns {} otherwise.
     """
 
     name: str
@@ -73,7 +70,6 @@ class Source:
     stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
     generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    save_options: Callable[[], Mapping[str, tuple[Path, Stamp]]] = field(default=dict, repr=False)
 
     def check_unchanged(self) -> None:
         """Refuse files that changed after they were opened.
@@ -108,12 +104,7 @@ class Source:
 
     @property
     def size(self) -> GraphSize:
-        splits = self.read_splits()
-        if self.options.get("drop_unlabelled"):
-            labelled = np.concatenate([is_labelled(chunk) for chunk in self.label_chunks()])
-            # Ids out of range are clipped here, because the conversion refuses them later.
-            splits = {split: ids[labelled.take(ids, mode="clip")] for split, ids in splits.items()}
-        num_seeds = {split: len(ids) for split, ids in splits.items()}
+        num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
         return GraphSize(
             **self.facts(),
             num_seeds=num_seeds,
@@ -137,11 +128,3 @@ def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[st
         "raw": str(folder.resolve()),
         "files": {name: [*before[:2]] for name, (_, before) in stamps.items()},
     }
-
-
-def stored_dtype(features: Path | None) -> np.dtype[np.generic]:
-    """Return the dtype of a file's features in a store: float16 for an .npy file of float16, else
-    float32."""
-    if features is not None and features.suffix.lower() == ".npy" and features.is_file():
-        return np.dtype(np.float16 if load(features).dtype == np.float16 else np.float32)
-    return np.dtype(np.float32)

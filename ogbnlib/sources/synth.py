@@ -216,11 +216,6 @@ def _class_means(random: np.random.Generator, num_classes: int, num_features: in
 
 
 class _CitationGraph:
-    """Generator of the chunks of a graph of papers and citations.
-
-    The kernels' lookup tables take a few hundred kB at any scale.
-    """
-
     def __init__(
         self,
         num_nodes: int,
@@ -328,7 +323,6 @@ def _shuffled_order(num_nodes: int, random: np.random.Generator) -> Array:
 def _citations_like(
     path: StrPath, scale: float, seed: int, num_features: int, num_classes: int
 ) -> Source:
-    """Check all values, and return the generated data set as a `Source`."""
     _check_number("scale", scale, 0, 1, int | float)
     _check_number("seed", seed, 0, math.inf)
     _check_number("num_features", num_features, 1, 2**16)

@@ -95,10 +95,10 @@ def random_batch(hop_nodes: Sequence[int], hop_edges: Sequence[int], num_feature
         edges.append(torch.stack([source, target.sort().values]))
     return Data(
         x=torch.randn(ends[-1], num_features, generator=draw),
-        edge_index=torch.cat(edges, dim=1),
-        n_id=torch.arange(ends[-1]),
         y=torch.zeros(hop_nodes[0], dtype=torch.int64),
         input_id=torch.arange(hop_nodes[0]),
+        edge_index=torch.cat(edges, dim=1),
+        n_id=torch.arange(ends[-1]),
         batch_size=hop_nodes[0],
         num_sampled_nodes=list(hop_nodes),
         num_sampled_edges=list(hop_edges),

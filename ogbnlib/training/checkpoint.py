@@ -105,13 +105,13 @@ def _check_class_weight(path: Path, before: torch.Tensor | None, now: torch.Tens
         )
 
 
-def _crc32(file: BinaryIO, size: int) -> int:
-    """The CRC-32 of a file's first `size` bytes."""
+def _seal(file: BinaryIO, size: int) -> bytes:
+    """Return the seal of a file's first `size` bytes."""
     file.seek(0)
     crc32 = 0
     for begin in range(0, size, _PIECE_BYTES):
         crc32 = zlib.crc32(file.read(min(_PIECE_BYTES, size - begin)), crc32)
-    return crc32
+    return _SEAL % crc32
 
 
 def _write(path: Path, content: Mapping[str, object], keep: Path | None = None) -> None:
@@ -121,8 +121,7 @@ def _write(path: Path, content: Mapping[str, object], keep: Path | None = None) 
         except RuntimeError as error:
             # torch ends its archive after a failed write, too, and that fails for other reasons
             raise error.__context__ or error from None
-        size = file.tell()
-        file.write(_SEAL % _crc32(file, size))
+        file.write(_seal(file, file.tell()))
 
     write_atomically(path, write, keep=keep)
 
@@ -132,8 +131,7 @@ def _read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     changed or another version wrote it."""
     with open(path, "rb") as file:
         size = max(0, os.fstat(file.fileno()).st_size - len(_SEAL % 0))
-        expected = _SEAL % _crc32(file, size)
-        if file.read() != expected:
+        if _seal(file, size) != file.read():
             raise InputError(
                 f"{path}: expected its checksum at its end, found another or none; the file is "
                 "damaged"

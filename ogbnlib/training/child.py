@@ -96,13 +96,11 @@ def main(arguments: list[str]) -> int:
     return exit_code(train)
 
 
-def try_model(
-    num_features: str, num_classes: str, shapes: str, file: str, run_dir: str | None = None
-) -> int:
+def try_model(num_features: str, num_classes: str, shapes: str, file: str, run_dir: str) -> int:
     """Create a model, measure its steps, and write the result to `file`.
 
     The config is in the environment variable `CONFIG_VARIABLE`. `shapes` is the JSON of two
-    `BatchShape`s.
+    `BatchShape`s; `run_dir` may be empty.
     """
     from ..config import TrainConfig
     from .custom_model import make_model
@@ -110,10 +108,9 @@ def try_model(
 
     def work() -> None:
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
-        folder = None if run_dir is None else Path(run_dir)
-        sizes = int(num_features), int(num_classes)
-        make = functools.partial(make_model, config, *sizes, folder)
-        write_json(Path(file), measure_step(config, make, sizes[0], json.loads(shapes)))
+        widths = int(num_features), int(num_classes)
+        make = functools.partial(make_model, config, *widths, Path(run_dir) if run_dir else None)
+        write_json(Path(file), measure_step(config, make, widths[0], json.loads(shapes)))
 
     return exit_code(work)
 

@@ -28,7 +28,7 @@ from .network import GNN
 
 # An object whose state is saved in a checkpoint.
 Stateful: TypeAlias = nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
-_PIECE_VALUES = 2**20  # of a tensor that is checked
+_PIECE_VALUES = 2**18  # of a tensor that is checked
 
 
 def loss_and_gradient(
@@ -236,13 +236,18 @@ def peak_of(sizes: Iterable[int]) -> int:
     return max(itertools.accumulate(sizes, initial=0))
 
 
-def _peaks(work: Callable[[Data], object], batches: Sequence[Data]) -> list[int]:
-    """Return peaks of the allocator's memory while `work` gets each of two batches: of the arrays
-    that have the same size with both, and of all others, by batch."""
-    runs = [allocations(functools.partial(work, batch)) for batch in batches]
-    same = set.intersection(*({*map(abs, sizes)} for sizes in runs))
-    fixed = max(peak_of(size for size in sizes if abs(size) in same) for sizes in runs)
-    return [fixed, *(peak_of(size for size in sizes if abs(size) not in same) for sizes in runs)]
+def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[float, float]:
+    """Return the memory of a step, measured while `work` gets each of two batches: bytes that do
+    not depend on the batch, and bytes per node or edge."""
+    steps = [allocations(functools.partial(work, batch)) for batch in batches]
+    # Gradients of an embedding have the same size in both steps. Their peak counts by itself:
+    # in a small batch they would hide the arrays that grow with it.
+    same = set.intersection(*({*map(abs, sizes)} for sizes in steps))
+    fixed = max(peak_of(size for size in sizes if abs(size) in same) for sizes in steps)
+    small, large = (peak_of(size for size in sizes if abs(size) not in same) for sizes in steps)
+    counts = [batch.num_nodes + batch.num_edges for batch in batches]
+    rate = (large - small) / (counts[1] - counts[0])
+    return fixed + large - rate * counts[1], rate
 
 
 _TINY = 64  # the smaller of two timed batches is this part of the larger one
@@ -257,38 +262,46 @@ def _step_s(learner: Learner, batch: Data) -> float:
         return min(timeit.repeat(step, number=1, repeat=5, timer=time.thread_time))
 
 
+def _times(
+    learner: Learner, num_features: int, shape: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    """Return the time of training steps on a random batch and on a tiny one."""
+    tiny_shape = {name: [-(-count // _TINY) for count in counts] for name, counts in shape.items()}
+    tiny, batch = (
+        random_batch(**sizes, num_features=num_features) for sizes in (tiny_shape, shape)
+    )
+    learner.begin(epoch=1)
+    tiny_s = _step_s(learner, tiny)
+    slope_s = max(0.0, _step_s(learner, batch) - tiny_s) / (batch.num_nodes + batch.num_edges)
+    flops_per_s = probe().products_per_s(learner.config.precision, threads=1)
+    return {"fixed_s": tiny_s, "flops": slope_s * flops_per_s}
+
+
 def measure_step(
     config: TrainConfig,
     make: Callable[[], nn.Module],
     num_features: int,
     shapes: Sequence[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
-    """Measure the state of a model that `make` returns, in bytes, the peaks (see `_peaks`) of
-    training and evaluating random batches of two shapes; and the time of steps, see
-    `forecast.step_memory._Trial`."""
-    tiny_shape = {
-        name: [-(-count // _TINY) for count in counts] for name, counts in shapes[-1].items()
-    }
-    batches = [random_batch(**shape, num_features=num_features) for shape in (*shapes, tiny_shape)]
-    for batch in batches:
-        batch.y = torch.zeros(batch.batch_size, dtype=torch.int64)
-        batch.input_id = torch.zeros(1, dtype=torch.int64)
-    *batches, tiny = batches
+    """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it.
+
+    Its state in bytes, the memory (see `_memory`) of training and evaluating random batches of two
+    shapes, and the time of training steps.
+    """
+    batches = [random_batch(**shape, num_features=num_features) for shape in shapes]
     learners: list[Learner] = []
-
-    def create() -> None:
-        learners.append(Learner(config, make(), torch.device("cpu"), Ranks(), EventLog(None)))
-        # else it may skip a step
-        learners[0].scaler = torch.amp.GradScaler(enabled=False)
-
-    created = allocations(create)
+    created = allocations(
+        lambda: learners.append(
+            Learner(config, make(), torch.device("cpu"), Ranks(), EventLog(None))
+        )
+    )
     [learner] = learners
+    learner.scaler = torch.amp.GradScaler(enabled=False)  # else it may skip a step
 
     def train(batch: Data) -> None:
         learner.begin(epoch=1)
         # with `accumulate`, a step adds gradients to those of its earlier batches
-        end = config.batch_size * min(2, config.accumulate)
-        learner.step(itertools.repeat(batch), 1, 0, end)
+        learner.step(itertools.repeat(batch), 1, 0, config.batch_size * min(2, config.accumulate))
 
     def evaluate(batch: Data) -> None:
         learner.begin()
@@ -297,21 +310,17 @@ def measure_step(
     try:
         # the first step creates gradients and moments
         created += allocations(functools.partial(train, batches[0]))
-        training = _peaks(train, batches)
-        evaluation = _peaks(evaluate, batches)
-        learner.begin(epoch=1)
-        tiny_s, batch_s = (_step_s(learner, timed) for timed in (tiny, batches[-1]))
+        training = _memory(train, batches)
+        evaluation = _memory(evaluate, batches)
+        times = _times(learner, num_features, shapes[-1])
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"
         ) from None
-    # seconds of a node or edge
-    slope_s = max(0.0, batch_s - tiny_s) / (len(batches[-1].x) + batches[-1].num_edges)
-    values = [*learner.model.parameters(), *learner.model.buffers()]
-    # numpy's arrays are not the allocator's
+    # arrays of numpy are not the allocator's
     arrays = {
         value.data_ptr(): value.nbytes
-        for value in values
+        for value in (*learner.model.parameters(), *learner.model.buffers())
         if not value.untyped_storage().resizable()
     }
     state_bytes = sum(created) + sum(arrays.values())
@@ -319,6 +328,5 @@ def measure_step(
         "state_bytes": state_bytes,
         "training": training,
         "evaluation": evaluation,
-        "fixed_s": tiny_s,
-        "flops": slope_s * probe().products_per_s(config.precision, threads=1),
+        **times,
     }

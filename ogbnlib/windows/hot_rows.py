@@ -20,7 +20,9 @@ _COUNTED_NODES = 2**20  # nodes counted at a time
 
 
 @kernel
-def insert_rows(ids: Array, words: Array, before: Array, hot: Array, out: Array, cold: int) -> None:
+def insert_rows(
+    ids: Array, words: Array, word_ranks: Array, hot: Array, out: Array, cold: int
+) -> None:
     """Copy the row of each id to `out`, uint8 [n, bytes]: from `hot` for a member of the set, else
     the next row of `out` itself, from row `cold` on.
 
@@ -31,12 +33,12 @@ def insert_rows(ids: Array, words: Array, before: Array, hot: Array, out: Array,
         if cold == i:  # no member is left
             return
         if i + 16 < len(ids) and has(words, ids[i + 16]):
-            first = rank(words, before, ids[i + 16]) * hot.shape[1]
+            first = rank(words, word_ranks, ids[i + 16]) * hot.shape[1]
             for c in range(0, hot.shape[1], 64):
                 prefetch(hot, first + c)
         into = out[i]
         if has(words, ids[i]):
-            row = hot[rank(words, before, ids[i])]
+            row = hot[rank(words, word_ranks, ids[i])]
         else:
             row = out[cold]
             cold += 1
@@ -98,14 +100,14 @@ class HotRows:
         """Write rows, uint8 [k, bytes], from the one at `first` on."""
         self.rows[first : first + len(rows)].reshape(-1).view(np.uint8)[:] = rows.reshape(-1)
 
-    def others(self, ids: Array) -> Array:
+    def missing(self, ids: Array) -> Array:
         """Return the ids whose rows are not here."""
         return ids[~self._members.contains(ids)]
 
     def insert(self, ids: Array, features: Array, first: int) -> None:
         """Complete `features` [len(ids), F] from the rows in memory, and put the row of each id in
-        its place. The rows of `others(ids)` are expected from position `first` on."""
+        its place. The rows of `missing(ids)` are expected from position `first` on."""
         rows = self.rows.view(np.uint8)
         insert_rows(
-            ids, self._members.words, self._members.before, rows, features.view(np.uint8), first
+            ids, self._members.words, self._members.word_ranks, rows, features.view(np.uint8), first
         )

@@ -58,11 +58,11 @@ class _OneLoader(StoreLoaders):
         return loaded
 
     def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
-        one = super()._pass(split, training, memory)
+        loader_pass = super()._pass(split, training, memory)
         # A quarter of the available memory is left for the model and its step.
-        one_bytes = batch_bytes(one.batch, self.num_features, itemsize=4)
-        reserved = one_bytes * num_queued(one_bytes) + self._available // 4
-        return replace(one, reserve=(reserved, reserved))
+        per_batch_bytes = batch_bytes(loader_pass.batch, self.num_features, itemsize=4)
+        reserved = per_batch_bytes * num_queued(per_batch_bytes) + self._available // 4
+        return replace(loader_pass, reserve=(reserved, reserved))
 
     def _order(self, split: str, shuffle: bool) -> EpochSampler:
         if self._given_order is None:

@@ -112,8 +112,7 @@ def _compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
 
 
 def _window_fixed_bytes(num_nodes: int) -> int:
-    """Bytes of the bitmap of a window's ids, and of its ranks."""
-    return num_nodes // 8 + num_nodes // 16
+    return num_nodes // 8 + num_nodes // 16  # the bitmap of its ids, and the ranks
 
 
 def read_bytes(available_bytes: int) -> int:
@@ -121,12 +120,12 @@ def read_bytes(available_bytes: int) -> int:
     return min(CHUNK_BYTES, max(2**18, available_bytes // 64))  # smaller reads are slow
 
 
-def sampled_bytes(one: Pass, batch: BatchShape) -> tuple[int, int]:
+def sampled_bytes(loader_pass: Pass, batch: BatchShape) -> tuple[int, int]:
     """Bytes that `window.sample_windows` takes per batch, seeds included: at its peak, and in its
     result."""
     highest = nodes = edges = 0
     # bytes of an edge's place in the store
-    place = 4 if trained_edges(one.size, one.config.undirected) < 2**32 else 8
+    place_bytes = 4 if trained_edges(loader_pass.size, loader_pass.config.undirected) < 2**32 else 8
     for frontier, reached, new in zip(
         batch.hop_nodes, [*batch.hop_nodes[1:-1], 0], batch.hop_edges, strict=False
     ):
@@ -135,9 +134,9 @@ def sampled_bytes(one: Pass, batch: BatchShape) -> tuple[int, int]:
         # nodes. The nodes of the last hop are appended when a window is packed.
         step = max(
             36 * frontier,
-            24 * frontier + (place + 4) * new,
-            (2 * place + 4) * new,
-            8 * (nodes + reached) + (place + 4) * new,
+            24 * frontier + (place_bytes + 4) * new,
+            (2 * place_bytes + 4) * new,
+            8 * (nodes + reached) + (place_bytes + 4) * new,
         )
         highest = max(highest, 8 * (nodes + edges) + step)
         edges += new
@@ -146,17 +145,18 @@ def sampled_bytes(one: Pass, batch: BatchShape) -> tuple[int, int]:
     return int(1.1 * highest) + 4000, int(1.05 * 8 * (nodes + edges)) + 4000
 
 
-def window_bytes(one: Pass, windows: Windows) -> int:
+def window_bytes(loader_pass: Pass, windows: Windows) -> int:
     """Expected bytes of a window: each distinct node's features once, and every batch's own ids
     and edges."""
     assert windows.window_batches is not None
-    total = windows.window_batches * one.batch.num_nodes
-    distinct = min(
-        total, max(one.batch.num_nodes, distinct_nodes(one.size, one.config.undirected, total))
-    )
-    each = _compact_batch_bytes(one.batch, 0)
-    own = windows.window_batches * each + _window_fixed_bytes(one.size.num_nodes)
-    return int(distinct * one.size.num_features * one.itemsize) + own
+    batch = loader_pass.batch
+    size = loader_pass.size
+    total = windows.window_batches * batch.num_nodes
+    distinct = max(batch.num_nodes, distinct_nodes(size, loader_pass.config.undirected, total))
+    distinct = min(total, distinct)
+    packed_bytes = _compact_batch_bytes(batch, 0)
+    unshared_bytes = windows.window_batches * packed_bytes + _window_fixed_bytes(size.num_nodes)
+    return int(distinct * size.num_features * loader_pass.itemsize) + unshared_bytes
 
 
 def window_budget(
@@ -185,7 +185,7 @@ def spool_dir() -> Path:
     temporary files (TMPDIR)."""
     # The places of tempfile.gettempdir(), which itself tries each by writing a file.
     places = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")] + ["/tmp", "/var/tmp"]
-    usable = (place for place in places if place and os.access(place, os.W_OK))
+    usable = (folder for folder in places if folder and os.access(folder, os.W_OK))
     return Path(os.environ.get("SLURM_TMPDIR") or next(usable, os.curdir)).absolute()
 
 
@@ -204,7 +204,7 @@ def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
 
 
 def choose_windows(
-    one: Pass, available: int | None, room_bytes: int = 0, *, always: bool = False
+    loader_pass: Pass, available: int | None, room_bytes: int = 0, *, always: bool = False
 ) -> Windows:
     """Choose between the page cache, windows in memory and windows on disk, and choose the size of
     the windows.
@@ -213,17 +213,17 @@ def choose_windows(
     a spool. With `always`, windows are on disk wherever possible, because a pass over the store is
     made in any case.
     """
-    files = store_bytes(one.config, one.size)
-    beside_windows, beside_cache = one.reserve or _step_reserve(one)
+    files = store_bytes(loader_pass.config, loader_pass.size)
+    beside_windows, beside_cache = loader_pass.reserve or _step_reserve(loader_pass)
     if (
         available is None
-        or not one.num_batches
-        or sum(files.values()) <= (available - beside_cache) * one.sharers
+        or not loader_pass.num_batches
+        or sum(files.values()) <= (available - beside_cache) * loader_pass.sharers
     ):
         return Windows(None, True, 0, available or 0)
     memory = max(0, available - beside_windows)
-    in_memory = _in_memory(one, files, memory, available)
-    spooled = _Spool(one, files, memory, room_bytes).best()
+    in_memory = _in_memory(loader_pass, files, memory, available)
+    spooled = _Spool(loader_pass, files, memory, room_bytes).best()
     # Windows on disk are small. They win if they move fewer bytes, writing and reading them again
     # included, than one pass for each window in memory.
     if spooled is None or not (always or spooled.moved_bytes < in_memory.moved_bytes):
@@ -231,46 +231,51 @@ def choose_windows(
     return replace(spooled, in_memory=in_memory, available_bytes=available)
 
 
-def _step_reserve(one: Pass) -> tuple[int, int]:
+def _step_reserve(loader_pass: Pass) -> tuple[int, int]:
     """Bytes to reserve next to windows, and next to the page cache: ready batches, a step and
     weights; next to the page cache also workers."""
-    if one.config.lookahead != "auto":  # a size as `lookahead` is for windows alone
+    if loader_pass.config.lookahead != "auto":  # a size as `lookahead` is for windows alone
         return 0, 0
-    step_pass = Pass(one.config, one.size, "train", Batches.of(one.batch))
-    model_bytes = model_state_bytes(one.config, one.size.num_features, one.size.num_classes)
+    size = loader_pass.size
+    step_pass = Pass(loader_pass.config, size, "train", Batches.of(loader_pass.batch))
+    model_bytes = model_state_bytes(loader_pass.config, size.num_features, size.num_classes)
     step = sum(step_pass.prefetched().values()) + model_bytes
     return step, step + sum(step_pass.workers(idle_loaders=1).values())
 
 
-def _in_memory(one: Pass, files: Mapping[str, int], memory: int, available: int) -> Windows:
+def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, available: int) -> Windows:
     """Plan windows in memory.
 
     A pass over the files costs the same for a large window as for a small one, so the fewest
     windows win. The exception is a single window that can't be prepared during training: it may
     cost more than several that can.
     """
-    num_batches = one.num_batches
-    num_hops = len(one.batch.hop_edges)
-    fixed = _window_fixed_bytes(one.size.num_nodes)
-    each = _compact_batch_bytes(one.batch, one.size.num_features * one.itemsize)
+    batch = loader_pass.batch
+    size = loader_pass.size
+    num_batches = loader_pass.num_batches
+    num_hops = len(batch.hop_edges)
+    fixed = _window_fixed_bytes(size.num_nodes)
+    packed_bytes = _compact_batch_bytes(batch, size.num_features * loader_pass.itemsize)
     sweep = sweep_s(files, num_hops)
-    train_s = num_batches * one.batch.num_nodes * _TRAIN_S_PER_NODE
+    train_s = num_batches * batch.num_nodes * _TRAIN_S_PER_NODE
     # Two windows in training leave a tenth to evaluations.
-    half = (0.45 if one.training else 0.5) * memory
+    half = (0.45 if loader_pass.training else 0.5) * memory
     # Besides the windows in use, memory holds the one being prepared: its sampled batches, and
     # three buffers of a pass.
-    sampling, result = sampled_bytes(one, one.batch)
-    samples = max(sampling, result + 8 * one.batch.num_nodes)
+    sampling, result = sampled_bytes(loader_pass, batch)
+    samples = max(sampling, result + 8 * batch.num_nodes)
     buffers = 3 * read_bytes(available)
-    alone = -(-num_batches // max(1, int((memory - fixed - buffers) / (each + samples))))
-    paired = -(-num_batches // max(1, int((half - fixed - buffers / 2) / (each + samples / 2))))
-    fits = half >= fixed + each + (buffers + samples) / 2
+    alone = -(-num_batches // max(1, int((memory - fixed - buffers) / (packed_bytes + samples))))
+    paired = -(
+        -num_batches // max(1, int((half - fixed - buffers / 2) / (packed_bytes + samples / 2)))
+    )
+    fits = half >= fixed + packed_bytes + (buffers + samples) / 2
     overlapped = fits and max(paired * sweep, train_s) <= alone * sweep + train_s
     count = -(-num_batches // (paired if overlapped else alone))
     number = -(-num_batches // count)
     moved = number * (files["x"] + num_hops * (files["colptr"] + files["row"]))
     return Windows(
-        count, overlapped, count * each + fixed, available, number, moved, moved // number
+        count, overlapped, count * packed_bytes + fixed, available, number, moved, moved // number
     )
 
 
@@ -283,47 +288,51 @@ class _Spool:
     shards are on disk at a time. An evaluation's windows stay if the disk has room.
     """
 
-    def __init__(self, one: Pass, files: Mapping[str, int], memory: int, room_bytes: int) -> None:
-        batch = one.batch
-        row_bytes = one.size.num_features * one.itemsize
-        self.training = one.training
+    def __init__(
+        self, loader_pass: Pass, files: Mapping[str, int], memory: int, room_bytes: int
+    ) -> None:
+        batch = loader_pass.batch
+        graph = loader_pass.size
+        row_bytes = graph.num_features * loader_pass.itemsize
+        self.training = loader_pass.training
         self.memory = memory
         self.room_bytes = room_bytes
-        self.num_batches = one.num_batches
-        config = one.config
-        self.passes = max(1, config.epochs if one.training else config.num_evaluations(one.split))
-        self.total = self.num_batches * (self.passes if one.training else 1)
+        self.num_batches = loader_pass.num_batches
+        config = loader_pass.config
+        rounds = config.epochs if self.training else config.num_evaluations(loader_pass.split)
+        self.passes = max(1, rounds)
+        self.total = self.num_batches * (self.passes if self.training else 1)
         # all ids are int32
         self.rows_bytes = batch.num_nodes * row_bytes
         self.structure_bytes = 8 * (batch.num_nodes + batch.num_edges)
         self.x_bytes = files["x"]
         self.graph_bytes = len(batch.hop_edges) * (files["colptr"] + files["row"])
-        self.each = _compact_batch_bytes(batch, row_bytes)
-        self.sampled_bytes, self.result_bytes = sampled_bytes(one, batch)
+        self.packed_bytes = _compact_batch_bytes(batch, row_bytes)
+        self.sampled_bytes, self.result_bytes = sampled_bytes(loader_pass, batch)
         # Up to 8 large batches, because they have nodes in common: at papers100M's size, 8 batches
         # of [15, 10, 5] x 1024 had 1.12 M distinct nodes, two windows of 4 batches had 1.36 M.
-        small = min(memory // 24, WINDOW_BYTES) // self.each
-        large = min(8, memory // 12 // self.each)
+        small = min(memory // 24, WINDOW_BYTES) // self.packed_bytes
+        large = min(8, memory // 12 // self.packed_bytes)
         self.size = min(self.num_batches, max(1, small, large))
         # the share of a window's rows that is left when each node is counted once
-        shared = one.size, config.undirected, batch, self.size
+        shared = graph, config.undirected, batch, self.size
         visits = max(1, self.size * batch.num_nodes)
         distinct = shared_nodes(*shared)
         self.left = max(1 / max(1, self.size), min(1.0, distinct / visits))
-        self.num_nodes = one.size.num_nodes
+        self.num_nodes = graph.num_nodes
         self.hot_row_bytes = row_bytes + ID_BYTES
         self._rows_left = functools.cache(functools.partial(rows_left, *shared))
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
-        self.working = memory - memory // 8 - 4 * self.size * self.each
+        self.working = memory - memory // 8 - 4 * self.size * self.packed_bytes
         # Each thread samples a batch. Four threads are counted at least, so that machines of few
         # cores plan alike.
         threads_bytes = max(4, sampling_threads()) * self.sampled_bytes
         self.most_sampled = max(0, self.working - threads_bytes) // self.sampled_bytes
         self.packing = 2 * (
-            _window_fixed_bytes(one.size.num_nodes) + self.size * _compact_batch_bytes(batch, 8)
+            _window_fixed_bytes(graph.num_nodes) + self.size * _compact_batch_bytes(batch, 8)
         )
         # a pass over the features has the ids in memory
-        self.ids_bytes = batch.num_nodes * np.dtype(index_dtype(one.size.num_nodes)).itemsize
+        self.ids_bytes = batch.num_nodes * np.dtype(index_dtype(graph.num_nodes)).itemsize
 
     def best(self) -> Windows | None:
         """The windows of the best division; None if memory or disk are too small for any."""
@@ -335,14 +344,13 @@ class _Spool:
         return None if best is None else best[2]
 
     def _file_counts(self) -> Iterator[int]:
-        """Numbers of structure files to try: each of the first 64, then steps of 2 %."""
         in_memory = self.working // 4 // (self.ids_bytes + _SEEDS_BYTES)
         on_disk = self.room_bytes // 2 // (self.structure_bytes + self.rows_bytes)
         most = 1 + 2 * (self.total // max(1, min(in_memory, on_disk)))  # with one shard each
         number = 1
         while number < most:
             yield number
-            number += 1 + number // 64
+            number += 1 + number // 64  # one more up to 64, then 2 % more
         yield most
 
     def _cold(self, hot_bytes: int, num_batches: int) -> float:
@@ -378,10 +386,10 @@ class _Spool:
         # before that pass, the rows for memory are chosen with one byte per node
         visits = self.num_nodes if hot_bytes else 0
         picking = self.packing + max(picked * self.ids_bytes + features, visits)
-        beside = 0 if num_files == 1 else hot_bytes
-        room = self.working - beside
+        resident_bytes = 0 if num_files == 1 else hot_bytes
+        room = self.working - resident_bytes
         sampled = min(
-            self.most_sampled - -(-beside // self.sampled_bytes),
+            self.most_sampled - -(-resident_bytes // self.sampled_bytes),
             (room - picking) // self.result_bytes,
         )
         if min(sampled, picked) < size or hot_bytes + picking > self.working:
@@ -390,7 +398,7 @@ class _Spool:
         picked = min(picked // size, -(-file_batches // parts // size)) * size
         once = min(file_batches, sampled)
         sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + picking)
-        sampling = max(sampling + beside, picking + hot_bytes)
+        sampling = max(sampling + resident_bytes, picking + hot_bytes)
         buffers = 4 * min(CHUNK_BYTES, self.memory // 64)  # read buffers of a pass's threads
         spooling = Spooling(
             sampled,
@@ -417,7 +425,7 @@ class _Spool:
         windows = Windows(
             self.size,
             True,
-            self.size * self.each,
+            self.size * self.packed_bytes,
             self.memory,
             -(-self.num_batches // self.size),
             prepared + self.num_batches * batch_bytes,
@@ -437,8 +445,8 @@ def choose_loaders(
     windows there too.
     """
     chosen = {
-        split: choose_windows(one, available, room_bytes // 3, always=True)
-        for split, one in evaluations.items()
+        split: choose_windows(loader_pass, available, room_bytes // 3, always=True)
+        for split, loader_pass in evaluations.items()
     }
     on_disk = [windows.spooling.disk_bytes for windows in chosen.values() if windows.spooling]
     if len(on_disk) < len(chosen) or sum(on_disk) > room_bytes // 3:

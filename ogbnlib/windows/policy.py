@@ -79,12 +79,12 @@ class StoreLoaders(DiskLoaders):
         run.windows = windows
         if config.epochs:
             cls._forecast_pass(run, "train", train, windows, num_passes=config.epochs)
-        ahead = _prepared_ahead(train, windows)
-        run.held |= ahead
-        beside = window_budget(config.lookahead, available, windows)
-        for when, budget in (("eval", beside), ("final", memory)):
+        prepared = _prepared_ahead(train, windows)
+        run.held |= prepared
+        eval_budget = window_budget(config.lookahead, available, windows)
+        for when, budget in (("eval", eval_budget), ("final", memory)):
             if when == "final":
-                for name in ahead:
+                for name in prepared:
                     del run.held[name]
             for split in splits[when]:
                 cls._forecast_pass(
@@ -101,31 +101,29 @@ class StoreLoaders(DiskLoaders):
         cls,
         run: Ledger,
         name: str,
-        one: Pass,
+        loader_pass: Pass,
         windows: Windows,
         *,
         num_passes: int = 1,
         idle_loaders: int = 0,
-        spools: bool = True,
+        spools: bool = True,  # whether a pass for the spool is made in this phase
     ) -> None:
-        """Add the phase of `num_passes` passes; `spools` says whether a pass for the spool
-        (windows on disk) is made in it."""
         batches = windows.window_batches
         # with windows, a thread prepares the batches, whatever `num_workers` is
         if batches is not None or not run.config.num_workers:
-            parts = one.prefetched()
+            parts = loader_pass.prefetched()
         else:
-            parts = one.step() | one.workers(idle_loaders)
-        unsure_bytes = one.unsure_bytes(parts)
+            parts = loader_pass.step() | loader_pass.workers(idle_loaders)
+        unsure_bytes = loader_pass.unsure_bytes(parts)
         cache_bytes = 0
         if batches is None:
             cache_bytes = sum(store_bytes(run.config, run.size).values())
         else:
             is_paired = windows.overlapped and windows.num_windows * num_passes > 1
-            parts["windows"] = (2 if is_paired else 1) * window_bytes(one, windows)
+            parts["windows"] = (2 if is_paired else 1) * window_bytes(loader_pass, windows)
             if windows.spooling is None:
-                largest = one.batches.largest
-                sampling, result = sampled_bytes(one, largest)
+                largest = loader_pass.batches.largest
+                sampling, result = sampled_bytes(loader_pass, largest)
                 # When a window is packed, its nodes are copied.
                 samples = batches * max(sampling, result + 8 * largest.num_nodes)
                 # the store is read into three buffers
@@ -171,34 +169,40 @@ class StoreLoaders(DiskLoaders):
         )
 
     def _choose(self, split: str, shuffle: bool) -> tuple[Pass, Windows, dict[str, Windows]]:
-        """Return a loader's pass and windows, and the windows of the evaluations that are prepared
-        together with them."""
         train = self._resident.get("train")
         # An evaluation shares memory with the training loader's windows, if that loader is alive.
-        beside = train.windows if train is not None and not shuffle else None
-        memory = window_budget(self.config.lookahead, self._available, beside, self._ranks)
-        one = self._pass(split, shuffle, memory)
+        train_windows = train.windows if train is not None and not shuffle else None
+        memory = window_budget(self.config.lookahead, self._available, train_windows, self._ranks)
+        loader_pass = self._pass(split, shuffle, memory)
         if not shuffle:
-            return one, choose_windows(one, memory, self._room), {}
+            return loader_pass, choose_windows(loader_pass, memory, self._room), {}
         evaluations = {
             name: self._pass(name, False, memory)
             for name in STREAM
             if self._room and self.prepares_epochs and self.config.num_evaluations(name)
             if len(self._order(name, False))  # this rank has seeds of that split
         }
-        return one, *choose_loaders(one, evaluations, memory, self._room)
+        return loader_pass, *choose_loaders(loader_pass, evaluations, memory, self._room)
 
     def _build(self, split: str, shuffle: bool) -> StoreLoader:
         with self.log.phase(f"build {split} loader"):
-            one, windows, evaluations = self._choose(split, shuffle)
-            others = {name: self._loader(name, chosen) for name, chosen in evaluations.items()}
-            self._resident |= {f"eval {name}": other for name, other in others.items()}
-            spools = [other.reader.spool for other in others.values() if other.reader]
+            loader_pass, windows, evaluations = self._choose(split, shuffle)
+            eval_loaders = {
+                name: self._loader(name, chosen) for name, chosen in evaluations.items()
+            }
+            self._resident |= {
+                f"eval {name}": eval_loader for name, eval_loader in eval_loaders.items()
+            }
+            spools = [
+                eval_loader.reader.spool
+                for eval_loader in eval_loaders.values()
+                if eval_loader.reader
+            ]
             loader = self._loader(
                 split,
                 windows,
                 training=shuffle,
-                first_batches=self._first_batches(one, windows) if shuffle else 0,
+                first_batches=self._first_batches(loader_pass, windows) if shuffle else 0,
                 evaluations=[spool for spool in spools if spool],
             )
             for name, chosen in [(split, windows), *evaluations.items()]:
@@ -211,13 +215,13 @@ class StoreLoaders(DiskLoaders):
                 self.store.fill_page_cache()
         return loader
 
-    def _first_batches(self, one: Pass, windows: Windows) -> int:
+    def _first_batches(self, loader_pass: Pass, windows: Windows) -> int:
         """Return the number of batches in a small first window, so that training begins before a
         long pass ends; 0 for a usual window."""
         files = store_bytes(self.config, self.store.size)
         if not windows.prepared_ahead or sum(files.values()) <= _LONG_PASS_BYTES:
             return 0
-        reads = max(1, 2 * one.batch.num_nodes + one.batch.num_edges)
+        reads = max(1, 2 * loader_pass.batch.num_nodes + loader_pass.batch.num_edges)
         return min(_FIRST_READS // reads, (windows.window_batches or 0) // 2)
 
     def _loader(

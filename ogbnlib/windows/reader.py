@@ -21,7 +21,7 @@ from ..io.spool_file import DiskFull
 from ..kernels import Array
 from ..sampling.choice import EpochSampler
 from ..sampling.sampler import CSCSampler
-from .spool import Place, Preparation, Spool, submit
+from .spool import Cursor, Preparation, Spool, submit
 from .window import Seeds, Window, sample_windows
 
 # names of a store's arrays in progress lines
@@ -58,9 +58,9 @@ class WindowReader:
         self._page_arrays: dict[str, DiskArray] = {}  # open while a small first window is read
         self.spool: Spool | None = None
         if self.windows.spooling:
-            self.spool = Spool(store, self.arrays, preparation, self.seeds, self.after)
+            self.spool = Spool(store, self.arrays, preparation, self.seeds, self.next_cursor)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
-        self._ahead: tuple[Place, Future[Window]] | None = None
+        self._ahead: tuple[Cursor, Future[Window]] | None = None
 
     def _open(self, by_page: bool = False) -> dict[str, DiskArray]:
         chunk_bytes = 1 << self.windows.chunk_bytes.bit_length() - 1
@@ -78,20 +78,20 @@ class WindowReader:
                 return _CONTENT[name], done, total
         return None
 
-    def seeds(self, place: Place, num_batches: int = 0) -> Seeds:
-        """Return the seeds of the window at `place`, for `num_batches` batches or, if that is 0,
+    def seeds(self, cursor: Cursor, num_batches: int = 0) -> Seeds:
+        """Return the seeds of the window at `cursor`, for `num_batches` batches or, if that is 0,
         for the usual number."""
-        epoch, start, begin = place
+        epoch, start, begin = cursor
         end = begin + self._batch_size * (num_batches or self.windows.window_batches or 1)
         # a copy, because a view would keep the whole order in memory
         batches = torch.split(self._order.share(epoch, start)[begin:end].clone(), self._batch_size)
         ids: list[Array] = [self._nodes[part].numpy() for part in batches]
         return Seeds(self._sampler, epoch, batches, ids)
 
-    def after(self, place: Place, positions: Sequence[Tensor | Array]) -> Place | None:
-        """Return the place of the window after the one at `place` with these positions, in this
+    def next_cursor(self, cursor: Cursor, positions: Sequence[Tensor | Array]) -> Cursor | None:
+        """Return the cursor of the window after the one at `cursor` with these positions, in this
         epoch or in the next if that is prepared ahead; None if there is no such window."""
-        epoch, start, begin = place
+        epoch, start, begin = cursor
         begin += sum(map(len, positions))
         if begin < self._order.count(start):
             return epoch, start, begin
@@ -100,49 +100,45 @@ class WindowReader:
 
     def read(self, epoch: int, start: int) -> Iterator[Window]:
         """Yield the windows of a pass; the caller must drop each before it asks for the next."""
-        place: Place | None = (epoch, start, 0) if self._order.count(start) else None
-        while place is not None and place[:2] == (epoch, start):
-            window = self._take_ahead(place)
+        cursor: Cursor | None = (epoch, start, 0) if self._order.count(start) else None
+        while cursor is not None and cursor[:2] == (epoch, start):
+            window = self._take_ahead(cursor)
             if window is None:
-                window = submit(self._thread, self._read, place).result()
-            place = self.after(place, window.positions)
-            if self.windows.overlapped and place is not None:
-                self._ahead = place, submit(self._thread, self._read, place)
+                window = submit(self._thread, self._read, cursor).result()
+            cursor = self.next_cursor(cursor, window.positions)
+            if self.windows.overlapped and cursor is not None:
+                self._ahead = cursor, submit(self._thread, self._read, cursor)
             yield window
             del window
 
-    def _take_ahead(self, place: Place) -> Window | None:
-        """Return the window prepared ahead; None if another window was prepared, or if its pass
-        was left early."""
+    def _take_ahead(self, cursor: Cursor) -> Window | None:
         if self._ahead is None:
             return None
         prepared, future = self._ahead
         self._ahead = None
-        with contextlib.suppress(Interrupted):
+        with contextlib.suppress(Interrupted):  # its pass was left early
             # wait for another window, too, so that two are never prepared at once
             window = future.result()
-            return window if prepared == place else None
+            return window if prepared == cursor else None
         return None
 
-    def _read(self, place: Place) -> Window:
-        """Read a window from the spool, or sample it and gather its features in memory."""
+    def _read(self, cursor: Cursor) -> Window:
         first = self._first_batches
         self._first_batches = 0
-        if self._order.count(place[1]) <= first * self._batch_size:
+        if self._order.count(cursor[1]) <= first * self._batch_size:
             # the pass would end with this window, and an evaluation would begin while the first
             # shard is recorded
             first = 0
         window = None
         if self.spool is not None and not first:
-            window = self._read_spool(self.spool, place)
+            window = self._read_spool(self.spool, cursor)
         # outside the handler of `DiskFull`, which would keep the spool's arrays in memory
-        return window or self._sample(place, first)
+        return window or self._sample(cursor, first)
 
-    def _read_spool(self, spool: Spool, place: Place) -> Window | None:
-        """Read a window from the spool; None once the disk is full."""
+    def _read_spool(self, spool: Spool, cursor: Cursor) -> Window | None:
         begun = time.monotonic()
         try:
-            window = spool.read(place)
+            window = spool.read(cursor)
         except DiskFull as error:
             warnings.warn(
                 f"spool: {explained(error)}; the windows are kept in memory from here on",
@@ -154,10 +150,10 @@ class WindowReader:
                 self.windows, spooling=None
             )
             return None
-        self._record(place, window, spool_s=round(time.monotonic() - begun, 3))
+        self._record(cursor, window, spool_s=round(time.monotonic() - begun, 3))
         return window
 
-    def _sample(self, place: Place, first: int) -> Window:
+    def _sample(self, cursor: Cursor, first: int) -> Window:
         """Sample a window and gather its features in memory.
 
         If `first` is not 0, the window has this many batches, and only the pages of their rows are
@@ -168,9 +164,9 @@ class WindowReader:
         arrays = self.arrays
         if first:
             arrays = self._page_arrays = self._open(by_page=True)
-        before = sum(array.bytes_read for array in arrays.values())
-        seeds = self.seeds(place, first)
-        following = self.after(place, seeds.positions)
+        bytes_before = sum(array.bytes_read for array in arrays.values())
+        seeds = self.seeds(cursor, first)
+        following = self.next_cursor(cursor, seeds.positions)
         if first and self.spool is not None and following is not None:
             self.spool.prepare(following)
         # the sample is dropped before the features are read
@@ -179,17 +175,17 @@ class WindowReader:
         window.read_features(arrays["x"], self.store.num_features, self.store.feature_dtype)
         self._page_arrays = {}
         self._record(
-            place,
+            cursor,
             window,
             sample_s=round(sampled - begun, 3),
             features_s=round(time.monotonic() - sampled, 3),
-            bytes_read=sum(array.bytes_read for array in arrays.values()) - before,
+            bytes_read=sum(array.bytes_read for array in arrays.values()) - bytes_before,
         )
         return window
 
-    def _record(self, place: Place, window: Window, **figures: float) -> None:
+    def _record(self, cursor: Cursor, window: Window, **figures: float) -> None:
         self.preparation.on_window(
-            epoch=place[0],
+            epoch=cursor[0],
             batches=len(window.hops),
             distinct_nodes=len(window.ids),
             **figures,

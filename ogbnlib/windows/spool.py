@@ -40,9 +40,9 @@ from .plan import WINDOW_BYTES, Windows
 from .window import Sampled, Seeds, Window, sample_windows
 
 Result = TypeVar("Result")
-# place of a window: epoch, position in its order where the pass begins, and first seed counted
-# from there
-Place = tuple[int, int, int]
+# position of a window: its epoch, the place in the epoch's order where the pass begins, and the
+# window's first seed counted from there
+Cursor = tuple[int, int, int]
 
 
 class _StoredWindow(NamedTuple):
@@ -58,9 +58,9 @@ class _StoredWindow(NamedTuple):
     hot: HotRows | None = None  # in a shard: the rows in memory
 
 
-Shard = dict[Place, _StoredWindow]
-# place of each window -> its number of batches, and the window
-Structure = dict[Place, tuple[int, "Future[_StoredWindow]"]]
+Shard = dict[Cursor, _StoredWindow]
+# cursor of each window -> its number of batches, and the window
+Structure = dict[Cursor, tuple[int, "Future[_StoredWindow]"]]
 
 
 def submit(
@@ -105,9 +105,9 @@ class Spool:
 
     Args:
         arrays: colptr, row and x of the store.
-        seeds: Returns the seeds of the window at a place.
-        after: Returns the place of the window after the one with these positions; None after the
-            last.
+        seeds: Returns the seeds of the window at a cursor.
+        next_cursor: Returns the cursor of the window after the one with these positions; None
+            after the last.
     """
 
     def __init__(
@@ -115,8 +115,8 @@ class Spool:
         store: Store,
         arrays: Mapping[str, DiskArray],
         preparation: Preparation,
-        seeds: Callable[[Place], Seeds],
-        after: Callable[[Place, Sequence[Tensor | Array]], Place | None],
+        seeds: Callable[[Cursor], Seeds],
+        next_cursor: Callable[[Cursor, Sequence[Tensor | Array]], Cursor | None],
     ) -> None:
         assert preparation.windows.spooling
         self._store = store
@@ -124,7 +124,7 @@ class Spool:
         self._preparation = preparation
         self._spooling = preparation.windows.spooling
         self._seeds = seeds
-        self._after = after
+        self._next_cursor = next_cursor
         self._evaluations = preparation.evaluations
         self._structure: Structure = {}
         self._shard: Shard = {}
@@ -137,31 +137,31 @@ class Spool:
         self._writing = threading.Lock()
         self._packing: list[Future[_StoredWindow]] = []  # of the last call of `_sample`
 
-    def read(self, place: Place) -> Window:
-        """Read the window at `place`; record it first if necessary."""
-        if place not in self._shard and self._next is not None:
+    def read(self, cursor: Cursor) -> Window:
+        """Read the window at `cursor`; record it first if necessary."""
+        if cursor not in self._shard and self._next is not None:
             coming, self._next = self._next, None
             used, self._shard = self._shard, {}
             with contextlib.suppress(Interrupted):  # recorded for a pass that was left early
                 self._shard = coming.result()
             self._thread.submit(used.clear)  # to free a file of 10 GB takes Linux two seconds
             del coming, used
-        if place not in self._shard:
+        if cursor not in self._shard:
             self._shard = {}  # frees its file
-            self._shard = submit(self._thread, self._record, place).result()
+            self._shard = submit(self._thread, self._record, cursor).result()
         following = self._following(self._shard)
         if self._next is None and following is not None:
             self._next = submit(self._thread, self._record, following)
             submit(self._thread, self._sample_ahead, self._next, next(iter(self._shard)))
-        stored = self._shard[place]
+        stored = self._shard[cursor]
         window = Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
         if stored.hot is not None:
             stored.hot.insert(window.ids, window.features, stored.num_ids - stored.num_rows)
         return window
 
-    def prepare(self, place: Place) -> None:
-        """Begin to record the first shard, from `place` on."""
-        self._next = submit(self._thread, self._record, place)
+    def prepare(self, cursor: Cursor) -> None:
+        """Begin to record the first shard, from `cursor` on."""
+        self._next = submit(self._thread, self._record, cursor)
 
     def close(self) -> None:
         """End the threads and delete the files."""
@@ -173,11 +173,11 @@ class Spool:
         self._next = None
         self._hot = None
 
-    def _following(self, shard: Shard) -> Place | None:
+    def _following(self, shard: Shard) -> Cursor | None:
         last = next(reversed(shard))
-        return self._after(last, shard[last].positions)
+        return self._next_cursor(last, shard[last].positions)
 
-    def _sample_ahead(self, recorded: Future[Shard], used: Place) -> None:
+    def _sample_ahead(self, recorded: Future[Shard], used: Cursor) -> None:
         """Sample the next structure file, if both shards on disk are of the current one; otherwise
         disk space may not suffice.
 
@@ -188,40 +188,37 @@ class Spool:
         if used in self._structure and following is not None and following not in self._structure:
             self._sample([self], following)
 
-    def _record(self, place: Place) -> Shard:
-        """Record a shard from `place` on. Windows that are not in the structure file are sampled
-        first."""
+    def _record(self, cursor: Cursor) -> Shard:
         evaluations: Sequence[Spool] = ()
         packings = [packing for _, packing in self._structure.values()]
         failed = any(packing.done() and packing.exception() for packing in packings)
-        if failed or place not in self._structure:
+        if failed or cursor not in self._structure:
             evaluations = self._evaluations
             self._evaluations = ()
             if not self._shard:
                 # Memory may lack room for both these rows and the samples of a single structure
                 # file.
                 self._hot = None
-            self._sample([self, *evaluations], place)
+            self._sample([self, *evaluations], cursor)
         fresh = self._choose_hot() if (self._hot is None and self._spooling.hot_bytes) else None
         shards = [
-            self._picked(place, fresh or self._hot),
+            self._picked(cursor, fresh or self._hot),
             # all windows of the evaluations' structure files
             *(
-                {key: one.result() for key, (_, one) in spool._structure.items()}
+                {key: packing.result() for key, (_, packing) in spool._structure.items()}
                 for spool in evaluations
             ),
         ]
         # for features on their way from the store's file to the shard's
         buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
-        mine, *others = self._add_features(shards, buffer_bytes, fresh)
+        recorded, *eval_shards = self._add_features(shards, buffer_bytes, fresh)
         # set only now, because an abandoned pass leaves rows out
         self._hot = fresh or self._hot
-        for spool, shard in zip(evaluations, others, strict=True):
+        for spool, shard in zip(evaluations, eval_shards, strict=True):
             spool._shard = shard
-        return mine
+        return recorded
 
     def _choose_hot(self) -> HotRows:
-        """Choose the rows to keep in memory, by the windows of the structure file."""
         chosen = HotRows.chosen(
             (packing.result().arrays[0]() for _, packing in self._structure.values()),
             self._store.num_nodes,
@@ -232,35 +229,35 @@ class Spool:
         malloc_trim()  # the rows go into the memory that the samples had
         return chosen
 
-    def _picked(self, place: Place, hot: HotRows | None) -> Shard:
-        """Return the windows of the shard from `place` on; `place` is in the structure file.
+    def _picked(self, cursor: Cursor, hot: HotRows | None) -> Shard:
+        """Return the windows of the shard from `cursor` on; `cursor` is in the structure file.
 
         Room was planned for batches without common nodes. A window has each of its nodes once, so
         more windows may fit. Windows that are not packed yet are estimated by the mean of the
         windows so far.
         """
-        windows = list(itertools.dropwhile(lambda item: item[0] != place, self._structure.items()))
+        windows = list(itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items()))
         total = sum(number for _, (number, _) in windows)
         room = self._spooling.picked_batches
         shard = Shard()
         batches = rows = nodes = 0
-        for each, (number, packing) in windows:
+        for window_cursor, (number, packing) in windows:
             stored = packing.result()
             if hot is not None:
-                stored = stored._replace(num_rows=len(hot.others(stored.arrays[0]())), hot=hot)
-            before = rows
+                stored = stored._replace(num_rows=len(hot.missing(stored.arrays[0]())), hot=hot)
+            rows_before = rows
             batches += number
             rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
             parts = -(-rows * total // (room * nodes))  # shards needed, rounded up in integers
             full = batches > room and rows * batches > room * nodes
-            if shard and parts and (full or before * batches * parts >= rows * total):
+            if shard and parts and (full or rows_before * batches * parts >= rows * total):
                 break
-            shard[each] = stored
+            shard[window_cursor] = stored
         return shard
 
-    def _sample(self, spools: Sequence[Spool], place: Place) -> None:
-        """Sample structure files: this spool's windows from `place` on, and all windows of the
+    def _sample(self, spools: Sequence[Spool], cursor: Cursor) -> None:
+        """Sample structure files: this spool's windows from `cursor` on, and all windows of the
         other spools.
 
         Other threads pack and write the windows, the last ones while the features of the first
@@ -271,7 +268,7 @@ class Spool:
         self._structure = {}
         self._packing = []
         structures: list[Structure] = [{} for _ in spools]
-        jobs = list(self._jobs(spools, place))
+        jobs = list(self._jobs(spools, cursor))
         while jobs:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
             count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
@@ -289,9 +286,9 @@ class Spool:
             spool._structure = structure
 
     def _jobs(
-        self, spools: Sequence[Spool], place: Place
-    ) -> Iterator[tuple[int, SpoolFile, Place, Seeds]]:
-        """Yield (number of the spool, file, place, seeds) of the windows of each spool's structure
+        self, spools: Sequence[Spool], cursor: Cursor
+    ) -> Iterator[tuple[int, SpoolFile, Cursor, Seeds]]:
+        """Yield (number of the spool, file, cursor, seeds) of the windows of each spool's structure
         file.
 
         Evaluations come first, because the pass that fills the first shard needs all of their
@@ -299,26 +296,25 @@ class Spool:
         """
         for number, spool in reversed(list(enumerate(spools))):
             file = SpoolFile(self._preparation.spool_dir)
-            following: Place | None = (0, 0, 0) if number else place
+            following: Cursor | None = (0, 0, 0) if number else cursor
             room = self._spooling.structure_batches
             while following is not None:
                 seeds = spool._seeds(following)
                 room -= len(seeds.ids)
-                if not number and room < 0 and following != place:
+                if not number and room < 0 and following != cursor:
                     break
                 yield number, file, following, seeds
-                following = spool._after(following, seeds.positions)
+                following = spool._next_cursor(following, seeds.positions)
 
     def _sample_jobs(self, windows: Sequence[Seeds]) -> list[Sampled]:
-        """Sample some windows in one pass over the graph."""
         arrays = [self._arrays["colptr"], self._arrays["row"]]
         begun = time.monotonic()
-        before = sum(array.bytes_read for array in arrays)
+        bytes_before = sum(array.bytes_read for array in arrays)
         sampled = sample_windows(windows, *arrays)
         self._preparation.on_pass(
             batches=sum(len(seeds.ids) for seeds in windows),
             sample_s=round(time.monotonic() - begun, 3),
-            bytes_read=sum(array.bytes_read for array in arrays) - before,
+            bytes_read=sum(array.bytes_read for array in arrays) - bytes_before,
         )
         return sampled
 
@@ -336,7 +332,7 @@ class Spool:
         in one pass over the store's features."""
         x = self._arrays["x"]
         begun = time.monotonic()
-        before = x.bytes_read
+        bytes_before = x.bytes_read
         filled = list[Shard]()
         targets = list[tuple[SpoolFile, int]]()
         for shard in shards:
@@ -344,12 +340,12 @@ class Spool:
             offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
             file = SpoolFile(self._preparation.spool_dir, offsets[-1])
             filled.append({})
-            for (place, stored), offset in zip(shard.items(), offsets, strict=False):
+            for (cursor, stored), offset in zip(shard.items(), offsets, strict=False):
                 shape = (stored.num_rows, self._store.num_features)
-                others = stored.num_ids - stored.num_rows
+                num_hot = stored.num_ids - stored.num_rows
                 dtype = self._store.feature_dtype
-                read = functools.partial(file.load, offset, shape, dtype, others)
-                filled[-1][place] = stored._replace(arrays=(*stored.arrays, read))
+                read = functools.partial(file.load, offset, shape, dtype, num_hot)
+                filled[-1][cursor] = stored._replace(arrays=(*stored.arrays, read))
                 targets.append((file, offset))
         windows = [stored for shard in shards for stored in shard.values()]
         num_fresh = 0 if fresh is None else len(fresh.ids)
@@ -358,7 +354,7 @@ class Spool:
         for stored, (begin, end) in zip(windows, itertools.pairwise(bounds.tolist()), strict=False):
             ids = stored.arrays[0]()
             if stored.hot is not None:
-                ids = stored.hot.others(ids)
+                ids = stored.hot.missing(ids)
             index[begin:end] = ids
         if fresh is not None:
             index[bounds[-2] :] = fresh.ids
@@ -378,7 +374,7 @@ class Spool:
             windows=len(windows),
             distinct_nodes=len(index),
             features_s=round(time.monotonic() - begun, 3),
-            bytes_read=x.bytes_read - before,
+            bytes_read=x.bytes_read - bytes_before,
             bytes_written=int(bounds[-2]) * x.row_bytes,
             kept_rows=0 if hot is None else len(hot.rows),
         )

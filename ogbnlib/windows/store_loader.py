@@ -144,7 +144,6 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         return {"epoch": epoch, "position": position, **self._order()}
 
     def _order(self) -> dict[str, int]:
-        """The values that decide the order of the seeds in an epoch."""
         return {
             "num_seeds": self.sampler.count(0),
             "seed": self.sampler.seed,
@@ -211,9 +210,9 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         # of a single pass get a sampler with an epoch of its own, which a second pass can't
         # change. `__setattr__` refuses to change these attributes for users, hence `__dict__`.
         if not self.persistent_workers:
-            own = copy.copy(self)
-            own.__dict__["node_sampler"] = self.node_sampler.at_epoch(epoch)
-            self.__dict__["collate_fn"] = functools.partial(NeighborLoader.collate_fn, own)
+            loader = copy.copy(self)
+            loader.__dict__["node_sampler"] = self.node_sampler.at_epoch(epoch)
+            self.__dict__["collate_fn"] = functools.partial(NeighborLoader.collate_fn, loader)
         return cast("Iterator[Data]", super().__iter__())
 
     def close(self) -> None:
@@ -239,7 +238,6 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         return batch
 
     def _take(self, features: Tensor, rows: Array) -> Tensor:
-        """Return some rows of `features` in a new tensor, int8 decoded to float32."""
         int8 = self.store.int8
         if int8 is None:
             x = features.new_empty(len(rows), features.shape[1])
@@ -312,8 +310,6 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         return self._groups(mapped_features(self.store), -(-len(share) // size), draw)
 
     def _window_pass(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
-        """Yield the batches of a pass over windows. If the caller leaves early, the reads under
-        way end."""
         reader.abandoned.clear()  # set by an earlier pass that was left early
         self._running_passes += 1
 
@@ -350,14 +346,14 @@ def _prefetch(
     thread is joined.
     """
     end = object()
-    ahead = deque[Future[Data]]()
+    futures = deque[Future[Data]]()
     user = threading.get_ident()
     ended = False
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
-        ahead.append(thread.submit(next, groups, end))
+        futures.append(thread.submit(next, groups, end))
         while True:
-            future = ahead.popleft()
+            future = futures.popleft()
             while not wait([future], 0.2).done:
                 if waiting():
                     raise Interrupted
@@ -365,8 +361,8 @@ def _prefetch(
             del future
             if group is end:
                 break
-            while len(ahead) < group.ahead + 1:  # one more is being drawn by the thread
-                ahead.append(thread.submit(next, groups, end))
+            while len(futures) < group.ahead + 1:  # one more is being drawn by the thread
+                futures.append(thread.submit(next, groups, end))
             batches = _batches_of(group)[::-1]
             # keep no reference to a batch that is handed out: the user may move it to a GPU
             del group
@@ -396,7 +392,7 @@ def _batches_of(group: Data) -> list[Data]:
     # `data` has a version counter of its own, so that changing one batch in place does not prevent
     # gradients of the others.
     parts: dict[str, Any] = {
-        name: [part.data for part in group[name].split(each)] for name, each in sizes.items()
+        name: [part.data for part in group[name].split(lengths)] for name, lengths in sizes.items()
     }
     parts["edge_index"] = [part.view(2, -1) for part in parts["edge_index"]]
     parts |= {"batch_size": seeds, "num_sampled_nodes": hop_nodes, "num_sampled_edges": hop_edges}

@@ -72,17 +72,17 @@ def _grown(
     # one array for all batches, because pages are slow when first written
     values = np.empty(np.max(np.diff(parts)), np.int64)
     for b in range(len(bounds) - 1):
-        own = grown[begin[b] :]
+        batch_nodes = grown[begin[b] :]
         count = bounds[b + 1] - bounds[b]
-        own[:count] = nodes[bounds[b] : bounds[b + 1]]
-        mine = ids[parts[b] : parts[b + 1]]
-        values[: len(mine)] = mine
+        batch_nodes[:count] = nodes[bounds[b] : bounds[b + 1]]
+        batch_ids = ids[parts[b] : parts[b + 1]]
+        values[: len(batch_ids)] = batch_ids
         bad, stop, count, table, _ = absorb(
-            table, uint64(0), own, count, values[: len(mine)], num_nodes
+            table, uint64(0), batch_nodes, count, values[: len(batch_ids)], num_nodes
         )
         if bad:
             return parts[b] + stop, begin
-        mine[:] = values[: len(mine)]
+        batch_ids[:] = values[: len(batch_ids)]
         begin[b + 1] = begin[b] + count
     return -1, begin
 
@@ -153,17 +153,17 @@ class Sampled:
             raise InputError(
                 f"input_nodes: expected seeds from 0 to {num_nodes - 1}, found {ids[wrong[0]]}"
             )
-        counts = np.array([len(own) for own in seeds.ids])
+        counts = np.array([len(batch_ids) for batch_ids in seeds.ids])
         return cls(row, num_nodes, ids, np.cumsum([0, *counts]), [counts])
 
     def add(self, parts: Array, ids: Array) -> int:
         """Append a hop's new nodes, and replace its ids by local ones; return the place of the
         first id out of range, or -1."""
-        before = np.diff(self.bounds)
+        old_counts = np.diff(self.bounds)
         grown = np.empty(len(self.nodes) + parts[-1] - parts[0], np.int64)
         wrong, self.bounds = _grown(self.nodes, self.bounds, ids, parts, self.num_nodes, grown)
         self.nodes = grown[: self.bounds[-1]]
-        self.hop_nodes.append(np.diff(self.bounds) - before)
+        self.hop_nodes.append(np.diff(self.bounds) - old_counts)
         return wrong
 
     def grow(self) -> None:
@@ -201,10 +201,10 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
         neighbors = places.view(dtype) if is_same else np.empty(len(places), dtype)
         row.read(places, neighbors)
         del places
-        for one, (begin, end) in zip(sampled, shares, strict=True):
-            own = slice(bounds[begin], bounds[end])
-            one.hop_edges.append(
-                _HopEdges(neighbors[own], targets[own], bounds[begin : end + 1] - bounds[begin])
+        for sample, (begin, end) in zip(sampled, shares, strict=True):
+            edges = slice(bounds[begin], bounds[end])
+            sample.hop_edges.append(
+                _HopEdges(neighbors[edges], targets[edges], bounds[begin : end + 1] - bounds[begin])
             )
         del neighbors
     return sampled
@@ -220,7 +220,7 @@ def _choose_edges(
     """Choose the edges of all batches at one hop: return their places in `row`, their local
     targets int32, and the bounds of each batch."""
     num_edges = sampled[0].row.num_rows
-    frontiers = [nodes for one in sampled for nodes in one.frontiers()]
+    frontiers = [nodes for sample in sampled for nodes in sample.frontiers()]
     frontier = np.concatenate(frontiers)
     columns = np.empty((len(frontier), 2), np.int64)
     colptr.read(frontier, columns)
@@ -234,7 +234,7 @@ def _choose_edges(
     bounds = np.cumsum([0, *map(count_chosen, degree, fanouts)])
     places = np.empty(bounds[-1], np.uint32 if num_edges < 2**32 else np.int64)
     targets = np.empty(bounds[-1], np.int32)
-    sizes = np.concatenate([np.diff(one.bounds) for one in sampled])
+    sizes = np.concatenate([np.diff(sample.bounds) for sample in sampled])
 
     def choose(begin: int, end: int) -> None:
         for b in range(begin, end):
@@ -257,7 +257,6 @@ def _choose_edges(
 
 
 def _in_threads(work: Callable[..., object], *items: Iterable[object]) -> None:
-    """Call `work` with the items of each window, as `map` does, in several threads."""
     with ThreadPoolExecutor(sampling_threads()) as pool:
         list(pool.map(work, *items))
 
@@ -327,21 +326,21 @@ def compile_kernels(num_neighbors: Sequence[int]) -> None:
     """
     empty = np.empty(0, np.int64)
     offsets = np.zeros(2, np.int64)
-    one = np.zeros(1, np.int64)
+    node = np.zeros(1, np.int64)
     restore_input_order(offsets, empty, empty)
     for dtype in (np.int32, np.int64):
-        none = one[:0].astype(dtype)
-        take_rows(np.empty((1, 1), np.uint8), none, np.empty((1, 1), np.uint8))
+        no_ids = node[:0].astype(dtype)
+        take_rows(np.empty((1, 1), np.uint8), no_ids, np.empty((1, 1), np.uint8))
         column = np.empty(1, np.float32)
-        decode_rows(np.empty((1, 1), np.int8), none, column, column, column.reshape(1, 1))
+        decode_rows(np.empty((1, 1), np.int8), no_ids, column, column, column.reshape(1, 1))
         sampler = CSCSampler(offsets, np.empty(0, dtype), num_neighbors)
     with tempfile.NamedTemporaryFile() as file:  # a graph of one node on disk
         file.write(bytes(BLOCK))
         file.flush()
         colptr, row, x = (DiskArray(file.name, 0, size, 2) for size in (8, 4, 8))
         for dtype in (np.int32, np.int64):
-            row.read(one, np.empty((1, 1), dtype))
-        seeds = Seeds(sampler, 0, [one], [one])
+            row.read(node, np.empty((1, 1), dtype))
+        seeds = Seeds(sampler, 0, [node], [node])
         window = Window.pack(seeds, sample_windows([seeds], colptr, row)[0])
         x.read(window.ids, np.empty((1, 4), np.float16))
         x.sweep(window.ids, np.array([0, 1]), 2**20, lambda *_: None)

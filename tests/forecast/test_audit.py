@@ -73,9 +73,9 @@ def resumed(tmp_path: Path) -> Path:
 
 
 def test_what_was_held_between_phases_counts_towards_the_peak(
-    resumed: Path, tiny_dir: Path
+    resumed: Path, tiny_store: Path
 ) -> None:
-    entry = audited(resumed, str(tiny_dir))
+    entry = audited(resumed, str(tiny_store))
     assert entry["peak_bytes"]["measured"] == 120 * MB
     assert entry["phases"]["load"]["measured"] == 100 * MB
     assert entry["phases"]["train"]["measured"] is None
@@ -109,10 +109,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("audit")
     synthesize(folder / "raw", scale=0.002, progress=False)
     convert(folder / "raw", folder / "store", progress=False)
+    convert(folder / "raw", folder / "both", undirected=True, progress=False)
     compile_all([3, 2])  # compiling them takes 90 MB that later runs do not
     done = {}
     for name, changes in RUNS.items():
-        data = folder / ("store" if changes["loading"] == "store" else "raw")
+        data = folder / ("both" if "undirected" in changes else "store")
         values = {
             "dataset": str(data),
             "epochs": 1,

@@ -24,10 +24,23 @@ SLOW: list[dict[str, Any]] = [
         "batch_size": 512,
         "hidden_channels": 64,
     },
+    *(
+        {"loading": "shared", "model": model, "num_neighbors": "10 5"}
+        for model in ("Frozen", "Buffer", "List")
+    ),
+    {"loading": "shared", "num_neighbors": "5 3 2", "batch_size": 64, "hidden_channels": 4096},
 ]
 FAST: list[dict[str, Any]] = [
     {"loading": "store", "num_neighbors": "15 10", "batch_size": 1024, "hidden_channels": 64},
     {"loading": "shared", "graph": "hubs-1-400000-64", "eval_num_neighbors": -1},
+    {"loading": "shared", "model": "Table", "num_neighbors": "10 5"},
+    {
+        "loading": "eager",
+        "num_workers": 2,
+        "persistent_workers": True,
+        "epochs": 2,
+        "train_eval": "final",
+    },
 ]
 
 

@@ -55,9 +55,9 @@ def test_a_verdict_is_claimed_outside_the_margin_only(policy: str) -> None:
     ]  # fmt: skip
 
 
-def test_a_plan_says_whether_its_batches_were_drawn(tiny_dir: Path, tiny_store: Path) -> None:
+def test_a_plan_says_whether_its_batches_were_drawn(tiny_store: Path) -> None:
     unseen = plan(config(num_neighbors=[-1, -1, -1], loading="store"))
-    drawn = plan(config(dataset=str(tiny_dir)))
+    drawn = plan(config(dataset=str(tiny_store)))
     assert "uncertain: no batch was drawn, as there is no store here" in str(unseen)
     assert unseen.forecast.margin_bytes > margin_bytes(unseen.forecast.least_bytes)
     assert "uncertain" not in str(drawn)

@@ -15,7 +15,7 @@ import pytest
 from conftest import csc_of, flip, raw_arrays
 
 from ogbnlib.errors import InputError, format_bytes
-from ogbnlib.graph import npz, store
+from ogbnlib.graph import store
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.store_format import HEADER_BYTES, META, SPLITS, meta_crc32
 from ogbnlib.graph.writer import verify_store
@@ -76,7 +76,7 @@ def test_a_store_and_its_sizes_print_as_a_short_card(made: Store, tmp_path: Path
     assert repr(made).splitlines() == [*card, f"on disk    {format_bytes(disk_bytes)}"]
     assert repr(made.size).splitlines() == [f"GraphSize  {made.name}", *card[1:6]]
     hops = propagate(made, tmp_path / "hops", hops=2, progress=False)
-    assert "edges      none, 2 hops were propagated" in repr(hops)
+    assert "edges      none, 2 hops" in repr(hops)
 
 
 def test_the_card_of_a_page_shows_a_foreign_name_as_text(made: Store) -> None:
@@ -118,11 +118,8 @@ def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:
     np.testing.assert_array_equal(np.frombuffer(row, np.float16), made.x[7])
 
 
-@pytest.mark.parametrize("chunk_bytes", [16, 8 * 2**20])
-def test_it_reads_into_ram_what_the_raw_data_set_has(
-    plain: Store, tiny_dir: Path, chunk_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
+@pytest.mark.usefixtures("file_chunks")
+def test_it_reads_into_ram_what_the_raw_data_set_has(plain: Store, tiny_dir: Path) -> None:
     raw = raw_arrays(tiny_dir)
     np.testing.assert_array_equal(plain.read("x"), raw["x"])
     np.testing.assert_array_equal(plain.read("x", "float16"), raw["x"].astype("float16"))
@@ -146,17 +143,17 @@ def test_features_that_the_wanted_type_cannot_hold_are_refused(
     assert open_store(path).read("x")[7, 1] == 1e6
 
 
-@pytest.mark.parametrize("chunk_bytes", [16, 8 * 2**20])
-def test_a_sound_store_verifies_and_a_broken_column_is_found_wherever_the_chunks_are_cut(
-    made: Store, plain: Store, copy: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
+@pytest.mark.usefixtures("file_chunks")
+def test_a_sound_store_verifies_and_a_broken_column_is_found(
+    made: Store, plain: Store, copy: Path
 ) -> None:
-    monkeypatch.setattr(npz, "CHUNK_BYTES", chunk_bytes)
     assert verify_store(made.path) == []
     assert verify_store(plain.path) == []
     last = int(made.colptr[-1]) - 1
     rewrite(copy, "row", lambda v: v.__setitem__(last, v[last - 1]))
     (problem,) = verify_store(copy)
-    assert problem.endswith(f"found 1 others, the first at {last}")
+    assert "row.npy" in problem
+    assert problem.endswith(f" {last}")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -174,7 +171,7 @@ def test_one_flipped_bit_anywhere_is_found_and_the_file_named(
     )
 
 
-def test_one_flipped_bit_at_any_place_of_the_description_is_found(copy: Path) -> None:
+def test_one_flipped_bit_of_the_description_is_found(copy: Path) -> None:
     content = (copy / META).read_bytes()
     for at in range(0, len(content), 7):
         flip(copy / META, at)
@@ -201,23 +198,19 @@ def test_a_truncated_or_missing_file_is_named(copy: Path, name: str, left: str) 
 @pytest.mark.parametrize(
     ("name", "change", "match"),
     [
-        ("colptr", lambda v: v.__setitem__(0, 1), "begin with 0 .* found 1 and"),
-        ("colptr", lambda v: v.__setitem__(5, v[-1] + 1), "ascending offsets, found 1"),
-        ("colptr", lambda v: v.__setitem__(-1, v[-1] + 1), "to end with"),
-        ("row", lambda v: v.__setitem__(3, 10**6), "node ids from 0 .* found 1 other"),
-        ("row", lambda v: v.__setitem__(slice(0, 2), v[1::-1].copy()), "sorted columns"),
-        ("row", lambda v: v.__setitem__(1, v[0]), "repeats .* the first at 1$"),
-        (
-            "x",
-            lambda v: v.__setitem__((slice(6, 8), 0), np.inf),
-            "finite values, found 2 others, the first at 6",
-        ),
-        ("y", lambda v: v.__setitem__(0, 4), "labels from -1 to 3, found 1"),
-        ("train", lambda v: v.__setitem__(0, 10**6), "node ids from 0"),
+        ("colptr", lambda v: v.__setitem__(0, 1), "found 1 and"),
+        ("colptr", lambda v: v.__setitem__(5, v[-1] + 1), "ascending .*found 1 .*6$"),
+        ("colptr", lambda v: v.__setitem__(-1, v[-1] + 1), "end with"),
+        ("row", lambda v: v.__setitem__(3, 10**6), "ids .*found 1 .*3$"),
+        ("row", lambda v: v.__setitem__(slice(0, 2), v[1::-1].copy()), "sorted"),
+        ("row", lambda v: v.__setitem__(1, v[0]), "repeats .*1$"),
+        ("x", lambda v: v.__setitem__((slice(6, 8), 0), np.inf), "finite .*found 2 .*6$"),
+        ("y", lambda v: v.__setitem__(0, 4), "-1 to 3, found 1"),
+        ("train", lambda v: v.__setitem__(0, 10**6), "1000000"),
         ("train", lambda v: v.__setitem__(0, v[1]), "1 repeats"),
     ],
 )
-def test_values_that_cannot_be_are_found_even_under_a_right_checksum(
+def test_impossible_values_with_a_right_checksum_are_found(
     copy: Path, name: str, change: Callable[[np.ndarray], object], match: str
 ) -> None:
     rewrite(copy, name, change)
@@ -230,13 +223,11 @@ def test_values_that_cannot_be_are_found_even_under_a_right_checksum(
 def test_splits_that_overlap_or_have_no_label_are_found(copy: Path) -> None:
     valid = np.load(copy / "valid.npy")
     rewrite(copy, "test", lambda v: v.__setitem__(0, valid[0]))
-    assert any(
-        "test.npy" in problem and "no node of valid" in problem for problem in verify_store(copy)
-    )
+    facts = f"valid, found 1 .*{valid[0]}$"
+    assert any(re.search(f"test.npy: .*{facts}", problem) for problem in verify_store(copy))
     rewrite(copy, "y", lambda v: v.__setitem__(valid[0], -1))
-    assert any(
-        "valid.npy" in problem and "without a label" in problem for problem in verify_store(copy)
-    )
+    facts = f"label .*{valid[0]}$"
+    assert any(re.search(f"valid.npy: .*{facts}", problem) for problem in verify_store(copy))
 
 
 def test_a_store_with_fields_of_earlier_versions_opens(copy: Path) -> None:
@@ -250,5 +241,5 @@ def test_a_store_with_fields_of_earlier_versions_opens(copy: Path) -> None:
 @pytest.mark.parametrize("change", [{"version": 4}, {"format": "other"}])
 def test_another_format_or_version_is_refused(copy: Path, change: dict[str, Any]) -> None:
     change_meta(copy, {**json.loads((copy / META).read_text()), **change})
-    with pytest.raises(InputError, match="expected ogbnlib-store, version 1 to 3"):
+    with pytest.raises(InputError, match=r"ogbnlib-store, version 1 to 3"):
         open_store(copy)

@@ -192,12 +192,12 @@ def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
 
 
 def test_the_command_line_ends_with_75_and_goes_on_with_resume(
-    tiny_dir: Path, tmp_path: Path
+    tiny_store: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     values = [
         "--set",
-        f"dataset={tiny_dir}",
+        f"dataset={tiny_store}",
         "--set",
         "batch_size=16",
         "--set",

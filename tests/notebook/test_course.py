@@ -22,7 +22,7 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_notebooks_have_the_cells_of_the_committed_ones_and_no_outputs(course: Path) -> None:
+def test_the_notebooks_are_the_committed_ones_without_outputs(course: Path) -> None:
     committed = sorted((ROOT / "notebooks").glob("*.ipynb"))
     assert [path.name for path in sorted((course / "notebooks").glob("*.ipynb"))] == [
         path.name for path in committed
@@ -40,7 +40,7 @@ def test_the_notebooks_have_the_cells_of_the_committed_ones_and_no_outputs(cours
         assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
 
 
-def test_guide_job_scripts_and_requirements_are_those_of_the_checkout(course: Path) -> None:
+def test_other_files_are_those_of_the_checkout(course: Path) -> None:
     ours = {
         *(ROOT / "notebooks").rglob("*.md"),
         *(path for path in (ROOT / "slurm").rglob("*") if path.is_file()),
@@ -60,17 +60,17 @@ def test_every_link_in_it_leads_somewhere(course: Path) -> None:
 def test_a_folder_with_content_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.ipynb").write_text("{}")
-    with pytest.raises(InputError, match="mine: expected a new or empty folder, found other"):
+    with pytest.raises(InputError, match="mine: "):
         write_course(tmp_path / "mine")
     assert tree(tmp_path) == {"mine/thesis.ipynb": b"{}"}
 
 
-def test_an_empty_folder_is_filled_but_not_under_a_shell_that_stands_in_it(tmp_path: Path) -> None:
+def test_an_empty_folder_is_filled_but_no_working_folder(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     command = [sys.executable, "-m", "ogbnlib", "notebooks"]
     done = subprocess.run([*command, "."], cwd=tmp_path / "mine", capture_output=True, text=True)
     assert done.returncode == 2
-    assert "found the working folder; name one in it" in done.stderr
+    assert f"{tmp_path / 'mine'}: " in done.stderr
     assert not tree(tmp_path)
     subprocess.run([*command, "mine"], cwd=tmp_path, check=True)
     assert (tmp_path / "mine" / "notebooks" / "00_quickstart.ipynb").is_file()

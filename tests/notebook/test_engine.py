@@ -19,7 +19,6 @@ import papermill
 import pytest
 from click.testing import CliRunner, Result
 from conftest import MB, wait_until
-from execute_notebooks import mark_committed
 from nbformat import NotebookNode, v4
 from papermill.cli import papermill as command_line
 from papermill.engines import papermill_engines
@@ -122,16 +121,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def argv(*arguments: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "papermill",
-        "--engine",
-        "ogbnlib",
-        "in.ipynb",
-        "out.ipynb",
-        *arguments,
-    ]
+    command = ["-m", "papermill", "--engine", "ogbnlib", "in.ipynb", "out.ipynb"]
+    return [sys.executable, *command, *arguments]
 
 
 @pytest.fixture
@@ -142,15 +133,15 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     return lambda *arguments: CliRunner().invoke(command_line, argv(*arguments)[3:])
 
 
-def test_a_misspelt_name_is_refused_with_2_and_leaves_the_output_as_it_was(
+def test_a_misspelt_name_is_refused_and_leaves_the_output(
     command: Callable[..., Result], tmp_path: Path
 ) -> None:
     write_book(tmp_path, "print(epochs)")
-    (tmp_path / "out.ipynb").write_text("an earlier result")
+    (tmp_path / "out.ipynb").write_text("earlier")
     done = command("-p", "epoch", "7")
     assert done.exit_code == 2
-    assert "did you mean 'epochs'? known: array, epochs, fanout" in done.stderr
-    assert (tmp_path / "out.ipynb").read_text() == "an earlier result"
+    assert "'epochs'? known: array, epochs, fanout" in done.stderr
+    assert (tmp_path / "out.ipynb").read_text() == "earlier"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +153,7 @@ def test_a_misspelt_name_is_refused_with_2_and_leaves_the_output_as_it_was(
         ("loading", "lasy", "Literal['eager', 'lazy']", "-y 'loading: \"lazy\"'"),
     ],
 )
-def test_a_value_of_another_type_is_refused_with_the_way_to_pass_it(
+def test_a_value_of_another_type_is_refused_with_an_example(
     name: str, value: object, expected: str, instead: str
 ) -> None:
     with pytest.raises(ParameterError) as caught:
@@ -195,39 +186,35 @@ limits: list = ["128 GB", "4 GB"]
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "fact"),
     [
-        ("epochs", 1, "expected at least 2, found 1"),
-        ("epochs", -1, "input should be greater than or equal to 0, got -1"),
-        ("hop_epochs", 0, "expected at least 1, found 0"),
-        ("num_nodes", 0, "expected at least 1, found 0"),
-        ("seed", -1, "input should be greater than or equal to 0"),
-        ("scale", 0.0, "expected a number above 0, found 0.0"),
-        ("lr", 0, "input should be greater than 0"),
-        ("dropout", 1.0, "input should be less than 1"),
-        ("num_neighbors", [3, 0], "expected a fan-out of at least 1"),
-        ("smaller_num_neighbors", [], "value should have at least 1 item"),
-        ("loading", "stoer", "input should be 'eager', 'lazy', 'shared', 'store'"),
-        ("device", "gpu", "input should be 'auto', 'cpu' or 'cuda', got 'gpu'"),
-        ("norm", "rows", "input should be 'row', 'sym' or 'gcn'"),
-        (
-            "memory_limit",
-            "1 MB",
-            f"more than the {RUNTIME_BYTES // MB} MB that Python and torch take",
-        ),
-        ("memory_limit", "much", "expected a size such as"),
-        ("cell_limit", "0 GB", "expected a size such as"),
-        ("allocation", "128", "ambiguous without a unit"),
-        ("limits", ["4 GB", "x"], "expected a size such as"),
-        ("limits", [], "expected at least one value, found []"),
+        ("epochs", 1, "2, found 1"),
+        ("epochs", -1, "0, got -1"),
+        ("hop_epochs", 0, "1, found 0"),
+        ("num_nodes", 0, "1, found 0"),
+        ("seed", -1, "0, got -1"),
+        ("scale", 0.0, "0, found 0.0"),
+        ("lr", 0, "greater than 0"),
+        ("dropout", 1.0, "less than 1"),
+        ("num_neighbors", [3, 0], "1"),
+        ("smaller_num_neighbors", [], "1 item"),
+        ("loading", "stoer", "'eager', 'lazy', 'shared', 'store'"),
+        ("device", "gpu", "'auto', 'cpu' or 'cuda', got 'gpu'"),
+        ("norm", "rows", "'row', 'sym' or 'gcn'"),
+        ("memory_limit", "1 MB", f" {RUNTIME_BYTES // MB} MB"),
+        ("memory_limit", "much", "'much'"),
+        ("cell_limit", "0 GB", "'0 GB'"),
+        ("allocation", "128", "'128'"),
+        ("limits", ["4 GB", "x"], "'x'"),
+        ("limits", [], "[]"),
     ],
 )
 def test_a_value_out_of_range_is_refused_before_anything_runs(
-    name: str, value: object, words: str
+    name: str, value: object, fact: str
 ) -> None:
     with pytest.raises(ParameterError, match=f"^{name}: ") as caught:
         check_parameters({name: value}, RANGES)
-    assert words in str(caught.value)
+    assert fact in str(caught.value)
 
 
 def test_values_at_the_edge_of_their_range_are_accepted() -> None:
@@ -244,29 +231,29 @@ def test_values_at_the_edge_of_their_range_are_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "facts"),
     [
-        (("-y", "epochs: 010"), "-y: expected decimal numbers, found 010, which YAML takes for 8"),
-        (("-f", "mine.yaml"), "mine.yaml: expected decimal numbers, found 1:30"),
-        (("-k", "pythn3"), "-k: unknown kernel 'pythn3': did you mean 'python3'?"),
+        (("-y", "epochs: 010"), "-y: .*010.* 8"),
+        (("-f", "mine.yaml"), r"mine\.yaml: .*1:30"),
+        (("-k", "pythn3"), "-k: .*'pythn3': .*'python3'"),
     ],
 )
-def test_what_papermill_would_misread_or_not_find_is_one_sentence(
-    command: Callable[..., Result], tmp_path: Path, arguments: tuple[str, ...], words: str
+def test_an_option_that_papermill_would_misread_is_refused(
+    command: Callable[..., Result], tmp_path: Path, arguments: tuple[str, ...], facts: str
 ) -> None:
     write_book(tmp_path, "print(epochs)")
     (tmp_path / "mine.yaml").write_text("epochs: 1:30\n")
     done = command(*arguments)
     assert done.exit_code == 2
-    assert f"Error: {words}" in done.stderr
+    assert re.search(f"Error: {facts}", done.stderr)
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("-f", "none.yaml"), "error: none.yaml: no such file or directory"),
-        (("-y", "epochs: [1"), "error: -f, -y: expected YAML such as 'epochs: 3', found while"),
+        (("-f", "none.yaml"), "error: none.yaml: "),
+        (("-y", "epochs: [1"), "error: -f, -y: "),
     ],
 )
 def test_yaml_that_papermill_itself_cant_read_is_one_sentence(
@@ -286,54 +273,26 @@ def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_
         tmp_path,
         "print(epochs, lr, flag, fanout, hops, root, limit, list(sizes), plain, array, other)",
     )
-    values = [
-        "-p",
-        "epochs",
-        "7",
-        "-p",
-        "lr",
-        "1",
-        "-p",
-        "flag",
-        "True",
-        "-y",
-        "fanout: [1]",
-        "-p",
-        "hops",
-        "3 2",
-    ]
-    values += [
-        "-r",
-        "root",
-        "5",
-        "-p",
-        "limit",
-        "None",
-        "-y",
-        "sizes: [4]",
-        "-p",
-        "plain",
-        "1",
-        "-p",
-        "other",
-        "text",
-    ]
-    assert command(*values, "-p", "array", "x", "--inject-paths").exit_code == 0
+    passed = {"epochs": "7", "lr": "1", "flag": "True", "plain": "1", "limit": "None"}
+    passed |= {"hops": "3 2", "other": "text", "array": "x"}
+    values = [item for name, value in passed.items() for item in ("-p", name, value)]
+    values += ["-r", "root", "5", "-y", "fanout: [1]", "-y", "sizes: [4]"]
+    assert command(*values, "--inject-paths").exit_code == 0
     assert read_book(tmp_path).cells[-1].outputs[0].text == "7 1 True [1] 3 2 5 None [4] 1 x text\n"
 
 
-def test_a_notebook_checks_what_papermills_own_engine_lets_through(tmp_path: Path) -> None:
+def test_a_notebook_checks_parameters_under_papermills_engine(tmp_path: Path) -> None:
     begin = "from ogbnlib.notebook import begin_notebook\n\nbegin_notebook()"
     path = write_book(
         tmp_path, begin, "print('went on')", parameters="epochs: int = 3\nfanout: list = [3, 2]"
     )
     papermill.execute_notebook(path, tmp_path / "fine.ipynb", parameters={"epochs": 64})
-    with pytest.raises(PapermillExecutionError, match="did you mean 'epochs'"):
+    with pytest.raises(PapermillExecutionError, match="'epochs'"):
         papermill.execute_notebook(path, tmp_path / "out.ipynb", parameters={"epoch": 64})
     assert statuses(tmp_path)[-1] == "pending"
 
 
-def test_every_way_to_run_a_notebook_has_one_working_folder_and_names_the_machine(
+def test_every_way_to_run_a_notebook_has_one_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notebooks").mkdir()
@@ -342,14 +301,14 @@ def test_every_way_to_run_a_notebook_has_one_working_folder_and_names_the_machin
     begin_notebook()
     assert Path.cwd() == tmp_path
     text = capsys.readouterr().out
-    assert re.search(r"torch 2\.\d+.*, Python 3\.\d+\.\d+\n.*, \d+ cores, .* GB of memory, ", text)
-    assert f"working in {tmp_path}: relative paths" in text
+    assert re.search(r"torch 2\.\d+.*, Python 3\.\d+\.\d+\n.*, \d+ cores, .* GB", text)
+    assert f" {tmp_path}: " in text
     assert "follow()" not in text
     monkeypatch.setenv("JPY_SESSION_NAME", "a.ipynb")  # JupyterLab
     begin_notebook()  # the cell again, or papermill in the checkout
     assert Path.cwd() == tmp_path
     text = capsys.readouterr().out
-    assert "working in" not in text
+    assert f"{tmp_path}" not in text
     assert 'Run.open("runs/NAME").follow()' in text
 
 
@@ -366,31 +325,12 @@ def test_jupyterlab_names_the_run_whose_outputs_a_reader_sees(
         nbformat.write(book, tmp_path / "a.ipynb")
         begin_notebook()
         texts.append(capsys.readouterr().out)
-    assert ["outputs below" in text for text in texts] == [False, False, True]
-    sentence = "from the committed run of 2026-01-31, or an earlier run of yours, until you run"
-    assert sentence in texts[-1]
+    assert ["2026-01-31" in text for text in texts] == [False, False, True]
     (tmp_path / "a.ipynb").write_text("no notebook")
     begin_notebook()
     monkeypatch.delenv("JPY_SESSION_NAME")  # papermill writes outputs of its own alone
     begin_notebook()
-    assert "outputs below" not in capsys.readouterr().out
-
-
-def test_committed_outputs_say_so_until_they_are_replaced() -> None:
-    machine = v4.new_output("stream", text="ogbnlib 0.2.0\n")
-    cells = [
-        v4.new_code_cell("epochs: int = 3"),
-        v4.new_code_cell("from ogbnlib.notebook import begin_notebook\n\nbegin_notebook()"),
-        v4.new_code_cell("1"),
-    ]
-    cells[1].outputs = [machine]
-    book = v4.new_notebook(cells=cells)
-    mark_committed(book, "2026-01-31")
-    nbformat.validate(book)
-    first, mark = book.cells[1].outputs
-    assert first == machine
-    assert mark.text == "outputs of the committed run of 2026-01-31, until you run the cells\n"
-    assert [len(cell.outputs) for cell in book.cells] == [0, 2, 0]
+    assert "2026-01-31" not in capsys.readouterr().out
 
 
 def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(
@@ -419,7 +359,7 @@ def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(
         assert words in text
 
 
-def test_an_out_of_memory_kill_is_named_by_the_counter_of_its_cgroup(
+def test_an_out_of_memory_kill_is_named_by_its_cgroup(
     tmp_path: Path, environment: dict[str, str], kernel_limit: Callable[[int], Limit]
 ) -> None:
     write_book(
@@ -431,12 +371,12 @@ def test_an_out_of_memory_kill_is_named_by_the_counter_of_its_cgroup(
     assert done.returncode == 137, done.stderr
     assert statuses(tmp_path) == ["completed", "failed", "pending"]
     text = banners(tmp_path)
-    assert "**cause**: out of memory: killed by the kernel's out-of-memory killer" in text
-    assert "**limit**: 700 MB (memory cgroup" in text
+    assert "**cause**: out of memory" in text
+    assert "**limit**: 700 MB (" in text
     assert 80 < float(text.partition("**peak**: ")[2].split()[0]) <= 700
 
 
-def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(
+def test_each_cell_knows_the_peak_of_kernel_and_children(
     execute: Callable[..., Any],
 ) -> None:
     child = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; x = bytearray(300 * 2**20); "
@@ -454,7 +394,7 @@ def test_each_executed_cell_knows_the_peak_of_kernel_and_children_in_it(
         (STOPPED_IN_THE_KERNEL, 75, "An Exception was"),
     ],
 )
-def test_a_notebook_that_ended_otherwise_gives_the_status_of_kernel_or_run(
+def test_a_notebook_ends_with_the_status_of_kernel_or_run(
     execute: Callable[..., Any], tmp_path: Path, code: str, exit_code: int, cause: str
 ) -> None:
     with pytest.raises(click.ClickException) as caught:
@@ -522,10 +462,10 @@ second = run(config, name="second")
 
 
 @pytest.mark.slow
-def test_a_notebook_that_is_executed_again_reads_what_has_ended_and_continues_what_was_stopped(
-    execute: Callable[..., Any], tmp_path: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_requeued_notebook_reads_ended_runs_and_resumes_others(
+    execute: Callable[..., Any], tmp_path: Path, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cell = TRAINED.replace("DATA", str(tiny_dir))
+    cell = TRAINED.replace("DATA", str(tiny_store))
     with pytest.raises(click.ClickException) as caught:
         execute(cell, "print('after')", cwd=tmp_path)
     assert caught.value.exit_code == 75

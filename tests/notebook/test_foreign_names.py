@@ -1,18 +1,18 @@
 """Names that another person wrote into a run's folder are shown as text, wherever they are shown."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import MB, write_run
 
-from ogbnlib.__main__ import main
 from ogbnlib.notebook import compare_runs, plot_peaks, plot_runs, plot_timeline, verdicts
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.listing import list_runs
 
 
-def test_names_in_a_foreign_folder_reach_terminal_page_and_picture_as_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_names_in_a_foreign_folder_are_shown_as_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command_line: Callable[..., int]
 ) -> None:
     name = "<script>x</script>\x1b]0;title\x07\u202eevil $a_b$ $\nForged line"
     part = {"time_s": 102.0, "event": "part", "name": name, "bytes": 160 * MB}
@@ -20,8 +20,7 @@ def test_names_in_a_foreign_folder_reach_terminal_page_and_picture_as_text(
     events = [{"time_s": 100.0, "event": "start"}, begin, part]
     folder = write_run(tmp_path / "a$b$<i>", events=events, last_output=name)
     for command in ("status", "diagnose"):
-        monkeypatch.setattr("sys.argv", ["ogbnlib", command, str(folder)])
-        main()
+        command_line(command, str(folder))
         text, errors = capsys.readouterr()
         assert not errors
         assert "<script>x</script>]0;titleevil $a_b$ $ Forged line" in text

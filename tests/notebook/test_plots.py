@@ -28,6 +28,8 @@ from ogbnlib.notebook.plots import (
 )
 from ogbnlib.runs.folder import Run
 
+KILLED_IN = "build valid loader"  # the phase in which `killed` ended
+
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
@@ -71,8 +73,8 @@ def test_a_killed_run_has_its_limit_phases_and_a_cross(killed: Path) -> None:
     (cross,) = lines(ax, marker="X")
     assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([4.5], [256])
     assert "137" in ax.get_title()
-    assert "in phase 'build valid loader'" in ax.get_title()
-    assert {"limit 256 MB", "load", "build valid loader"} <= set(texts(ax))
+    assert f"'{KILLED_IN}'" in ax.get_title()
+    assert {"limit 256 MB", "load", KILLED_IN} <= set(texts(ax))
     shades = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
     spans = sorted((round(box.x0, 3), round(box.x1, 3)) for box in shades)
     # the kill left the second one open, and it is drawn once more, in red
@@ -100,7 +102,7 @@ def test_a_phase_that_kills_is_drawn_however_short_it_was(tmp_path: Path) -> Non
     assert "in phase 'build'" in ax.get_title()
 
 
-def test_first_and_later_epochs_have_a_line_each_and_a_kill_is_a_cross(
+def test_first_and_later_epochs_are_lines_and_a_kill_is_a_cross(
     killed: Path, finished: Path
 ) -> None:
     columns = "epoch,loss,train,valid,test,time_s,eval_time_s\n"
@@ -130,8 +132,8 @@ def test_parts_are_bars_of_the_peak_beside_verdicts(killed: Path, finished: Path
     assert ends == pytest.approx(expected)
     (cross,) = lines(ax, marker="X")
     assert cross.get_xdata() == pytest.approx([140])
-    assert {"killed in build valid\nloader", "a larger graph"} <= set(texts(ax))
-    assert {"176 GB\nWILL NOT FIT", "60 GB\nFITS"} <= set(texts(ax))
+    assert any(KILLED_IN in text.replace("\n", " ") for text in texts(ax))
+    assert {"a larger graph", "176 GB\nWILL NOT FIT", "60 GB\nFITS"} <= set(texts(ax))
 
 
 def test_a_finished_run_has_its_peak_and_neither_limit_nor_cross(finished: Path) -> None:
@@ -189,7 +191,7 @@ def test_figures_are_readable_on_a_white_and_on_a_dark_page(killed: Path, finish
             )
 
 
-def test_a_forecast_is_a_bar_for_each_phase_and_a_mark_for_each_measured_peak(
+def test_a_forecast_is_bars_and_a_measured_peak_a_mark(
     tmp_path: Path,
 ) -> None:
     many = {f"part {i}": (i + 1) * MB for i in range(10)}

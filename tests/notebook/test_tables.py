@@ -31,23 +31,22 @@ def finished(folder: Path, dataset: Path, exit_code: int = 0, **config: object) 
     return Run(folder)
 
 
-def test_a_forecast_stands_beside_its_measurement_and_the_full_size(
-    tmp_path: Path, tiny_dir: Path
-) -> None:
-    run = finished(tmp_path / "run", tiny_dir)
+def test_a_forecast_is_shown_with_its_measurement(tmp_path: Path, tiny_store: Path) -> None:
+    run = finished(tmp_path / "run", tiny_store)
     row = forecast_table({"32": run}, "ogbn-papers100M").loc["32"]
     config = TrainConfig.load(run.run_dir / "config.json")
     here, there = predict(config), predict(config, size_of("ogbn-papers100M"))
     assert (row["predicted MB"], row["measured MB"]) == (round(here.peak_bytes / MB), 400)
     assert row["error %"] == pytest.approx(100 * (here.peak_bytes / (400 * MB) - 1), abs=0.1)
     assert row["ogbn-papers100M GB"] == pytest.approx(there.peak_bytes / 2**30, abs=0.01)
-    assert row["its peak in"] == there.peak.name
+    assert row.iloc[-1] == there.peak.name
 
 
+BEST = ["best valid", "test at best", "epochs"]
 METRICS = "epoch,loss,train,valid,test,time_s,eval_time_s\n1,2.0,,0.6,0.5,1.0,0.1\n2,1.0,,0.4,0.3,1.0,0.1\n"
 
 
-def test_all_runs_below_a_folder_are_one_table_that_tables_and_plots_take(
+def test_all_runs_below_a_folder_are_one_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(
@@ -60,17 +59,17 @@ def test_all_runs_below_a_folder_are_one_table_that_tables_and_plots_take(
     (tmp_path / "deep" / "a" / "metrics.csv").write_text(METRICS)
     write_run(tmp_path / "b", exit_code=None)
     (write_run(tmp_path / "c", exit_code=1) / "result.json").write_text("half")
-    code = "import ogbnlib, time\nfor name in ('read my data', 'think'):\n    with ogbnlib.phase(name): time.sleep(0.3)"
+    code = "import ogbnlib, time\nfor name in ('read', 'think'):\n    with ogbnlib.phase(name): time.sleep(0.3)"
     watched = ogbnlib.watch(["-c", code], runs_dir=tmp_path, name="watched")
-    assert {"read my data", "think"} <= {text.get_text() for text in plot_timeline(watched).texts}
+    assert {"read", "think"} <= {text.get_text() for text in plot_timeline(watched).texts}
     table = ogbnlib.list_runs(tmp_path)
     assert table.index[-1] == str(watched.run_dir)  # the youngest
     monkeypatch.chdir(tmp_path)
     assert ogbnlib.list_runs(tmp_path).index[-1] == ogbnlib.list_runs(".").index[-1] == "watched"
     rows = {str(Path(name).relative_to(tmp_path)): row for name, row in table.iterrows()}
     assert set(rows) == {"a", "deep/a", "b", "c", "watched"}
-    assert (rows["a"]["ended"], rows["a"]["peak GB"]) == ("out of memory, exit code 137", 0.5)
-    assert rows["deep/a"][["best valid", "test at best", "epochs"]].tolist() == [0.6, 0.5, 2]
+    assert ("137" in rows["a"]["ended"], rows["a"]["peak GB"]) == (True, 0.5)
+    assert rows["deep/a"][BEST].tolist() == [0.6, 0.5, 2]
     # what differs between runs
     assert (rows["a"]["settings"], rows["deep/a"]["settings"]) == ("lr=0.1", "lr=0.2")
     assert rows["b"]["ended"] == "no result"
@@ -83,7 +82,7 @@ def test_all_runs_below_a_folder_are_one_table_that_tables_and_plots_take(
     ]
     assert compare_runs([tmp_path / "b", Run(tmp_path / "a")]).index.tolist() == ["b", "a"]
     assert len(plot_runs(sound).axes) >= len(sound)
-    with pytest.raises(InputError, match="expected a folder of runs, found none"):
+    with pytest.raises(InputError, match="nothing"):
         ogbnlib.list_runs(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
     assert isinstance(ogbnlib.list_runs(tmp_path / "empty"), pd.DataFrame)
@@ -105,7 +104,7 @@ def test_tables_and_plots_name_the_epoch_that_the_run_kept(
     row = best_epochs(folder).loc["a"]
     assert row[["best epoch", "valid", "test", "epochs trained"]].tolist() == [best, valid, test, 3]
     listed = ogbnlib.list_runs(tmp_path).iloc[0]
-    assert listed[["best valid", "test at best"]].tolist() == [valid, test]
+    assert listed[BEST[:2]].tolist() == [valid, test]
     (mark,) = [
         line.get_data()
         for line in plot_accuracy(folder).axes[1].get_lines()
@@ -148,8 +147,8 @@ def test_steps_are_compared_without_the_first_epoch_of_several(tmp_path: Path) -
     assert steps["epoch s"].tolist() == [1.5, 3.0]
 
 
-def test_the_forecast_of_a_step_is_what_it_adds_to_a_process(tiny_dir: Path) -> None:
-    config = TrainConfig.create(dataset=tiny_dir, batch_size=8, num_neighbors=[3, 2])
+def test_the_forecast_of_a_step_is_what_it_adds_to_a_process(tiny_store: Path) -> None:
+    config = TrainConfig.create(dataset=tiny_store, batch_size=8, num_neighbors=[3, 2])
     row = step_table(config, {"plain": {}}).loc["plain"]
     train = next(phase for phase in predict(config).phases if phase.name == "train")
     step = train.parts["batch in use"] + train.parts["step: activations and sampling"]

@@ -293,6 +293,7 @@ def test_without_a_phase_the_last_line_and_the_processes_say_where_a_command_is(
     wait_until(Path("run/timeline.csv").exists, "the first sample")
     # listed when the sum last grew by a quarter, so with 40 MB or somewhat less
     wait_until(lambda: re.search(r"with [3-9]\d MB, ", said()), "the worker")
+    wait_until(lambda: Path("pids").read_text().split()[1:], "the worker's id")
     pids = Path("pids").read_text().split()
     text = said()
     assert "At work, with no phase open;" in text

@@ -57,7 +57,7 @@ def all_differ(draws: Draws) -> bool:
 
 
 @pytest.mark.parametrize("make", [nodes, neighbors, links, neighbor_links])
-def test_pygs_loaders_draw_anew_in_each_pass_and_torchs_seed_repeats_them(
+def test_pygs_loaders_draw_anew_and_torchs_seed_repeats_them(
     store: Store, make: Callable[..., Any]
 ) -> None:
     loader = make(store, store.sampler([3, 2], seed=5))
@@ -84,7 +84,7 @@ def own(store: Store, **options: Any) -> Any:
 
 
 @HOW
-def test_passes_over_the_stores_own_loader_at_once_and_left_early(
+def test_passes_over_a_stores_loader_at_once_and_left_early(
     store: Store, options: dict[str, Any]
 ) -> None:
     expected = passes(own(store), 3)

@@ -21,6 +21,7 @@ from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.policies import Loaders
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.catalog import open_for
+from ogbnlib.sources.convert import convert
 
 Make = Callable[..., Loaders]
 
@@ -61,10 +62,13 @@ def contents(
 @pytest.mark.parametrize(
     ("undirected", "split"), [(False, "train"), (True, "valid"), (True, "train")]
 )
-def test_every_policy_hands_out_the_same_batches(make: Make, undirected: bool, split: str) -> None:
+def test_every_policy_hands_out_the_same_batches(
+    make: Make, tiny_dir: Path, tmp_path: Path, undirected: bool, split: str
+) -> None:
+    store = convert(tiny_dir, tmp_path / "store", undirected=undirected, progress=False)
     seen = []
     for policy in SAMPLED:
-        loaders = make(loading=policy, undirected=undirected)
+        loaders = make(loading=policy, dataset=str(store.path))
         loader = loaders.train_loader() if split == "train" else loaders.eval_loader(split)
         seen.append(contents(loader, 3))
     assert all(batches == seen[0] for batches in seen)
@@ -89,7 +93,7 @@ def test_shared_loaders_hold_no_coo_and_share_one_csc(make: Make, tmp_path: Path
     assert not [name for name in Run(tmp_path).parts if "COO" in name or "loader" in name]
 
 
-def test_evaluating_the_train_split_does_not_disturb_the_next_epoch(make: Make) -> None:
+def test_evaluating_the_train_split_leaves_the_next_epoch(make: Make) -> None:
     loaders, others = make(), make()
     loader = loaders.train_loader()
     first = contents(loader, 1)
@@ -108,9 +112,7 @@ def test_iterating_takes_nothing_from_torchs_random_numbers(make: Make) -> None:
 
 
 @pytest.mark.parametrize(("policy", "split"), [("lazy", "train"), ("shared", "valid")])
-def test_persistent_workers_end_with_their_loader_and_not_by_a_kill(
-    make: Make, policy: str, split: str
-) -> None:
+def test_persistent_workers_end_with_their_loader(make: Make, policy: str, split: str) -> None:
     loaders = make(loading=policy, num_workers=1, persistent_workers=True)
     if split == "train":
         loaders.train_loader()  # resident: evaluating the split makes another loader on its CSC
@@ -144,7 +146,7 @@ DAMAGES: list[tuple[str, int, int | slice]] = [
 
 @pytest.mark.parametrize("policy", ["lazy", "shared", "store", "windows"])
 @pytest.mark.parametrize(("name", "value", "at"), DAMAGES, ids=str)
-def test_a_damaged_store_is_named_with_the_command_that_verifies_it(
+def test_a_damaged_store_is_named_with_the_command_to_verify_it(
     make: Make,
     tiny_store: Path,
     tmp_path: Path,

@@ -9,7 +9,7 @@ from ogbnlib.graph.store import Store
 from ogbnlib.sampling.pyg_stores import sample_without_pyg_lib
 
 
-def test_a_stock_loader_samples_without_pyg_lib_and_others_share_its_graph(
+def test_a_stock_loader_samples_without_pyg_lib(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(NeighborSampler, "_sample", NeighborSampler._sample)

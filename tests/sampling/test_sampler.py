@@ -128,7 +128,7 @@ def test_every_position_is_equally_likely(degree: int, k: int) -> None:
     assert P_VALUE < chi2.sf(statistic, degree - 1) < 1 - P_VALUE
 
 
-def test_a_fixed_sampler_gives_a_node_the_same_neighbors_in_every_batch_and_at_every_hop() -> None:
+def test_a_fixed_sampler_gives_a_node_the_same_neighbors() -> None:
     graph = random_graph()
     sampler, found = CSCSampler(*graph, [3, 3, 3], fixed=True), dict[int, list[int]]()
     for position, seeds in enumerate(([1, 2], [2, 3, 4], [9, 1, 5, 250])):
@@ -143,7 +143,7 @@ def test_a_fixed_sampler_gives_a_node_the_same_neighbors_in_every_batch_and_at_e
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("place", ["read_only", "shared", "memmap"])
-def test_the_batch_does_not_depend_on_where_the_graph_lies_or_on_the_dtype_of_row(
+def test_the_batch_depends_on_neither_memory_nor_dtype(
     place: str, dtype: Any, tmp_path: Path
 ) -> None:
     arrays: list[Any] = list(random_graph(dtype=dtype))
@@ -177,7 +177,7 @@ def test_wrong_seeds_are_refused_by_name(nodes: torch.Tensor, message: str) -> N
 
 
 @pytest.mark.parametrize("num_nodes", [2, 300])
-def test_a_seed_that_comes_again_is_a_node_of_its_own_with_the_same_neighbors(
+def test_a_repeated_seed_is_a_node_with_the_same_neighbors(
     num_nodes: int,
 ) -> None:
     """As in PyG: model(...)[:batch_size] has a row for each seed."""
@@ -204,13 +204,9 @@ def test_a_seed_that_comes_again_is_a_node_of_its_own_with_the_same_neighbors(
 @pytest.mark.parametrize(
     ("colptr", "row", "message"),
     [
-        (np.array([0, 1], np.int32), np.zeros(1, np.int64), "colptr: expected contiguous int64"),
-        (np.array([0, 2]), np.zeros(4, np.int64)[::2], "row: expected contiguous"),
-        (
-            np.array([0, 2]),
-            np.zeros(1, np.int64),
-            "colptr: expected offsets from 0 to the 1 entries of row",
-        ),
+        (np.array([0, 1], np.int32), np.zeros(1, np.int64), "colptr: .*int64"),
+        (np.array([0, 2]), np.zeros(4, np.int64)[::2], "row: .*contiguous"),
+        (np.array([0, 2]), np.zeros(1, np.int64), "colptr: .*1 entries"),
     ],
 )
 def test_arrays_that_are_no_csc_graph_are_refused(colptr: Any, row: Any, message: str) -> None:
@@ -225,7 +221,7 @@ def test_a_damaged_column_is_refused_when_sampling_meets_it(
     colptr: list[int], row: list[int]
 ) -> None:
     sampler = CSCSampler(np.array(colptr), np.array(row), [-1, -1])
-    with pytest.raises(InputError, match=r"column of node [01]; the graph is damaged"):
+    with pytest.raises(InputError, match=r"colptr, row: .*node [01];"):
         sampler.sample_from_nodes(seeds_of(0, 1))
 
 
@@ -237,7 +233,7 @@ def test_a_damaged_column_is_refused_when_sampling_meets_it(
     st.booleans(),
     st.data(),
 )
-def test_an_epoch_holds_every_position_once_and_resumes_where_it_was(
+def test_an_epoch_has_each_position_once_and_resumes(
     n: int, seed: int, epoch: int, shuffle: bool, data: Any
 ) -> None:
     start = data.draw(st.integers(0, n))

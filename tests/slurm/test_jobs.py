@@ -88,9 +88,9 @@ def output(site: Path, job_id: str) -> str:
 
 
 def test_a_first_submission_trains_with_the_resources_named_to_sbatch(
-    slurm: Cluster, site: Path, tiny_dir: Path, diagnose: Callable[[str], dict[str, object]]
+    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, object]]
 ) -> None:
-    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", *QUICK, cwd=site)
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_store}", *QUICK, cwd=site)
     (job,) = slurm.wait(job_id)
     assert job["JobState"] == "COMPLETED", output(site, job_id)
     assert (job["MinMemoryNode"], job["NumCPUs"], job["TimeLimit"]) == ("1500M", "1", "00:05:00")
@@ -120,11 +120,11 @@ def test_a_job_killed_for_its_memory_is_out_of_memory_and_diagnose_names_phase_a
 
 
 def test_an_array_trains_one_run_for_each_line_of_the_file(
-    slurm: Cluster, site: Path, tiny_dir: Path, diagnose: Callable[[str], dict[str, object]]
+    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, object]]
 ) -> None:
     (site / "params.txt").write_text('# two tasks\nlr=0.1 num_neighbors="2 1"\n\nlr=0.01')
     sweep = "--array=1-3", "slurm/sweep.sbatch", "params.txt"
-    job_id = slurm.sbatch(*SMALL, *sweep, f"dataset={tiny_dir}", *QUICK, cwd=site)
+    job_id = slurm.sbatch(*SMALL, *sweep, f"dataset={tiny_store}", *QUICK, cwd=site)
     states = {job["ArrayTaskId"]: job["JobState"] for job in slurm.wait(job_id)}
     assert states == {"1": "COMPLETED", "2": "COMPLETED", "3": "FAILED"}
     configs = [
@@ -240,13 +240,13 @@ def test_a_script_passes_shellcheck(path: Path) -> None:
 
 
 def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_left_alone(
-    slurm: Cluster, site: Path, tiny_dir: Path
+    slurm: Cluster, site: Path, tiny_store: Path
 ) -> None:
     """OGBNLIB_KILLS is how often each of three ends comes: the time limit's signal, a requeue, a
     kill; 15 s each."""
     moments, ended = random.Random(0), 0
     values = (
-        f"dataset={tiny_dir}",
+        f"dataset={tiny_store}",
         "device=cpu",
         "batch_size=16",
         "dropout=0.5",
@@ -281,9 +281,9 @@ def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_lef
 
 
 def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
-    slurm: Cluster, site: Path, tiny_dir: Path, diagnose: Callable[[str], dict[str, object]]
+    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, object]]
 ) -> None:
-    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_dir}", *LONG, cwd=site)
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_store}", *LONG, cwd=site)
     run = site / "runs" / f"train-{job_id}"
     wait_until((run / "checkpoint.pt").exists, "the first checkpoint")
     slurm.call("scancel", job_id)
@@ -336,7 +336,7 @@ def test_a_signal_before_python_listens_sends_the_job_back_to_the_queue_once(
 
 
 def test_ranks_find_their_environment_in_a_job_that_was_given_none(
-    slurm: Cluster, site: Path, tiny_dir: Path
+    slurm: Cluster, site: Path, tiny_store: Path
 ) -> None:
     (site / ".venv" / "bin").mkdir(parents=True)
     (site / "activate").rename(site / ".venv" / "bin" / "activate")
@@ -345,7 +345,7 @@ def test_ranks_find_their_environment_in_a_job_that_was_given_none(
         *SMALL[1:],
         "--export=NONE",
         "slurm/train_ddp.sbatch",
-        f"dataset={tiny_dir}",
+        f"dataset={tiny_store}",
         *QUICK,
         cwd=site,
     )
@@ -370,11 +370,11 @@ def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
 
 
 def test_several_processes_stop_at_a_checkpoint_and_resume(
-    slurm: Cluster, site: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: Cluster, site: Path, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(slurm.env, "OGBNLIB_PROCESSES_PER_NODE", "1")
     job_id = slurm.sbatch(
-        "--mem=2500", "--cpus-per-task=2", "--time=5", "--nodes=2", "slurm/train_ddp.sbatch", f"dataset={tiny_dir}",
+        "--mem=2500", "--cpus-per-task=2", "--time=5", "--nodes=2", "slurm/train_ddp.sbatch", f"dataset={tiny_store}",
         *LONG[:-1], "epochs=25", cwd=site,
     )  # fmt: skip
     run = site / "runs" / f"train_ddp-{job_id}"

@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import csc_of, left_in, official_csv, raw_arrays, tree
+from conftest import left_in, official_csv
 from torch_geometric.data import Data
 
-from ogbnlib import open_tables, propagate
+from ogbnlib import propagate
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.planner import ladder, plan
 from ogbnlib.forecast.run_forecast import predict
-from ogbnlib.graph.store import GraphSize, Store, open_store
-from ogbnlib.graph.summary import summarized
+from ogbnlib.graph.store import open_store
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.runs.sandbox import check_inputs
 from ogbnlib.sources.arrays import write_raw
@@ -30,6 +29,7 @@ from ogbnlib.sources.convert import convert as make_store
 from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.official import KNOWN, fetch
 from ogbnlib.sources.resolve import DataRequest, resolve, size_of
+from ogbnlib.training.train import train
 
 SEEDS = {"train": 20, "valid": 10, "test": 5}
 
@@ -62,48 +62,47 @@ def opened(said: list[str]) -> Callable[..., Any]:
     return lambda dataset, **how: open_dataset(str(dataset), say=said.append, progress=False, **how)
 
 
-def test_a_raw_folder_is_converted_once_and_found_again(
-    raw: Path, opened: Any, said: list[str]
+@pytest.mark.parametrize("kind", ["csv", "raw", "empty"])
+def test_any_other_folder_is_one_sentence_with_the_command(
+    kind: str, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = opened(raw)
-    assert store.path == raw.with_name("mine.store")
-    assert said == [
-        f"{raw}: converting it, once, to {store.path}, about 1 MB",
-        summarized(store),
-    ]
-    assert verify_store(store.path) == []
-    np.testing.assert_array_equal(store.x, raw_arrays(raw)["x"])
-    colptr, row = csc_of(raw_arrays(raw)["edge_index"], 60)
-    np.testing.assert_array_equal(store.colptr, colptr)
-    np.testing.assert_array_equal(store.row, row)
-    before = tree(raw.parent)
-    assert opened(raw) == opened(f"{raw}/") == opened(store.path) == store
-    assert len(said) == 2
-    assert tree(raw.parent) == before
+    monkeypatch.chdir(tmp_path)
+    folder = raw if kind == "raw" else tmp_path / "my graph"
+    folder.mkdir(exist_ok=True)
+    if kind == "csv":
+        (folder / "edges.csv").write_text("source,target\n1,2\n")
+    config = TrainConfig.create(dataset=folder)
+    doors = (size_of, open_dataset, lambda _: plan(config), lambda _: check_inputs(config), train)
+    command = f"python -m ogbnlib convert '?{folder}'? '?{folder}.store'?$"
+    for door in doors:
+        with pytest.raises(InputError, match=command) as error:
+            door(config if door is train else folder)
+        assert "\n" not in str(error.value)
 
 
-def test_what_is_asked_for_is_in_the_stores_name(raw: Path, opened: Any, tmp_path: Path) -> None:
-    assert not opened(raw, undirected=False).undirected
-    both = opened(raw, undirected=True)
-    small = opened(raw, feature_dtype="float16", data_dir=tmp_path / "stores")
-    assert (both.path.name, both.undirected, both.feature_dtype) == (
-        "mine-undirected.store",
-        True,
-        "float32",
-    )
-    assert (small.path, small.feature_dtype) == (
-        tmp_path / "stores" / "mine-float16.store",
-        "float16",
-    )
-    opened(raw, undirected=True, feature_dtype="float16")
-    names = [
-        "mine",
-        "mine-undirected-float16.store",
-        "mine-undirected.store",
-        "mine.store",
-        "stores",
-    ]
-    assert left_in(tmp_path) == names
+def test_what_is_asked_for_is_in_the_name_of_the_store(
+    tmp_path: Path, arrays: dict[str, Any], opened: Any
+) -> None:
+    official_csv(tmp_path, **arrays)
+    assert not opened("ogbn-arxiv", data_dir=tmp_path, undirected=False).undirected
+    both = opened("ogbn-arxiv", data_dir=tmp_path, undirected=True, feature_dtype="float16")
+    assert both.path.name == "ogbn_arxiv-undirected-float16.store"
+    assert (both.undirected, both.feature_dtype) == (True, "float16")
+    with pytest.raises(
+        InputError, match=r"asked for was False; make another: .*ogbn_arxiv STORE --directed"
+    ):
+        opened(both.path, undirected=False)
+
+
+def test_a_store_of_changed_data_is_refused(
+    tmp_path: Path, arrays: dict[str, Any], opened: Any
+) -> None:
+    folder = official_csv(tmp_path, **arrays)
+    store = opened("ogbn-arxiv", data_dir=tmp_path)
+    os.utime(folder / "raw" / "edge.csv.gz")
+    with pytest.raises(InputError, match=f"{store.path}: expected the store of {folder}"):
+        opened("ogbn-arxiv", data_dir=tmp_path)
+    assert opened(store.path) == store
 
 
 def test_an_official_csv_data_set_is_converted_beside_its_folder(
@@ -122,22 +121,6 @@ def test_an_official_csv_data_set_is_converted_beside_its_folder(
     assert opened("ogbn-arxiv", data_dir=tmp_path) == store
     assert resolve(DataRequest("ogbn-arxiv", data_dir=tmp_path)).size == store.size
     assert len(said) == 2
-
-
-def test_sizes_come_from_headers_before_and_after(raw: Path, opened: Any) -> None:
-    expected = GraphSize("mine", 60, 400, 5, 4, SEEDS)
-    before = tree(raw.parent)
-    assert resolve(DataRequest(str(raw))).size == size_of(str(raw)) == expected
-    assert (
-        resolve(
-            DataRequest(str(raw), undirected=True, feature_dtype="float16")
-        ).size.feature_itemsize
-        == 2
-    )
-    assert tree(raw.parent) == before
-    store = opened(raw, undirected=True)
-    found = resolve(DataRequest(str(raw), undirected=True))
-    assert found.size == size_of(str(store.path)) == store.size
 
 
 def test_a_known_data_set_has_its_size_wherever_it_is(
@@ -192,13 +175,12 @@ def test_a_name_like_an_official_one_leads_to_those(name: str, sentence: str) ->
 DOORS: dict[str, Callable[[Any], Any]] = {
     "open_store": open_store,
     "open_dataset": open_dataset,
-    "open_tables": open_tables,
     "prepare_dataset": lambda path: prepare_dataset(path, "out", 0.001),
     "convert": lambda path: make_store(path, "out/new", progress=False),
 }
 
 
-@pytest.mark.parametrize("door", sorted({*DOORS} - {"open_tables"}))
+@pytest.mark.parametrize("door", sorted(DOORS))
 def test_a_path_beside_a_store_leads_to_it(
     door: str, tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,11 +226,12 @@ def test_a_store_stands_for_its_path(tiny_store: Path, tmp_path: Path) -> None:
 def test_a_folder_that_is_called_like_an_official_data_set_is_itself(
     name: str, tiny_dir: Path, tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(tiny_store if name.endswith(".store") else tiny_dir, tmp_path / name)
+    shutil.copytree(tiny_store, tmp_path / name)
+    shutil.copytree(tiny_dir, tmp_path / "raw" / name)
     monkeypatch.chdir(tmp_path)
     assert size_of(name).num_nodes == 300
-    if not name.endswith(".store"):
-        assert make_store(name, "converted", progress=False).num_nodes == 300
+    monkeypatch.chdir(tmp_path / "raw")
+    assert make_store(name, "converted", progress=False).num_nodes == 300
 
 
 def test_planning_imports_no_kernels() -> None:
@@ -257,70 +240,18 @@ def test_planning_imports_no_kernels() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-def test_another_direction_names_the_data_or_the_way_to_it(
-    raw: Path, tmp_path: Path, opened: Any
-) -> None:
-    store = opened(raw)
-    with pytest.raises(
-        InputError, match=f"asked for was True; name the data it was made of, {raw}"
-    ):
-        opened(store.path, undirected=True)
-    assert opened(store.origin["raw"], undirected=True).undirected
-    copy = Store.from_data(store.to_data(), tmp_path / "copy", progress=False)
-    with pytest.raises(InputError, match="make the store again with undirected=True"):
-        opened(copy.path, undirected=True)
-
-
-def test_a_source_that_changed_since_is_refused(raw: Path, opened: Any) -> None:
-    store = opened(raw)
-    os.utime(raw / "raw" / "data.npz")
-    match = f"{raw}: it changed since {store.path} was made of it; delete the store .* or name the store"
-    with pytest.raises(InputError, match=match):
-        resolve(DataRequest(str(raw)))
-    assert opened(store.path) == store
-    shutil.rmtree(store.path)
-    assert opened(raw) == store
-
-
-def test_a_store_of_other_data_or_other_content_in_its_place_is_refused(
-    raw: Path, tmp_path: Path, opened: Any
-) -> None:
-    other = shutil.copytree(raw, tmp_path / "elsewhere" / "mine", copy_function=shutil.copy)
-    store = opened(other, data_dir=tmp_path)
-    with pytest.raises(
-        InputError, match=f"{store.path}: expected the store of {raw}, found one of {other}"
-    ):
-        resolve(DataRequest(str(raw)))
-    shutil.rmtree(store.path)
-    store.path.write_text("mine")
-    with pytest.raises(
-        InputError, match=r"mine\.store: expected a new or empty folder, found a file"
-    ):
-        resolve(DataRequest(str(raw)))
-
-
-def test_a_folder_that_was_moved_or_mounted_elsewhere_keeps_its_store(
-    raw: Path, tmp_path: Path, opened: Any, said: list[str]
-) -> None:
-    store = opened(raw)
-    (tmp_path / "there").mkdir()
-    for folder in (raw, store.path):
-        folder.rename(tmp_path / "there" / folder.name)
-    assert opened(tmp_path / "there" / "mine").files == store.files
-    assert len(said) == 2
-
-
 OPEN = """
 import sys
 from ogbnlib.sources.catalog import open_dataset
 print("ready", flush=True)
 sys.stdin.readline()
-print("STORE", open_dataset(sys.argv[1], progress=False).path)
+print("STORE", open_dataset("ogbn-arxiv", data_dir=sys.argv[1], progress=False).path)
 """
 
 
-def test_two_processes_at_once_convert_once(raw: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OPEN, str(raw)]
+def test_two_processes_at_once_convert_once(tmp_path: Path, arrays: dict[str, Any]) -> None:
+    official_csv(tmp_path, **arrays)
+    command = [sys.executable, "-c", OPEN, str(tmp_path)]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -337,8 +268,8 @@ def test_two_processes_at_once_convert_once(raw: Path, tmp_path: Path) -> None:
         outputs.append(process.communicate(timeout=120)[0])
         assert process.returncode == 0
     assert sum("converting it, once" in output for output in outputs) == 1
-    assert all(f"STORE {tmp_path / 'mine.store'}" in output for output in outputs)
-    assert verify_store(tmp_path / "mine.store") == []
+    assert all(f"STORE {tmp_path / 'ogbn_arxiv.store'}" in output for output in outputs)
+    assert verify_store(tmp_path / "ogbn_arxiv.store") == []
 
 
 def test_a_generated_data_set_is_made_once_for_all(

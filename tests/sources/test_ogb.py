@@ -251,7 +251,7 @@ BAD_CSV = {
     "header line": (
         "raw/edge",
         gzip.compress(b"src,dst\n1,2\n"),
-        "expected 300 edges as in num-edge-list.csv.gz, found 1; download",
+        "expected 300 edges as in num-edge-list.csv.gz, found 2; download",
     ),
     "half downloaded": (
         "raw/node-feat",

@@ -16,7 +16,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.sources.convert import convert, open_source
+from ogbnlib.sources.convert import convert
 from ogbnlib.training.train import train
 
 N = 60
@@ -32,15 +32,13 @@ def targets_of(*shape: int) -> NDArray[np.float32]:
     return values
 
 
-def write_folder(folder: Path, classes: bool = False) -> Path:
+def write_folder(folder: Path) -> Path:
     folder.mkdir()
     rng = np.random.default_rng(1)
     np.save(folder / "edges.npy", rng.integers(0, N, (2, 300)))
     np.save(folder / "features.npy", rng.normal(size=(N, 4)).astype(np.float32))
     for split, ids in SPLITS.items():
         np.save(folder / f"{split}.npy", ids)
-    if classes:
-        np.save(folder / "labels.npy", rng.integers(0, 3, N))
     return folder
 
 
@@ -80,8 +78,8 @@ def test_numbers_in_a_file_reach_the_batches_of_an_own_loop(
 ) -> None:
     folder = write_folder(tmp_path / "data")
     values = targets_of(*shape)
-    file = write_targets(tmp_path / f"values.{ending}", values)
-    store = convert(open_source(folder, targets=file), tmp_path / "store")
+    write_targets(folder / f"targets.{ending}", values)
+    store = convert(folder, tmp_path / "store")
     assert store.has_targets
     assert store.num_classes == 0
     check_everywhere(store, values)
@@ -93,8 +91,8 @@ def test_numbers_in_a_file_reach_the_batches_of_an_own_loop(
 def test_zeros_and_ones_of_any_dtype_are_several_labels(tmp_path: Path, dtype: type) -> None:
     folder = write_folder(tmp_path / "data")
     values = np.random.default_rng(2).integers(0, 2, (N, 112)).astype(dtype)
-    file = write_targets(tmp_path / "values.npy", values)
-    store = convert(open_source(folder, targets=file), tmp_path / "store")
+    write_targets(folder / "targets.npy", values)
+    store = convert(folder, tmp_path / "store")
     check_everywhere(store, values)
     batch = next(iter(store.loader("train", num_neighbors=[2], batch_size=8)))
     scores = torch.zeros(batch.batch_size, 112, requires_grad=True)
@@ -117,24 +115,26 @@ def test_from_data_keeps_the_shape_of_y(tmp_path: Path, shape: tuple[int, ...]) 
     np.testing.assert_array_equal(batch.y.numpy(), values[[1, 4, 7, 10]])
 
 
-def test_ones_for_features_and_targets_beside_labels(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "data", classes=True)
-    (folder / "features.npy").unlink()
-    file = write_targets(folder / "targets.csv", targets_of(2))
-    store = convert(open_source(folder, features="ones"), tmp_path / "classes")
-    assert store.num_classes == 3  # a file called targets is only read if it is named
-    (folder / "dataset.yaml").write_text("targets: targets.csv\nfeatures: ones\n")
+def test_values_are_declared(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data")
+    frame = pd.DataFrame(targets_of(2), columns=["price", "size"]).assign(note="x")
+    frame.to_csv(folder / "sold.csv", index=False)
+    arrays = "".join(f"  {name}.npy: {name}\n" for name in ("edges", "features", *SPLITS))
+    columns = "{price: value, size: value, note: left out}"
+    (folder / "dataset.yaml").write_text(f"files:\n{arrays}  sold.csv: {columns}\n")
     store = convert(folder, tmp_path / "store")
     np.testing.assert_array_equal(store.y, targets_of(2))
-    assert open_source(folder, labels=folder / "labels.npy").num_classes == 3
-    with pytest.raises(InputError, match="either labels or targets"):
-        open_source(folder, labels=folder / "labels.npy", targets=file)
+    np.save(folder / "labels.npy", np.zeros(N, int))
+    (folder / "dataset.yaml").unlink()
+    write_targets(folder / "targets.csv", targets_of(2))
+    with pytest.raises(InputError, match="a label, or values in one file"):
+        convert(folder, tmp_path / "both")
 
 
 def test_trainer_and_plan_refuse_targets_in_one_sentence(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data")
-    file = write_targets(tmp_path / "values.npy", targets_of(5))
-    store = convert(open_source(folder, targets=file), tmp_path / "store")
+    write_targets(folder / "targets.npy", targets_of(5))
+    store = convert(folder, tmp_path / "store")
     for loading in ("store", "eager", "shared"):
         config = TrainConfig.create(dataset=store.path, loading=loading)
         for call in (train, ogbnlib.run, predict):
@@ -151,34 +151,36 @@ def test_trainer_and_plan_refuse_targets_in_one_sentence(tmp_path: Path) -> None
     [
         (np.r_[np.inf, targets_of()[1:]], {}, "within float32, or NaN for none.*node 0"),
         (np.r_[1e300, np.zeros(N - 1)], {}, "within float32.*node 0"),
-        (targets_of()[:-1], {}, f"expected {N} rows of targets, found {N - 1}"),
+        (targets_of()[:-1], {}, f"expected {N} rows of values, found {N - 1}"),
         (np.full(N, np.nan), {}, "without a label"),
-        (np.array(["a"] * N), {}, r"expected numbers \[N\] or \[N, T\]"),
-        (targets_of(), {"num_classes": 3}, "num_classes: expected without targets"),
+        (np.array(["a"] * N), {}, "row 0: expected a number, found 'a'"),
+        (targets_of(), {"num_classes": 3}, "num_classes: expected without values"),
     ],
 )
 def test_wrong_targets_are_refused(
     tmp_path: Path, values: NDArray[Any], options: dict[str, Any], message: str
 ) -> None:
     folder = write_folder(tmp_path / "data")
-    np.save(tmp_path / "values.npy", values)
+    np.save(folder / "targets.npy", values)
+    if options:
+        (folder / "dataset.yaml").write_text("num_classes: 3\n")
     with pytest.raises(InputError, match=message):
-        convert(open_source(folder, targets=tmp_path / "values.npy", **options), tmp_path / "store")
+        convert(folder, tmp_path / "store")
     assert not (tmp_path / "store").exists()
 
 
-def test_a_fraction_among_classes_is_still_refused_and_names_the_option(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "data", classes=True)
+def test_a_fraction_among_classes_leads_to_values(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "data")
     for labels in (np.r_[3.5, np.zeros(N - 1)], np.zeros((N, 3))):
         np.save(folder / "labels.npy", labels)
-        with pytest.raises(InputError, match="--targets"):
-            open_source(folder)
+        with pytest.raises(InputError, match=r"values in dataset\.yaml"):
+            convert(folder, tmp_path / "store")
 
 
 def test_verify_finds_an_infinite_target(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "data")
-    file = write_targets(tmp_path / "values.npy", targets_of(2))
-    store = convert(open_source(folder, targets=file), tmp_path / "store")
+    write_targets(folder / "targets.npy", targets_of(2))
+    store = convert(folder, tmp_path / "store")
     assert '"version": 3' in (store.path / "store.json").read_text()
     np.load(store.file_path("y"), mmap_mode="r+")[7, 1] = np.inf
     problems = verify_store(open_store(store.path).path)

@@ -17,7 +17,6 @@ from ogbnlib.errors import InputError
 from ogbnlib.graph.store import Store
 from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.files.own_files import open_tables
 from ogbnlib.training import learner
 from ogbnlib.training.train import train
 
@@ -101,7 +100,7 @@ def test_classes_have_the_names_of_the_store(tiny_config: Config, tmp_path: Path
     (folder / "labels.csv").write_text(f"node_id,label\n{rows}")
     for split, ids in (("train", range(40)), ("valid", range(40, 50)), ("test", range(50, 60))):
         np.save(folder / f"{split}.npy", np.array(ids))
-    store = convert(open_tables(folder), tmp_path / "store", progress=False)
+    store = convert(folder, tmp_path / "store", progress=False)
     assert store.class_names == ["cat", "dog", "emu"]
     file = tmp_path / "weights.csv"
     file.write_text("emu,3\ncat,0.5\n")
@@ -162,7 +161,8 @@ def test_a_class_without_train_nodes_has_no_weight(tiny_config: Config, tmp_path
     arrays = random_arrays(60, 200, 4, num_classes=3)
     arrays["y"][:20] = np.arange(20) % 2
     write_raw(tmp_path / "raw", **arrays, num_classes=3)
-    config = tiny_config(dataset=str(tmp_path / "raw"), class_weight="balanced", epochs=1)
+    convert(tmp_path / "raw", tmp_path / "store", progress=False)
+    config = tiny_config(dataset=str(tmp_path / "store"), class_weight="balanced", epochs=1)
     loss = train(config).history[0]["loss"]
     assert loss is not None
     assert np.isfinite(loss)

@@ -239,12 +239,12 @@ def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(
 
 @pytest.mark.slow
 def test_the_command_line_trains_as_a_rank_where_torchrun_starts_it(
-    tiny_dir: Path, tmp_path: Path
+    tiny_store: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
     values = [
         "--set",
-        f"dataset={tiny_dir}",
+        f"dataset={tiny_store}",
         "--set",
         "batch_size=16",
         "--set",

@@ -83,7 +83,7 @@ def test_an_epochs_learning_rate_is_that_of_torchs_scheduler(
         ({"lr_schedule": "cosin:T_max=9"}, "^lr_schedule: expected constant, cosine:T_max=40"),
         (
             {"lr_schedule_args": {"T_max": 3}},
-            '^unknown parameter .lr_schedule_args.: write lr_schedule="cosine',
+            "^unknown parameter .lr_schedule_args.: did you mean .lr_schedule.",
         ),
         (
             {"early_stopping": 3, "eval_splits": "test"},

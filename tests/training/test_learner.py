@@ -1,17 +1,22 @@
-"""The loss has one definition, which trains every model."""
+"""The loss has one definition, which trains every model; a measured step counts what a model holds."""
 
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import same
-from torch import Tensor
+from conftest import MB, same
+from torch import Tensor, nn
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.memory.recorder import EventLog
 from ogbnlib.training import learner
+from ogbnlib.training.call import random_batch
+from ogbnlib.training.distributed import Ranks
+from ogbnlib.training.learner import Learner, allocations, measure_step, peak_of
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
@@ -61,3 +66,54 @@ def test_another_loss_in_its_one_place_trains_every_model(
     assert same(again.model.state_dict(), plain.model.state_dict())
     assert changed.history[0]["loss"] != plain.history[0]["loss"]
     assert not same(changed.model.state_dict(), plain.model.state_dict())
+
+
+class Large(nn.Module):
+    """Small layers beside an embedding of 16 MB, and 16 MB each of a frozen and an unused weight, a
+    buffer, a tensor in a list and an array of numpy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2**15, 128)
+        self.frozen = nn.Embedding(2**15, 128).requires_grad_(False)
+        self.unused = nn.Parameter(torch.empty(2**22))
+        self.register_buffer("shift", torch.zeros(2**15, 128))
+        self.shifts = [torch.zeros(2**15, 128)]
+        self.array = nn.Parameter(torch.from_numpy(np.zeros((2**15, 128), np.float32)), False)
+        self.layers = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 8))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        rows = torch.arange(len(x)) % 2**15
+        x = x + self.table(rows) + self.frozen(rows) + self.shift[0] + self.array[0]
+        return self.layers(x.index_add(0, edge_index[1], x[edge_index[0]]))
+
+
+def test_a_measured_step_counts_what_a_model_holds_and_what_grows() -> None:
+    config = TrainConfig.create({"dataset": "none", "device": "cpu"})
+    shapes = [
+        {"hop_nodes": (nodes, nodes), "hop_edges": (2 * nodes,)} for nodes in (400, 1000, 4000)
+    ]
+    measured = measure_step(config, Large, 128, shapes[:2])
+    # the embedding with its gradient and Adam's moments, the five others once
+    assert 9 * 16 * MB < measured["state_bytes"] < 9.1 * 16 * MB
+
+    learners: list[Learner] = []
+    batch = random_batch(**shapes[2], num_features=128)
+
+    def train() -> None:
+        learners[0].begin(epoch=1)
+        learners[0].step(iter([batch]), 1, 0, 1)
+
+    bytes_by_torch = [
+        *allocations(
+            lambda: learners.append(
+                Learner(config, Large(), torch.device("cpu"), Ranks(), EventLog(None))
+            )
+        ),
+        *allocations(train),
+        *allocations(train),
+    ]
+    fixed_bytes, rate = measured["training"]
+    step_bytes = fixed_bytes + rate * (batch.num_nodes + batch.num_edges)
+    forecast = measured["state_bytes"] - 16 * MB + step_bytes  # without numpy's array
+    assert 1 <= forecast / peak_of(bytes_by_torch) < 1.15

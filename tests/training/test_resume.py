@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +20,9 @@ from conftest import flip, raw_arrays, same, tree, weights
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
+from ogbnlib.graph.store import Store
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
-from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
 from ogbnlib.training.learner import Learner
@@ -134,15 +136,16 @@ def others(
     root = tmp_path_factory.mktemp("others")
     given = {**raw_arrays(tiny_dir), "splits": open_raw(tiny_dir).read_splits(), "num_classes": 4}
     x = given["x"]
-    write_raw(root / "edges", **{**given, "edge_index": given["edge_index"][::-1].copy()})
-    y = np.where(given["y"] >= 0, (given["y"] + 1) % 4, -1)
-    write_raw(root / "labels", **{**given, "y": y})
-    turned = {name: ids[::-1].copy() for name, ids in given["splits"].items()}
-    write_raw(root / "splits", **{**given, "splits": turned})
+
+    def make(name: str, **changes: Any) -> None:
+        Store.from_arrays(root / name, **{**given, **changes}, progress=False)
+
+    make("edges", edge_index=given["edge_index"][::-1].copy())
+    make("labels", y=np.where(given["y"] >= 0, (given["y"] + 1) % 4, -1))
+    make("splits", splits={name: ids[::-1].copy() for name, ids in given["splits"].items()})
     convert(tiny_dir, root / "direction", undirected=True, progress=False)
     convert(tiny_dir, root / "half", feature_dtype="float16", progress=False)
-    one = {**given, "x": x + np.float32(1) * (np.arange(len(x)) == 7)[:, None]}
-    write_raw(root / "one", **one)
+    make("one", x=x + np.float32(1) * (np.arange(len(x)) == 7)[:, None])
     shutil.copytree(tiny_store, root / "moved")
     return {path.name: str(path) for path in root.iterdir()}
 
@@ -314,3 +317,66 @@ def test_weights_that_are_not_finite_are_never_saved_though_the_loss_is(
     with pytest.raises(Diverged, match="in epoch 1, after 120 seeds"):
         train(tiny_config(eval_splits="", train_eval="never"), tmp_path / "run")
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+# Saves, checks and reads 48 MB of state; prints the growth of anonymous memory in each, in bytes.
+GROWTH = """
+import re, sys, threading
+from pathlib import Path
+import torch
+from torch import nn
+from ogbnlib.config import TrainConfig
+from ogbnlib.memory.recorder import EventLog
+from ogbnlib.training import checkpoint
+from ogbnlib.training.distributed import Ranks
+from ogbnlib.training.learner import Learner
+
+
+def anonymous():
+    return 1024 * int(re.search(r"RssAnon:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def growth(work):
+    samples, ended = [anonymous()], threading.Event()
+
+    def watch():
+        while not ended.wait(0.0005):
+            samples.append(anonymous())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    result = work()
+    ended.set()
+    watching.join()
+    print(max(samples) - samples[0], flush=True)
+    return result
+
+
+config = TrainConfig.create({"dataset": "none", "device": "cpu"})
+model = nn.Linear(2048, 2048)  # as one tensor of 16 MB
+learner = Learner(config, model, torch.device("cpu"), Ranks(), EventLog(None))
+model(torch.ones(1, 2048)).sum().backward()
+learner.optimizer.step()
+folder = Path(sys.argv[1])
+saver = checkpoint.Checkpointer(folder, {}, learner)
+small = folder / "small.pt"
+checkpoint._write(small, {"weights": torch.ones(2)})  # loads code
+checkpoint._read(small)
+learner.loss_sum.isfinite().all()
+growth(lambda: saver.save(checkpoint.State(epoch=1, position=1)))
+content = growth(lambda: checkpoint._read(folder / "checkpoint.pt"))
+checkpoint.load_state(model, content["model"], folder)
+model.weight.data[-1, -1] = float("nan")
+assert not learner.is_finite()
+"""
+
+
+def test_a_checkpoint_is_saved_and_read_without_a_copy_in_memory(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", GROWTH, tmp_path], capture_output=True, text=True, check=True
+    )
+    state_bytes = (tmp_path / "checkpoint.pt").stat().st_size
+    assert state_bytes > 48 * 2**20
+    saved_bytes, read_bytes = map(int, done.stdout.split())
+    assert saved_bytes < 0.1 * state_bytes
+    assert read_bytes < 0.1 * state_bytes

@@ -24,6 +24,7 @@ from ogbnlib.memory.signals import Stopped
 from ogbnlib.registry import POLICIES
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.sources.arrays import write_raw
+from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
 from ogbnlib.training.train import TrainResult, train
 
@@ -41,10 +42,12 @@ def plain(tiny_config: Config) -> TrainResult:
 
 @pytest.mark.parametrize("undirected", [False, True])
 def test_losses_and_accuracies_of_all_policies_agree_exactly(
-    tiny_config: Config, undirected: bool
+    tiny_config: Config, tiny_dir: Path, tmp_path: Path, undirected: bool
 ) -> None:
+    store = convert(tiny_dir, tmp_path / "store", undirected=undirected, progress=False)
     results = [
-        train(tiny_config(loading=policy, undirected=undirected, dropout=0.3)) for policy in SAMPLED
+        train(tiny_config(dataset=str(store.path), loading=policy, dropout=0.3))
+        for policy in SAMPLED
     ]
     assert all(scores(result.history) == scores(results[0].history) for result in results)
     assert len(results[0].history) == 2
@@ -60,11 +63,11 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
     tiny_config: Config,
     fresh: dict[str, Any],
     tmp_path: Path,
-    plain: TrainResult,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    source = write_raw(tmp_path / "mine", **fresh)
-    config = tiny_config(dataset=str(source.path), loading="eager")
+    folder = write_raw(tmp_path / "ogbn_papers100M", **fresh).path
+    source = open_raw(folder, num_classes=172)
+    config = tiny_config(dataset="ogbn-papers100M", data_dir=str(tmp_path), loading="eager")
 
     def chunks() -> Iterator[np.ndarray]:
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -73,16 +76,17 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            "ogbnlib.sources.options.open_raw",
-            lambda _: dataclasses.replace(source, x_chunks=chunks),
+            "ogbnlib.sources.official.open_raw",
+            lambda *_, num_classes: dataclasses.replace(source, x_chunks=chunks),
         )
         words = "stopped by SIGUSR1 while the data set was converted; go on with resume=True"
         with pytest.raises(Stopped, match=words):
             train(config, tmp_path / "run")
-    assert left_in(tmp_path) == ["mine", "run"]
+    assert left_in(tmp_path) == ["ogbn_papers100M", "run"]
     found = diagnose(tmp_path / "run")
     assert (found.exit_code, found.phase) == (75, "open")
-    assert scores(train(config, tmp_path / "run", resume=True).history) == scores(plain.history)
+    resumed = train(config, tmp_path / "run", resume=True)
+    assert scores(resumed.history) == scores(train(config).history)
 
 
 @pytest.mark.parametrize(("policy", "persistent"), [("lazy", False), ("shared", True)])

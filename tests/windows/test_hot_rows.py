@@ -54,11 +54,11 @@ def test_rows_are_merged_in_the_order_of_the_ids() -> None:
         part = hot.ids[first : first + 40]
         hot.put(first, x[part].view(np.uint8))
     for ids in [*windows, hot.ids, np.empty(0, np.int64)]:
-        others = hot.others(ids)
-        assert np.intersect1d(others, hot.ids).size == 0
+        missing = hot.missing(ids)
+        assert np.intersect1d(missing, hot.ids).size == 0
         features = np.zeros((len(ids), F), np.float16)
-        first = len(ids) - len(others)
-        features[first:] = x[others]
+        first = len(ids) - len(missing)
+        features[first:] = x[missing]
         hot.insert(ids, features, first)
         np.testing.assert_array_equal(features, x[ids])
 
@@ -70,7 +70,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @pytest.mark.parametrize("feature_dtype", ["float32", "float16", "int8"])
-def test_a_run_has_the_same_losses_with_rows_in_memory_and_writes_fewer(
+def test_rows_in_memory_leave_the_losses_and_write_less(
     tmp_path: Path, generated: Store, feature_dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = convert(generated, tmp_path / "store", feature_dtype=feature_dtype, progress=False)

@@ -1,6 +1,7 @@
 """The promises of ogbnlib.windows.own_loop: a loop of one's own gets the trainer's batches, PyG's
 loaders run on it."""
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -20,8 +21,9 @@ from torch_geometric.sampler import NegativeSampling
 from torch_geometric.utils import trim_to_layer
 
 from ogbnlib import InputError, TrainConfig, convert
-from ogbnlib.graph.store import Store, open_store
+from ogbnlib.graph.store import Store
 from ogbnlib.memory.recorder import EventLog
+from ogbnlib.sampling.pyg_stores import StoreData
 from ogbnlib.windows.store_loader import StoreLoader
 
 pytestmark = pytest.mark.usefixtures("process_of_1_mb")
@@ -93,7 +95,7 @@ def test_seeds_have_the_same_scores_in_trimmed_layers(
         torch.testing.assert_close(x[: batch.batch_size], whole[: batch.batch_size])
 
 
-def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: Store) -> None:
+def test_ids_and_masks_replace_a_split(store: Store) -> None:
     ids = store.splits["train"]
     expected = list(store.loader("train", batch_size=32))
     mask = torch.zeros(store.num_nodes, dtype=torch.bool)
@@ -115,22 +117,20 @@ def test_ids_and_masks_do_instead_of_a_split_and_workers_change_nothing(store: S
 
 
 @pytest.mark.parametrize(
-    ("arguments", "sentence"),
+    ("arguments", "facts"),
     [
-        ({"nodes": "validation"}, "nodes: expected a split with nodes of train, valid, test"),
-        ({"nodes": [0, 300]}, "nodes: expected ids from 0 to 299, got 0 to 300"),
-        ({"nodes": [1, 1]}, "nodes: expected each once, got 1 repeats"),
-        ({"nodes": [0.5]}, r"nodes: expected node ids \[n\]"),
-        ({"nodes": np.ones(5, bool)}, "nodes: found a mask of 5 values for 300 nodes"),
-        ({"num_neighbors": [0]}, "num_neighbors: expected a fan-out"),
+        ({"nodes": "validation"}, "nodes: .*train, valid, test.*'validation'"),
+        ({"nodes": [0, 300]}, "nodes: .*0 to 299.*0 to 300"),
+        ({"nodes": [1, 1]}, "nodes: .*1 repeats"),
+        ({"nodes": [0.5]}, r"nodes: .*\[n\]"),
+        ({"nodes": np.ones(5, bool)}, "nodes: .*5 .*300"),
+        ({"num_neighbors": [0]}, "num_neighbors: "),
         ({"memory_limit": 8}, "memory_limit: .*ambiguous"),
-        ({"memory_limit": "1 kB"}, "memory_limit: expected more than the 1 MB"),
+        ({"memory_limit": "1 kB"}, "memory_limit: .*1 MB.*1 kB"),
     ],
 )
-def test_a_mistake_is_one_sentence(
-    store: Store, arguments: dict[str, object], sentence: str
-) -> None:
-    with pytest.raises(InputError, match=sentence):
+def test_a_mistake_is_one_sentence(store: Store, arguments: dict[str, object], facts: str) -> None:
+    with pytest.raises(InputError, match=facts):
         store.loader(**arguments)
 
 
@@ -145,27 +145,44 @@ class Net(torch.nn.Module):
         )
 
 
-def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
+QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+
+
+@pytest.fixture
+def lightning_model(store: Store) -> Callable[[], Any]:
+    """Makes a model that remembers the batches it has seen; skips without Lightning."""
     lightning = pytest.importorskip(
         "lightning", reason="lightning is no dependency, but of the tests"
     )
 
-    class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.orders = Net(store), []  # type: ignore[var-annotated]
+            self.net = Net(store)
+            self.seen: list[tuple[int, list[int]]] = []
+            self.checked: list[list[int]] = []
 
         def training_step(self, batch: Data, index: int) -> Tensor:
-            self.orders.append((self.current_epoch, batch.input_id.tolist()))
-            return F.cross_entropy(
-                self.net(batch.x, batch.edge_index)[: batch.batch_size], batch.y[: batch.batch_size]
-            )
+            self.seen.append((self.current_epoch, batch.input_id.tolist()))
+            size = batch.batch_size
+            return F.cross_entropy(self.net(batch.x, batch.edge_index)[:size], batch.y[:size])
+
+        def validation_step(self, batch: Data, index: int) -> None:
+            self.checked.append(batch.n_id.tolist())
 
         def predict_step(self, batch: Data, index: int) -> Tensor:
             return batch.n_id[: batch.batch_size]
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.Adam(self.parameters())
+
+    return Model
+
+
+def test_lightning_fits_overfits_and_predicts(
+    store: Store, lightning_model: Callable[[], Any]
+) -> None:
+    import lightning
 
     class Splits(lightning.LightningDataModule):  # type: ignore[misc, name-defined]
         def train_dataloader(self) -> StoreLoader:
@@ -174,21 +191,19 @@ def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
         def predict_dataloader(self) -> StoreLoader:
             return store.loader("test", num_neighbors=[4, 3], batch_size=16)  # type: ignore[no-any-return]
 
-    quiet = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    trainer, model = lightning.Trainer(max_epochs=2, accelerator="cpu", **quiet), Lit()
-    trainer.fit(model, Splits())
-    first, second = ([i for epoch, ids in model.orders if epoch == k for i in ids] for k in (0, 1))
+    def trainer(max_epochs: int = 1, **options: Any) -> Any:
+        how = {"accelerator": "cpu", "enable_checkpointing": False, **QUIET, **options}
+        return lightning.Trainer(max_epochs=max_epochs, **how)
+
+    model, fitted = lightning_model(), trainer(2)
+    fitted.fit(model, Splits())
+    first, second = ([i for epoch, ids in model.seen if epoch == k for i in ids] for k in (0, 1))
     assert sorted(first) == sorted(second)
     assert first != second
     for where in ({"datamodule": Splits()}, {"dataloaders": Splits().predict_dataloader()}):
-        assert torch.equal(
-            torch.cat(trainer.predict(model, **where)), torch.from_numpy(store.splits["test"])
-        )
-    lightning.Trainer(max_epochs=1, overfit_batches=2, accelerator="cpu", **quiet).fit(
-        Lit(), Splits()
-    )
+        predicted = torch.cat(fitted.predict(model, **where))
+        assert torch.equal(predicted, torch.from_numpy(store.splits["test"]))
+    trainer(overfit_batches=2).fit(lightning_model(), Splits())
 
     if not issubclass(LightningNodeData, lightning.LightningDataModule):
         pytest.skip("the last part: PyG 2.6 knows the package pytorch_lightning alone")
@@ -199,27 +214,16 @@ def test_lightning_fits_overfits_and_predicts(store: Store) -> None:
     pygs = LightningNodeData(
         both, input_train_nodes=ids, node_sampler=store.sampler([4, 3]), batch_size=16
     )
-    model = Lit()
-    lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit(model, pygs)
-    assert sorted(i for _, batch in model.orders for i in batch) == list(range(len(ids)))
-
-
-def test_windows_on_disk_are_those_of_the_loop_alone(
-    synth_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The trainer prepares those of its evaluations with them."""
-    monkeypatch.setattr("ogbnlib.windows.policy.spool_bytes", lambda *_: 2**30)
-    store = open_store(synth_dir)
-    loader = store.loader("train", num_neighbors=[3, 2], batch_size=16, memory_limit="90 MB")
-    assert loader.windows.spooling is not None
-    assert not loader.preparation.evaluations
+    model = lightning_model()
+    trainer().fit(model, pygs)
+    assert sorted(i for _, batch in model.seen for i in batch) == list(range(len(ids)))
 
 
 def edges_of(batch: Data) -> set[tuple[int, int]]:
     return set(map(tuple, batch.n_id[batch.edge_index].T.tolist()))
 
 
-def test_pygs_node_loader_over_the_stores_gives_what_it_gives_over_the_data(store: Store) -> None:
+def test_pygs_node_loader_reads_the_stores_as_it_reads_the_data(store: Store) -> None:
     both, data = (store.feature_store(), store.graph_store()), store.to_data()
     seeds = {"input_nodes": torch.from_numpy(store.splits["train"]), "batch_size": 50}
     for fan_out in (-1, 3):
@@ -268,7 +272,7 @@ def test_pygs_link_loader_samples_both_ends_and_negative_edges(
             edge_label_time=torch.arange(4),
             batch_size=4,
         )
-        with pytest.raises(InputError, match="edge_label_time: expected none"):
+        with pytest.raises(InputError, match="edge_label_time"):
             next(iter(with_times))
 
 
@@ -276,7 +280,7 @@ def test_the_stores_have_no_types_but_their_own(store: Store) -> None:
     features, graph = store.feature_store(), store.graph_store()
     assert features[None, "x", None].shape == features.get_tensor_size(None, "x")
     for group, name in (("paper", "x"), ("paper", "y"), (None, "z"), (None, "row"), ("x", "x")):
-        with pytest.raises(KeyError, match="expected x and y of the group None"):
+        with pytest.raises(KeyError, match=str(store.path)):
             features[group, name, None]
         with pytest.raises(KeyError):
             features.get_tensor_size(group, name)
@@ -292,9 +296,7 @@ def test_the_stores_have_no_types_but_their_own(store: Store) -> None:
 
 
 @pytest.mark.parametrize("how", [{}, {"memory_limit": "1 MB"}, {"num_workers": 1}], ids=str)
-def test_a_transform_is_called_as_in_pyg_given_before_or_set_afterwards(
-    store: Store, how: dict[str, Any]
-) -> None:
+def test_a_transform_is_called_as_in_pyg(store: Store, how: dict[str, Any]) -> None:
     def doubled(batch: Data) -> Data:
         assert batch.x.dtype == torch.float32
         batch.x, batch.z = 2 * batch.x, batch.y + 1
@@ -322,7 +324,7 @@ def test_attributes_of_pygs_loader_work_or_are_refused(store: Store) -> None:
     loader.filter_per_worker = False  # either way the same batches
     assert_same(loader, expected)
     for name in ("transform_sampler_output", "custom_cls", "input_id", "collate_fn"):
-        with pytest.raises(InputError, match=rf"loader\.{name}: .*set loader\.transform, or build"):
+        with pytest.raises(InputError, match=rf"loader\.{name}: .*loader\.transform"):
             setattr(loader, name, lambda out: out)
         setattr(loader, name, None)
     assert_same(loader, expected)
@@ -331,7 +333,7 @@ def test_attributes_of_pygs_loader_work_or_are_refused(store: Store) -> None:
 @pytest.mark.parametrize("epoch", [-1, "2", 1.5, None])
 def test_an_epoch_that_is_no_number_of_one_is_refused(store: Store, epoch: Any) -> None:
     loader = store.loader(batch_size=16)
-    with pytest.raises(InputError, match="set_epoch: expected a whole number from 0 on, got"):
+    with pytest.raises(InputError, match="set_epoch"):
         loader.set_epoch(epoch)
     loader.set_epoch(np.int64(2))
     assert len(list(loader)) == len(loader)
@@ -362,9 +364,7 @@ def test_a_loop_goes_on_within_an_epoch_from_the_loaders_state(
     others: list[Any] = [store.loader("valid", batch_size=16)]
     others += [store.loader(batch_size=16, seed=1), store.loader(batch_size=16, shuffle=False)]
     for other in others:  # its order of nodes is another one
-        with pytest.raises(
-            InputError, match="state_dict: expected that of a loader with num_seeds"
-        ):
+        with pytest.raises(InputError, match=r"state_dict: .*num_seeds"):
             other.load_state_dict(state)
     wrong: list[Any] = [None, {}, state | {"epoch": "2"}, state | {"position": -5}]
     for one in wrong:
@@ -377,32 +377,17 @@ def test_a_loop_goes_on_within_an_epoch_from_the_loaders_state(
     [("epoch", {}), ("5 steps", {}), ("7 steps", {}), ("5 steps", {"num_workers": 1})],
     ids=str,
 )
-def test_a_resumed_lightning_training_goes_on_with_the_batches_it_had_not_seen(
-    store: Store, tmp_path: Path, every: str, how: dict[str, Any]
+def test_a_resumed_lightning_training_sees_the_remaining_batches(
+    store: Store,
+    tmp_path: Path,
+    every: str,
+    how: dict[str, Any],
+    lightning_model: Callable[[], Any],
 ) -> None:
-    lightning = pytest.importorskip(
-        "lightning", reason="lightning is no dependency, but of the tests"
-    )
+    import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net(store)
-            self.seen: list[list[int]] = []
-            self.checked: list[list[int]] = []
-
-        def training_step(self, batch: Data, index: int) -> Tensor:
-            self.seen.append(batch.input_id.tolist())
-            return self.net(batch.x, batch.edge_index).sum()
-
-        def validation_step(self, batch: Data, index: int) -> None:
-            self.checked.append(batch.n_id.tolist())
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), lr=0.0)
-
-    def fit(epochs: int, checkpoint: Path | None = None, **more: Any) -> Any:
+    def fit(checkpoint: Path | None = None) -> Any:
         loaders = [
             store.loader(split, num_neighbors=[4, 3], batch_size=16, **how)
             for split in ("train", "valid")
@@ -413,28 +398,20 @@ def test_a_resumed_lightning_training_goes_on_with_the_batches_it_had_not_seen(
             save_top_k=-1,
             every_n_train_steps=int(every[0]) if "steps" in every else None,
         )
-        quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = lightning.Trainer(
-            max_epochs=epochs,
-            accelerator="cpu",
-            callbacks=[saved],
-            num_sanity_val_steps=0,
-            **quiet,
-            **more,
-        )
-        model = Lit()
+        options = {"callbacks": [saved], "num_sanity_val_steps": 0, **QUIET}
+        trainer = lightning.Trainer(max_epochs=4, accelerator="cpu", **options)
+        model = lightning_model()
         trainer.fit(model, *loaders, ckpt_path=checkpoint, weights_only=False)
         return model
 
-    straight = fit(4)
+    straight = fit()
     order = [batch.input_id.tolist() for batch in store.loader(num_neighbors=[4, 3], batch_size=16)]
-    assert straight.seen[: len(order)] == order  # those of a plain loop
+    assert [ids for _, ids in straight.seen[: len(order)]] == order  # those of a plain loop
     checked = straight.checked[: len(straight.checked) // 4]
     assert straight.checked == 4 * checked
     for file in sorted(tmp_path.glob("*.ckpt")):
         steps = int(file.stem.partition("=")[2])
-        resumed = fit(4, file)
-        assert resumed.seen == straight.seen[steps:], file.name
+        assert fit(file).seen == straight.seen[steps:], file.name
 
 
 class Doubles(torch.utils.data.Sampler[int]):
@@ -451,9 +428,7 @@ class Doubles(torch.utils.data.Sampler[int]):
 
 
 @pytest.mark.parametrize("how", [{}, {"memory_limit": "1 MB"}, {"num_workers": 1}], ids=str)
-def test_pygs_imbalanced_sampler_repeats_seeds_in_every_way_to_read(
-    store: Store, how: dict[str, Any]
-) -> None:
+def test_pygs_imbalanced_sampler_repeats_seeds(store: Store, how: dict[str, Any]) -> None:
     ids = torch.from_numpy(store.splits["train"])
     labels = store.to_data().y
 
@@ -512,16 +487,13 @@ def test_any_sampler_with_a_length_decides_the_order(store: Store) -> None:
     assert batch.input_id.tolist() == [3, 1]
     seeds = len(ids)
     wrong = {
-        f"sampler: expected positions from 0 to {seeds - 1} among": {"sampler": [0, seeds]},
-        "sampler, shuffle: expected one of them": {"sampler": [0], "shuffle": True},
-        "sampler: expected one with a length": {"sampler": iter([0])},
-        "drop_last: expected at least a batch of 8 nodes, got 1": {
-            "sampler": [0],
-            "drop_last": True,
-        },
+        f"sampler: .*0 to {seeds - 1}": {"sampler": [0, seeds]},
+        "sampler, shuffle: ": {"sampler": [0], "shuffle": True},
+        "sampler: .*length": {"sampler": iter([0])},
+        "drop_last: .*8 nodes, got 1": {"sampler": [0], "drop_last": True},
     }
-    for sentence, arguments in wrong.items():
-        with pytest.raises(InputError, match=sentence):
+    for facts, arguments in wrong.items():
+        with pytest.raises(InputError, match=facts):
             list(store.loader("valid", batch_size=8, **arguments))
 
 
@@ -543,10 +515,10 @@ def test_pygs_layer_wise_inference_takes_a_loader_of_all_nodes(
 
 
 def test_features_of_all_nodes_are_read_only_if_memory_has_room(
-    tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_dir: Path, tmp_path: Path
 ) -> None:
     store = convert(tiny_dir, tmp_path / "store", feature_dtype="float16", progress=False)
-    loader = store.loader(None, num_neighbors=[-1])
-    monkeypatch.setattr("ogbnlib.sampling.pyg_stores.available_bytes", lambda: 1000)
-    with pytest.raises(InputError, match="for all of it in RAM, 1 kB are available"):
-        _ = loader.data.x
+    large = dataclasses.replace(store, num_nodes=2**40)
+    for read in (large.to_data, lambda: StoreData(large).x):
+        with pytest.raises(InputError, match=rf"{store.path}: \d+\.\d+ GB .*store\.loader"):
+            read()

@@ -83,8 +83,10 @@ def stores(raw: Path) -> Callable[..., Store]:
 
 
 @pytest.fixture(scope="module")
-def config(raw: Path, tiny_config: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
-    return functools.partial(tiny_config, **{"dataset": str(raw), "batch_size": BATCH})
+def config(
+    stores: Callable[..., Store], tiny_config: Callable[..., TrainConfig]
+) -> Callable[..., TrainConfig]:
+    return functools.partial(tiny_config, **{"dataset": str(stores().path), "batch_size": BATCH})
 
 
 @pytest.fixture
@@ -203,7 +205,7 @@ def test_any_window_gives_the_batches_of_plain_indexing(
 
 
 @pytest.mark.parametrize(("window_batches", "taken"), [(None, 1), (4, 1), (4, 5)])
-def test_an_epoch_that_is_left_leaves_no_thread_and_closing_no_file(
+def test_a_left_epoch_leaves_no_thread_and_no_open_file(
     make: Make, stores: Callable[..., Store], window_batches: int | None, taken: int
 ) -> None:
     gc.collect()  # loaders of other tests
@@ -258,7 +260,7 @@ def test_losses_and_accuracies_are_those_of_the_policy_shared(
         )
 
 
-def test_another_direction_than_the_stores_is_refused_before_anything_is_written(
+def test_another_direction_than_the_stores_is_refused(
     config: Callable[..., TrainConfig], stores: Callable[..., Store], tmp_path: Path
 ) -> None:
     wanted = config(dataset=str(stores().path), loading="store", undirected=True)

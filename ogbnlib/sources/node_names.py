@@ -13,19 +13,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...errors import InputError, clear_errors, naming
-from ...graph.npz import Array
-from ...graph.store import Store
-from .columns import Columns, Table, hashes, name_keys
-from .readers import open_table
-from .roles import NODE
-
-_MOST_SHOWN = 5  # unknown names in a message
+from ..errors import InputError, clear_errors, naming
+from ..graph.npz import Array
+from ..graph.store import Store
+from .columns import Table, hashes, name_keys
+from .tables import open_table
 
 
 class _Names(Table):
-    """Names in memory as a table of one column."""
-
     def __init__(self, names: Any) -> None:
         super().__init__(Path("names"), ["names"])
         if isinstance(names, str):
@@ -50,7 +45,7 @@ def ids(store: Store, names: Any) -> Array:
             text.
 
     Raises:
-        InputError: for names that no node has; the message lists the first of them.
+        InputError: for names that no node has; the message names the first of them.
     """
     return _find(store, _Names(names), "names")
 
@@ -58,21 +53,19 @@ def ids(store: Store, names: Any) -> Array:
 def read_ids(store: Store, file: Path, id_column: str | None) -> Array:
     """Return the numbers of the nodes whose names are in a file, int64 [n], in the file's order.
 
-    The names are in the file's only column, or in the column `id_column`, by default node_id, node
-    or id. The first line of a text file with one column is also a name if a node has this name.
+    The names are in the file's only column, or in the column `id_column`, by default node_id or id.
+    The first line of a text file with one column is also a name if a node has this name.
     """
     table = open_table(file)
-    columns = Columns(table)
-    column = columns.find(id_column)
+    id_names = [id_column] if id_column is not None else ["node_id", "id"]
     is_alone = id_column is None and len(table.names) == 1
-    if id_column is None:
-        column = table.names[0] if is_alone else columns.only(NODE, "node ids")
-    if column not in table.names:
-        raise table.refusal(
-            f"one column, or the column {id_column or NODE[0]!r}",
-            "name that of the nodes: --id-column",
+    column = table.names[0] if is_alone else next((n for n in id_names if n in table.names), None)
+    if column is None:
+        raise InputError(
+            f"{file}: expected one column, or the column {id_names[0]!r}, found columns "
+            f"{table.shown()}; name that of the nodes: --id-column"
         )
-    may_be_name = is_alone and table.header and not table.typed and column not in NODE
+    may_be_name = is_alone and table.header and not table.typed and column not in id_names
     return _find(store, table, column, may_be_name)
 
 
@@ -87,7 +80,7 @@ def _find(store: Store, table: Table, column: str, header_may_be_name: bool = Fa
     with_header = header_may_be_name and kind == "string"
     if with_header:
         parts.append(hashes(np.array([column])))
-    for (piece,) in table.batches([column]):
+    for piece in table.pieces(column):
         if kind == "string" and pa.types.is_integer(piece.values.type):
             kind = "int64"
             array = ""
@@ -106,14 +99,11 @@ def _find(store: Store, table: Table, column: str, header_may_be_name: bool = Fa
         print(f"{table.file}: the first line, {column!r}, is read as a header", file=sys.stderr)
         with_header = False
         numbers = numbers[1:]
-    unknown = np.flatnonzero(numbers < 0) - with_header
-    if len(unknown):
-        examples = np.asarray(getattr(store, array)[:2]).tolist()
-        raise InputError(
-            f"{table.file}: expected names of nodes of {store.path}, such as "
-            f"{' and '.join(map(repr, examples))}, found {len(unknown)} that no node has: "
-            f"{', '.join(_shown(table, column, unknown))}"
-        )
+    examples = " and ".join(map(repr, np.asarray(getattr(store, array)[:2]).tolist()))
+    for piece in table.pieces(column):
+        begin = piece.begin + with_header
+        is_unknown = numbers[begin : begin + len(piece.values)] < 0
+        piece.refuse(is_unknown, f"names of nodes of {store.path}, such as {examples}")
     return numbers
 
 
@@ -127,17 +117,6 @@ def _look_up(store: Store, array: str, keys: Array) -> Array:
         if names.dtype.kind == "S":
             names = hashes(names)
         at = np.minimum(np.searchsorted(unique_keys, names), len(unique_keys) - 1)
-        known = np.flatnonzero(unique_keys[at] == names)
-        positions[at[known]] = begin + known
+        matches = np.flatnonzero(unique_keys[at] == names)
+        positions[at[matches]] = begin + matches
     return positions[places]
-
-
-def _shown(table: Table, column: str, rows: Array) -> Iterator[str]:
-    """Yield the values and row numbers of the first few of `rows`, which ascend, and "..." if there
-    are more."""
-    for (piece,) in table.batches([column]):
-        for row in rows[:_MOST_SHOWN].tolist():
-            if piece.begin <= row < piece.begin + len(piece.values):
-                yield f"{piece.values[row - piece.begin].as_py()!r} in row {row}"
-    if len(rows) > _MOST_SHOWN:
-        yield "..."

@@ -7,22 +7,19 @@ import glob
 import re
 from pathlib import Path
 
-from ...errors import InputError
-from ...files import whereabouts
+from ..errors import InputError
+from ..files import whereabouts
 
-_TEXT = (".csv", ".tsv", ".txt", ".edgelist", ".edges", ".el")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # arrow decompresses them in pieces
-_PACKED = ("", *COMPRESSIONS)
 FORMATS = {
-    **{".npy": "array", ".npz": "archive"},
-    **{".parquet": "parquet", ".pq": "parquet"},
-    **{".feather": "arrow", ".arrow": "arrow", ".ipc": "arrow"},
-    **{f".mtx{packed}": "matrix" for packed in _PACKED},
-    **{f"{end}{packed}": "text" for end in _TEXT for packed in _PACKED},
+    **{".npy": "array", ".parquet": "parquet", ".feather": "feather"},
+    **{
+        f"{end}{packed}": "text"
+        for end in (".csv", ".tsv", ".txt")
+        for packed in ("", *COMPRESSIONS)
+    },
 }
-READABLE = (
-    ".npy, .npz, .parquet, .feather, .csv, .tsv or .txt, also .gz, .bz2 or .zst; .mtx of edges"
-)
+READABLE = ".npy, .parquet, .feather, .csv, .tsv or .txt, also .gz, .bz2 or .zst"
 
 
 def ending(name: str) -> str:
@@ -57,10 +54,15 @@ def files_of(path: Path) -> list[Path]:
     parts = _parts(path)
     if not parts:
         raise InputError(f"{path}: expected a file or a folder of parts, found none{whereabouts()}")
-    others = [part.name for part in parts if part.is_dir() or format_of(part) is None]
-    if others:
+    in_folder = (
+        path.is_dir()
+    )  # a pattern names its parts, which are text if their ending is unknown
+    unread = [
+        part.name for part in parts if part.is_dir() or (in_folder and format_of(part) is None)
+    ]
+    if unread:
         raise InputError(
-            f"{path}: expected parts ({READABLE}), found {others[0]}; "
+            f"{path}: expected parts ({READABLE}), found {unread[0]}; "
             f'name the parts by a pattern, such as "{parts[0].parent}/*.csv"'
         )
     return parts

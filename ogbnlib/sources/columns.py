@@ -1,0 +1,214 @@
+"""Tables, the roles of their columns, and pieces of values, cast with the place of a bad value.
+
+Import this module only when needed: it imports pyarrow and pandas. pyarrow reads files in pieces
+and keeps the order of the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InputError, naming
+from ..graph.npz import Array
+
+_TEXTS = (
+    "large_string",
+    "string_view",
+    "binary_view",
+    "binary",
+    "large_binary",
+    "fixed_size_binary",
+)
+BATCH_ROWS = 2**17
+_MOST_SHOWN = 20  # columns in a message
+
+
+class Table:
+    """The columns of a file, or of its parts, read in bounded memory.
+
+    `tables` has a subclass for each format.
+
+    Attributes:
+        names: the columns' names; columns without names are called "1", "2", ...
+        header: whether the file itself contains these names.
+        typed: whether values have types, so that a name can't be mistaken for a value.
+        index: names of columns that pandas wrote for the index of a frame.
+    """
+
+    header = typed = True
+    index: Sequence[str] = ()
+
+    def __init__(self, file: Path, names: Sequence[str]) -> None:
+        self.file = file
+        self.names = list(names)
+
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        """Yield the next values of each of `columns`, about `rows` at a time."""
+        raise NotImplementedError
+
+    @cached_property
+    def num_rows(self) -> int:
+        """The number of rows; by default the file is read to count them."""
+        with naming(self.file, "a table"):
+            return sum(len(values) for (values,) in self.arrays(self.names[:1], BATCH_ROWS))
+
+    def location(self, row: int) -> tuple[Path, int]:
+        """Return the file of a row, and the row's number in it."""
+        return self.file, row
+
+    def batches(self, columns: Sequence[str], rows: int = BATCH_ROWS) -> Iterator[list[Piece]]:
+        """Yield the next rows of `columns`: at most `rows`, or from a text file those in 4 MB."""
+        begin = 0
+        with naming(self.file, "a table"):
+            for batch in self.arrays(columns, rows):
+                yield [
+                    Piece(self, name, values, begin).decoded()
+                    for name, values in zip(columns, batch, strict=True)
+                ]
+                begin += len(batch[0])
+
+    def pieces(self, column: str) -> Iterator[Piece]:
+        return (piece for (piece,) in self.batches([column]))
+
+    def shown(self) -> str:
+        """Return the columns' names for a message, 20 at most."""
+        names = [repr(name) for name in self.names[:_MOST_SHOWN]]
+        if len(self.names) > _MOST_SHOWN:
+            names.append(f"... ({len(self.names)})")
+        return ", ".join(names)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """A table and the role of each of its columns, in the order of the file."""
+
+    table: Table
+    roles: Mapping[str, str]
+
+    def all(self, *roles: str) -> list[str]:
+        return [name for name, role in self.roles.items() if role in roles]
+
+    def first(self, *roles: str) -> str | None:
+        return next(iter(self.all(*roles)), None)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive values of a column; `begin` is the row number of the first one."""
+
+    table: Table
+    name: str
+    values: pa.Array
+    begin: int
+
+    def decoded(self) -> Piece:
+        """Return the piece with dictionary-encoded values decoded, and with text as strings."""
+        values = self.values
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        piece = replace(self, values=values)
+        if str(values.type).startswith(_TEXTS):
+            return replace(piece, values=piece.cast("string", "text in UTF-8"))
+        return piece
+
+    def refuse(
+        self, wrong: Sequence[bool] | Array | pa.Array, expected: str, hint: str = ""
+    ) -> None:
+        """Raise an `InputError` that names the first row where `wrong` is true, if there is any."""
+        rows = np.flatnonzero(wrong)
+        if len(rows):
+            at = int(rows[0])
+            file, row = self.table.location(self.begin + at)
+            value = reprlib.repr(self.values[at].as_py())
+            raise InputError(
+                f"{file}, column {self.name!r}, row {row}: expected {expected}, found {value}{hint}"
+            )
+
+    def cast(self, kind: str, expected: str, hint: str = "") -> pa.Array:
+        """Return the values as int64, double or string.
+
+        Among numbers, an empty cell becomes null, and 3.0 is the whole number 3. The error about a
+        value that can't be cast ends with `hint`.
+        """
+        values = _cast(self.values, kind)
+        if values is None:
+            rows = range(len(self.values))
+            first = next(row for row in rows if _cast(self.values.slice(row, 1), kind) is None)
+            value = self.values[first].as_py()
+            if not isinstance(value, str):
+                hint = f" ({self.values.type}){hint}"
+            elif "," in value:
+                hint = f"; decimals have a point, thousands no sign, lists are no numbers{hint}"
+            self.refuse(np.equal(rows, first), expected, hint)
+        return values
+
+
+def _cast(values: pa.Array, kind: str) -> pa.Array | None:
+    """Return the values as another type, or None if one of them can't be cast."""
+    if pa.types.is_string(values.type) and kind != "string":
+        # most columns have no empty cells, and to find them takes longer than to cast
+        for text in (values, _without_empty(values)):
+            with contextlib.suppress(pa.ArrowInvalid):
+                return text.cast(kind)
+        with contextlib.suppress(pa.ArrowInvalid):
+            return _cast(text.cast("double"), kind)
+        if kind == "double":
+            with contextlib.suppress(pa.ArrowInvalid):
+                return text.cast("bool").cast("double")  # True and False, as pandas writes them
+        return None
+    if kind == "int64":
+        # arrow would cast True to 1, and a date to a number of days
+        if pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type):
+            return None
+        # Beyond 2**53, several whole numbers are the same float.
+        if pa.types.is_floating(values.type) and (pc.max(pc.abs(values)).as_py() or 0) > 2**53:
+            return None
+    with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return values.cast(kind, safe=kind != "double")
+    return None
+
+
+def _without_empty(values: pa.Array) -> pa.Array:
+    values = pc.utf8_trim_whitespace(values)
+    return pc.if_else(pc.equal(values, ""), pa.scalar(None, pa.string()), values)
+
+
+def numbers(values: pa.Array) -> Array:
+    """Return an arrow array of numbers as a numpy array, with NaN for nulls."""
+    return values.to_numpy(zero_copy_only=False)
+
+
+def name_keys(piece: Piece, kind: str, expected: str) -> Array:
+    """Return a 64-bit number for each name: the name itself if `kind` is "int64", or its hash if
+    `kind` is "string". A missing name is refused."""
+    keys = piece.cast(kind, expected)
+    if kind == "int64":
+        piece.refuse(keys.is_null(), expected)
+        return numbers(keys)
+    piece.refuse(np.asarray(keys.fill_null("")) == "", expected)
+    return hashes(numbers(keys))
+
+
+def hashes(names: Array) -> Array:
+    """Return a uint64 hash of each name. Text and its UTF-8 bytes have the same hash."""
+    return pd.util.hash_array(names.astype(object, copy=False), categorize=False)
+
+
+def flags(piece: Piece) -> Array:
+    """Return the booleans of a mask: true, false, 1, 0 or an empty cell, in any case of letters."""
+    expected = "true or false"
+    words = pc.utf8_lower(pc.fill_null(piece.cast("string", expected), ""))
+    truth = pc.is_in(words, value_set=pa.array(["true", "1", "1.0"]))
+    is_flag = pc.or_(truth, pc.is_in(words, value_set=pa.array(["false", "0", "0.0", ""])))
+    piece.refuse(pc.invert(is_flag), expected)
+    return numbers(truth)

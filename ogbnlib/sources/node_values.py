@@ -1,0 +1,201 @@
+"""Labels and splits of the nodes, from the columns of a user's files."""
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InputError
+from ..graph.array_checks import from_one
+from ..graph.npz import Array
+from ..graph.store_format import SPLITS, label_dtype
+from .columns import Columns, Piece, Table, flags, numbers
+from .description import LEFT_OUT
+from .labels import MAX_CLASSES, NOT_CLASSES, count_classes, refuse_several_labels
+from .names import Nodes
+from .tables import is_number
+
+_SPLIT_OF = {
+    "train": "train",
+    "valid": "valid",
+    "val": "valid",
+    "validation": "valid",
+    "test": "test",
+}
+
+
+def _check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
+    """Refuse more rows than nodes, or with `one_each` any other number than that of the nodes.
+
+    This comes before memory use grows with the file: a small compressed file may have billions of
+    rows.
+    """
+    if table.num_rows > nodes.num_nodes or (one_each and table.num_rows != nodes.num_nodes):
+        expected = f"{nodes.num_nodes} rows, one for each node"
+        if not one_each:
+            expected = f"at most {nodes.num_nodes} rows, the number of nodes"
+        raise InputError(
+            f"{table.file}: expected {expected}, found {table.num_rows}; blank lines do not count"
+        )
+
+
+def _by_node(
+    columns: Columns, names: Sequence[str], nodes: Nodes
+) -> Iterator[tuple[Array, list[Piece]]]:
+    """Yield (node ids, values of the columns `names`) in pieces; refuse a node that comes twice.
+
+    Without a column of ids or names, row i is node i.
+    """
+    table = columns.table
+    ids_column = columns.first("id", "name")
+    _check_rows(table, nodes, one_each=ids_column is None)
+    seen = np.zeros(nodes.num_nodes, bool)
+    for pieces in table.batches([*names, *filter(None, [ids_column])]):
+        begin = pieces[0].begin
+        ids = np.arange(begin, begin + len(pieces[0].values))
+        if ids_column:
+            ids_piece = pieces.pop()
+            ids = nodes_of(columns, nodes)(ids_piece)
+            ids_piece.refuse(seen[ids] | pd.Index(ids).duplicated(), "each node once")
+            seen[ids] = True
+        yield ids, pieces
+
+
+def nodes_of(columns: Columns, nodes: Nodes) -> Nodes:
+    """Return the map for the ids of a table: its column of ids has row numbers, one of names has
+    names."""
+    if columns.first("id") is None or nodes.names is None:
+        return nodes
+    return Nodes(nodes.num_nodes, nodes.names[0].file.name)
+
+
+def _class_names(table: Table, column: str, num_classes: int) -> list[str]:
+    """Return the sorted names of the classes as written, [] if labels are numbers."""
+    classes = set[str]()
+    for piece in table.pieces(column):
+        if hasattr(piece.values.type, "value_type") and len(piece.values):
+            refuse_several_labels(str(table.file), len(piece.values[0]))
+        if piece.values.type != "string":
+            return []
+        classes |= {*pc.unique(piece.values.drop_null()).to_pylist()} - {""}
+        if len(classes) > num_classes:
+            raise InputError(f"{table.file}: expected at most {num_classes} classes, found more")
+    # a class may be called "nan"
+    counts = {text for text in classes if is_number(text) and any(map(str.isdigit, text))}
+    texts = {text for text in classes if not is_number(text)}
+    if counts and texts:
+        _refuse_minority(table, column, counts, texts)
+    if counts:
+        return []
+    return sorted(classes)
+
+
+def _refuse_minority(table: Table, column: str, counts: set[str], texts: set[str]) -> None:
+    """Name the first row of the labels that are fewer: numbers among text, or text among numbers."""
+    wrong = texts
+    expected = "a number"
+    if len(counts) < len(texts):
+        wrong = counts
+        expected = "text"
+    for piece in table.pieces(column):
+        is_wrong = pc.is_in(piece.values, value_set=pa.array(sorted(wrong)))
+        piece.refuse(is_wrong, f"{expected}, as most classes are")
+
+
+def _numeric_labels(piece: Piece, num_classes: int) -> Array:
+    """Return labels as whole numbers, -1 where there is none."""
+    expected = f"whole labels from 0 to {num_classes - 1}, or NaN or -1 where there is none"
+    values = numbers(piece.cast("double", expected))
+    some = ~np.isnan(values) & (values != -1)
+    piece.refuse(some & (values != np.floor(values)), expected, NOT_CLASSES)
+    hint = from_one(values[some], num_classes)
+    piece.refuse(some & ((values < 0) | (values >= num_classes)), expected, hint)
+    return np.where(some, values, -1)
+
+
+def read_labels(
+    columns: Columns, nodes: Nodes, num_classes: int | None
+) -> tuple[Array, int, Array | None]:
+    """Return labels [N], -1 for none, the number of classes, and the names of text classes.
+
+    The names are sorted UTF-8 bytes [C]; None if labels are numbers.
+    """
+    table = columns.table
+    column = columns.all("label")[0]
+    _check_rows(table, nodes, one_each=columns.first("id", "name") is None)
+    names = _class_names(table, column, num_classes or MAX_CLASSES)
+    labels = np.full(nodes.num_nodes, -1, np.int32)
+    kind = ""
+    for ids, (piece,) in _by_node(columns, [column], nodes):
+        kind = kind or str(piece.values.type)
+        if names:
+            places = pc.index_in(piece.values, value_set=pa.array(names))
+            labels[ids] = places.fill_null(-1).to_numpy()
+        else:
+            labels[ids] = _numeric_labels(piece, num_classes or MAX_CLASSES)
+    if num_classes is None:
+        dtype = np.dtype(float)
+        if kind.startswith(("int", "uint")):
+            dtype = np.dtype(kind)
+        num_classes = count_classes([labels], dtype, str(table.file))
+        question = from_one(labels[labels >= 0], num_classes - 1)
+        if question:
+            print(f"{table.file}: labels from 1 to {num_classes - 1}{question}", file=sys.stderr)
+    class_names = None
+    if names:
+        class_names = np.array([name.encode() for name in names])
+    return labels.astype(label_dtype(num_classes)), num_classes, class_names
+
+
+def is_mask(columns: Columns, split: str) -> bool:
+    """Whether a column of the role train, valid or test is a mask of nodes, and not their ids.
+
+    It is one beside columns of other roles, and if its values are true and false.
+    """
+    if any(role not in (split, LEFT_OUT) for role in columns.roles.values()):
+        return True
+    first = next(columns.table.pieces(columns.all(split)[0]), None)
+    if first is None or not len(first.values):
+        return False
+    if pa.types.is_boolean(first.values.type):
+        return True
+    return str(first.values[0].as_py()).lower() in ("true", "false")
+
+
+def _read_split(columns: Columns, split: str, nodes: Nodes) -> Array:
+    table = columns.table
+    column = columns.all(split)[0]
+    parts = [np.empty(0, np.int64)]
+    if is_mask(columns, split):
+        parts += [ids[flags(piece)] for ids, (piece,) in _by_node(columns, [column], nodes)]
+        return np.sort(np.concatenate(parts))
+    _check_rows(table, nodes)
+    if nodes.names is not None and nodes.are_rows(table, column):
+        print(f"{table.file}: read as row numbers: none of its ids is a name", file=sys.stderr)
+        nodes = Nodes(nodes.num_nodes, table.file.name)
+    return np.concatenate([*parts, *(nodes(piece) for piece in table.pieces(column))])
+
+
+def read_splits(tables: Sequence[Columns], nodes: Nodes) -> dict[str, Array]:
+    """Return int64 ids of the splits: from a column with the split of each node, empty for none, or
+    from ids or a mask for each split."""
+    columns_of: Mapping[str, Columns] = {
+        role: columns for columns in tables for role in columns.roles.values()
+    }
+    if "split" not in columns_of:
+        return {split: _read_split(columns_of[split], split, nodes) for split in SPLITS}
+    columns = columns_of["split"]
+    parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
+    for ids, (piece,) in _by_node(columns, columns.all("split"), nodes):
+        expected = "train, valid, test or an empty cell"
+        words = pc.utf8_lower(pc.utf8_trim_whitespace(piece.cast("string", expected)))
+        words = pc.fill_null(words, "")
+        places = pc.index_in(words, value_set=pa.array([*_SPLIT_OF]))
+        piece.refuse(pc.and_(places.is_null(), pc.not_equal(words, "")), expected)
+        codes = places.fill_null(-1).to_numpy()
+        for number, split in enumerate(_SPLIT_OF.values()):
+            parts[split].append(ids[codes == number])
+    return {split: np.sort(np.concatenate(ids), kind="stable") for split, ids in parts.items()}

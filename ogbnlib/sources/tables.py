@@ -1,0 +1,353 @@
+"""Tables in a user's files, one class per format, read in pieces in bounded memory.
+
+Import this module only when needed: it imports pyarrow.
+"""
+
+import contextlib
+import csv
+import itertools
+import re
+import reprlib
+import sys
+from collections.abc import Iterator, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.ipc
+import pyarrow.parquet
+
+from ..errors import InputError, format_bytes, naming
+from ..graph.npz import load, slices
+from .columns import Table
+from .formats import COMPRESSIONS, ending, files_of, format_of
+
+_BLOCK_BYTES = 2**22  # bytes of text that are read at a time, and the most in one line
+_BOM = b"\xef\xbb\xbf"
+
+
+def is_number(text: str) -> bool:
+    with contextlib.suppress(ValueError):
+        float(text)
+        return True
+    return False
+
+
+class _ArrayTable(Table):
+    """An .npy file: both ends of the edges [2, E] or [E, 2], values [N], or rows [N, F] of numbers.
+
+    The rows [N, F] are one column of lists.
+    """
+
+    header = typed = False
+
+    def __init__(self, file: Path, role: str) -> None:
+        array = load(file)
+        if array.ndim == 2 and role == "edges" and 2 in array.shape:
+            if array.shape[0] != 2:
+                array = array.T
+            columns = list(array)
+        elif role == "edges" or array.ndim not in (1, 2) or 0 in array.shape[1:]:
+            expected = "edges [2, E] or [E, 2]" if role == "edges" else "[N] or [N, F]"
+            raise InputError(f"{file}: expected {expected}, found an array {[*array.shape]}")
+        else:
+            columns = [array.reshape(-1) if array.shape[1:] == (1,) else array]
+        super().__init__(file, [str(i + 1) for i in range(len(columns))])
+        self._columns = dict(zip(self.names, columns, strict=True))
+        self.num_rows = len(columns[0])
+
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        pieces = [slices(self._columns[name], rows) for name in columns]
+        for batch in zip(*pieces, strict=True):
+            yield [_to_arrow(values) for values in batch]
+
+
+def _to_arrow(values: np.ndarray) -> pa.Array:
+    native = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    if values.ndim == 1:
+        return pa.array(native)
+    return pa.FixedSizeListArray.from_arrays(pa.array(native.reshape(-1)), values.shape[1])
+
+
+# -------------------------------------------------------------------------------------------- text
+
+
+class _Lines:
+    """Filter for blocks of text before the csv parser.
+
+    It refuses too long lines, and drops comments (after `mark`). With `blanks` it leaves one blank
+    between fields.
+    """
+
+    def __init__(self, where: Path, mark: bytes, blanks: bool) -> None:
+        self.where = where
+        self.mark = mark
+        self.blanks = blanks
+        self._rest = b""
+        self._comment = (
+            re.compile(rb"^(%s)?[ \t]*%s.*\n?" % (_BOM, mark), re.MULTILINE) if mark else None
+        )
+
+    def __call__(self, block: bytes | pa.Buffer) -> bytes:
+        """Return the lines that this block completes; an empty block means the end of the file."""
+        data = self._rest + bytes(block)
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not len(block) and data:
+            data += b"\n"  # arrow refuses a first line without a newline
+            end = len(data)
+        self._rest = data[end:]
+        data = data[:end]
+        if len(self._rest) > _BLOCK_BYTES:
+            raise _too_long(self.where)
+        if self._comment and self.mark in data:
+            data = self._comment.sub(b"", data)
+        if self.blanks:
+            data = data.replace(b"\t", b" ")
+            while b"  " in data:
+                data = data.replace(b"  ", b" ")
+            for padded, bare in ((b" \r", b"\r"), (b" \n", b"\n"), (b"\n ", b"\n")):
+                data = data.replace(padded, bare)
+            data = data.removeprefix(b" ").removesuffix(b" ")
+        return data
+
+
+def _too_long(file: Path) -> InputError:
+    return InputError(
+        f"{file}: expected a table of short lines, "
+        f"found a line longer than {format_bytes(_BLOCK_BYTES)}, or a quote without its end"
+    )
+
+
+def _mark(file: Path) -> bytes:
+    """Return the sign of comment lines: "#" or "%" if the file begins with it, else nothing."""
+    with _inflated(file) as stream:
+        while block := stream.read(2**16):
+            if block.startswith((b"\xff\xfe", b"\xfe\xff")):
+                raise InputError(f"{file}: expected UTF-8, found UTF-16; save it as UTF-8")
+            text = block.removeprefix(_BOM).lstrip()
+            if text:
+                is_mark = text[:1] in b"#%"
+                return text[:is_mark]
+    return b""
+
+
+def _head(file: Path, mark: bytes) -> Iterator[str]:
+    """Yield the lines of a text file that are neither blank nor comments."""
+    lines = _Lines(file, mark, False)
+    with _inflated(file) as stream:
+        block = b" "
+        while block:
+            block = stream.read(2**16)
+            for line in lines(block).splitlines(keepends=True):
+                text = line.decode(errors="replace").removeprefix("\ufeff")
+                if text.strip():
+                    yield text
+
+
+def _inflated(file: Path) -> pa.NativeFile:
+    return pa.input_stream(str(file), compression=COMPRESSIONS.get(file.suffix.lower()))
+
+
+def _separator(file: Path, line: str) -> str:
+    """Return the field separator of a text file by its first line: tab, comma, semicolon, or blank,
+    which a .csv file can have in its names."""
+    bare = re.sub(r'"[^"]*"', '""', line.strip("\r\n "))
+    signs = "\t,;" if ending(file.name).startswith(".csv") else "\t,; "
+    return next((sign for sign in signs if sign in bare), ",")
+
+
+class _TextTable(Table):
+    """A text file, such as csv or an edge list; every field is read as text.
+
+    Its first line that is no comment decides the separator. It is the header if `header` says so;
+    by default unless one of its fields is a number. But 0, 1, 2, ... is a header of pandas.
+    """
+
+    typed = False
+
+    def __init__(self, file: Path, header: bool | None) -> None:
+        self.mark = _mark(file)
+        lines = _head(file, self.mark)
+        start = next(lines, "")
+        self.separator = _separator(file, start)
+        if self.separator == " ":
+            fields = start.split()
+        else:
+            reader = csv.reader(itertools.chain([start], lines), delimiter=self.separator)
+            fields = next(reader, [])
+        first = [text.strip() for text in fields]
+        self.empty = not first
+        count = [str(i) for i in range(len(first))]
+        is_header = not any(map(is_number, first)) or (len(first) > 2 and first == count)
+        self.header = bool(first) and (is_header if header is None else header)
+        super().__init__(file, first if self.header else [str(i + 1) for i in range(len(first))])
+        if self.empty:
+            self.names = ["1"]
+        if header is None and first == ["0", "1"]:
+            print(
+                f"{file}: 0,1 is read as data; if it is a header, remove the line", file=sys.stderr
+            )
+
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        if self.empty:
+            return
+        # The header is read as data, because a quoted name may span lines.
+        skip = int(self.header)
+        for batch in self._batches([self.names.index(name) for name in columns]):
+            yield [column.slice(skip) for column in batch.columns]
+            skip = 0
+
+    def _batches(self, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
+        texts = {f"f{i}": pa.binary() for i in columns}
+        lines = _Lines(self.file, self.mark, self.separator == " ")
+        wrong: list[pa.csv.InvalidRow] = []
+
+        def keep(row: pa.csv.InvalidRow) -> str:
+            wrong.append(row)
+            return "error"
+
+        try:
+            yield from pa.csv.open_csv(
+                pa.TransformInputStream(_inflated(self.file), lines),
+                # With several threads, arrow does not number the invalid rows.
+                read_options=pa.csv.ReadOptions(
+                    block_size=_BLOCK_BYTES, autogenerate_column_names=True, use_threads=False
+                ),
+                parse_options=pa.csv.ParseOptions(
+                    delimiter=self.separator,
+                    newlines_in_values=True,
+                    invalid_row_handler=keep,
+                ),
+                convert_options=pa.csv.ConvertOptions(
+                    column_types=texts, include_columns=list(texts)
+                ),
+            )
+        except pa.ArrowInvalid as error:
+            # arrow's words for a row that does not end within two blocks
+            if "straddling" in str(error):
+                raise _too_long(self.file) from None
+            for row in wrong:
+                raise InputError(
+                    f"{self.file}, row {row.number - 1 - self.header}: expected "
+                    f"{row.expected_columns} columns, found {row.actual_columns}: "
+                    f"{reprlib.repr(row.text)}"
+                ) from None
+            raise
+
+
+# --------------------------------------------------------------------------------- parquet and arrow
+
+
+def _index_of(schema: pa.Schema) -> list[str]:
+    columns = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in columns if isinstance(name, str)]
+
+
+class _ParquetTable(Table):
+    def __init__(self, file: Path) -> None:
+        # With a buffer, a row group is read page by page; without one, each of its columns is in
+        # memory as a whole.
+        self._open = partial(pa.parquet.ParquetFile, file, buffer_size=2**20, pre_buffer=False)
+        opened = self._open()
+        super().__init__(file, opened.schema_arrow.names)
+        self.index = _index_of(opened.schema_arrow)
+        self.num_rows = opened.metadata.num_rows
+
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        for batch in self._open().iter_batches(rows, columns=list(columns)):
+            yield [batch.column(name) for name in columns]
+
+
+class _FeatherTable(Table):
+    """A Feather file (an Arrow file), memory-mapped."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        schema = self._open([]).schema
+        super().__init__(file, schema.names)
+        self.index = _index_of(schema)
+
+    def _open(self, columns: Sequence[int]) -> pa.ipc.RecordBatchFileReader:
+        options = pa.ipc.IpcReadOptions(included_fields=sorted(columns))
+        return pa.ipc.open_file(pa.memory_map(str(self.file)), options=options)
+
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        batches = self._open([self.names.index(name) for name in columns])
+        for batch in map(batches.get_batch, range(batches.num_record_batches)):
+            for begin in range(0, batch.num_rows, rows):
+                yield [batch.column(name).slice(begin, rows) for name in columns]
+
+
+# ------------------------------------------------------------------------------------------- parts
+
+
+class _PartsTable(Table):
+    def __init__(self, path: Path, files: Sequence[Path], header: bool | None, role: str) -> None:
+        # Spark writes an empty file for a partition without rows.
+        filled = [file for file in files if file.stat().st_size] or files[:1]
+        self._parts = [open_table(file, header, role) for file in filled]
+        first = self._parts[0]
+        super().__init__(path, first.names)
+        self.header = first.header
+        self.typed = first.typed
+        self.index = first.index
+        for part in self._parts[1:]:
+            # the Unix command split(1) leaves the header in the first part only
+            if first.header and not part.header and len(part.names) == len(first.names):
+                part.names = first.names
+            if part.names != first.names:
+                raise InputError(
+                    f"{part.file}: expected the columns of {first.file.name}, "
+                    f"{', '.join(first.names)}; found {', '.join(part.names)}"
+                )
+        self._begins = [0]  # first row of each part read so far, for `place`
+
+    @cached_property
+    def num_rows(self) -> int:
+        return sum(part.num_rows for part in self._parts)
+
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        begin = 0
+        self._begins = []
+        for part in self._parts:
+            self._begins.append(begin)
+            with naming(part.file, "a table"):
+                for values in part.arrays(columns, rows):
+                    begin += len(values[0])
+                    yield values
+
+    def location(self, row: int) -> tuple[Path, int]:
+        at = int(np.searchsorted(self._begins, row, side="right")) - 1
+        return self._parts[at].location(row - self._begins[at])
+
+
+def open_table(path: Path, header: bool | None = None, role: str = "") -> Table:
+    """Return the table of a file, of a folder of parts or of a pattern.
+
+    Args:
+        header: whether the first line of text is a header; by default its fields decide.
+        role: the role of an array; "edges" has two columns.
+    """
+    with naming(path, "a table"):
+        table = _open(path, header, role)
+    twice = [name for name in table.names if table.names.count(name) > 1]
+    if twice:
+        raise InputError(
+            f"{path}: expected each column's name once, found {twice[0]!r} again; rename one"
+        )
+    return table
+
+
+def _open(path: Path, header: bool | None, role: str) -> Table:
+    files = files_of(path)
+    if files != [path]:
+        return _PartsTable(path, files, header, role)
+    kind = format_of(path)
+    if kind == "array":
+        return _ArrayTable(path, role)
+    if kind == "parquet":
+        return _ParquetTable(path)
+    # a file of an unknown ending is text
+    return _FeatherTable(path) if kind == "feather" else _TextTable(path, header)

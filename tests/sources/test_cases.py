@@ -1,0 +1,148 @@
+"""Files that people of this trade bring: each is converted right, left to a draft, or refused."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import random_arrays
+
+from ogbnlib import InputError, Store, convert
+from ogbnlib.sources.convert import open_source
+
+N, E = 200, 900
+
+
+@pytest.fixture
+def graph() -> dict[str, Any]:
+    graph = random_arrays(N, E, 3, 4)
+    graph["y"] = np.random.default_rng(1).integers(0, 4, N)
+    return graph
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own").mkdir()
+    return tmp_path / "own"
+
+
+def save(folder: Path, graph: dict[str, Any], *names: str) -> None:
+    arrays = {"edges": graph["edge_index"], "features": graph["x"], "labels": graph["y"]}
+    for name, values in {**arrays, **graph["splits"]}.items():
+        if not names or name in names:
+            np.save(folder / f"{name}.npy", values)
+
+
+def edited(folder: Path, roles: dict[str, str], more: str = "") -> None:
+    """Replace the draft's TODOs, by the text before them."""
+    with pytest.raises(InputError, match="wrote the draft"):
+        open_source(folder)
+    text = (folder / "dataset.yaml").read_text()
+    for name, role in roles.items():
+        assert f"{name}: TODO" in text
+        text = text.replace(f"{name}: TODO", f"{name}: {role}")
+    (folder / "dataset.yaml").write_text(text + more)
+
+
+def test_snaps_edge_list_under_its_own_name(folder: Path, graph: dict[str, Any]) -> None:
+    rng = np.random.default_rng(1)
+    names = np.sort(rng.choice(10**6, N, replace=False))
+    ends = "".join(f"{names[a]}\t{names[b]}\n" for a, b in graph["edge_index"].T)
+    file = folder / "com-mine.ungraph.txt.gz"
+    file.write_bytes(gzip.compress(f"# Directed graph\n# FromNodeId\tToNodeId\n{ends}".encode()))
+    save(folder, graph, "features", "labels", *graph["splits"])
+    np.save(folder / "nodes.npy", names)
+    edited(folder, {"    1": "source", "    2": "target"})
+    store = convert(folder, folder.parent / "store", progress=False)
+    (folder / "dataset.yaml").unlink()
+    file.rename(folder / "edges.txt.gz")
+    named = convert(folder, folder.parent / "named", progress=False)
+    assert (named.files, named.num_edges) == (store.files, E)
+
+
+def test_coras_content_and_cites_lose_no_line(folder: Path, graph: dict[str, Any]) -> None:
+    ids = [f"{100157 + 7 * i}" if i % 3 else f"skiabc{i}" for i in range(N)]
+    words = (graph["x"] > 0.8).astype(int)
+    rows = zip(ids, words, graph["y"], strict=True)
+    content = [
+        "\t".join([name, *map(str, row), f"class {label}"]) + "\n" for name, row, label in rows
+    ]
+    (folder / "cora.content").write_text("".join(content))
+    src, dst = graph["edge_index"]
+    cites = [f"{ids[b]}\t{ids[a]}\n" for a, b in zip(src, dst, strict=True)]
+    cites[0] = "skiabc0\tskiabc3\n"  # two names of text: not a header
+    (folder / "cora.cites").write_text("".join(cites) + "nobody97\tskiabc0\n")
+    for split, nodes in graph["splits"].items():
+        names = "".join(f"{ids[node]}\n" for node in nodes)
+        (folder / f"{split}.csv").write_text(f"node_id\n{names}")
+    roles = {"    1": "name", "    5": "label"} | dict.fromkeys(
+        ("    2", "    3", "    4"), "feature"
+    )
+    roles |= {"skiabc0": "TODO", "skiabc3": "TODO"}
+    edited(folder, roles, "drop_unknown: true\n")
+    draft = folder / "dataset.yaml"
+    header = "  cora.cites:\n    header: none\n    1: target\n    2: source\n"
+    before, _, after = draft.read_text().partition("  cora.cites:\n")
+    draft.write_text(before + header + after[after.index("  cora.content:") :])
+    store = convert(folder, folder.parent / "store", progress=False)
+    assert (store.num_edges, store.summary["dropped_edges"], store.num_classes) == (E, 1, 4)
+    first = np.stack(store.read_edge_index())[:, store.read_edge_index()[1] == 0]
+    assert 3 in first[0]  # citing to cited
+
+
+def test_several_labels_a_node_are_values(folder: Path, graph: dict[str, Any]) -> None:
+    save(folder, graph)
+    labels = np.random.default_rng(0).integers(0, 2, (N, 20))
+    np.save(folder / "labels.npy", labels)
+    with pytest.raises(InputError, match=r"labels.npy: .*declared as values in dataset.yaml"):
+        open_source(folder)
+    (folder / "labels.npy").rename(folder / "targets.npy")
+    store = convert(folder, folder.parent / "store", progress=False)
+    np.testing.assert_array_equal(store.y, labels)
+
+
+@pytest.mark.parametrize("text", ["-1,341", "1,770.84", "0.1,0.2", "1 770"])
+def test_a_number_is_a_number(text: str, folder: Path, graph: dict[str, Any]) -> None:
+    save(folder, graph, "edges", *graph["splits"])
+    rows = "".join(f"{i};5;{text};{label}\n" for i, label in enumerate(graph["y"]))
+    (folder / "nodes.csv").write_text(f"node_id;a;price;label\n{rows}")
+    with pytest.raises(
+        InputError, match=f"column 'price', row 0: expected a number, found '{text}'"
+    ):
+        convert(folder, folder.parent / "store", progress=False)
+
+
+def test_two_kinds_of_nodes_are_a_comment_of_the_draft(folder: Path, graph: dict[str, Any]) -> None:
+    save(folder, graph, "features", "labels", *graph["splits"])
+    ends = pd.DataFrame(graph["edge_index"].T, columns=["user_id", "item_id"])
+    ends.to_csv(folder / "edges.csv", index=False)
+    with pytest.raises(InputError, match="'user_id', 'item_id'"):
+        open_source(folder)
+    assert (
+        "number two kinds of nodes, give each kind ids of its own"
+        in (folder / "dataset.yaml").read_text()
+    )
+
+
+def test_what_is_declared_is_believed(folder: Path, graph: dict[str, Any]) -> None:
+    save(folder, graph, "features", "labels", *graph["splits"])
+    ends = pd.DataFrame(graph["edge_index"].T, columns=["page", "refers_to"])
+    ends.to_csv(folder / "edges.csv", index=False)
+    edited(folder, {"page": "source", "refers_to": "target"})
+    assert open_source(folder).num_edges == E
+
+
+def test_arrays_on_disk_become_a_store(folder: Path, graph: dict[str, Any]) -> None:
+    save(folder, graph)
+    maps = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("edges", "features")}
+    store = Store.from_arrays(
+        folder.parent / "arrays",
+        edge_index=maps["edges"],
+        x=maps["features"],
+        y=graph["y"].astype(np.float32),
+        splits=graph["splits"],
+        progress=False,
+    )
+    assert store.files == convert(folder, folder.parent / "store", progress=False).files

@@ -1,0 +1,178 @@
+"""Roles are declared in `dataset.yaml`, canonical names decide without it, and else a draft is
+written."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import random_arrays
+from typer.testing import CliRunner
+
+from ogbnlib import InputError, convert, open_store
+from ogbnlib.__main__ import app
+from ogbnlib.sources.convert import open_source
+
+N, E = 40, 300
+ROLES = """\
+files:
+  cites.csv: {citing: source, cited: target}
+  papers.csv: {who: id, a: feature, b: feature, topic: label}
+  train.npy: train
+  valid.npy: valid
+  test.npy: test
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Files and columns with names that nobody can guess."""
+    graph = random_arrays(N, E, 2, 4)
+    own = tmp_path / "own"
+    own.mkdir()
+    edges = pd.DataFrame(graph["edge_index"].T, columns=["citing", "cited"])
+    edges.to_csv(own / "cites.csv", index=False)
+    papers = pd.DataFrame({"who": range(N), "a": graph["x"][:, 0], "b": graph["x"][:, 1]})
+    papers.assign(topic=graph["y"]).to_csv(own / "papers.csv", index=False)
+    for split, ids in graph["splits"].items():
+        np.save(own / f"{split}.npy", ids)
+    return own
+
+
+def run(*words: str | Path) -> tuple[int, str]:
+    """Run `convert` and return its exit code and its output."""
+    result = CliRunner().invoke(app, ["convert", *map(str, words)])
+    return result.exit_code, f"{result.output}{result.exception or ''}"
+
+
+def test_declared_roles_and_options_are_used_by_every_door(folder: Path, tmp_path: Path) -> None:
+    (folder / "dataset.yaml").write_text(f"{ROLES}undirected: true\nfeature_dtype: float16\n")
+    store = convert(folder, tmp_path / "a", progress=False)
+    assert (store.num_features, store.undirected, store.feature_dtype) == (2, True, np.float16)
+    assert run(folder, tmp_path / "b", "--directed", "--feature-dtype", "float32")[0] == 0
+    store = open_store(tmp_path / "b")
+    assert (store.num_edges, store.undirected, store.feature_dtype) == (E, False, np.float32)
+
+
+def test_a_description_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "roles.yaml").write_text(ROLES)
+    assert run(folder, tmp_path / "a", "--description", tmp_path / "roles.yaml")[0] == 0
+    with pytest.raises(InputError, match="description: expected one of a folder"):
+        convert(tmp_path / "a", tmp_path / "b", description=tmp_path / "roles.yaml")
+
+
+WRONG = {
+    "edge_colums: a": "unknown option 'edge_colums'",
+    "undirectd: true": "line 1: unknown option 'undirectd': did you mean 'undirected'",
+    "undirected: yes": "line 1: undirected: expected true or false, found yes",
+    "num_classes: many": "num_classes: expected a whole number",
+    "feature_dtype: float8": "feature_dtype: expected float16, float32, int8",
+    "files: [a, b]": "expected lines such as 'files:",
+    "just text": "expected lines such as 'files:",
+    "undirected: true\nundirected: true": "line 2: expected each name once",
+    "files: {cites.cvs: left out}": "line 1: .*cites.cvs: .*; did you mean 'cites.csv'",
+    "files: {train.npy: trian}": "train.npy: unknown role of an array 'trian': did you mean 'train'",
+    "files: {train.npy: {a: train}}": "unknown role of an array",
+    "files: {cites.csv: edges}": "cites.csv: expected the role of each column",
+    "files: {cites.csv: {citing: sorce, cited: target}}": "'citing': unknown role 'sorce': did you mean 'source'",
+    "files: {cites.csv: {citng: source, cited: target}}": "unknown column 'citng' of cites.csv: did you mean 'citing'",
+    "files: {cites.csv: {1: source, 2: target}}": "A file without a header has `header: none`",
+    "files: {papers.csv: {who: id, a: feature}}": "a role for each column of papers.csv, found none for 'b', 'topic'",
+    "files: {papers.csv: {'*': feature, '?': left out}}": r"one role for column 'a', found those of \* and \?",
+    "files: {cites.csv: {citing: source, cited: left out}}": "expected one file of edges",
+    ROLES + "  papers.csv: left out": "line 7: expected each name once, found papers.csv again",
+    ROLES.replace("topic: label", "topic: left out"): "a label, or values in one file, found 0 labels",
+    ROLES.replace("  test.npy: test\n", ""): "train, valid and test once each",
+    ROLES.replace("feature", "left out"): "expected features, found none",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", WRONG)
+def test_a_wrong_line_is_named_with_the_nearest_name(folder: Path, text: str) -> None:
+    (folder / "dataset.yaml").write_text(text)
+    with pytest.raises(InputError, match=WRONG[text]) as error:
+        open_source(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_a_draft_is_complete_and_converts_when_edited(folder: Path, tmp_path: Path) -> None:
+    code, output = run(folder, tmp_path / "store")
+    draft = folder / "dataset.yaml"
+    assert (code, "wrote the draft" in output, str(draft) in output) == (1, True, True)
+    text = draft.read_text()
+    assert "  train.npy: train  # int64 [20]\n" in text
+    assert "    a: TODO  # numbers: " in text
+    assert "overlap in the first rows" in text.partition("cited: TODO")[2]
+    with pytest.raises(InputError, match="column 'citing': unknown role 'TODO'"):
+        open_source(folder)
+    assert draft.read_text() == text  # what a user has edited is never overwritten
+    roles = {"citing": "source", "cited": "target", "who": "id", "a": "feature", "b": "feature"}
+    for name, role in {**roles, "topic": "label"}.items():
+        text = text.replace(f"    {name}: TODO", f"    {name}: {role}")
+    draft.write_text(text)
+    assert run(folder, tmp_path / "store")[0] == 0
+    assert open_store(tmp_path / "store").num_edges == E
+
+
+def test_a_draft_goes_where_the_user_says(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "roles.yaml"
+    with pytest.raises(InputError, match=r"wrote the draft .*roles.yaml"):
+        convert(folder, tmp_path / "store", description=place)
+    assert place.is_file()
+    assert not (folder / "dataset.yaml").exists()
+    with pytest.raises(InputError, match=r"can't be written .* by --description FILE"):
+        convert(folder, tmp_path / "store", description="/proc/no/dataset.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "undecided"),
+    [
+        ("features.csv", "paper_id,a\n1,2\n", "paper_id"),
+        ("features.csv", ",a\n1,2\n", '""'),
+        ("features.csv", "Unnamed: 0,a\n1,2\n", '"Unnamed: 0"'),
+        ("features.csv", "target,a\n1,2\n", "target"),
+        ("nodes.csv", "id,title\n1,A long story\n", "title"),
+        ("labels.csv", "topic\n1\n", "topic"),
+        ("labels.csv", "1,2\n", "1"),
+        ("train.csv", "node_id,when\n1,2\n", "when"),
+        ("edges.csv", "source,target,rating\n1,2,3\n", "rating"),
+        ("edges.csv", "1,2,3\n", "3"),
+    ],
+)
+def test_what_names_do_not_decide_is_left_to_the_user(
+    name: str, content: str, undecided: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match="wrote the draft"):
+        open_source(tmp_path)
+    assert f"    {undecided}: TODO" in (tmp_path / "dataset.yaml").read_text()
+
+
+def test_the_index_of_a_frame_is_no_feature(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0]}, index=[5, 3])
+    frame.to_parquet(tmp_path / "features.parquet")
+    with pytest.raises(InputError, match="'__index_level_0__'"):
+        open_source(tmp_path)
+
+
+def test_many_columns_of_one_kind_share_a_line(tmp_path: Path) -> None:
+    frame = pd.DataFrame(np.ones((5, 300))).add_prefix("word").assign(who="x")
+    frame.to_csv(tmp_path / "table.csv", index=False)
+    with pytest.raises(InputError, match="wrote the draft"):
+        open_source(tmp_path)
+    text = (tmp_path / "dataset.yaml").read_text()
+    assert '    who: TODO  # text: x, x, x\n    "*": TODO  # the other 300 columns' in text
+
+
+def test_a_folder_that_is_none_brings_the_way(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a folder of data: files of"):
+        open_source(tmp_path)
+    (tmp_path / "graph.zip").write_bytes(b"PK")
+    with pytest.raises(InputError, match=r"found a file; .*unpack"):
+        open_source(tmp_path / "graph.zip")
+    with pytest.raises(InputError, match="found no such folder"):
+        open_source(tmp_path / "none")
+    (tmp_path / "processed").mkdir()
+    (tmp_path / "processed" / "data.pt").write_bytes(b"")
+    with pytest.raises(InputError, match=r"Store.from_data\(torch.load\('.*data.pt'"):
+        open_source(tmp_path)

@@ -1,0 +1,109 @@
+"""Folders in OGB's own layouts are data sets."""
+
+import gzip
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import official_csv, random_arrays
+
+from ogbnlib import InputError, convert, write_raw
+from ogbnlib.sources.convert import open_source
+from ogbnlib.sources.ogb import read_split_dict
+
+N, E, F, C = 40, 300, 5, 4
+
+
+@pytest.fixture
+def graph() -> dict[str, Any]:
+    return random_arrays(N, E, F, C)
+
+
+@pytest.mark.parametrize("given", [".", "raw"])
+def test_a_graph_in_ogbs_csv_layout_is_a_data_set(
+    tmp_path: Path, graph: dict[str, Any], given: str
+) -> None:
+    folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_mine")
+    (folder / "RELEASE_v1.txt").unlink()
+    (folder / "raw" / "node_year.csv.gz").write_bytes(gzip.compress(b"2015\n" * N))
+    shutil.move(folder / "split" / "time", folder / "split" / "mine")
+    store = convert(folder / given, tmp_path / "store", progress=False)
+    assert (store.name, store.num_edges, store.num_classes) == ("ogbn_mine", E, C)
+    x = graph["x"].astype(np.float64).round(3).astype(np.float32)
+    np.testing.assert_array_equal(store.x, x)
+    np.testing.assert_array_equal(store.splits["valid"], graph["splits"]["valid"])
+    (folder / "raw" / "node-feat.csv.gz").unlink()
+    with pytest.raises(InputError, match=r"expected OGB's files raw/node-feat.csv.gz, found none"):
+        open_source(folder)
+
+
+def write_mag(root: Path, graph: dict[str, Any], name: str = "ogbn_mag") -> Path:
+    """ogbn-mag's folders: the csv files of its papers in folders of their own."""
+    own = official_csv(root / "csv", **graph)
+    folder = root / name
+    places = {
+        "raw/edge": "raw/relations/paper___cites___paper/edge",
+        "raw/num-edge-list": "raw/relations/paper___cites___paper/num-edge-list",
+        "raw/node-feat": "raw/node-feat/paper/node-feat",
+        "raw/node-label": "raw/node-label/paper/node-label",
+        **{f"split/time/{name}": f"split/time/paper/{name}" for name in graph["splits"]},
+    }
+    for old, new in places.items():
+        (folder / new).parent.mkdir(parents=True, exist_ok=True)
+        (own / f"{old}.csv.gz").rename(folder / f"{new}.csv.gz")
+    (folder / "raw" / "triplet-type-list.csv.gz").write_bytes(gzip.compress(b"author,writes,paper"))
+    (folder / "RELEASE_v2.txt").touch()
+    return folder
+
+
+@pytest.mark.parametrize("given", ["mine", "mine/raw", "ogbn-mag"])
+def test_the_papers_of_ogbn_mag_are_a_data_set(
+    tmp_path: Path, graph: dict[str, Any], given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_mag(tmp_path, graph, given.split("/")[0].replace("-", "_"))
+    name = given if given == "ogbn-mag" else tmp_path / given
+    source = open_source(name, tmp_path)
+    ends = np.concatenate([np.stack(pair) for pair in source.edge_chunks(64)], axis=1)
+    np.testing.assert_array_equal(ends, graph["edge_index"])
+    np.testing.assert_array_equal(source.read_splits()["valid"], graph["splits"]["valid"])
+    assert source.num_classes == (349 if given == "ogbn-mag" else C)
+    assert f"{folder}: papers and their citations are read" in capsys.readouterr().err
+    shutil.rmtree(folder / "raw" / "relations")
+    with pytest.raises(InputError, match=r"expected one kind of nodes|found none"):
+        open_source(name, tmp_path)
+
+
+def test_what_ogbs_dataset_saver_writes_is_a_data_set(
+    tmp_path: Path, graph: dict[str, Any]
+) -> None:
+    folder = write_raw(tmp_path / "toy", **graph).path
+    shutil.rmtree(folder / "split")
+    (folder / "split" / "random").mkdir(parents=True)
+    torch.save(graph["splits"], folder / "split" / "random" / "split_dict.pt")
+    for given in (folder, folder / "raw"):
+        store = convert(given, tmp_path / f"store-{given.name}", progress=False)
+        assert store.num_seeds == {"train": 20, "valid": 2, "test": 4}
+
+
+def test_code_in_a_file_of_splits_is_never_run(tmp_path: Path) -> None:
+    torch.save({"train": Path("x"), "valid": np.arange(3)}, tmp_path / "split_dict.pt")
+    with pytest.raises(InputError, match=r"split_dict.pt: expected a dict of train and valid"):
+        read_split_dict(tmp_path / "split_dict.pt")
+
+
+def test_options_of_ogbs_binary_layout(tmp_path: Path, graph: dict[str, Any]) -> None:
+    folder = write_raw(tmp_path / "raw", **graph).path
+    (folder / "dataset.yaml").write_text("undirected: true\n")
+    assert convert(folder, tmp_path / "a", progress=False).undirected
+    assert not convert(folder, tmp_path / "b", undirected=False, progress=False).undirected
+
+
+def test_reverse_edges_that_ogb_adds_are_named(
+    tmp_path: Path, graph: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_products")
+    open_source(folder)
+    assert "OGB adds reverse edges to ogbn-products: add --undirected" in capsys.readouterr().err
