@@ -4,6 +4,7 @@ finishes under the same limit; where there is none of one line, the fact names l
 
 import ast
 import re
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -147,7 +148,7 @@ def _in_a_new_folder(
 
 def python(code: str, limit_bytes: int | None = None) -> Run:
     Path("script.py").write_text(textwrap.dedent(code))
-    return watch(["python", "script.py"], limit_bytes, echo=False)
+    return watch([sys.executable, "script.py"], limit_bytes, echo=False)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +156,7 @@ def imports_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
     """Memory of Python with PyG, without data."""
     folder = tmp_path_factory.mktemp("imports")
     imports = "import torch, torch_geometric.loader, torch_geometric.data"
-    return watch(["python", "-c", imports], run_dir=folder / "run", echo=False).held_peak_bytes
+    return watch([sys.executable, "-c", imports], run_dir=folder / "run", echo=False).held_peak_bytes
 
 
 def killed(code: str, limit_bytes: int) -> Run:
@@ -267,7 +268,7 @@ def test_watching_a_script_changes_neither_its_path_nor_its_start(
     monkeypatch.setenv("PYTHONPATH", "site")
     code = "import sys, sitecustomize; print(mine, sys.path, sitecustomize.__file__)"
     Path("script.py").write_text(code)
-    command = "python script.py; python -I -c 'print(1)'; echo end"
+    command = f"{sys.executable} script.py; {sys.executable} -I -c 'print(1)'; echo end"
     watched = watch(["sh", "-c", command], echo=False)
     first, *others = (watched.run_dir / "output.log").read_text().splitlines()
     assert others == ["1", "end"]
