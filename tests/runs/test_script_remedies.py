@@ -156,7 +156,9 @@ def imports_bytes(tmp_path_factory: pytest.TempPathFactory) -> int:
     """Memory of Python with PyG, without data."""
     folder = tmp_path_factory.mktemp("imports")
     imports = "import torch, torch_geometric.loader, torch_geometric.data"
-    return watch([sys.executable, "-c", imports], run_dir=folder / "run", echo=False).held_peak_bytes
+    return watch(
+        [sys.executable, "-c", imports], run_dir=folder / "run", echo=False
+    ).held_peak_bytes
 
 
 def killed(code: str, limit_bytes: int) -> Run:
