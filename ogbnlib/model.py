@@ -151,13 +151,13 @@ def linear_weights(layer: Layer) -> int:
     return layer.inputs * layer.outputs + layer.outputs
 
 
-def linear_memory(layer: Layer, saved: int = 0) -> LayerMemory:
-    """Bytes of a linear layer.
+def linear_memory(layer: Layer, saved: int = 0, *, item: int = 4) -> LayerMemory:
+    """Bytes of a linear layer, whose output has `item` bytes a number, 4 in the last layer.
 
     The last layer keeps its output, and its peak has two more arrays of that size. Another layer
     keeps `saved` bytes, and its peak has two arrays of its output's size more.
     """
-    rows = 4 * layer.targets * layer.outputs
+    rows = (4 if layer.last else item) * layer.targets * layer.outputs
     if layer.last:
         return LayerMemory(rows, rows, 3 * rows)
     if layer.half:

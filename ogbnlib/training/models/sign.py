@@ -12,10 +12,11 @@ class Model(PropagatedModel):
 
     @staticmethod
     def memory(layer: Layer) -> LayerMemory:
-        """Memory of a layer that keeps ReLU's results of all hops, dropout's results with their
-        mask, and all hops side by side."""
-        copies = 4 if layer.dropout else 3
-        return linear_memory(layer, copies * 4 * layer.targets * layer.outputs)
+        """Memory of a layer that keeps ReLU's results of all hops, dropout's masks, and all hops
+        side by side."""
+        copies = 3 if layer.dropout else 2
+        saved = copies * layer.item * layer.targets * layer.outputs
+        return linear_memory(layer, saved, item=layer.item)
 
     @staticmethod
     def widths(depth: int, features: int, hidden: int, classes: int) -> list[tuple[int, int]]:
