@@ -54,8 +54,8 @@ RUNGS: tuple[Changes, ...] = (
 # by `num_sampled_nodes_per_hop`, and our trainer. Measured by tests/benchmarks/bench_training.py on
 # two Zen 4 cores.
 STOCK_LOOP = {
-    "[3, 2] x 128 x 16": (325, 499, 936),
-    "[15, 10, 5] x 1024 x 64": (0.58, 2.07, 11.1),
+    "[3, 2] x 128 x 16": (199, 345, 942),
+    "[15, 10, 5] x 1024 x 64": (0.27, 1.2, 7.3),
 }
 # Disk for the spool (windows kept on disk) in the ladder: a fixed size, so that the ladder's
 # figures are equal on all machines.
