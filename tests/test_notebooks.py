@@ -251,7 +251,7 @@ VERDICTS = {
 TEXTS = {
     "00_quickstart": [
         "in phase 'line ",
-        "neighbor_sampler=train_loader.node_sampler in each NeighborLoader after the first",
+        "neighbor_sampler=first_loader.node_sampler to each NeighborLoader after the first",
         "198 GB, WILL NOT FIT",
     ],
     "01_baseline_oom": ["exit code 137", "in phase 'build"],

@@ -25,7 +25,7 @@ from ogbnlib.forecast.step_memory import choose_threads
 from ogbnlib.memory.limits import Limit
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.official import KNOWN
-from ogbnlib.sources.synth import synthesize
+from ogbnlib.sources.synth import synthesize_store
 
 MB, GB = 2**20, 2**30
 PAPERS = KNOWN["ogbn-papers100M"]
@@ -428,8 +428,8 @@ def test_what_is_said_to_fit_runs_under_its_limit_where_eager_is_foretold_to_be_
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
     kernel_limit(GB).close()  # skips where the kernel enforces none
-    data = tmp_path / "data"
-    synthesize(data, scale=0.005, progress=False)
+    options = {"scale": 0.005, "feature_dtype": "float32", "progress": False}
+    data = synthesize_store(tmp_path / "data", **options).path
     fixed = {
         "num_neighbors": [3, 2],
         "batch_size": 128,

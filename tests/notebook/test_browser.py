@@ -205,4 +205,4 @@ def test_tab_completes_names_and_shift_tab_shows_the_explanation(
         print(f"TAB after {NAMES[number]} shows names in {time.monotonic() - begin_s:.2f} s")
         page.keyboard.press("Escape")
     page.keyboard.press("Shift+Tab")
-    assert "A store, a folder in OGB's binary layout" in page.inner_text(".jp-Tooltip")
+    assert "A store, or an official name" in page.inner_text(".jp-Tooltip")

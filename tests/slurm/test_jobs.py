@@ -64,11 +64,10 @@ def attempts(run: Path) -> int:
 def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """papers100M at four thousandths: 0.23 GB of features and 0.1 GB of edges, beyond any doubt at
     the limit below."""
-    from ogbnlib.sources.synth import synthesize
+    from ogbnlib.sources.synth import synthesize_store
 
     path = tmp_path_factory.mktemp("data") / "large"
-    synthesize(path, scale=0.004, progress=False)
-    return path
+    return synthesize_store(path, scale=0.004, feature_dtype="float32", progress=False).path
 
 
 @pytest.fixture
@@ -198,7 +197,7 @@ def test_a_line_of_a_sweep_with_an_open_quote_is_named(tmp_path: Path) -> None:
     environment |= {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "1", "SLURM_JOB_NAME": "sweep"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     for task, words in (
-        ("1", "error: /"),
+        ("1", "expected a store or an official name"),
         ("2", "params.txt: expected KEY=VALUE with quotes in pairs for task 2, found"),
     ):
         done = subprocess.run(
