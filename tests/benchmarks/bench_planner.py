@@ -8,8 +8,7 @@ with more in-neighbors than thousands of others together, which few batches meet
 
 `--times [--threads 1] [--models sage Edge]` compares the time of a training step instead: three
 registered models and three of a user's own, at five shapes each, from RAM. Run it on a quiet
-machine, where one thread takes no more time than CPU time; a forecast is right within a factor of
-1.5.
+machine, where one thread takes no more time than CPU time; the aim is a factor of 1.5.
 """
 
 import argparse

@@ -21,8 +21,8 @@ class Model(SampledModel):
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
         # For each edge and head the softmax has about 40 operations on one number, and products of
-        # attention and messages are short. On a Zen 4 core they took 0.2 us, in which it copies
-        # 2.6 KB.
+        # attention and messages are short. On a Zen 4 core they took about 0.2 us, in which it
+        # copies 2.6 KB; fitted to CPU times at five shapes, measured beside other work.
         return 2600 * layer.heads * (layer.edges + layer.targets)
 
     @staticmethod
