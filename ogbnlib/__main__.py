@@ -148,8 +148,9 @@ def _train_as_rank(
 
     die_with_parent()
     end_here()
-    quiet = config.replace(progress="none") if as_json else config
-    code = exit_code(lambda: train_here(quiet, run_dir, resume=resume, trust=trust), say)
+    code = exit_code(
+        lambda: train_here(config, run_dir, resume=resume, trust=trust, progress=not as_json), say
+    )
     if os.environ["RANK"] == "0" and code != 2:
         _show_end(Run(run_dir), as_json)
     end(code)

@@ -34,7 +34,7 @@ from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from .description import DESCRIPTION, read_description
 from .leaks import refuse_leaks
-from .official import OFFICIAL_DIR, is_official, locate_official, open_official
+from .official import OFFICIAL_DIR, is_official, locate_official, not_there, open_official
 from .ogb import csv_layout, open_raw
 from .source import Source
 from .store_source import from_store
@@ -277,9 +277,7 @@ def open_source(
         return _open_folder(path, None if description is None else home(description))
     official = locate_official(str(path), home(data_dir))
     if not official.present:
-        raise InputError(
-            f"{official.folder}: {path} is not there: python -m ogbnlib download {path}"
-        )
+        raise not_there(str(path), official.folder)
     return open_official(official)
 
 

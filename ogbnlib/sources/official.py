@@ -5,6 +5,7 @@ import gzip
 import http.client
 import importlib.util
 import os
+import shlex
 import stat
 import tempfile
 import urllib.error
@@ -214,15 +215,23 @@ def locate_official(name: str, root: StrPath) -> Located:
     return Located(name, meta, folder, binary, folder.exists(), int(meta["num classes"]))
 
 
+def not_there(name: str, folder: Path) -> InputError:
+    """Return the error for an official data set that was not downloaded to `folder`."""
+    command = f"python -m ogbnlib download {name}"
+    if str(folder.parent) != OFFICIAL_DIR:
+        command += f" --data-dir {shlex.quote(str(folder.parent))}"
+    return InputError(f"{folder}: {name} is not there: {command}")
+
+
 def open_official(located: Located) -> Source:
-    """Open one of OGB's own data sets, downloading it if it is missing.
+    """Open one of OGB's own data sets.
 
     The data are streamed, because ogb's loader needs more than 128 GB for ogbn-papers100M
     (snap-stanford/ogb#407).
     """
     from .folder import open_described  # imports pyarrow and pandas
 
-    folder = fetch(located.name, located.folder.parent)
+    folder = located.folder
     if located.binary:
         return open_raw(folder, num_classes=located.num_classes)
     stamps = stamped(layout_files(folder))

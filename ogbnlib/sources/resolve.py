@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..files import StrPath, check_new, home
 from ..graph.store import GraphSize, Store, is_store, open_store
 from ..graph.store_format import nearby
-from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, open_official
+from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, not_there, open_official
 from .ogb import layout_files, open_raw
 from .sizes import PUBLIC
 from .source import Source, origin_of, stamped
@@ -29,7 +29,6 @@ class DataRequest:
     data_dir: StrPath | None = None
     undirected: bool | None = None
     feature_dtype: str | None = None
-    download: bool = False
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
@@ -38,7 +37,7 @@ class DataRequest:
         # store's own dtype does not matter.
         is_stored = config.policy.reads_disk and config.feature_dtype != "float32"
         dtype = config.feature_dtype if is_stored else None
-        return cls(config.dataset, config.data_dir, config.undirected, dtype, config.download)
+        return cls(config.dataset, None, config.undirected, dtype)
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class _Pending:
     """An official data set, and the place and options of the store to make from it."""
 
     folder: Path
-    open: Callable[[], Source]  # downloads missing data
+    open: Callable[[], Source]
     size: GraphSize  # with the `feature_itemsize` that the store will have
     target: Path
     undirected: bool
@@ -85,10 +84,8 @@ def resolve(request: DataRequest) -> Store | _Pending:
     store_of_it = pending.existing()
     if store_of_it is not None:
         return store_of_it
-    if not pending.folder.exists() and not request.download:
-        raise InputError(
-            f"{pending.folder}: {name} is not there; pass download=True, or data_dir, the folder that holds it"
-        )
+    if not pending.folder.exists():
+        raise not_there(name, pending.folder)
     _check_target(pending.target)
     return pending
 

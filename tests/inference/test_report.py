@@ -24,7 +24,7 @@ def test_a_report_has_scikit_learns_figures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_dir = tmp_path / "run"
-    last = train(tiny_config(), run_dir).history[-1]
+    last = train(tiny_config(), run_dir, progress=False).history[-1]
     store = open_store(tiny_store)
     nodes = store.splits["test"]
     path = predict(run_dir, tmp_path / "out.npy", nodes=nodes, sampled=True, **QUIET)
