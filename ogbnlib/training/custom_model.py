@@ -11,8 +11,6 @@ import inspect
 import linecache
 import re
 import sys
-import sysconfig
-import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +31,6 @@ from .network import registered_model
 
 _PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 _VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # *args, **kwargs
-_BELOW = ("ogbnlib", "torch", "torch_geometric")  # packages whose frames lead to the model's code
 _SEEDS = 4  # number of seeds of the trial batch, and of nodes and edges at each of its hops
 
 
@@ -62,7 +59,8 @@ def make_model(
             one node with degree 1.
 
     Raises:
-        InputError: for code that can't be imported, created or trained.
+        InputError: for a class or scores that can't be trained; errors of its code are raised as
+            they are.
     """
     if model is None and config.model in MODELS:
         torch.manual_seed(config.seed)
@@ -90,10 +88,7 @@ def make_model(
         # PNA takes `deg` among its **kwargs
         if "deg" in parameters or issubclass(kind, PNA):
             arguments["deg"] = torch.tensor([0, 1]) if store is None else _degree_histogram(store)
-        try:
-            model = kind(**arguments)
-        except Exception as error:
-            raise InputError(f"{call}: can't be created: {_describe(error)}") from None
+        model = kind(**arguments)
         note(f"the model is {call}")
     assert model is not None
     _try(model, config, num_features, num_classes)
@@ -103,13 +98,8 @@ def make_model(
 def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
     place, _, name = config.model.rpartition(":")
     code = find_code(config, run_dir)[0]
-    try:
-        is_file = place.endswith(".py")
-        module = _run_file(code, home(place)) if is_file else importlib.import_module(place)
-    except (Exception, SystemExit) as error:
-        raise InputError(
-            f"{place}: expected Python that can be imported, found {_describe(error)}"
-        ) from None
+    is_file = place.endswith(".py")
+    module = _run_file(code, home(place)) if is_file else importlib.import_module(place)
     kind = getattr(module, name, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise InputError(
@@ -168,7 +158,7 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
         loaded = getattr(sys.modules.get(neighbor.stem), "__file__", None) or neighbor
         imports = rf"^\s*(import|from)\b.*\b{re.escape(neighbor.stem)}\b"
         if Path(loaded).resolve() != neighbor.resolve() and re.search(imports, text, re.MULTILINE):
-            raise ImportError(
+            raise InputError(
                 f"{neighbor} has the name of {loaded}, which is loaded; rename it or use a new process"
             )
     module = types.ModuleType("ogbnlib_custom_model")
@@ -176,36 +166,6 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
     sys.modules[module.__name__] = module
     exec(compile(text, named, "exec"), vars(module))
     return module
-
-
-def _describe(error: BaseException) -> str:
-    """Describe an error of the user's code on one line, with the place of its innermost frame
-    outside of libraries."""
-    stack = [
-        (frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    outside = [place for place in stack if place[0] not in _BELOW and not _is_python(place[1])]
-    # The outermost of these frames is the model's, which may be in an installed package, too.
-    own = [
-        (file, line)
-        for package, file, line in outside
-        if package == outside[0][0] or "-packages/" not in file
-    ]
-    found = f" {' '.join(str(error).split())}"
-    if not own:
-        return f"{type(error).__name__}:{found}"
-    file, line = own[-1]
-    text = linecache.getline(file, line).strip()
-    if Path(file).is_file():
-        return f"{type(error).__name__} in {file}, line {line}:{found}"
-    # a cell of a notebook, or a line of Python's prompt, has no file
-    return f"{type(error).__name__}{text and f' at `{text}`'}:{found}"
-
-
-def _is_python(file: str) -> bool:
-    own = sysconfig.get_path("stdlib")
-    return file.startswith("<frozen ") or (file.startswith(own) and "-packages/" not in file)
 
 
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
@@ -219,7 +179,7 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
             "pass an object, such as Net(...), or set the config's model to the name of the class, "
             "such as my_model.py:Net"
         )
-    if {one.kind for one in inspect.signature(model.forward).parameters.values()} <= _VARIABLE:
+    if {item.kind for item in inspect.signature(model.forward).parameters.values()} <= _VARIABLE:
         raise InputError(
             f"{config.model}: expected a forward with named parameters such as x and edge_index, found "
             "none, or one that passes everything on, as around a model of torch.compile or "
@@ -234,12 +194,7 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
     hops = len(config.num_neighbors)
     call = Call.of(model, "fp32")
     batch = random_batch([_SEEDS] * (hops + 1), [_SEEDS] * hops, num_features)
-    try:
-        scores = call.scores(model.eval(), batch, next(model.parameters(), batch.x).device)
-    except Exception as error:
-        raise InputError(
-            f"{config.model}: forward fails on a random batch: {_describe(error)}"
-        ) from None
+    scores = call.scores(model.eval(), batch, next(model.parameters(), batch.x).device)
     # A model that gets more than x and edge_index knows which nodes are seeds, and may return
     # scores of the seeds only.
     knows_seeds = {*call.arguments.values()} - {"x", "edge_index"}
@@ -256,9 +211,9 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
         )
     used = _used_parameters(scores)
     if not used or used - {*model.parameters()}:
-        others = "others, which are neither trained nor saved" if used else "none of them used"
+        problem = "others, which are neither trained nor saved" if used else "none of them used"
         raise InputError(
-            f"{config.model}: expected forward to use the model's own parameters, found {others}; "
+            f"{config.model}: expected forward to use the model's own parameters, found {problem}; "
             "keep layers in torch.nn.ModuleList, not in a list, and return scores before argmax or "
             "detach"
         )
@@ -269,7 +224,7 @@ def _used_parameters(scores: Tensor) -> set[nn.Parameter]:
     steps: list[object] = [scores.grad_fn]
     for step in steps:  # the loop appends the operations before each step
         inputs = getattr(step, "next_functions", ())
-        steps += [before for before, _ in inputs if before not in steps]
+        steps += [earlier for earlier, _ in inputs if earlier not in steps]
     variables = [getattr(step, "variable", None) for step in steps]
     return {variable for variable in variables if isinstance(variable, nn.Parameter)}
 
