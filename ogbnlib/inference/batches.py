@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from ..errors import InputError
 from ..graph.npz import Array
 from ..graph.store import Store
-from ..memory.cuda import resolve_device
+from ..launcher import resolve_device
 from ..progress import Progress, counted
 from ..propagation.hop_loader import HopLoader
 from ..sampling.policies import STREAM

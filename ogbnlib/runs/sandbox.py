@@ -43,8 +43,8 @@ from ..forecast.planner import Advice
 from ..forecast.run_forecast import predict
 from ..forecast.step_memory import try_model
 from ..graph.store import GraphSize
+from ..launcher import check_precision, resolve_device
 from ..memory.cgroup import effective_limit
-from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
@@ -253,7 +253,6 @@ def _train(
             CONFIG_VARIABLE: config.model_dump_json(),
             "TMPDIR": stack.enter_context(_own_tmp()),
             **trainer_environment(os.environ),
-            **allocator_environment(config, os.environ),
         }
         if live:
             stack.enter_context(drawn(lambda: Run(folder)._repr_html_()))

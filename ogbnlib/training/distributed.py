@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import InputError, RankHung, explained
-from ..launcher import launch
-from ..memory.cuda import resolve_device
+from ..launcher import launch, resolve_device
 from ..memory.signals import Stopped, StopRequest
 from ..progress import seconds
 

@@ -15,7 +15,7 @@ from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.memory.cuda import check_precision
+from ogbnlib.launcher import check_precision
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.training import fused_sage as sage

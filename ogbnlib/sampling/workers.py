@@ -15,7 +15,7 @@ from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any
 
 from ..errors import InputError
-from .signals import block_stop_signals, die_with_parent, take_over
+from ..memory.signals import block_stop_signals, die_with_parent, take_over
 
 _started: set["_Worker"] = set()
 
