@@ -140,7 +140,6 @@ def train(
 def _train_as_rank(
     config: TrainConfig, run_dir: Path, resume: bool, trust: bool, as_json: bool
 ) -> NoReturn:
-    """Train in this process as one rank, then exit with the code of the training."""
     from .memory.signals import die_with_parent
     from .training.child import exit_code
     from .training.distributed import end, end_here

@@ -96,14 +96,14 @@ def make_model(
 
 
 def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
-    place, _, name = config.model.rpartition(":")
+    path, _, name = config.model.rpartition(":")
     code = find_code(config, run_dir)[0]
-    is_file = place.endswith(".py")
-    module = _run_file(code, home(place)) if is_file else importlib.import_module(place)
+    is_file = path.endswith(".py")
+    module = _run_file(code, home(path)) if is_file else importlib.import_module(path)
     kind = getattr(module, name, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise InputError(
-            f"{place}: expected a class {name} derived from torch.nn.Module, found {kind!r}"
+            f"{path}: expected a class {name} derived from torch.nn.Module, found {kind!r}"
         )
     return kind
 
@@ -113,17 +113,17 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
 
     With `keep`, the code is copied to the run's folder, unless a copy is there already.
     """
-    place, _, name = config.model.rpartition(":")
-    if place == "__main__" or "<locals>" in name:
+    path, _, name = config.model.rpartition(":")
+    if path == "__main__" or "<locals>" in name:
         raise InputError(
             f"model: {config.model} is in no file; write it to one (%%writefile my_model.py)"
         )
-    source = Path(place)
-    is_file = place.endswith(".py")
+    source = Path(path)
+    is_file = path.endswith(".py")
     copy = Path() if run_dir is None else RunPaths(run_dir).model
     # if there is no such module, or it has no file, the import reports it
     with contextlib.suppress(Exception):
-        source = home(place) if is_file else Path(importlib.util.find_spec(place).origin)  # type: ignore
+        source = home(path) if is_file else Path(importlib.util.find_spec(path).origin)  # type: ignore
     content = source.read_bytes() if source.is_file() else None
     if keep and content is not None and not copy.is_file():
         write_atomically(copy, lambda file: file.write(content))
@@ -220,7 +220,6 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
 
 
 def _used_parameters(scores: Tensor) -> set[nn.Parameter]:
-    """Return the parameters that the scores depend on, found in autograd's graph."""
     steps: list[object] = [scores.grad_fn]
     for step in steps:  # the loop appends the operations before each step
         inputs = getattr(step, "next_functions", ())

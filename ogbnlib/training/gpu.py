@@ -20,10 +20,10 @@ def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> di
         return {}
     current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
     settings = re.split(r",(?![^\[]*\])", current)  # not at commas inside brackets
-    others = [
+    kept = [
         part for part in settings if part.split(":")[0].strip() not in ("", "expandable_segments")
     ]
-    return dict.fromkeys(ALLOCATOR_VARIABLES, ",".join([*others, "expandable_segments:True"]))
+    return dict.fromkeys(ALLOCATOR_VARIABLES, ",".join([*kept, "expandable_segments:True"]))
 
 
 def prepare_allocator(config: TrainConfig) -> None:

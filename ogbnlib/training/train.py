@@ -137,8 +137,8 @@ def train(
                 make_model(config, num_features, size.num_classes, code, model)
         with ranks.together():  # the others wait until the first one has prepared the folder
             if folder is not None and ranks.first:
-                before, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
-                stack.enter_context(_recorded(before, config))
+                run, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
+                stack.enter_context(_recorded(run, config))
         with naming(folder):
             how = "auto" if progress else "none"
             return train_prepared(
@@ -147,8 +147,8 @@ def train(
 
 
 @contextlib.contextmanager
-def _recorded(before: Run, config: TrainConfig) -> Iterator[None]:
-    attempt = Attempt(before, config)
+def _recorded(run: Run, config: TrainConfig) -> Iterator[None]:
+    attempt = Attempt(run, config)
     code = 0
     attempt.recorder.start(os.getpid())
     try:
@@ -225,7 +225,6 @@ def train_prepared(
 
 @contextlib.contextmanager
 def _recorded_cuda_oom(config: TrainConfig, log: EventLog) -> Iterator[None]:
-    """If the GPU's memory runs out inside the block, record its use and suggest what would fit."""
     try:
         yield
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
@@ -239,8 +238,6 @@ def _recorded_cuda_oom(config: TrainConfig, log: EventLog) -> Iterator[None]:
 def _open_in_turn(
     config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest, ranks: Ranks
 ) -> Store:
-    """Open the data set, first on one rank of each machine, which converts it, then on the other
-    ranks."""
     with log.phase("open"):
         for converts in (True, False):
             with ranks.together():
@@ -303,8 +300,6 @@ def _set_threads(config: TrainConfig, store: Store, resumed: Path | None) -> Tra
 def _wait(
     progress: Progress, ranks: Ranks, stop: StopRequest, reading: tuple[str, int, int] | None
 ) -> bool:
-    """Show the reading that a batch waits for, show the other ranks a sign of life, and return
-    whether a stop signal ends the wait."""
     if reading is not None:
         progress.reading(*reading)
     ranks.beat(reading or time.monotonic())
@@ -321,8 +316,6 @@ def _make_model(
     loaders: Loaders,
     progress: Progress,
 ) -> nn.Module:
-    """Create the model; the first rank copies a custom model's code, and every rank runs the
-    copy."""
     with ranks.together():
         if run_dir and ranks.first and model is None and config.model not in MODELS:
             progress.note(*filter(None, find_code(config, run_dir, keep=True)[1:]))
