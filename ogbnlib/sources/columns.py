@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from ..errors import InputError, naming
 from ..graph.npz import Array
+from .labels import most_exact
 
 _TEXTS = (
     "large_string",
@@ -170,9 +171,11 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
         # arrow would cast True to 1, and a date to a number of days
         if pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type):
             return None
-        # Beyond 2**53, several whole numbers are the same float.
-        if pa.types.is_floating(values.type) and (pc.max(pc.abs(values)).as_py() or 0) > 2**53:
-            return None
+        if pa.types.is_floating(values.type):
+            most = most_exact(np.dtype(values.type.to_pandas_dtype()))
+            if (pc.max(pc.abs(values.cast("double"))).as_py() or 0) > most:
+                return None
+            values = values.cast("double")
     with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return values.cast(kind, safe=kind != "double")
     return None

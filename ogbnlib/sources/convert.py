@@ -65,10 +65,13 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
-def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]:
-    """Refuse splits that can't be trained on; return the label counts of the store's summary.
+def checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]:
+    """Return the ids of the splits, and the label counts of the store's summary.
 
-    With the option `drop_unlabelled`, unlabelled nodes are first removed from `splits`, in place.
+    With the option `drop_unlabelled`, the splits have no unlabelled nodes.
+
+    Raises:
+        InputError: training could not use a split.
     """
     labelled = NodeSet(source.num_nodes)
     begin = 0
@@ -79,28 +82,24 @@ def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]
         if source.num_classes:
             np.add.at(sizes, chunk[some], 1)
         begin += len(chunk)
+    splits = source.read_splits()
     num_seeds = sum(map(len, splits.values()))
     if source.options.get("drop_unlabelled"):
         for name, ids in splits.items():
             bare = (ids >= 0) & (ids < source.num_nodes)
             bare[bare] = ~labelled.contains(ids[bare])
             splits[name] = ids[~bare]
-    num_dropped = num_seeds - sum(map(len, splits.values()))
     problems = Problems()
     for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-        hint = (
-            "; drop_unlabelled: true in dataset.yaml leaves them out"
-            if "without a label" in problem
-            else ""
-        )
+        hint = ""
+        if source.path is not None and "without a label" in problem:
+            hint = "; drop_unlabelled: true in dataset.yaml leaves them out"
         problems.add(f"{source.where(name)}: {problem}{hint}")
     problems.refuse()
+    counts: dict[str, object] = {"unlabelled_nodes": source.num_nodes - labelled.count()}
     if source.num_classes:
-        return {**count_labels(sizes, source.num_nodes), "dropped_seeds": num_dropped}
-    return {
-        "unlabelled_nodes": source.num_nodes - labelled.count(),
-        "dropped_seeds": num_dropped,
-    }
+        counts = count_labels(sizes, source.num_nodes)
+    return splits, {**counts, "dropped_seeds": num_seeds - sum(map(len, splits.values()))}
 
 
 class _Conversion:
@@ -125,8 +124,7 @@ class _Conversion:
 
     def write(self, undirected: bool, workspace: int) -> None:
         """Write the store; `workspace` is the memory for sorting the edges, in bytes."""
-        splits = self._source.read_splits()
-        self._writer.entries["summary"] = _check_labels(self._source, splits)
+        splits, self._writer.entries["summary"] = checked_splits(self._source)
         with ThreadPoolExecutor(1) as pool:
             features = pool.submit(self._write_features)
             try:
@@ -214,7 +212,7 @@ class _Conversion:
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
         with contextlib.closing(_ahead(self._source.x_chunks())) as ahead:
-            yield finite(ahead, dtype, f"{self._source.name}, node_feat")
+            yield finite(ahead, dtype, self._source.features_at)
 
 
 def disk_bytes(

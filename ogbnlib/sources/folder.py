@@ -7,14 +7,12 @@ Import this module only when needed: it imports pyarrow.
 from collections.abc import Callable, Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import InputError, Problems
 from ..files import Stamp
-from ..graph.array_checks import finite
 from ..graph.npz import Array, slices
 from ..graph.store_format import SPLITS
 from .columns import Columns
@@ -122,7 +120,11 @@ class _Folder:
         table, column = self.nodes.names
         for columns in self.tables:
             roles = {*columns.roles.values()} - {LEFT_OUT}
-            ids = {role for role in roles if role in SPLITS and not is_mask(columns, role)}
+            ids = {
+                role
+                for role in roles
+                if role in SPLITS and not is_mask(columns, role, self.nodes.num_nodes)
+            }
             if columns.table is not table and not {"id", "name"} & roles and roles - ids:
                 raise InputError(
                     f"{table.file}, column {column!r}: 0 to {self.nodes.num_nodes - 1} in another "
@@ -194,7 +196,7 @@ class _Folder:
             num_classes=num_classes,
             feature_dtype=dtype,
             edge_chunks=self.edge_chunks,
-            x_chunks=partial(self._x_chunks, dtype, where),
+            x_chunks=lambda: joined(self.features, self.nodes),
             label_chunks=label_chunks,
             target_shape=target_shape,
             read_splits=lambda: dict(splits),
@@ -204,9 +206,6 @@ class _Folder:
             feature_names=[name for part in self.features for name in part.names],
             options=self.options,
         )
-
-    def _x_chunks(self, dtype: np.dtype[np.generic], where: str) -> Iterator[Array]:
-        return finite(joined(self.features, self.nodes), dtype, where)
 
 
 def _stamps(description: Description) -> dict[str, tuple[Path, Stamp]]:

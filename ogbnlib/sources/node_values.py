@@ -14,7 +14,7 @@ from ..graph.npz import Array
 from ..graph.store_format import SPLITS, label_dtype
 from .columns import Columns, Piece, Table, flags, numbers
 from .description import LEFT_OUT
-from .labels import MAX_CLASSES, NOT_CLASSES, count_classes, refuse_several_labels
+from .labels import MAX_CLASSES, clean_labels, count_classes, refuse_several_labels
 from .names import Nodes
 from .tables import is_number
 
@@ -105,17 +105,6 @@ def _refuse_minority(table: Table, column: str, counts: set[str], texts: set[str
         piece.refuse(is_wrong, f"{expected}, as most classes are")
 
 
-def _numeric_labels(piece: Piece, num_classes: int) -> Array:
-    """Return labels as whole numbers, -1 where there is none."""
-    expected = f"whole labels from 0 to {num_classes - 1}, or NaN or -1 where there is none"
-    values = numbers(piece.cast("double", expected))
-    some = ~np.isnan(values) & (values != -1)
-    piece.refuse(some & (values != np.floor(values)), expected, NOT_CLASSES)
-    hint = from_one(values[some], num_classes)
-    piece.refuse(some & ((values < 0) | (values >= num_classes)), expected, hint)
-    return np.where(some, values, -1)
-
-
 def read_labels(
     columns: Columns, nodes: Nodes, num_classes: int | None
 ) -> tuple[Array, int, Array | None]:
@@ -135,7 +124,10 @@ def read_labels(
             places = pc.index_in(piece.values, value_set=pa.array(names))
             labels[ids] = places.fill_null(-1).to_numpy()
         else:
-            labels[ids] = _numeric_labels(piece, num_classes or MAX_CLASSES)
+            values = piece.values
+            if not pa.types.is_floating(values.type):
+                values = piece.cast("double", "a number")
+            labels[ids] = clean_labels(numbers(values), num_classes or MAX_CLASSES, piece.refuse)
     if num_classes is None:
         dtype = np.dtype(float)
         if kind.startswith(("int", "uint")):
@@ -150,26 +142,29 @@ def read_labels(
     return labels.astype(label_dtype(num_classes)), num_classes, class_names
 
 
-def is_mask(columns: Columns, split: str) -> bool:
+def is_mask(columns: Columns, split: str, num_nodes: int) -> bool:
     """Whether a column of the role train, valid or test is a mask of nodes, and not their ids.
 
-    It is one beside columns of other roles, and if its values are true and false.
+    It is one beside columns of other roles; if its values are true and false; and if they are 1 and
+    0 for each of more than two nodes, because ids would then come twice.
     """
     if any(role not in (split, LEFT_OUT) for role in columns.roles.values()):
         return True
-    first = next(columns.table.pieces(columns.all(split)[0]), None)
-    if first is None or not len(first.values):
-        return False
-    if pa.types.is_boolean(first.values.type):
-        return True
-    return str(first.values[0].as_py()).lower() in ("true", "false")
+    table = columns.table
+    words = ["true", "false", ""]
+    if table.num_rows == num_nodes > 2:
+        words += ["1", "0", "1.0", "0.0"]
+    pieces = table.pieces(columns.all(split)[0])
+    texts = (pc.fill_null(piece.cast("string", "ids or a mask"), "") for piece in pieces)
+    are_flags = (pc.is_in(pc.utf8_lower(text), value_set=pa.array(words)) for text in texts)
+    return table.num_rows > 0 and all(np.asarray(part).all() for part in are_flags)
 
 
 def _read_split(columns: Columns, split: str, nodes: Nodes) -> Array:
     table = columns.table
     column = columns.all(split)[0]
     parts = [np.empty(0, np.int64)]
-    if is_mask(columns, split):
+    if is_mask(columns, split, nodes.num_nodes):
         parts += [ids[flags(piece)] for ids, (piece,) in _by_node(columns, [column], nodes)]
         return np.sort(np.concatenate(parts))
     _check_rows(table, nodes)

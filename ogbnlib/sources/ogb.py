@@ -24,8 +24,8 @@ from ..graph import npz
 from ..graph.npz import Array, Member
 from ..graph.store_format import SPLITS
 from .description import DESCRIPTION, DataFile, Description
-from .labels import MAX_CLASSES, check_num_classes, clean_labels, count_classes
-from .source import Source, stamped
+from .labels import MAX_CLASSES, by_node, check_num_classes, clean_labels, count_classes
+from .source import Source, checked_edges, stamped
 
 _LONGEST_ID = 64  # bytes read of a line at a time
 _SPLIT_DICT = "split_dict.pt"  # the splits of a data set that OGB's DatasetSaver wrote
@@ -224,17 +224,11 @@ class _Layout(NamedTuple):
     def label_chunks(self, num_classes: int) -> Iterator[Array]:
         begin = 0
         for values in self.labels.pieces(npz.CHUNK_BYTES // self.labels.dtype.itemsize):
-            yield clean_labels(values, num_classes, self.labels.where, begin)
+            yield clean_labels(values, num_classes, by_node(self.labels.where, values, begin))
             begin += len(values)
 
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        begin = 0
-        for src, dst in self._ends(chunk_edges):
-            src = np.ascontiguousarray(src, np.int64)
-            dst = np.ascontiguousarray(dst, np.int64)
-            self._check_ids(src, dst, begin)
-            yield src, dst
-            begin += len(src)
+        return checked_edges(self._ends(chunk_edges), self.x.shape[0], self.edges.where)
 
     def _ends(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         if self.edges.fortran_order:
@@ -248,17 +242,6 @@ class _Layout(NamedTuple):
             self.edges.pieces(chunk_edges, 0, num_edges),
             self.edges.pieces(chunk_edges, num_edges),
             strict=True,
-        )
-
-    def _check_ids(self, src: Array, dst: Array, begin: int) -> None:
-        low = np.minimum(src, dst)
-        high = np.maximum(src, dst)
-        if low.min() >= 0 and high.max() < self.x.shape[0]:
-            return
-        bad = np.flatnonzero((low < 0) | (high >= self.x.shape[0]))[0]
-        raise InputError(
-            f"{self.edges.where}: expected node ids from 0 to {self.x.shape[0] - 1}, "
-            f"found edge {begin + bad} is ({src[bad]}, {dst[bad]})"
         )
 
     def x_chunks(self) -> Iterator[Array]:

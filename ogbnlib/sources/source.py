@@ -1,7 +1,7 @@
 """`Source`: any data set that can be written as a store or in OGB's layout, such as arrays in
 RAM."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import InputError
 from ..files import Stamp, stamp
+from ..graph.array_checks import from_one
 from ..graph.npz import Array
 from ..graph.store import GraphSize
 from .formats import files_of
@@ -89,7 +90,7 @@ class Source:
             for name, (file, _) in self.stamps.items()
             if split in (name, file.name.split(".")[0])
         ]
-        return str(files[0]) if files else f"{self.name}, split {split}"
+        return str(files[0]) if files else f"splits[{split!r}]"
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -128,3 +129,20 @@ def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[st
         "raw": str(folder.resolve()),
         "files": {name: [*before[:2]] for name, (_, before) in stamps.items()},
     }
+
+
+def checked_edges(
+    chunks: Iterable[tuple[Array, Array]], num_nodes: int, where: str
+) -> Iterator[tuple[Array, Array]]:
+    """Yield chunks of (sources, destinations) as int64; refuse ids that no node has."""
+    begin = 0
+    for chunk in chunks:
+        pairs = np.stack([ids.astype(np.int64, copy=False) for ids in chunk])
+        if pairs.min() < 0 or pairs.max() >= num_nodes:
+            wrong = int(np.flatnonzero(((pairs < 0) | (pairs >= num_nodes)).any(axis=0))[0])
+            raise InputError(
+                f"{where}: expected node ids from 0 to {num_nodes - 1}, found edge {begin + wrong} "
+                f"is {tuple(pairs[:, wrong].tolist())}{from_one(pairs, num_nodes)}"
+            )
+        yield pairs[0], pairs[1]
+        begin += pairs.shape[1]

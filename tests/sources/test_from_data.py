@@ -107,7 +107,7 @@ TO_COO = r"to_edge_index\({}\)\[0\] if its rows are sources, and that .flip\(0\)
         (without_masks(), r"found no train_mask, val_mask, test_mask; pass splits=.*get_idx_split"),
         (data_of(val_mask=torch.ones(N, 10, dtype=torch.bool)), r"data.val_mask: .*data.val_mask\[:, 0\]"),
         (data_of(val_mask=mask(20, 40)[1:]), "data.val_mask: found a mask of 59 values for 60 nodes"),
-        (data_of(val_mask=torch.ones(N + 1, dtype=torch.uint8)), "found a mask of 61 values for 60 nodes"),
+        (data_of(val_mask=torch.ones(N + 1, dtype=torch.uint8)), "expected each node once, found 60 repeats"),
         (data_of(num_nodes=N + 1), "data.num_nodes=61 nodes, found 60 rows"),
         (data_of(y=torch.eye(3)[torch.arange(N) % 3]), r"y: .*one label.*argmax\(axis=1\)"),
         (data_of(y=torch.ones(N, 4)), r"y: .*one label.*targets=True"),
