@@ -1,15 +1,13 @@
 """Arrays and torch tensors in RAM, as a `Source` or written in OGB's binary layout."""
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, clear_errors, format_bytes, split_name
+from ..errors import InputError, clear_errors, split_name
 from ..files import StrPath, new_folder
 from ..graph import npz
 from ..graph.array_checks import finite
@@ -171,14 +169,12 @@ def sparse_remedy(name: str, function: str = "to_edge_index") -> str:
 def _refuse_sparse(value: Any, name: str) -> None:
     if not is_sparse(value):
         return
-    shape = list(value.shape if hasattr(value, "shape") else value.sizes())
-    text = f"{name}: expected a dense array, got a sparse one of shape {shape}"
+    remedy = ""
     if name == "edge_index":
-        function = "to_edge_index"
-        if type(value).__module__.startswith("scipy"):
-            function = "from_scipy_sparse_matrix"
-        raise InputError(f"{text}; pass {sparse_remedy(name, function)}")
-    raise InputError(f"{text}, which takes {format_bytes(4 * math.prod(shape))} as dense float32")
+        is_scipy = type(value).__module__.startswith("scipy")
+        function = "from_scipy_sparse_matrix" if is_scipy else "to_edge_index"
+        remedy = f"; pass {sparse_remedy(name, function)}"
+    raise InputError(f"{name}: expected a dense array, got a sparse one{remedy}")
 
 
 def as_numpy(value: Any, name: str) -> Array:
@@ -234,7 +230,6 @@ def write_raw(
     splits: Mapping[str, object],
     num_classes: int | None = None,
     name: str | None = None,
-    node_year: object = None,
 ) -> Source:
     """Write any graph in OGB's binary layout, that of ogbn-papers100M.
 
@@ -246,18 +241,8 @@ def write_raw(
         x: features [N, F], finite; stored as float32.
         y: labels [N] or [N, 1]; -1 or NaN for an unlabelled node.
         splits: node ids, or boolean masks over all nodes, of train, valid and test.
-        node_year: whole numbers [N] or [N, 1]; OGB's classes read them if they open the data set
-            under the name "ogbn-papers100M".
     """
     source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
-    if node_year is not None:
-        years = as_numpy(node_year, "node_year").reshape(-1)
-        if len(years) != source.num_nodes or years.dtype.kind not in "iu":
-            raise InputError(
-                f"node_year: expected {source.num_nodes} whole numbers, "
-                f"got {years.dtype} [{len(years)}]"
-            )
-        source = replace(source, year_chunks=lambda: slices(years, npz.CHUNK_BYTES // 8))
     checked_splits(source)
     refuse_leaks(source)
     chunks = finite(source.x_chunks(), np.float32, "x")

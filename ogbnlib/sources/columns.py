@@ -44,10 +44,12 @@ class Table:
         header: whether the file itself contains these names.
         typed: whether values have types, so that a name can't be mistaken for a value.
         index: names of columns that pandas wrote for the index of a frame.
+        roles: the role of each column, in the order of the file.
     """
 
     header = typed = True
     index: Sequence[str] = ()
+    roles: Mapping[str, str] = {}
 
     def __init__(self, file: Path, names: Sequence[str]) -> None:
         self.file = file
@@ -81,26 +83,19 @@ class Table:
     def pieces(self, column: str) -> Iterator[Piece]:
         return (piece for (piece,) in self.batches([column]))
 
+    def all(self, *roles: str) -> list[str]:
+        """Return the names of the columns with one of these roles."""
+        return [name for name, role in self.roles.items() if role in roles]
+
+    def first(self, *roles: str) -> str | None:
+        return next(iter(self.all(*roles)), None)
+
     def shown(self) -> str:
         """Return the columns' names for a message, 20 at most."""
         names = [repr(name) for name in self.names[:_MOST_SHOWN]]
         if len(self.names) > _MOST_SHOWN:
             names.append(f"... ({len(self.names)})")
         return ", ".join(names)
-
-
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """A table and the role of each of its columns, in the order of the file."""
-
-    table: Table
-    roles: Mapping[str, str]
-
-    def all(self, *roles: str) -> list[str]:
-        return [name for name, role in self.roles.items() if role in roles]
-
-    def first(self, *roles: str) -> str | None:
-        return next(iter(self.all(*roles)), None)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Labels and splits of the nodes, from the columns of a user's files."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InputError
-from ..graph.array_checks import from_one
 from ..graph.npz import Array
 from ..graph.store_format import SPLITS, label_dtype
-from .columns import Columns, Piece, Table, flags, numbers
+from .columns import Piece, Table, flags, numbers
 from .description import LEFT_OUT
 from .labels import MAX_CLASSES, clean_labels, count_classes, refuse_several_labels
 from .names import Nodes
@@ -43,14 +42,13 @@ def _check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
 
 
 def _by_node(
-    columns: Columns, names: Sequence[str], nodes: Nodes
+    table: Table, names: Sequence[str], nodes: Nodes
 ) -> Iterator[tuple[Array, list[Piece]]]:
     """Yield (node ids, values of the columns `names`) in pieces; refuse a node that comes twice.
 
     Without a column of ids or names, row i is node i.
     """
-    table = columns.table
-    ids_column = columns.first("id", "name")
+    ids_column = table.first("id", "name")
     _check_rows(table, nodes, one_each=ids_column is None)
     seen = np.zeros(nodes.num_nodes, bool)
     for pieces in table.batches([*names, *filter(None, [ids_column])]):
@@ -58,16 +56,16 @@ def _by_node(
         ids = np.arange(begin, begin + len(pieces[0].values))
         if ids_column:
             ids_piece = pieces.pop()
-            ids = nodes_of(columns, nodes)(ids_piece)
+            ids = nodes_of(table, nodes)(ids_piece)
             ids_piece.refuse(seen[ids] | pd.Index(ids).duplicated(), "each node once")
             seen[ids] = True
         yield ids, pieces
 
 
-def nodes_of(columns: Columns, nodes: Nodes) -> Nodes:
+def nodes_of(table: Table, nodes: Nodes) -> Nodes:
     """Return the map for the ids of a table: its column of ids has row numbers, one of names has
     names."""
-    if columns.first("id") is None or nodes.names is None:
+    if table.first("id") is None or nodes.names is None:
         return nodes
     return Nodes(nodes.num_nodes, nodes.names[0].file.name)
 
@@ -84,41 +82,30 @@ def _class_names(table: Table, column: str, num_classes: int) -> list[str]:
         if len(classes) > num_classes:
             raise InputError(f"{table.file}: expected at most {num_classes} classes, found more")
     # a class may be called "nan"
-    counts = {text for text in classes if is_number(text) and any(map(str.isdigit, text))}
+    numeric = {text for text in classes if is_number(text) and any(map(str.isdigit, text))}
     texts = {text for text in classes if not is_number(text)}
-    if counts and texts:
-        _refuse_minority(table, column, counts, texts)
-    if counts:
-        return []
-    return sorted(classes)
-
-
-def _refuse_minority(table: Table, column: str, counts: set[str], texts: set[str]) -> None:
-    """Name the first row of the labels that are fewer: numbers among text, or text among numbers."""
-    wrong = texts
-    expected = "a number"
-    if len(counts) < len(texts):
-        wrong = counts
-        expected = "text"
-    for piece in table.pieces(column):
-        is_wrong = pc.is_in(piece.values, value_set=pa.array(sorted(wrong)))
-        piece.refuse(is_wrong, f"{expected}, as most classes are")
+    if not numeric:
+        return sorted(classes)
+    if texts:
+        wrong, expected = min((texts, "a number"), (numeric, "text"), key=lambda pair: len(pair[0]))
+        for piece in table.pieces(column):
+            is_wrong = pc.is_in(piece.values, value_set=pa.array(sorted(wrong)))
+            piece.refuse(is_wrong, f"{expected}, as most classes are")
+    return []
 
 
 def read_labels(
-    columns: Columns, nodes: Nodes, num_classes: int | None
+    table: Table, nodes: Nodes, num_classes: int | None
 ) -> tuple[Array, int, Array | None]:
     """Return labels [N], -1 for none, the number of classes, and the names of text classes.
 
     The names are sorted UTF-8 bytes [C]; None if labels are numbers.
     """
-    table = columns.table
-    column = columns.all("label")[0]
-    _check_rows(table, nodes, one_each=columns.first("id", "name") is None)
+    column = table.all("label")[0]
     names = _class_names(table, column, num_classes or MAX_CLASSES)
     labels = np.full(nodes.num_nodes, -1, np.int32)
     kind = ""
-    for ids, (piece,) in _by_node(columns, [column], nodes):
+    for ids, (piece,) in _by_node(table, [column], nodes):
         kind = kind or str(piece.values.type)
         if names:
             places = pc.index_in(piece.values, value_set=pa.array(names))
@@ -133,39 +120,34 @@ def read_labels(
         if kind.startswith(("int", "uint")):
             dtype = np.dtype(kind)
         num_classes = count_classes([labels], dtype, str(table.file))
-        question = from_one(labels[labels >= 0], num_classes - 1)
-        if question:
-            print(f"{table.file}: labels from 1 to {num_classes - 1}{question}", file=sys.stderr)
     class_names = None
     if names:
         class_names = np.array([name.encode() for name in names])
     return labels.astype(label_dtype(num_classes)), num_classes, class_names
 
 
-def is_mask(columns: Columns, split: str, num_nodes: int) -> bool:
+def is_mask(table: Table, split: str, num_nodes: int) -> bool:
     """Whether a column of the role train, valid or test is a mask of nodes, and not their ids.
 
     It is one beside columns of other roles; if its values are true and false; and if they are 1 and
     0 for each of more than two nodes, because ids would then come twice.
     """
-    if any(role not in (split, LEFT_OUT) for role in columns.roles.values()):
+    if any(role not in (split, LEFT_OUT) for role in table.roles.values()):
         return True
-    table = columns.table
     words = ["true", "false", ""]
     if table.num_rows == num_nodes > 2:
         words += ["1", "0", "1.0", "0.0"]
-    pieces = table.pieces(columns.all(split)[0])
+    pieces = table.pieces(table.all(split)[0])
     texts = (pc.fill_null(piece.cast("string", "ids or a mask"), "") for piece in pieces)
     are_flags = (pc.is_in(pc.utf8_lower(text), value_set=pa.array(words)) for text in texts)
     return table.num_rows > 0 and all(np.asarray(part).all() for part in are_flags)
 
 
-def _read_split(columns: Columns, split: str, nodes: Nodes) -> Array:
-    table = columns.table
-    column = columns.all(split)[0]
+def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
+    column = table.all(split)[0]
     parts = [np.empty(0, np.int64)]
-    if is_mask(columns, split, nodes.num_nodes):
-        parts += [ids[flags(piece)] for ids, (piece,) in _by_node(columns, [column], nodes)]
+    if is_mask(table, split, nodes.num_nodes):
+        parts += [ids[flags(piece)] for ids, (piece,) in _by_node(table, [column], nodes)]
         return np.sort(np.concatenate(parts))
     _check_rows(table, nodes)
     if nodes.names is not None and nodes.are_rows(table, column):
@@ -174,17 +156,15 @@ def _read_split(columns: Columns, split: str, nodes: Nodes) -> Array:
     return np.concatenate([*parts, *(nodes(piece) for piece in table.pieces(column))])
 
 
-def read_splits(tables: Sequence[Columns], nodes: Nodes) -> dict[str, Array]:
+def read_splits(tables: Sequence[Table], nodes: Nodes) -> dict[str, Array]:
     """Return int64 ids of the splits: from a column with the split of each node, empty for none, or
     from ids or a mask for each split."""
-    columns_of: Mapping[str, Columns] = {
-        role: columns for columns in tables for role in columns.roles.values()
-    }
-    if "split" not in columns_of:
-        return {split: _read_split(columns_of[split], split, nodes) for split in SPLITS}
-    columns = columns_of["split"]
+    table_of = {role: table for table in tables for role in table.roles.values()}
+    if "split" not in table_of:
+        return {split: _read_split(table_of[split], split, nodes) for split in SPLITS}
+    table = table_of["split"]
     parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
-    for ids, (piece,) in _by_node(columns, columns.all("split"), nodes):
+    for ids, (piece,) in _by_node(table, table.all("split"), nodes):
         expected = "train, valid, test or an empty cell"
         words = pc.utf8_lower(pc.utf8_trim_whitespace(piece.cast("string", expected)))
         words = pc.fill_null(words, "")

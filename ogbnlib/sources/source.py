@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..files import Stamp, stamp
 from ..graph.array_checks import from_one
 from ..graph.npz import Array
-from ..graph.store import GraphSize
+from .description import Options
 from .formats import files_of
 
 
@@ -45,7 +45,7 @@ class Source:
         stamps: path and `stamp` at opening of each file that is read, by the file's name in the
             new store's `origin`.
         generated: the new store's `origin` if `path` is None.
-        options: undirected and feature_dtype, the defaults of a conversion, and drop_unlabelled.
+        options: those of the data's `dataset.yaml`.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Source:
     path: Path | None = None
     stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
     generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    options: Options = field(default=Options(), repr=False)
 
     def check_unchanged(self) -> None:
         """Refuse files that changed after they were opened.
@@ -85,32 +85,12 @@ class Source:
 
     def where(self, split: str) -> str:
         """Return the file of a split, for messages."""
-        files = [
-            file
-            for name, (file, _) in self.stamps.items()
-            if split in (name, file.name.split(".")[0])
-        ]
-        return str(files[0]) if files else f"splits[{split!r}]"
+        files = [str(file) for file, _ in self.stamps.values() if file.name.split(".")[0] == split]
+        return files[0] if files else f"splits[{split!r}]"
 
     @property
     def origin(self) -> dict[str, Any]:
         return dict(self.generated) if self.path is None else origin_of(self.path, self.stamps)
-
-    def facts(self) -> dict[str, Any]:
-        """Return the name and the sizes, which are the content of meta.json."""
-        return {
-            name: getattr(self, name)
-            for name in ("name", "num_nodes", "num_edges", "num_features", "num_classes")
-        }
-
-    @property
-    def size(self) -> GraphSize:
-        num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
-        return GraphSize(
-            **self.facts(),
-            num_seeds=num_seeds,
-            feature_itemsize=self.feature_dtype.itemsize,
-        )
 
 
 def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
@@ -120,6 +100,12 @@ def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
         for name, path in files.items()
         for file in files_of(path)
     }
+
+
+def present(folder: Path, names: Iterable[str]) -> dict[str, tuple[Path, Stamp]]:
+    """Return path and stamp of each of these files that is in a folder."""
+    files = {name: folder / name for name in names}
+    return {name: (file, stamp(file)) for name, file in files.items() if file.is_file()}
 
 
 def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[str, Any]:
