@@ -61,7 +61,7 @@ def from_arrays(
     if targets and num_classes is not None:
         raise InputError("num_classes: expected without targets, which have no classes")
     if not targets and not num_classes:
-        num_classes = count_classes(_label_chunks(labels, MAX_CLASSES), labels.dtype, "y")
+        num_classes = count_classes(_label_chunks(labels, MAX_CLASSES), "y")
     ids_of = _split_ids(splits, num_nodes)
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
@@ -85,7 +85,6 @@ def from_arrays(
 
 
 def _label_chunks(values: Array, num_classes: int) -> Iterator[Array]:
-    """Yield clean labels, or targets if there are no classes, in chunks."""
     chunks = slices(values, npz.CHUNK_BYTES // max(1, values[:1].nbytes))
     if not num_classes:
         yield from clean_targets(chunks, "y")

@@ -42,12 +42,11 @@ class Table:
     Attributes:
         names: the columns' names; columns without names are called "1", "2", ...
         header: whether the file itself contains these names.
-        typed: whether values have types, so that a name can't be mistaken for a value.
         index: names of columns that pandas wrote for the index of a frame.
         roles: the role of each column, in the order of the file.
     """
 
-    header = typed = True
+    header = True
     index: Sequence[str] = ()
     roles: Mapping[str, str] = {}
 

@@ -203,7 +203,6 @@ def _kind(values: pa.Array) -> str:
 
 
 def _range(values: pa.Array) -> str:
-    """Return the first values, and the range of whole numbers."""
     text = ", ".join(map(str, values[:3].to_pylist()))
     try:
         ends = pc.min_max(values.cast("int64")).as_py()

@@ -31,6 +31,7 @@ from .description import (
     read_description,
 )
 from .draft import describe, no_data
+from .formats import format_of
 from .labels import AS_VALUES, clean_targets
 from .names import Nodes
 from .node_values import is_mask, nodes_of, read_labels, read_splits
@@ -58,7 +59,7 @@ def _open_table(file: DataFile) -> Table:
         hint = "".join(
             f"did you mean {n!r}? " for n in get_close_matches(unknown[0], table.names, 1)
         )
-        if table.header and not table.typed:
+        if table.header and format_of(file.path) not in ("parquet", "feather"):
             hint += "A file without a header has `header: none` among its columns. "
         raise InputError(
             f"{file.where}: unknown column {unknown[0]!r} of {file.path.name}: {hint}It has "
@@ -265,7 +266,6 @@ class _Folder:
             yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
 
     def _labels(self) -> dict[str, Any]:
-        """Return the attributes of a `Source` that concern labels or values."""
         label = next((table for table in self.tables if table.first("label")), None)
         num_classes = self.options.num_classes
         if label is not None:

@@ -96,11 +96,8 @@ def clean_labels(values: Array, num_classes: int, refuse: Refuse) -> Array:
     return labels
 
 
-def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> int:
-    """Return the largest label plus one, from chunks of `clean_labels`.
-
-    `dtype` is the dtype of the original labels.
-    """
+def count_classes(chunks: Iterable[Array], where: str) -> int:
+    """Return the largest label plus one, from chunks of `clean_labels`."""
     seen = np.zeros(MAX_CLASSES, bool)
     for chunk in chunks:
         seen[chunk[chunk >= 0]] = True
@@ -108,10 +105,8 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
     largest = int(np.flatnonzero(seen)[-1]) if seen.any() else -1
     if largest < 0:
         raise InputError(f"{where}: expected at least one label, found none")
-    # The dtype's largest number, such as 255 in uint8, often means "none". A single wrong label of
-    # 15,000,000 would make a model of 15 million classes.
-    ends = dtype.kind in "iu" and largest == np.iinfo(dtype).max and not seen[largest - 1]
-    if ends or largest + 1 > 2 * used + 100:
+    # A single wrong label of 15,000,000 would make a model of 15 million classes.
+    if largest + 1 > 2 * used + 100:
         raise InputError(
             f"{where}: expected labels that leave few classes out, found {used} classes and the label {largest}; "
             "write -1 or NaN for no label, or give num_classes (in dataset.yaml or Python)"

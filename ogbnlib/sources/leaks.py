@@ -44,18 +44,19 @@ def refuse_leaks(source: Source) -> None:
 
 def _equal_to_labels(source: Source) -> list[int]:
     """Return the feature columns that are the labels of all labelled nodes, of two classes at least."""
-    columns = np.arange(source.num_features)
-    sizes = np.zeros(source.num_classes, np.int64)
-    for chunk in source.label_chunks() if source.num_classes else []:
-        np.add.at(sizes, chunk[chunk >= 0], 1)
-    if sizes.sum() < _LEAST_NODES or np.count_nonzero(sizes) < 2:
+    if not source.num_classes:
         return []
+    columns = np.arange(source.num_features)
+    classes = set[int]()
+    count = 0
     for rows, labels in _paired(source.x_chunks(), source.label_chunks()):
         labelled = labels >= 0
         columns = columns[(rows[labelled][:, columns] == labels[labelled, None]).all(axis=0)]
         if not len(columns):
-            break
-    return columns.tolist()
+            return []
+        classes |= {*np.unique(labels[labelled]).tolist()}
+        count += int(labelled.sum())
+    return columns.tolist() if count >= _LEAST_NODES and len(classes) > 1 else []
 
 
 def _constant_in_splits(source: Source) -> list[int]:

@@ -104,21 +104,6 @@ class Nodes:
         piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected, hint)
         return ids.astype(np.int64, copy=False)
 
-    def are_rows(self, table: Table, column: str) -> bool:
-        """Whether ids can only be row numbers although the nodes have names: there are ids, each is
-        a row number, and none is a name."""
-        count = 0
-        for piece in table.pieces(column):
-            try:
-                rows = numbers(piece.cast("int64", ""))
-                names = self._index.get_indexer(self._keys(piece))
-            except InputError:
-                return False
-            if (names >= 0).any() or (rows < 0).any() or (rows >= self.num_nodes).any():
-                return False
-            count += len(rows)
-        return count > 0
-
     def chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
         """Return the names' dtype, int64 or UTF-8 bytes of fixed width, and pieces of the names in
         the order of the nodes; None if the nodes have no names."""

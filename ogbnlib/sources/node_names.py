@@ -63,7 +63,6 @@ def read_ids(store: Store, file: Path, id_column: str | None) -> Array:
 
 
 def _find(store: Store, pieces: Sequence[Piece]) -> Array:
-    """Return the numbers of the nodes with these names, int64 [n]."""
     array = next((name for name in ("node_name", "node_id") if name in store.files), "")
     kind = "string" if array and store.files[array].dtype.startswith("|S") else "int64"
     if kind == "string" and any(pa.types.is_integer(piece.values.type) for piece in pieces):

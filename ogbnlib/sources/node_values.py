@@ -104,9 +104,7 @@ def read_labels(
     column = table.all("label")[0]
     names = _class_names(table, column, num_classes or MAX_CLASSES)
     labels = np.full(nodes.num_nodes, -1, np.int32)
-    kind = ""
     for ids, (piece,) in _by_node(table, [column], nodes):
-        kind = kind or str(piece.values.type)
         if names:
             places = pc.index_in(piece.values, value_set=pa.array(names))
             labels[ids] = places.fill_null(-1).to_numpy()
@@ -116,10 +114,7 @@ def read_labels(
                 values = piece.cast("double", "a number")
             labels[ids] = clean_labels(numbers(values), num_classes or MAX_CLASSES, piece.refuse)
     if num_classes is None:
-        dtype = np.dtype(float)
-        if kind.startswith(("int", "uint")):
-            dtype = np.dtype(kind)
-        num_classes = count_classes([labels], dtype, str(table.file))
+        num_classes = count_classes([labels], str(table.file))
     class_names = None
     if names:
         class_names = np.array([name.encode() for name in names])
@@ -150,10 +145,11 @@ def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
         parts += [ids[flags(piece)] for ids, (piece,) in _by_node(table, [column], nodes)]
         return np.sort(np.concatenate(parts))
     _check_rows(table, nodes)
-    if nodes.names is not None and nodes.are_rows(table, column):
+    pieces = [*table.pieces(column)]
+    if pieces and not any((nodes.find(piece) >= 0).any() for piece in pieces):
         print(f"{table.file}: read as row numbers: none of its ids is a name", file=sys.stderr)
         nodes = Nodes(nodes.num_nodes, table.file.name)
-    return np.concatenate([*parts, *(nodes(piece) for piece in table.pieces(column))])
+    return np.concatenate([*parts, *map(nodes, pieces)])
 
 
 def read_splits(tables: Sequence[Table], nodes: Nodes) -> dict[str, Array]:

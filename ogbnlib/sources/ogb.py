@@ -153,9 +153,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     if num_classes is None:
         num_classes = meta.get("num_classes")
     if num_classes is None:
-        num_classes = count_classes(
-            layout.label_chunks(MAX_CLASSES), layout.labels.dtype, layout.labels.where
-        )
+        num_classes = count_classes(layout.label_chunks(MAX_CLASSES), layout.labels.where)
     with naming(file):
         check_num_classes(num_classes)
     return Source(

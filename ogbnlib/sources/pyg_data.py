@@ -105,7 +105,6 @@ def _check_complete(values: Mapping[str, Any]) -> None:
 
 
 def _attributes(data: Any) -> dict[str, Any]:
-    """Return the attributes of the only graph in `data`, without those that are None."""
     graph = _only_graph(data)
     if hasattr(graph, "node_types"):
         raise InputError(

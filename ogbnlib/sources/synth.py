@@ -185,7 +185,6 @@ def _features(
 
 
 def _degrees(num_nodes: int) -> Array:
-    """Return 1,024 quantiles of the number of references per paper."""
     quantile = np.exp([_DEGREE_SIGMA * NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
     mean = PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK)
     return quantile / quantile.mean() * mean

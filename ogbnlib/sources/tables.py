@@ -41,7 +41,7 @@ class _ArrayTable(Table):
     The rows [N, F] are one column of lists.
     """
 
-    header = typed = False
+    header = False
 
     def __init__(self, file: Path, role: str) -> None:
         array = load(file)
@@ -121,8 +121,6 @@ def _too_long(file: Path) -> InputError:
 
 
 def _first_lines(file: Path) -> Iterator[str]:
-    """Yield the lines of a text file that are not blank; the lines of the file itself are read
-    in bounded memory."""
     with io.TextIOWrapper(_inflated(file), "utf-8-sig", errors="replace") as stream:
         while line := stream.readline(_BLOCK_BYTES):
             if line.startswith("\ufffd\ufffd"):
@@ -164,8 +162,6 @@ class _TextTable(Table):
     Its first line that is no comment decides the separator. It is the header if `header` says so;
     by default unless one of its fields is a number. But 0, 1, 2, ... is a header of pandas.
     """
-
-    typed = False
 
     def __init__(self, file: Path, header: bool | None) -> None:
         mark, self.separator, first = _head(file)
@@ -279,7 +275,6 @@ class _PartsTable(Table):
         first = self._parts[0]
         super().__init__(path, first.names)
         self.header = first.header
-        self.typed = first.typed
         self.index = first.index
         for part in self._parts[1:]:
             # the Unix command split(1) leaves the header in the first part only

@@ -110,10 +110,6 @@ BAD_ARGUMENTS = {
         lambda g: changed(g, "y", 3, 15_000_000),
         r"y: .* the label 15000000; .*num_classes",
     ),
-    "y 255 for none": (
-        lambda g: {**g, "y": np.r_[np.arange(200), 255][g["y"]].astype(np.uint8)},
-        "the label 255",
-    ),
     "split too large": (lambda g: split(g, test=np.array([N])), r"splits\['test'\]"),
     "split overlap": (
         lambda g: split(g, test=np.array([26, 3])),
