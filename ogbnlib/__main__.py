@@ -21,7 +21,7 @@ from .config import parameters as config_parameters
 from .data_commands import app, read_options, say, show
 from .display import steady_output
 from .errors import InputError, check_working_folder, clear_errors
-from .files import home, write_atomically
+from .files import home
 from .memory.record import RunPaths
 from .runs.folder import Run, RunStopped
 
@@ -148,8 +148,9 @@ def _train_as_rank(
 
     die_with_parent()
     end_here()
-    quiet = config.replace(progress="none") if as_json else config
-    code = exit_code(lambda: train_here(quiet, run_dir, resume=resume, trust=trust), say)
+    code = exit_code(
+        lambda: train_here(config, run_dir, resume=resume, trust=trust, progress=not as_json), say
+    )
     if os.environ["RANK"] == "0" and code != 2:
         _show_end(Run(run_dir), as_json)
     end(code)
@@ -201,26 +202,6 @@ def predict(
         say=say,
     )
     show({"path": str(path)}, str(path), as_json)
-
-
-@app.command()
-def report(
-    run_dir: option.RunDir,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    picture: Annotated[
-        Path | None, typer.Option(help="By default confusion-SPLIT.png in the run's folder.")
-    ] = None,
-    memory_limit: option.MemoryLimit = None,
-    trust: option.Trust = False,
-    as_json: option.Json = False,
-) -> None:
-    """Print accuracy, F1 and a line per class of a run's model, and write a picture of its
-    confusions."""
-    run = Run.open(run_dir)
-    done = run.report(split, memory_limit=memory_limit, progress=not as_json, say=say, trust=trust)
-    target = home(picture or run.run_dir / f"confusion-{split}.png")
-    write_atomically(target, lambda file: file.write(done.png()))
-    show({**done.to_dict(), "picture": str(target)}, f"{done}\n\n{target}", as_json)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

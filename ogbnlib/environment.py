@@ -15,7 +15,6 @@ MARKS_VARIABLE = "OGBNLIB_TREES"
 # From `runs.sandbox` to the trainer, `training.child`.
 # the config as JSON: a resumed run's config.json is still the old one, a model's trial has none
 CONFIG_VARIABLE = "OGBNLIB_CONFIG"
-PROGRESS_VARIABLE = "OGBNLIB_PROGRESS"  # the kind of progress line, see `display.Live`
 # the measured step of the user's own model, JSON; written and read by `forecast.step_memory`
 STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"
 # process id of the parent that the child must not outlive; removed by `memory.signals`
@@ -28,6 +27,9 @@ KERNELS_VARIABLE = "OGBNLIB_KERNELS"
 # From papermill's engine (`notebook.kernel`) to the kernel: the file to which `runs.attempt` adds
 # the folder of each attempt.
 RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"
+
+# From tests and benchmarks to `windows.plan`: "off", or bytes for windows whatever is free.
+WINDOWS_VARIABLE = "OGBNLIB_WINDOWS"
 
 # From the user to slurm/common.sh: how often a job may go back to the queue by itself.
 RESTARTS_VARIABLE = "OGBNLIB_MAX_RESTARTS"

@@ -3,9 +3,7 @@
 Imports neither torch nor numpy.
 """
 
-import contextlib
 import json
-import math
 import os
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -77,40 +75,6 @@ def _model(value: object) -> object:
     return f"{_path(place)}:{name}"
 
 
-# Arguments of each schedule, the required one first, named as in torch's CosineAnnealingLR and
-# StepLR.
-_SCHEDULES: dict[str, dict[str, type[int] | type[float]]] = {
-    "constant": {},
-    "cosine": {"T_max": int, "eta_min": float},
-    "step": {"step_size": int, "gamma": float},
-}
-_RANGES = {int: (1, 2**31 - 1, "a number of epochs"), float: (0, 1, "a number from 0 to 1")}
-
-
-def parse_schedule(text: str) -> tuple[str, dict[str, float]]:
-    """Split "cosine:T_max=40,eta_min=0.001" into its name and its arguments."""
-    name, _, rest = (part.strip() for part in text.partition(":"))
-    if name not in _SCHEDULES:
-        raise ValueError(f"expected constant, cosine:T_max=40 or step:step_size=10, got {text!r}")
-    kinds = _SCHEDULES[name]
-    pairs = [pair.partition("=") for pair in rest.split(",") if pair.strip()]
-    names = [key.strip() for key, _, _ in pairs]
-    required = [*kinds][:1]
-    if len({*names}) < len(names) or not {*required} <= {*names} <= {*kinds}:
-        takes = "needs {} and takes {}".format(*kinds) if kinds else "takes none"
-        raise ValueError(f"{name} {takes}, got {', '.join(names) or 'none'}")
-    arguments = {}
-    for key, (_, _, word) in zip(names, pairs, strict=True):
-        lowest, highest, expected = _RANGES[kinds[key]]
-        number = math.nan
-        with contextlib.suppress(ValueError):
-            number = kinds[key](word)
-        if not lowest <= number <= highest:
-            raise ValueError(f"expected {expected} for {key}, got {word.strip()!r}")
-        arguments[key] = number
-    return name, arguments
-
-
 def _arguments(value: object) -> object:
     """Read a dict or JSON text; tuples become lists, as in a saved config."""
     try:
@@ -128,7 +92,6 @@ Count = Annotated[Int, Field(gt=0)]
 CountOrZero = Annotated[Int, Field(ge=0)]
 OptionalCount = Annotated[Count | None, BeforeValidator(no_value)]
 Threads = Annotated[Literal["auto"] | Count | None, BeforeValidator(no_value)]
-OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(no_value)]
 OptionalBytes = Annotated[
     Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(no_value)
 ]
@@ -152,11 +115,10 @@ Splits = Annotated[
 Patience = Annotated[CountOrZero, BeforeValidator(lambda value: no_value(value) or 0)]
 OptionalBool = Annotated[bool | None, BeforeValidator(no_value)]
 ClassWeight = Annotated[
-    str, BeforeValidator(lambda value: "none" if no_value(value) is None else _path(value))
+    Literal["none", "balanced"], BeforeValidator(lambda value: no_value(value) or "none")
 ]
 Dataset = Annotated[str, BeforeValidator(_path)]
 Model = Annotated[str, BeforeValidator(_model)]
-Schedule = Annotated[str, AfterValidator(lambda text: parse_schedule(text) and text)]
 Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 

@@ -166,6 +166,6 @@ def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:
     if missing:
         raise InputError(
             f"nodes: {store.path} has no features of {missing} of these nodes; propagate for all nodes "
-            "(python -m ogbnlib propagate --nodes all) and train from that store"
+            '(ogbnlib.propagate(store, path, nodes="all")) and train from that store'
         )
     return places

@@ -421,7 +421,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
 
 def plot_accuracy(runs: Runs) -> Figure:
     """Plot loss, valid accuracy (full line) and test accuracy (dashed) over the epochs, and mark
-    the best epoch on valid by the run's `keep_by`."""
+    the best epoch on valid."""
     figure, ((losses, accuracies),) = _figure(1, 2, (10, 4))
     for name, run in named(runs).items():
         name = _plain(name)

@@ -146,8 +146,8 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
 
 
 def best_epochs(runs: Runs) -> pd.DataFrame:
-    """Return one row per run: the best epoch on valid by the run's `keep_by`, its valid and test
-    accuracy, the number of epochs trained, and the peak in GB."""
+    """Return one row per run: the best epoch on valid, its valid and test accuracy, the number of
+    epochs trained, and the peak in GB."""
     rows = {}
     for name, run in named(runs).items():
         best = run.best_epoch

@@ -170,14 +170,12 @@ class Run:
 
     @property
     def best_epoch(self) -> pd.Series | None:
-        """The row of `metrics` with the best value of `keep_by` on the valid split.
+        """The row of `metrics` with the best accuracy on the valid split.
 
         Of equal rows it is the first; None if there is no value.
         """
-        config = self.known_config
-        column = "valid" if config is None else config.valid_column
-        evaluated = self.metrics.dropna(subset=column)
-        return evaluated.loc[evaluated[column].idxmax()] if len(evaluated) else None
+        evaluated = self.metrics.dropna(subset="valid")
+        return evaluated.loc[evaluated["valid"].idxmax()] if len(evaluated) else None
 
     @cached_property
     def result(self) -> dict[str, Any]:
@@ -375,7 +373,7 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether the last attempt reached the last epoch, or was ended by early stopping."""
-        return self.exit_code == 0 and self.config.is_over(self.metrics[self.config.valid_column])
+        return self.exit_code == 0 and self.config.is_over(self.metrics["valid"])
 
     def require_finished(self) -> Run:
         """Return this run if it finished, else raise `RunEnded`.

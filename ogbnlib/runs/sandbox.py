@@ -22,7 +22,6 @@ from ..environment import (
     CONFIG_VARIABLE,
     LIMIT_VARIABLE,
     PARENT_VARIABLE,
-    PROGRESS_VARIABLE,
     RUN_VARIABLE,
     WATCHED_VARIABLE,
 )
@@ -51,7 +50,6 @@ from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
 from ..registry import MODELS
-from ..sources.class_weights import check_class_weight
 from ..sources.resolve import DataRequest, check_trainable, resolve, size_of
 from .attempt import Attempt, announce_code, check_content, open_run_dir
 from .diagnosis import Diagnosis
@@ -227,9 +225,8 @@ def _train(
     check_content(folder, resume=resume)  # before kernels are compiled, which takes minutes
     size = check_inputs(config)
     if resume:
-        quiet = not echo or config.progress == "none"
-        announce_code(config, folder, trust, (lambda text: None) if quiet else print)
-    env = _prepare_code(config, size, folder if resume else None)
+        announce_code(config, folder, trust, print if echo else lambda text: None)
+    env = _prepare_code(config, size, folder if resume else None, "auto" if echo else "none")
     limit, refused = make_limit(limit_bytes, limit_by)
     # From here on this process holds the limit and the folder's lock, released in reverse order.
     with contextlib.ExitStack() as stack:
@@ -252,7 +249,6 @@ def _train(
         if num_ranks > 1:
             argv += ["--ranks", str(num_ranks)]
         env |= {
-            PROGRESS_VARIABLE: "none" if config.progress == "none" else "relayed",
             PARENT_VARIABLE: str(os.getpid()),
             CONFIG_VARIABLE: config.model_dump_json(),
             "TMPDIR": stack.enter_context(_own_tmp()),
@@ -297,7 +293,9 @@ def _was_stopped(run: Run) -> bool:
     return run.exit_code in (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS))
 
 
-def _prepare_code(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, str]:
+def _prepare_code(
+    config: TrainConfig, size: GraphSize, run_dir: Path | None, display: str
+) -> dict[str, str]:
     """Try out the user's own model and compile the kernels, as far as the run needs that.
 
     Returns the environment variable with the trial's result. `run_dir` is the run to resume.
@@ -305,10 +303,10 @@ def _prepare_code(config: TrainConfig, size: GraphSize, run_dir: Path | None) ->
     kernel_cache.folder()  # chosen here for the children, whose TMPDIR differs
     trial: dict[str, str] = {}
     if config.model not in MODELS:
-        with doing(f"trying out {config.model}", config.progress):
+        with doing(f"trying out {config.model}", display):
             trial = try_model(config, size, run_dir=run_dir)
     if not config.policy.uses_hops:  # the forecast of a propagation leaves room for compiling
-        _compile_kernels(config.progress)
+        _compile_kernels(display)
     return trial
 
 
@@ -326,7 +324,7 @@ def _own_tmp() -> tempfile.TemporaryDirectory[str]:
 
 
 @functools.cache  # tried once in a process, even if it failed
-def _compile_kernels(progress: str) -> None:
+def _compile_kernels(display: str) -> None:
     """Compile the kernels of a training in another process, unless they are on disk."""
     # A trainer that compiles the kernels itself keeps about 100 MB more than one that loads them.
     # No forecast counts these 100 MB.
@@ -335,7 +333,7 @@ def _compile_kernels(progress: str) -> None:
         return
     # The kernels are the same for every fan-out.
     code = "import ogbnlib.training.train as train; train.compile_all([1])"
-    with doing("compiling the sampling kernels", progress):
+    with doing("compiling the sampling kernels", display):
         # If it fails, the trainer meets the same error and reports it.
         subprocess.run(
             [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -445,7 +443,7 @@ def _carry_out(
             recorder=attempt.recorder,
             env=variables,
             echo=echo,
-            how=config.progress if config else "auto",
+            how="auto",
             holds_back=config is not None,
             inherited=inherited,
             stdin=None if reads_input else subprocess.DEVNULL,
@@ -508,5 +506,4 @@ def check_inputs(config: TrainConfig) -> GraphSize:
     check_precision(config.precision, config.device)
     size = resolve(DataRequest.of(config)).size
     check_trainable(size, config)
-    check_class_weight(config)
     return size

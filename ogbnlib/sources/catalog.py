@@ -30,7 +30,6 @@ def open_dataset(
     undirected: bool | None = None,
     feature_dtype: FeatureDtype | None = None,
     memory_limit: str | int | None = None,
-    download: bool = False,
     say: Callable[[str], object] = print,
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
@@ -47,13 +46,12 @@ def open_dataset(
             store has none.
         feature_dtype: dtype of a new store's features, "float16", "float32" or "int8"; by default
             the data's own, float32 for float64.
-        download: fetch a missing official data set.
         say: called with a line on the data and the place and size of a new store, then with the
             store's summary.
         memory_limit, progress, check: as in `convert`; `check` is also called while waiting.
     """
     return _open(
-        DataRequest(dataset, data_dir, undirected, feature_dtype, download),
+        DataRequest(dataset, data_dir, undirected, feature_dtype),
         memory_limit,
         say,
         progress,

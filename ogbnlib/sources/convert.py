@@ -33,7 +33,7 @@ from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from .description import FeatureDtype as FeatureDtype
 from .leaks import refuse_leaks
-from .official import OFFICIAL_DIR, is_official, locate_official, open_official
+from .official import OFFICIAL_DIR, is_official, locate_official, not_there, open_official
 from .source import Source
 from .store_source import from_store
 
@@ -272,9 +272,7 @@ def open_source(
         return from_store(open_store(path))
     official = locate_official(str(path), home(data_dir))
     if not official.folder.exists():
-        raise InputError(
-            f"{official.folder}: {path} is not there: python -m ogbnlib download {path}"
-        )
+        raise not_there(official)
     return open_official(official)
 
 

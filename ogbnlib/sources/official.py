@@ -4,6 +4,7 @@ import csv
 import http.client
 import importlib.util
 import os
+import shlex
 import stat
 import tempfile
 import urllib.error
@@ -173,20 +174,27 @@ def locate_official(name: str, root: StrPath) -> Located:
     return Located(name, Path(root) / name.replace("-", "_"), meta)
 
 
+def not_there(official: Located) -> InputError:
+    """Return the error for an official data set that was not downloaded."""
+    command = f"python -m ogbnlib download {official.name}"
+    if str(official.folder.parent) != OFFICIAL_DIR:
+        command += f" --data-dir {shlex.quote(str(official.folder.parent))}"
+    return InputError(f"{official.folder}: {official.name} is not there: {command}")
+
+
 def open_official(located: Located) -> Source:
-    """Open one of OGB's own data sets, downloading it if it is missing.
+    """Open one of OGB's own data sets.
 
     The data are streamed, because ogb's loader needs more than 128 GB for ogbn-papers100M
     (snap-stanford/ogb#407).
     """
     from .folder import open_folder  # imports pyarrow and pandas
 
-    folder = fetch(located.name, located.folder.parent)
     # as OGB's own reader adds them
     has_reverses = located.meta["add_inverse_edge"] == "True" or None
     num_classes = int(located.meta["num classes"])
     try:
-        source = open_folder(folder, num_classes=num_classes, undirected=has_reverses)
+        source = open_folder(located.folder, num_classes=num_classes, undirected=has_reverses)
     except InputError as error:
         raise InputError(f"{error}; download the data set again if it is damaged") from None
     return replace(source, name=located.name)

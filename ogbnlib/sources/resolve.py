@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..files import StrPath, check_new, home
 from ..graph.store import GraphSize, Store, is_store, open_store
 from ..graph.store_format import nearby
-from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official
+from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official, not_there
 from .sizes import PUBLIC
 from .source import origin_of, present
 
@@ -24,7 +24,6 @@ class DataRequest:
     data_dir: StrPath | None = None
     undirected: bool | None = None
     feature_dtype: str | None = None
-    download: bool = False
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
@@ -33,7 +32,7 @@ class DataRequest:
         # store's own dtype does not matter.
         is_stored = config.policy.reads_disk and config.feature_dtype != "float32"
         dtype = config.feature_dtype if is_stored else None
-        return cls(config.dataset, config.data_dir, config.undirected, dtype, config.download)
+        return cls(config.dataset, None, config.undirected, dtype)
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,8 @@ def resolve(request: DataRequest) -> Store | _Pending:
     store_of_it = pending.existing()
     if store_of_it is not None:
         return store_of_it
-    if not official.folder.exists() and not request.download:
-        raise InputError(
-            f"{official.folder}: {name} is not there; pass download=True, or data_dir, the folder "
-            "that holds it"
-        )
+    if not official.folder.exists():
+        raise not_there(official)
     check_new(pending.target)
     return pending
 

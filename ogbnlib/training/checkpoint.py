@@ -95,16 +95,6 @@ def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
         )
 
 
-def _check_class_weight(path: Path, before: torch.Tensor | None, now: torch.Tensor | None) -> None:
-    """Refuse class weights other than the ones that a checkpoint was trained with."""
-    either = before is not None or now is not None
-    if either and (before is None or now is None or not torch.equal(now, before)):
-        raise InputError(
-            f"class_weight: expected the weights that {path} was trained with, found others; put "
-            "them back, or use a new run_dir"
-        )
-
-
 def _seal(file: BinaryIO, size: int) -> bytes:
     """Return the seal of a file's first `size` bytes."""
     file.seek(0)
@@ -220,7 +210,6 @@ class Checkpointer:
         self._about: dict[str, Any] = {
             "config": learner.config.model_dump(mode="json"),
             "data": dict(data),
-            "class_weight": learner.class_weight,
         }
         self._saved: State | None = None
         self._damaged = False
@@ -247,7 +236,7 @@ class Checkpointer:
         """Write metrics.csv, best.pt if the model is the best on the valid split so far, and
         checkpoint.pt."""
         row = state.history[-1]
-        *earlier, last = (each[self.learner.config.valid_column] for each in state.history)
+        *earlier, last = (row["valid"] for row in state.history)
         best = max((value for value in earlier if value is not None), default=-1.0)
         is_best = last is not None and last > best
         if self.run_dir is not None and self.learner.ranks.first:
@@ -289,7 +278,6 @@ class Checkpointer:
             ]
         notes = check_changes(content["config"], self.learner.config, self.run_dir)
         _check_data(path, content["data"], self._about["data"])
-        _check_class_weight(path, content.get("class_weight"), self.learner.class_weight)
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
         # Adam takes its moments as they are, and a mapped file keeps its disk space when replaced
@@ -344,7 +332,7 @@ class Checkpointer:
     ) -> Diverged:
         """Return the error that says where the run diverged and how to go on."""
         epoch = state.epoch + 1
-        lr = self.learner.config.learning_rate(epoch)
+        lr = self.learner.config.lr
         self.learner.log.mark("diverged", epoch=epoch, position=state.position, lr=lr)
         remedy = "go on with a smaller lr (--resume --set lr=...)"
         if self.run_dir is None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE
+from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE
 from ..errors import clear_errors, naming, no_exit
 from ..files import write_json
 from ..memory.signals import STOP_SIGNALS, Stopped, StopRequest, die_with_parent, take_over
@@ -90,7 +90,7 @@ def main(arguments: list[str]) -> int:
                 stop,
                 ranks,
                 resume="--resume" in arguments,
-                display=os.environ.get(PROGRESS_VARIABLE, "auto"),
+                display="relayed",
             )
 
     return exit_code(train)

@@ -17,7 +17,6 @@ from torch_geometric.data import Data
 from ..config import TrainConfig
 from ..errors import InputError
 from ..forecast.machine import probe
-from ..graph.npz import Array
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from ..sampling.choice import batch_key
@@ -64,6 +63,17 @@ def loss_and_gradient(
     return loss, ops._log_softmax_backward_data.default(gradient, rows, 1, rows.dtype)
 
 
+def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
+    """Return scikit-learn's balanced weight of each class, float32 [num_classes].
+
+    It is num_nodes / (num_present_classes * count) over the train nodes with these labels, whose
+    mean weight is 1, and 0 for a class without train nodes.
+    """
+    counts = torch.bincount(labels, minlength=num_classes).numpy()
+    weights = np.divide(1.0, counts, out=np.zeros(num_classes), where=counts > 0)
+    return torch.from_numpy((weights * (counts.sum() / (weights @ counts))).astype(np.float32))
+
+
 class Learner:
     """A model with Adam (Kingma and Ba 2015), on this rank's device."""
 
@@ -74,15 +84,15 @@ class Learner:
         device: torch.device,
         ranks: Ranks,
         log: EventLog,
-        class_weight: Array | None = None,
+        balanced: Tensor | None = None,
     ):
         self.config = config
         self.device = device
         self.ranks = ranks
         self.log = log
         self.class_weight: Tensor | None = None  # see `loss_and_gradient`
-        if class_weight is not None:
-            self.class_weight = torch.from_numpy(class_weight).to(device)
+        if config.class_weight == "balanced" and balanced is not None:
+            self.class_weight = balanced.to(device)
         self.model = model.to(device)
         self.call = Call.of(model, config.precision)
         self.share_model()  # a custom model may draw its weights from any random state
@@ -129,8 +139,6 @@ class Learner:
         """Prepare the model for training epoch `epoch`, or for an evaluation if it is 0."""
         self.model.train(epoch > 0)
         self._batches = 0
-        for group in self.optimizer.param_groups if epoch else ():
-            group["lr"] = self.config.learning_rate(epoch)
 
     def is_finite(self) -> bool:
         """Whether the loss so far, the weights and the optimizer's moments are finite."""

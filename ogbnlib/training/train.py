@@ -43,13 +43,12 @@ from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..sampling.policies import Loaders
 from ..sources.catalog import open_for
-from ..sources.class_weights import class_weights
 from ..windows.window import compile_kernels
 from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model
 from .distributed import Ranks, join
 from .fused_sage import compile_layer
-from .learner import Learner
+from .learner import Learner, balanced_weights
 from .trainer import Progress, Trainer
 
 
@@ -91,6 +90,7 @@ def train(
     resume: bool = False,
     model: nn.Module | None = None,
     trust: bool = False,
+    progress: bool = True,
 ) -> TrainResult:
     """Train in this process.
 
@@ -99,9 +99,9 @@ def train(
         run_dir: Folder for config, timeline, events, metrics and checkpoints; None keeps nothing on
             disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
-        model: Your own model object, used in place of `config.model` and trained in place. To
-            resume the run, pass such an object again.
+        model: Your own model object, trained in place of `config.model`; pass it again to resume.
         trust: Allow running the code of a model (model.py) in another user's run folder.
+        progress: Show a bar in a terminal or JupyterLab, else lines.
 
     Raises:
         InputError: for bad input, before anything is written; for a folder in use by another
@@ -128,7 +128,7 @@ def train(
             if folder is None and config.keep == "best":
                 raise InputError("keep: expected a run_dir to keep best.pt in, got none")
             if resume and folder is not None and model is None:
-                quiet = not ranks.first or config.progress == "none"
+                quiet = not (ranks.first and progress)
                 announce_code(config, folder, trust, (lambda text: None) if quiet else print)
             if config.model not in MODELS:  # before anything is written
                 code = folder if resume else None
@@ -139,8 +139,9 @@ def train(
                 before, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
                 stack.enter_context(_recorded(before, config))
         with naming(folder):
+            how = "auto" if progress else "none"
             return train_prepared(
-                config, folder, stop, ranks, resume=resume, display=config.progress, model=model
+                config, folder, stop, ranks, resume=resume, display=how, model=model
             )
 
 
@@ -202,8 +203,7 @@ def train_prepared(
             model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
             device = cuda.resolve_device(config.device)
             progress.note(*cuda.begin(config, device.type))
-            counts = torch.bincount(loaders.labels["train"], minlength=loaders.num_classes)
-            weights = class_weights(config, store, counts.numpy())
+            weights = balanced_weights(loaders.labels["train"], loaders.num_classes)
             learner = Learner(config, model, device, ranks, log, weights)
             # The checkpoint is read after the model exists: its weights are loaded in place.
             ranks.expect_beats(store.nbytes)

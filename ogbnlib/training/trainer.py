@@ -33,8 +33,8 @@ class Progress:
     """Progress of a run, shown here and written to progress.json for other processes.
 
     Args:
-        display: As `config.progress`, or "relayed" if the process that started this one shows the
-            progress.
+        display: As `how` of `display.Live`, or "relayed" if the process that started this one shows
+            the progress.
         log: Event log of the run; its innermost open phase is shown as the current step.
         run_dir: Folder for progress.json; None writes no such file.
     """
@@ -259,7 +259,7 @@ class Trainer:
         epoch = self.state.epoch
         if epoch < self.config.epochs:
             self.progress.note(
-                f"no better valid {self.config.keep_by} in {self.config.early_stopping} evaluations: "
+                f"no better valid accuracy in {self.config.early_stopping} evaluations: "
                 f"epoch {epoch} was the last"
             )
         # With fp16, the scaler skips each step whose gradient is not finite. Adam has a state only
@@ -271,7 +271,7 @@ class Trainer:
 
     def _is_over(self, *rows: Row) -> bool:
         history = [*self.state.history, *rows]
-        return self.config.is_over(row.get(self.config.valid_column) for row in history)
+        return self.config.is_over(row.get("valid") for row in history)
 
     def _run_epoch(self) -> None:
         epoch = self.state.epoch + 1

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..environment import WINDOWS_VARIABLE
 from ..errors import format_bytes
 from ..files import file_system
 from ..forecast.batches import Batches, BatchShape
@@ -159,22 +160,28 @@ def window_bytes(loader_pass: Pass, windows: Windows) -> int:
     return int(distinct * size.num_features * loader_pass.itemsize) + unshared_bytes
 
 
+def lookahead() -> str:
+    """Memory for windows, "auto", "off" or bytes, as `WINDOWS_VARIABLE` sets it."""
+    return os.environ.get(WINDOWS_VARIABLE, "auto")
+
+
 def window_budget(
-    lookahead: str | int, left_bytes: int | None, training: Windows | None = None, sharers: int = 1
+    left_bytes: int | None, training: Windows | None = None, sharers: int = 1
 ) -> int | None:
     """Bytes for the windows of one loader; None to draw batches from the mapped files, whatever
     the store's size.
 
-    If `lookahead` is a size, all `sharers` of this node share it. `left_bytes` is the memory that
-    may still be used, None if there is no limit. For an evaluation during training, `training` are
-    the windows of the training loader.
+    `left_bytes` is the memory that may still be used, None if there is no limit. For an evaluation
+    during training, `training` are the windows of the training loader. All `sharers` of this node
+    share a fixed size.
     """
-    if lookahead == "off":
+    asked = lookahead()
+    if asked == "off":
         return None
     # If training has two windows, the next one is being prepared during an evaluation, and the
     # evaluation gets the rest, about a tenth. If training has one window, it is used up by then,
     # and the evaluation gets everything.
-    budget = left_bytes if lookahead == "auto" else int(lookahead) // sharers
+    budget = left_bytes if asked == "auto" else int(asked) // sharers
     if budget is None or training is None or not training.prepared_ahead:
         return budget
     return budget - training.peak_bytes
@@ -234,7 +241,7 @@ def choose_windows(
 def _step_reserve(loader_pass: Pass) -> tuple[int, int]:
     """Bytes to reserve next to windows, and next to the page cache: ready batches, a step and
     weights; next to the page cache also workers."""
-    if loader_pass.config.lookahead != "auto":  # a size as `lookahead` is for windows alone
+    if lookahead() != "auto":  # a fixed size is for windows alone
         return 0, 0
     size = loader_pass.size
     step_pass = Pass(loader_pass.config, size, "train", Batches.of(loader_pass.batch))

@@ -22,6 +22,7 @@ from .plan import (
     Windows,
     choose_loaders,
     choose_windows,
+    lookahead,
     sampled_bytes,
     spool_bytes,
     spool_dir,
@@ -55,7 +56,7 @@ class StoreLoaders(DiskLoaders):
     @classmethod
     def phases(cls, run: Ledger) -> None:
         cls._forecast(run)
-        if run.config.lookahead == "auto":
+        if lookahead() == "auto":
             smallest = Ledger(run.config, run.size, 0)  # windows of one batch, one at a time
             cls._forecast(smallest)
             run.least_bytes = min(run.peak_bytes, smallest.peak_bytes)
@@ -74,14 +75,14 @@ class StoreLoaders(DiskLoaders):
         train = run.one_pass("train", training=True)
         splits = run.evaluations()
         passes = {split: run.one_pass(split) for split in {*splits["eval"], *splits["final"]}}
-        memory = window_budget(config.lookahead, available)
+        memory = window_budget(available)
         windows, resident = choose_loaders(train, passes, memory, room)
         run.windows = windows
         if config.epochs:
             cls._forecast_pass(run, "train", train, windows, num_passes=config.epochs)
         prepared = _prepared_ahead(train, windows)
         run.held |= prepared
-        eval_budget = window_budget(config.lookahead, available, windows)
+        eval_budget = window_budget(available, windows)
         for when, budget in (("eval", eval_budget), ("final", memory)):
             if when == "final":
                 for name in prepared:
@@ -172,7 +173,7 @@ class StoreLoaders(DiskLoaders):
         train = self._resident.get("train")
         # An evaluation shares memory with the training loader's windows, if that loader is alive.
         train_windows = train.windows if train is not None and not shuffle else None
-        memory = window_budget(self.config.lookahead, self._available, train_windows, self._ranks)
+        memory = window_budget(self._available, train_windows, self._ranks)
         loader_pass = self._pass(split, shuffle, memory)
         if not shuffle:
             return loader_pass, choose_windows(loader_pass, memory, self._room), {}
@@ -210,7 +211,7 @@ class StoreLoaders(DiskLoaders):
                     "note", loader=name, windows=str(chosen), window_batches=chosen.window_batches
                 )
         fills = launch().local_rank == 0  # one rank fills the page cache for its whole node
-        if shuffle and windows.window_batches is None and self.config.lookahead != "off" and fills:
+        if shuffle and windows.window_batches is None and lookahead() != "off" and fills:
             with self.log.phase("load into page cache"):
                 self.store.fill_page_cache()
         return loader

@@ -252,7 +252,6 @@ def config_of(asked: argparse.Namespace, store: Store, setting: str) -> TrainCon
         "train_eval": "never",
         "eval_splits": [],
         "num_threads": "auto",
-        "progress": "lines",
         "spool": asked.spool,
         "precision": asked.precision,
     }

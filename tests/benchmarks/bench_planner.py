@@ -310,7 +310,7 @@ def configuration(settings: dict[str, Any], folder: Path, scale: float = 0.002) 
             write_graph(graph, Path(values["dataset"]))
     elif not Path(values["dataset"]).exists():
         prepare_dataset("", folder, scale, undirected=both)
-    return TrainConfig.create({"device": "cpu", "progress": "none", **values})
+    return TrainConfig.create({"device": "cpu", **values})
 
 
 def outcome(settings: dict[str, Any], folder: Path, scale: float = 0.002) -> Outcome:

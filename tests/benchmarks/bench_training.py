@@ -134,7 +134,6 @@ def our_rate(
     values = {
         "dataset": str(store.path),
         "loading": "store",
-        "progress": "none",
         "device": "cpu",
         **setting,
     }

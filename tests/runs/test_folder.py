@@ -46,7 +46,7 @@ def test_a_second_trainer_is_refused_by_folder_and_pid_and_changes_nothing(
 def test_resuming_in_an_empty_or_missing_folder_starts_a_run_and_says_so(
     tiny_config: Config, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config, folder = tiny_config(epochs=1).replace(progress="lines"), tmp_path / "run"
+    config, folder = tiny_config(epochs=1), tmp_path / "run"
     folder.mkdir()
     train(config, folder, resume=True)
     assert (

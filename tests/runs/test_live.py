@@ -39,9 +39,7 @@ def at_work(
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A training whose batches, 120 an epoch, take as many seconds as the fixture is given."""
     (tmp_path / "slow.py").write_text(SLOW)
-    config = tiny_config(
-        model=f"{tmp_path}/slow.py:Net", batch_size=1, num_neighbors=[1], progress="lines"
-    )
+    config = tiny_config(model=f"{tmp_path}/slow.py:Net", batch_size=1, num_neighbors=[1])
     folder = tmp_path / "r"
     config.save(tmp_path / "wanted.json")
     code = "import sys\nfrom ogbnlib import TrainConfig, run\n"
@@ -61,7 +59,7 @@ def at_work(
 def test_a_log_has_a_line_from_the_start_on_with_phase_and_memory(
     tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tiny_config(progress="lines"), "2 GB", run_dir=tmp_path / "a").exit_code == 0
+    assert run(tiny_config(), "2 GB", run_dir=tmp_path / "a").exit_code == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
         r"a: starting(: \d+ [kM]B of 2.00 GB)?",

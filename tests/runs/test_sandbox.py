@@ -50,7 +50,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TrainConf
             "device": "cpu",
             "train_eval": "never",
         }
-        return TrainConfig.create({**values, "progress": "lines"})
+        return TrainConfig.create(values)
 
     return config
 
@@ -218,7 +218,7 @@ def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
         return writing
 
     monkeypatch.setattr(_TimelineWriter, "add", refuse(_TimelineWriter.add))
-    done = run(tiny_config(epochs=10**6, progress="lines"), run_dir=folder, echo=False)
+    done = run(tiny_config(epochs=10**6), run_dir=folder, echo=False)
     assert done.exit_code == STOPPED
     said = (
         f"{folder / name}: No space left on device; free some space there and go on with --resume"

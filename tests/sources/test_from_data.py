@@ -226,7 +226,7 @@ def empty(tmp_path: Path) -> Store:
 
 def test_an_empty_split_is_not_evaluated_which_is_said_once(empty: Store, tmp_path: Path) -> None:
     config = TrainConfig.create(
-        dataset=str(empty.path), loading="store", epochs=2, num_neighbors=[3], progress="none"
+        dataset=str(empty.path), loading="store", epochs=2, num_neighbors=[3]
     )
     history = train(config, tmp_path / "run").history
     assert [row["valid"] for row in history] == [None, None]

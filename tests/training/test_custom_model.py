@@ -526,7 +526,7 @@ def test_the_code_of_a_runs_folder_is_announced_and_another_users_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(RESIDUAL)
-    config = tiny_config(model="mine.py:Net", epochs=1, progress="lines")
+    config = tiny_config(model="mine.py:Net", epochs=1)
     train(config, "run")
     assert "running code of" not in capsys.readouterr().out  # the user's own choice
     train(config.replace(epochs=2), "run", resume=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import is_alive, scores, wait_until
+from conftest import force_windows, is_alive, scores, wait_until
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.cgroup import read_whole
@@ -72,7 +72,7 @@ CASES: dict[str, dict[str, Any]] = {
     "weights": {"class_weight": "balanced", "batch_size": 18},
     "gat": {"model": "gat", "batch_size": 18, "epochs": 1},
     "workers": {"num_workers": 1},
-    "windows": {"loading": "store", "lookahead": 10_000, "batch_size": 9},
+    "windows": {"loading": "store", "batch_size": 9},
 }
 
 
@@ -87,6 +87,7 @@ def jobs(
         on_disk = {"dataset": str(tiny_store)} if changes.get("loading") == "store" else {}
         return tiny_config(**{**BASE, **on_disk, **changes})
 
+    force_windows(10_000)
     train(config(epochs=1, accumulate=2), folder / "grown")
     wanted = [{"config": config(**case)} for case in CASES.values()]
     wanted += [

@@ -241,10 +241,14 @@ def test_auto_threads_stay_on_a_machine_with_other_cores(
     assert len(done.phases) == len(Run(tmp_path / "resumed").phases)
 
 
+GONE = {"lr_schedule": "constant", "lookahead": "auto", "download": False}
+
+
 def as_0_2_0(path: Path) -> None:
-    """Take from a checkpoint what 0.2.0 did not save."""
+    """Take from a checkpoint what 0.2.0 did not save, and add parameters that it had."""
     content = torch.load(path, weights_only=True)
-    del content["class_weight"], content["config"]["keep_by"], content["config"]["class_weight"]
+    del content["config"]["class_weight"]
+    content["config"] |= GONE
     for row in content["history"]:
         for name in ("train_macro_f1", "valid_macro_f1", "test_macro_f1"):
             del row[name]
@@ -259,12 +263,11 @@ def test_a_run_of_an_earlier_version_goes_on(
 ) -> None:
     as_0_2_0(folder / "checkpoint.pt")
     config = json.loads((folder / "config.json").read_text())
-    del config["keep_by"], config["class_weight"]
-    (folder / "config.json").write_text(json.dumps(config))
+    del config["class_weight"]
+    (folder / "config.json").write_text(json.dumps(config | GONE))
     metrics = [line.split(",")[:7] for line in (folder / "metrics.csv").read_text().splitlines()]
     (folder / "metrics.csv").write_text("".join(",".join(line) + "\n" for line in metrics))
-    refused(folder, resume, "keep_by was 'accuracy', now 'macro_f1'", keep_by="macro_f1")
-    refused(folder, resume, "^class_weight: expected the weights", class_weight="balanced")
+    refused(folder, resume, "class_weight was 'none', now 'balanced'", class_weight="balanced")
     resumed = resume()
     assert same(resumed.model.state_dict(), straight.model.state_dict())
     assert Run(folder).metrics["valid_macro_f1"].notna().tolist() == [False, False, True]

@@ -65,9 +65,10 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    folder = write_raw(tmp_path / "ogbn_papers100M", **fresh).path
+    monkeypatch.chdir(tmp_path)
+    folder = write_raw(tmp_path / "dataset" / "ogbn_papers100M", **fresh).path
     source = open_raw(folder, num_classes=172)
-    config = tiny_config(dataset="ogbn-papers100M", data_dir=str(tmp_path), loading="eager")
+    config = tiny_config(dataset="ogbn-papers100M", loading="eager")
 
     def chunks() -> Iterator[np.ndarray]:
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -82,7 +83,7 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
         words = "stopped by SIGUSR1 while the data set was converted; go on with resume=True"
         with pytest.raises(Stopped, match=words):
             train(config, tmp_path / "run")
-    assert left_in(tmp_path) == ["ogbn_papers100M", "run"]
+    assert left_in(tmp_path / "dataset") == ["ogbn_papers100M"]
     found = diagnose(tmp_path / "run")
     assert (found.exit_code, found.phase) == (75, "open")
     resumed = train(config, tmp_path / "run", resume=True)
@@ -161,13 +162,11 @@ def test_under_every_policy_a_run_goes_on_bit_for_bit(
 def test_an_accuracy_with_one_fan_out_does_not_depend_on_batches_or_policy(
     tiny_config: Config, tiny_store: Path, model: str, fan_out: int
 ) -> None:
-    config = tiny_config(
-        dataset=str(tiny_store), model=model, train_eval="every_epoch", eval_num_neighbors=fan_out
-    )
+    base = {"model": model, "train_eval": "every_epoch", "eval_num_neighbors": fan_out}
     found = {
         tuple(
             (row["train"], row["valid"], row["test"])
-            for row in train(config.replace(**changes)).history
+            for row in train(tiny_config(**base, **changes)).history
         )
         for changes in (
             {"loading": "shared", "eval_batch_size": 7},
