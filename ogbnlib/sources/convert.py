@@ -34,8 +34,7 @@ from ..progress import Progress, counted
 from .description import FeatureDtype as FeatureDtype
 from .leaks import refuse_leaks
 from .official import OFFICIAL_DIR, is_official, locate_official, not_there, open_official
-from .source import Source
-from .store_source import from_store
+from .source import Source, from_store
 
 # added to the memory that the process already uses, such as a notebook's with torch loaded
 _DEFAULT_BYTES = 2**30

@@ -33,8 +33,7 @@ from .description import (
 from .draft import describe, no_data
 from .formats import format_of
 from .labels import AS_VALUES, clean_targets
-from .names import Nodes
-from .node_values import is_mask, nodes_of, read_labels, read_splits
+from .nodes import Nodes, is_mask, nodes_of, read_labels, read_splits
 from .ogb import csv_layout, open_raw
 from .source import Source, stamped
 from .tables import open_table
@@ -165,8 +164,7 @@ class _Rows:
                 wrong = find(piece) != np.arange(piece.begin, piece.begin + len(piece.values))
                 piece.refuse(wrong, "the nodes in their order")
             parts = [
-                _lists(piece, width) if width else _number(piece)
-                for piece, width in zip(pieces, self._widths, strict=True)
+                _lists(piece, width) for piece, width in zip(pieces, self._widths, strict=True)
             ]
             yield parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
@@ -179,12 +177,10 @@ def _width(piece: Piece) -> int:
     return len(values)
 
 
-def _number(piece: Piece) -> Array:
-    return numbers(piece.cast("double", "a number"))[:, None]
-
-
 def _lists(piece: Piece, width: int) -> Array:
-    """Return lists of one length as rows [n, width], numbers in their own dtype."""
+    """Return numbers as rows [n, 1], or lists of `width` numbers as rows in their own dtype."""
+    if not width:
+        return numbers(piece.cast("double", "a number"))[:, None]
     lists = piece.values
     lengths = pc.list_value_length(lists).fill_null(-1)
     piece.refuse(pc.not_equal(lengths, width), f"a list of {width} numbers")
@@ -255,14 +251,13 @@ class _Folder:
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         """Yield sources and targets of edges, int64, at most `chunk_edges` at a time."""
         ends = [*self.edges.all("source"), *self.edges.all("target")]
-        drops = self.options.drop_unknown
+        find = self.nodes.find if self.options.drop_unknown else self.nodes
         for pieces in self.edges.batches(ends):
-            if drops:
-                pairs = np.stack([*map(self.nodes.find, pieces)])
-                pairs = pairs[:, (pairs >= 0).all(axis=0)]
-            else:
-                pairs = np.stack([*map(self.nodes, pieces)])
-            src, dst = pairs
+            src, dst = map(find, pieces)
+            if self.options.drop_unknown:
+                are_known = (src >= 0) & (dst >= 0)
+                src = src[are_known]
+                dst = dst[are_known]
             yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
 
     def _labels(self) -> dict[str, Any]:
@@ -292,8 +287,6 @@ class _Folder:
             for file in self.description.files
             if file.role != LEFT_OUT
         }
-        halves = all(part.dtype == np.float16 for part in self.features)
-        dtype = np.dtype(np.float16 if halves else np.float32)
         files = [part.table.file for part in self.features]
         where = str(files[0] if len(files) == 1 else folder)
         return Source(
@@ -303,7 +296,7 @@ class _Folder:
             num_nodes=self.nodes.num_nodes,
             num_edges=self.edges.num_rows,
             num_features=sum(part.width for part in self.features),
-            feature_dtype=dtype,
+            feature_dtype=np.result_type(*(part.dtype for part in self.features)),
             edge_chunks=self.edge_chunks,
             x_chunks=lambda: _joined(self.features, self.nodes),
             read_splits=lambda: dict(splits),

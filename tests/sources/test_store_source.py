@@ -14,7 +14,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.graph import npz
 from ogbnlib.graph.store import Store
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.sources import store_source
+from ogbnlib.sources import source as store_source
 from ogbnlib.sources.arrays import from_arrays
 
 ARRAYS = ("colptr", "row", "y", "train", "valid", "test")
