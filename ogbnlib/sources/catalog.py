@@ -15,7 +15,9 @@ from ..files import StrPath, home, locked, shown, sibling_path
 from ..graph.store import Store, is_store, open_store
 from ..graph.summary import summarized
 from ..progress import Progress
-from .convert import FeatureDtype, convert, disk_bytes
+from .convert import convert
+from .description import FeatureDtype
+from .official import open_official
 from .resolve import DataRequest, resolve
 from .synth import synthesize_store
 
@@ -71,14 +73,13 @@ def _open(
         store = pending.existing()
         if store is not None:
             return store
-        source = pending.open()
-        about = format_bytes(disk_bytes(source, pending.undirected, pending.dtype)[0])
-        say(f"{pending.folder}: converting it, once, to {pending.target}, about {about}")
+        source = open_official(pending.official)
+        say(f"{pending.official.folder}: converting it, once, to {pending.target}")
         store = convert(
             source,
             pending.target,
-            undirected=pending.undirected,
-            feature_dtype=cast(FeatureDtype, pending.dtype.name),
+            undirected=request.undirected,
+            feature_dtype=cast(FeatureDtype | None, request.feature_dtype),
             memory_limit=memory_limit,
             progress=progress,
             check=check,

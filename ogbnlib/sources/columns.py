@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from ..errors import InputError, naming
 from ..graph.npz import Array
+from .labels import most_exact
 
 _TEXTS = (
     "large_string",
@@ -41,12 +42,13 @@ class Table:
     Attributes:
         names: the columns' names; columns without names are called "1", "2", ...
         header: whether the file itself contains these names.
-        typed: whether values have types, so that a name can't be mistaken for a value.
         index: names of columns that pandas wrote for the index of a frame.
+        roles: the role of each column, in the order of the file.
     """
 
-    header = typed = True
+    header = True
     index: Sequence[str] = ()
+    roles: Mapping[str, str] = {}
 
     def __init__(self, file: Path, names: Sequence[str]) -> None:
         self.file = file
@@ -80,26 +82,19 @@ class Table:
     def pieces(self, column: str) -> Iterator[Piece]:
         return (piece for (piece,) in self.batches([column]))
 
+    def all(self, *roles: str) -> list[str]:
+        """Return the names of the columns with one of these roles."""
+        return [name for name, role in self.roles.items() if role in roles]
+
+    def first(self, *roles: str) -> str | None:
+        return next(iter(self.all(*roles)), None)
+
     def shown(self) -> str:
         """Return the columns' names for a message, 20 at most."""
         names = [repr(name) for name in self.names[:_MOST_SHOWN]]
         if len(self.names) > _MOST_SHOWN:
             names.append(f"... ({len(self.names)})")
         return ", ".join(names)
-
-
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """A table and the role of each of its columns, in the order of the file."""
-
-    table: Table
-    roles: Mapping[str, str]
-
-    def all(self, *roles: str) -> list[str]:
-        return [name for name, role in self.roles.items() if role in roles]
-
-    def first(self, *roles: str) -> str | None:
-        return next(iter(self.all(*roles)), None)
 
 
 @dataclass(frozen=True)
@@ -170,9 +165,11 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
         # arrow would cast True to 1, and a date to a number of days
         if pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type):
             return None
-        # Beyond 2**53, several whole numbers are the same float.
-        if pa.types.is_floating(values.type) and (pc.max(pc.abs(values)).as_py() or 0) > 2**53:
-            return None
+        if pa.types.is_floating(values.type):
+            most = most_exact(np.dtype(values.type.to_pandas_dtype()))
+            if (pc.max(pc.abs(values.cast("double"))).as_py() or 0) > most:
+                return None
+            values = values.cast("double")
     with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return values.cast(kind, safe=kind != "double")
     return None

@@ -100,11 +100,5 @@ def test_options_of_ogbs_binary_layout(tmp_path: Path, graph: dict[str, Any]) ->
     (folder / "dataset.yaml").write_text("undirected: true\n")
     assert convert(folder, tmp_path / "a", progress=False).undirected
     assert not convert(folder, tmp_path / "b", undirected=False, progress=False).undirected
-
-
-def test_reverse_edges_that_ogb_adds_are_named(
-    tmp_path: Path, graph: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_products")
-    open_source(folder)
-    assert "OGB adds reverse edges to ogbn-products: add --undirected" in capsys.readouterr().err
+    with pytest.raises(InputError, match="undirected: "):
+        convert(tmp_path / "a", tmp_path / "c", undirected=False, progress=False)
