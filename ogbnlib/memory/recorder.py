@@ -2,7 +2,7 @@
 watched script.
 
 The two files (timeline.csv, events.jsonl) are written without buffering, so after a kill every line
-except perhaps the last is whole. Times are `time.time()` seconds by the run's `clock`. So later
+except perhaps the last is whole. Times are `time.time()` seconds. So later
 attempts of an interrupted run append to the same files.
 """
 
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
-from .. import clock
 from ..errors import MB
 from ..files import open_to_write, write_all
 from .cuda import cuda_reading
@@ -112,7 +111,7 @@ class EventLog:
     def mark(self, event: str, **info: object) -> None:
         if self._file < 0:
             return
-        line = json.dumps({"time_s": round(clock.now(), 4), "event": event, **info}) + "\n"
+        line = json.dumps({"time_s": round(time.time(), 4), "event": event, **info}) + "\n"
         with self._lock:
             write_all(self._file, line.encode())
 
@@ -158,7 +157,7 @@ class EventLog:
 
         `force` reads at any time and keeps the reading; `largest` includes the largest free block.
         """
-        now = clock.now()
+        now = time.time()
         if self._file < 0 or not (force or now - self._last_cuda_s >= 0.1):
             return
         # Finding the largest free block takes longer, so that is done once a second.
@@ -278,7 +277,7 @@ class Recorder:
 
         def write(reading: Reading) -> None:
             try:
-                self.add(round(clock.now(), 4), reading)  # rounded as in both files
+                self.add(round(time.time(), 4), reading)  # rounded as in both files
                 self._list(tree, reading)
             except OSError as error:
                 on_unwritable(OSError(error.errno, error.strerror, str(self._rows.path)))
@@ -333,7 +332,6 @@ class Recorder:
             raise self._error
 
     def _sample(self, tree: Tree, limit: Limit) -> Reading | None:
-        """Take one reading and return the result of `limit.check`."""
         # PSS makes the kernel walk page tables, so it is read at most once a second and for about
         # 0.5 % of the time. Without a cgroup, only PSS gives the memory of several processes. Then
         # it is read for up to 5 % of the time, and as soon as the sum of RSS has grown, so that no
@@ -371,7 +369,6 @@ class Recorder:
         self._events(events[first:])
 
     def _list(self, tree: Tree, reading: Reading) -> None:
-        """Log the processes of a watched command whenever their memory has grown by a quarter."""
         size = reading.rss_sum_bytes
         if self.record.is_command and size > 1.25 * self._listed_bytes:
             self._listed_bytes = size

@@ -113,6 +113,8 @@ def csv_table(
         for name in optional:
             table[name] = table.get(name, np.nan)
         table[[*columns]].astype(float)
+        if not np.isfinite(table[columns[0]]).all():
+            raise ValueError(f"{columns[0]} that is not finite")
         if torn > len(whole):
             raise ValueError(f"{torn} lines with another number of values")
     except (ValueError, KeyError) as error:

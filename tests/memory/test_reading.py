@@ -2,6 +2,8 @@
 source."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -116,6 +118,21 @@ def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(
     found = cgroup(step, 2, **{"memory.max": "max\n"}), tmp_path
     no_slurm.setattr("ogbnlib.memory.cgroup.find_cgroup", lambda pid="self": found)
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {job}")
+
+
+FAILING = """
+from IPython.core.interactiveshell import InteractiveShell
+import ogbnlib
+shell = InteractiveShell.instance()
+shell.run_cell("import numpy as np\\ndef f():\\n    x = np.ones(50 * 2**20)\\n    raise ValueError\\nf()")
+print("freed", ogbnlib.release_memory()["last_error"])
+"""
+
+
+def test_the_arrays_of_a_cell_that_failed_are_given_back(tmp_path: Path) -> None:
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", FAILING], env=env, capture_output=True, text=True)
+    assert int(done.stdout.rpartition("freed ")[2]) > 390 * MB, done
 
 
 def test_memory_now_is_a_line_of_memory_in_use_and_the_limit_children_included(

@@ -17,7 +17,7 @@ from conftest import is_alive, same, scores, wait_until, weights
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.signals import STOP_SIGNALS, Stopped, block_stop_signals
-from ogbnlib.runs.exit_codes import STOPPED
+from ogbnlib.runs.codes import STOPPED
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.training.learner import Learner
 from ogbnlib.training.network import GNN

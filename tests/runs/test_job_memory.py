@@ -68,8 +68,10 @@ def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
         "not started",
     )
     text = capsys.readouterr().out
-    assert "Not started: by forecast it takes" in text
-    assert "Slurm --mem (SLURM_MEM_PER_NODE) leaves" in text
+    facts = done.diagnosis.facts
+    assert facts.limit_by == "Slurm --mem (SLURM_MEM_PER_NODE)"
+    assert facts.sizes["room_bytes"] < facts.sizes["forecast_bytes"]
+    assert str(done.diagnosis) in text
     assert "<- peak" in text
     table = compare_runs({"large": done})
     assert table.loc["large", "ended"] == "not started"

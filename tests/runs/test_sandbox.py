@@ -21,7 +21,7 @@ from ogbnlib.memory.limits import KINDS, make_limit
 from ogbnlib.memory.recorder import _TimelineWriter
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.attempt import open_run_dir
-from ogbnlib.runs.exit_codes import STOPPED
+from ogbnlib.runs.codes import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded
 from ogbnlib.runs.sandbox import run, scaled_limit, watch
 from ogbnlib.runs.supervise import supervise, trainer_environment
@@ -105,7 +105,7 @@ def test_a_kill_is_a_result_with_cause_phase_parts_and_remedy(limited: dict[str,
     found = limited["eager"].diagnosis
     assert found.cause == "out of memory"
     assert found.phase in [phase.label for phase in Run(limited["eager"].run_dir).phases]
-    assert "features" in found.parts
+    assert "features" in found.facts.parts
     assert "loading=shared" in found.remedy
     assert limited["eager"].result["diagnosis"]["text"] == str(found)
 
@@ -161,7 +161,7 @@ def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
     said = "memory_limit: 4.00 GB is above memory cgroup v2 /sys/fs/cgroup/job: the limit is 300 MB"
     assert capsys.readouterr().out == f"{said}\n{300 * MB}\n"
     assert (result["memory_limit_bytes"], result["notes"]) == (300 * MB, [said])
-    assert "under a limit of 300 MB" in result["diagnosis"]["text"]
+    assert result["diagnosis"]["facts"]["memory_limit_bytes"] == 300 * MB
     watch(["-c", code], "200 MB", name="below", runs_dir=tmp_path)
     assert capsys.readouterr().out == f"{200 * MB}\n"
 
@@ -194,7 +194,7 @@ def test_what_the_child_refuses_ends_in_2_with_its_message(
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"torn")
     result = run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False)
     assert (result.exit_code, result.diagnosis.cause) == (2, "bad input")
-    assert "checkpoint.pt: expected its checksum at its end" in result.diagnosis.text
+    assert "checkpoint.pt: expected its checksum at its end" in result.diagnosis.facts.last_output
     assert result.result["last_output"].startswith("error: ")
     assert "Traceback" not in (result.run_dir / "output.log").read_text()
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == b"torn"
