@@ -114,8 +114,8 @@ def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
     rows = [read_fields(f"/proc/{pid}/{file}", names, 1024) for pid in pids]
     living = [row for row in rows if row]
     # A field that this kernel lacks is unknown, not zero.
-    known = {name for name in names if living and all(name in row for row in living)}
-    return [sum(row[name] for row in living) if name in known else None for name in names]
+    present = {name for name in names if living and all(name in row for row in living)}
+    return [sum(row[name] for row in living) if name in present else None for name in names]
 
 
 def list_processes(pids: Iterable[int]) -> str:

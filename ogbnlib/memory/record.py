@@ -363,11 +363,11 @@ class Record:
         self._num_processes = reading.num_processes
         if reading.stalled_s is not None:
             self._add_stall((time_s, reading.stalled_s))
-        others = ("num_processes", "cgroup_limit_bytes", "stalled_s")
+        left_out = ("num_processes", "cgroup_limit_bytes", "stalled_s")
         sizes = {
             name: size
             for name, size in vars(reading).items()
-            if size is not None and name not in others
+            if size is not None and name not in left_out
         }
         if reading.rss_anon_bytes is not None:
             sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)

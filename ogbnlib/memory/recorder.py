@@ -172,8 +172,8 @@ class EventLog:
         if force:
             best = self._cuda.close()
             due += [best, reading] if best is not reading else [reading]
-        for one in filter(None, due):
-            self.mark("cuda", **one)
+        for event in filter(None, due):
+            self.mark("cuda", **event)
 
     def follow(self) -> Iterator[Event]:
         """Yield the events that any process added since this log was opened or last followed."""
@@ -212,8 +212,8 @@ class _TimelineWriter:
         self._thinning = _Thinning[bytes](began_s)
 
     def add(self, time_s: float, reading: Reading) -> None:
-        known = {name: str(value) for name, value in vars(reading).items() if value is not None}
-        values = [known.get(name, "") for name in self._columns]
+        texts = {name: str(value) for name, value in vars(reading).items() if value is not None}
+        values = [texts.get(name, "") for name in self._columns]
         line = f"{time_s:.4f},{','.join(values)}\n".encode()
         self._end += len(self._thinning.add(time_s, reading.held_bytes or 0, line) or b"")
         assert self._thinning.best is not None
@@ -299,7 +299,7 @@ class Recorder:
     ) -> None:
         """Write a sample each interval, and one after `stop` unless the first process is gone."""
         is_last = False
-        before = 0
+        last_bytes = 0
         unchanged = 0
         while True:
             begin = time.monotonic()
@@ -312,8 +312,8 @@ class Recorder:
             held_bytes = reading.held_bytes or 0
             # A sample takes 0.1 to 0.6 ms of CPU time. Once ten samples in a row (by default half a
             # second) differed by at most 0.5 %, a third of the samples is enough.
-            unchanged = unchanged + 1 if abs(held_bytes - before) <= before / 200 else 0
-            before = held_bytes
+            unchanged = unchanged + 1 if abs(held_bytes - last_bytes) <= last_bytes / 200 else 0
+            last_bytes = held_bytes
             pause_s = max(interval_s, 0.15) if unchanged >= 10 else interval_s
             pause_s = min(pause_s, limit.longest_pause_s)
             is_last = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))

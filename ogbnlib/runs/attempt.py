@@ -80,12 +80,12 @@ def announce_code(
     """
     if config.model in MODELS or not RunPaths(run_dir).config.is_file():
         return
-    place = config.model.rpartition(":")[0]
+    name = config.model.rpartition(":")[0]
     # a model named by its module is imported from this environment, unless the module lies in the
     # working folder
-    source = home(place) if place.endswith(".py") else Path(*place.split(".")).with_suffix(".py")
+    source = home(name) if name.endswith(".py") else Path(*name.split(".")).with_suffix(".py")
     copy = RunPaths(run_dir).model
-    code = copy if copy.is_file() and place.endswith(".py") else source
+    code = copy if copy.is_file() and name.endswith(".py") else source
     if not code.is_file():  # the import reports a missing file
         return
     for path in (run_dir, code):
@@ -111,12 +111,12 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
         )
 
 
-def check_changes(before: Mapping[str, object], config: TrainConfig, run_dir: Path) -> list[str]:
+def check_changes(earlier: Mapping[str, object], config: TrainConfig, run_dir: Path) -> list[str]:
     """Return a sentence for each changed value that takes effect from here on.
 
     Raises `InputError` for changed values that are fixed for a run.
     """
-    refused, notes = config.changes(before)
+    refused, notes = config.changes(earlier)
     if refused:
         raise InputError(
             f"{run_dir}: can't resume with other values ({'; '.join(refused)}); use a new run_dir"
@@ -132,11 +132,11 @@ def lock_of(run_dir: Path) -> contextlib.AbstractContextManager[int]:
 class Attempt:
     """One attempt of a run: it records the start, owns the recorder, and writes the result."""
 
-    def __init__(self, before: Run, config: TrainConfig | None = None, **info: object):
-        self.before = before
+    def __init__(self, earlier: Run, config: TrainConfig | None = None, **info: object):
+        self.before = earlier
         self.config = config
-        self.run_dir = before.run_dir
-        self.paths = before.paths
+        self.run_dir = earlier.run_dir
+        self.paths = earlier.paths
         self.recorder = Recorder(self.run_dir)
         self._sizes = {
             path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
@@ -150,7 +150,7 @@ class Attempt:
             **info,
             memory_high=self._high or None,
             slurm_job=self._job,
-            previous=before.result or None,
+            previous=earlier.result or None,
         )
         self.paths.result.unlink(missing_ok=True)
         runs = Path(os.environ.get(RUNS_VARIABLE, ""))

@@ -184,8 +184,10 @@ def specified(end: Diagnosis, by_id: Mapping[str, Action]) -> Diagnosis:
     """Return the diagnosis with more specific actions in place of those with these ids."""
     specific = []
     for action in end.actions:
-        known = by_id.get(action.id, action)
-        specific.append(replace(known, arguments={**action.arguments, **known.arguments}))
+        specific_action = by_id.get(action.id, action)
+        specific.append(
+            replace(specific_action, arguments={**action.arguments, **specific_action.arguments})
+        )
     return replace(end, actions=tuple(specific))
 
 

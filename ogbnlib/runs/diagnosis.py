@@ -170,8 +170,8 @@ def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:
     if end.cause in OPEN_CAUSES:
         end = find(facts.last_output or "", killed=code == 137) or end
     shown = end.facts
-    known = replace(facts, sign=shown.sign, who=shown.who, sizes=shown.sizes, code=shown.code)
-    end = replace(end, facts=known)
+    merged = replace(facts, sign=shown.sign, who=shown.who, sizes=shown.sizes, code=shown.code)
+    end = replace(end, facts=merged)
     if end.cause == "SIGKILL, cause unknown" and facts.memory_limit_bytes:
         return replace(end, actions=(Action("find other sender"),))
     return end

@@ -321,10 +321,12 @@ def _filled(template: str, values: Mapping[str, Any]) -> str:
     def is_known(text: str) -> bool:
         return all(values.get(name) not in UNKNOWN for name in re.findall(r"{(\w+)", text))
 
-    known = re.sub(r"\[([^\[\]]*)\]", lambda part: part[1] if is_known(part[1]) else "", template)
-    if not is_known(known):
+    shortened = re.sub(
+        r"\[([^\[\]]*)\]", lambda part: part[1] if is_known(part[1]) else "", template
+    )
+    if not is_known(shortened):
         return ""
-    return known.format_map({name: _shown(name, value) for name, value in values.items()})
+    return shortened.format_map({name: _shown(name, value) for name, value in values.items()})
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -52,8 +52,8 @@ def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
     present = {row["JobID"]: row for row in shown}
     rows = []
     for row in recorded:
-        own = present.get(row["JobID"], row)
-        rows.append({**own, **row, "Reason": own.get("Reason", "")})
+        current = present.get(row["JobID"], row)
+        rows.append({**current, **row, "Reason": current.get("Reason", "")})
     return rows, ["sacct"]
 
 
@@ -138,8 +138,8 @@ class _Job:
             less = (
                 inner.actions if inner and inner.cause == by_state.cause == "out of memory" else ()
             )
-            first, *others = by_state.actions
-            return replace(by_state, actions=(first, *less, *others))
+            first, *later = by_state.actions
+            return replace(by_state, actions=(first, *less, *later))
         code = code_key(self.pair)
         if not code:
             return Diagnosis("unknown", Facts("no sign"), (Action("ask sacct"),))
@@ -277,5 +277,5 @@ def diagnose_job(job_id: str | int) -> _JobDiagnosis:
         return tasks[0]
     counts: Counter[str] = Counter(task.cause for task in tasks)
     facts = Facts("array", job={"JobID": name}, counts=dict(counts))
-    known = sorted({source for task in tasks for source in task.sources})
-    return _JobDiagnosis("several tasks", facts, job_id=name, sources=known, tasks=tasks)
+    all_sources = sorted({source for task in tasks for source in task.sources})
+    return _JobDiagnosis("several tasks", facts, job_id=name, sources=all_sources, tasks=tasks)

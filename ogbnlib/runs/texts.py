@@ -240,8 +240,8 @@ def _end_by(clue: _Clue, match: re.Match[str]) -> Diagnosis:
 
 def _line_of(match: re.Match[str]) -> str:
     begin = match.string.rfind("\n", 0, match.start()) + 1
-    rest = match.string[match.end() :].partition("\n")[0]
-    return " ".join((match.string[begin : match.end()] + rest).split())
+    tail = match.string[match.end() :].partition("\n")[0]
+    return " ".join((match.string[begin : match.end()] + tail).split())
 
 
 def _size_of(text: str) -> int:
@@ -360,8 +360,8 @@ def exception_line(text: str) -> str:
 
     If the message ends with a colon, the next line is added.
     """
-    _, traceback, after = cleaned(text).rpartition(_TRACEBACK)
-    lines = [line for line in after.split("\n")[1:] if line.strip()]
+    _, traceback, report = cleaned(text).rpartition(_TRACEBACK)
+    lines = [line for line in report.split("\n")[1:] if line.strip()]
     # frames: indented, or marked by loguru's ">"
     while lines and not re.match(r"[^\W\d]", lines[0]):
         del lines[0]
@@ -410,16 +410,16 @@ def _by_sizes(end: Diagnosis, message: str) -> Diagnosis:
     unallocated = sizes.get("unallocated_bytes", 0)
     free = sizes.get("free_bytes", 0)
     used = sizes.get("reserved_bytes", 0) + free
-    others = 0
+    foreign_bytes = 0
     if "total_bytes" in sizes and "allowed_bytes" not in sizes and used:
-        others = sizes["total_bytes"] - used
+        foreign_bytes = sizes["total_bytes"] - used
     cause: Cause = "out of GPU memory: size"
     action = "smaller step"
     if unallocated and unallocated + free >= requested:
         cause = "out of GPU memory: fragmentation"
         action = "expandable segments"
-    elif others > 2**30 + requested:  # CUDA itself takes 0.3 to 0.6 GB
+    elif foreign_bytes > 2**30 + requested:  # CUDA itself takes 0.3 to 0.6 GB
         cause = "out of GPU memory: others on the GPU"
         action = "free GPU"
-        sizes["others_bytes"] = others
+        sizes["others_bytes"] = foreign_bytes
     return Diagnosis(cause, replace(end.facts, sign=cause, sizes=sizes), (Action(action),))

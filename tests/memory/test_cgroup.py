@@ -41,7 +41,7 @@ def test_a_mount_point_with_blanks_and_backslashes_is_found(tree: Path) -> None:
     assert find_cgroup() == (Cgroup(tree / "user.slice" / "run.scope", 2), tree)
 
 
-def test_in_a_new_namespace_with_an_outer_mount_the_own_cgroup_is_the_one_that_lists_it(
+def test_in_a_new_namespace_the_cgroup_that_lists_us_is_ours(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # as `unshare --cgroup` leaves it
@@ -60,9 +60,7 @@ def test_in_a_new_namespace_with_an_outer_mount_the_own_cgroup_is_the_one_that_l
     assert find_cgroup() == (Cgroup(inner, 2), tree)
 
 
-def test_a_memory_high_around_a_run_is_watched_and_told_if_it_slowed_the_run_down(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_a_memory_high_that_slowed_a_run_down_is_a_fact(tree: Path, tmp_path: Path) -> None:
     assert high_events() == {str(tree / "user.slice"): 7}
     assert throttled_since(high_events()) == []
     run_dir = tmp_path / "run"

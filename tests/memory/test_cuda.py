@@ -112,7 +112,7 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ],
     ids=str,
 )
-def test_expandable_segments_join_what_the_user_set_under_both_names(
+def test_expandable_segments_join_the_users_settings(
     tiny_config: Config, before: dict[str, str], after: str
 ) -> None:
     config = tiny_config(expandable_segments=True)
@@ -122,7 +122,7 @@ def test_expandable_segments_join_what_the_user_set_under_both_names(
     assert allocator_environment(tiny_config(), before) == {}
 
 
-def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
+def test_only_a_child_gets_the_allocators_settings(
     tiny_config: Config, tmp_path: Path, clean: pytest.MonkeyPatch
 ) -> None:
     from ogbnlib.runs import supervise
@@ -146,9 +146,7 @@ def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
     assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
 
 
-def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_on_a_cpu_the_gpus_options_change_no_loss(tiny_config: Config, tmp_path: Path) -> None:
     options = {"max_cuda_memory": "4 GB", "expandable_segments": True}
     result = train(tiny_config(epochs=1, **options), tmp_path / "run")
     assert result.history[0]["loss"] == train(tiny_config(epochs=1)).history[0]["loss"]
@@ -166,7 +164,7 @@ def test_a_cap_is_a_share_of_the_card_and_is_taken_back(tiny_config: Config, gpu
     assert note == "max_cuda_memory: without effect, the GPU has 80.00 GB"
 
 
-def test_a_reading_has_the_allocators_counts_and_what_a_cap_leaves_free(gpu: FakeGPU) -> None:
+def test_a_reading_has_the_allocators_counts_and_what_is_free(gpu: FakeGPU) -> None:
     reading = {"allocated_bytes": 3 * GB, "reserved_bytes": 4 * GB, "alloc_retries": 2, "ooms": 1}
     reading |= {"peak_allocated_bytes": 6 * GB, "peak_reserved_bytes": 8 * GB}
     assert cuda_reading() == {**reading, "free_bytes": 76 * GB}
@@ -242,7 +240,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Learner, "step", step)
 
 
-def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options(
+def test_running_out_of_gpu_memory_is_a_result(
     tiny_config: Config, tmp_path: Path, failing: None
 ) -> None:
     with pytest.raises(torch.OutOfMemoryError):
@@ -266,7 +264,7 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
     assert [event["event"] for event in Run(tmp_path / "run").events].count("cuda_oom") == 1
 
 
-def test_suggestions_come_in_the_order_of_their_cost_and_tell_whether_they_save_enough() -> None:
+def test_suggestions_come_in_the_order_of_their_cost() -> None:
     oom = {
         "requested_bytes": GB,
         "allocated_bytes": 3 * GB,
@@ -305,7 +303,7 @@ def test_suggestions_come_in_the_order_of_their_cost_and_tell_whether_they_save_
     )
 
 
-def test_a_model_of_propagated_features_is_told_no_option_of_sampling() -> None:
+def test_a_propagated_model_gets_no_option_of_sampling() -> None:
     config = TrainConfig.create(dataset="ogbn-papers100M", loading="propagated", model="sign")
     text = " ".join(oom_suggestions(config, {"requested_bytes": GB}))
     assert "batch_size=32 accumulate=4" in text

@@ -20,7 +20,7 @@ full avg10=0.00 avg60=0.00 avg300=0.00 total=64468641
 """
 
 
-def test_seconds_of_waiting_are_read_from_the_cgroup_else_from_the_machine(tmp_path: Path) -> None:
+def test_seconds_of_waiting_are_the_cgroups_or_the_machines(tmp_path: Path) -> None:
     group = Cgroup(tmp_path, 2)
     assert pressure_file(group) == pressure_file(None) == "/proc/pressure/memory"
     (tmp_path / "memory.pressure").write_text(PRESSURE)
@@ -37,7 +37,7 @@ def record_of(seconds: list[float], step_s: float = 10.0) -> Record:
     return record
 
 
-def test_a_late_shortage_of_a_long_run_is_seen_and_a_short_or_small_one_is_not() -> None:
+def test_a_late_shortage_of_a_long_run_is_seen() -> None:
     long = [50.0] * 1000 + [50.0 + 8 * i for i in range(1, 13)]
     late = record_of(long).stalled
     assert late
@@ -67,7 +67,7 @@ def test_a_run_that_thrashed_is_told_the_share_of_its_time(
     assert run.timeline["stalled_s"].iloc[-1] == pytest.approx(7 + 0.6 * 49)
 
 
-def test_a_run_of_0_2_0_without_the_column_is_read_and_goes_on_in_its_file(tmp_path: Path) -> None:
+def test_a_run_of_0_2_0_without_the_column_goes_on_in_its_file(tmp_path: Path) -> None:
     write_run(tmp_path)
     timeline = tmp_path / "timeline.csv"
     lines = timeline.read_text().splitlines()
@@ -99,7 +99,7 @@ while time.monotonic() < end_s:
 @pytest.mark.skipif(
     read_stalled_s("/proc/pressure/memory") is None, reason="this kernel counts no pressure (PSI)"
 )
-def test_a_run_that_reads_more_than_its_limit_again_and_again_records_the_time_it_lost(
+def test_a_run_that_thrashes_records_the_time_it_lost(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "large"

@@ -46,7 +46,7 @@ def test_without_evidence_of_memory_or_a_result_it_says_so(
     assert found.facts.last_output == result.get("last_output")
 
 
-def test_an_out_of_memory_kill_names_phase_limit_by_parts_counter_and_remedy(
+def test_an_out_of_memory_kill_has_phase_limit_parts_and_action(
     tmp_path: Path,
 ) -> None:
     killed = {

@@ -28,7 +28,7 @@ def refusal(folder: Path, pid: int) -> str:
     return re.escape(f"{folder}: it is being trained in by process {pid} on ")
 
 
-def test_a_second_trainer_is_refused_by_folder_and_pid_and_changes_nothing(
+def test_a_second_trainer_is_refused_and_changes_nothing(
     tiny_config: Config, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -43,7 +43,7 @@ def test_a_second_trainer_is_refused_by_folder_and_pid_and_changes_nothing(
     train(tiny_config(epochs=2), folder, resume=True)
 
 
-def test_resuming_in_an_empty_or_missing_folder_starts_a_run_and_says_so(
+def test_resuming_in_an_empty_folder_starts_a_run(
     tiny_config: Config, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config, folder = tiny_config(epochs=1).replace(progress="lines"), tmp_path / "run"
@@ -102,7 +102,7 @@ def everything(folder: Path) -> str:
     ],
     ids=["half", "zeros", "letters", "a column more", "brackets", "infinite"],
 )
-def test_a_damaged_file_of_a_run_is_named_or_read_and_never_a_traceback(
+def test_a_damaged_file_of_a_run_is_no_traceback(
     tmp_path: Path, name: str, spoil: Callable[[bytes], bytes]
 ) -> None:
     folder = write_run(

@@ -228,7 +228,7 @@ FACTS: dict[str, tuple[str, dict[str, Any]]] = {  # code -> what the remedy name
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_elsewhere_the_remedy_is_where_and_by_how_much_memory_grew(name: str) -> None:
+def test_elsewhere_the_action_says_where_memory_grew(name: str) -> None:
     code, expected = FACTS[name]
     if "csv" in code:
         Path("x.csv").write_text("a,b,c\n" + "12345,23456,34567\n" * 4_000_000)
@@ -269,7 +269,7 @@ def test_a_loader_that_was_freed_is_not_counted(imports_bytes: int) -> None:
     assert done.diagnosis.actions[0].id == "hold less"
 
 
-def test_watching_a_script_changes_neither_its_path_nor_its_start(
+def test_watching_changes_neither_path_nor_start_of_a_script(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("site").mkdir()

@@ -247,7 +247,7 @@ KNOWN_ENDS = [
 ]
 
 
-def test_every_cause_sign_and_action_has_words_and_three_sentences() -> None:
+def test_every_cause_sign_and_action_has_words() -> None:
     assert len(CLUES) <= 20
     assert {clue.cause for clue in CLUES if clue.cause} <= {*get_args(Cause)}
     rest = Growth("climbs", 10.0 * MB, 9, 5 * MB, 95 * MB), Stalled(29.0, 0.6, 0.6, 49.0)
