@@ -257,9 +257,7 @@ def diagnose(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(
-            help="A message, the end of a log, dmesg or sacct's table instead; - reads it."
-        ),
+        typer.Option(help="A message, the end of a log or of dmesg instead; - reads it."),
     ] = None,
     as_json: option.Json = False,
 ) -> None:

@@ -5,7 +5,6 @@ OGBNLIB_PROCESSES_PER_NODE (slurm/train_ddp.sbatch).
 """
 
 # From `runs.supervise`, and from `runs.sandbox` through it, to every command that it starts.
-CLOCK_VARIABLE = "OGBNLIB_CLOCK"  # wall-clock time of the machine's boot; read by `clock`
 RUN_VARIABLE = "OGBNLIB_RUN_DIR"  # the folder of the run; read by `marks`
 WATCHED_VARIABLE = "OGBNLIB_WATCHED"  # the same for a watched command; read by `memory.calls`
 LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"  # the run's limit; read by `memory.cgroup`

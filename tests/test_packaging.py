@@ -45,7 +45,6 @@ DOOR = {
         "environment": -4,
         "errors": -3,
         "display": -3,
-        "clock": -3,
         "progress": -2,
         "files": -2,
         "launcher": -2,

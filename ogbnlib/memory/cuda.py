@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-# exit code of a run that ran out of GPU memory; see `exit_codes.EXIT_CODES`
+# exit code of a run that ran out of GPU memory; see `runs.codes`
 OUT_OF_CUDA_MEMORY = 76
 # torch reads the older name first, and the newer one only if the older one is unset
 # (c10/cuda/CUDAAllocatorConfig.h).

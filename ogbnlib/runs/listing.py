@@ -42,9 +42,9 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     if not root.is_dir():
         raise InputError(f"{folder}: expected a folder of runs, found none{whereabouts()}")
     runs = {}
-    for place, inside, _ in os.walk(shown(Path(os.path.abspath(root)))):
-        if is_run(place):
-            runs[os.path.normpath(place)] = Run(place)
+    for path, inside, _ in os.walk(shown(Path(os.path.abspath(root)))):
+        if is_run(path):
+            runs[os.path.normpath(path)] = Run(path)
             inside.clear()  # no run lies in another run's folder
     settings = [_settings(run) for run in runs.values()]
     usual = {

@@ -45,6 +45,7 @@ from ..forecast.step_memory import try_model
 from ..graph.store import GraphSize
 from ..launcher import check_precision, resolve_device
 from ..memory.cgroup import effective_limit
+from ..memory.killed import Action
 from ..memory.limits import Limit, make_limit
 from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
@@ -52,11 +53,11 @@ from ..progress import doing
 from ..registry import MODELS
 from ..sources.resolve import DataRequest, check_trainable, resolve, size_of
 from .attempt import Attempt, announce_code, check_content, open_run_dir
-from .diagnosis import Diagnosis
-from .evidence import last_words
-from .exit_codes import STOPPED, resumption
+from .cause import Diagnosis, Facts
+from .codes import STOPPED
 from .folder import Run, RunStopped
 from .supervise import supervise, trainer_environment
+from .texts import last_words
 
 # The folder of `sitecustomize.py`, with which each Python of a watched command starts.
 _HOOK = str(Path(memory.__file__).parent / "hook")
@@ -120,7 +121,6 @@ def watch(
 
 
 def _watched_environment(run_dir: Path) -> dict[str, str]:
-    """Environment variables with which each Python of a command starts by `memory.hook`."""
     paths = [_HOOK, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "PYTHONPATH": os.pathsep.join(paths),
@@ -193,7 +193,6 @@ def run(
 def _check_arguments(
     config: TrainConfig | None, run_dir: StrPath | None, resume: bool, live: bool, num_ranks: int
 ) -> TrainConfig:
-    """Refuse arguments of `run` that contradict each other; return the config to train."""
     if live and not in_notebook():
         raise InputError("live: expected a notebook to draw in, found none; leave it out")
     if config is None:
@@ -221,7 +220,6 @@ def _train(
     num_ranks: int,
     trust: bool,
 ) -> Run:
-    """Train in a child process, with the arguments of `run` and the limit that applies here."""
     check_content(folder, resume=resume)  # before kernels are compiled, which takes minutes
     size = check_inputs(config)
     if resume:
@@ -241,7 +239,7 @@ def _train(
         if too_large:
             attempt.recorder.stop()
             return attempt.end(
-                None, with_forecast=True, memory_limit_bytes=limit_bytes, diagnosis=too_large
+                None, with_forecast=True, memory_limit_bytes=limit_bytes, not_started=too_large
             )
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
         if resume:
@@ -288,7 +286,6 @@ def _has_config(run: Run, config: TrainConfig) -> bool:
 
 
 def _was_stopped(run: Run) -> bool:
-    """Whether a run can go on, because it was stopped or interrupted, or has no result."""
     return run.exit_code in (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS))
 
 
@@ -400,16 +397,13 @@ def _too_large_to_start(
     if peak_bytes - forecast.margin_bytes <= room_bytes:
         return None
     advice = Advice(forecast, None)
-    room = format_bytes(room_bytes)
-    remedy = (
-        f"give it a memory_limit below {room} to see it killed, or ask for more: {advice.sbatch}"
-    )
-    text = (
-        f"Not started: by forecast it takes {format_bytes(forecast.peak_bytes)} in phase "
-        f"'{forecast.peak.name}', and {source} leaves {room} beside this notebook. Next: {remedy}."
-    )
-    print(f"{text}\n\n{advice}\n", flush=True)
-    return Diagnosis(text, "not started", None, None, remedy=remedy)
+    sizes = {"forecast_bytes": forecast.peak_bytes, "room_bytes": room_bytes}
+    phase = forecast.peak.name
+    facts = Facts("not started", sizes=sizes, duration_s=0.0, phase=phase, limit_by=source)
+    smaller = Action("lower limit", {"limit_bytes": room_bytes, "sbatch": advice.sbatch})
+    refused = Diagnosis("not started", facts, (smaller,))
+    print(f"{refused}\n\n{advice}\n", flush=True)
+    return refused
 
 
 def _carry_out(
@@ -465,9 +459,9 @@ def _carry_out(
         ended = f"ended what the command left behind: {', '.join(outcome.evidence['left_behind'])}"
         print(f"note: {ended}; to keep a daemon, start it outside of watch", file=sys.stderr)
     if outcome.interrupted or interrupts:
-        call = resumption(done.run_dir, done.memory_limit_bytes)
-        then = f"go on with {call}" if config else done.diagnosis.remedy
-        raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
+        raise shortened(
+            KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {done.diagnosis.remedy}")
+        )
     if outcome.forwarded in STOP_SIGNALS:
         # No further run may begin before a SIGKILL. Exit code 75 puts the job back in the queue.
         raise RunStopped(done, signal.Signals(outcome.forwarded))

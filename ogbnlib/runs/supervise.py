@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import clock
 from ..display import Live
-from ..environment import CLOCK_VARIABLE, MARKS_VARIABLE
+from ..environment import MARKS_VARIABLE
 from ..errors import InputError, remedy_of
 from ..files import open_to_write, write_all
 from ..memory.limits import Limit
@@ -31,7 +30,7 @@ from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
 from ..memory.tree import Tree, adopting
-from .exit_codes import STOPPED
+from .codes import STOPPED
 from .folder import standing
 
 # For the trainer alone; another command runs as it is. glibc's malloc keeps much freed memory
@@ -130,7 +129,6 @@ def supervise(
                         **os.environ,
                         "PYTHONUNBUFFERED": "1",
                         MARKS_VARIABLE: marks,
-                        CLOCK_VARIABLE: repr(clock.boot_s),
                         **(env or {}),
                     },
                 )

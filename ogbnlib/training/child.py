@@ -27,7 +27,7 @@ from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE
 from ..errors import clear_errors, naming, no_exit
 from ..files import write_json
 from ..memory.signals import STOP_SIGNALS, Stopped, StopRequest, die_with_parent, take_over
-from ..runs.exit_codes import UNFINISHED, exit_code_of
+from ..runs.codes import UNFINISHED, exit_code_of
 
 
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:

@@ -37,7 +37,7 @@ from ..propagation.hops import propagated
 from ..propagation.plan import propagated_path
 from ..registry import MODELS
 from ..runs.attempt import Attempt, announce_code, open_run_dir
-from ..runs.exit_codes import exit_code_of
+from ..runs.codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..sampling.policies import Loaders

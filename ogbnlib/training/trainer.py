@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from .. import clock
 from ..display import Live
 from ..files import open_to_write
 from ..io.disk_array import Interrupted
@@ -108,7 +107,7 @@ class Progress:
         for batch in batches:
             if not count.done:
                 # the first batch waits for reading, so its time says nothing about the others
-                count.began_s = clock.now()
+                count.began_s = time.time()
             yield batch
             del batch
             count.add(1)
@@ -208,7 +207,7 @@ class Trainer:
             in_epoch = self.num_seeds["train"] / self.config.batch_size / self.ranks.num_ranks
             batches = count.total - count.done + (epochs - 1) * in_epoch
             # Leave out the first batch, which waits for reading or for workers.
-            batch_s = (clock.now() - count.began_s) / (count.done - 1)
+            batch_s = (time.time() - count.began_s) / (count.done - 1)
             evaluated_s = sum(row["eval_time_s"] or 0.0 for row in state.history)
             count.run_left_s = batches * batch_s + epochs * evaluated_s / max(1, state.epoch)
 

@@ -131,7 +131,7 @@ def test_limits_are_made_wherever_this_process_may_enter_them(linux_v2: Machine)
     assert above[2] == "/sys/fs/cgroup/above"
 
 
-def test_an_unprivileged_user_gets_a_cgroup_where_one_is_delegated_in_full(
+def test_an_unprivileged_user_gets_a_delegated_cgroup(
     linux_v2: Machine,
 ) -> None:
     own = "enter own/session\nchown -R 1000 /sys/fs/cgroup/own"
@@ -222,7 +222,7 @@ cat r/result.json
 """
 
 
-def test_a_training_with_a_spool_killed_there_goes_on_to_the_weights_of_one_left_alone(
+def test_a_killed_training_goes_on_to_equal_weights(
     linux_v2: Machine, synth_dir: Path, tmp_path: Path
 ) -> None:
     if int(SETTING.read_text()) < MAX_MAP_COUNT:

@@ -68,8 +68,10 @@ def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
         "not started",
     )
     text = capsys.readouterr().out
-    assert "Not started: by forecast it takes" in text
-    assert "Slurm --mem (SLURM_MEM_PER_NODE) leaves" in text
+    facts = done.diagnosis.facts
+    assert facts.limit_by == "Slurm --mem (SLURM_MEM_PER_NODE)"
+    assert facts.sizes["room_bytes"] < facts.sizes["forecast_bytes"]
+    assert str(done.diagnosis) in text
     assert "<- peak" in text
     table = compare_runs({"large": done})
     assert table.loc["large", "ended"] == "not started"
@@ -84,7 +86,7 @@ def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
     assert "not started" in plot_runs({"large": done}).axes[0].get_title()
 
 
-def test_a_notebook_executed_again_gets_the_same_folders_in_the_same_order(
+def test_a_notebook_executed_again_gets_the_same_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = [watch(["-c", "pass"], name="a", runs_dir=tmp_path, echo=False).run_dir]
@@ -106,7 +108,7 @@ def test_a_notebook_executed_again_gets_the_same_folders_in_the_same_order(
     assert next_run_dir(tmp_path, "a").name == "a-4"
 
 
-def test_a_notebook_executed_again_reads_an_ended_run_and_continues_a_stopped_one(
+def test_a_notebook_executed_again_continues_a_stopped_run(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(AGAIN_VARIABLE, "1")

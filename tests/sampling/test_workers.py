@@ -167,7 +167,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("method", "persistent"), [("spawn", True), ("spawn", False), ("fork", True)]
 )
-def test_a_process_that_multiprocessing_started_ends_well_with_workers(
+def test_a_process_of_multiprocessing_ends_well_with_workers(
     tiny_store: Path, tmp_path: Path, method: str, persistent: bool
 ) -> None:
     (tmp_path / "script.py").write_text(SPAWNED)
@@ -178,7 +178,7 @@ def test_a_process_that_multiprocessing_started_ends_well_with_workers(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_worker_that_died_in_an_earlier_run_is_not_blamed_in_the_next() -> None:
+def test_an_earlier_runs_dead_worker_is_not_blamed() -> None:
     worker = worker_arguments(1)["multiprocessing_context"].Process(target=time.sleep, args=(60,))
     worker.start()
     worker.kill()
