@@ -47,6 +47,7 @@ from ..graph.store import GraphSize
 from ..memory.cgroup import effective_limit
 from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
+from ..memory.malloc import trainer_environment
 from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
@@ -58,7 +59,7 @@ from .diagnosis import Diagnosis
 from .evidence import last_words
 from .exit_codes import STOPPED, resumption
 from .folder import Run, RunStopped
-from .supervise import supervise, trainer_environment
+from .supervise import supervise
 
 # The folder of `sitecustomize.py`, with which each Python of a watched command starts.
 _HOOK = str(Path(memory.__file__).parent / "hook")
