@@ -47,6 +47,7 @@ from ..launcher import check_precision, resolve_device
 from ..memory.cgroup import effective_limit
 from ..memory.killed import Action
 from ..memory.limits import Limit, make_limit
+from ..memory.malloc import trainer_environment
 from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
@@ -56,7 +57,7 @@ from .attempt import Attempt, announce_code, check_content, open_run_dir
 from .cause import Diagnosis, Facts
 from .codes import STOPPED
 from .folder import Run, RunStopped
-from .supervise import supervise, trainer_environment
+from .supervise import supervise
 from .texts import last_words
 
 # The folder of `sitecustomize.py`, with which each Python of a watched command starts.

@@ -28,11 +28,11 @@ import torch
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.graph.store import Store, is_store, open_store
+from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.propagation.hops import propagated
 from ogbnlib.registry import MODELS, POLICIES
 from ogbnlib.runs.folder import Run
-from ogbnlib.runs.supervise import trainer_environment
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.synth import synthesize_store
 from ogbnlib.training.train import train

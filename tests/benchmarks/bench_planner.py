@@ -39,10 +39,10 @@ from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.store import open_store
 from ogbnlib.graph.store_format import SPLITS
+from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.propagation.plan import propagated_path
 from ogbnlib.runs.sandbox import run
-from ogbnlib.runs.supervise import trainer_environment
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.arrays import from_arrays
 from ogbnlib.sources.catalog import prepare_dataset

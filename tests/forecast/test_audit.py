@@ -15,9 +15,9 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.audit import _kind_of, _measured_by_kind, audit
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.run_forecast import margin_bytes
+from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.runs.supervise import trainer_environment
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.synth import synthesize
 from ogbnlib.training.train import compile_all

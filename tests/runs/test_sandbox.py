@@ -18,13 +18,14 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, InputError
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.memory.limits import KINDS, make_limit
+from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.memory.recorder import _TimelineWriter
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.attempt import open_run_dir
 from ogbnlib.runs.codes import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded
 from ogbnlib.runs.sandbox import run, scaled_limit, watch
-from ogbnlib.runs.supervise import supervise, trainer_environment
+from ogbnlib.runs.supervise import supervise
 from ogbnlib.sources.synth import synthesize_store
 
 Config = Callable[..., TrainConfig]
@@ -278,7 +279,7 @@ def test_the_fixed_cost_of_a_trainer_is_that_of_the_forecasts(tmp_path: Path) ->
 def test_a_trainer_asks_for_huge_pages_if_the_kernel_has_them(
     kernel: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ogbnlib.runs.supervise.huge_pages", lambda: kernel)
+    monkeypatch.setattr("ogbnlib.memory.malloc.huge_pages", lambda: kernel)
     assert (trainer_environment({}).get("THP_MEM_ALLOC_ENABLE") == "1") == asked
     # the user's own value
     assert "THP_MEM_ALLOC_ENABLE" not in trainer_environment({"THP_MEM_ALLOC_ENABLE": "0"})
