@@ -78,6 +78,16 @@ def test_train_resumes_with_the_values_of_the_run(
     assert TrainConfig.load(folder / "config.json").batch_size == 16
 
 
+@pytest.mark.parametrize("command", ["doctor", "status .", "convert a b"])
+def test_a_deleted_working_folder_is_named(tmp_path: Path, command: str) -> None:
+    (tmp_path / "gone").mkdir()
+    argv = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone")]
+    argv += [sys.executable, "-m", "ogbnlib", *command.split()]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: working folder: ")
+
+
 def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run",
