@@ -87,7 +87,6 @@ def jobs(
         on_disk = {"dataset": str(tiny_store)} if changes.get("loading") == "store" else {}
         return tiny_config(**{**BASE, **on_disk, **changes})
 
-    force_windows(10_000)
     train(config(epochs=1, accumulate=2), folder / "grown")
     wanted = [{"config": config(**case)} for case in CASES.values()]
     wanted += [
@@ -101,6 +100,7 @@ def jobs(
         json.dumps([{**job, "config": job["config"].model_dump(mode="json")} for job in wanted])
     )
     (folder / "script.py").write_text(SCRIPT)
+    force_windows(10_000)
     done = torchrun(str(folder / "script.py"), str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     names = [*CASES, "grown", "shrunk", "refused", "diverged"]
