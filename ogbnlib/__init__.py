@@ -47,10 +47,6 @@ def __getattr__(name: str) -> Any:
         by_jedi = str(sys._getframe(1).f_globals.get("__name__")).startswith("jedi.")
         if module not in sys.modules and name != "TrainConfig" and by_jedi:
             raise AttributeError(name)
-        if "torch" not in sys.modules:
-            from .errors import check_working_folder
-
-            check_working_folder()
         return getattr(importlib.import_module(module), name)
     hint = ""
     if not name.startswith("_") and name in importlib.import_module(f"{__name__}.notebook").__all__:

@@ -78,6 +78,16 @@ def test_train_resumes_with_the_values_of_the_run(
     assert TrainConfig.load(folder / "config.json").batch_size == 16
 
 
+@pytest.mark.parametrize("command", ["doctor", "status .", "convert a b"])
+def test_a_deleted_working_folder_is_named(tmp_path: Path, command: str) -> None:
+    (tmp_path / "gone").mkdir()
+    argv = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone")]
+    argv += [sys.executable, "-m", "ogbnlib", *command.split()]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: working folder: ")
+
+
 def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run",
@@ -141,7 +151,7 @@ def test_an_official_name_is_downloaded_by_its_command_alone(
     tiny_dir: Path, tmp_path: Path
 ) -> None:
     done = cli("convert", "ogbn-arxiv", "new", cwd=tmp_path)
-    assert "ogbn-arxiv is not there: python -m ogbnlib download ogbn-arxiv" in done.stderr
+    assert "python -m ogbnlib download ogbn-arxiv" in done.stderr
     assert not (tmp_path / "new").exists()
     arrays = raw_arrays(tiny_dir)
     official_csv(tmp_path / "dataset", **arrays, splits=open_raw(tiny_dir).read_splits())

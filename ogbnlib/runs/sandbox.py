@@ -28,7 +28,6 @@ from ..environment import (
 from ..errors import (
     MB,
     InputError,
-    check_working_folder,
     clear_errors,
     format_bytes,
     parse_bytes,
@@ -494,7 +493,6 @@ def check_inputs(config: TrainConfig) -> GraphSize:
 
     Only the headers of the data set's files are read.
     """
-    check_working_folder()
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)

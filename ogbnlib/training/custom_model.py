@@ -15,21 +15,17 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import PNA
 
 from ..config import TrainConfig
 from ..errors import InputError, no_exit
 from ..files import home, write_atomically
-from ..graph.store import Store
 from ..memory.record import RunPaths
 from ..registry import MODELS
 from .call import Call, random_batch
 from .network import registered_model
 
-_PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 _VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # *args, **kwargs
 _SEEDS = 4  # number of seeds of the trial batch, and of nodes and edges at each of its hops
 
@@ -42,7 +38,6 @@ def make_model(
     run_dir: Path | None = None,
     model: nn.Module | None = None,
     note: Callable[[str], object] = lambda text: None,
-    store: Store | None = None,
 ) -> nn.Module:
     """Return the model that a config describes, with weights drawn from `config.seed`.
 
@@ -55,8 +50,6 @@ def make_model(
         run_dir: The run's folder. If it has a copy of a custom model's file, the copy is executed.
         model: The user's own object, used in place of `config.model`.
         note: Called with a line that shows how a custom model was created.
-        store: Graph for the degree histogram that PNA needs. If omitted, PNA gets the histogram of
-            one node with degree 1.
 
     Raises:
         InputError: for a class or scores that can't be trained; errors of its code are raised as
@@ -84,12 +77,8 @@ def make_model(
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
     if kind is not None:
         texts = [f"{name}={value!r}" for name, value in arguments.items()]
-        call = f"{config.model}({', '.join(texts)})"
-        # PNA takes `deg` among its **kwargs
-        if "deg" in parameters or issubclass(kind, PNA):
-            arguments["deg"] = torch.tensor([0, 1]) if store is None else _degree_histogram(store)
         model = kind(**arguments)
-        note(f"the model is {call}")
+        note(f"the model is {config.model}({', '.join(texts)})")
     assert model is not None
     _try(model, config, num_features, num_classes)
     return model
@@ -226,14 +215,3 @@ def _used_parameters(scores: Tensor) -> set[nn.Parameter]:
         steps += [earlier for earlier, _ in inputs if earlier not in steps]
     variables = [getattr(step, "variable", None) for step in steps]
     return {variable for variable in variables if isinstance(variable, nn.Parameter)}
-
-
-def _degree_histogram(store: Store) -> Tensor:
-    """Count the nodes with 0, 1, 2, ... neighbors, int64 [largest degree + 1]: the argument `deg`
-    of PyG's PNA."""
-    counts = np.zeros(1, np.int64)
-    for begin in range(0, store.num_nodes, _PIECE_NODES):
-        piece = np.bincount(np.diff(store.colptr[begin : begin + _PIECE_NODES + 1]))
-        counts = np.pad(counts, (0, max(0, len(piece) - len(counts))))
-        counts[: len(piece)] += piece
-    return torch.from_numpy(counts)

@@ -11,7 +11,7 @@ from ..errors import InputError, format_bytes
 from ..memory.cuda import ALLOCATOR_VARIABLES, cuda_in_use
 
 
-def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> dict[str, str]:
+def _allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables that turn on `expandable_segments`; {} if `config` does not.
 
     The user's other allocator settings are kept.
@@ -28,7 +28,7 @@ def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> di
 
 def prepare_allocator(config: TrainConfig) -> None:
     """Set `expandable_segments` for this process; torch reads it at the first use of CUDA."""
-    variables = allocator_environment(config, os.environ)
+    variables = _allocator_environment(config, os.environ)
     if not variables or config.device == "cpu" or not torch.cuda.is_available():
         return
     is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]

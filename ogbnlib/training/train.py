@@ -201,7 +201,7 @@ def train_prepared(
         loaders = config.policy.load()(store, config, log, ranks.rank, ranks.num_ranks, waiting)
         # Twice, because torch's handler of SIGCHLD may raise while the inner one begins to end.
         with contextlib.closing(loaders), workers_ended(), workers_ended():
-            model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
+            model = _make_model(config, run_dir, ranks, model, loaders, progress)
             device = resolve_device(config.device)
             progress.note(*gpu.begin(config, device.type))
             weights = balanced_weights(loaders.labels["train"], loaders.num_classes)
@@ -312,7 +312,6 @@ def _make_model(
     run_dir: Path | None,
     ranks: Ranks,
     model: nn.Module | None,
-    store: Store,
     loaders: Loaders,
     progress: Progress,
 ) -> nn.Module:
@@ -320,15 +319,8 @@ def _make_model(
         if run_dir and ranks.first and model is None and config.model not in MODELS:
             progress.note(*filter(None, find_code(config, run_dir, keep=True)[1:]))
     with ranks.together():
-        model = make_model(
-            config,
-            loaders.num_features,
-            loaders.num_classes,
-            run_dir,
-            model,
-            progress.note,
-            store,
-        )
+        widths = loaders.num_features, loaders.num_classes
+        model = make_model(config, *widths, run_dir, model, progress.note)
     loaders.log.part(MODEL, 4 * sum(value.nbytes for value in model.parameters()))
     unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
     if unsaved and run_dir is not None:

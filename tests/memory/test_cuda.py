@@ -16,7 +16,7 @@ from ogbnlib.forecast.oom_suggestions import oom_suggestions
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, cuda_reading
 from ogbnlib.runs.diagnosis import explain_text
 from ogbnlib.runs.folder import Run, diagnose
-from ogbnlib.training.gpu import allocator_environment, begin, end, prepare_allocator
+from ogbnlib.training.gpu import _allocator_environment, begin, end, prepare_allocator
 from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import train
 
@@ -111,10 +111,10 @@ def test_expandable_segments_join_the_users_settings(
     tiny_config: Config, before: dict[str, str], after: str
 ) -> None:
     config = tiny_config(expandable_segments=True)
-    merged = allocator_environment(config, before)
+    merged = _allocator_environment(config, before)
     assert merged == dict.fromkeys(ALLOCATOR_VARIABLES, after)
-    assert allocator_environment(config, merged) == merged
-    assert allocator_environment(tiny_config(), before) == {}
+    assert _allocator_environment(config, merged) == merged
+    assert _allocator_environment(tiny_config(), before) == {}
 
 
 def test_a_process_that_trains_gets_the_allocators_settings(

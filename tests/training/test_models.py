@@ -127,9 +127,7 @@ def test_float16_features_give_what_they_give_widened_and_wrong_edges_a_message(
     assert torch.equal(
         gnn(x.half(), edges, nodes, counts), gnn(x.half().float(), edges, nodes, counts)
     )
-    with pytest.raises(
-        InputError, match=r"^edge_index: expected sources below \d+ and targets below"
-    ):
+    with pytest.raises(InputError, match=r"^edge_index: "):
         gnn(x, edges + len(x), nodes, counts)
 
 
