@@ -210,7 +210,7 @@ class _Conversion:
             yield finite(ahead, dtype, self._source.features_at)
 
 
-def disk_bytes(
+def _disk_bytes(
     source: Source, undirected: bool, feature_dtype: np.dtype[np.generic]
 ) -> tuple[int, int]:
     """Return the maximal bytes of the finished store and the bytes of the temporary files.
@@ -317,7 +317,7 @@ def convert(
     target = Path(os.path.realpath(home(path)))
     x_dtype = np.dtype(options.feature_dtype or source.feature_dtype)
     check_new(target)
-    final, temporary = disk_bytes(source, add_reverse, x_dtype)
+    final, temporary = _disk_bytes(source, add_reverse, x_dtype)
     check_space(
         target,
         final + temporary,

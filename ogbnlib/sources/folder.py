@@ -91,14 +91,14 @@ def open_folder(path: Path, description: Path | None = None, **known: Any) -> So
         declared = read_description(file, folder)
     options = declared.options.overridden(**known)
     if declared.files:
-        return open_described(replace(declared, options=options))
+        return _open_described(replace(declared, options=options))
     if (folder / "raw" / "data.npz").exists():
         return replace(open_raw(folder, num_classes=options.num_classes), options=options)
     layout = csv_layout(folder) or describe(folder, file)
-    return open_described(replace(layout, options=options))
+    return _open_described(replace(layout, options=options))
 
 
-def open_described(description: Description) -> Source:
+def _open_described(description: Description) -> Source:
     """Open a folder's files for conversion, by their roles.
 
     Labels and splits are read here. A file of text is read once to count its rows.

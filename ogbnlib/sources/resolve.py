@@ -160,7 +160,7 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
 def check_trainable(size: GraphSize, config: TrainConfig) -> None:
     """Refuse a data set that our trainer can't train with `config`."""
     check_store(size, config)
-    refuse_targets(size)
+    _refuse_targets(size)
     if not size.num_seeds["train"]:
         raise InputError(
             f"{config.dataset}: expected nodes in the train split to train on, found none"
@@ -172,7 +172,7 @@ def check_trainable(size: GraphSize, config: TrainConfig) -> None:
         )
 
 
-def refuse_targets(size: GraphSize) -> None:
+def _refuse_targets(size: GraphSize) -> None:
     """Refuse a data set with targets, which have no classes to train on."""
     if size.has_targets:
         raise InputError(
@@ -191,7 +191,7 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
     ):
         if value not in known:
             raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
-    refuse_targets(size)
+    _refuse_targets(size)
     if size.hops is not None:
         raise InputError(
             f"{size.name}: expected a graph, found the features of {size.hops} hops, without edges"
