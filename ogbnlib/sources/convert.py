@@ -33,7 +33,7 @@ from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from .description import FeatureDtype as FeatureDtype
 from .leaks import refuse_leaks
-from .official import OFFICIAL_DIR, is_official, locate_official, not_there, open_official
+from .official import OFFICIAL_DIR, is_official, locate_official, not_there
 from .source import Source, from_store
 
 # added to the memory that the process already uses, such as a notebook's with torch loaded
@@ -260,7 +260,7 @@ def open_source(
     A folder has a `dataset.yaml` (or the file `description`), OGB's layout, or files of canonical
     names.
     """
-    from .folder import open_folder  # imports pyarrow and pandas
+    from .folder import open_folder, open_official  # imports pyarrow and pandas
 
     path = home(name)
     if not is_store(path) and not is_official(str(path)):

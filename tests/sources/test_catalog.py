@@ -149,7 +149,7 @@ def test_every_door_refuses_a_name_that_can_not_be_a_store(
         lambda: open_dataset(name, data_dir=tmp_path),
         lambda: predict(config),
         lambda: plan(config, "100 GB"),
-        lambda: ladder(name, data_dir=tmp_path),
+        lambda: ladder(name),
         lambda: check_inputs(config),
     ]
     sentences = set()

@@ -22,7 +22,8 @@ from ogbnlib.errors import InputError
 from ogbnlib.graph import npz
 from ogbnlib.sources import official
 from ogbnlib.sources.arrays import write_raw
-from ogbnlib.sources.official import locate_official, open_official
+from ogbnlib.sources.folder import open_official
+from ogbnlib.sources.official import locate_official
 from ogbnlib.sources.ogb import open_raw
 
 N, E, F, C = 40, 300, 5, 4
