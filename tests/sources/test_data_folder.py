@@ -345,6 +345,8 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
         ({"edges.parquet": parquet(source=[1.0, np.nan], target=[1, 2])}, "row 1: .*found nan"),
         ({"edges.npy": np.array([[1.0, np.nan], [0, 1], [2, 2]])}, "row 0: .*found nan"),
         ({"edges.parquet": parquet(source=[True, False], target=[1, 2])}, r"found True \(bool\)"),
+        ({"edges.npy": np.full((2, 90), 2049, np.float16), "nodes.npy": ids + 2040}, r"row 0: .*2048.0 \(halffloat\)"),
+        ({"labels.npy": np.full(SMALL, 2049, np.float16)}, "row 0: .* 2047 in float16"),
         ({"edges.csv": "source,target\nn1,n1\n", "nodes.csv": "node_id\nn1\n"}, "expected 40 names.*found 1"),
         # Labels
         ({"labels.csv": "label\n" + "1\n" * 38 + "3.5\n1\n"}, "row 38: expected whole labels .*3.5"),

@@ -161,6 +161,15 @@ def test_an_adj_t_is_left_as_it_was_and_its_values_are_named(
     assert "keep edge_attr, the values of adj_t" in capsys.readouterr().err
 
 
+def test_a_mask_of_two_nodes_is_a_mask(tmp_path: Path) -> None:
+    data = Data(x=torch.eye(2), y=torch.tensor([1, 1]), edge_index=torch.tensor([[0], [1]]))
+    none = torch.tensor([0, 0])
+    data.update({"train_mask": torch.tensor([1, 0]), "val_mask": none, "test_mask": none})
+    store = Store.from_data(data, tmp_path / "store", progress=False)
+    assert store.splits["train"].tolist() == [0]
+    assert store.num_seeds == {"train": 1, "valid": 0, "test": 0}
+
+
 class Mine(InMemoryDataset):
     """Graphs that are saved as PyG saves them."""
 
