@@ -195,27 +195,25 @@ def as_numpy(value: Any, name: str) -> Array:
     return array
 
 
-def as_ids(values: object, num_nodes: int, name: str) -> Array:
+def as_ids(values: object, num_nodes: int, name: str, *, are_mask: bool = False) -> Array:
     """Return int64 node ids from ids [n], or from a mask [N] of booleans or of zeros and ones.
 
-    The range of the ids is not checked. Zeros and ones of one or two nodes are ids.
+    The range of the ids is not checked. Zeros and ones of one or two nodes are ids, unless their
+    name says that they `are_mask`.
     """
     ids = as_numpy(values, name)
-    is_mask = ids.dtype.kind == "b" or (
-        len(ids.shape) == 1 and len(ids) == num_nodes > 2 and bool(np.isin(ids, (0, 1)).all())
-    )
-    if ids.ndim == 1 and is_mask:
-        if len(ids) != num_nodes:
+    if ids.ndim == 1 and np.isin(ids, (0, 1)).all():
+        are_mask |= ids.dtype.kind == "b" or len(ids) == num_nodes > 2
+        if are_mask and len(ids) != num_nodes:
             raise InputError(f"{name}: found a mask of {len(ids)} values for {num_nodes} nodes")
-        ids = np.flatnonzero(ids)
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        hint = (
-            f"; of several masks pass one as splits, such as {name}[:, 0]" if ids.ndim == 2 else ""
-        )
-        raise InputError(
-            f"{name}: expected node ids [n] or a mask of {num_nodes} booleans, "
-            f"got {ids.dtype} {list(ids.shape)}{hint}"
-        )
+        if are_mask:
+            return np.flatnonzero(ids)
+    if are_mask or ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        hint = ""
+        if ids.ndim == 2:
+            hint = f"; of several masks pass one as splits, such as {name}[:, 0]"
+        expected = f"a mask of {num_nodes} booleans" if are_mask else "node ids [n] or a mask [N]"
+        raise InputError(f"{name}: expected {expected}, got {ids.dtype} {[*ids.shape]}{hint}")
     return ids.astype(np.int64)
 
 

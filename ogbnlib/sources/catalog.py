@@ -17,7 +17,6 @@ from ..graph.summary import summarized
 from ..progress import Progress
 from .convert import convert
 from .description import FeatureDtype
-from .official import open_official
 from .resolve import DataRequest, resolve
 from .synth import synthesize_store
 
@@ -73,6 +72,8 @@ def _open(
         store = pending.existing()
         if store is not None:
             return store
+        from .folder import open_official  # imports pyarrow and pandas
+
         source = open_official(pending.official)
         say(f"{pending.official.folder}: converting it, once, to {pending.target}")
         store = convert(

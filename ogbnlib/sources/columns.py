@@ -147,6 +147,26 @@ class Piece:
             self.refuse(np.equal(rows, first), expected, hint)
         return values
 
+    def keys(self, kind: str, expected: str) -> Array:
+        """Return a 64-bit number for each name: the name itself if `kind` is "int64", or its hash if
+        `kind` is "string". A missing name is refused."""
+        keys = self.cast(kind, expected)
+        if kind == "int64":
+            self.refuse(keys.is_null(), expected)
+            return numbers(keys)
+        self.refuse(np.asarray(keys.fill_null("")) == "", expected)
+        return hashes(numbers(keys))
+
+    def flags(self) -> Array:
+        """Return the booleans of a mask: true, false, 1, 0 or an empty cell, in any case of
+        letters."""
+        expected = "true or false"
+        words = pc.utf8_lower(pc.fill_null(self.cast("string", expected), ""))
+        truth = pc.is_in(words, value_set=pa.array(["true", "1", "1.0"]))
+        is_flag = pc.or_(truth, pc.is_in(words, value_set=pa.array(["false", "0", "0.0", ""])))
+        self.refuse(pc.invert(is_flag), expected)
+        return numbers(truth)
+
 
 def _cast(values: pa.Array, kind: str) -> pa.Array | None:
     """Return the values as another type, or None if one of them can't be cast."""
@@ -185,27 +205,6 @@ def numbers(values: pa.Array) -> Array:
     return values.to_numpy(zero_copy_only=False)
 
 
-def name_keys(piece: Piece, kind: str, expected: str) -> Array:
-    """Return a 64-bit number for each name: the name itself if `kind` is "int64", or its hash if
-    `kind` is "string". A missing name is refused."""
-    keys = piece.cast(kind, expected)
-    if kind == "int64":
-        piece.refuse(keys.is_null(), expected)
-        return numbers(keys)
-    piece.refuse(np.asarray(keys.fill_null("")) == "", expected)
-    return hashes(numbers(keys))
-
-
 def hashes(names: Array) -> Array:
     """Return a uint64 hash of each name. Text and its UTF-8 bytes have the same hash."""
     return pd.util.hash_array(names.astype(object, copy=False), categorize=False)
-
-
-def flags(piece: Piece) -> Array:
-    """Return the booleans of a mask: true, false, 1, 0 or an empty cell, in any case of letters."""
-    expected = "true or false"
-    words = pc.utf8_lower(pc.fill_null(piece.cast("string", expected), ""))
-    truth = pc.is_in(words, value_set=pa.array(["true", "1", "1.0"]))
-    is_flag = pc.or_(truth, pc.is_in(words, value_set=pa.array(["false", "0", "0.0", ""])))
-    piece.refuse(pc.invert(is_flag), expected)
-    return numbers(truth)

@@ -33,7 +33,7 @@ from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from .description import FeatureDtype as FeatureDtype
 from .leaks import refuse_leaks
-from .official import OFFICIAL_DIR, is_official, locate_official, not_there, open_official
+from .official import OFFICIAL_DIR, is_official, locate_official, not_there
 from .source import Source, from_store
 
 # added to the memory that the process already uses, such as a notebook's with torch loaded
@@ -210,7 +210,7 @@ class _Conversion:
             yield finite(ahead, dtype, self._source.features_at)
 
 
-def disk_bytes(
+def _disk_bytes(
     source: Source, undirected: bool, feature_dtype: np.dtype[np.generic]
 ) -> tuple[int, int]:
     """Return the maximal bytes of the finished store and the bytes of the temporary files.
@@ -260,7 +260,7 @@ def open_source(
     A folder has a `dataset.yaml` (or the file `description`), OGB's layout, or files of canonical
     names.
     """
-    from .folder import open_folder  # imports pyarrow and pandas
+    from .folder import open_folder, open_official  # imports pyarrow and pandas
 
     path = home(name)
     if not is_store(path) and not is_official(str(path)):
@@ -317,7 +317,7 @@ def convert(
     target = Path(os.path.realpath(home(path)))
     x_dtype = np.dtype(options.feature_dtype or source.feature_dtype)
     check_new(target)
-    final, temporary = disk_bytes(source, add_reverse, x_dtype)
+    final, temporary = _disk_bytes(source, add_reverse, x_dtype)
     check_space(
         target,
         final + temporary,

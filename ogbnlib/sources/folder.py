@@ -33,7 +33,8 @@ from .description import (
 from .draft import describe, no_data
 from .formats import format_of
 from .labels import AS_VALUES, clean_targets
-from .nodes import Nodes, is_mask, nodes_of, read_labels, read_splits
+from .nodes import Nodes, is_mask, read_labels, read_splits
+from .official import Located
 from .ogb import csv_layout, open_raw
 from .source import Source, stamped
 from .tables import open_table
@@ -91,14 +92,30 @@ def open_folder(path: Path, description: Path | None = None, **known: Any) -> So
         declared = read_description(file, folder)
     options = declared.options.overridden(**known)
     if declared.files:
-        return open_described(replace(declared, options=options))
+        return _open_described(replace(declared, options=options))
     if (folder / "raw" / "data.npz").exists():
         return replace(open_raw(folder, num_classes=options.num_classes), options=options)
     layout = csv_layout(folder) or describe(folder, file)
-    return open_described(replace(layout, options=options))
+    return _open_described(replace(layout, options=options))
 
 
-def open_described(description: Description) -> Source:
+def open_official(located: Located) -> Source:
+    """Open one of OGB's own data sets.
+
+    The data are streamed, because ogb's loader needs more than 128 GB for ogbn-papers100M
+    (snap-stanford/ogb#407).
+    """
+    # as OGB's own reader adds them
+    has_reverses = located.meta["add_inverse_edge"] == "True" or None
+    num_classes = int(located.meta["num classes"])
+    try:
+        source = open_folder(located.folder, num_classes=num_classes, undirected=has_reverses)
+    except InputError as error:
+        raise InputError(f"{error}; download the data set again if it is damaged") from None
+    return replace(source, name=located.name)
+
+
+def _open_described(description: Description) -> Source:
     """Open a folder's files for conversion, by their roles.
 
     Labels and splits are read here. A file of text is read once to count its rows.
@@ -157,7 +174,7 @@ class _Rows:
         """Yield rows [n, width] in the order of `nodes`; refuse rows in another order."""
         rows = max(1, CHUNK_BYTES // (8 * self.width))
         ids = self.table.first("id", "name")
-        find = nodes_of(self.table, nodes)
+        find = nodes.of(self.table)
         for pieces in self.table.batches([*self._names, *filter(None, [ids])], rows):
             if ids:
                 piece = pieces.pop()

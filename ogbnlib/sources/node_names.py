@@ -16,7 +16,7 @@ import pyarrow as pa
 from ..errors import InputError, clear_errors, naming
 from ..graph.npz import Array
 from ..graph.store import Store
-from .columns import Piece, Table, hashes, name_keys
+from .columns import Piece, Table, hashes
 from .tables import open_table
 
 
@@ -72,7 +72,7 @@ def _find(store: Store, pieces: Sequence[Piece]) -> Array:
     if array:
         examples = " and ".join(map(repr, np.asarray(getattr(store, array)[:2]).tolist()))
         expected = f"names of nodes of {store.path}, such as {examples}"
-    keys = [name_keys(piece, kind, expected) for piece in pieces]
+    keys = [piece.keys(kind, expected) for piece in pieces]
     numbers = np.concatenate(keys or [np.empty(0, np.int64)])
     if array:
         numbers = _look_up(store, array, numbers)

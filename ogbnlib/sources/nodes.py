@@ -15,7 +15,7 @@ from ..errors import InputError
 from ..graph.array_checks import from_one
 from ..graph.npz import Array
 from ..graph.store_format import SPLITS, label_dtype
-from .columns import Piece, Table, flags, name_keys, numbers
+from .columns import Piece, Table, numbers
 from .description import LEFT_OUT
 from .labels import MAX_CLASSES, clean_labels, count_classes, refuse_several_labels
 from .tables import is_number
@@ -55,7 +55,7 @@ class Nodes:
         self._expected = "the name of a node"
         keys = [np.empty(0, np.int64 if self.kind == "int64" else np.uint64)]
         for piece in table.pieces(column):
-            keys.append(self._keys(piece))
+            keys.append(piece.keys(self.kind, self._expected))
             if self.kind == "string":
                 lengths = pc.binary_length(piece.values.cast("string"))
                 self._width = max(self._width, pc.max(lengths).as_py() or 1)
@@ -83,6 +83,12 @@ class Nodes:
             self.kind = "string"
             break
 
+    def of(self, table: Table) -> "Nodes":
+        """Return the map for a table: its column of ids has row numbers, one of names has names."""
+        if table.first("id") is None or self.names is None:
+            return self
+        return Nodes(self.num_nodes, self.names[0].file.name)
+
     @property
     def are_reordered(self) -> bool:
         """Whether the names are the row numbers in another order than that of the rows."""
@@ -92,17 +98,18 @@ class Nodes:
         values = self._index.to_numpy()
         return not np.array_equal(values, rows) and np.array_equal(np.sort(values), rows)
 
-    def _keys(self, piece: Piece) -> Array:
-        return name_keys(piece, self.kind, self._expected)
-
     def find(self, piece: Piece) -> Array:
         """Return the row of each id, int64; -1 for a name that no node has."""
-        return self(piece) if self.names is None else self._index.get_indexer(self._keys(piece))
+        return (
+            self(piece)
+            if self.names is None
+            else self._index.get_indexer(piece.keys(self.kind, self._expected))
+        )
 
     def __call__(self, piece: Piece) -> Array:
         """Return the row of each id, int64; refuse an id that no node has."""
         if self.names is None:
-            ids = self._keys(piece)
+            ids = piece.keys(self.kind, self._expected)
             hint = from_one(ids, self.num_nodes)
         else:
             ids = self.find(piece)
@@ -164,18 +171,10 @@ def _by_node(
         ids = np.arange(begin, begin + len(pieces[0].values))
         if ids_column:
             ids_piece = pieces.pop()
-            ids = nodes_of(table, nodes)(ids_piece)
+            ids = nodes.of(table)(ids_piece)
             ids_piece.refuse(seen[ids] | pd.Index(ids).duplicated(), "each node once")
             seen[ids] = True
         yield ids, pieces
-
-
-def nodes_of(table: Table, nodes: Nodes) -> Nodes:
-    """Return the map for the ids of a table: its column of ids has row numbers, one of names has
-    names."""
-    if table.first("id") is None or nodes.names is None:
-        return nodes
-    return Nodes(nodes.num_nodes, nodes.names[0].file.name)
 
 
 def _class_names(table: Table, column: str, num_classes: int) -> list[str]:
@@ -250,7 +249,7 @@ def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
     column = table.all(split)[0]
     parts = [np.empty(0, np.int64)]
     if is_mask(table, split, nodes.num_nodes):
-        parts += [ids[flags(piece)] for ids, (piece,) in _by_node(table, [column], nodes)]
+        parts += [ids[piece.flags()] for ids, (piece,) in _by_node(table, [column], nodes)]
         return np.sort(np.concatenate(parts))
     _check_rows(table, nodes)
     pieces = [*table.pieces(column)]

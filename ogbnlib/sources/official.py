@@ -11,14 +11,13 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError, format_bytes, naming, unknown_name
 from ..files import StrPath, check_own, check_space, home, locked, open_to_write, sibling_path
 from ..progress import counted, doing
 from .sizes import known_size
-from .source import Source
 
 # The official data sets that can be converted to a store. Sizes: Open Graph Benchmark (Hu et al.,
 # NeurIPS 2020), table 2, and the data sets' web pages. OGB's reader adds the reverse edges of
@@ -180,21 +179,3 @@ def not_there(official: Located) -> InputError:
     if str(official.folder.parent) != OFFICIAL_DIR:
         command += f" --data-dir {shlex.quote(str(official.folder.parent))}"
     return InputError(f"{official.folder}: {official.name} is not there: {command}")
-
-
-def open_official(located: Located) -> Source:
-    """Open one of OGB's own data sets.
-
-    The data are streamed, because ogb's loader needs more than 128 GB for ogbn-papers100M
-    (snap-stanford/ogb#407).
-    """
-    from .folder import open_folder  # imports pyarrow and pandas
-
-    # as OGB's own reader adds them
-    has_reverses = located.meta["add_inverse_edge"] == "True" or None
-    num_classes = int(located.meta["num classes"])
-    try:
-        source = open_folder(located.folder, num_classes=num_classes, undirected=has_reverses)
-    except InputError as error:
-        raise InputError(f"{error}; download the data set again if it is damaged") from None
-    return replace(source, name=located.name)

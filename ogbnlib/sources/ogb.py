@@ -73,16 +73,13 @@ def csv_layout(folder: Path) -> Description | None:
         )
     columns: dict[Path, Mapping[str, str]] = {folder / name: layout[name] for name in layout}
     columns |= {splits / f"{split}.csv.gz": {"1": split} for split in SPLITS}
-    missing = [str(path.relative_to(folder)) for path in columns if not path.is_file()]
-    if missing:
-        raise InputError(f"{folder}: expected OGB's files {', '.join(missing)}, found none")
     files = [
         DataFile(path, str(path), columns=roles, header=False) for path, roles in columns.items()
     ]
     return Description(folder, files)
 
 
-def layout_files(folder: Path) -> dict[str, Path]:
+def _layout_files(folder: Path) -> dict[str, Path]:
     """Return the files of a data set in one of OGB's layouts, by their path in `folder`."""
     files = [
         *sorted((folder / "raw").rglob("*")),
@@ -143,9 +140,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     the largest label plus one.
     """
     path = home(path)
-    stamps = stamped(layout_files(path))
-    if not (path / "raw" / "data.npz").is_file():
-        raise InputError(f"{path}: expected OGB's binary layout, raw/data.npz, found none")
+    stamps = stamped(_layout_files(path))
     layout = _Layout.open(path)
     file = path / "meta.json"
     with naming(file, "a JSON object"):
@@ -154,8 +149,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         num_classes = meta.get("num_classes")
     if num_classes is None:
         num_classes = count_classes(layout.label_chunks(MAX_CLASSES), layout.labels.where)
-    with naming(file):
-        check_num_classes(num_classes)
+    check_num_classes(num_classes)
     return Source(
         path=path, name=str(meta.get("name", path.resolve().name)), num_nodes=layout.x.shape[0],
         num_edges=layout.edges.shape[1], num_features=layout.x.shape[1], num_classes=num_classes,
@@ -175,7 +169,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Check the headers of all members, and that each split has its file."""
+        """Check the headers of all members."""
         data = path / "raw" / "data.npz"
         layout = cls(
             _header(data, "edge_index", "iu"),
@@ -197,10 +191,6 @@ class _Layout(NamedTuple):
             raise InputError(
                 f"{path / 'raw'}: expected arrays of {x[0]} nodes, found shapes {shapes}"
             )
-        folder = split_folder(path)
-        for name in [] if (folder / _SPLIT_DICT).is_file() else SPLITS:
-            if not (folder / f"{name}.csv.gz").is_file():
-                raise InputError(f"{folder}: expected {name}.csv.gz, found none")
         return layout
 
     def label_chunks(self, num_classes: int) -> Iterator[Array]:

@@ -51,8 +51,8 @@ def from_data(
         splits: node ids, or masks, of train, valid (or val) and test, instead of the masks in
             `data`; [] for an empty split.
         say: called with lines of text: the attributes that a store does not keep, such as
-            edge_attr, and the store's summary. By default they go to
-            standard error, in a notebook to standard output.
+            edge_attr, and the store's summary. By default they go to standard error, in a notebook
+            to standard output.
         num_classes: by default the largest label plus one.
         targets: whether `data.y` has numbers [N] or [N, T] instead of classes, such as values to
             predict or several labels per node, NaN for none. They are stored as float32 for your
@@ -70,7 +70,8 @@ def from_data(
         if not all(masks.values()):
             raise InputError(f"data: expected train_mask, val_mask and test_mask; {_SPLITS}")
         splits = {
-            split: as_ids(values[mask], num_nodes, f"data.{mask}") for split, mask in masks.items()
+            split: as_ids(values[mask], num_nodes, f"data.{mask}", are_mask=True)
+            for split, mask in masks.items()
         }
     unused = {*values} - {*_REMEDIES, *masks.values(), "num_nodes"}
     if "edge_index" not in values:

@@ -8,12 +8,11 @@ from typing import Self, get_args
 
 from ..config import TrainConfig
 from ..errors import InputError
-from ..files import StrPath, check_new, home
+from ..files import StrPath, check_new, home, stamp
 from ..graph.store import GraphSize, Store, is_store, open_store
 from ..graph.store_format import nearby
 from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official, not_there
 from .sizes import PUBLIC
-from .source import origin_of, present
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,8 @@ class _Pending:
         store = open_store(self.target)
         folder = self.official.folder
         files: dict[str, list[int]] = store.origin.get("files", {})
-        if folder.exists() and files != origin_of(folder, present(folder, files))["files"]:
+        sizes = {name: [*stamp(folder / name)[:2]] for name in files if (folder / name).is_file()}
+        if folder.exists() and files != sizes:
             raise InputError(
                 f"{store.path}: expected the store of {folder}, found one of other or changed "
                 "data; delete it to convert the data again, or name it as the data set"
@@ -160,7 +160,7 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
 def check_trainable(size: GraphSize, config: TrainConfig) -> None:
     """Refuse a data set that our trainer can't train with `config`."""
     check_store(size, config)
-    refuse_targets(size)
+    _refuse_targets(size)
     if not size.num_seeds["train"]:
         raise InputError(
             f"{config.dataset}: expected nodes in the train split to train on, found none"
@@ -172,7 +172,7 @@ def check_trainable(size: GraphSize, config: TrainConfig) -> None:
         )
 
 
-def refuse_targets(size: GraphSize) -> None:
+def _refuse_targets(size: GraphSize) -> None:
     """Refuse a data set with targets, which have no classes to train on."""
     if size.has_targets:
         raise InputError(
@@ -191,7 +191,7 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
     ):
         if value not in known:
             raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
-    refuse_targets(size)
+    _refuse_targets(size)
     if size.hops is not None:
         raise InputError(
             f"{size.name}: expected a graph, found the features of {size.hops} hops, without edges"

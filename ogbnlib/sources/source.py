@@ -93,7 +93,12 @@ class Source:
 
     @property
     def origin(self) -> dict[str, Any]:
-        return dict(self.generated) if self.path is None else origin_of(self.path, self.stamps)
+        """What a store records: the path of the data's folder, and the size and the mtime in ns of
+        each file; or `generated`."""
+        if self.path is None:
+            return dict(self.generated)
+        files = {name: [*before[:2]] for name, (_, before) in self.stamps.items()}
+        return {"raw": str(self.path.resolve()), "files": files}
 
 
 def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
@@ -102,21 +107,6 @@ def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
         name if file == path else f"{name}/{file.name}": (file, stamp(file))
         for name, path in files.items()
         for file in files_of(path)
-    }
-
-
-def present(folder: Path, names: Iterable[str]) -> dict[str, tuple[Path, Stamp]]:
-    """Return path and stamp of each of these files that is in a folder."""
-    files = {name: folder / name for name in names}
-    return {name: (file, stamp(file)) for name, file in files.items() if file.is_file()}
-
-
-def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[str, Any]:
-    """Return the origin that a store records: the path of the data's folder, and the size and the
-    mtime in ns of each file."""
-    return {
-        "raw": str(folder.resolve()),
-        "files": {name: [*before[:2]] for name, (_, before) in stamps.items()},
     }
 
 

@@ -267,24 +267,18 @@ def test_columns_keep_the_order_of_the_file(small: Arrays, tmp_path: Path) -> No
     assert source.feature_names[:4] == order
 
 
-def test_a_file_without_a_role_is_named(
-    small: Arrays, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    open_source(
-        write_small(tmp_path / "own", small, {"year.npy": small["y"], "README.md": "# Our graph"})
-    )
-    assert "no role: year.npy\n" in capsys.readouterr().err
-
-
 def test_splits_may_be_rows_if_no_id_is_a_name(
     small: Arrays, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     src, dst = small["edge_index"]
     names = np.arange(SMALL) + 100
     files = {"edges.csv": lines(names[src], names[dst], header="src,dst"), "nodes.npy": names}
-    folder = write_small(tmp_path / "own", small, files)
+    folder = write_small(tmp_path / "own", small, {**files, "README.md": "# Our graph"})
+    np.save(folder / "year.npy", names)
     same(read_all(open_source(folder)), small)
-    assert f"{folder / 'train.npy'}: read as row numbers" in capsys.readouterr().err
+    notes = capsys.readouterr().err.splitlines()
+    assert f"{folder / 'train.npy'}: read as row numbers" in notes[1]
+    assert notes[0].endswith("no role: year.npy")
     # a name among them, no row
     for wrong, row in (([1, 2, 103], 0), ([1, 2, SMALL], 2)):
         np.save(folder / "train.npy", np.array(wrong))
@@ -352,6 +346,8 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
         ({"edges.parquet": parquet(source=[1.0, np.nan], target=[1, 2])}, "row 1: .*found nan"),
         ({"edges.npy": np.array([[1.0, np.nan], [0, 1], [2, 2]])}, "row 0: .*found nan"),
         ({"edges.parquet": parquet(source=[True, False], target=[1, 2])}, r"found True \(bool\)"),
+        ({"edges.npy": np.full((2, 90), 2049, np.float16), "nodes.npy": ids + 2040}, r"row 0: .*2048.0 \(halffloat\)"),
+        ({"labels.npy": np.full(SMALL, 2049, np.float16)}, "row 0: .* 2047 in float16"),
         ({"edges.csv": "source,target\nn1,n1\n", "nodes.csv": "node_id\nn1\n"}, "expected 40 names.*found 1"),
         # Labels
         ({"labels.csv": "label\n" + "1\n" * 38 + "3.5\n1\n"}, "row 38: expected whole labels .*3.5"),

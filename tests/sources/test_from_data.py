@@ -15,7 +15,6 @@ from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 from ogbnlib import InputError, TrainConfig, plan, run, train
 from ogbnlib.graph.store import Store
-from ogbnlib.runs.folder import Run
 
 N = 60
 
@@ -162,6 +161,15 @@ def test_an_adj_t_is_left_as_it_was_and_its_values_are_named(
     assert "keep edge_attr, the values of adj_t" in capsys.readouterr().err
 
 
+def test_a_mask_of_two_nodes_is_a_mask(tmp_path: Path) -> None:
+    data = Data(x=torch.eye(2), y=torch.tensor([1, 1]), edge_index=torch.tensor([[0], [1]]))
+    none = torch.tensor([0, 0])
+    data.update({"train_mask": torch.tensor([1, 0]), "val_mask": none, "test_mask": none})
+    store = Store.from_data(data, tmp_path / "store", progress=False)
+    assert store.splits["train"].tolist() == [0]
+    assert store.num_seeds == {"train": 1, "valid": 0, "test": 0}
+
+
 class Mine(InMemoryDataset):
     """Graphs that are saved as PyG saves them."""
 
@@ -228,13 +236,14 @@ def test_an_empty_split_is_not_evaluated_which_is_said_once(empty: Store, tmp_pa
     config = TrainConfig.create(
         dataset=str(empty.path), loading="store", epochs=2, num_neighbors=[3]
     )
-    history = train(config, tmp_path / "run").history
-    assert [row["valid"] for row in history] == [None, None]
-    assert all(row["test"] is not None for row in history)
-    notes = [
-        event.get("text", "") for event in Run(tmp_path / "run").events if event["event"] == "note"
-    ]
+    done = run(config, "4 GB", run_dir=tmp_path / "run", echo=False).require_finished()
+    assert done.result["forecast"]["peak_bytes"]["predicted"] > 0
+    assert done.metrics["valid"].isna().all()
+    assert done.metrics["test"].notna().all()
+    notes = [event.get("text", "") for event in done.events if event["event"] == "note"]
     assert sum("valid split" in note for note in notes) == 1
+    resumed = run(config.replace(epochs=4), run_dir=tmp_path / "run", resume=True, echo=False)
+    assert resumed.config == config.replace(epochs=4, num_threads=1)
 
 
 @pytest.mark.parametrize("loading", ["store", "eager", "lazy", "shared", "propagated"])
@@ -254,31 +263,21 @@ def test_an_empty_split_has_no_part_in_a_forecast(
     assert plan(config, "4 GB", size=size).verdict == "FITS"
 
 
-def test_a_run_with_an_empty_split_has_its_forecast(empty: Store, tmp_path: Path) -> None:
-    config = TrainConfig.create(dataset=str(empty.path), loading="store", num_neighbors=[3, 2])
-    done = run(config, "4 GB", run_dir=tmp_path / "run", echo=False).require_finished()
-    assert done.result["forecast"]["peak_bytes"]["predicted"] > 0
-    resumed = run(config.replace(epochs=4), run_dir=tmp_path / "run", resume=True, echo=False)
-    assert Run(tmp_path / "run").config == resumed.config == config.replace(epochs=4, num_threads=1)
-
-
 def test_what_needs_the_nodes_of_an_empty_split_is_refused(empty: Store, tmp_path: Path) -> None:
     assert empty.num_seeds == {"train": 20, "valid": 0, "test": 20}
     with pytest.raises(InputError, match="nodes: "):
         empty.loader("val")
-    untrained = Store.from_data(
-        data_of(train_mask=mask(0, 0)), tmp_path / "untrained", progress=False
-    )
+    bare = data_of(train_mask=mask(0, 0))
+    untrained = Store.from_data(bare, tmp_path / "untrained", progress=False)
     assert len(list(untrained.loader("val"))) == 1
-    for store, changes, sentence in (
+    for store, changes, match in (
         (empty, {"keep": "best"}, "keep=best: .*valid"),
         (untrained, {}, "train split"),
     ):
         config = TrainConfig.create(dataset=str(store.path), **changes)
-        with pytest.raises(InputError, match=sentence):
-            train(config, tmp_path / "refused")
-        with pytest.raises(InputError, match=sentence):
-            plan(config)
+        for call in (lambda config: train(config, tmp_path / "refused"), plan):
+            with pytest.raises(InputError, match=match):
+                call(config)
     assert not (tmp_path / "refused").exists()
 
 

@@ -37,7 +37,7 @@ def test_a_graph_in_ogbs_csv_layout_is_a_data_set(
     np.testing.assert_array_equal(store.x, x)
     np.testing.assert_array_equal(store.splits["valid"], graph["splits"]["valid"])
     (folder / "raw" / "node-feat.csv.gz").unlink()
-    with pytest.raises(InputError, match=r"expected OGB's files raw/node-feat.csv.gz, found none"):
+    with pytest.raises(InputError, match=r"node-feat.csv.gz: "):
         open_source(folder)
 
 
