@@ -284,6 +284,8 @@ def _values(facts: Facts) -> dict[str, Any]:
         if not values.get(name, "")[:1].isdigit():
             values[name] = ""
     values["Reason"] = values.get("Reason") or "no reason in its log"
+    for name in ("line", "log_line", "last_line", "last_output"):
+        values[name] = (values[name] or "").rstrip(".")
     stalled = facts.stalled
     if stalled is not None and stalled.is_thrashing:
         is_own = facts.limit_by in ("cgroup v2", "systemd-run")
