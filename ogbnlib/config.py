@@ -231,7 +231,7 @@ class TrainConfig(_Parameters):
             return cls.restore(json.loads(Path(path).read_text()))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise InputError(
                 f"{path}: expected a JSON object of parameters, found something else ({error})"
             ) from None

@@ -37,7 +37,9 @@ class KilledBy:
         """Return the action that gives the run `need_bytes`."""
         total = need_bytes + self.others_bytes
         # rounded up, so that this limit is enough
-        size = f"{-(-total // GB)} GB" if total >= 10 * GB else f"{-(-total // MB)} MB"
+        size = f"{-(-total // MB)} MB"
+        if total >= 10 * GB:
+            size = f"{-(-total // GB)} GB"
         return Action(self.raising, {"limit": size, "cgroup": self.cgroup, **reasons})
 
     @property
@@ -45,4 +47,6 @@ class KilledBy:
         """The id of the action that raises this limit."""
         if self.cgroup:
             return "raise cgroup"
-        return "larger machine" if self.limit_bytes is None else "raise memory_limit"
+        if self.limit_bytes is None:
+            return "larger machine"
+        return "raise memory_limit"

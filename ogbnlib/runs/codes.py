@@ -94,6 +94,9 @@ _SHORT_STATES = {
 }
 
 
+_GENERAL = {"how": "resume=True (--resume)"}  # arguments of actions without a run
+
+
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this exception."""
     error = explained(error)
@@ -164,20 +167,22 @@ def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnos
         sign = f"other {key}"
     if foreign and action == "resume":
         action = "start again"
-    number = int(key) if key.isdigit() else None
-    facts = Facts(sign=sign, who=who, exit_code=number, code=str(code))
-    arguments: dict[str, object] = {"how": "resume=True (--resume)"} if action == "resume" else {}
+    facts = Facts(sign=sign, who=who, code=str(code))
+    if key.isdigit():
+        facts = replace(facts, exit_code=int(key))
+    arguments = dict(_GENERAL)
     if cause == "diverged":
         arguments["lower"] = "lr"
-    return Diagnosis(cause, facts, (Action(action, arguments),) if action else ())
+    actions = tuple(Action(name, arguments) for name in filter(None, [action]))
+    return Diagnosis(cause, facts, actions)
 
 
 def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:
     """Diagnosis of a job's state; `job` has sacct's fields of the job, `line` proves the state."""
     cause, actions = _STATES[state]
     facts = Facts(sign=state, job={**job, "State": state}, line=line)
-    general = {"how": "resume=True (--resume)", "job": job.get("JobID", "ID")}
-    return Diagnosis(cause, facts, tuple(Action(action, general) for action in actions))
+    arguments = {**_GENERAL, "job": job.get("JobID", "ID")}
+    return Diagnosis(cause, facts, tuple(Action(action, arguments) for action in actions))
 
 
 def specified(end: Diagnosis, by_id: Mapping[str, Action]) -> Diagnosis:
@@ -193,16 +198,18 @@ def specified(end: Diagnosis, by_id: Mapping[str, Action]) -> Diagnosis:
 
 def signal_name(sign: str) -> str:
     """Name of the signal by which a process with the exit code `sign` ended; "" for other codes."""
-    number = int(sign) - 128 if sign.isdigit() else 0
-    if not 0 < number < signal.NSIG:
+    if not sign.isdigit() or not 0 < int(sign) - 128 < signal.NSIG:
         return ""
+    number = int(sign) - 128
     names = {item.value: item.name for item in signal.Signals}
     return names.get(number, f"signal {number}")
 
 
 def resubmission(run_dir: Path) -> str:
     """The command that resumes a run in a Slurm job, for the folder of the first submission."""
-    script = "train_ddp" if run_dir.name.startswith("train_ddp") else "train"
+    script = "train"
+    if run_dir.name.startswith("train_ddp"):
+        script = "train_ddp"
     folder = shlex.quote(str(shown(run_dir.resolve())))
     return f"sbatch slurm/{script}.sbatch --run-dir {folder} --resume"
 
@@ -216,12 +223,16 @@ def resumption(run_dir: Path, limit: float | None) -> Action:
     command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
     arguments = [f'run_dir="{run_dir}"']
     if limit:
-        size = f"{limit / GB:g} GB" if limit >= GB else f"{limit / MB:g} MB"
+        size = f"{limit / MB:g} MB"
+        if limit >= GB:
+            size = f"{limit / GB:g} GB"
         arguments.append(f'memory_limit="{size}"')
         command += f" --memory-limit '{size}'"
     call = f"run({', '.join(arguments)}, resume=True)"
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return Action("resume", {"how": f"{call}, or `{command}`"})
-    command = f"`{resubmission(run_dir)}`, unless Slurm requeued job {job}"
-    return Action("resume", {"how": f"{call}, or {command}" if in_notebook() else command})
+    how = f"`{resubmission(run_dir)}`, unless Slurm requeued job {job}"
+    if in_notebook():
+        how = f"{call}, or {how}"
+    return Action("resume", {"how": how})

@@ -118,23 +118,25 @@ def _is_foreign(record: Record) -> bool:
 
 
 def _with_record(result: Facts, record: Record, run_dir: Path) -> Facts:
+    phase = record.phase
     # An exception leaves its phases; a killed process leaves them open.
-    left = record.failed if result.exit_code != 137 else None
-    phase = record.phase or left
-    label = phase.label if phase else None
+    if phase is None and result.exit_code != 137:
+        phase = record.failed
+    if phase is not None:
+        result = replace(result, phase=phase.label)
+    elif _is_foreign(record):
+        result = replace(result, last_line=_last_line(run_dir))
     rank = record.events.get("rank ended") or {}
     return replace(
         result,
-        sign="" if result.exit_code is None else str(result.exit_code),
-        duration_s=record.duration_s if result.duration_s is None else result.duration_s,
-        phase=label,
+        sign=str(result.exit_code),
+        duration_s=result.duration_s or record.duration_s,
         limit_by=result.limit_by or record.start.get("limit_by"),
         held_bytes=record.held_bytes,
         sampled_peaks_bytes=result.sampled_peaks_bytes or record.peaks,
         last_sample=dict(record.last),
         parts=dict(record.parts),
         processes=record.events.get("processes", {}).get("text", ""),
-        last_line="" if label or not _is_foreign(record) else _last_line(run_dir),
         rank=rank.get("rank"),
         rank_exit_code=rank.get("exit_code"),
         growth=record.growth,

@@ -35,6 +35,7 @@ from ..memory.signals import Stopped
 from ..progress import Count, details, read_count, seconds
 from ..registry import RUN_METHODS
 from .cause import Diagnosis
+from .codes import of_code
 from .diagnosis import explain, read_diagnosis, read_facts
 
 if TYPE_CHECKING:
@@ -279,10 +280,14 @@ class Run:
     @property
     def state(self) -> str:
         """The end of the last attempt in a few words, or "at work"."""
-        if self.is_at_work:
-            return "at work"
+        if not self.result:
+            return "at work" if self.is_at_work else "no result"
+        stored = read_diagnosis(self.result)
         code = self.exit_code
-        return f"{self.diagnosis.cause}, exit code {code}" if code else self.diagnosis.cause
+        cause = stored.cause if stored else of_code(str(code)).cause
+        if self.result.get("killed_by"):
+            cause = "out of memory"
+        return f"{cause}, exit code {code}" if code else cause
 
     @property
     def status(self) -> dict[str, Any]:

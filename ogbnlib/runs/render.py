@@ -25,14 +25,15 @@ _COMMON: dict[str, object] = {
     "allocator": ALLOCATOR_VARIABLES[0],
 }  # fmt: skip
 _LIMIT = "[ under a limit of {memory_limit_bytes} ({limit_by})]"
-_WHEN = " after {duration_s:.1f} s, {where}"
+_WHERE = "[, in phase '{phase}']"
+_WHEN = f" after {{duration_s:.1f}} s{_WHERE}"
 _KERNEL = "killed by the kernel's out-of-memory killer (exit code {exit_code}[, oom_kill counter {oom_kills}])"
 _FIRST = "[; its first process then ended with exit code {ended_with}]"
 # Whole ends of runs, by `Facts.sign`.
 _RUNS = {
     "0": f"finished without an error in {{duration_s:.1f}} s{_LIMIT}[; it held {{held_peak_bytes}} at most]"
     "[, {counted_bytes} with page cache]",
-    "at work": "at work, {where}[ for {phase_s:.1f} s]; after {duration_s:.1f} s it holds {held_bytes}"
+    "at work": f"at work{_WHERE}[ for {{phase_s:.1f}} s]; after {{duration_s:.1f}} s it holds {{held_bytes}}"
     "[ of {memory_limit_bytes}][, {held_peak_bytes} at most]",
     "no result": f"no result was written, as the watching process was itself killed{_WHEN}",
     "not started": "not started: by forecast it takes {forecast_bytes} in phase '{phase}', and {limit_by} leaves "
@@ -44,7 +45,7 @@ _RUNS = {
 }  # fmt: skip
 _ENDED_RUN = f"exit code {{exit_code}}: {{words}}; it ended{_LIMIT}{_WHEN}"
 _JOB = "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {code})]"
-_CODE = "exit code {code}[ ({key})]: {words}"
+_CODE = "exit code {code}: {words}"
 # How a process or a job ended, by `Facts.sign`.
 _ENDS = {
     "0": "finished without an error",
@@ -139,7 +140,7 @@ _CLAUSES = (
     "rank {rank} was the first to end: {rank_words}",
     "it was slowed down {times} times, as its memory passed memory.high ({high_bytes}) of the cgroup {cgroup}: raise "
     "it (MemoryHigh= of systemd) or use less",
-    "{whose} waited for memory for {total_s:.0f} s, {share:.0%} of its time and {late_share:.0%} of the last "
+    "processes waited for memory for {total_s:.0f} s, {share:.0%} of its time and {late_share:.0%} of the last "
     "{late_over_s:.0f} s: raise the limit, or use less",
 )  # fmt: skip
 _MEMORY_CLAUSES = (
@@ -233,20 +234,29 @@ def paragraph(end: Diagnosis) -> str:
 
 def remedy(end: Diagnosis) -> str:
     """The actions in words."""
-    texts = ""
+    texts: list[str] = []
     for action in end.actions:
-        joint = "; then " if action.id in ("resume", "submit again") else "; or "
         text = _filled(_ACTIONS[action.id], {**_COMMON, **action.arguments})
-        texts += f"{joint if texts else ''}{text}"
-    return texts
+        if texts:
+            joint = "or"
+            if action.id in ("resume", "submit again"):
+                joint = "then"
+            text = f"{joint} {text}"
+        texts.append(text)
+    return "; ".join(texts)
 
 
 def words_of(facts: Facts) -> str:
     """How a process or a job ended, to follow its name."""
-    default = _QUEUED if facts.job else _SIGNAL if signal_name(facts.sign) else _NO_MEANING
+    default = _NO_MEANING
+    if facts.job:
+        default = _QUEUED
+    elif signal_name(facts.sign):
+        default = _SIGNAL
     template = _ENDS.get(facts.sign, default)
-    text = _filled(template, _values(facts))
-    return f"{facts.who}: {text}" if facts.who and "{who}" not in template else text
+    if "{who}" not in template:
+        template = f"[{{who}}: ]{template}"
+    return _filled(template, _values(facts))
 
 
 def _subject(end: Diagnosis) -> str:
@@ -284,35 +294,39 @@ def _values(facts: Facts) -> dict[str, Any]:
         if not values.get(name, "")[:1].isdigit():
             values[name] = ""
     values["Reason"] = values.get("Reason") or "no reason in its log"
-    stalled = facts.stalled
-    if stalled is not None and stalled.is_thrashing:
-        is_own = facts.limit_by in ("cgroup v2", "systemd-run")
-        whose = "it" if is_own else "this machine, or the container around the run,"
-        values |= {**vars(stalled), "whose": whose}
-    growth = facts.growth
-    if growth is not None and growth.verdict == "climbs":
-        values |= vars(growth)
-    for throttle in facts.throttled:
-        values |= vars(throttle)
+    for name in ("line", "log_line", "last_line", "last_output"):
+        values[name] = (values[name] or "").rstrip(".")
     if facts.rank_exit_code is not None:
         values["rank_words"] = words_of(Facts(str(facts.rank_exit_code)))
-    largest_first = sorted(facts.parts.items(), key=lambda item: -item[1])
-    held_peak = facts.held_peak_bytes
-    if facts.peak_source == "kernel counter" and (facts.peak_bytes or 0) > (held_peak or 0):
-        values["counted_bytes"] = facts.peak_bytes
-    outer = facts.outer_limit
-    if outer is not None:
-        values |= {"outer_bytes": outer.limit_bytes, "outer_cgroup": outer.cgroup}
-    return values | {
-        "held_peak_bytes": held_peak or None,
-        "kills_around": facts.kills_around or None,
-        "where": f"in phase '{facts.phase}'" if facts.phase else "with no phase open",
-        "parts": ", ".join(f"{name} {format_bytes(size)}" for name, size in largest_first),
+    counts = facts.counts.items()
+    return {
+        **values,
+        **_memory_values(facts),
         "num_tasks": sum(facts.counts.values()),
-        "by_cause": ", ".join(f"{count} {cause}" for cause, count in facts.counts.items()),
-        "key": facts.sign if facts.sign != facts.code else "",
+        "by_cause": ", ".join(f"{count} {cause}" for cause, count in counts),
         "signal": signal_name(facts.sign),
     }
+
+
+def _memory_values(facts: Facts) -> dict[str, Any]:
+    largest_first = sorted(facts.parts.items(), key=lambda item: -item[1])
+    values: dict[str, Any] = {
+        "held_peak_bytes": facts.held_peak_bytes or None,
+        "kills_around": facts.kills_around or None,
+        "parts": ", ".join(f"{name} {format_bytes(size)}" for name, size in largest_first),
+    }
+    if facts.peak_source == "kernel counter":
+        values["counted_bytes"] = facts.peak_bytes
+    if facts.outer_limit is not None:
+        values["outer_bytes"] = facts.outer_limit.limit_bytes
+        values["outer_cgroup"] = facts.outer_limit.cgroup
+    if facts.stalled is not None and facts.stalled.is_thrashing:
+        values |= vars(facts.stalled)
+    if facts.growth is not None and facts.growth.verdict == "climbs":
+        values |= vars(facts.growth)
+    for throttle in facts.throttled:
+        values |= vars(throttle)
+    return values
 
 
 def _filled(template: str, values: Mapping[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """Promises about time lost for memory (the kernel's PSI): read, recorded, and named where a run thrashes."""
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -52,18 +51,15 @@ def test_a_late_shortage_of_a_long_run_is_seen() -> None:
     assert Record().stalled is None
 
 
-@pytest.mark.parametrize(("limit_by", "who"), [("cgroup v2", "It"), ("watchdog", "This machine")])
 @pytest.mark.parametrize("exit_code", [0, 143, 137])
-def test_a_run_that_thrashed_is_told_the_share_of_its_time(
-    tmp_path: Path, exit_code: int, limit_by: str, who: str
-) -> None:
+def test_a_run_that_thrashed_is_told_the_share_of_its_time(tmp_path: Path, exit_code: int) -> None:
     samples = [{"time_s": 100 + i, "stalled_s": 7 + 0.6 * i} for i in range(50)]
-    events = [{"time_s": 100.0, "event": "start", "command": ["my_train"], "limit_by": limit_by}]
+    events = [{"time_s": 100.0, "event": "start", "command": ["my_train"]}]
     run = Run.open(write_run(tmp_path, exit_code=exit_code, samples=samples, events=events))
     stalled = run.diagnosis.facts.stalled
     assert stalled
     assert (round(stalled.total_s), round(stalled.share, 1)) == (29, 0.6)
-    assert re.search(f"{who}.* waited for memory for 29 s, 60%", run.diagnosis.text, re.IGNORECASE)
+    assert "waited for memory for 29 s, 60%" in run.diagnosis.text
     assert run.timeline["stalled_s"].iloc[-1] == pytest.approx(7 + 0.6 * 49)
 
 
