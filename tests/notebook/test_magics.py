@@ -148,7 +148,16 @@ def test_the_outputs_of_a_cell_appear_in_its_order(magic: str) -> None:
         else:
             kinds += [next(kind for kind in ("image/png", "text/html") if kind in out.data), ""]
             htmls += [out.data[kinds[-2]]] if kinds[-2] == "text/html" else []
-    order = "first\n,image/png,second\n,text/html,third\n,text/html,image/png,image/png".split(",")
+    order = [
+        "first\n",
+        "image/png",
+        "second\n",
+        "text/html",
+        "third\n",
+        "text/html",
+        "image/png",
+        "image/png",
+    ]
     assert [kind for kind in kinds if kind and not kind.startswith("memory")] == order
     assert kinds[-3].startswith("memory")
     assert (htmls[0], "dataframe" in htmls[1]) == ("<b>y</b>", True)
