@@ -17,10 +17,7 @@ from ogbnlib.notebook import (
     compare_runs,
     forecast_table,
     loader_costs,
-    plot_peaks,
     plot_runs,
-    released,
-    verdicts,
 )
 from ogbnlib.runs import sandbox
 from ogbnlib.runs.folder import Run
@@ -76,13 +73,9 @@ def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
     table = compare_runs({"large": done})
     assert table.loc["large", "ended"] == "not started"
     assert table["peak GB"].isna().all()
-    assert verdicts.finished({"large": done}).measured == "large not started"
-    assert verdicts.lower_peak(done, done).holds is None
     assert loader_costs(done).empty
-    assert released(done).empty
     assert forecast_table({"large": done})["measured MB"].isna().all()
     assert done.rss_peak_bytes == 0
-    assert plot_peaks({"large": done, "other": 2**20}).texts[0].get_text() == "not measured"
     assert "not started" in plot_runs({"large": done}).axes[0].get_title()
 
 
