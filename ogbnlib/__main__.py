@@ -20,7 +20,7 @@ from .config import TrainConfig
 from .config import parameters as config_parameters
 from .data_commands import app, read_options, say, show
 from .display import steady_output
-from .errors import InputError, check_working_folder, clear_errors
+from .errors import InputError, clear_errors, naming
 from .files import home
 from .memory.record import RunPaths
 from .runs.folder import Run, RunStopped
@@ -140,7 +140,6 @@ def train(
 def _train_as_rank(
     config: TrainConfig, run_dir: Path, resume: bool, trust: bool, as_json: bool
 ) -> NoReturn:
-    """Train in this process as one rank, then exit with the code of the training."""
     from .memory.signals import die_with_parent
     from .training.child import exit_code
     from .training.distributed import end, end_here
@@ -348,10 +347,12 @@ def main() -> int:
     with steady_output() as refusal:
         try:
             with clear_errors():
-                check_working_folder()
+                with naming("working folder"):
+                    # in a deleted one torch's MKL would end the process
+                    folder = os.getcwd()
                 # As `python -m` does, for a model in a module of the working folder.
-                if not sys.flags.safe_path and os.getcwd() not in sys.path:
-                    sys.path.append(os.getcwd())
+                if not sys.flags.safe_path and folder not in sys.path:
+                    sys.path.append(folder)
                 app(standalone_mode=True)
         except InputError as error:
             say(f"error: {error}")

@@ -175,8 +175,10 @@ class TrainConfig(_Parameters):
     """
 
     def __init__(self, /, **values: Any):
-        known = type(self).model_fields
-        problems = [unknown_name(name, known, "parameter") for name in values if name not in known]
+        fields = type(self).model_fields
+        problems = [
+            unknown_name(name, fields, "parameter") for name in values if name not in fields
+        ]
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -260,8 +262,8 @@ class TrainConfig(_Parameters):
         None or NaN stands for an epoch without an evaluation.
         """
         history = list(valid)
-        known = [value for value in history if value is not None and not math.isnan(value)]
-        since = len(known) - known.index(max(known)) - 1 if known else 0
+        values = [value for value in history if value is not None and not math.isnan(value)]
+        since = len(values) - values.index(max(values)) - 1 if values else 0
         return len(history) >= self.epochs or 0 < self.early_stopping <= since
 
     def fan_out(self, training: bool) -> tuple[int, ...]:
@@ -302,7 +304,7 @@ class TrainConfig(_Parameters):
             split in self.splits_to_evaluate(self.epochs)
         )
 
-    def changes(self, before: Mapping[str, object]) -> tuple[list[str], list[str]]:
+    def changes(self, saved: Mapping[str, object]) -> tuple[list[str], list[str]]:
         """Compare with the values of the run to resume.
 
         Returns the changes to refuse, and sentences about allowed changes that affect weights or
@@ -311,7 +313,7 @@ class TrainConfig(_Parameters):
         refused = []
         notes = []
         for name, value in self.model_dump(mode="json").items():
-            earlier = before.get(name, type(self).model_fields[name].default)
+            earlier = saved.get(name, type(self).model_fields[name].default)
             if earlier == value:
                 continue
             rule = Resume.of(name)
@@ -347,7 +349,6 @@ def check_value(field: str, value: object, name: str = "") -> None:
 
 
 def _conflict(config: TrainConfig) -> str:
-    """Describe the first combination of values that no run can have; "" if there is none."""
     layers = len(config.num_neighbors)
     evaluated = config.eval_num_neighbors or ()
     needs_valid = ""  # the parameter that compares epochs on the valid split
@@ -387,7 +388,7 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
     """Return checks of the model against other values: (whether the problem exists, message)."""
     kinds = {name: entry.load() for name, entry in MODELS.items()}
     kind = kinds.get(config.model)
-    sampled = [name for name, one in kinds.items() if not one.propagated]
+    sampled = [name for name, entry in kinds.items() if not entry.propagated]
     checkpointing = (
         config.activation_checkpointing and (kind is None or config.policy.uses_hops),
         f"activation_checkpointing: expected with {', '.join(sampled)}; in your own model call "
@@ -395,7 +396,7 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
     )
     if kind is None:  # the user's own model
         return [checkpointing]
-    fitting = [name for name, one in kinds.items() if one.propagated == config.policy.uses_hops]
+    fitting = [name for name, entry in kinds.items() if entry.propagated == config.policy.uses_hops]
     known_arguments = {"heads"} if kind.has_heads else set()
     heads = config.model_args.get("heads", 4)
     is_count = type(heads) is int and heads > 0

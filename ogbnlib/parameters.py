@@ -66,17 +66,16 @@ def _path(value: object) -> object:
 def _model(value: object) -> object:
     if not isinstance(value, str) or value in MODELS:
         return value
-    place, _, name = value.rpartition(":")
-    if not place.strip() or not name.strip():
+    file, _, name = value.rpartition(":")
+    if not file.strip() or not name.strip():
         raise ValueError(
             f'expected {", ".join(MODELS)}, or your own as "my_model.py:Net" or '
             f'"package.module:Net", got {value!r}'
         )
-    return f"{_path(place)}:{name}"
+    return f"{_path(file)}:{name}"
 
 
 def _arguments(value: object) -> object:
-    """Read a dict or JSON text; tuples become lists, as in a saved config."""
     try:
         arguments = json.loads(value.strip() or "{}") if isinstance(value, str) else value
         return json.loads(json.dumps(arguments, allow_nan=False))
@@ -181,7 +180,6 @@ def read_yaml(file: str | os.PathLike[str], example: str) -> dict[Text, Any]:
 
 
 def _plain(node: Any, file: str | os.PathLike[str]) -> Any:
-    """Return a YAML node as `Text`, list or dict."""
     if node.id == "sequence":
         return [_plain(item, file) for item in node.value]
     if node.id == "scalar":
@@ -191,12 +189,12 @@ def _plain(node: Any, file: str | os.PathLike[str]) -> Any:
         return text
     values: dict[Text, Any] = {}
     for key, value in node.value:
-        place = f"{file}, line {key.start_mark.line + 1}"
+        where = f"{file}, line {key.start_mark.line + 1}"
         if key.id != "scalar":
-            raise InputError(f"{place}: expected a name, found a {key.id} in its place")
+            raise InputError(f"{where}: expected a name, found a {key.id} in its place")
         name = _plain(key, file)
         if name in values:
-            raise InputError(f"{place}: expected each name once, found {name} again")
+            raise InputError(f"{where}: expected each name once, found {name} again")
         values[name] = _plain(value, file)
     return values
 

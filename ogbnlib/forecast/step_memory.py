@@ -375,7 +375,7 @@ def _why_trial_failed(model: str, code: int, log: str) -> str:
     if code > 0 and errors:
         return errors[-1]
     if code > 0 and lines:
-        return f"{model}: trying it out failed: {lines[-1]}"
+        return "\n".join([f"{model}: trying it out failed:", *lines])
     return (
         f"{model}: trying it out failed: its code ended the process with exit code {code}, where it "
         "was expected to return"

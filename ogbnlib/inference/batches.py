@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from ..errors import InputError
 from ..graph.npz import Array
 from ..graph.store import Store
-from ..memory.cuda import resolve_device
+from ..launcher import resolve_device
 from ..progress import Progress, counted
 from ..propagation.hop_loader import HopLoader
 from ..sampling.policies import STREAM
@@ -46,9 +46,7 @@ def _model_scores(
     A batch's `input_id` has the rows of its seeds in the result.
     """
     config = saved.config
-    model = make_model(
-        config, store.num_features, store.num_classes, saved.path.parent, store=store
-    )
+    model = make_model(config, store.num_features, store.num_classes, saved.path.parent)
     load_state(model, dict(saved.weights), saved.path)
     if embeddings and not hasattr(model, "drop_last_layer"):
         raise InputError(

@@ -9,10 +9,10 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
+from ..forecast.available import available_bytes
 from ..forecast.memory_parts import expected_batch, feature_itemsize, hop_size, trained_edges
 from ..forecast.run_forecast import PROPAGATE, Ledger
 from ..graph.store import Store, is_store, open_store
-from ..memory.available import available_bytes
 from ..sampling.policies import DiskLoaders
 from .plan import (
     KERNEL_BYTES,

@@ -18,7 +18,7 @@ from ..errors import GB, MB, Diverged, InputError, RankHung, explained
 from ..files import shown
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.signals import Stopped
-from ..memory.workers import WorkerDied
+from ..sampling.workers import WorkerDied
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77

@@ -28,7 +28,6 @@ from ..environment import (
 from ..errors import (
     MB,
     InputError,
-    check_working_folder,
     clear_errors,
     format_bytes,
     parse_bytes,
@@ -43,8 +42,8 @@ from ..forecast.planner import Advice
 from ..forecast.run_forecast import predict
 from ..forecast.step_memory import try_model
 from ..graph.store import GraphSize
+from ..launcher import check_precision, resolve_device
 from ..memory.cgroup import effective_limit
-from ..memory.cuda import allocator_environment, check_precision, resolve_device
 from ..memory.limits import Limit, make_limit
 from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
@@ -253,7 +252,6 @@ def _train(
             CONFIG_VARIABLE: config.model_dump_json(),
             "TMPDIR": stack.enter_context(_own_tmp()),
             **trainer_environment(os.environ),
-            **allocator_environment(config, os.environ),
         }
         if live:
             stack.enter_context(drawn(lambda: Run(folder)._repr_html_()))
@@ -500,7 +498,6 @@ def check_inputs(config: TrainConfig) -> GraphSize:
 
     Only the headers of the data set's files are read.
     """
-    check_working_folder()
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)

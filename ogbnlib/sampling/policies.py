@@ -19,8 +19,8 @@ from ..graph.store import Store
 from ..graph.writer import wrong_splits
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
-from ..memory.workers import worker_arguments
 from ..sources.resolve import check_store
+from .workers import worker_arguments
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -33,7 +33,7 @@ from ..runs.exit_codes import UNFINISHED, exit_code_of
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
     """Call `work` and return the process's exit code; print expected errors as one sentence, other
     errors with a traceback."""
-    from ..memory.workers import WorkerDied
+    from ..sampling.workers import WorkerDied
 
     try:
         with clear_errors(), no_exit():
@@ -64,10 +64,10 @@ def main(arguments: list[str]) -> int:
     # 0.5 of 3 s.
     gc.set_threshold(50_000)
     from ..config import TrainConfig
-    from ..memory import cuda
     from ..runs.attempt import lock_of
     from ..runs.folder import Run
     from .distributed import end_here, join
+    from .gpu import prepare_allocator
     from .train import train_prepared
 
     stop = StopRequest()
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     def train() -> None:
         changed = os.environ.get(CONFIG_VARIABLE)
         config = TrainConfig.create(json.loads(changed)) if changed else Run(folder).config
-        cuda.prepare_allocator(config)
+        prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else lock_of(folder)
         with lock, naming(folder), join(config.device, stop) as ranks:
             train_prepared(

@@ -126,12 +126,12 @@ class Learner:
         """Refuse parameters and buffers created, replaced or removed after the optimizer was
         created; no optimizer would train them."""
         parameters = self.model.named_parameters()
-        other = self._names ^ {*self.model.state_dict()}
-        other |= {name for name, value in parameters if value not in self._values}
-        if other:
+        changed = self._names ^ {*self.model.state_dict()}
+        changed |= {name for name, value in parameters if value not in self._values}
+        if changed:
             raise InputError(
                 f"{self.config.model}: expected all layers and buffers to be created in __init__ or "
-                f"the first batch, found {', '.join(sorted(other))} created, replaced or removed "
+                f"the first batch, found {', '.join(sorted(changed))} created, replaced or removed "
                 "later, which no optimizer trains"
             )
 

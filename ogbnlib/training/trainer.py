@@ -90,9 +90,9 @@ class Progress:
 
     def reading(self, name: str, done: int, total: int) -> None:
         """Show how many bytes of the array `name`, which the next batch needs, have been read."""
-        what = f"reading {name}"
-        if self._read.what != what or self._read.total != total or self._read.done > done:
-            self._read = Count(total, what=what)
+        text = f"reading {name}"
+        if self._read.what != text or self._read.total != total or self._read.done > done:
+            self._read = Count(total, what=text)
         self._read.add(done - self._read.done)
         self.keep(self._read)
 
@@ -171,8 +171,6 @@ class Trainer:
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """Stop the run, or raise the error, if the wait for a batch inside the block is
-        interrupted."""
         try:
             yield
         except Interrupted:
@@ -202,8 +200,6 @@ class Trainer:
             assert next(batches, None) is None, "the loader has more batches than its share"
 
     def _complete(self, count: Count) -> None:
-        """Add the epoch's loss so far and the remaining time of the run to a count of training
-        batches."""
         state = self.state
         if state.position:
             count.loss = float(self.learner.loss_sum) * self.ranks.num_ranks / state.position
@@ -343,8 +339,6 @@ def macro_f1(labels: Tensor, predicted: Tensor, num_classes: int) -> float:
 
 
 def _epoch_line(row: Row) -> str:
-    """Format a row as `Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186.0s + 80.2s
-    eval`."""
     formats = {
         "epoch": "Epoch {:03.0f}",
         "loss": "Loss: {:.4f}",

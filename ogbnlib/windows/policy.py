@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..files import warn_if_remote
+from ..forecast.available import available_bytes, usable_bytes
 from ..forecast.batches import Batches, BatchShape
 from ..forecast.memory_parts import store_bytes
 from ..forecast.pass_memory import Pass
 from ..forecast.run_forecast import Ledger
 from ..graph.store import Store
 from ..launcher import launch, local_ranks
-from ..memory.available import available_bytes, usable_bytes
 from ..sampling.policies import STREAM, DiskLoaders
 from .plan import (
     Windows,

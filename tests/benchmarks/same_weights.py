@@ -123,9 +123,7 @@ def main(commit: str) -> int:
                         if c["loading"] != "propagated" or k != "num_neighbors"
                     },
                     **c,
-                    "dataset": stores[bool(c.get("undirected"))]
-                    if c["loading"] in ("store", "propagated")
-                    else raw,
+                    "dataset": stores[bool(c.get("undirected"))],
                 }
                 for c in CONFIGS
             ]

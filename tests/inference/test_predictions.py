@@ -130,7 +130,7 @@ def test_a_model_of_propagated_features_can_predict(
     assert (
         float((found[test] == store.y[store.splits["test"]]).mean()) == result.history[-1]["test"]
     )
-    with pytest.raises(InputError, match=r"nodes: .* 90 .*--nodes all"):
+    with pytest.raises(InputError, match=r"nodes: .* 90 .*nodes=.all"):
         predict(tmp_path / "run", tmp_path / "all.npy", nodes="all", **QUIET)
     assert not (tmp_path / "all.npy").exists()
 

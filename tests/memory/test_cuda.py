@@ -11,17 +11,12 @@ import torch
 from conftest import MB
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
 from ogbnlib.forecast.oom_suggestions import oom_suggestions
-from ogbnlib.memory import cuda
-from ogbnlib.memory.cuda import (
-    ALLOCATOR_VARIABLES,
-    OUT_OF_CUDA_MEMORY,
-    allocator_environment,
-    cuda_reading,
-)
+from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, cuda_reading
 from ogbnlib.runs.diagnosis import explain_text
 from ogbnlib.runs.folder import Run, diagnose
-from ogbnlib.runs.sandbox import run
+from ogbnlib.training.gpu import _allocator_environment, begin, end, prepare_allocator
 from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import train
 
@@ -116,34 +111,27 @@ def test_expandable_segments_join_what_the_user_set_under_both_names(
     tiny_config: Config, before: dict[str, str], after: str
 ) -> None:
     config = tiny_config(expandable_segments=True)
-    merged = allocator_environment(config, before)
+    merged = _allocator_environment(config, before)
     assert merged == dict.fromkeys(ALLOCATOR_VARIABLES, after)
-    assert allocator_environment(config, merged) == merged
-    assert allocator_environment(tiny_config(), before) == {}
+    assert _allocator_environment(config, merged) == merged
+    assert _allocator_environment(tiny_config(), before) == {}
 
 
-def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
-    tiny_config: Config, tmp_path: Path, clean: pytest.MonkeyPatch
+def test_a_process_that_trains_gets_the_allocators_settings(
+    tiny_config: Config, gpu: FakeGPU, clean: pytest.MonkeyPatch
 ) -> None:
-    from ogbnlib.runs import supervise
-
-    seen: dict[str, str] = {}
-
-    def popen(*args: Any, **more: Any) -> Any:
-        seen.update(more["env"])
-        raise RuntimeError("not started")
-
     clean.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    clean.setattr(supervise.subprocess, "Popen", popen)
-    clean.setattr("ogbnlib.runs.sandbox._compile_kernels", lambda how: None)
-    config = tiny_config(expandable_segments=True)
-    with pytest.raises(RuntimeError, match="not started"):
-        # by the watchdog: a user who can't make a memory cgroup would start systemd-run for one
-        run(config, run_dir=tmp_path / "run", limit_by="watchdog", echo=False)
-    assert {seen[name] for name in ALLOCATOR_VARIABLES} == {
+    clean.setenv("PYTORCH_ALLOC_CONF", "")
+    prepare_allocator(tiny_config(expandable_segments=True))  # for a CPU
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+    config = tiny_config(expandable_segments=True, device="auto")
+    with pytest.raises(InputError, match=r"^expandable_segments: "):  # the GPU is in use
+        prepare_allocator(config)
+    clean.setattr(torch.cuda, "is_initialized", lambda: False)
+    prepare_allocator(config)
+    assert {os.environ[name] for name in ALLOCATOR_VARIABLES} == {
         "max_split_size_mb:64,expandable_segments:True"
     }
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
 
 
 def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(
@@ -158,11 +146,11 @@ def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(
 
 def test_a_cap_is_a_share_of_the_card_and_is_taken_back(tiny_config: Config, gpu: FakeGPU) -> None:
     config = tiny_config(max_cuda_memory="20 GB")
-    assert cuda.begin(config, "cuda") == []
+    assert begin(config, "cuda") == []
     assert gpu.fraction == 0.25
-    cuda.end(config)
+    end(config)
     assert gpu.fraction == 1.0
-    (note,) = cuda.begin(tiny_config(max_cuda_memory="90 GB"), "cuda")
+    (note,) = begin(tiny_config(max_cuda_memory="90 GB"), "cuda")
     assert note == "max_cuda_memory: without effect, the GPU has 80.00 GB"
 
 

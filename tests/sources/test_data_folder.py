@@ -15,9 +15,10 @@ import pyarrow.parquet
 import pytest
 from conftest import left_in
 
-from ogbnlib import InputError, convert, write_raw
+from ogbnlib import InputError, convert
 from ogbnlib.graph.summary import summarized
 from ogbnlib.graph.writer import verify_store
+from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import open_source
 
 Arrays = dict[str, Any]

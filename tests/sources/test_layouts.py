@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import official_csv, random_arrays
 
-from ogbnlib import InputError, convert, write_raw
+from ogbnlib import InputError, convert
+from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.ogb import read_split_dict
 

@@ -87,7 +87,6 @@ def jobs(
         on_disk = {"dataset": str(tiny_store)} if changes.get("loading") == "store" else {}
         return tiny_config(**{**BASE, **on_disk, **changes})
 
-    force_windows(10_000)
     train(config(epochs=1, accumulate=2), folder / "grown")
     wanted = [{"config": config(**case)} for case in CASES.values()]
     wanted += [
@@ -101,6 +100,7 @@ def jobs(
         json.dumps([{**job, "config": job["config"].model_dump(mode="json")} for job in wanted])
     )
     (folder / "script.py").write_text(SCRIPT)
+    force_windows(10_000)
     done = torchrun(str(folder / "script.py"), str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     names = [*CASES, "grown", "shrunk", "refused", "diverged"]
@@ -146,9 +146,7 @@ def test_an_error_of_the_first_rank_is_raised_by_all(jobs: dict[str, Any]) -> No
 
 
 def test_all_ranks_end_where_one_diverges(jobs: dict[str, Any]) -> None:
-    assert all(
-        "no longer finite in epoch 1" in result["error"] for result in jobs["results"]["diverged"]
-    )
+    assert all("diverged: " in result["error"] for result in jobs["results"]["diverged"])
     assert not (jobs["folder"] / "diverged" / "checkpoint.pt").exists()
 
 
@@ -206,7 +204,8 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_signal_and_leaves_no_oth
     sender.join()
     assert result.exit_code == 137
     assert result.diagnosis.cause == "SIGKILL, cause unknown"
-    assert "Rank 1 was the first to end: ended by SIGKILL" in result.diagnosis.text
+    (first,) = [event for event in result.events if event["event"] == "rank ended"]
+    assert (first["rank"], first["exit_code"]) == (1, 137)
     assert ended_s - sender.sent_s < 60
     assert len(sender.ranks) == 2
     assert not any(is_alive(pid) for pid in sender.ranks)
@@ -256,6 +255,6 @@ def test_the_command_line_trains_as_a_rank_where_torchrun_starts_it(
     done = torchrun("-m", "ogbnlib", "train", "--run-dir", str(folder), *values)
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"^Epoch 001 \| Loss: ", done.stdout, re.MULTILINE)) == 1
-    assert done.stdout.count("Finished without an error") == 1
+    assert done.stdout.count(str(folder)) == 1
     assert json.loads((folder / "result.json").read_text())["exit_code"] == 0
     assert Run(folder).metrics["epoch"].tolist() == [1]

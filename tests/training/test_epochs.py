@@ -66,7 +66,7 @@ def test_a_run_that_is_stopped_early_is_finished_with_its_last_evaluation_and_sa
     run = Run(tmp_path / "run")
     assert run.is_finished
     said = [event.get("text", "") for event in run.events]
-    assert "no better valid accuracy in 2 evaluations: epoch 4 was the last" in said
+    assert any("2 evaluations: epoch 4" in text for text in said)
     assert len(train(config, tmp_path / "run", resume=True).history) == 4
     assert valid == [0.9]
     valid += [0.1] * 9
@@ -118,7 +118,7 @@ def test_a_kill_between_the_best_model_and_the_checkpoint_loses_neither(
 def test_the_best_model_needs_a_folder_and_cannot_be_asked_for_later(
     tiny_config: Config, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match=r"^keep: expected a run_dir to keep best\.pt in"):
+    with pytest.raises(InputError, match=r"^keep: .*run_dir"):
         train(tiny_config(keep="best"))
     train(tiny_config(epochs=1), tmp_path / "run")
     with pytest.raises(InputError, match="keep was 'last', now 'best'"):
