@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import left_in, official_csv
+from conftest import left_in, official_csv, random_arrays
 from torch_geometric.data import Data
 
 from ogbnlib import propagate
@@ -30,19 +30,10 @@ from ogbnlib.sources.official import KNOWN, fetch
 from ogbnlib.sources.resolve import DataRequest, resolve, size_of
 from ogbnlib.training.train import train
 
-SEEDS = {"train": 20, "valid": 10, "test": 5}
-
 
 @pytest.fixture
 def arrays() -> dict[str, Any]:
-    random = np.random.default_rng(0)
-    ids = random.permutation(60)
-    return {
-        "edge_index": random.integers(60, size=(2, 400)),
-        "x": random.standard_normal((60, 5)).astype(np.float32),
-        "y": random.integers(4, size=60),
-        "splits": {"train": ids[:20], "valid": ids[20:30], "test": ids[30:35]},
-    }
+    return random_arrays(60, 400, 5, 4)
 
 
 @pytest.fixture
