@@ -33,7 +33,7 @@ from .description import (
 from .draft import describe, no_data
 from .formats import format_of
 from .labels import AS_VALUES, clean_targets
-from .nodes import Nodes, is_mask, read_labels, read_splits
+from .nodes import Nodes, read_labels, read_splits
 from .official import Located
 from .ogb import csv_layout, open_raw
 from .source import Source, stamped
@@ -256,7 +256,7 @@ class _Folder:
         for table in self.tables:
             roles = {*table.roles.values()} - {LEFT_OUT}
             splits = roles & {*SPLITS}
-            ids = {split for split in splits if not is_mask(table, split, self.nodes.num_nodes)}
+            ids = {split for split in splits if not self.nodes.is_mask(table, split)}
             if table is not named and not {"id", "name"} & roles and roles - ids:
                 raise InputError(
                     f"{named.file}, column {column!r}: 0 to {self.nodes.num_nodes - 1} in another "

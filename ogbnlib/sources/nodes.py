@@ -98,6 +98,22 @@ class Nodes:
         values = self._index.to_numpy()
         return not np.array_equal(values, rows) and np.array_equal(np.sort(values), rows)
 
+    def is_mask(self, table: Table, split: str) -> bool:
+        """Whether a column of the role train, valid or test is a mask of nodes, and not their ids.
+
+        It is one beside columns of other roles; if its values are true and false; and if they are 1 and
+        0 for each of more than two nodes, because ids would then come twice.
+        """
+        if any(role not in (split, LEFT_OUT) for role in table.roles.values()):
+            return True
+        words = ["true", "false", ""]
+        if table.num_rows == self.num_nodes > 2:
+            words += ["1", "0", "1.0", "0.0"]
+        pieces = table.pieces(table.all(split)[0])
+        texts = (pc.fill_null(piece.cast("string", "ids or a mask"), "") for piece in pieces)
+        are_flags = (pc.is_in(pc.utf8_lower(text), value_set=pa.array(words)) for text in texts)
+        return table.num_rows > 0 and all(np.asarray(part).all() for part in are_flags)
+
     def find(self, piece: Piece) -> Array:
         """Return the row of each id, int64; -1 for a name that no node has."""
         return (
@@ -228,27 +244,10 @@ def read_labels(
     return labels.astype(label_dtype(num_classes)), num_classes, class_names
 
 
-def is_mask(table: Table, split: str, num_nodes: int) -> bool:
-    """Whether a column of the role train, valid or test is a mask of nodes, and not their ids.
-
-    It is one beside columns of other roles; if its values are true and false; and if they are 1 and
-    0 for each of more than two nodes, because ids would then come twice.
-    """
-    if any(role not in (split, LEFT_OUT) for role in table.roles.values()):
-        return True
-    words = ["true", "false", ""]
-    if table.num_rows == num_nodes > 2:
-        words += ["1", "0", "1.0", "0.0"]
-    pieces = table.pieces(table.all(split)[0])
-    texts = (pc.fill_null(piece.cast("string", "ids or a mask"), "") for piece in pieces)
-    are_flags = (pc.is_in(pc.utf8_lower(text), value_set=pa.array(words)) for text in texts)
-    return table.num_rows > 0 and all(np.asarray(part).all() for part in are_flags)
-
-
 def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
     column = table.all(split)[0]
     parts = [np.empty(0, np.int64)]
-    if is_mask(table, split, nodes.num_nodes):
+    if nodes.is_mask(table, split):
         parts += [ids[piece.flags()] for ids, (piece,) in _by_node(table, [column], nodes)]
         return np.sort(np.concatenate(parts))
     _check_rows(table, nodes)

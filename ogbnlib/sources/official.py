@@ -17,37 +17,8 @@ from pathlib import Path
 from ..errors import InputError, format_bytes, naming, unknown_name
 from ..files import StrPath, check_own, check_space, home, locked, open_to_write, sibling_path
 from ..progress import counted, doing
-from .sizes import known_size
+from .sizes import KNOWN as KNOWN
 
-# The official data sets that can be converted to a store. Sizes: Open Graph Benchmark (Hu et al.,
-# NeurIPS 2020), table 2, and the data sets' web pages. OGB's reader adds the reverse edges of
-# ogbn-products.
-KNOWN = {
-    size.name: size
-    for size in (
-        known_size(
-            *("ogbn-arxiv", 169_343, 1_166_243, 128, 40),
-            *(90_941, 29_799, 48_603),
-            stored="csv",
-        ),
-        known_size(
-            *("ogbn-products", 2_449_029, 2 * 61_859_140, 100, 47),
-            *(196_615, 39_323, 2_213_091),
-            undirected=True,
-            stored="csv",
-        ),
-        # only its papers and their citations
-        known_size(
-            *("ogbn-mag", 736_389, 5_416_271, 128, 349),
-            *(629_571, 64_879, 41_939),
-            stored="csv",
-        ),
-        known_size(
-            *("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172),
-            *(1_207_179, 125_265, 214_338),
-        ),
-    )
-}
 # Why data sets whose names begin so can't be converted, and a way to train on them.
 REFUSED = {
     "ogbn-proteins": "it has 112 labels a node and no features; Store.from_arrays makes a store of "

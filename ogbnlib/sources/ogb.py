@@ -122,12 +122,15 @@ def _read_splits(folder: Path, num_nodes: int) -> dict[str, Array]:
         return read_split_dict(folder / _SPLIT_DICT)
     splits = {}
     for split in SPLITS:
-        table = open_table(folder / f"{split}.csv.gz", header=False)
+        file = folder / f"{split}.csv.gz"
+        if file.is_file() and not file.stat().st_size:
+            raise InputError(
+                f"{file}: expected gzipped lines of a node id each, found an empty file"
+            )
+        table = open_table(file, header=False)
         # a small compressed file may have billions of lines
         if table.num_rows > num_nodes:
-            raise InputError(
-                f"{table.file}: expected at most {num_nodes} lines, found {table.num_rows}"
-            )
+            raise InputError(f"{file}: expected at most {num_nodes} lines, found {table.num_rows}")
         ids = [numbers(piece.cast("int64", "a node id")) for piece in table.pieces("1")]
         splits[split] = np.concatenate([np.empty(0, np.int64), *ids])
     return splits

@@ -62,18 +62,13 @@ def from_data(
     values = _attributes(data)
     _check_complete(values)
     num_nodes = len(np.atleast_1d(as_numpy(values["x"], "x")))
-    masks = {
-        split: next((name for name in names if name in values), "")
-        for split, names in _MASKS.items()
-    }
     if splits is None:
-        if not all(masks.values()):
-            raise InputError(f"data: expected train_mask, val_mask and test_mask; {_SPLITS}")
-        splits = {
-            split: as_ids(values[mask], num_nodes, f"data.{mask}", are_mask=True)
-            for split, mask in masks.items()
-        }
-    unused = {*values} - {*_REMEDIES, *masks.values(), "num_nodes"}
+        splits = _masks_of(values, num_nodes)
+    unused = {*values} - {
+        *_REMEDIES,
+        "num_nodes",
+        *(name for names in _MASKS.values() for name in names),
+    }
     if "edge_index" not in values:
         unused.discard("adj_t")
         values["edge_index"], weighted = _edges_of(values["adj_t"], num_nodes)
@@ -92,6 +87,16 @@ def from_data(
     )
     say(summarized(store))
     return store
+
+
+def _masks_of(values: Mapping[str, Any], num_nodes: int) -> dict[str, Array]:
+    masks = {}
+    for split, names in _MASKS.items():
+        name = next((name for name in names if name in values), None)
+        if name is None:
+            raise InputError(f"data: expected train_mask, val_mask and test_mask; {_SPLITS}")
+        masks[split] = as_ids(values[name], num_nodes, f"data.{name}", are_mask=True)
+    return masks
 
 
 def _check_complete(values: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Sizes of graphs for planning: a user's own graph, and public data sets not in `official`."""
+"""Sizes of graphs for planning: of official and public data sets, and of a graph of one's own."""
 
 import re
 from typing import Any
@@ -8,7 +8,7 @@ from ..graph.store import GraphSize
 from ..graph.store_format import SPLITS
 
 
-def known_size(
+def _size(
     name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int, **more: Any
 ) -> GraphSize:
     """Return the sizes of a public data set; `seeds` are the node counts of `SPLITS`."""
@@ -16,9 +16,40 @@ def known_size(
     return GraphSize(name, nodes, edges, features, classes, splits, **more)
 
 
+# The official data sets that can be converted to a store. Sizes: Open Graph Benchmark (Hu et al.,
+# NeurIPS 2020), table 2, and the data sets' web pages. OGB's reader adds the reverse edges of
+# ogbn-products.
+KNOWN = {
+    size.name: size
+    for size in (
+        _size(
+            *("ogbn-arxiv", 169_343, 1_166_243, 128, 40),
+            *(90_941, 29_799, 48_603),
+            stored="csv",
+        ),
+        _size(
+            *("ogbn-products", 2_449_029, 2 * 61_859_140, 100, 47),
+            *(196_615, 39_323, 2_213_091),
+            undirected=True,
+            stored="csv",
+        ),
+        # only its papers and their citations
+        _size(
+            *("ogbn-mag", 736_389, 5_416_271, 128, 349),
+            *(629_571, 64_879, 41_939),
+            stored="csv",
+        ),
+        _size(
+            *("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172),
+            *(1_207_179, 125_265, 214_338),
+        ),
+    )
+}
+
+
 def _igb(name: str, nodes: int, edges: int) -> GraphSize:
     fifth = nodes // 5
-    return known_size(f"igb-{name}", nodes, edges, 1024, 19, nodes - 2 * fifth, fifth, fifth)
+    return _size(f"igb-{name}", nodes, edges, 1024, 19, nodes - 2 * fifth, fifth, fifth)
 
 
 # Illinois Graph Benchmark (Khatua et al., KDD 2023), and the papers of MAG240M with their
@@ -30,7 +61,7 @@ PUBLIC = {
         _igb("small", 1_000_000, 12_070_502),
         _igb("medium", 10_000_000, 120_077_694),
         _igb("large", 100_000_000, 1_223_571_364),
-        known_size(
+        _size(
             *("mag240m-papers", 121_751_666, 1_297_748_926, 768, 153),
             *(1_112_392, 138_949, 146_818),
         ),

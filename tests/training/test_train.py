@@ -77,7 +77,7 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
 
     with monkeypatch.context() as patch:
         patch.setattr(
-            "ogbnlib.sources.official.open_raw",
+            "ogbnlib.sources.folder.open_raw",
             lambda *_, num_classes: dataclasses.replace(source, x_chunks=chunks),
         )
         words = "stopped by SIGUSR1 while the data set was converted; go on with resume=True"
