@@ -16,7 +16,8 @@ from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action
 from ..memory.signals import Stopped
 from ..memory.workers import WorkerDied
-from .cause import Cause, Diagnosis, Facts
+from .cause import Cause, Facts
+from .render import Diagnosis
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77
@@ -194,15 +195,6 @@ def specified(end: Diagnosis, by_id: Mapping[str, Action]) -> Diagnosis:
             replace(specific_action, arguments={**action.arguments, **specific_action.arguments})
         )
     return replace(end, actions=tuple(specific))
-
-
-def signal_name(sign: str) -> str:
-    """Name of the signal by which a process with the exit code `sign` ended; "" for other codes."""
-    if not sign.isdigit() or not 0 < int(sign) - 128 < signal.NSIG:
-        return ""
-    number = int(sign) - 128
-    names = {item.value: item.name for item in signal.Signals}
-    return names.get(number, f"signal {number}")
 
 
 def resubmission(run_dir: Path) -> str:

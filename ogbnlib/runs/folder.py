@@ -34,9 +34,9 @@ from ..memory.record import (
 from ..memory.signals import Stopped
 from ..progress import Count, details, read_count, seconds
 from ..registry import RUN_METHODS
-from .cause import Diagnosis
 from .codes import of_code
 from .diagnosis import explain, read_diagnosis, read_facts
+from .render import Diagnosis
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -4,15 +4,17 @@ The only file of `runs` and `memory` with advice in words. A name in braces is a
 argument; a part in brackets is left out if one of its names is unknown.
 """
 
+import html
 import re
+import signal
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..environment import RESTARTS_VARIABLE
-from ..errors import format_bytes
+from ..errors import format_bytes, printable
 from ..memory.cuda import ALLOCATOR_VARIABLES
-from .cause import UNKNOWN, Diagnosis, Facts
-from .codes import signal_name
+from .cause import UNKNOWN, Ending, Facts
 
 _SHOWN = 3  # most entries of a list in a sentence
 _COMMON: dict[str, object] = {
@@ -225,14 +227,14 @@ _ACTIONS = {
 }  # fmt: skip
 
 
-def paragraph(end: Diagnosis) -> str:
+def paragraph(end: Ending) -> str:
     """At most three sentences: the end, the evidence, and what to do next."""
     then = remedy(end)
     sentences = [_subject(end), _evidence(end), then and f"next: {then}"]
     return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
 
 
-def remedy(end: Diagnosis) -> str:
+def remedy(end: Ending) -> str:
     """The actions in words."""
     texts: list[str] = []
     for action in end.actions:
@@ -259,7 +261,7 @@ def words_of(facts: Facts) -> str:
     return _filled(template, _values(facts))
 
 
-def _subject(end: Diagnosis) -> str:
+def _subject(end: Ending) -> str:
     facts = end.facts
     template = "{words}"
     if facts.job:
@@ -271,7 +273,7 @@ def _subject(end: Diagnosis) -> str:
     return _filled(template, {**_values(facts), "words": words_of(facts)})
 
 
-def _evidence(end: Diagnosis) -> str:
+def _evidence(end: Ending) -> str:
     """One sentence of the facts that say most about an end."""
     facts = end.facts
     values = _values(facts)
@@ -349,3 +351,52 @@ def _shown(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return ", ".join([*map(str, value[:_SHOWN]), *["..."] * (len(value) > _SHOWN)])
     return value
+
+
+def signal_name(sign: str) -> str:
+    """Name of the signal by which a process with the exit code `sign` ended; "" for other codes."""
+    if not sign.isdigit() or not 0 < int(sign) - 128 < signal.NSIG:
+        return ""
+    number = int(sign) - 128
+    names = {item.value: item.name for item in signal.Signals}
+    return names.get(number, f"signal {number}")
+
+
+@dataclass(frozen=True)
+class Diagnosis(Ending):
+    """The end of a run: its cause, facts and actions. `text` has them in at most three sentences.
+
+    The diagnosis of a Slurm job has that of its run as `inner`.
+    """
+
+    inner: "Diagnosis | None" = None
+
+    @property
+    def text(self) -> str:
+        return paragraph(self)
+
+    @property
+    def remedy(self) -> str:
+        """The actions in words."""
+        return remedy(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Cause, facts and actions for JSON, with their words; unknown facts are left out."""
+        return {
+            "cause": self.cause,
+            "facts": self.facts.to_dict(),
+            "actions": [asdict(action) for action in self.actions],
+            "inner": self.inner and self.inner.to_dict(),
+            "exit_code": self.exit_code,
+            "phase": self.phase,
+            "text": str(self),
+            "remedy": self.remedy,
+        }
+
+    def __str__(self) -> str:
+        return printable(self.text).replace("\n", " ")  # a user's phase may have any name
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f'<p style="max-width:60em">{html.escape(str(self))}</p>'

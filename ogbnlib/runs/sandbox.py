@@ -55,9 +55,10 @@ from ..registry import MODELS
 from ..sources.class_weights import check_class_weight
 from ..sources.resolve import DataRequest, check_trainable, resolve, size_of
 from .attempt import Attempt, announce_code, check_content, open_run_dir
-from .cause import Diagnosis, Facts
+from .cause import Facts
 from .codes import STOPPED
 from .folder import Run, RunStopped
+from .render import Diagnosis
 from .supervise import supervise, trainer_environment
 from .texts import last_words
 
