@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 from pydantic import FiniteFloat
 
 from ..memory.cgroup import Throttle
-from ..memory.killed import Action
 from ..memory.record import Growth, Stalled
 
 Cause: TypeAlias = Literal[
@@ -122,24 +121,3 @@ class Facts:
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value not in UNKNOWN}
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The end of a run: its cause, facts and actions; `render.Diagnosis` words it.
-
-    The end of a Slurm job has that of its run as `inner`.
-    """
-
-    cause: Cause
-    facts: Facts = field(default_factory=Facts)
-    actions: tuple[Action, ...] = ()
-    inner: "Ending | None" = None
-
-    @property
-    def exit_code(self) -> int | None:
-        return self.facts.exit_code
-
-    @property
-    def phase(self) -> str | None:
-        return self.facts.phase

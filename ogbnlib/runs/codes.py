@@ -95,9 +95,6 @@ _SHORT_STATES = {
 }
 
 
-_GENERAL = {"how": "resume=True (--resume)"}  # arguments of actions without a run
-
-
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this exception."""
     error = explained(error)
@@ -171,7 +168,7 @@ def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnos
     facts = Facts(sign=sign, who=who, code=str(code))
     if key.isdigit():
         facts = replace(facts, exit_code=int(key))
-    arguments = dict(_GENERAL)
+    arguments = {}
     if cause == "diverged":
         arguments["lower"] = "lr"
     actions = tuple(Action(name, arguments) for name in filter(None, [action]))
@@ -182,7 +179,7 @@ def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:
     """Diagnosis of a job's state; `job` has sacct's fields of the job, `line` proves the state."""
     cause, actions = _STATES[state]
     facts = Facts(sign=state, job={**job, "State": state}, line=line)
-    arguments = {**_GENERAL, "job": job.get("JobID", "ID")}
+    arguments = {"job": job["JobID"]} if "JobID" in job else {}
     return Diagnosis(cause, facts, tuple(Action(action, arguments) for action in actions))
 
 
