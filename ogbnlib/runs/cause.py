@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import FiniteFloat
 
 from ..memory.cgroup import Throttle
-from ..memory.record import Growth, Stalled
+from ..memory.growth import Growth, Stalled
 
 Cause: TypeAlias = Literal[
     "finished",

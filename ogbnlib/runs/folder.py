@@ -19,13 +19,13 @@ from ..config import TrainConfig
 from ..display import Live, html_card
 from ..errors import InputError, clear_errors, format_bytes, shortened
 from ..files import StrPath, home, is_held, whereabouts
+from ..memory.growth import Growth
 from ..memory.record import (
     ADDED_COLUMNS,
     F1_COLUMNS,
     METRIC_COLUMNS,
     SAMPLE_COLUMNS,
     Event,
-    Growth,
     Phase,
     Record,
     RunPaths,

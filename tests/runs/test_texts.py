@@ -11,7 +11,7 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.errors import GB, InputError
-from ogbnlib.memory.record import Growth, Stalled
+from ogbnlib.memory.growth import Growth, Stalled
 from ogbnlib.runs import codes, render, texts
 from ogbnlib.runs.cause import Cause, Facts
 from ogbnlib.runs.diagnosis import explain_code, explain_text
