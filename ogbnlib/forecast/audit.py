@@ -10,8 +10,9 @@ from dataclasses import fields
 from ..config import Resume, TrainConfig
 from ..errors import InputError
 from ..graph.store import GraphSize, Store
+from ..memory.growth import Growth
 from ..memory.killed import Action, KilledBy
-from ..memory.record import Growth, Record
+from ..memory.record import Record
 from ..registry import MODELS
 from ..sources.resolve import graph_for
 from .fitting import FITS, assignments, changes_that_fit, smallest_limit, verdict

@@ -204,7 +204,7 @@ def release_memory() -> dict[str, int | None]:
     """
     freed: dict[str, int | None] = {}
     steps: dict[str, Callable[[], object]]
-    steps = {"last_error": _drop_last_error, "gc": gc.collect, "malloc_trim": malloc_trim}
+    steps = {"gc": gc.collect, "last_error": _drop_last_error, "malloc_trim": malloc_trim}
     for name, step in steps.items():
         held_bytes = own_memory()[0]
         step()
@@ -222,11 +222,14 @@ def release_memory() -> dict[str, int | None]:
 
 def _drop_last_error() -> None:
     error = getattr(sys, "last_value", None)
-    while error is not None:  # other references to the error, such as IPython's, stay valid
-        error.__traceback__ = None
-        error = error.__context__
+    if error is None:
+        return
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         setattr(sys, name, None)
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
         shell.InteractiveTB.tb = None
+    while error is not None:  # other references to the error, such as IPython's, stay valid
+        error.__traceback__ = None
+        error = error.__context__
+    gc.collect()

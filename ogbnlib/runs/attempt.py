@@ -25,10 +25,10 @@ from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
 from ..registry import MODELS
-from .cause import Diagnosis
 from .codes import UNFINISHED
 from .diagnosis import Remedy, explain, read_facts
 from .folder import Run
+from .render import Diagnosis
 
 _TORN_FILES = ".*.part"  # temporary files of atomic writes that a kill interrupted
 

@@ -4,17 +4,14 @@
 `render` alone turns them into sentences.
 """
 
-import html
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from pydantic import FiniteFloat
 
-from ..errors import printable
 from ..memory.cgroup import Throttle
-from ..memory.killed import Action
-from ..memory.record import Growth, Stalled
+from ..memory.growth import Growth, Stalled
 
 Cause: TypeAlias = Literal[
     "finished",
@@ -124,58 +121,3 @@ class Facts:
 
     def to_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value not in UNKNOWN}
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The end of a run: its cause, facts and actions. `text` has them in at most three sentences.
-
-    The diagnosis of a Slurm job has that of its run as `inner`.
-    """
-
-    cause: Cause
-    facts: Facts = field(default_factory=Facts)
-    actions: tuple[Action, ...] = ()
-    inner: "Diagnosis | None" = None
-
-    @property
-    def exit_code(self) -> int | None:
-        return self.facts.exit_code
-
-    @property
-    def phase(self) -> str | None:
-        return self.facts.phase
-
-    @property
-    def text(self) -> str:
-        from . import render
-
-        return render.paragraph(self)
-
-    @property
-    def remedy(self) -> str:
-        """The actions in words."""
-        from . import render
-
-        return render.remedy(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Cause, facts and actions for JSON, with their words; unknown facts are left out."""
-        return {
-            "cause": self.cause,
-            "facts": self.facts.to_dict(),
-            "actions": [asdict(action) for action in self.actions],
-            "inner": self.inner and self.inner.to_dict(),
-            "exit_code": self.exit_code,
-            "phase": self.phase,
-            "text": str(self),
-            "remedy": self.remedy,
-        }
-
-    def __str__(self) -> str:
-        return printable(self.text).replace("\n", " ")  # a user's phase may have any name
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f'<p style="max-width:60em">{html.escape(str(self))}</p>'

@@ -16,7 +16,8 @@ from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action
 from ..memory.signals import Stopped
 from ..sampling.workers import WorkerDied
-from .cause import Cause, Diagnosis, Facts
+from .cause import Cause, Facts
+from .render import Diagnosis
 
 STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77
@@ -94,9 +95,6 @@ _SHORT_STATES = {
 }
 
 
-_GENERAL = {"how": "resume=True (--resume)"}  # arguments of actions without a run
-
-
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this exception."""
     error = explained(error)
@@ -170,7 +168,7 @@ def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnos
     facts = Facts(sign=sign, who=who, code=str(code))
     if key.isdigit():
         facts = replace(facts, exit_code=int(key))
-    arguments = dict(_GENERAL)
+    arguments = {}
     if cause == "diverged":
         arguments["lower"] = "lr"
     actions = tuple(Action(name, arguments) for name in filter(None, [action]))
@@ -181,7 +179,7 @@ def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:
     """Diagnosis of a job's state; `job` has sacct's fields of the job, `line` proves the state."""
     cause, actions = _STATES[state]
     facts = Facts(sign=state, job={**job, "State": state}, line=line)
-    arguments = {**_GENERAL, "job": job.get("JobID", "ID")}
+    arguments = {"job": job["JobID"]} if "JobID" in job else {}
     return Diagnosis(cause, facts, tuple(Action(action, arguments) for action in actions))
 
 
@@ -194,15 +192,6 @@ def specified(end: Diagnosis, by_id: Mapping[str, Action]) -> Diagnosis:
             replace(specific_action, arguments={**action.arguments, **specific_action.arguments})
         )
     return replace(end, actions=tuple(specific))
-
-
-def signal_name(sign: str) -> str:
-    """Name of the signal by which a process with the exit code `sign` ended; "" for other codes."""
-    if not sign.isdigit() or not 0 < int(sign) - 128 < signal.NSIG:
-        return ""
-    number = int(sign) - 128
-    names = {item.value: item.name for item in signal.Signals}
-    return names.get(number, f"signal {number}")
 
 
 def resubmission(run_dir: Path) -> str:

@@ -21,8 +21,9 @@ from ..memory.cgroup import throttled_since
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action, KilledBy
 from ..memory.record import Record, RunPaths
-from .cause import OPEN_CAUSES, Diagnosis, Facts
+from .cause import OPEN_CAUSES, Facts
 from .codes import code_key, of_code, of_state, resumption, specified, state_key
+from .render import Diagnosis
 from .texts import exception_line, find, find_in_message, last_line
 
 Remedy: TypeAlias = Callable[[TrainConfig, Record, KilledBy], tuple[Action, ...]]

@@ -19,13 +19,13 @@ from ..config import TrainConfig
 from ..display import Live, html_card
 from ..errors import InputError, clear_errors, format_bytes, shortened
 from ..files import StrPath, home, is_held, whereabouts
+from ..memory.growth import Growth
 from ..memory.record import (
     ADDED_COLUMNS,
     F1_COLUMNS,
     METRIC_COLUMNS,
     SAMPLE_COLUMNS,
     Event,
-    Growth,
     Phase,
     Record,
     RunPaths,
@@ -34,9 +34,9 @@ from ..memory.record import (
 from ..memory.signals import Stopped
 from ..progress import Count, details, read_count, seconds
 from ..registry import RUN_METHODS
-from .cause import Diagnosis
 from .codes import of_code
 from .diagnosis import explain, read_diagnosis, read_facts
+from .render import Diagnosis
 
 if TYPE_CHECKING:
     import pandas as pd

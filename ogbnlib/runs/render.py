@@ -4,15 +4,18 @@ The only file of `runs` and `memory` with advice in words. A name in braces is a
 argument; a part in brackets is left out if one of its names is unknown.
 """
 
+import html
 import re
+import signal
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..environment import RESTARTS_VARIABLE
-from ..errors import format_bytes
+from ..errors import format_bytes, printable
 from ..memory.cuda import ALLOCATOR_VARIABLES
-from .cause import UNKNOWN, Diagnosis, Facts
-from .codes import signal_name
+from ..memory.killed import Action
+from .cause import UNKNOWN, Cause, Facts
 
 _SHOWN = 3  # most entries of a list in a sentence
 _COMMON: dict[str, object] = {
@@ -21,6 +24,8 @@ _COMMON: dict[str, object] = {
     "kept": "a loss that is added up without .item(), outputs or batches in a list",
     "less": "make a step smaller: batch_size with accumulate, precision=bf16, activation_checkpointing=True, "
     "num_neighbors",
+    "how": "resume=True (--resume)",
+    "job": "ID",
     "restarts": RESTARTS_VARIABLE,
     "allocator": ALLOCATOR_VARIABLES[0],
 }  # fmt: skip
@@ -225,14 +230,65 @@ _ACTIONS = {
 }  # fmt: skip
 
 
-def paragraph(end: Diagnosis) -> str:
+@dataclass(frozen=True)
+class Diagnosis:
+    """The end of a run: its cause, facts and actions. `text` has them in at most three sentences.
+
+    The diagnosis of a Slurm job has that of its run as `inner`.
+    """
+
+    cause: Cause
+    facts: Facts = field(default_factory=Facts)
+    actions: tuple[Action, ...] = ()
+    inner: "Diagnosis | None" = None
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.facts.exit_code
+
+    @property
+    def phase(self) -> str | None:
+        return self.facts.phase
+
+    @property
+    def text(self) -> str:
+        return _paragraph(self)
+
+    @property
+    def remedy(self) -> str:
+        """The actions in words."""
+        return _remedy(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Cause, facts and actions for JSON, with their words; unknown facts are left out."""
+        return {
+            "cause": self.cause,
+            "facts": self.facts.to_dict(),
+            "actions": [asdict(action) for action in self.actions],
+            "inner": self.inner and self.inner.to_dict(),
+            "exit_code": self.exit_code,
+            "phase": self.phase,
+            "text": str(self),
+            "remedy": self.remedy,
+        }
+
+    def __str__(self) -> str:
+        return printable(self.text).replace("\n", " ")  # a user's phase may have any name
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f'<p style="max-width:60em">{html.escape(str(self))}</p>'
+
+
+def _paragraph(end: Diagnosis) -> str:
     """At most three sentences: the end, the evidence, and what to do next."""
-    then = remedy(end)
+    then = _remedy(end)
     sentences = [_subject(end), _evidence(end), then and f"next: {then}"]
     return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
 
 
-def remedy(end: Diagnosis) -> str:
+def _remedy(end: Diagnosis) -> str:
     """The actions in words."""
     texts: list[str] = []
     for action in end.actions:
@@ -251,7 +307,7 @@ def words_of(facts: Facts) -> str:
     default = _NO_MEANING
     if facts.job:
         default = _QUEUED
-    elif signal_name(facts.sign):
+    elif _signal_name(facts.sign):
         default = _SIGNAL
     template = _ENDS.get(facts.sign, default)
     if "{who}" not in template:
@@ -304,7 +360,7 @@ def _values(facts: Facts) -> dict[str, Any]:
         **_memory_values(facts),
         "num_tasks": sum(facts.counts.values()),
         "by_cause": ", ".join(f"{count} {cause}" for cause, count in counts),
-        "signal": signal_name(facts.sign),
+        "signal": _signal_name(facts.sign),
     }
 
 
@@ -349,3 +405,12 @@ def _shown(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return ", ".join([*map(str, value[:_SHOWN]), *["..."] * (len(value) > _SHOWN)])
     return value
+
+
+def _signal_name(sign: str) -> str:
+    """Name of the signal by which a process with the exit code `sign` ended; "" for other codes."""
+    if not sign.isdigit() or not 0 < int(sign) - 128 < signal.NSIG:
+        return ""
+    number = int(sign) - 128
+    names = {item.value: item.name for item in signal.Signals}
+    return names.get(number, f"signal {number}")

@@ -53,9 +53,10 @@ from ..progress import doing
 from ..registry import MODELS
 from ..sources.resolve import DataRequest, check_trainable, resolve, size_of
 from .attempt import Attempt, announce_code, check_content, open_run_dir
-from .cause import Diagnosis, Facts
+from .cause import Facts
 from .codes import STOPPED
 from .folder import Run, RunStopped
+from .render import Diagnosis
 from .supervise import supervise
 from .texts import last_words
 

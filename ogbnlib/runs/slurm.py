@@ -12,10 +12,11 @@ from typing import Any
 
 from ..errors import InputError, printable
 from ..memory.killed import Action
-from .cause import OPEN_CAUSES, Diagnosis, Facts
+from .cause import OPEN_CAUSES, Facts
 from .codes import code_key, of_code, of_state, resubmission, specified, state_key
 from .diagnosis import read_diagnosis
 from .folder import Run, is_run
+from .render import Diagnosis
 from .texts import cleaned, failed_rank, find, job_rows, job_state, last_words
 
 _FORMAT = "--format=JobID,State,ExitCode,ReqMem,NNodes,Elapsed,Timelimit,NodeList,Reason,WorkDir"

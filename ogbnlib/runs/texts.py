@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 from ..memory.cuda import oom_sizes
 from ..memory.killed import Action
-from .cause import Cause, Diagnosis, Facts
+from .cause import Cause, Facts
 from .codes import code_key, of_code, of_state
+from .render import Diagnosis
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,11 @@ from ogbnlib.forecast.fitting import FITS
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.run_forecast import predict
+from ogbnlib.memory.growth import Growth
 from ogbnlib.memory.killed import Action, KilledBy
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.reading import Reading
-from ogbnlib.memory.record import Growth, Record
+from ogbnlib.memory.record import Record
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.official import KNOWN

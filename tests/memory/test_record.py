@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from ogbnlib.memory.record import Growth, Record
+from ogbnlib.memory.growth import Growth
+from ogbnlib.memory.record import Record
 
 MB = 2**20
 

@@ -12,7 +12,8 @@ from conftest import python_child, tree, write_run
 from ogbnlib import list_runs
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.memory.record import METRIC_COLUMNS, Growth
+from ogbnlib.memory.growth import Growth
+from ogbnlib.memory.record import METRIC_COLUMNS
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train

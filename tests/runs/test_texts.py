@@ -11,11 +11,12 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.errors import GB, InputError
-from ogbnlib.memory.record import Growth, Stalled
+from ogbnlib.memory.growth import Growth, Stalled
 from ogbnlib.runs import codes, render, texts
-from ogbnlib.runs.cause import Cause, Diagnosis, Facts
+from ogbnlib.runs.cause import Cause, Facts
 from ogbnlib.runs.diagnosis import explain_code, explain_text
 from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.render import Diagnosis
 from ogbnlib.runs.sandbox import watch
 from ogbnlib.runs.texts import find, last_words
 

@@ -1,0 +1,78 @@
+"""Whether the memory in use climbs from epoch to epoch, and the time lost waiting for memory."""
+
+import itertools
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from ..errors import MB
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Whether the memory in use climbs from epoch to epoch."""
+
+    # "climbs" (steadily, as a leak does), "no steady climb", or "too few epochs" (below 5)
+    verdict: str
+    slope_bytes: float  # per epoch, over the last two thirds: the first third fills caches
+    epochs: int
+    first_bytes: int  # after the first epoch
+    last_bytes: int
+
+    @classmethod
+    def of(cls, levels: Sequence[int]) -> Self:
+        """Judge by the memory in use after each epoch, in bytes.
+
+        From 200 epochs on, only evenly spaced ones are used.
+        """
+        stride = len(levels) // 200 + 1
+        sizes = levels[::stride] or [0]
+        slope, climbs = _climb(sizes[len(sizes) // 3 :])
+        verdict = "climbs" if climbs else "no steady climb"
+        if len(levels) < 5:
+            verdict = "too few epochs"
+        return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1])
+
+    @property
+    def has_risen(self) -> bool:
+        """Whether memory rose over at least two epochs, by more than the noise of 8 MB."""
+        return self.epochs >= 2 and self.last_bytes > self.first_bytes + 8 * MB
+
+
+def _climb(late: Sequence[int]) -> tuple[float, bool]:
+    """Return the slope, and whether memory climbs as in a leak."""
+
+    def rises(sizes: Sequence[int]) -> list[float]:
+        return [
+            (b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(sizes), 2)
+        ] or [0.0]
+
+    # In a leak, at least 85 % of all pairs rise, the total rise is more than 8 MB and 1 %, and the
+    # second half is hardly slower than the first. A leak keeps its slope, while a warm-up such as
+    # 1 - exp(-t) or log(t) has at most 0.6 of it in the second half.
+    half = len(late) // 2
+    pairs = rises(late)
+    # Medians, because one spike must not change the verdict.
+    slope = statistics.median(pairs)
+    first = statistics.median(rises(late[: half + 1]))
+    second = statistics.median(rises(late[half:]))
+    most_rise = sum(rise > 0 for rise in pairs) >= 0.85 * len(pairs)
+    is_large = slope * (len(late) - 1) > max(8 * MB, 0.01 * late[0])
+    return slope, most_rise and is_large and second >= 0.7 * first
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """Time in which processes waited for memory that the kernel had taken back (PSI)."""
+
+    total_s: float
+    share: float  # of the attempt's time
+    late_share: float  # of the last `late_over_s`
+    late_over_s: float  # a minute or two
+
+    @property
+    def is_thrashing(self) -> bool:
+        """Whether memory is too short for the work."""
+        # Reading a file once in a full cgroup loses 7 % of the time, which is harmless.
+        return self.total_s >= 5 and max(self.share, self.late_share) >= 0.15
