@@ -181,6 +181,27 @@ def test_readme_compares_by_the_rates_that_plan_uses(page: str) -> None:
         assert re.search(row, text), shape
 
 
+def test_a_figure_on_several_pages_is_that_of_its_source() -> None:
+    guide = {page.stem: page.read_text() for page in PAGES[1:]}
+    rows = write_reference._rows("full_size.csv")
+    long = [row for row in rows if "epochs=20" in row["config"] and row["limit"] == "4 GB"]
+    times = [float(row["seconds"]) for row in long]
+    minutes = [f"{time / 60:g}" for time in (min(times), max(times))]
+    maps = re.findall(r"8 `DataLoader` workers \| (\d+) \|", guide["out_of_core"])
+    maps += re.findall(r"one whole epoch \| \*\*(\d+)\*\*", guide["out_of_core"])
+    for page in (ROOT / "README.md", ROOT / "README.zh-CN.md"):
+        lines = page.read_text().splitlines()
+        (of_maps,) = [line for line in lines if "#why-not-a-memory-map" in line]
+        assert set(maps) <= set(re.findall(r"\d+", of_maps))
+        (of_disk,) = [line for line in lines if "guide/numbers.md" in line]
+        assert set(minutes) <= set(re.findall(r"\d+", of_disk))
+    for accuracy in ("0.49", "0.63"):
+        assert accuracy in guide["papers100M"]
+        assert accuracy in PAGES[0].read_text()
+    (free,) = re.findall(r"needs (\d+) GB free", guide["papers100M"])
+    assert int(free) >= max(map(int, re.findall(r"(\d+) GB while", guide["papers100M"])))
+
+
 def test_the_chinese_readme_has_the_same_headings_and_commands() -> None:
     english, chinese = ROOT / "README.md", ROOT / "README.zh-CN.md"
     assert "](README.zh-CN.md)" in english.read_text().splitlines()[0]
