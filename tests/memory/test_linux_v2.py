@@ -23,8 +23,9 @@ from ogbnlib.memory.limits import make_limit
 group = find_cgroup()
 limit, refused = make_limit(2**28)
 inside = subprocess.run(limit.command(["cat", "/proc/self/cgroup"]), capture_output=True, text=True)
+files = {path.name: path.read_text().strip() for path in limit.cgroup.path.glob("memory.*")} if limit.cgroup else {}
 limit.close()
-print(json.dumps([limit.name, inside.stdout.strip(), str(group and group[0].path), *effective_limit()]))
+print(json.dumps([limit.name, inside.stdout.strip(), str(group and group[0].path), *effective_limit(), files, refused]))
 """
 
 
@@ -117,6 +118,9 @@ def test_limits_are_made_wherever_this_process_may_enter_them(linux_v2: Machine)
     login = limit_of(linux_v2, ":")
     assert login[0] == "cgroup v2"
     assert login[1].startswith("0::/user.slice/ogbnlib-")
+    files = login[5]
+    assert (files["memory.max"], files["memory.oom.group"]) == (str(2**28), "1")
+    assert files.get("memory.swap.max", "0") == "0"  # the file is there where swap is counted
     root = limit_of(linux_v2, 'enter ""')
     assert root[0] == "cgroup v2"
     assert root[1].startswith("0::/ogbnlib-")
@@ -126,9 +130,39 @@ def test_limits_are_made_wherever_this_process_may_enter_them(linux_v2: Machine)
         group = f"job-{file}"
         job = limit_of(linux_v2, f"enter {group}\necho 300M >/sys/fs/cgroup/{group}/memory.{file}")
         assert job[:2] == ["watchdog", f"0::/{group}"]
+    # beside it, but below a limit around both
+    deep = limit_of(linux_v2, "enter deep/step\necho 300M >/sys/fs/cgroup/deep/memory.max")
+    assert deep[0] == "cgroup v2"
+    assert deep[1].startswith("0::/deep/ogbnlib-")
     # counted above, where the controller is not passed on
     above = limit_of(linux_v2, "enter above\nmkdir $path/below\necho $$ >$path/below/cgroup.procs")
     assert above[2] == "/sys/fs/cgroup/above"
+
+
+SYSTEMD_RUN = """
+mkdir bin
+cat >bin/systemd-run <<'END'
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+shift
+exec "$@"
+END
+chmod +x bin/systemd-run
+export PATH=$PWD/bin:$PATH
+"""
+
+
+@pytest.mark.parametrize("has_manager", [False, True])
+def test_a_scope_of_systemd_leaves_no_limit_around_this_process(
+    linux_v2: Machine, has_manager: bool
+) -> None:
+    job = f"/sys/fs/cgroup/scoped-{has_manager:d}"
+    before = f"{SYSTEMD_RUN}enter {Path(job).name}\necho 400M >{job}/memory.max"
+    if has_manager:  # the scope is inside the job, too
+        before += f"\nmkdir {job}/user@0.service"
+    answers = limit_of(linux_v2, before)
+    assert answers[0] == ("systemd-run" if has_manager else "watchdog")
+    assert (f"systemd-run: its scope would leave the limit of {job}" in answers[6]) != has_manager
 
 
 def test_an_unprivileged_user_gets_a_delegated_cgroup(
