@@ -1,8 +1,6 @@
 """Promises of the package as a whole: one list of requirements, imports only downwards, torch only
 where it is used."""
 
-import ast
-import graphlib
 import os
 import re
 import shutil
@@ -14,8 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from benchmarks.house import measure
+from benchmarks.house import imports, measure
 from conftest import NOBODY, tree
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import ogbnlib.notebook
 from ogbnlib.__main__ import app
@@ -24,6 +24,7 @@ from ogbnlib.notebook.course import write_course
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ogbnlib"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # The house: imports go only down. A room may also import within itself, without circles.
 ROOMS = [
@@ -57,11 +58,7 @@ DOOR = {
     **{"parameters": -1, "config": -1},
     **{"marks": 0, "doctor": 1, "__init__": 12, "data_commands": 12, "__main__": 12},
 }
-MODULES = sorted(
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-    for path in PACKAGE.rglob("*.py")
-    if path.name != "__init__.py" or path.parent == PACKAGE
-)
+MODULES = sorted(imports(PACKAGE))
 TORCH = {
     *(
         "sampling.choice",
@@ -99,54 +96,25 @@ def floor(module: str) -> int:
     return ROOMS.index(room) if inside else DOOR[module]
 
 
-def imported(module: str) -> set[str]:
-    """The modules of this package that `module` imports, wherever in the file."""
-    found: set[str] = set()
-    package = ["ogbnlib", *module.split(".")[:-1]]
-    for node in ast.walk(ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())):
-        if isinstance(node, ast.ImportFrom) and (
-            node.level or (node.module or "").split(".")[0] == "ogbnlib"
-        ):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            path = (
-                ".".join([*base, *filter(None, [node.module])]).removeprefix("ogbnlib").lstrip(".")
-            )
-            inside = [".".join(filter(None, [path, alias.name])) for alias in node.names]
-            found |= {name if name in MODULES else path for name in inside}
-        elif isinstance(node, ast.Import):
-            found |= {
-                alias.name.removeprefix("ogbnlib.")
-                for alias in node.names
-                if alias.name.startswith("ogbnlib.")
-            }
-    return found & set(MODULES)
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_from_its_own_room_and_those_below(module: str) -> None:
-    wrong = {name for name in imported(module) if floor(name) > floor(module)}
+    wrong = {name for name in imports(PACKAGE)[module] if floor(name) > floor(module)}
     assert not wrong, f"{module} (floor {floor(module)}) imports {sorted(wrong)}"
 
 
-def test_no_room_has_a_circle_of_imports() -> None:
-    graph = {module: imported(module) for module in MODULES}
-    list(graphlib.TopologicalSorter(graph).static_order())
-
-
 def test_environment_and_pyproject_name_the_same_requirements() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (ROOT / "environment.yml").read_text().partition("- pip:\n")[2].splitlines()
     assert [line.strip().removeprefix("- ") for line in lines if line.strip()] == [
         "-c constraints.txt",
-        *project["dependencies"],
+        *PROJECT["dependencies"],
     ]
+    (line,) = re.findall(r"- python=(.*)", (ROOT / "environment.yml").read_text())
+    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{line}.0")
+    assert PROJECT["version"] == ogbnlib.__version__
 
 
 def test_the_pinned_releases_are_within_the_ranges_and_those_of_these_tests() -> None:
-    from packaging.requirements import Requirement
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {item.name: item.specifier for item in map(Requirement, project["dependencies"])}
+    wanted = {item.name: item.specifier for item in map(Requirement, PROJECT["dependencies"])}
     pins = [
         line
         for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -223,23 +191,6 @@ def test_a_wheel_runs_outside_the_repository(wheel_site: Path) -> None:
         assert {path: after[path] for path in before} == before
         assert after["predictions.csv"].count(b"\n") == 775  # 774 labelled nodes
         assert not tree(home)
-
-
-def test_environment_has_a_python_that_the_package_accepts() -> None:
-    from packaging.specifiers import SpecifierSet
-
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
-    (line,) = [
-        line for line in (ROOT / "environment.yml").read_text().splitlines() if "- python=" in line
-    ]
-    assert SpecifierSet(wanted).contains(line.split("=")[1] + ".0")
-
-
-def test_there_is_one_version() -> None:
-    assert (
-        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-        == ogbnlib.__version__
-    )
 
 
 def loads_torch(code: str) -> bool:

@@ -8,6 +8,7 @@ figures.
 """
 
 import ast
+import functools
 import graphlib
 import json
 import statistics
@@ -48,8 +49,9 @@ def imported(path: Path, package: Path, modules: set[str]) -> set[str]:
     return found & modules
 
 
-def floors(package: Path) -> tuple[int, int]:
-    """Return the number of imports between modules, and the longest chain of them."""
+@functools.cache
+def imports(package: Path) -> dict[str, set[str]]:
+    """The modules of a package, and those of its modules that each imports."""
     modules = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package).with_suffix("").parts)
@@ -58,6 +60,13 @@ def floors(package: Path) -> tuple[int, int]:
     graph = {}
     for name, path in modules.items():
         graph[name] = imported(path, package, set(modules)) - {name}
+    return graph
+
+
+def floors(package: Path) -> tuple[int, int]:
+    """Return the number of imports between modules, and the longest chain of them; `CycleError` if
+    they go round in a circle."""
+    graph = imports(package)
     floor: dict[str, int] = {}
     for name in graphlib.TopologicalSorter(graph).static_order():
         floor[name] = 1 + max((floor[other] for other in graph[name]), default=0)
