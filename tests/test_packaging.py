@@ -208,31 +208,6 @@ def test_help_and_everything_that_plans_watches_and_explains_come_without_torch(
     )
 
 
-def test_errors_are_made_clear_at_the_boundary_alone() -> None:
-    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    names = {*re.findall(r"@clear_errors\(\)\n(?: *@.*\n)* *def (\w+)", text)}
-    others = {
-        "loader",
-        "to_data",
-        "ids",
-        "load",
-        "open",
-        "save",
-        "report",
-        "_content",
-        "memory_limit",
-        "write_raw",
-        "synthesize",
-        "prepare_dataset",
-        "ladder",
-        "diagnose",
-    }
-    public = {*ogbnlib.__all__, *ogbnlib.notebook.__all__}
-    assert names - public == others - public
-    # its definition, the command line and the child's entrance
-    assert text.count("clear_errors()") == len(names) + 3
-
-
 def test_import_says_that_it_needs_linux() -> None:
     argv = [
         sys.executable,
