@@ -55,9 +55,7 @@ def change(copy: Path, name: str, before: str, after: str) -> None:
     (copy / "ogbnlib" / name).write_text(text.replace(before, after))
 
 
-def test_a_kernel_is_compiled_again_after_a_change_of_its_callee(
-    copy: Path,
-) -> None:
+def test_a_kernel_is_compiled_again_after_a_change_of_its_callee(copy: Path) -> None:
     before = python(copy, DRAW)
     assert python(copy, DRAW) == before
     change(copy, "splitmix64.py", "return x ^ (x >> uint64(31))", "return x ^ (x >> uint64(30))")

@@ -158,11 +158,10 @@ def config_of(asked: argparse.Namespace, store: Store, setting: str) -> TrainCon
     values = {
         "dataset": str(store.path),
         "loading": "store",
-        "epochs": asked.epochs,
+        "epochs": 1,
         "train_eval": "never",
         "eval_splits": [],
         "num_threads": "auto",
-        "spool": asked.spool,
         "precision": asked.precision,
     }
     return TrainConfig.create(values | SETTINGS[setting])
@@ -183,7 +182,7 @@ def figures(ended: Run, batches: int, seconds: float, read: int, written: int) -
 def from_store(asked: argparse.Namespace, config: TrainConfig, folder: Path) -> dict[str, Any]:
     ended = run(config, asked.limit, run_dir=folder, echo=False).require_finished()
     train = open_store(config.dataset).splits["train"]
-    batches = asked.epochs * -(-len(train) // config.batch_size)
+    batches = -(-len(train) // config.batch_size)
     moved = [event for event in ended.events if event["event"] == "disk"][-1]
     seconds = ended.metrics["time_s"].sum()
     return figures(ended, batches, seconds, moved["read_bytes"], moved["write_bytes"])
@@ -244,12 +243,9 @@ def main() -> None:
     parser.add_argument("--setting", nargs="+", choices=[*SETTINGS], default=[*SETTINGS])
     parser.add_argument("--sides", nargs="+", choices=sides, default=sides)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 8])
-    parser.add_argument("--epochs", type=int, default=1, help="of the store")
-    parser.add_argument("--spool", default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--warm-up", type=float, default=20.0, help="seconds")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--dir", type=Path, help="keep what is generated here")
     parser.add_argument("--task", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.task:
@@ -257,8 +253,8 @@ def main() -> None:
         Path(task["answer"]).write_text(json.dumps(train_from_maps(task)))
         return
     os.environ.update(trainer_environment(os.environ))
-    with tempfile.TemporaryDirectory(dir=asked.dir) as folder:
-        path = asked.store or (asked.dir or Path(folder)) / f"int8-{asked.scale:g}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = asked.store or Path(folder) / f"int8-{asked.scale:g}"
         if not path.exists():
             synthesize_store(path, asked.scale, feature_dtype="int8", progress=False)
         store = open_store(path)

@@ -3,16 +3,13 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from benchmarks import bench_gpu
-from conftest import write_run
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.runs.folder import Run
 from ogbnlib.sources.catalog import open_for
 
 
@@ -33,20 +30,4 @@ def test_it_measures_training_and_the_loader_alone(
     rates = bench_gpu.measure(config, store, tmp_path / "run")
     assert rates["training"] > 0
     assert rates["loader"] > 0
-    assert rates["utilisation"] is None
     assert bench_gpu.as_line(policy, rates).startswith(policy)
-
-
-def test_it_reads_the_utilisation_of_the_counted_epochs(tmp_path: Path) -> None:
-    noon_s = time.mktime((2026, 11, 26, 12, 0, 0, 0, 0, -1))
-    lines = ["12:00:00.500, 10", "12:00:01.500, 40", "12:00:01.750, 60", "12:00:02.500, [N/A]"]
-    text = "".join(f"2026/11/26 {line}\n" for line in lines) + "2026/11/26 12:0"
-    readings = bench_gpu.parse_readings(text)
-    assert readings == [(noon_s + 0.5, 10), (noon_s + 1.5, 40), (noon_s + 1.75, 60)]
-    events = [{"time_s": noon_s - 1, "event": "start"}]
-    for epoch in range(2):
-        span = {"phase": "train epoch", "epoch": epoch + 1}
-        events.append({"time_s": noon_s + epoch, "event": "begin", **span})
-        events.append({"time_s": noon_s + epoch + 1, "event": "end", **span})
-    run = Run.open(write_run(tmp_path / "run", events=events))
-    assert bench_gpu.counted(readings, run) == [40, 60]

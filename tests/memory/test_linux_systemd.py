@@ -42,9 +42,7 @@ def test_a_run_is_killed_by_the_kernel_for_its_scopes_limit(linux_systemd: Machi
     assert "under a limit of 200 MB (systemd-run)" in result["diagnosis"]["text"]
 
 
-def test_a_run_slowed_down_by_its_slice_is_told_so(
-    linux_systemd: Machine,
-) -> None:
+def test_a_run_slowed_down_by_its_slice_is_told_so(linux_systemd: Machine) -> None:
     code = (
         "held = []\n"
         f"times = lambda: int(open('{APP_SLICE}/memory.events').read().split()[3])\n"
@@ -77,9 +75,7 @@ def test_a_run_never_leaves_the_limit_of_its_own_scope(linux_systemd: Machine, l
         assert result["outer_limit"]["limit_bytes"] == 140 * MB
 
 
-def test_a_new_namespace_hides_neither_limit_nor_kill(
-    linux_systemd: Machine,
-) -> None:
+def test_a_new_namespace_hides_neither_limit_nor_kill(linux_systemd: Machine) -> None:
     code = "from ogbnlib.memory.cgroup import effective_limit; print(*effective_limit())"
     inside = f"{SCOPE} MemoryMax=90M unshare -rC $python -c '{code}'"
     done = linux_systemd.run(inside)

@@ -165,9 +165,7 @@ def test_a_scope_of_systemd_leaves_no_limit_around_this_process(
     assert (f"systemd-run: its scope would leave the limit of {job}" in answers[6]) != has_manager
 
 
-def test_an_unprivileged_user_gets_a_delegated_cgroup(
-    linux_v2: Machine,
-) -> None:
+def test_an_unprivileged_user_gets_a_delegated_cgroup(linux_v2: Machine) -> None:
     own = "enter own/session\nchown -R 1000 /sys/fs/cgroup/own"
     name, inside, *_ = limit_of(linux_v2, own, user="as_user")
     assert name == "cgroup v2"

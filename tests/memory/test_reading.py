@@ -15,18 +15,16 @@ from ogbnlib.memory.cgroup import Cgroup, effective_limit
 from ogbnlib.memory.reading import memory_now, read_memory, read_sums
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
-FORKED = "import os, sys; x = b'x' * (100 << 20)\nif os.fork() == 0:\n    print('ready', flush=True)\nsys.stdin.read()"
 MAPPED = (
     "import mmap, sys; file = open(sys.argv[1], 'r+b'); block = mmap.mmap(file.fileno(), 0)\n"
     "sum(block[i] for i in range(0, len(block), 4096))\n" + READY
 )
-needs_pss = pytest.mark.skipif(
+
+
+@pytest.mark.skipif(
     not read_sums([os.getpid()], "smaps_rollup")[1],
     reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon",
 )
-
-
-@needs_pss
 def test_shared_memory_is_seen_as_shared() -> None:
     if not os.access("/dev/shm", os.W_OK) or psutil.disk_usage("/dev/shm").free < 60 * MB:
         pytest.skip("no 60 MB of writable /dev/shm")
@@ -40,15 +38,6 @@ def test_shared_memory_is_seen_as_shared() -> None:
     assert (reading.rss_shmem_bytes or 0) >= 50 * MB
     assert (reading.pss_shmem_bytes or 0) >= 50 * MB
     assert (reading.rss_anon_bytes or 0) < 50 * MB
-
-
-@needs_pss
-def test_rss_counts_pages_of_forked_workers_twice_and_pss_once() -> None:
-    with python_child(FORKED) as child:
-        reading = read_memory(child.pid, pss=True)
-    assert reading.num_processes == 2
-    assert (reading.rss_anon_bytes or 0) >= 200 * MB
-    assert 100 * MB <= (reading.pss_anon_bytes or 0) < 120 * MB
 
 
 V1 = {
