@@ -49,16 +49,13 @@ def python(copy: Path, code: str, *arguments: str, **more: Any) -> str:
     return done.stdout + done.stderr
 
 
-def change(copy: Path, name: str, before: str, after: str) -> None:
-    text = (copy / "ogbnlib" / name).read_text()
-    assert before in text
-    (copy / "ogbnlib" / name).write_text(text.replace(before, after))
-
-
 def test_a_kernel_is_compiled_again_after_a_change_of_its_callee(copy: Path) -> None:
     before = python(copy, DRAW)
     assert python(copy, DRAW) == before
-    change(copy, "splitmix64.py", "return x ^ (x >> uint64(31))", "return x ^ (x >> uint64(30))")
+    callee = copy / "ogbnlib" / "splitmix64.py"
+    text = callee.read_text()
+    callee.write_text(text.replace("return x ^ (x >> uint64(31))", "return x ^ (x >> uint64(30))"))
+    assert callee.read_text() != text
     after = python(copy, DRAW)
     assert after != before
     assert after == python(copy, DRAW, env={"NUMBA_CACHE_DIR": str(copy / "empty")})

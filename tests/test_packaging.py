@@ -42,53 +42,20 @@ ROOMS = [
     "notebook",
 ]
 DOOR = {
-    **{
-        "environment": -4,
-        "errors": -3,
-        "display": -3,
-        "progress": -2,
-        "files": -2,
-        "launcher": -2,
-        "registry": -2,
-        "kernel_cache": -2,
-        "kernels": -2,
-        "splitmix64": -2,
-        "model": -2,
-    },
-    **{"parameters": -1, "config": -1},
-    **{"marks": 0, "doctor": 1, "__init__": 12, "data_commands": 12, "__main__": 12},
+    "environment": -4,
+    "errors": -3,
+    "display": -3,
+    **dict.fromkeys(("progress", "files", "launcher", "registry", "kernel_cache"), -2),
+    **dict.fromkeys(("kernels", "splitmix64", "model"), -2),
+    **dict.fromkeys(("parameters", "config"), -1),
+    "marks": 0,
+    "doctor": 1,
+    **dict.fromkeys(("__init__", "data_commands", "__main__"), 12),
 }
 MODULES = sorted(imports(PACKAGE))
-TORCH = {
-    *(
-        "sampling.choice",
-        "sampling.sampler",
-        "sampling.pyg_stores",
-        "windows.window",
-        "windows.spool",
-        "windows.reader",
-        "windows.store_loader",
-        "windows.own_loop",
-    ),
-    *("propagation.hop_loader", "inference.batches"),
-    *(
-        name
-        for name in MODULES
-        if name.startswith("training.") and not name.startswith("training.models.")
-    ),
-}
-WITHOUT_TORCH = sorted(
-    set(MODULES)
-    - TORCH
-    - {
-        "inference.predictions",
-        "inference.exact",
-        "inference.report",
-        "__main__",
-        "__init__",
-        "training.child",
-    }
-)
+# Of these rooms the command line's plans need the registered models and policies alone.
+TORCH = {"sampling", "windows", "propagation", "training", "inference", "__init__", "__main__"}
+WITHOUT_TORCH = [module for module in MODULES if module.partition(".")[0] not in TORCH]
 
 
 def floor(module: str) -> int:
@@ -200,9 +167,9 @@ def loads_torch(code: str) -> bool:
 
 
 def test_help_and_everything_that_plans_watches_and_explains_come_without_torch() -> None:
-    assert not loads_torch(
-        "import ogbnlib, " + ", ".join(f"ogbnlib.{name}" for name in WITHOUT_TORCH)
-    )
+    names = ", ".join(f"ogbnlib.{name}" for name in WITHOUT_TORCH)
+    entries = "*ogbnlib.registry.MODELS.values(), *ogbnlib.registry.POLICIES.values()"
+    assert not loads_torch(f"import ogbnlib, {names}\n[entry.load() for entry in ({entries})]")
     assert not loads_torch(
         "import sys; sys.argv = ['', '--help']\nimport ogbnlib.__main__ as command; command.main()"
     )

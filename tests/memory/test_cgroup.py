@@ -1,24 +1,13 @@
-"""Promises of `cgroup`: mount points with blanks are found, and a `memory.high` that slows a run down
-is read and told."""
+"""Promises of `cgroup`: this process's cgroup is found, wherever its tree is mounted."""
 
 import os
 from pathlib import Path
 
 import pytest
+from conftest import MB
 
 from ogbnlib.memory import cgroup
-from ogbnlib.memory.cgroup import (
-    Cgroup,
-    Throttle,
-    effective_limit,
-    find_cgroup,
-    high_events,
-    throttled_since,
-)
-from ogbnlib.runs.attempt import Attempt, open_run_dir
-from ogbnlib.runs.folder import Run
-
-MB = 2**20
+from ogbnlib.memory.cgroup import Cgroup, effective_limit, find_cgroup
 
 
 @pytest.fixture
@@ -36,11 +25,9 @@ def tree(tmp_path: Path, proc_files: dict[str, bytes]) -> Path:
     mount = tmp_path / "c group\\s"
     inner = mount / "user.slice" / "run.scope"
     inner.mkdir(parents=True)
-    for folder, high in ((mount / "user.slice", str(100 * MB)), (inner, "max")):
+    for folder in (inner.parent, inner):
         (folder / "memory.current").write_text("1\n")
         (folder / "memory.max").write_text("max\n")
-        (folder / "memory.high").write_text(f"{high}\n")
-        (folder / "memory.events").write_text("low 0\nhigh 7\nmax 0\noom 0\noom_kill 0\n")
     point = str(mount).replace("\\", "\\134").replace(" ", "\\040")
     proc_files["/proc/self/cgroup"] = b"0::/user.slice/run.scope\n"
     mountinfo = f"30 23 0:26 / {point} rw - cgroup2 cgroup2 rw\n"
@@ -69,22 +56,3 @@ def test_in_a_new_namespace_the_cgroup_that_lists_us_is_ours(
     inner = tree / "user.slice" / "run.scope"
     (inner / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
     assert find_cgroup() == (Cgroup(inner, 2), tree)
-
-
-def test_a_memory_high_that_slowed_a_run_down_is_a_fact(tree: Path, tmp_path: Path) -> None:
-    assert high_events() == {str(tree / "user.slice"): 7}
-    assert throttled_since(high_events()) == []
-    run_dir = tmp_path / "run"
-    with open_run_dir(None, run_dir, resume=False) as (before, _):
-        attempt = Attempt(before, command=["python", "train.py"])
-        assert Run(run_dir).diagnosis.facts.throttled == []
-        events = tree / "user.slice" / "memory.events"
-        events.write_text("low 0\nhigh 1007\nmax 0\noom 0\noom_kill 0\n")
-        assert Run(run_dir).diagnosis.facts.throttled[0].times == 1000  # at work
-        attempt.recorder.stop()
-        attempt.end(0)
-    found = Run.open(run_dir)
-    throttle = Throttle(str(tree / "user.slice"), 100 * MB, 1000)
-    assert found.diagnosis.facts.throttled == [throttle]
-    for word in ("slowed down 1000 times", "memory.high (100 MB)", "user.slice", "MemoryHigh="):
-        assert word in found.diagnosis.text
