@@ -37,6 +37,7 @@ class FakeGPU:
     """A card of 80 GB on which this process holds 3 GB in 4, in two segments."""
 
     def __init__(self, patch: pytest.MonkeyPatch):
+        self.patch = patch
         self.fraction, self.reserved, self.backend = 1.0, 4 * GB, "native"
         answers: dict[str, Any] = {
             "is_available": lambda: True,
@@ -165,6 +166,16 @@ def test_a_reading_has_the_allocators_counts_and_what_is_free(gpu: FakeGPU) -> N
     assert largest == {**reading, "free_bytes": GB, "largest_free_bytes": 300 * MB}
     gpu.backend = "cudaMallocAsync"  # which refuses to list its blocks
     assert cuda_reading(largest=True) == {**reading, "free_bytes": GB}
+
+
+def test_a_torch_whose_snapshot_has_no_options_is_read_too(gpu: FakeGPU) -> None:
+    def older(mempool_id: Any = None) -> list[dict[str, Any]]:
+        return gpu.snapshot(include_traces=False)
+
+    gpu.patch.setattr(torch.cuda, "memory_snapshot", older)
+    largest = cuda_reading(largest=True)
+    assert largest is not None
+    assert largest["largest_free_bytes"] == 300 * MB
 
 
 def test_memory_now_names_the_gpus(gpu: FakeGPU) -> None:
