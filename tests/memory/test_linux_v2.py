@@ -23,7 +23,9 @@ from ogbnlib.memory.limits import make_limit
 group = find_cgroup()
 limit, refused = make_limit(2**28)
 inside = subprocess.run(limit.command(["cat", "/proc/self/cgroup"]), capture_output=True, text=True)
-files = {path.name: path.read_text().strip() for path in limit.cgroup.path.glob("memory.*")} if limit.cgroup else {}
+names = ("max", "swap.max", "oom.group")
+paths = [limit.cgroup.path / f"memory.{name}" for name in names] if limit.cgroup else []
+files = {path.name: path.read_text().strip() for path in paths if path.exists()}
 limit.close()
 print(json.dumps([limit.name, inside.stdout.strip(), str(group and group[0].path), *effective_limit(), files, refused]))
 """
