@@ -297,21 +297,35 @@ def plot_timeline(
             color=LIMIT,
             xycoords=("axes fraction", "data"),
         )
-    if run.exit_code == 137 and len(in_use):
+    if len(in_use):
+        _draw_end(ax, run, time_s, in_use, (limit, end_s), text)
+    if legend:
+        ax.legend(ncol=4, **_BELOW)
+    return ax
+
+
+def _draw_end(
+    ax: Axes,
+    run: Run,
+    time_s: Array,
+    in_use: Array,
+    corner: tuple[float, float],
+    text: Callable[[float], str],
+) -> None:
+    """Mark a kill, or the peak of a run that was not killed; `corner` is the limit and the end."""
+    limit, end_s = corner
+    if run.exit_code == 137:
         # The last sample is older than the last allocation: the cross stands at the limit that
         # stopped the climb.
         height = limit or in_use[-1]
         ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
         ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
         _draw_killing_phase(ax, run, end_s)
-    elif len(in_use):
-        # The peak stands in the title: beside its point it would cover the phases' names.
-        at = int(in_use.argmax())
-        ax.plot(time_s[at], in_use[at], "o", color=_GREY, markersize=5, zorder=6)
-        ax.set_title(f"{ax.get_title()}, peak {text(in_use[at])}", fontsize=10)
-    if legend:
-        ax.legend(ncol=4, **_BELOW)
-    return ax
+        return
+    # The peak stands in the title: beside its point it would cover the phases' names.
+    at = int(in_use.argmax())
+    ax.plot(time_s[at], in_use[at], "o", color=_GREY, markersize=5, zorder=6)
+    ax.set_title(f"{ax.get_title()}, peak {text(in_use[at])}", fontsize=10)
 
 
 def _mark_attempts(ax: Axes, run: Run) -> None:
