@@ -16,9 +16,8 @@ its own, with `num_threads=auto`.
 
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256
 with GraphBolt of dgl 2.1.0 instead, in float32 and in the same precision, each side in processes of
-its own. Its environment: `python3 -m
-venv DIR`, then `DIR/bin/pip install dgl==2.1.0 torch==2.2.1 torchdata==0.7.1 'numpy<2' 'pandas<3'
-pydantic pyyaml` (for a CPU alone, a CPU build of torch 2.2.1).
+its own. Its environment: `python3 -m venv DIR`, then `DIR/bin/pip install dgl==2.1.0 torch==2.2.1
+torchdata==0.7.1 'numpy<2' 'pandas<3' pydantic pyyaml` (for a CPU alone, a CPU build of torch 2.2.1).
 """
 
 import argparse
@@ -53,7 +52,6 @@ from ogbnlib.sources.synth import synthesize_store
 
 SETTINGS = {
     "small": {"num_neighbors": (3, 2), "batch_size": 128, "hidden_channels": 16, "epochs": 61},
-    "medium": {"num_neighbors": (15, 10), "batch_size": 1024, "hidden_channels": 256, "epochs": 11},
     "large": {"num_neighbors": (15, 10, 5), "batch_size": 1024, "hidden_channels": 64, "epochs": 4},
 }
 
@@ -136,19 +134,16 @@ def our_rate(
         "loading": "store",
         "device": "cpu",
         **setting,
-    }
-    values |= {
         "train_eval": "never",
         "eval_splits": [],
         "num_threads": threads,
         "precision": precision,
     }
-    with tempfile.TemporaryDirectory() as tmp:
-        argv = [sys.executable, "-c", OURS, json.dumps(values), f"{tmp}/run"]
-        done = subprocess.run(argv, env=env, stdout=-1, check=True)
-    return -(-len(store.splits["train"]) // setting["batch_size"]) / float(
-        done.stdout.splitlines()[-1]
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-c", OURS, json.dumps(values), f"{folder}/run"]
+        done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=True)
+    epoch_s = float(done.stdout.splitlines()[-1])
+    return -(-len(store.splits["train"]) // setting["batch_size"]) / epoch_s
 
 
 def compare_stock(store: Store, setting: dict, seconds: float, rounds: int) -> None:
@@ -238,7 +233,6 @@ def main() -> None:
     parser.add_argument("--peer", choices=["stock", "graphbolt", "pages"], default="stock")
     parser.add_argument("--setting", choices=SETTINGS, nargs="+", default=["small", "large"])
     parser.add_argument("--hidden-channels", type=int, help="in place of the setting's")
-    parser.add_argument("--epochs", type=int, help="of ours, in place of the setting's")
     parser.add_argument("--peer-python", type=Path, help="Python of the peer's environment")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--rounds", type=int, default=3)
@@ -259,10 +253,10 @@ def main() -> None:
             return compare_graphbolt(
                 store, options.peer_python, options.precision, options.seconds, options.rounds
             )
-        changes = {"hidden_channels": options.hidden_channels, "epochs": options.epochs}
-        changes = {name: value for name, value in changes.items() if value is not None}
         for name in options.setting:
-            setting = SETTINGS[name] | changes
+            setting = dict(SETTINGS[name])
+            if options.hidden_channels:
+                setting["hidden_channels"] = options.hidden_channels
             print(f"\n{setting}", flush=True)
             if options.peer == "pages":
                 compare_pages(store, setting, options.precision, options.rounds)
