@@ -77,24 +77,19 @@ def test_every_figure_of_a_cgroup_is_read_from_its_files(tmp_path: Path, version
     assert (gone.parts(), gone.pids()) == ((None, None, None), [])
 
 
-@pytest.fixture
-def no_slurm(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def test_slurms_limit_is_the_effective_one_if_it_is_the_lowest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU", "SLURM_CPUS_ON_NODE"):
         monkeypatch.delenv(name, raising=False)
-    return monkeypatch
-
-
-def test_slurms_limit_is_the_effective_one_if_it_is_the_lowest(
-    no_slurm: pytest.MonkeyPatch,
-) -> None:
     before = effective_limit()
-    no_slurm.setenv("SLURM_MEM_PER_NODE", "0")  # all memory of the node
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "0")  # all memory of the node
     assert effective_limit() == before
-    no_slurm.setenv("SLURM_MEM_PER_NODE", "100")
+    monkeypatch.setenv("SLURM_MEM_PER_NODE", "100")
     assert effective_limit() == (100 * MB, "Slurm --mem (SLURM_MEM_PER_NODE)")
-    no_slurm.delenv("SLURM_MEM_PER_NODE")
-    no_slurm.setenv("SLURM_MEM_PER_CPU", "50")
-    no_slurm.setenv("SLURM_CPUS_ON_NODE", "4")
+    monkeypatch.delenv("SLURM_MEM_PER_NODE")
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "50")
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4")
     assert effective_limit() == (200 * MB, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)")
 
 
