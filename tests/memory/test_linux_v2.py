@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from conftest import MB, force_windows, same, weights
-from linux_machine import MAX_MAP_COUNT, SETTING, Machine
+from linux_machine import HOG, MAX_MAP_COUNT, SETTING, Machine
 
 pytestmark = pytest.mark.slow
 
-HOG = "\"held = []\nwhile True: held.append(bytearray(b'x' * 2**20))\""
 # What limit can be had, and where a command is under it.
 TRY_LIMIT = """
 import json, subprocess
@@ -31,13 +30,6 @@ print(json.dumps([limit.name, inside.stdout.strip(), str(group and group[0].path
 """
 
 
-def result_of(machine: Machine, script: str) -> dict[str, Any]:
-    """result.json of the run in the script's folder `r`."""
-    done = machine.run(f"{script}\nprintf 'RESULT '; cat r/result.json")
-    found: dict[str, Any] = json.loads(done.stdout.partition("RESULT ")[2] or done.stdout)
-    return found
-
-
 def limit_of(machine: Machine, before: str, *, user: str = "") -> list[Any]:
     """Answers of `TRY_LIMIT` after the commands `before`."""
     done = machine.run(f"{before}\ncat >try.py <<'END'\n{TRY_LIMIT}\nEND\n{user} $python try.py")
@@ -47,11 +39,8 @@ def limit_of(machine: Machine, before: str, *, user: str = "") -> list[Any]:
 
 def test_a_worker_past_the_limit_ends_the_whole_run_and_is_named(linux_v2: Machine) -> None:
     code = "import os\nif os.fork(): os.wait()\nheld = []\nwhile True: held.append(bytearray(b'x' * 2**20))"
-    result = result_of(
-        linux_v2,
-        f'ogbnlib watch --memory-limit "100 MB" --run-dir r -- $python -c "{code}" >log 2>&1\n'
-        "[ $? = 137 ] || cat log\n"
-        "ls -d /sys/fs/cgroup/*/ogbnlib* && cat log\n",
+    result = linux_v2.result(
+        f'ogbnlib watch --memory-limit "100 MB" --run-dir r -- $python -c "{code}"',
     )
     assert (result["limit_by"], result["killed_by"], result["exit_code"]) == (
         "cgroup v2",
@@ -67,10 +56,9 @@ def test_a_worker_past_the_limit_ends_the_whole_run_and_is_named(linux_v2: Machi
 
 
 def test_a_lower_limit_around_the_run_is_the_one_that_is_blamed(linux_v2: Machine) -> None:
-    result = result_of(
-        linux_v2,
+    result = linux_v2.result(
         "enter slice/session\necho 110M >/sys/fs/cgroup/slice/memory.max\n"
-        f'ogbnlib watch --memory-limit "1 GB" --run-dir r -- $python -c {HOG} >log 2>&1',
+        f'ogbnlib watch --memory-limit "1 GB" --run-dir r -- $python -c {HOG}',
     )
     assert (result["exit_code"], result["killed_by"]) == (137, "kernel")
     assert result["outer_limit"]["cgroup"] == "/sys/fs/cgroup/slice"
@@ -84,10 +72,9 @@ def test_a_run_slowed_down_by_memory_high_is_told_so(linux_v2: Machine) -> None:
         "times = lambda: int(open('/sys/fs/cgroup/high/memory.events').read().split()[3])\n"
         "while times() < 5: held.append(b'x' * 2**18)"
     )
-    result = result_of(
-        linux_v2,
+    result = linux_v2.result(
         "enter high/session\necho 90M >/sys/fs/cgroup/high/memory.high\n"
-        f'ogbnlib watch --run-dir r -- $python -c "{code}" >log 2>&1',
+        f'ogbnlib watch --run-dir r -- $python -c "{code}"',
     )
     assert result["exit_code"] == 0
     assert result["throttled"][0]["cgroup"] == "/sys/fs/cgroup/high"
@@ -104,9 +91,8 @@ def test_page_cache_and_shared_memory_are_parts_of_their_own(linux_v2: Machine) 
         "held = bytearray(b'x' * 20 * 2**20)\n"
         "open('/dev/shm/x', 'wb').write(bytes(10 * 2**20))\ntime.sleep(1)"
     )
-    result = result_of(
-        linux_v2,
-        f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c "{code}" >log 2>&1',
+    result = linux_v2.result(
+        f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c "{code}"',
     )
     peaks = result["sampled_peaks_bytes"]
     assert result["exit_code"] == 0
@@ -202,10 +188,9 @@ def test_a_container_sees_its_own_limit(linux_v2: Machine) -> None:
 
 def test_the_watchdog_a_limit_in_a_limit_and_a_daemon(linux_v2: Machine) -> None:
     inner = f'ogbnlib watch --memory-limit "60 MB" --run-dir r -- $python -c {HOG}'
-    result = result_of(
-        linux_v2,
+    result = linux_v2.result(
         'export python\ncat >inner.sh <<"END"\nogbnlib() { $python -m ogbnlib "$@"; }\n'
-        f'{inner}\nEND\nogbnlib watch --memory-limit "200 MB" --run-dir outer -- sh inner.sh >log 2>&1\n'
+        f'{inner}\nEND\nogbnlib watch --memory-limit "200 MB" --run-dir outer -- sh inner.sh\n'
         "grep -q '\"killed_by\": null' outer/result.json || cat outer/result.json",
     )
     assert (result["exit_code"], result["limit_by"], result["killed_by"]) == (
@@ -223,12 +208,11 @@ def test_the_watchdog_a_limit_in_a_limit_and_a_daemon(linux_v2: Machine) -> None
 
 
 def test_in_the_scope_of_a_slurm_job_the_jobs_limit_is_named(linux_v2: Machine) -> None:
-    result = result_of(
-        linux_v2,
+    result = linux_v2.result(
         "enter system.slice/slurmstepd.scope/job_7/step_0/user/task_0\nexport SLURM_JOB_ID=7\n"
         "job=/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7\n"
         "echo 110M >$job/step_0/memory.max\necho 110M >$job/memory.max\n"
-        f"ogbnlib watch --run-dir r -- $python -c {HOG} >log 2>&1",
+        f"ogbnlib watch --run-dir r -- $python -c {HOG}",
     )
     assert (result["exit_code"], result["killed_by"], result["oom_kills"]) == (137, "kernel", 1)
     assert result["outer_limit"]["limit_bytes"] == 110 * MB
