@@ -83,6 +83,13 @@ def converted(tree: Path, raw: str, folder: Path, *options: str) -> str:
     return str(folder)
 
 
+def config_of(changes: dict[str, object], stores: dict[bool, str]) -> dict[str, object]:
+    values = {**BASE, **changes, "dataset": stores[bool(changes.get("undirected"))]}
+    if changes["loading"] == "propagated":
+        del values["num_neighbors"]
+    return values
+
+
 def main(commit: str) -> int:
     with tempfile.TemporaryDirectory() as name:
         beside = Path(name)
@@ -96,18 +103,7 @@ def main(commit: str) -> int:
                 False: converted(old, raw, beside / "directed"),
                 True: converted(old, raw, beside / "undirected", "--undirected"),
             }
-            configs = [
-                {
-                    **{
-                        k: v
-                        for k, v in BASE.items()
-                        if c["loading"] != "propagated" or k != "num_neighbors"
-                    },
-                    **c,
-                    "dataset": stores[bool(c.get("undirected"))],
-                }
-                for c in CONFIGS
-            ]
+            configs = [config_of(changes, stores) for changes in CONFIGS]
             before, after = trained(old, configs), trained(ROOT, configs)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(old)], cwd=ROOT, check=True)

@@ -73,11 +73,8 @@ def test_page_cache_does_not_kill_under_a_cgroup(
     path = uncached_file(tmp_path / "large", 200 * MB)
     code = "import sys\nwith open(sys.argv[1], 'rb') as f:\n    while f.read(1 << 20): pass"
     outcome = start(code, tmp_path, kernel_limit(80 * MB), str(path))
-    assert (outcome.exit_code, outcome.evidence["killed_by"], outcome.evidence["oom_kills"]) == (
-        0,
-        None,
-        0,
-    )
+    assert (outcome.exit_code, outcome.evidence["killed_by"]) == (0, None)
+    assert outcome.evidence["oom_kills"] == 0
 
 
 @pytest.mark.skipif(
@@ -194,16 +191,8 @@ def inside(
     assert outer.cgroup is not None
     if outer.cgroup.version == 2:
         pytest.skip("under v2 a cgroup that holds processes has no others below it")
-    command = [
-        sys.executable,
-        "-c",
-        INSIDE,
-        str(outer.cgroup.path),
-        str(limit_bytes),
-        str(folder),
-        code,
-        neighbour,
-    ]
+    arguments = [str(outer.cgroup.path), str(limit_bytes), str(folder), code, neighbour]
+    command = [sys.executable, "-c", INSIDE, *arguments]
     keep = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     done = subprocess.run(command, capture_output=True, text=True, env={**keep, **env}, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -223,12 +212,8 @@ def test_in_a_job_another_killed_process_is_not_the_runs_end(
     code, evidence, peak, held, neighbour = done
     assert neighbour == -9
     assert job.oom_kills() == 1
-    assert (code, evidence["killed_by"], evidence["oom_kills"], evidence["kills_around"]) == (
-        exit_code,
-        None,
-        None,
-        1,
-    )
+    assert (code, evidence["killed_by"], evidence["oom_kills"]) == (exit_code, None, None)
+    assert evidence["kills_around"] == 1
     assert peak is None
     assert 30 * MB < held < 80 * MB  # not the job's, which had 400 MB
 

@@ -42,11 +42,8 @@ def test_a_worker_past_the_limit_ends_the_whole_run_and_is_named(linux_v2: Machi
     result = linux_v2.result(
         f'ogbnlib watch --memory-limit "100 MB" --run-dir r -- $python -c "{code}"',
     )
-    assert (result["limit_by"], result["killed_by"], result["exit_code"]) == (
-        "cgroup v2",
-        "kernel",
-        137,
-    )
+    assert (result["limit_by"], result["killed_by"]) == ("cgroup v2", "kernel")
+    assert result["exit_code"] == 137
     # With memory.oom.group the kernel kills both processes, and counts the first one twice.
     assert result["oom_kills"] >= 2
     assert result["outer_limit"] is None
@@ -193,11 +190,8 @@ def test_the_watchdog_a_limit_in_a_limit_and_a_daemon(linux_v2: Machine) -> None
         f'{inner}\nEND\nogbnlib watch --memory-limit "200 MB" --run-dir outer -- sh inner.sh\n'
         "grep -q '\"killed_by\": null' outer/result.json || cat outer/result.json",
     )
-    assert (result["exit_code"], result["limit_by"], result["killed_by"]) == (
-        137,
-        "watchdog",
-        "watchdog",
-    )
+    assert (result["limit_by"], result["killed_by"]) == ("watchdog", "watchdog")
+    assert result["exit_code"] == 137
     done = linux_v2.run(
         "ogbnlib watch --memory-limit '200 MB' --run-dir r -- "
         "sh -c 'setsid sleep 300 >/dev/null 2>&1 & echo $!; sleep 1' >log 2>&1\n"
@@ -261,11 +255,8 @@ def test_a_killed_training_goes_on_to_equal_weights(
     ended, _, text = linux_v2.run(script).stdout.partition("\n")
     assert ended == "ended 137"
     result = json.loads(text)
-    assert (result["limit_by"], result["killed_by"], result["oom_kills"]) == (
-        "cgroup v2",
-        "kernel",
-        2,  # one process, which is counted twice
-    )
+    assert (result["limit_by"], result["killed_by"]) == ("cgroup v2", "kernel")
+    assert result["oom_kills"] == 2  # one process, which is counted twice
     run_dir = linux_v2.folder / "r"
     events = (run_dir / "events.jsonl").read_text()
     assert "from a spool of 5 MB" in events
