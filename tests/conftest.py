@@ -165,6 +165,15 @@ def files_of(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def uncached_file(path: Path, num_bytes: int) -> Path:
+    """A file of random bytes, of which no page is cached: the first reader is charged for all."""
+    with open(path, "wb") as file:
+        file.write(os.urandom(num_bytes))
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    return path
+
+
 def raw_arrays(path: Path) -> dict[str, np.ndarray]:
     """edge_index, x and y (-1 where there is no label) of a folder in OGB's binary layout, as numpy
     reads them."""

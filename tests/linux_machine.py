@@ -6,6 +6,7 @@ so scripts work in a folder in memory.
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -15,8 +16,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 PROGRAM = "linux.uml"
+HOG = "\"held = []\nwhile True: held.append(bytearray(b'x' * 2**20))\""
 TIED = ("setpriv", "--pdeathsig", "KILL")  # a machine must not outlive these tests
 MEMORY = "2500M"
 # Pages in this kernel that do not lie side by side are a mapping each outside. Above the default of 65,530, 250 MB, it
@@ -244,6 +247,12 @@ class Machine:
         code = int(self._wait_for(f"ended {self.scripts} ", timeout_s))
         output = name.with_suffix(".out").read_text(errors="replace")
         return subprocess.CompletedProcess(script, code, output)
+
+    def result(self, script: str) -> dict[str, Any]:
+        """result.json of the run that a script makes in its folder `r`."""
+        output = self.run(f"{{\n{script}\n}} >log 2>&1\ncat r/result.json || cat log").stdout
+        content: dict[str, Any] = json.loads(output)
+        return content
 
     def stop(self) -> None:
         assert self.process.stdin is not None

@@ -1,5 +1,5 @@
 """Four graphs of what Debian and Python ship on this machine, written as the files that a user
-would have: `python tests/machine_graphs.py FOLDER` writes them all.
+would have.
 
 | graph | nodes | edges | label | features: hashed counts of |
 |---|---|---|---|---|
@@ -16,7 +16,6 @@ import itertools
 import os
 import re
 import subprocess
-import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -243,9 +242,3 @@ def write(name: str, nodes: pd.DataFrame, edges: pd.DataFrame, folder: Path) -> 
         for split in SPLITS:
             members = nodes.loc[nodes["split"] == split, ["node_id"]]
             members.to_csv(folder / f"{split}.csv", index=False)
-
-
-if __name__ == "__main__":
-    for graph, table in GRAPHS.items():
-        write(graph, *table(), Path(sys.argv[1]) / graph)
-        print(f"python -m ogbnlib convert {sys.argv[1]}/{graph} STORE --undirected")

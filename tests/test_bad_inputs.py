@@ -11,7 +11,6 @@ from conftest import tree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ogbnlib.__main__ import main
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 
@@ -42,16 +41,17 @@ def site(tiny_dir: Path, tiny_store: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def call(site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """The command line in this process: exit code, and all that it said."""
+def call(
+    site: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    command_line: Callable[..., int],
+    capsys: pytest.CaptureFixture[str],
+) -> Call:
+    """The command line in this process: exit code, and all that it printed."""
 
     def call(*arguments: str) -> tuple[int, str]:
         monkeypatch.chdir(site)
-        monkeypatch.setattr("sys.argv", ["ogbnlib", *arguments])
-        try:
-            code = main()
-        except SystemExit as end:
-            code = int(end.code or 0)
+        code = command_line(*arguments)
         said = capsys.readouterr()
         return code, said.out + said.err
 

@@ -1,8 +1,6 @@
 """Promises of the package as a whole: one list of requirements, imports only downwards, torch only
 where it is used."""
 
-import ast
-import graphlib
 import os
 import re
 import shutil
@@ -14,8 +12,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from benchmarks.house import measure
+from benchmarks.house import imports, measure
 from conftest import NOBODY, tree
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 import ogbnlib.notebook
 from ogbnlib.__main__ import app
@@ -24,6 +24,7 @@ from ogbnlib.notebook.course import write_course
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ogbnlib"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # The house: imports go only down. A room may also import within itself, without circles.
 ROOMS = [
@@ -41,57 +42,20 @@ ROOMS = [
     "notebook",
 ]
 DOOR = {
-    **{
-        "environment": -4,
-        "errors": -3,
-        "display": -3,
-        "progress": -2,
-        "files": -2,
-        "launcher": -2,
-        "registry": -2,
-        "kernel_cache": -2,
-        "kernels": -2,
-        "splitmix64": -2,
-        "model": -2,
-    },
-    **{"parameters": -1, "config": -1},
-    **{"marks": 0, "doctor": 1, "__init__": 12, "data_commands": 12, "__main__": 12},
+    "environment": -4,
+    "errors": -3,
+    "display": -3,
+    **dict.fromkeys(("progress", "files", "launcher", "registry", "kernel_cache"), -2),
+    **dict.fromkeys(("kernels", "splitmix64", "model"), -2),
+    **dict.fromkeys(("parameters", "config"), -1),
+    "marks": 0,
+    "doctor": 1,
+    **dict.fromkeys(("__init__", "data_commands", "__main__"), 12),
 }
-MODULES = sorted(
-    ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
-    for path in PACKAGE.rglob("*.py")
-    if path.name != "__init__.py" or path.parent == PACKAGE
-)
-TORCH = {
-    *(
-        "sampling.choice",
-        "sampling.sampler",
-        "sampling.pyg_stores",
-        "windows.window",
-        "windows.spool",
-        "windows.reader",
-        "windows.store_loader",
-        "windows.own_loop",
-    ),
-    *("propagation.hop_loader", "inference.batches"),
-    *(
-        name
-        for name in MODULES
-        if name.startswith("training.") and not name.startswith("training.models.")
-    ),
-}
-WITHOUT_TORCH = sorted(
-    set(MODULES)
-    - TORCH
-    - {
-        "inference.predictions",
-        "inference.exact",
-        "inference.report",
-        "__main__",
-        "__init__",
-        "training.child",
-    }
-)
+MODULES = sorted(imports(PACKAGE))
+# Of these rooms the command line's plans need the registered models and policies alone.
+TORCH = {"sampling", "windows", "propagation", "training", "inference", "__init__", "__main__"}
+WITHOUT_TORCH = [module for module in MODULES if module.partition(".")[0] not in TORCH]
 
 
 def floor(module: str) -> int:
@@ -99,54 +63,25 @@ def floor(module: str) -> int:
     return ROOMS.index(room) if inside else DOOR[module]
 
 
-def imported(module: str) -> set[str]:
-    """The modules of this package that `module` imports, wherever in the file."""
-    found: set[str] = set()
-    package = ["ogbnlib", *module.split(".")[:-1]]
-    for node in ast.walk(ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text())):
-        if isinstance(node, ast.ImportFrom) and (
-            node.level or (node.module or "").split(".")[0] == "ogbnlib"
-        ):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            path = (
-                ".".join([*base, *filter(None, [node.module])]).removeprefix("ogbnlib").lstrip(".")
-            )
-            inside = [".".join(filter(None, [path, alias.name])) for alias in node.names]
-            found |= {name if name in MODULES else path for name in inside}
-        elif isinstance(node, ast.Import):
-            found |= {
-                alias.name.removeprefix("ogbnlib.")
-                for alias in node.names
-                if alias.name.startswith("ogbnlib.")
-            }
-    return found & set(MODULES)
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_a_module_imports_from_its_own_room_and_those_below(module: str) -> None:
-    wrong = {name for name in imported(module) if floor(name) > floor(module)}
+    wrong = {name for name in imports(PACKAGE)[module] if floor(name) > floor(module)}
     assert not wrong, f"{module} (floor {floor(module)}) imports {sorted(wrong)}"
 
 
-def test_no_room_has_a_circle_of_imports() -> None:
-    graph = {module: imported(module) for module in MODULES}
-    list(graphlib.TopologicalSorter(graph).static_order())
-
-
 def test_environment_and_pyproject_name_the_same_requirements() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = (ROOT / "environment.yml").read_text().partition("- pip:\n")[2].splitlines()
     assert [line.strip().removeprefix("- ") for line in lines if line.strip()] == [
         "-c constraints.txt",
-        *project["dependencies"],
+        *PROJECT["dependencies"],
     ]
+    (line,) = re.findall(r"- python=(.*)", (ROOT / "environment.yml").read_text())
+    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{line}.0")
+    assert PROJECT["version"] == ogbnlib.__version__
 
 
 def test_the_pinned_releases_are_within_the_ranges_and_those_of_these_tests() -> None:
-    from packaging.requirements import Requirement
-
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = {item.name: item.specifier for item in map(Requirement, project["dependencies"])}
+    wanted = {item.name: item.specifier for item in map(Requirement, PROJECT["dependencies"])}
     pins = [
         line
         for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -225,23 +160,6 @@ def test_a_wheel_runs_outside_the_repository(wheel_site: Path) -> None:
         assert not tree(home)
 
 
-def test_environment_has_a_python_that_the_package_accepts() -> None:
-    from packaging.specifiers import SpecifierSet
-
-    wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
-    (line,) = [
-        line for line in (ROOT / "environment.yml").read_text().splitlines() if "- python=" in line
-    ]
-    assert SpecifierSet(wanted).contains(line.split("=")[1] + ".0")
-
-
-def test_there_is_one_version() -> None:
-    assert (
-        tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-        == ogbnlib.__version__
-    )
-
-
 def loads_torch(code: str) -> bool:
     code += "\nimport sys; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -249,37 +167,12 @@ def loads_torch(code: str) -> bool:
 
 
 def test_help_and_everything_that_plans_watches_and_explains_come_without_torch() -> None:
-    assert not loads_torch(
-        "import ogbnlib, " + ", ".join(f"ogbnlib.{name}" for name in WITHOUT_TORCH)
-    )
+    names = ", ".join(f"ogbnlib.{name}" for name in WITHOUT_TORCH)
+    entries = "*ogbnlib.registry.MODELS.values(), *ogbnlib.registry.POLICIES.values()"
+    assert not loads_torch(f"import ogbnlib, {names}\n[entry.load() for entry in ({entries})]")
     assert not loads_torch(
         "import sys; sys.argv = ['', '--help']\nimport ogbnlib.__main__ as command; command.main()"
     )
-
-
-def test_errors_are_made_clear_at_the_boundary_alone() -> None:
-    text = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
-    names = {*re.findall(r"@clear_errors\(\)\n(?: *@.*\n)* *def (\w+)", text)}
-    others = {
-        "loader",
-        "to_data",
-        "ids",
-        "load",
-        "open",
-        "save",
-        "report",
-        "_content",
-        "memory_limit",
-        "write_raw",
-        "synthesize",
-        "prepare_dataset",
-        "ladder",
-        "diagnose",
-    }
-    public = {*ogbnlib.__all__, *ogbnlib.notebook.__all__}
-    assert names - public == others - public
-    # its definition, the command line and the child's entrance
-    assert text.count("clear_errors()") == len(names) + 3
 
 
 def test_import_says_that_it_needs_linux() -> None:

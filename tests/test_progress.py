@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 
-from ogbnlib import display
 from ogbnlib.config import TrainConfig
 from ogbnlib.display import Live
 from ogbnlib.errors import GB, InputError
@@ -37,11 +36,6 @@ def terminal() -> Iterator[Terminal]:
     screen = Terminal()
     with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):
         yield screen
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(display, "_BAR_EVERY_S", 0.01)
 
 
 def test_a_duration_shows_its_first_two_digits() -> None:

@@ -4,8 +4,7 @@ Run it by hand from the repository root: `python tests/benchmarks/bench_gpu.py [
 DIR] [--policies store propagated]`. Each policy has a process of its own, with the environment that
 `run` gives its trainer. It trains whole epochs on the GPU, and then draws as many from the same
 loader without a model. The first epoch of each is not counted. A ratio near 1 means that training
-waits for the loader, and a low one that it waits for the GPU. The utilisation of the GPU is the
-mean of nvidia-smi's readings over the run's epochs, where there is an nvidia-smi.
+waits for the loader, and a low one that it waits for the GPU.
 
 Compare only figures of one run: the machine's cores, disk and page cache decide the loader's speed.
 """
@@ -14,14 +13,12 @@ import argparse
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import torch
@@ -32,7 +29,6 @@ from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.propagation.hops import propagated
 from ogbnlib.registry import MODELS, POLICIES
-from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.synth import synthesize_store
 from ogbnlib.training.train import train
@@ -47,11 +43,9 @@ def settings(policy: str, asked: argparse.Namespace) -> dict[str, Any]:
     return {
         "loading": policy,
         "model": models[0],
-        "num_neighbors": asked.num_neighbors,
+        "num_neighbors": [15, 10, 5],
         "batch_size": asked.batch_size,
-        "hidden_channels": asked.hidden_channels,
-        "precision": asked.precision,
-        "num_workers": asked.num_workers,
+        "hidden_channels": 256,
         "epochs": asked.epochs,
         "eval_splits": [],
         "train_eval": "never",
@@ -81,84 +75,25 @@ def loader_rate(config: TrainConfig, store: Store) -> float:
     return median(rates[1:])
 
 
-@contextlib.contextmanager
-def utilisation() -> Iterator[list[tuple[float, float]]]:
-    """Readings of this process's GPU while the block runs, filled at its end: `time.time()` and
-    percent. Empty without an nvidia-smi."""
-    readings: list[tuple[float, float]] = []
-    if not shutil.which("nvidia-smi"):
-        yield readings
-        return
-    uuid = str(torch.cuda.get_device_properties(0).uuid).removeprefix("GPU-")
-    query = ["nvidia-smi", f"--id=GPU-{uuid}", "--query-gpu=timestamp,utilization.gpu"]
-    form = ["--format=csv,noheader,nounits", "--loop-ms=100"]
-    with tempfile.TemporaryFile("w+") as out:
-        smi = subprocess.Popen([*query, *form], stdout=out)
-        try:
-            yield readings
-        finally:
-            smi.terminate()
-            smi.wait()
-            out.seek(0)
-            readings += parse_readings(out.read())
-
-
-def parse_readings(text: str) -> list[tuple[float, float]]:
-    """Times and percents of nvidia-smi's lines such as "2026/11/26 10:40:01.123, 57"; a torn last
-    line and one without a number are left out."""
-    readings = []
-    for line in text.splitlines():
-        when, _, percent = line.partition(", ")
-        with contextlib.suppress(ValueError):
-            whole = time.mktime(time.strptime(when[:19], "%Y/%m/%d %H:%M:%S"))
-            readings.append((whole + float(when[19:] or 0), float(percent)))
-    return readings
-
-
-def counted(readings: list[tuple[float, float]], run: Run) -> list[float]:
-    """The percents that were read in the epochs after the first."""
-    times_s: dict[str, list[float]] = {"begin": [], "end": []}
-    for event in run.events:
-        if event["event"] in times_s and event["phase"] == "train epoch":
-            times_s[event["event"]].append(event["time_s"])
-    spans = [*zip(times_s["begin"], times_s["end"], strict=True)][1:]
-    return [
-        percent
-        for time_s, percent in readings
-        if any(begin_s <= time_s <= end_s for begin_s, end_s in spans)
-    ]
-
-
-def measure(config: TrainConfig, store: Store, run_dir: Path) -> dict[str, float | None]:
-    """Batches per second of training and of the loader alone, and the GPU's mean utilisation in
-    percent, None if it is unknown."""
+def measure(config: TrainConfig, store: Store, run_dir: Path) -> dict[str, float]:
+    """Batches per second of training and of the loader alone."""
     num_batches = -(-len(store.splits["train"]) // config.batch_size)
-    on_gpu = config.device == "cuda"
-    with utilisation() if on_gpu else contextlib.nullcontext([]) as readings:
-        training = training_rate(config, num_batches, run_dir)
-    percents = counted(readings, Run.open(run_dir))
-    return {
-        "training": training,
-        "loader": loader_rate(config, store),
-        "utilisation": mean(percents) if percents else None,
-    }
+    training = training_rate(config, num_batches, run_dir)
+    return {"training": training, "loader": loader_rate(config, store)}
 
 
-def as_line(policy: str, rates: dict[str, float | None]) -> str:
+def as_line(policy: str, rates: dict[str, float]) -> str:
     """One row of the table."""
-    training, loader, percent = rates["training"], rates["loader"], rates["utilisation"]
-    assert training is not None
-    assert loader is not None
-    used = "unknown" if percent is None else f"{percent:.0f} %"
-    return f"{policy:<12}{training:>10.2f}{loader:>10.2f}{training / loader:>8.2f}{used:>14}"
+    training, loader = rates["training"], rates["loader"]
+    return f"{policy:<12}{training:>10.2f}{loader:>10.2f}{training / loader:>8.2f}"
 
 
-def in_own_process(values: dict[str, Any]) -> dict[str, float | None]:
+def in_own_process(values: dict[str, Any]) -> dict[str, float]:
     """`measure` in a new process."""
     env = {**os.environ, **trainer_environment(os.environ)}
     argv = [sys.executable, __file__, "--one", json.dumps(values)]
     done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, text=True, check=True)
-    rates: dict[str, float | None] = json.loads(done.stdout.splitlines()[-1])
+    rates: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return rates
 
 
@@ -169,11 +104,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=0.02, help="of the generated graph")
     parser.add_argument("--dir", type=Path, help="a store, or where to make one and keep it")
     parser.add_argument("--policies", nargs="+", choices=[*POLICIES], default=[*POLICIES])
-    parser.add_argument("--num-neighbors", nargs="+", type=int, default=[15, 10, 5])
     parser.add_argument("--batch-size", type=int, default=1024)
-    parser.add_argument("--hidden-channels", type=int, default=256)
-    parser.add_argument("--precision", default="fp32")
-    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument(
         "--epochs", type=int, default=5, help="at least 2: the first is not counted"
     )
@@ -200,7 +131,7 @@ def main(argv: list[str]) -> None:
             synthesize_store(path, scale=asked.scale)
         name = torch.cuda.get_device_name()
         print(f"{name}, torch {torch.__version__}, {len(os.sched_getaffinity(0))} cores")
-        print(f"{'policy':<12}{'training':>10}{'loader':>10}{'ratio':>8}{'GPU busy':>14}")
+        print(f"{'policy':<12}{'training':>10}{'loader':>10}{'ratio':>8}")
         print(f"{'':<12}{'batches/s':>10}{'batches/s':>10}")
         for policy in asked.policies:
             values = {"dataset": str(path), **settings(policy, asked)}

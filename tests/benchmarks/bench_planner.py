@@ -351,10 +351,8 @@ def random_outcomes(count: int, seed: int, folder: Path, only: list[int]) -> Non
     for number, settings in chosen:
         outcomes.append(outcome(settings, folder))
         print(f"#{number:<3} {outcomes[-1]}", flush=True)
-    killed, generous = (
-        sum(one.is_wrong for one in outcomes),
-        sum(one.is_generous for one in outcomes),
-    )
+    killed = sum(one.is_wrong for one in outcomes)
+    generous = sum(one.is_generous for one in outcomes)
     errors = sorted(one.forecast / one.measured - 1 for one in outcomes if not one.is_wrong)
     print(
         f"{len(outcomes)} configurations: {killed} killed that were said to fit, {generous} used less than 75 %"

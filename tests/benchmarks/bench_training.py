@@ -15,10 +15,9 @@ environment that `run` gives its trainer: malloc's settings and its choice of pa
 its own, with `num_threads=auto`.
 
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256
-with GraphBolt of dgl 2.1.0 instead, in float32 and in the same precision, as its users run it and
-with the huge pages that we ask for, each side in processes of its own. Its environment: `python3 -m
-venv DIR`, then `DIR/bin/pip install dgl==2.1.0 torch==2.2.1 torchdata==0.7.1 'numpy<2' 'pandas<3'
-pydantic pyyaml` (for a CPU alone, a CPU build of torch 2.2.1).
+with GraphBolt of dgl 2.1.0 instead, in float32 and in the same precision, each side in processes of
+its own. Its environment: `python3 -m venv DIR`, then `DIR/bin/pip install dgl==2.1.0 torch==2.2.1
+torchdata==0.7.1 'numpy<2' 'pandas<3' pydantic pyyaml` (for a CPU alone, a CPU build of torch 2.2.1).
 """
 
 import argparse
@@ -53,7 +52,6 @@ from ogbnlib.sources.synth import synthesize_store
 
 SETTINGS = {
     "small": {"num_neighbors": (3, 2), "batch_size": 128, "hidden_channels": 16, "epochs": 61},
-    "medium": {"num_neighbors": (15, 10), "batch_size": 1024, "hidden_channels": 256, "epochs": 11},
     "large": {"num_neighbors": (15, 10, 5), "batch_size": 1024, "hidden_channels": 64, "epochs": 4},
 }
 
@@ -136,19 +134,16 @@ def our_rate(
         "loading": "store",
         "device": "cpu",
         **setting,
-    }
-    values |= {
         "train_eval": "never",
         "eval_splits": [],
         "num_threads": threads,
         "precision": precision,
     }
-    with tempfile.TemporaryDirectory() as tmp:
-        argv = [sys.executable, "-c", OURS, json.dumps(values), f"{tmp}/run"]
-        done = subprocess.run(argv, env=env, stdout=-1, check=True)
-    return -(-len(store.splits["train"]) // setting["batch_size"]) / float(
-        done.stdout.splitlines()[-1]
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        argv = [sys.executable, "-c", OURS, json.dumps(values), f"{folder}/run"]
+        done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=True)
+    epoch_s = float(done.stdout.splitlines()[-1])
+    return -(-len(store.splits["train"]) // setting["batch_size"]) / epoch_s
 
 
 def compare_stock(store: Store, setting: dict, seconds: float, rounds: int) -> None:
@@ -201,62 +196,33 @@ def compare_pages(store: Store, setting: dict, precision: str, rounds: int) -> N
 def compare_graphbolt(
     store: Store, python: Path, precision: str, seconds: float, rounds: int
 ) -> None:
-    """Print batches per second of both sides, in turn, with huge pages and without, and the ratios
-    of the medians."""
-    setting = {
-        "num_neighbors": [15, 10, 5],
-        "batch_size": 1024,
-        "hidden_channels": 256,
-        "epochs": 4,
-    }
+    """Print batches per second of both sides, in turn, and the ratios of the medians."""
+    setting = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256}
     rates = collections.defaultdict(list)
-    with tempfile.TemporaryDirectory() as tmp:
-        arrays = {
-            "colptr": store.colptr,
-            "row": store.row,
-            "x": store.read("x", "float32"),
-            "y": store.read("y"),
-        }
-        for name, array in {**arrays, "train": store.splits["train"]}.items():
-            np.save(f"{tmp}/{name}.npy", array)
-        del arrays
-        for _, pages, threads in itertools.product(range(rounds), "10", (1, 2)):
-            plain = {name: value for name, value in os.environ.items() if name != HUGE_PAGES}
-            env = {
-                **plain,
-                "OMP_NUM_THREADS": str(threads),
-                **({HUGE_PAGES: "1"} if pages == "1" else {}),
-            }
-            for theirs in {"fp32", precision}:
-                argv = [
-                    python,
-                    Path(__file__).with_name("peer_graphbolt.py"),
-                    tmp,
-                    "15,10,5",
-                    1024,
-                    256,
-                    theirs,
-                ]
-                done = subprocess.run(
-                    [*map(str, argv), str(threads), str(seconds)], env=env, stdout=-1, check=True
-                )
-                rates[theirs, pages, threads].append(
-                    json.loads(done.stdout.splitlines()[-1])["rate"]
-                )
-            env |= {
-                name: value
-                for name, value in trainer_environment(env).items()
-                if name != HUGE_PAGES
-            }
-            rates["ours", pages, threads].append(our_rate(store, setting, env, threads, precision))
-    for pages, threads in itertools.product("10", (1, 2)):
-        ours = median(rates["ours", pages, threads])
-        size = "huge" if pages == "1" else "4 KB"
-        print(f"{precision}, {threads} thread(s), {size} pages: ours {ours:.2f} batches/s")
-        for theirs, peer_pages in itertools.product(sorted({"fp32", precision}), "01"):
-            peer = median(rates[theirs, peer_pages, threads])
-            how = "with huge pages" if peer_pages == "1" else "as it comes"
-            print(f"  {ours / peer:.2f} x GraphBolt in {theirs} {how} ({peer:.2f})")
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/train.npy", store.splits["train"])
+        np.save(f"{folder}/x.npy", store.read("x", "float32"))
+        for name in ("colptr", "row", "y"):
+            np.save(f"{folder}/{name}.npy", getattr(store, name))
+        script = Path(__file__).with_name("peer_graphbolt.py")
+        for _, threads in itertools.product(range(rounds), (1, 2)):
+            env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            peer = {"folder": folder, "fan_out": [15, 10, 5], "batch_size": 1024, "hidden": 256}
+            peer |= {"threads": threads, "seconds": seconds}
+            for peer_precision in {"fp32", precision}:
+                arguments = json.dumps(peer | {"precision": peer_precision})
+                argv = [str(python), str(script), arguments]
+                done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=True)
+                rates[peer_precision, threads].append(float(done.stdout.splitlines()[-1]))
+            env |= trainer_environment(env)
+            rate = our_rate(store, setting | {"epochs": 4}, env, threads, precision)
+            rates["ours", threads].append(rate)
+    for threads in (1, 2):
+        ours = median(rates["ours", threads])
+        print(f"{precision}, {threads} thread(s): ours {ours:.2f} batches/s")
+        for peer_precision in sorted({"fp32", precision}):
+            rate = median(rates[peer_precision, threads])
+            print(f"  {ours / rate:.2f} x GraphBolt in {peer_precision} ({rate:.2f})")
 
 
 def main() -> None:
@@ -267,7 +233,6 @@ def main() -> None:
     parser.add_argument("--peer", choices=["stock", "graphbolt", "pages"], default="stock")
     parser.add_argument("--setting", choices=SETTINGS, nargs="+", default=["small", "large"])
     parser.add_argument("--hidden-channels", type=int, help="in place of the setting's")
-    parser.add_argument("--epochs", type=int, help="of ours, in place of the setting's")
     parser.add_argument("--peer-python", type=Path, help="Python of the peer's environment")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--rounds", type=int, default=3)
@@ -288,10 +253,10 @@ def main() -> None:
             return compare_graphbolt(
                 store, options.peer_python, options.precision, options.seconds, options.rounds
             )
-        changes = {"hidden_channels": options.hidden_channels, "epochs": options.epochs}
-        changes = {name: value for name, value in changes.items() if value is not None}
         for name in options.setting:
-            setting = SETTINGS[name] | changes
+            setting = dict(SETTINGS[name])
+            if options.hidden_channels:
+                setting["hidden_channels"] = options.hidden_channels
             print(f"\n{setting}", flush=True)
             if options.peer == "pages":
                 compare_pages(store, setting, options.precision, options.rounds)

@@ -1,5 +1,5 @@
-"""Measured figures of full_size.csv beside today's forecasts: `python
-tests/benchmarks/forecast_table.py [--write]`.
+"""Today's forecasts at full size, and measured figures of full_size.csv beside them, for the tests:
+`python tests/benchmarks/forecast_table.py [--write]`.
 
 Each row was measured on the generated graph of ogbn-papers100M's size, directed, with float16
 features and num_threads=auto unless `config` says otherwise, on two cores, under a hard cgroup.
@@ -19,7 +19,7 @@ from unittest.mock import patch
 import yaml
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.errors import GB, format_bytes, parse_bytes
+from ogbnlib.errors import GB, parse_bytes
 from ogbnlib.files import write_atomically
 from ogbnlib.forecast.machine import REFERENCE, Machine
 from ogbnlib.forecast.run_forecast import Forecast, predict
@@ -143,42 +143,6 @@ def _forecast(figures: dict[str, str]) -> Forecast:
         return predict(config, size, memory_limit_bytes=limit_bytes, machine=machine)
 
 
-def table() -> str:
-    """The rows as Markdown."""
-    lines = [
-        "| what | limit | spool | cores | precision | threads | moved an epoch | took | peak | from RAM |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows():
-        figures = row.figures
-        ram_s = row.measured("from_ram_s")
-        cells = [
-            figures["what"],
-            figures["limit"],
-            format_bytes(row.forecast.config.spool).replace(".00", ""),
-            figures["machine"],
-            row.forecast.config.precision,
-            str(row.forecast.num_threads),
-            _pair(row, "moved_gb", 1, "GB"),
-            _pair(row, "seconds", 60, "min") or figures["note"],
-            _pair(row, "peak_gb", 1, "GB"),
-            "" if ram_s is None else f"{ram_s / 60:.1f} min",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def _pair(row: Row, name: str, divisor: int, unit: str) -> str:
-    """Both figures; an empty text where nothing was measured."""
-    measured = row.measured(name)
-    expected = row.expected[name]
-    if measured is None:
-        return ""
-    texts = [f"{measured / divisor:.3g}"]
-    texts.append("no forecast" if expected is None else f"{expected / divisor:.3g}")
-    return ", ".join(texts) + f" {unit}" * (expected is not None)
-
-
 def written(page: str) -> str:
     """The page with today's forecasts in place of its own."""
     start, _, rest = page.partition(EXPECTED_BEGIN)
@@ -193,4 +157,3 @@ if __name__ == "__main__":
         text = written(GUIDE.read_text())
         write_atomically(GUIDE, lambda file: file.write(text.encode()))
     print(expected())
-    print(table())

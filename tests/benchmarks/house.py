@@ -8,9 +8,9 @@ figures.
 """
 
 import ast
+import functools
 import graphlib
 import json
-import statistics
 import sys
 from collections import Counter
 from pathlib import Path
@@ -48,8 +48,9 @@ def imported(path: Path, package: Path, modules: set[str]) -> set[str]:
     return found & modules
 
 
-def floors(package: Path) -> tuple[int, int]:
-    """Return the number of imports between modules, and the longest chain of them."""
+@functools.cache
+def imports(package: Path) -> dict[str, set[str]]:
+    """The modules of a package, and those of its modules that each imports."""
     modules = {}
     for path in package.rglob("*.py"):
         name = ".".join(path.relative_to(package).with_suffix("").parts)
@@ -58,10 +59,16 @@ def floors(package: Path) -> tuple[int, int]:
     graph = {}
     for name, path in modules.items():
         graph[name] = imported(path, package, set(modules)) - {name}
+    return graph
+
+
+def floors(package: Path) -> int:
+    """Return the longest chain of imports between modules; `CycleError` if they go in a circle."""
+    graph = imports(package)
     floor: dict[str, int] = {}
     for name in graphlib.TopologicalSorter(graph).static_order():
         floor[name] = 1 + max((floor[other] for other in graph[name]), default=0)
-    return sum(map(len, graph.values())), max(floor.values())
+    return max(floor.values())
 
 
 def count_nodes(tree: ast.Module) -> Counter[str]:
@@ -75,7 +82,6 @@ def count_nodes(tree: ast.Module) -> Counter[str]:
         count["walrus"] += isinstance(node, ast.NamedExpr)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             branches = sum(isinstance(inner, BRANCHES) for inner in ast.walk(node))
-            count["functions"] += 1
             count["long functions"] += node.end_lineno - node.lineno + 1 > LONG_FUNCTION
             count["branched functions"] += branches > MANY_BRANCHES
     count["public names"] = sum(
@@ -88,16 +94,13 @@ def count_nodes(tree: ast.Module) -> Counter[str]:
 def measure(package: Path) -> dict[str, float]:
     """The figures by name; lines are counted without blank ones."""
     count: Counter[str] = Counter()
-    sizes = []
     for path in sorted(package.rglob("*.py")):
         text = path.read_text()
         lines = [line for line in text.splitlines() if line.strip()]
         count += count_nodes(ast.parse(text))
         count["lines"] += len(lines)
         count["long lines"] += sum(len(line) >= LONG_LINE for line in lines)
-        sizes.append(len(lines))
     thousands = count["lines"] / 1000
-    arrows, longest_chain = floors(package)
     return {
         "statements": count["statements"],
         "statements a line": round(count["statements"] / count["lines"], 3),
@@ -108,10 +111,7 @@ def measure(package: Path) -> dict[str, float]:
         "functions over 60 lines": count["long functions"],
         "functions with over 20 branches": count["branched functions"],
         "public names per 1,000 lines": round(count["public names"] / thousands, 1),
-        "functions": count["functions"],
-        "median lines of a file": statistics.median(sizes),
-        "import arrows": arrows,
-        "floors": longest_chain,
+        "floors": floors(package),
     }
 
 

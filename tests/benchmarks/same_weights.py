@@ -38,15 +38,11 @@ CONFIGS = [
     {"loading": "propagated", "model": "sagn", "hops": 2, "undirected": True},
 ]
 
-# Runs under either tree; in the older one modules lie flat and a store is made by hand.
+# An earlier tree may have a parameter for the windows' memory.
 CHILD = """
 import hashlib, json, os, sys
-try:
-    from ogbnlib.training.train import train
-    from ogbnlib.config import TrainConfig
-except ImportError:
-    from ogbnlib.train import train
-    from ogbnlib.config import TrainConfig
+from ogbnlib.config import TrainConfig
+from ogbnlib.training.train import train
 for line in sys.stdin:
     values = json.loads(line)
     if "lookahead" not in TrainConfig.model_fields:
@@ -59,47 +55,39 @@ for line in sys.stdin:
 """
 
 
-def trained(tree: Path, configs: list[dict[str, object]]) -> list[object]:
-    lines = "".join(json.dumps(config) + "\n" for config in configs)
-    argv, env = [sys.executable, "-c", CHILD], {"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin"}
+def python(tree: Path, *arguments: str, lines: str = "") -> list[str]:
+    """The lines that Python prints with the package of `tree`."""
+    env = {"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin"}
+    argv = [sys.executable, *arguments]
     done = subprocess.run(
         argv, input=lines, stdout=subprocess.PIPE, text=True, cwd=tree, env=env, check=True
     )
-    return [json.loads(line[7:]) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    return done.stdout.splitlines()
+
+
+def trained(tree: Path, configs: list[dict[str, object]]) -> list[object]:
+    lines = "".join(json.dumps(config) + "\n" for config in configs)
+    printed = python(tree, "-c", CHILD, lines=lines)
+    return [json.loads(line[7:]) for line in printed if line.startswith("RESULT ")]
 
 
 def synthesized(tree: Path, folder: Path) -> str:
-    argv = [
-        sys.executable,
-        "-m",
-        "ogbnlib",
-        "synth",
-        str(folder),
-        "--scale",
-        "0.001",
-        "--format",
-        "raw",
-    ]
-    env = {"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin"}
-    subprocess.run(argv, check=True, cwd=tree, env=env, stdout=subprocess.DEVNULL)
+    options = ["--scale", "0.001", "--format", "raw"]
+    python(tree, "-m", "ogbnlib", "synth", str(folder), *options)
     return str(folder)
 
 
 def converted(tree: Path, raw: str, folder: Path, *options: str) -> str:
-    argv = [
-        sys.executable,
-        "-m",
-        "ogbnlib",
-        "convert",
-        raw,
-        str(folder),
-        "--feature-dtype",
-        "float32",
-        *options,
-    ]
-    env = {"PYTHONPATH": str(tree), "PATH": "/usr/bin:/bin"}
-    subprocess.run(argv, check=True, cwd=tree, env=env, stdout=subprocess.DEVNULL)
+    options = ("--feature-dtype", "float32", *options)
+    python(tree, "-m", "ogbnlib", "convert", raw, str(folder), *options)
     return str(folder)
+
+
+def config_of(changes: dict[str, object], stores: dict[bool, str]) -> dict[str, object]:
+    values = {**BASE, **changes, "dataset": stores[bool(changes.get("undirected"))]}
+    if changes["loading"] == "propagated":
+        del values["num_neighbors"]
+    return values
 
 
 def main(commit: str) -> int:
@@ -115,18 +103,7 @@ def main(commit: str) -> int:
                 False: converted(old, raw, beside / "directed"),
                 True: converted(old, raw, beside / "undirected", "--undirected"),
             }
-            configs = [
-                {
-                    **{
-                        k: v
-                        for k, v in BASE.items()
-                        if c["loading"] != "propagated" or k != "num_neighbors"
-                    },
-                    **c,
-                    "dataset": stores[bool(c.get("undirected"))],
-                }
-                for c in CONFIGS
-            ]
+            configs = [config_of(changes, stores) for changes in CONFIGS]
             before, after = trained(old, configs), trained(ROOT, configs)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(old)], cwd=ROOT, check=True)

@@ -3,26 +3,16 @@
 Each script is an ordinary user's, in the scope of a login.
 """
 
-import json
 import re
-from typing import Any
 
 import pytest
 from conftest import MB
-from linux_machine import Machine
+from linux_machine import HOG, Machine
 
 pytestmark = pytest.mark.slow
 
 APP_SLICE = "/sys/fs/cgroup/user.slice/user-1000.slice/user@1000.service/app.slice"
-HOG = "\"held = []\nwhile True: held.append(bytearray(b'x' * 2**20))\""
 SCOPE = "systemd-run --user --scope --quiet -p"
-
-
-def result_of(machine: Machine, script: str) -> dict[str, Any]:
-    """result.json of the run in the script's folder `r`."""
-    done = machine.run(f"{script} >log 2>&1\nprintf 'RESULT '; cat r/result.json || cat log")
-    found: dict[str, Any] = json.loads(done.stdout.partition("RESULT ")[2] or done.stdout)
-    return found
 
 
 def test_doctor_names_systemd_as_the_limit(linux_systemd: Machine) -> None:
@@ -34,7 +24,7 @@ def test_doctor_names_systemd_as_the_limit(linux_systemd: Machine) -> None:
 def test_a_run_is_killed_by_the_kernel_for_its_scopes_limit(linux_systemd: Machine) -> None:
     # above 250 MB user-mode-linux needs another setting of the machine outside
     run = f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c {HOG}'
-    result = result_of(linux_systemd, run)
+    result = linux_systemd.result(run)
     assert (result["limit_by"], result["killed_by"]) == ("systemd-run", "kernel")
     assert (result["exit_code"], result["oom_kills"]) == (137, 1)
     assert result["outer_limit"] is None
@@ -42,16 +32,13 @@ def test_a_run_is_killed_by_the_kernel_for_its_scopes_limit(linux_systemd: Machi
     assert "under a limit of 200 MB (systemd-run)" in result["diagnosis"]["text"]
 
 
-def test_a_run_slowed_down_by_its_slice_is_told_so(
-    linux_systemd: Machine,
-) -> None:
+def test_a_run_slowed_down_by_its_slice_is_told_so(linux_systemd: Machine) -> None:
     code = (
         "held = []\n"
         f"times = lambda: int(open('{APP_SLICE}/memory.events').read().split()[3])\n"
         "while times() < 5: held.append(b'x' * 2**18)"
     )
-    result = result_of(
-        linux_systemd,
+    result = linux_systemd.result(
         "systemctl --user set-property --runtime app.slice MemoryHigh=90M\n"
         "trap 'systemctl --user set-property --runtime app.slice MemoryHigh=infinity' EXIT\n"
         f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c "{code}"',
@@ -63,8 +50,7 @@ def test_a_run_slowed_down_by_its_slice_is_told_so(
 
 @pytest.mark.parametrize("limit", ["", '--memory-limit "60 MB"'], ids=["recorded", "limited"])
 def test_a_run_never_leaves_the_limit_of_its_own_scope(linux_systemd: Machine, limit: str) -> None:
-    result = result_of(
-        linux_systemd,
+    result = linux_systemd.result(
         f"export python\n{SCOPE} MemoryMax=140M $python -m ogbnlib watch {limit} --run-dir r"
         f" -- $python -c {HOG}",
     )
@@ -77,14 +63,12 @@ def test_a_run_never_leaves_the_limit_of_its_own_scope(linux_systemd: Machine, l
         assert result["outer_limit"]["limit_bytes"] == 140 * MB
 
 
-def test_a_new_namespace_hides_neither_limit_nor_kill(
-    linux_systemd: Machine,
-) -> None:
+def test_a_new_namespace_hides_neither_limit_nor_kill(linux_systemd: Machine) -> None:
     code = "from ogbnlib.memory.cgroup import effective_limit; print(*effective_limit())"
     inside = f"{SCOPE} MemoryMax=90M unshare -rC $python -c '{code}'"
     done = linux_systemd.run(inside)
     assert done.stdout.startswith(f"{90 * MB} memory cgroup v2 {APP_SLICE}/run-")
     run = f'ogbnlib watch --memory-limit "60 MB" --run-dir r -- $python -c {HOG}'
-    result = result_of(linux_systemd, f"unshare -rC $python -m {run}")
+    result = linux_systemd.result(f"unshare -rC $python -m {run}")
     assert (result["limit_by"], result["killed_by"]) == ("systemd-run", "kernel")
     assert result["oom_kills"] == 1

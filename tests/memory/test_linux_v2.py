@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from conftest import MB, force_windows, same, weights
-from linux_machine import MAX_MAP_COUNT, SETTING, Machine
+from linux_machine import HOG, MAX_MAP_COUNT, SETTING, Machine
 
 pytestmark = pytest.mark.slow
 
-HOG = "\"held = []\nwhile True: held.append(bytearray(b'x' * 2**20))\""
 # What limit can be had, and where a command is under it.
 TRY_LIMIT = """
 import json, subprocess
@@ -23,16 +22,12 @@ from ogbnlib.memory.limits import make_limit
 group = find_cgroup()
 limit, refused = make_limit(2**28)
 inside = subprocess.run(limit.command(["cat", "/proc/self/cgroup"]), capture_output=True, text=True)
+names = ("max", "swap.max", "oom.group")
+paths = [limit.cgroup.path / f"memory.{name}" for name in names] if limit.cgroup else []
+files = {path.name: path.read_text().strip() for path in paths if path.exists()}
 limit.close()
-print(json.dumps([limit.name, inside.stdout.strip(), str(group and group[0].path), *effective_limit()]))
+print(json.dumps([limit.name, inside.stdout.strip(), str(group and group[0].path), *effective_limit(), files, refused]))
 """
-
-
-def result_of(machine: Machine, script: str) -> dict[str, Any]:
-    """result.json of the run in the script's folder `r`."""
-    done = machine.run(f"{script}\nprintf 'RESULT '; cat r/result.json")
-    found: dict[str, Any] = json.loads(done.stdout.partition("RESULT ")[2] or done.stdout)
-    return found
 
 
 def limit_of(machine: Machine, before: str, *, user: str = "") -> list[Any]:
@@ -44,17 +39,11 @@ def limit_of(machine: Machine, before: str, *, user: str = "") -> list[Any]:
 
 def test_a_worker_past_the_limit_ends_the_whole_run_and_is_named(linux_v2: Machine) -> None:
     code = "import os\nif os.fork(): os.wait()\nheld = []\nwhile True: held.append(bytearray(b'x' * 2**20))"
-    result = result_of(
-        linux_v2,
-        f'ogbnlib watch --memory-limit "100 MB" --run-dir r -- $python -c "{code}" >log 2>&1\n'
-        "[ $? = 137 ] || cat log\n"
-        "ls -d /sys/fs/cgroup/*/ogbnlib* && cat log\n",
+    result = linux_v2.result(
+        f'ogbnlib watch --memory-limit "100 MB" --run-dir r -- $python -c "{code}"',
     )
-    assert (result["limit_by"], result["killed_by"], result["exit_code"]) == (
-        "cgroup v2",
-        "kernel",
-        137,
-    )
+    assert (result["limit_by"], result["killed_by"]) == ("cgroup v2", "kernel")
+    assert result["exit_code"] == 137
     # With memory.oom.group the kernel kills both processes, and counts the first one twice.
     assert result["oom_kills"] >= 2
     assert result["outer_limit"] is None
@@ -64,10 +53,9 @@ def test_a_worker_past_the_limit_ends_the_whole_run_and_is_named(linux_v2: Machi
 
 
 def test_a_lower_limit_around_the_run_is_the_one_that_is_blamed(linux_v2: Machine) -> None:
-    result = result_of(
-        linux_v2,
+    result = linux_v2.result(
         "enter slice/session\necho 110M >/sys/fs/cgroup/slice/memory.max\n"
-        f'ogbnlib watch --memory-limit "1 GB" --run-dir r -- $python -c {HOG} >log 2>&1',
+        f'ogbnlib watch --memory-limit "1 GB" --run-dir r -- $python -c {HOG}',
     )
     assert (result["exit_code"], result["killed_by"]) == (137, "kernel")
     assert result["outer_limit"]["cgroup"] == "/sys/fs/cgroup/slice"
@@ -81,10 +69,9 @@ def test_a_run_slowed_down_by_memory_high_is_told_so(linux_v2: Machine) -> None:
         "times = lambda: int(open('/sys/fs/cgroup/high/memory.events').read().split()[3])\n"
         "while times() < 5: held.append(b'x' * 2**18)"
     )
-    result = result_of(
-        linux_v2,
+    result = linux_v2.result(
         "enter high/session\necho 90M >/sys/fs/cgroup/high/memory.high\n"
-        f'ogbnlib watch --run-dir r -- $python -c "{code}" >log 2>&1',
+        f'ogbnlib watch --run-dir r -- $python -c "{code}"',
     )
     assert result["exit_code"] == 0
     assert result["throttled"][0]["cgroup"] == "/sys/fs/cgroup/high"
@@ -101,9 +88,8 @@ def test_page_cache_and_shared_memory_are_parts_of_their_own(linux_v2: Machine) 
         "held = bytearray(b'x' * 20 * 2**20)\n"
         "open('/dev/shm/x', 'wb').write(bytes(10 * 2**20))\ntime.sleep(1)"
     )
-    result = result_of(
-        linux_v2,
-        f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c "{code}" >log 2>&1',
+    result = linux_v2.result(
+        f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c "{code}"',
     )
     peaks = result["sampled_peaks_bytes"]
     assert result["exit_code"] == 0
@@ -117,6 +103,9 @@ def test_limits_are_made_wherever_this_process_may_enter_them(linux_v2: Machine)
     login = limit_of(linux_v2, ":")
     assert login[0] == "cgroup v2"
     assert login[1].startswith("0::/user.slice/ogbnlib-")
+    files = login[5]
+    assert (files["memory.max"], files["memory.oom.group"]) == (str(2**28), "1")
+    assert files.get("memory.swap.max", "0") == "0"  # the file is there where swap is counted
     root = limit_of(linux_v2, 'enter ""')
     assert root[0] == "cgroup v2"
     assert root[1].startswith("0::/ogbnlib-")
@@ -126,14 +115,42 @@ def test_limits_are_made_wherever_this_process_may_enter_them(linux_v2: Machine)
         group = f"job-{file}"
         job = limit_of(linux_v2, f"enter {group}\necho 300M >/sys/fs/cgroup/{group}/memory.{file}")
         assert job[:2] == ["watchdog", f"0::/{group}"]
+    # beside it, but below a limit around both
+    deep = limit_of(linux_v2, "enter deep/step\necho 300M >/sys/fs/cgroup/deep/memory.max")
+    assert deep[0] == "cgroup v2"
+    assert deep[1].startswith("0::/deep/ogbnlib-")
     # counted above, where the controller is not passed on
     above = limit_of(linux_v2, "enter above\nmkdir $path/below\necho $$ >$path/below/cgroup.procs")
     assert above[2] == "/sys/fs/cgroup/above"
 
 
-def test_an_unprivileged_user_gets_a_delegated_cgroup(
-    linux_v2: Machine,
+SYSTEMD_RUN = """
+mkdir bin
+cat >bin/systemd-run <<'END'
+#!/bin/sh
+while [ "$1" != -- ]; do shift; done
+shift
+exec "$@"
+END
+chmod +x bin/systemd-run
+export PATH=$PWD/bin:$PATH
+"""
+
+
+@pytest.mark.parametrize("has_manager", [False, True])
+def test_a_scope_of_systemd_leaves_no_limit_around_this_process(
+    linux_v2: Machine, has_manager: bool
 ) -> None:
+    job = f"/sys/fs/cgroup/scoped-{has_manager:d}"
+    before = f"{SYSTEMD_RUN}enter {Path(job).name}\necho 400M >{job}/memory.max"
+    if has_manager:  # the scope is inside the job, too
+        before += f"\nmkdir {job}/user@0.service"
+    answers = limit_of(linux_v2, before)
+    assert answers[0] == ("systemd-run" if has_manager else "watchdog")
+    assert (f"systemd-run: its scope would leave the limit of {job}" in answers[6]) != has_manager
+
+
+def test_an_unprivileged_user_gets_a_delegated_cgroup(linux_v2: Machine) -> None:
     own = "enter own/session\nchown -R 1000 /sys/fs/cgroup/own"
     name, inside, *_ = limit_of(linux_v2, own, user="as_user")
     assert name == "cgroup v2"
@@ -168,17 +185,13 @@ def test_a_container_sees_its_own_limit(linux_v2: Machine) -> None:
 
 def test_the_watchdog_a_limit_in_a_limit_and_a_daemon(linux_v2: Machine) -> None:
     inner = f'ogbnlib watch --memory-limit "60 MB" --run-dir r -- $python -c {HOG}'
-    result = result_of(
-        linux_v2,
+    result = linux_v2.result(
         'export python\ncat >inner.sh <<"END"\nogbnlib() { $python -m ogbnlib "$@"; }\n'
-        f'{inner}\nEND\nogbnlib watch --memory-limit "200 MB" --run-dir outer -- sh inner.sh >log 2>&1\n'
+        f'{inner}\nEND\nogbnlib watch --memory-limit "200 MB" --run-dir outer -- sh inner.sh\n'
         "grep -q '\"killed_by\": null' outer/result.json || cat outer/result.json",
     )
-    assert (result["exit_code"], result["limit_by"], result["killed_by"]) == (
-        137,
-        "watchdog",
-        "watchdog",
-    )
+    assert (result["limit_by"], result["killed_by"]) == ("watchdog", "watchdog")
+    assert result["exit_code"] == 137
     done = linux_v2.run(
         "ogbnlib watch --memory-limit '200 MB' --run-dir r -- "
         "sh -c 'setsid sleep 300 >/dev/null 2>&1 & echo $!; sleep 1' >log 2>&1\n"
@@ -189,12 +202,11 @@ def test_the_watchdog_a_limit_in_a_limit_and_a_daemon(linux_v2: Machine) -> None
 
 
 def test_in_the_scope_of_a_slurm_job_the_jobs_limit_is_named(linux_v2: Machine) -> None:
-    result = result_of(
-        linux_v2,
+    result = linux_v2.result(
         "enter system.slice/slurmstepd.scope/job_7/step_0/user/task_0\nexport SLURM_JOB_ID=7\n"
         "job=/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7\n"
         "echo 110M >$job/step_0/memory.max\necho 110M >$job/memory.max\n"
-        f"ogbnlib watch --run-dir r -- $python -c {HOG} >log 2>&1",
+        f"ogbnlib watch --run-dir r -- $python -c {HOG}",
     )
     assert (result["exit_code"], result["killed_by"], result["oom_kills"]) == (137, "kernel", 1)
     assert result["outer_limit"]["limit_bytes"] == 110 * MB
@@ -243,11 +255,8 @@ def test_a_killed_training_goes_on_to_equal_weights(
     ended, _, text = linux_v2.run(script).stdout.partition("\n")
     assert ended == "ended 137"
     result = json.loads(text)
-    assert (result["limit_by"], result["killed_by"], result["oom_kills"]) == (
-        "cgroup v2",
-        "kernel",
-        2,  # one process, which is counted twice
-    )
+    assert (result["limit_by"], result["killed_by"]) == ("cgroup v2", "kernel")
+    assert result["oom_kills"] == 2  # one process, which is counted twice
     run_dir = linux_v2.folder / "r"
     events = (run_dir / "events.jsonl").read_text()
     assert "from a spool of 5 MB" in events

@@ -1,10 +1,9 @@
 """Promises about time lost for memory (the kernel's PSI): read, recorded, and named where a run thrashes."""
 
-import os
 from pathlib import Path
 
 import pytest
-from conftest import MB, write_run
+from conftest import MB, uncached_file, write_run
 
 from ogbnlib.memory.cgroup import Cgroup, pressure_file, read_stalled_s
 from ogbnlib.memory.reading import Reading
@@ -95,16 +94,8 @@ while time.monotonic() < end_s:
 @pytest.mark.skipif(
     read_stalled_s("/proc/pressure/memory") is None, reason="this kernel counts no pressure (PSI)"
 )
-def test_a_run_that_thrashes_records_the_time_it_lost(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "large"
-    with open(path, "wb") as file:
-        for _ in range(120):
-            file.write(os.urandom(MB))
-        os.fsync(file.fileno())
-        # else it is cached on another's account
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+def test_a_run_that_thrashes_records_the_time_it_lost(tmp_path: Path) -> None:
+    path = uncached_file(tmp_path / "large", 120 * MB)
     run = watch(["-c", THRASH, str(path)], "60 MB", run_dir=tmp_path / "run", echo=False)
     if not run.result["limit_by"].startswith("cgroup"):
         pytest.skip("no memory cgroup can be made here")

@@ -13,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import is_alive, same, scores, wait_until, weights
+from torch.nn import Module
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.signals import STOP_SIGNALS, Stopped, block_stop_signals
 from ogbnlib.runs.codes import STOPPED
 from ogbnlib.runs.folder import Run, diagnose
-from ogbnlib.training.learner import Learner
 from ogbnlib.training.network import GNN
 from ogbnlib.training.train import train
 
@@ -28,22 +31,36 @@ BATCHES = 8  # of an epoch of 120 seeds in batches of 16
 
 
 @pytest.fixture
-def signal_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sends this process a signal from within its n-th batch, training and evaluation counted
-    together."""
-    left = {"count": 0, "number": 0}
-    fused = GNN._fused  # called once for each batch
+def in_batch() -> Iterator[Callable[..., None]]:
+    """Calls a function within the n-th batch, training and evaluation counted together."""
+    hooks: list[RemovableHandle] = []
 
-    def counted(self: GNN, *given: Any) -> Any:
-        left["count"] -= 1
-        if left["count"] == 0:
-            os.kill(os.getpid(), left["number"])
-        return fused(self, *given)
+    def within(count: int, act: Callable[[], None]) -> None:
+        left = iter(range(count - 1, -1, -1))
+
+        def train_batch(*_: Any) -> None:
+            if next(left, -1) == 0:
+                act()
+
+        def eval_batch(module: Module, _: Any) -> None:
+            if isinstance(module, GNN) and not module.training:
+                train_batch()
+
+        hooks.append(register_optimizer_step_pre_hook(train_batch))
+        hooks.append(register_module_forward_pre_hook(eval_batch))
+
+    yield within
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.fixture
+def signal_at(in_batch: Callable[..., None]) -> Callable[..., None]:
+    """Sends this process a signal from within its n-th batch."""
 
     def at(count: int, number: int = signal.SIGUSR1) -> None:
-        left.update(count=count, number=number)
+        in_batch(count, lambda: os.kill(os.getpid(), number))
 
-    monkeypatch.setattr(GNN, "_fused", counted)
     return at
 
 
@@ -76,10 +93,8 @@ def test_a_signal_stops_after_the_running_batch(
     assert position(tmp_path / "run") == (0, 48)
     assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
     result = json.loads((tmp_path / "run" / "result.json").read_text())
-    assert (result["exit_code"], result["diagnosis"]["cause"]) == (
-        STOPPED,
-        "stopped at a checkpoint",
-    )
+    assert result["exit_code"] == STOPPED
+    assert result["diagnosis"]["cause"] == "stopped at a checkpoint"
     assert "--resume" in diagnose(tmp_path / "run").remedy
     assert not issubclass(Stopped, Exception)  # so that `except Exception` of a sweep lets it pass
 
@@ -125,19 +140,17 @@ def test_a_run_stopped_again_and_again_ends_with_equal_weights(
 
 
 def test_workers_outlive_a_signal_until_the_trainer_stops(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, tmp_path: Path, in_batch: Callable[..., None]
 ) -> None:
-    step, seen = Learner.step, []
+    seen: list[int] = []
 
-    def signalled(self: Learner, batches: Any, epoch: int, begin: int, end: int) -> None:
-        if begin:  # the workers begin with the first batch
-            seen.extend(process_tree(os.getpid()))
-            for pid in seen:
-                os.kill(pid, signal.SIGTERM)
-                os.kill(pid, signal.SIGUSR1)
-        step(self, batches, epoch, begin, end)
+    def signal_all() -> None:
+        seen.extend(process_tree(os.getpid()))
+        for pid in seen:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGUSR1)
 
-    monkeypatch.setattr(Learner, "step", signalled)
+    in_batch(2, signal_all)  # the workers begin with the first batch
     with pytest.raises(Stopped, match="32 of 120 seeds"):
         train(tiny_config(num_workers=2, persistent_workers=True), tmp_path / "run")
     assert len(seen) >= 3
@@ -175,16 +188,8 @@ def test_the_command_line_ends_with_75_and_goes_on_with_resume(
     tiny_store: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    values = [
-        "--set",
-        f"dataset={tiny_store}",
-        "--set",
-        "batch_size=16",
-        "--set",
-        "epochs=100000",
-        "--set",
-        "device=cpu",
-    ]
+    settings = (f"dataset={tiny_store}", "batch_size=16", "epochs=100000", "device=cpu")
+    values = [word for setting in settings for word in ("--set", setting)]
     command = [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(run)]
     process = subprocess.Popen(
         [*command, *values], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -201,10 +206,7 @@ def test_the_command_line_ends_with_75_and_goes_on_with_resume(
     assert process.returncode == STOPPED, said + errors
     assert "stopped by SIGUSR1 in epoch" in said
     assert "Traceback" not in errors
-    assert (
-        json.loads((run / "result.json").read_text())["diagnosis"]["cause"]
-        == "stopped at a checkpoint"
-    )
+    assert Run(run).result["diagnosis"]["cause"] == "stopped at a checkpoint"
     assert not any(is_alive(pid) for pid in children)
     done = position(run)[0]
     again = subprocess.run(

@@ -61,12 +61,11 @@ def test_a_daemon_past_the_limit_is_killed_by_the_watchdog(tmp_path: Path) -> No
     argv = [sys.executable, "-c", DAEMON, str(tmp_path / "daemon"), "1000"]
     done = supervise(argv, tmp_path, make_limit(100 * MB, "watchdog")[0], echo=False)
     assert (done.exit_code, done.evidence["killed_by"]) == (137, "watchdog")
+    assert done.evidence["oom_kills"] is None
     assert not (tmp_path / "daemon").exists()
 
 
-def test_a_daemon_with_an_empty_environment_is_known(
-    tmp_path: Path,
-) -> None:
+def test_a_daemon_with_an_empty_environment_is_known(tmp_path: Path) -> None:
     code = f"env -i setsid sleep 600 & echo $! > {tmp_path}/pid; sleep 1; exit 3"
     done = supervise(["sh", "-c", code], tmp_path, make_limit(None, "watchdog")[0], echo=False)
     assert done.exit_code == 3

@@ -62,12 +62,10 @@ class Planner:
 
     def __init__(self, job_bytes: int) -> None:
         self.room_bytes = job_bytes - NOTEBOOK_BYTES
-        self.killed, self.not_started, self.wrong, self.run_s = (
-            set[str](),
-            set[str](),
-            list[str](),
-            0.0,
-        )
+        self.killed: set[str] = set()
+        self.not_started: set[str] = set()
+        self.wrong: list[str] = []
+        self.run_s = 0.0
 
     def run(self, config: TrainConfig, memory_limit: Any = None, **_: Any) -> MagicMock:
         limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
@@ -87,10 +85,8 @@ class Planner:
         else:
             self.run_s += forecast.run_s
         done = MagicMock(config=config, exit_code=137 if answer == WILL_NOT_FIT else 0)
-        done.held_peak_bytes, done.rss_peak_bytes = (
-            forecast.peak_bytes,
-            forecast.peak_bytes + 30 * GB,
-        )
+        done.held_peak_bytes = forecast.peak_bytes
+        done.rss_peak_bytes = forecast.peak_bytes + 30 * GB
         done.require_finished.return_value = done
         return done
 
@@ -167,8 +163,6 @@ def test_every_file_is_in_the_guides_table_with_its_memory_and_time() -> None:
     page = (ROOT / "notebooks" / "guide" / "slurm.md").read_text()
     assert len(FILES) == 8
     for path in FILES:
-        mem, time = (
-            comment(path, r"--mem=(\d+G) "),
-            ":".join(comment(path, r"--time=(\d+):(\d+):00")),
-        )
+        mem = comment(path, r"--mem=(\d+G) ")
+        time = ":".join(comment(path, r"--time=(\d+):(\d+):00"))
         assert re.search(rf"^\| {path.stem} \| {mem} \| {time} \|", page, re.MULTILINE), path.stem

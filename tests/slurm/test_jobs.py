@@ -180,12 +180,6 @@ def test_a_notebook_takes_papermills_parameters_and_a_requeue_overwrites_no_exec
     assert f"{folder}/runs" in given
 
 
-MISTAKES = [
-    (["slurm/notebook.sbatch", "99_nothing"], "got '99_nothing'"),
-    (["slurm/sweep.sbatch", "nowhere.txt"], "got 'nowhere.txt'"),
-]
-
-
 def test_a_line_of_a_sweep_with_an_open_quote_is_named(tmp_path: Path) -> None:
     (tmp_path / "params.txt").write_bytes(b'lr=1\r\nnum_neighbors="3 2\r\n')
     (tmp_path / "activate").touch()
@@ -210,7 +204,10 @@ def test_a_line_of_a_sweep_with_an_open_quote_is_named(tmp_path: Path) -> None:
 
 
 def test_a_mistake_in_the_arguments_is_named_in_the_output(slurm: Cluster, site: Path) -> None:
-    jobs = [(slurm.sbatch(*SMALL, *arguments, cwd=site), words) for arguments, words in MISTAKES]
+    jobs = []
+    for script, argument in (("notebook", "99_nothing"), ("sweep", "nowhere.txt")):
+        job_id = slurm.sbatch(*SMALL, f"slurm/{script}.sbatch", argument, cwd=site)
+        jobs.append((job_id, f"got '{argument}'"))
     (site / "elsewhere").mkdir()
     elsewhere = slurm.sbatch(*SMALL, "../slurm/train.sbatch", cwd=site / "elsewhere")
     (site / "activate").unlink()
