@@ -20,7 +20,7 @@ if sys.platform != "linux":
 _NAMES = {
     "config": "TrainConfig",
     "errors": "InputError format_bytes parse_bytes",
-    "files": "next_run_dir",
+    "runs.names": "next_run_dir",
     "memory.reading": "memory_now read_memory release_memory",
     "graph.store": "Store open_store",
     "sources.convert": "convert",

@@ -22,7 +22,7 @@ PACKAGE = Path(ogbnlib.__file__).parent
 # A kernel of one file calls those of another.
 DRAW = """
 import numpy as np
-from ogbnlib.sampling.choice import batch_key
+from ogbnlib.graph.neighbors import batch_key
 print(batch_key(np.uint64(1), 2, 3))
 """
 # One batch, drawn from memory and in a window.
@@ -95,14 +95,14 @@ def test_mapped_and_windowed_batches_agree_after_a_change(copy: Path) -> None:
         return mapped
 
     before = drawn()
-    change(copy, "sampling/choice.py", "top = degree - k + i", "top = degree - k + i - 1")
+    change(copy, "graph/neighbors.py", "top = degree - k + i", "top = degree - k + i - 1")
     assert drawn() != before
 
 
 def test_all_sources_of_kernels_decide_the_folder() -> None:
     sources = kernel_cache.sources()
     assert {
-        "choice.py",
+        "neighbors.py",
         "window.py",
         "kernels.py",
         "half_floats.py",

@@ -65,7 +65,7 @@ MODULES = sorted(
 )
 TORCH = {
     *(
-        "sampling.choice",
+        "sampling.order",
         "sampling.sampler",
         "sampling.pyg_stores",
         "windows.window",

@@ -35,7 +35,7 @@ from ..errors import (
     parse_bytes,
     shortened,
 )
-from ..files import StrPath, next_run_dir
+from ..files import StrPath
 from ..forecast.audit import memory_remedy
 from ..forecast.fitting import WILL_NOT_FIT, verdict
 from ..forecast.memory_parts import RUNTIME_BYTES, raw_bytes
@@ -58,6 +58,7 @@ from .diagnosis import Diagnosis
 from .evidence import last_words
 from .exit_codes import STOPPED, resumption
 from .folder import Run, RunStopped
+from .names import next_run_dir
 from .supervise import supervise, trainer_environment
 
 # The folder of `sitecustomize.py`, with which each Python of a watched command starts.
@@ -307,7 +308,7 @@ def _prepare_code(config: TrainConfig, size: GraphSize, run_dir: Path | None) ->
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", config.progress):
             trial = try_model(config, size, run_dir=run_dir)
-    if not config.policy.uses_hops:  # the forecast of a propagation leaves room for compiling
+    if config.fan_out(training=True):  # the forecast of a propagation leaves room for compiling
         _compile_kernels(config.progress)
     return trial
 

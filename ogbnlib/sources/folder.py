@@ -13,10 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import InputError, Problems
-from ..files import Stamp
 from ..graph.array_checks import finite
 from ..graph.npz import Array, slices
-from ..graph.store_format import SPLITS
+from ..graph.store_format import SPLITS, Stamp
 from .columns import Columns
 from .description import FILE_ROLES, LEFT_OUT, DataFile, Description, missing_roles
 from .labels import AS_VALUES, check_num_classes, clean_targets

@@ -184,11 +184,12 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     """Refuse a data set whose direction or propagated hops are not those that `config` needs."""
     if size.stored == "store":
         _check_direction(size, config.undirected)
-    if config.policy.uses_hops and size.hops not in (None, config.hops):
+    hops = config.policy.hops(config)
+    if hops is not None and size.hops not in (None, hops):
         raise InputError(
             f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops"
         )
-    if not config.policy.uses_hops and size.hops is not None:
+    if hops is None and size.hops is not None:
         raise InputError(
             f"loading: {size.name} has propagated features and no edges: set loading=propagated"
         )

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..files import Stamp, stamp
 from ..graph.npz import Array
 from ..graph.store import GraphSize
+from ..graph.store_format import Stamp, stamp
 from .formats import files_of
 
 
