@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class BatchShape:
 
     hop_nodes: tuple[int, ...]
     hop_edges: tuple[int, ...]
-    is_extrapolated: bool = False
+    is_extrapolated: ClassVar[bool] = False
 
     @property
     def num_nodes(self) -> int:
@@ -56,6 +56,12 @@ class BatchShape:
     @property
     def num_edges(self) -> int:
         return sum(self.hop_edges)
+
+
+class _Extrapolated(BatchShape):
+    """The shape of a batch of which a part was drawn."""
+
+    is_extrapolated = True
 
 
 @dataclass(frozen=True)
@@ -314,4 +320,4 @@ def _extrapolated(fewer: BatchShape, drawn: BatchShape, num_seeds: int) -> Batch
     ]
     frontiers = zip(drawn.hop_edges, nodes, drawn.hop_nodes, strict=False)
     edges = [count * grown / max(1, frontier) for count, grown, frontier in frontiers]
-    return BatchShape(_rounded(nodes), _rounded(edges), is_extrapolated=True)
+    return _Extrapolated(_rounded(nodes), _rounded(edges))
