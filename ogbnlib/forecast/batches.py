@@ -24,13 +24,14 @@ QUEUE_BYTES = 256 * 2**20
 # drawn together: 11 of [3, 2] x 128; for more bytes malloc asks Linux each time
 GROUP_BATCHES = 16
 GROUP_BYTES = 2**22
-# Most edges that the kernel draws at one hop, 0.3 s, or from a graph that may not be in memory, which
+# Most edges that the kernel draws at one hop, 0.7 s, or from a graph that may not be in memory, which
 # has 50,000 random reads a second. A batch of [15, 10, 5] x 1024 (num_neighbors x batch_size) with
 # reverse edges has 0.7 million.
-_EDGES = 2**22
+_EDGES = 2**23
 _COLD_EDGES = 2**18
 _COLD_BYTES = 2**31
-# Batches drawn of a split, as many as have half of `_EDGES` edges together; of a cold graph one.
+# Batches drawn of a split, as many as have `_DRAWN_EDGES` together; of a cold graph one.
+_DRAWN_EDGES = 2**21
 _FEWEST = 2
 _MOST = 8
 # Where a hop takes all neighbors, a single node of high degree decides the largest batch. So edges
@@ -211,7 +212,7 @@ def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
     shapes = list[BatchShape]()
     for seeds in _spread(ids, draw):
         read = sum(shape.num_edges for shape in shapes)
-        if len(shapes) >= (1 if _is_cold(store) else _FEWEST) and read > _EDGES // 2:
+        if len(shapes) >= (1 if _is_cold(store) else _FEWEST) and read > _DRAWN_EDGES:
             break
         shape = _shape(store, draw, seeds)
         if shape is None:
