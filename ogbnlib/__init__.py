@@ -19,21 +19,18 @@ if sys.platform != "linux":
     )
 _NAMES = {
     "config": "TrainConfig",
-    "errors": "InputError format_bytes parse_bytes",
-    "runs.names": "next_run_dir",
-    "memory.reading": "memory_now read_memory release_memory",
+    "errors": "InputError",
+    "memory.reading": "release_memory",
     "graph.store": "Store open_store",
     "sources.convert": "convert",
-    "sources.arrays": "write_raw",
-    "sources.synth": "synthesize synthesize_store",
-    "sources.catalog": "open_dataset prepare_dataset",
+    "sources.catalog": "open_dataset",
     "sampling.sampler": "CSCSampler",
     "sampling.pyg_stores": "sample_without_pyg_lib",
     "propagation.hops": "propagate",
-    "forecast.planner": "ladder plan",
+    "forecast.planner": "plan",
     "runs.listing": "list_runs",
-    "runs.folder": "Run diagnose",
-    "runs.sandbox": "run scaled_limit watch",
+    "runs.folder": "Run",
+    "runs.sandbox": "run watch",
     "training.train": "train",
     "inference.predictions": "predict",
     "notebook.magics": "load_ipython_extension",
@@ -50,10 +47,6 @@ def __getattr__(name: str) -> Any:
         by_jedi = str(sys._getframe(1).f_globals.get("__name__")).startswith("jedi.")
         if module not in sys.modules and name != "TrainConfig" and by_jedi:
             raise AttributeError(name)
-        if "torch" not in sys.modules:
-            from .errors import check_working_folder
-
-            check_working_folder()
         return getattr(importlib.import_module(module), name)
     hint = ""
     if not name.startswith("_") and name in importlib.import_module(f"{__name__}.notebook").__all__:

@@ -20,8 +20,8 @@ from .config import TrainConfig
 from .config import parameters as config_parameters
 from .data_commands import app, read_options, say, show
 from .display import steady_output
-from .errors import InputError, check_working_folder, clear_errors
-from .files import home, write_atomically
+from .errors import InputError, clear_errors, naming
+from .files import home
 from .memory.record import RunPaths
 from .runs.folder import Run, RunStopped
 
@@ -140,7 +140,6 @@ def train(
 def _train_as_rank(
     config: TrainConfig, run_dir: Path, resume: bool, trust: bool, as_json: bool
 ) -> NoReturn:
-    """Train in this process as one rank, then exit with the code of the training."""
     from .memory.signals import die_with_parent
     from .training.child import exit_code
     from .training.distributed import end, end_here
@@ -148,8 +147,9 @@ def _train_as_rank(
 
     die_with_parent()
     end_here()
-    quiet = config.replace(progress="none") if as_json else config
-    code = exit_code(lambda: train_here(quiet, run_dir, resume=resume, trust=trust), say)
+    code = exit_code(
+        lambda: train_here(config, run_dir, resume=resume, trust=trust, progress=not as_json), say
+    )
     if os.environ["RANK"] == "0" and code != 2:
         _show_end(Run(run_dir), as_json)
     end(code)
@@ -201,26 +201,6 @@ def predict(
         say=say,
     )
     show({"path": str(path)}, str(path), as_json)
-
-
-@app.command()
-def report(
-    run_dir: option.RunDir,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    picture: Annotated[
-        Path | None, typer.Option(help="By default confusion-SPLIT.png in the run's folder.")
-    ] = None,
-    memory_limit: option.MemoryLimit = None,
-    trust: option.Trust = False,
-    as_json: option.Json = False,
-) -> None:
-    """Print accuracy, F1 and a line per class of a run's model, and write a picture of its
-    confusions."""
-    run = Run.open(run_dir)
-    done = run.report(split, memory_limit=memory_limit, progress=not as_json, say=say, trust=trust)
-    target = home(picture or run.run_dir / f"confusion-{split}.png")
-    write_atomically(target, lambda file: file.write(done.png()))
-    show({**done.to_dict(), "picture": str(target)}, f"{done}\n\n{target}", as_json)
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
@@ -277,9 +257,7 @@ def diagnose(
     ] = None,
     text: Annotated[
         str | None,
-        typer.Option(
-            help="A message, the end of a log, dmesg or sacct's table instead; - reads it."
-        ),
+        typer.Option(help="A message, the end of a log or of dmesg instead; - reads it."),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
@@ -367,10 +345,12 @@ def main() -> int:
     with steady_output() as refusal:
         try:
             with clear_errors():
-                check_working_folder()
+                with naming("working folder"):
+                    # in a deleted one torch's MKL would end the process
+                    folder = os.getcwd()
                 # As `python -m` does, for a model in a module of the working folder.
-                if not sys.flags.safe_path and os.getcwd() not in sys.path:
-                    sys.path.append(os.getcwd())
+                if not sys.flags.safe_path and folder not in sys.path:
+                    sys.path.append(folder)
                 app(standalone_mode=True)
         except InputError as error:
             say(f"error: {error}")

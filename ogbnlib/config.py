@@ -8,7 +8,6 @@ import inspect
 import json
 import math
 import os
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
@@ -38,6 +37,18 @@ class Resume(NamedTuple):
         return next((item for item in info.metadata if isinstance(item, cls)), None)
 
 
+# Parameters of 0.2.0 that are gone. A saved run must have this version's value, for it to open and
+# to go on as it began; None: the parameter has changed no result.
+_REMOVED = {
+    "sampling": "nodes",
+    "lr_schedule": "constant",
+    "keep_by": "accuracy",
+    "lookahead": None,
+    "download": None,
+    "pin_memory": None,
+    "data_dir": None,
+    "progress": None,
+}
 _FREE = Resume()
 _NOTED = Resume("")
 _COMPARE = "; compare accuracies with this in mind"
@@ -50,12 +61,8 @@ class _Parameters(BaseModel):
 
     # data
     dataset: Annotated[p.Dataset, _FREE]
-    """A store, or an official name such as "ogbn-arxiv"; `convert` makes a store of other data."""
-    data_dir: Annotated[p.OptionalPath, _FREE] = None
-    """Folder of official data sets ("dataset") and of stores of other data (by default next to the
-    data)."""
-    download: Annotated[bool, _FREE] = False
-    """Allow the download of an official data set; without it a missing one is an error."""
+    """A store, or an official name such as "ogbn-arxiv", which stands for the data in the folder
+    "dataset"; `convert` makes a store of other data."""
     undirected: p.OptionalBool = None
     """Add reverse edges. If omitted, an existing store's own setting is used, and a new store is
     directed."""
@@ -68,8 +75,6 @@ class _Parameters(BaseModel):
     """Loading policy. eager: a stock loader for each split, all at once; lazy: one stock loader at a
     time; shared: one graph (CSC) in RAM for all loaders; store: the graph on disk; propagated:
     features propagated once, no sampling."""
-    lookahead: Annotated[p.SizeOrWord, _FREE] = "auto"
-    """loading=store: memory for batches sampled ahead."""
     spool: Annotated[p.SizeOrWord, _FREE] = "auto"
     """loading=store: disk for windows of batches prepared for several epochs, in SLURM_TMPDIR or
     TMPDIR."""
@@ -87,8 +92,6 @@ class _Parameters(BaseModel):
     """Sampling processes per loader."""
     persistent_workers: Annotated[bool, _FREE] = False
     """Keep the workers between epochs; needs num_workers > 0."""
-    pin_memory: Annotated[bool, _FREE] = False
-    """Page-locked batches for faster copies to a GPU."""
 
     # loading=propagated
     hops: p.Count = 2
@@ -117,15 +120,12 @@ class _Parameters(BaseModel):
     epochs: Annotated[p.CountOrZero, _FREE] = 3
     """Passes over the train split."""
     lr: Annotated[p.Float, Field(gt=0), _NOTED] = 0.01
-    """Adam's learning rate."""
-    lr_schedule: Annotated[p.Schedule, _NOTED] = "constant"
-    """"cosine:T_max=40,eta_min=0.001" falls from lr to eta_min (0) in T_max epochs and stays there;
-    "step:step_size=10,gamma=0.5" multiplies by gamma (0.1) every step_size epochs."""
+    """Adam's learning rate. For a schedule, resume the run with another value."""
     weight_decay: Annotated[p.Float, Field(ge=0), _NOTED] = 0.0
     """Adam's weight decay."""
-    class_weight: Annotated[p.ClassWeight, _FREE] = "none"
-    """Weight of each class in the loss: none, balanced (as in scikit-learn: the fewer nodes in the
-    train split, the larger), or a csv file of classes and weights; a run keeps its weights."""
+    class_weight: p.ClassWeight = "none"
+    """Weight of each class in the loss: none, or balanced (as in scikit-learn: the fewer nodes in
+    the train split, the larger)."""
     checkpoint_every_s: Annotated[p.Float, Field(ge=0), _FREE] = 600.0
     """Seconds between checkpoints within an epoch; 0: at epoch ends only."""
     seed: p.CountOrZero = 0
@@ -151,12 +151,9 @@ class _Parameters(BaseModel):
     num_neighbors. With one for all, accuracies are the same for every eval_batch_size, except for
     gcn, whose degrees depend on the batch."""
     early_stopping: Annotated[p.Patience, _FREE] = 0
-    """Stop after this many evaluations in a row without a better value of `keep_by`; 0: never."""
+    """Stop after this many evaluations in a row without a better valid accuracy; 0: never."""
     keep: Literal["last", "best"] = "last"
-    """best: also keep best.pt, the best model on the valid split so far, by `keep_by`."""
-    keep_by: Literal["accuracy", "macro_f1"] = "accuracy"
-    """Measure on the valid split that keep=best and early_stopping compare; macro_f1 is the mean F1
-    of the classes."""
+    """best: also keep best.pt, the model with the best accuracy on the valid split so far."""
     release_every: Annotated[p.CountOrZero, _FREE] = 0
     """Call release_memory() every k batches, in training and evaluation, with empty_cache() on a
     GPU; 0: never."""
@@ -168,9 +165,6 @@ class _Parameters(BaseModel):
     """Cap on GPU memory such as "4 GB", to reproduce the out-of-memory error of a small card on a
     large one."""
 
-    progress: Annotated[Literal["auto", "bar", "lines", "none"], _FREE] = "auto"
-    """Display of progress; auto: a bar in a terminal or JupyterLab, else lines."""
-
 
 class TrainConfig(_Parameters):
     """Parameters of one training run, frozen. Every field also accepts the string that a command
@@ -181,8 +175,10 @@ class TrainConfig(_Parameters):
     """
 
     def __init__(self, /, **values: Any):
-        known = type(self).model_fields
-        problems = [unknown_name(name, known, "parameter") for name in values if name not in known]
+        fields = type(self).model_fields
+        problems = [
+            unknown_name(name, fields, "parameter") for name in values if name not in fields
+        ]
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -207,11 +203,15 @@ class TrainConfig(_Parameters):
 
     @classmethod
     def restore(cls, values: Mapping[str, object]) -> Self:
-        """Create a config from saved values; `sampling`, a parameter of 0.2.0 that is gone, is
-        ignored with a warning."""
-        if "sampling" in values:
-            warnings.warn("sampling: ignored, this version has no such parameter", stacklevel=2)
-        return cls.create({name: value for name, value in values.items() if name != "sampling"})
+        """Create a config from saved values. A parameter of 0.2.0 that is gone is refused if this
+        version would train otherwise, else left out."""
+        for name, expected in _REMOVED.items():
+            if values.get(name, expected) != expected and expected is not None:
+                raise InputError(
+                    f"{name}: expected {expected!r}, the only value left in this version, found "
+                    f"{values[name]!r}; go on with ogbnlib 0.2.0"
+                )
+        return cls.create({name: value for name, value in values.items() if name not in _REMOVED})
 
     def replace(self, **changes: object) -> Self:
         """Create a config with some values changed, and validate it again."""
@@ -231,7 +231,7 @@ class TrainConfig(_Parameters):
             return cls.restore(json.loads(Path(path).read_text()))
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise InputError(
                 f"{path}: expected a JSON object of parameters, found something else ({error})"
             ) from None
@@ -252,38 +252,18 @@ class TrainConfig(_Parameters):
         return self.feature_dtype == "float16" and not self.policy.reads_disk
 
     @property
-    def valid_column(self) -> str:
-        """The column of metrics.csv by which epochs are compared."""
-        return {"accuracy": "valid", "macro_f1": "valid_macro_f1"}[self.keep_by]
-
-    @property
     def heads(self) -> int:
         """Attention heads of gat and sagn."""
         return int(self.model_args.get("heads", 4))
 
-    def learning_rate(self, epoch: int) -> float:
-        """Return the learning rate of `epoch`, counted from 1.
-
-        It follows from the config alone, so a resumed run needs no saved state of a scheduler.
-        """
-        done = epoch - 1
-        name, arguments = p.parse_schedule(self.lr_schedule)
-        if name == "cosine":
-            lowest = arguments.get("eta_min", 0.0)
-            share = min(done / arguments["T_max"], 1.0)
-            return lowest + (self.lr - lowest) * (1 + math.cos(math.pi * share)) / 2
-        if name == "step":
-            return self.lr * arguments.get("gamma", 0.1) ** (done // arguments["step_size"])
-        return self.lr
-
     def is_over(self, valid: Iterable[float | None]) -> bool:
-        """Whether training is finished, from each epoch's value in `valid_column`.
+        """Whether training is finished, from each epoch's valid accuracy.
 
         None or NaN stands for an epoch without an evaluation.
         """
         history = list(valid)
-        known = [value for value in history if value is not None and not math.isnan(value)]
-        since = len(known) - known.index(max(known)) - 1 if known else 0
+        values = [value for value in history if value is not None and not math.isnan(value)]
+        since = len(values) - values.index(max(values)) - 1 if values else 0
         return len(history) >= self.epochs or 0 < self.early_stopping <= since
 
     def fan_out(self, training: bool) -> tuple[int, ...]:
@@ -331,7 +311,7 @@ class TrainConfig(_Parameters):
             split in self.splits_to_evaluate(self.epochs)
         )
 
-    def changes(self, before: Mapping[str, object]) -> tuple[list[str], list[str]]:
+    def changes(self, saved: Mapping[str, object]) -> tuple[list[str], list[str]]:
         """Compare with the values of the run to resume.
 
         Returns the changes to refuse, and sentences about allowed changes that affect weights or
@@ -340,7 +320,7 @@ class TrainConfig(_Parameters):
         refused = []
         notes = []
         for name, value in self.model_dump(mode="json").items():
-            earlier = before.get(name, type(self).model_fields[name].default)
+            earlier = saved.get(name, type(self).model_fields[name].default)
             if earlier == value:
                 continue
             rule = Resume.of(name)
@@ -376,7 +356,6 @@ def check_value(field: str, value: object, name: str = "") -> None:
 
 
 def _conflict(config: TrainConfig) -> str:
-    """Describe the first combination of values that no run can have; "" if there is none."""
     layers = len(config.num_neighbors)
     evaluated = config.eval_num_neighbors or ()
     needs_valid = ""  # the parameter that compares epochs on the valid split

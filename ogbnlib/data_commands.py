@@ -179,47 +179,6 @@ def convert(
 
 
 @app.command()
-def propagate(
-    store_dir: _StoreDir,
-    target: Annotated[
-        Path, typer.Argument(help="The folder of the new store, of propagated features.")
-    ],
-    hops: Annotated[
-        int, typer.Option(help="Number of hops; the features of each one are kept.")
-    ] = 2,
-    norm: Annotated[
-        str, typer.Option(help="row (mean), sym, or gcn (sym with self-loops).")
-    ] = "sym",
-    nodes: Annotated[str, typer.Option(help="Rows to keep: labelled, or all.")] = "labelled",
-    feature_dtype: Annotated[
-        str | None, typer.Option(help="float16 or float32; default: the store's.")
-    ] = None,
-    memory_limit: MemoryLimit = None,
-    as_json: Json = False,
-) -> None:
-    """Propagate a store's features over its whole graph, once, in bounded memory.
-
-    SGC, SIGN and SAGN learn from the result without the graph. A repeated call continues a killed
-    one.
-    """
-    from .graph.store import open_store
-    from .propagation.hops import propagate as propagate_store
-
-    store = propagate_store(
-        open_store(store_dir),
-        target,
-        hops=hops,
-        norm=norm,  # type: ignore[arg-type]  # `propagate` refuses other values
-        nodes=nodes,  # type: ignore[arg-type]
-        feature_dtype=feature_dtype,  # type: ignore[arg-type]
-        memory_limit=memory_limit,
-        progress=not as_json,
-        say=say,
-    )
-    _print_dataset(store, "store", as_json)
-
-
-@app.command()
 def verify(store_dir: _StoreDir, as_json: Json = False) -> None:
     """Read a whole store and check checksums, offsets, ids and features. Exits with 1 if anything
     is wrong."""

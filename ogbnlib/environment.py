@@ -5,7 +5,6 @@ OGBNLIB_PROCESSES_PER_NODE (slurm/train_ddp.sbatch).
 """
 
 # From `runs.supervise`, and from `runs.sandbox` through it, to every command that it starts.
-CLOCK_VARIABLE = "OGBNLIB_CLOCK"  # wall-clock time of the machine's boot; read by `clock`
 RUN_VARIABLE = "OGBNLIB_RUN_DIR"  # the folder of the run; read by `marks`
 WATCHED_VARIABLE = "OGBNLIB_WATCHED"  # the same for a watched command; read by `memory.calls`
 LIMIT_VARIABLE = "OGBNLIB_MEMORY_LIMIT_BYTES"  # the run's limit; read by `memory.cgroup`
@@ -15,7 +14,6 @@ MARKS_VARIABLE = "OGBNLIB_TREES"
 # From `runs.sandbox` to the trainer, `training.child`.
 # the config as JSON: a resumed run's config.json is still the old one, a model's trial has none
 CONFIG_VARIABLE = "OGBNLIB_CONFIG"
-PROGRESS_VARIABLE = "OGBNLIB_PROGRESS"  # the kind of progress line, see `display.Live`
 # the measured step of the user's own model, JSON; written and read by `forecast.step_memory`
 STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"
 # process id of the parent that the child must not outlive; removed by `memory.signals`
@@ -28,6 +26,9 @@ KERNELS_VARIABLE = "OGBNLIB_KERNELS"
 # From papermill's engine (`notebook.kernel`) to the kernel: the file to which `runs.attempt` adds
 # the folder of each attempt.
 RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"
+
+# From tests and benchmarks to `windows.plan`: "off", or bytes for windows whatever is free.
+WINDOWS_VARIABLE = "OGBNLIB_WINDOWS"
 
 # From the user to slurm/common.sh: how often a job may go back to the queue by itself.
 RESTARTS_VARIABLE = "OGBNLIB_MAX_RESTARTS"

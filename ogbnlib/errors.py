@@ -116,28 +116,9 @@ def explained(error: BaseException) -> BaseException:
         return error
     named = isinstance(error.filename, str | bytes | os.PathLike)
     where = os.fsdecode(error.filename) if named else "a file"
-    if error.errno == errno.ENOENT and not os.path.isabs(where):
-        try:
-            check_working_folder()
-        except InputError as problem:
-            return problem
     if not named and error.errno not in _DISK:
         return error
     return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy_of(error.errno)}")
-
-
-def check_working_folder() -> None:
-    """Refuse a working folder that was deleted or can't be read.
-
-    In such a folder torch's MKL ends the process while torch is imported.
-    """
-    try:
-        os.getcwd()
-    except OSError as error:
-        reason = f"{error.strerror}: deleted, moved, or not yours".lower()
-        raise InputError(
-            f"working folder: {reason}; `cd` to one that exists and start again"
-        ) from None
 
 
 @contextlib.contextmanager

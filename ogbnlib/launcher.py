@@ -1,9 +1,15 @@
-"""The environment of a launcher such as torchrun or Slurm."""
+"""Cores, ranks and device of this process, by the environment of a launcher such as torchrun or
+Slurm."""
+
+from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class _Launch(NamedTuple):
@@ -64,3 +70,26 @@ def local_ranks() -> int:
     Raises the errors of `launch`.
     """
     return launch().num_local_ranks
+
+
+def resolve_device(device: str) -> torch.device:
+    """Return the torch device; "auto" is CUDA if a GPU is usable, else the CPU."""
+    import torch
+
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        build = "this torch is a CPU build" if torch.version.cuda is None else "no GPU is visible"
+        raise InputError(
+            f"device: expected a usable GPU for 'cuda', but {build}; use device='auto' or 'cpu'"
+        )
+    return torch.device(device)
+
+
+def check_precision(precision: str, device: str) -> None:
+    """Refuse float16 on a CPU: gradients below 6e-8 are lost, since no loss scaling saves them."""
+    if precision == "fp16" and resolve_device(device).type == "cpu":
+        raise InputError(
+            f"precision: expected a GPU for 'fp16', found none with device={device!r}; "
+            "use 'bf16' or 'fp32'"
+        )

@@ -111,7 +111,6 @@ def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _claim() -> EventLog | None:
-    """Return the log of this process's run; None if another process marks or there is no run."""
     with _claiming:
         run = _run
         if run.log is not None or run.folder is None:

@@ -74,8 +74,8 @@ class BaseModel:
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        """Bytes that a training step writes for a layer's edges, in addition to its memory; for the
-        forecast of times. Propagated features have no edges."""
+        """Bytes that a training step writes for a layer's edges, in addition to its memory, or could
+        write during the layer's calls; for the forecast of times. Propagated features have none."""
         return 0
 
     @staticmethod

@@ -3,9 +3,7 @@
 Imports neither torch nor numpy.
 """
 
-import contextlib
 import json
-import math
 import os
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
@@ -68,51 +66,16 @@ def _path(value: object) -> object:
 def _model(value: object) -> object:
     if not isinstance(value, str) or value in MODELS:
         return value
-    place, _, name = value.rpartition(":")
-    if not place.strip() or not name.strip():
+    file, _, name = value.rpartition(":")
+    if not file.strip() or not name.strip():
         raise ValueError(
             f'expected {", ".join(MODELS)}, or your own as "my_model.py:Net" or '
             f'"package.module:Net", got {value!r}'
         )
-    return f"{_path(place)}:{name}"
-
-
-# Arguments of each schedule, the required one first, named as in torch's CosineAnnealingLR and
-# StepLR.
-_SCHEDULES: dict[str, dict[str, type[int] | type[float]]] = {
-    "constant": {},
-    "cosine": {"T_max": int, "eta_min": float},
-    "step": {"step_size": int, "gamma": float},
-}
-_RANGES = {int: (1, 2**31 - 1, "a number of epochs"), float: (0, 1, "a number from 0 to 1")}
-
-
-def parse_schedule(text: str) -> tuple[str, dict[str, float]]:
-    """Split "cosine:T_max=40,eta_min=0.001" into its name and its arguments."""
-    name, _, rest = (part.strip() for part in text.partition(":"))
-    if name not in _SCHEDULES:
-        raise ValueError(f"expected constant, cosine:T_max=40 or step:step_size=10, got {text!r}")
-    kinds = _SCHEDULES[name]
-    pairs = [pair.partition("=") for pair in rest.split(",") if pair.strip()]
-    names = [key.strip() for key, _, _ in pairs]
-    required = [*kinds][:1]
-    if len({*names}) < len(names) or not {*required} <= {*names} <= {*kinds}:
-        takes = "needs {} and takes {}".format(*kinds) if kinds else "takes none"
-        raise ValueError(f"{name} {takes}, got {', '.join(names) or 'none'}")
-    arguments = {}
-    for key, (_, _, word) in zip(names, pairs, strict=True):
-        lowest, highest, expected = _RANGES[kinds[key]]
-        number = math.nan
-        with contextlib.suppress(ValueError):
-            number = kinds[key](word)
-        if not lowest <= number <= highest:
-            raise ValueError(f"expected {expected} for {key}, got {word.strip()!r}")
-        arguments[key] = number
-    return name, arguments
+    return f"{_path(file)}:{name}"
 
 
 def _arguments(value: object) -> object:
-    """Read a dict or JSON text; tuples become lists, as in a saved config."""
     try:
         arguments = json.loads(value.strip() or "{}") if isinstance(value, str) else value
         return json.loads(json.dumps(arguments, allow_nan=False))
@@ -128,7 +91,6 @@ Count = Annotated[Int, Field(gt=0)]
 CountOrZero = Annotated[Int, Field(ge=0)]
 OptionalCount = Annotated[Count | None, BeforeValidator(no_value)]
 Threads = Annotated[Literal["auto"] | Count | None, BeforeValidator(no_value)]
-OptionalPath = Annotated[str | None, BeforeValidator(_path), BeforeValidator(no_value)]
 OptionalBytes = Annotated[
     Annotated[int, Field(gt=0)] | None, BeforeValidator(_size), BeforeValidator(no_value)
 ]
@@ -152,11 +114,10 @@ Splits = Annotated[
 Patience = Annotated[CountOrZero, BeforeValidator(lambda value: no_value(value) or 0)]
 OptionalBool = Annotated[bool | None, BeforeValidator(no_value)]
 ClassWeight = Annotated[
-    str, BeforeValidator(lambda value: "none" if no_value(value) is None else _path(value))
+    Literal["none", "balanced"], BeforeValidator(lambda value: no_value(value) or "none")
 ]
 Dataset = Annotated[str, BeforeValidator(_path)]
 Model = Annotated[str, BeforeValidator(_model)]
-Schedule = Annotated[str, AfterValidator(lambda text: parse_schedule(text) and text)]
 Arguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 
@@ -219,7 +180,6 @@ def read_yaml(file: str | os.PathLike[str], example: str) -> dict[Text, Any]:
 
 
 def _plain(node: Any, file: str | os.PathLike[str]) -> Any:
-    """Return a YAML node as `Text`, list or dict."""
     if node.id == "sequence":
         return [_plain(item, file) for item in node.value]
     if node.id == "scalar":
@@ -229,12 +189,12 @@ def _plain(node: Any, file: str | os.PathLike[str]) -> Any:
         return text
     values: dict[Text, Any] = {}
     for key, value in node.value:
-        place = f"{file}, line {key.start_mark.line + 1}"
+        where = f"{file}, line {key.start_mark.line + 1}"
         if key.id != "scalar":
-            raise InputError(f"{place}: expected a name, found a {key.id} in its place")
+            raise InputError(f"{where}: expected a name, found a {key.id} in its place")
         name = _plain(key, file)
         if name in values:
-            raise InputError(f"{place}: expected each name once, found {name} again")
+            raise InputError(f"{where}: expected each name once, found {name} again")
         values[name] = _plain(value, file)
     return values
 

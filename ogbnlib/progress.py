@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import clock
 from .display import Live
 from .errors import format_bytes
 
@@ -34,11 +33,11 @@ class Count:
     per_s: float = 0.0
     loss: float | None = None  # loss of the epoch so far
     run_left_s: float | None = None  # remaining time of the whole run
-    began_s: float = field(default_factory=clock.now)
+    began_s: float = field(default_factory=time.time)
 
     def add(self, number: float) -> None:
         self.done += number
-        took_s = clock.now() - self.began_s
+        took_s = time.time() - self.began_s
         if took_s > 0.5:  # in less time, cached data shows no real speed
             self.per_s = self.done / took_s
 
@@ -55,7 +54,7 @@ class Count:
             tqdm.format_meter(
                 self.done,
                 self.total,
-                clock.now() - self.began_s,
+                time.time() - self.began_s,
                 prefix=self.what or "",
                 rate=self.per_s,
                 postfix=", ".join(notes),

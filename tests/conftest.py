@@ -23,6 +23,8 @@ import pytest
 from slurm_cluster import Cluster, cluster, unavailable
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.environment import WINDOWS_VARIABLE
+from ogbnlib.errors import parse_bytes
 from ogbnlib.graph import npz
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.memory.limits import Limit, make_limit
@@ -137,6 +139,19 @@ def python_child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
+
+
+def force_windows(memory: str | int) -> None:
+    """Set the memory for windows in this process and its children, until the test ends."""
+    is_size = memory not in ("auto", "off") and isinstance(memory, str)
+    os.environ[WINDOWS_VARIABLE] = str(parse_bytes(memory) if is_size else memory)
+
+
+@pytest.fixture(autouse=True)
+def automatic_windows() -> Iterator[None]:
+    """End `force_windows` with the test."""
+    yield
+    os.environ.pop(WINDOWS_VARIABLE, None)
 
 
 @contextlib.contextmanager
@@ -331,12 +346,13 @@ def store(tiny_store: Path) -> Store:
 
 @pytest.fixture(scope="session")
 def tiny_config(tiny_store: Path) -> Callable[..., TrainConfig]:
-    """A config on `tiny_store`, with changes."""
+    """A config on `tiny_store`, with changes; `lookahead` is for `force_windows`."""
     import ogbnlib.training.train  # noqa: F401
 
     freeze()
 
-    def make(**changes: Any) -> TrainConfig:
+    def make(*, lookahead: str | int = "auto", **changes: Any) -> TrainConfig:
+        force_windows(lookahead)
         values = {
             "dataset": str(tiny_store),
             "epochs": 2,
@@ -344,7 +360,7 @@ def tiny_config(tiny_store: Path) -> Callable[..., TrainConfig]:
             "hidden_channels": 8,
             "device": "cpu",
         }
-        return TrainConfig.create({**values, "progress": "none", **changes})
+        return TrainConfig.create({**values, **changes})
 
     return make
 

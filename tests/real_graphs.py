@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
-from ogbnlib import TrainConfig, write_raw
+from ogbnlib import TrainConfig
+from ogbnlib.sources.arrays import write_raw
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

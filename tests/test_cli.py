@@ -2,7 +2,6 @@
 JSON alone."""
 
 import contextlib
-import gzip
 import io
 import json
 import subprocess
@@ -10,14 +9,11 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
-from conftest import MB, csc_of, official_csv, raw_arrays, tree, write_run
+from conftest import MB, official_csv, raw_arrays, tree, write_run
 
 from ogbnlib.__main__ import main
 from ogbnlib.config import TrainConfig
-from ogbnlib.forecast.run_forecast import predict
-from ogbnlib.graph.store import open_store
 from ogbnlib.sources.ogb import open_raw
 
 
@@ -37,14 +33,6 @@ def cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     ):
         code = main()
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
-
-
-def test_help_begins_with_what_the_commands_are_for() -> None:
-    usage, first, *_ = [
-        line.strip() for line in process("--help").stdout.splitlines() if line.strip()
-    ]
-    assert usage.startswith("Usage: ")
-    assert first == "Convert data, plan memory, train, and explain kills."
 
 
 TINY = ["--set", "epochs=1", "--set", "batch_size=16", "--set", "device=cpu"]
@@ -90,6 +78,16 @@ def test_train_resumes_with_the_values_of_the_run(
     assert TrainConfig.load(folder / "config.json").batch_size == 16
 
 
+@pytest.mark.parametrize("command", ["doctor", "status .", "convert a b"])
+def test_a_deleted_working_folder_is_named(tmp_path: Path, command: str) -> None:
+    (tmp_path / "gone").mkdir()
+    argv = ["sh", "-c", 'cd "$0" && rmdir "$0" && exec "$@"', str(tmp_path / "gone")]
+    argv += [sys.executable, "-m", "ogbnlib", *command.split()]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: working folder: ")
+
+
 def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path: Path) -> None:
     run = write_run(
         tmp_path / "run",
@@ -128,23 +126,6 @@ def test_what_is_given_beside_a_file_of_parameters_wins(tmp_path: Path) -> None:
     assert (found["verdict"], found["run_s"] > 0) == ("FITS", True)
 
 
-@pytest.mark.parametrize(("spool", "minutes"), [("30 GB", 8), ("off", 43)])
-def test_the_forecast_hours_are_those_that_a_run_at_full_size_took(
-    spool: str, minutes: int
-) -> None:
-    # 20 epochs with two evaluations each from disk in 4 GB, measured before there was a spool and
-    # with it, on the machine `REFERENCE`; `plan` measures its own, where a busy one adds a quarter.
-    values = {
-        "loading": "store",
-        "feature_dtype": "float16",
-        "epochs": 20,
-        "train_eval": "never",
-        "spool": spool,
-    }
-    config = TrainConfig.create(dataset="ogbn-papers100M", **values)
-    assert predict(config, memory_limit_bytes=2**32).run_s == pytest.approx(60 * minutes, rel=0.25)
-
-
 def test_plan_prints_the_ladder() -> None:
     text, found = cli("plan", "--ladder"), cli("plan", "--ladder", "--json")
     assert (text.returncode, found.returncode) == (0, 0)
@@ -166,40 +147,16 @@ def test_doctor_reports_each_check_and_a_fix_for_each_failure() -> None:
         assert bool(check["fix"]) != check["ok"]
 
 
-def test_convert_takes_declared_files_and_official_names(tiny_dir: Path, tmp_path: Path) -> None:
-    arrays = raw_arrays(tiny_dir)
-    names = np.array([f"author {i}" for i in range(len(arrays["x"]))])
-    np.save(tmp_path / "x.npy", arrays["x"])
-    np.save(tmp_path / "y.npy", arrays["y"])
-    np.save(tmp_path / "authors.npy", names)
-    known = names[np.flatnonzero(arrays["y"] >= 0)]
-    for split, part in zip(("train", "valid", "test"), np.split(known, [50, 80]), strict=True):
-        (tmp_path / f"{split}.csv").write_text("author\n" + "".join(f"{name}\n" for name in part))
-    pairs = "".join(f"{a},{b},2.5\n" for a, b in names[arrays["edge_index"]].T)
-    (tmp_path / "who.csv.gz").write_bytes(gzip.compress(("citing,cited,weight\n" + pairs).encode()))
-    splits = "".join(
-        f"  {split}.csv: {{author: {split}}}\n" for split in ("train", "valid", "test")
-    )
-    (tmp_path / "roles.yaml").write_text(
-        "files:\n  who.csv.gz: {citing: source, cited: target, weight: weight}\n"
-        f"  x.npy: features\n  y.npy: labels\n  authors.npy: names\n{splits}"
-    )
-    done = cli("convert", ".", "store", "--description", "roles.yaml", "--json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    assert (facts["num_nodes"], facts["num_edges"]) == (len(names), arrays["edge_index"].shape[1])
-    store = open_store(tmp_path / "store")
-    row = csc_of(arrays["edge_index"], len(names))[1]
-    np.testing.assert_array_equal(store.row, row)
-    assert store.node_name is not None
-    assert store.node_name[7] == "author 7"
+def test_an_official_name_is_downloaded_by_its_command_alone(
+    tiny_dir: Path, tmp_path: Path
+) -> None:
     done = cli("convert", "ogbn-arxiv", "new", cwd=tmp_path)
-    assert "ogbn-arxiv is not there: python -m ogbnlib download ogbn-arxiv" in done.stderr
+    assert "python -m ogbnlib download ogbn-arxiv" in done.stderr
     assert not (tmp_path / "new").exists()
+    arrays = raw_arrays(tiny_dir)
     official_csv(tmp_path / "dataset", **arrays, splits=open_raw(tiny_dir).read_splits())
-    assert (
-        json.loads(cli("download", "ogbn-arxiv", "--json", cwd=tmp_path).stdout)["path"]
-        == "dataset/ogbn_arxiv"
-    )
-    done = cli("convert", "ogbn-arxiv", "new", cwd=tmp_path)
+    found = cli("download", "ogbn-arxiv", "--json", cwd=tmp_path)
+    assert json.loads(found.stdout)["path"] == "dataset/ogbn_arxiv"
+    done = cli("convert", "ogbn-arxiv", "new", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_nodes"] == len(arrays["x"])

@@ -2,7 +2,6 @@
 all."""
 
 import inspect
-import itertools
 import json
 import math
 import os
@@ -37,7 +36,7 @@ def make(**values: Any) -> TrainConfig:
         ("seed", " 7 ", 7),
         ("num_threads", "none", None),
         ("num_threads", "auto", "auto"),
-        ("lookahead", "4 GB", 2**32),
+        ("spool", "4 GB", 2**32),
         ("eval_splits", "val,test", ("valid", "test")),
         ("eval_splits", "", ()),
     ],
@@ -53,14 +52,6 @@ def test_every_mistake_is_in_one_error_and_an_unknown_name_brings_the_closest_kn
     words = r"^unknown parameter 'batchsize': did you mean 'batch_size'\?.*; num_neighbors: .*, got 5; lr: .*'fast'"
     with pytest.raises(InputError, match=words):
         TrainConfig.create(dataset="somewhere", batchsize=3, lr="fast", num_neighbors=5)
-
-
-@pytest.mark.parametrize(
-    ("name", "ours"), [("hidden_dim", "hidden_channels"), ("num_neighbours", "num_neighbors")]
-)
-def test_an_unknown_parameter_brings_the_nearest_of_ours(name: str, ours: str) -> None:
-    with pytest.raises(InputError, match=f"^unknown parameter '{name}': did you mean '{ours}'"):
-        make(**{name: 1})
 
 
 @pytest.mark.parametrize("start", [run, train])
@@ -86,7 +77,7 @@ BAD_VALUES = [
     ("num_neighbors", 3, "tuple"),
     ("persistent_workers", True, "num_workers"),
     ("dataset", "  ", "empty"),
-    ("lookahead", "much", "4 GB"),
+    ("spool", "much", "4 GB"),
 ]
 
 
@@ -102,13 +93,11 @@ def test_a_bad_value_is_refused_with_the_parameters_name_and_what_was_found(
 
 def test_hidden_channels_that_the_heads_do_not_divide_are_refused_for_gat_only() -> None:
     assert make(hidden_channels=10).hidden_channels == 10
-    with pytest.raises(InputError, match=r"^hidden_channels: expected a multiple of heads=4"):
+    with pytest.raises(InputError, match=r"^hidden_channels: .*heads=4"):
         make(model="gat", hidden_channels=10)
     assert make(model="gat", hidden_channels=10, model_args='{"heads": 5}').heads == 5
     for bad in ({"heads": 0}, {"heads": 2.0}, {"width": 3}):
-        with pytest.raises(
-            InputError, match=r"^model_args: .*(heads of at least 1|gat takes heads, got .'width')"
-        ):
+        with pytest.raises(InputError, match=rf"^model_args: .*{next(iter(bad.values()))}"):
             make(model="gat", model_args=bad)
 
 
@@ -142,17 +131,25 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]
 
 
-def test_a_parameter_of_the_last_version_is_ignored_with_a_warning_and_others_are_refused(
-    tmp_path: Path,
+GONE = {"sampling": "nodes", "lr_schedule": "constant", "lookahead": 4096, "pin_memory": True}
+
+
+@pytest.mark.parametrize(
+    "removed",
+    [GONE, {"lr_schedule": "cosine:T_max=9"}, {"sampling": "labor"}, {"heads": 8}],
+    ids=str,
+)
+def test_a_saved_parameter_that_is_gone_is_left_out_or_refused_by_name(
+    removed: dict[str, Any], tmp_path: Path
 ) -> None:
     config = make(model="gat")
-    saved = {**config.model_dump(mode="json"), "sampling": "nodes"}
+    saved = {**config.model_dump(mode="json"), **removed}
     (tmp_path / "config.json").write_text(json.dumps(saved))
-    with pytest.warns(UserWarning, match="^sampling: ignored, this version has no such parameter"):
+    if removed is GONE:
         assert TrainConfig.load(tmp_path / "config.json") == config
-    assert config.changes(saved) == ([], [])
-    (tmp_path / "config.json").write_text(json.dumps({"dataset": "d", "heads": 8}))
-    with pytest.raises(InputError, match=r"config\.json: unknown parameter 'heads'"):
+        assert config.changes(saved) == ([], [])
+        return
+    with pytest.raises(InputError, match=rf"config\.json: .*{next(iter(removed))}"):
         TrainConfig.load(tmp_path / "config.json")
 
 
@@ -190,15 +187,9 @@ def test_sizes_are_understood_in_binary_units(text: object, count: int) -> None:
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("size", [8, "8"])
-def test_a_bare_small_number_is_refused_as_ambiguous(size: object) -> None:
-    with pytest.raises(InputError, match=r"^memory_limit: .*ambiguous without a unit.* GB"):
-        parse_bytes(size)
-
-
-@pytest.mark.parametrize("size", ["", "8 XB", "-1 GB", "0 GB", True, None, math.inf])
+@pytest.mark.parametrize("size", [8, "8", "", "8 XB", "-1 GB", "0 GB", True, None, math.inf])
 def test_what_is_no_size_is_refused_with_the_parameters_name(size: object) -> None:
-    with pytest.raises(InputError, match=r"^limit: expected a size such as"):
+    with pytest.raises(InputError, match=r"^limit: "):
         parse_bytes(size, "limit")
 
 
@@ -267,33 +258,21 @@ def test_a_file_set_and_a_string_in_python_are_read_alike(
     assert read({name: text}) == expected
 
 
-def test_ten_lines_that_stand_for_a_billion_values_are_refused(tmp_path: Path) -> None:
-    lines = ["a: &a [1, 1]"]
-    for before, name in itertools.pairwise("abcdefghij"):
-        lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
-    (tmp_path / "mine.yaml").write_text("\n".join(lines))
-    with pytest.raises(InputError, match=r"mine\.yaml, line 1: expected values without .*'a'$"):
-        read_parameters(tmp_path / "mine.yaml")
-    with pytest.raises(InputError, match="at most 1 MB, found more"):
-        read_parameters("/dev/zero")
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("a: &a [1, 1]\nb: [*a, *a]", "line 1: expected values without .*'a'$"),
+        ("a: " + "x" * 2**20, "at most 1 MB, found more"),
         ("epochs: 1\nepochs: 2", "line 2: expected each name once, found epochs again"),
         ("model_args: {norm: off}", "line 1: expected a value as JSON has it.*, found off"),
         ("? [1, 2]\n: 3", "line 1: expected a name, found a sequence"),
+        *((text, "expected .*batch_size: 128") for text in ("[1, 2]", "a: [1", "\xff")),
     ],
+    ids=lambda part: part[:24],
 )
-def test_a_line_that_no_parameter_can_have_is_named(tmp_path: Path, text: str, words: str) -> None:
-    (tmp_path / "mine.yaml").write_text(text)
-    with pytest.raises(InputError, match=words):
-        read_parameters(tmp_path / "mine.yaml")
-
-
-@pytest.mark.parametrize("text", ["[1, 2]", "a: [1", "\xff"])
-def test_a_file_that_has_no_parameters_is_refused_by_name(tmp_path: Path, text: str) -> None:
+def test_a_file_that_no_parameters_can_have_is_refused(
+    tmp_path: Path, text: str, words: str
+) -> None:
     (tmp_path / "mine.yaml").write_bytes(text.encode("latin-1"))
-    with pytest.raises(InputError, match=r"mine\.yaml: expected .*batch_size: 128"):
+    with pytest.raises(InputError, match=rf"mine\.yaml.*{words}"):
         read_parameters(tmp_path / "mine.yaml")

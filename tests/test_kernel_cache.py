@@ -25,25 +25,6 @@ import numpy as np
 from ogbnlib.graph.neighbors import batch_key
 print(batch_key(np.uint64(1), 2, 3))
 """
-# One batch, drawn from memory and in a window.
-BATCHES = """
-import sys
-import numpy as np
-import torch
-from ogbnlib.io.disk_array import DiskArray
-from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.windows.window import Seeds, Window, sample_windows
-colptr, row = np.arange(0, 110, 10, dtype=np.int64), np.tile(np.arange(10, dtype=np.int32), 10)
-sampler, seeds, files = CSCSampler(colptr, row, [3]), np.array([4, 7]), []
-for name, array in (("colptr", colptr), ("row", row)):
-    array.tofile(f"{sys.argv[1]}/{name}")
-    files.append(DiskArray(f"{sys.argv[1]}/{name}", 0, array.itemsize, len(array)))
-nodes, edges, _ = sampler.sample_batches(seeds, 2, [sampler.batch_key(0, 1)])
-drawn = Seeds(sampler, 1, [torch.arange(2)], [seeds])
-_, _, ids, links, _ = Window.pack(drawn, sample_windows([drawn], *files)[0]).batches(0, 1)
-print([*map(int, nodes)], [*map(int, edges)])
-print([*map(int, ids)], [*map(int, links)])
-"""
 # Another user, who can read everything (the interpreter may be in root's home), but not write.
 AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
 AS_NOBODY += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]
@@ -85,18 +66,6 @@ def test_a_kernel_is_compiled_again_after_a_change_of_its_callee(
     after = python(copy, DRAW)
     assert after != before
     assert after == python(copy, DRAW, env={"NUMBA_CACHE_DIR": str(copy / "empty")})
-
-
-@pytest.mark.slow
-def test_mapped_and_windowed_batches_agree_after_a_change(copy: Path) -> None:
-    def drawn() -> str:
-        mapped, windowed = python(copy, BATCHES, str(copy)).splitlines()
-        assert mapped == windowed
-        return mapped
-
-    before = drawn()
-    change(copy, "graph/neighbors.py", "top = degree - k + i", "top = degree - k + i - 1")
-    assert drawn() != before
 
 
 def test_all_sources_of_kernels_decide_the_folder() -> None:

@@ -45,7 +45,6 @@ DOOR = {
         "environment": -4,
         "errors": -3,
         "display": -3,
-        "clock": -3,
         "progress": -2,
         "files": -2,
         "launcher": -2,
@@ -271,8 +270,14 @@ def test_errors_are_made_clear_at_the_boundary_alone() -> None:
         "report",
         "_content",
         "memory_limit",
+        "write_raw",
+        "synthesize",
+        "prepare_dataset",
+        "ladder",
+        "diagnose",
     }
-    assert names - {*ogbnlib.__all__, *ogbnlib.notebook.__all__} == others
+    public = {*ogbnlib.__all__, *ogbnlib.notebook.__all__}
+    assert names - public == others - public
     # its definition, the command line and the child's entrance
     assert text.count("clear_errors()") == len(names) + 3
 
@@ -345,9 +350,9 @@ BOUNDS = {
     "public names per 1,000 lines": 22,
     "floors": 18,
 }
-MOST_PARAMETERS = 44
-MOST_COMMANDS = 14
-MOST_NAMES = 36
+MOST_PARAMETERS = 36
+MOST_COMMANDS = 12
+MOST_NAMES = 21  # with __version__
 
 
 def test_the_package_stays_easy_to_read() -> None:

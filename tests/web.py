@@ -8,6 +8,7 @@ class Remote:
     """A web server with one file, which it may break off; `asked` has the range of each request."""
 
     def __init__(self, content: bytes) -> None:
+        self.content = content
         self.stop_after: int | None = None
         self.asked: list[str | None] = []
         remote = self
@@ -18,9 +19,9 @@ class Remote:
                 remote.asked.append(wanted)
                 begin = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
                 self.send_response(206 if wanted else 200)
-                self.send_header("Content-Length", str(len(content) - begin))
+                self.send_header("Content-Length", str(len(remote.content) - begin))
                 self.end_headers()
-                self.wfile.write(content[begin : remote.stop_after])
+                self.wfile.write(remote.content[begin : remote.stop_after])
 
             def log_message(self, *_: object) -> None:
                 pass

@@ -1,6 +1,6 @@
 """Comparison of a run's forecast with its measurement, and the remedy for an out-of-memory kill.
 
-No remedy is suggested that `plan` would refuse. Where the planner knows none, the text says why.
+No remedy is suggested that `plan` would refuse. Where the planner knows none, an action says why.
 """
 
 import re
@@ -8,9 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 
 from ..config import Resume, TrainConfig
-from ..errors import InputError, format_bytes
+from ..errors import InputError
 from ..graph.store import GraphSize, Store
-from ..memory.killed import KEPT, KilledBy
+from ..memory.killed import Action, KilledBy
 from ..memory.record import Growth, Record
 from ..registry import MODELS
 from ..sources.resolve import graph_for
@@ -121,41 +121,33 @@ def audit(
 _BEFORE_DATA = ("", "open", "compile kernels")
 
 
-def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> str:
-    """Text of the smallest changes that fit the limit that ended a run, and of the smallest limit
-    that fits."""
-    if record.growth and record.growth.verdict == "climbs":
-        return (
-            f"find what each epoch keeps ({KEPT}): memory climbs from epoch to epoch, so that "
-            "smaller batches or a larger limit would only delay the kill"
-        )
+def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> tuple[Action, ...]:
+    """The smallest changes that fit the limit that ended a run, and the smallest limit that
+    fits."""
+    growth = record.growth
+    if growth and growth.verdict == "climbs":
+        return (Action("find leak", {"slope_bytes": growth.slope_bytes}),)
     has_data = _last_phase(record) not in _BEFORE_DATA
-    runtime = f"Python and torch alone take {format_bytes(RUNTIME_BYTES)}, whatever the data"
     try:
         size = _graph_of_run(config, record.events.get("dataset"), record.phases)
         if has_data and not is_measured(config, size):
-            return (
-                "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it "
-                f"tries {config.model} out, of which no step was measured here"
-            )
+            return (Action("try model", {"model": config.model}),)
         forecast = predict(config, size, memory_limit_bytes=killed.left_bytes)
         unforeseen = _unforeseen_bytes(forecast, record, killed.left_bytes)
-        raised = killed.raised(smallest_limit(config, size, unforeseen))
+        need_bytes = smallest_limit(config, size, unforeseen)
         if not has_data:
-            return f"{raised}: {runtime}"
+            return (killed.raised(need_bytes, fixed_bytes=RUNTIME_BYTES),)
         if config.model not in MODELS and verdict(forecast, killed.left_bytes) == FITS:
-            kept = _kept_by_model(forecast, record.growth)
+            kept = _kept_by_model(forecast, growth)
             if kept:
-                return kept
-        return _by_change(forecast, size, unforeseen, raised, killed.left_bytes)
+                return (kept,)
+        changes = _by_change(forecast, size, unforeseen, killed.left_bytes)
+        return (*changes, killed.raised(need_bytes))
     except (InputError, OSError) as error:  # the data set is gone, or damaged
         if not has_data:
             least = max(RUNTIME_BYTES, killed.left_bytes)
-            return f"{killed.raised(least + margin_bytes(least))} or more: {runtime}"
-        return (
-            "name the data set again and ask `python -m ogbnlib plan` what fits: the planner "
-            f"can't say it here ({error})"
-        )
+            return (killed.raised(least + margin_bytes(least), fixed_bytes=RUNTIME_BYTES),)
+        return (Action("name data", {"error": str(error)}),)
 
 
 def _last_phase(record: Record) -> str:
@@ -163,27 +155,33 @@ def _last_phase(record: Record) -> str:
     return "" if phase is None else phase.name
 
 
-def _kept_by_model(forecast: Forecast, growth: Growth | None) -> str:
+def _kept_by_model(forecast: Forecast, growth: Growth | None) -> Action | None:
     if growth is None or not growth.has_risen:
-        return ""
-    return (
-        f"find what {forecast.config.model} keeps from batch to batch ({KEPT}): over {growth.epochs} "
-        f"epochs memory rose from {format_bytes(growth.first_bytes)} to "
-        f"{format_bytes(growth.last_bytes)}, while by a measured step the run takes "
-        f"{format_bytes(forecast.peak_bytes)}"
-    )
+        return None
+    facts = {
+        "model": forecast.config.model,
+        "epochs": growth.epochs,
+        "first_bytes": growth.first_bytes,
+        "last_bytes": growth.last_bytes,
+        "peak_bytes": forecast.peak_bytes,
+    }
+    return Action("find leak of model", facts)
 
 
 def _by_change(
-    forecast: Forecast, size: GraphSize, unforeseen: int, raised: str, limit_bytes: int
-) -> str:
+    forecast: Forecast, size: GraphSize, unforeseen: int, limit_bytes: int
+) -> list[Action]:
+    """The smallest changes that fit a limit."""
     config = forecast.config
-    texts = [
-        f"{'go on' if all(map(Resume.of, changes)) else 'start again'} with {assignments(changes)} "
-        f"({format_bytes(changed.peak_bytes + unforeseen)} by forecast)"
-        for changes, changed in changes_that_fit(config, size, limit_bytes, unforeseen)[:2]
-    ] or [f"no change that the planner knows fits {format_bytes(limit_bytes)}"]
-    return "; or ".join([*texts, raised])
+    actions = []
+    for changes, changed in changes_that_fit(config, size, limit_bytes, unforeseen)[:2]:
+        arguments = {
+            "how": "go on" if all(map(Resume.of, changes)) else "start again",
+            "changes": assignments(changes),
+            "peak_bytes": changed.peak_bytes + unforeseen,
+        }
+        actions.append(Action("set", arguments))
+    return actions or [Action("nothing fits", {"limit_bytes": limit_bytes})]
 
 
 def _unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> int:

@@ -12,12 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import kernel_cache
 from ..config import TrainConfig
 from ..environment import CONFIG_VARIABLE, STEP_VARIABLE
 from ..errors import MB, InputError
 from ..files import home
 from ..graph.store import GraphSize
+from ..memory.malloc import trainer_environment
 from ..model import BaseModel, Layer, LayerMemory
 from ..registry import MODELS
 from .batches import BatchShape
@@ -46,8 +49,17 @@ class _Trial:
     state_bytes: int
     training: tuple[float, float]
     evaluation: tuple[float, float]
-    fixed_s: float  # time of a training step, whatever the batch
-    flops: float  # the operations of products that take as long as a node or edge of the batch
+    # Steps on growing batches: their nodes and edges, the seconds of the first step, and the
+    # operations of products that take as long as the rest of each step.
+    rows: tuple[int, ...]
+    fixed_s: float
+    flops: tuple[float, ...]
+
+    def step_flops(self, rows: int) -> float:
+        """Interpolate `flops`; beyond the largest batch they grow as between the last two."""
+        slope = (self.flops[-1] - self.flops[-2]) / (self.rows[-1] - self.rows[-2])
+        larger = max(0, rows - self.rows[-1])
+        return float(np.interp(rows, self.rows, self.flops)) + slope * larger
 
 
 _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
@@ -183,15 +195,15 @@ def step_s(
     """Seconds of a step's computation on a machine.
 
     A registered model's step has matrix products, writes each array of its layers once, and has
-    work on edges. For the user's own model a measured step is scaled with the batch's nodes and
-    edges, and with the speed of the machine's products.
+    work on edges. For the user's own model the time lies between those of measured
+    steps, and is scaled with the speed of the machine's products.
     """
     step = config, batch, num_features, num_classes
     rate = machine.products_per_s(config.precision, threads)
     share = 1 if training else 1 / 3  # the backward pass computes two gradients
     trial = _trial(config, num_features, num_classes)
     if trial is not None:
-        return share * (trial.fixed_s + trial.flops * (batch.num_nodes + batch.num_edges) / rate)
+        return share * (trial.fixed_s + trial.step_flops(batch.num_nodes + batch.num_edges) / rate)
     model = _formulas_of(config)
     written = sum(model.memory(layer).peak + model.edge_bytes(layer) for layer in _layers_of(*step))
     others_s = _FLOPS_PER_BYTE * written / machine.products_per_s("fp32", threads)
@@ -293,6 +305,12 @@ def activation_bytes(
 _TRIAL_EDGES = 2**14
 _TRIAL_BYTES = 64 * MB
 _SMALLER = 0.4  # the share of it that a second batch has
+# A step that outgrows the caches takes longer for a node: EdgeConv with 64 channels took 6.2, 8.2,
+# 11.2 and 14.5 us for a node or edge of batches of 11, 45, 182 and 728 thousand. So growing batches
+# are timed, up to the run's own or these bytes.
+_TIMED_BYTES = 256 * MB
+_TIMED_SHARES = tuple(4.0**-i for i in (4, 3, 2, 1, 0))
+_LEAST_TIMED = 2**12  # nodes and edges whose time stands out from the clock's noise
 
 
 def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None) -> dict[str, str]:
@@ -304,12 +322,16 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     """
     size = hop_size(size, config)
     key = _trial_key(config, size.num_features, size.num_classes)
-    measured = _measure(config, size, _trial_batches(config, size), run_dir)
+    measured = _measure(config, size, *_trial_batches(config, size), run_dir)
     _trials[key] = _Trial(config.num_neighbors, **measured)
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
 
 
-def _trial_batches(config: TrainConfig, size: GraphSize) -> list[BatchShape]:
+def _trial_batches(
+    config: TrainConfig, size: GraphSize
+) -> tuple[list[BatchShape], list[BatchShape]]:
+    """Batches in the proportions of the run's: a smaller and a larger one for memory, and growing
+    ones for time."""
     shape = size, config.undirected, config.batch_size, config.fan_out(training=True)
     batch = expected_batch(*shape, even=True)
     step_bytes = activation_bytes(config, batch, size.num_features, size.num_classes)
@@ -317,18 +339,28 @@ def _trial_batches(config: TrainConfig, size: GraphSize) -> list[BatchShape]:
         _TRIAL_EDGES / max(batch.num_nodes, batch.num_edges),
         _TRIAL_BYTES / step_bytes,
     )
-    return [
-        BatchShape(_scaled(batch.hop_nodes, scale * share), _scaled(batch.hop_edges, scale * share))
-        for share in (_SMALLER, 1.0)
-    ]
+    least = _LEAST_TIMED / (batch.num_nodes + batch.num_edges)
+    largest = min(_TIMED_BYTES / step_bytes, max(1.0, least))
+    return (
+        [_scaled(batch, share * scale) for share in (_SMALLER, 1.0)],
+        [_scaled(batch, share * largest) for share in _TIMED_SHARES],
+    )
 
 
-def _scaled(counts: tuple[int, ...], scale: float) -> tuple[int, ...]:
-    return tuple(max(2, round(scale * count)) for count in counts)
+def _scaled(batch: BatchShape, scale: float) -> BatchShape:
+    nodes, edges = (
+        tuple(max(2, round(scale * count)) for count in counts)
+        for counts in (batch.hop_nodes, batch.hop_edges)
+    )
+    return BatchShape(nodes, edges)
 
 
 def _measure(
-    config: TrainConfig, size: GraphSize, shapes: list[BatchShape], run_dir: Path | None
+    config: TrainConfig,
+    size: GraphSize,
+    shapes: list[BatchShape],
+    timed: list[BatchShape],
+    run_dir: Path | None,
 ) -> dict[str, Any]:
     kernel_cache.folder()  # tells the child its place, as the child's TMPDIR is another
     with tempfile.TemporaryDirectory() as folder:
@@ -337,9 +369,17 @@ def _measure(
         argv = [
             *(sys.executable, "-m", "ogbnlib.training.child", "--try"),
             *(str(size.num_features), str(size.num_classes)),
-            *(json.dumps([asdict(shape) for shape in shapes]), str(file), str(run_dir or "")),
+            *(json.dumps([asdict(shape) for shape in those]) for those in (shapes, timed)),
+            *(str(file), str(run_dir or "")),
         ]
-        env = {**os.environ, CONFIG_VARIABLE: config.model_dump_json(), "TMPDIR": folder}
+        env = {
+            **os.environ,
+            # else malloc asks the kernel for the same pages in each step: Attention of
+            # tests/benchmarks/bench_planner.py took 2 to 3 times as long
+            **trainer_environment(os.environ),
+            CONFIG_VARIABLE: config.model_dump_json(),
+            "TMPDIR": folder,
+        }
         # Files, not pipes: a process that the model has started may hold a pipe open for ever.
         with open(log, "w") as stderr:
             done = subprocess.run(
@@ -362,7 +402,7 @@ def _why_trial_failed(model: str, code: int, log: str) -> str:
     if code > 0 and errors:
         return errors[-1]
     if code > 0 and lines:
-        return f"{model}: trying it out failed: {lines[-1]}"
+        return "\n".join([f"{model}: trying it out failed:", *lines])
     return (
         f"{model}: trying it out failed: its code ended the process with exit code {code}, where it "
         "was expected to return"

@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 from ..errors import InputError
 from ..graph.npz import Array
 from ..graph.store import Store
-from ..memory.cuda import resolve_device
+from ..launcher import resolve_device
 from ..progress import Progress, counted
 from ..propagation.hop_loader import HopLoader
 from ..sampling.policies import STREAM
@@ -36,7 +36,7 @@ class _Seeds:
 def loaded_model(saved: SavedModel, store: Store) -> torch.nn.Module:
     """Create a run's model and load its weights; refuse weights of other shapes."""
     folder = saved.path.parent
-    model = make_model(saved.config, store.num_features, store.num_classes, folder, store=store)
+    model = make_model(saved.config, store.num_features, store.num_classes, folder)
     load_state(model, dict(saved.weights), saved.path)
     return model
 
@@ -167,6 +167,6 @@ def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:
     if missing:
         raise InputError(
             f"nodes: {store.path} has no features of {missing} of these nodes; propagate for all nodes "
-            "(python -m ogbnlib propagate --nodes all) and train from that store"
+            '(ogbnlib.propagate(store, path, nodes="all")) and train from that store'
         )
     return places

@@ -54,14 +54,6 @@ class Report:
     def weighted_f1(self) -> float:
         return float(np.average(self.classes["f1"], weights=self.classes["count"]))
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "accuracy": self.accuracy,
-            "macro_f1": self.macro_f1,
-            "weighted_f1": self.weighted_f1,
-            "classes": self.classes.to_dict("index"),
-        }
-
     def __str__(self) -> str:
         table = self.classes.to_string(float_format="{:.4f}".format)
         return (

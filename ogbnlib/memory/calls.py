@@ -67,7 +67,6 @@ class _Finder:
 
 
 def _record_load(load: Any) -> Any:
-    """Record the large files that a function reads whole."""
     name = f"{load.__module__.partition('.')[0]}.load"
     argument = _MAPPED[name].partition("=")[0]
 
@@ -85,15 +84,12 @@ def _record_load(load: Any) -> Any:
 
 
 def _file_bytes(files: list[Any]) -> int:
-    """Size of a file by its path; 0 for an open file and for a file that does not exist."""
     with contextlib.suppress(OSError, TypeError, ValueError):
         return os.path.getsize(*files)
     return 0
 
 
 def _record_graph(build: Any) -> Any:
-    """Record the graph that each call returns, until it is freed."""
-
     @functools.wraps(build)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         with _open("NeighborLoader") as line:

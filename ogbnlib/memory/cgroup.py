@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..environment import LIMIT_VARIABLE
-from ..errors import MB, format_bytes
+from ..errors import MB
 
 
 def read_whole(path: str) -> bytes | None:
@@ -144,21 +144,20 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
             continue
         # In a container without its own cgroup namespace, the path is the host's and not visible
         # here. Then the mount point is the container's cgroup.
-        place = mount / os.path.relpath(inside[version], root)
+        folder = mount / os.path.relpath(inside[version], root)
         if root.startswith("/.."):
             # A new cgroup namespace that sees the mount of an outer one: the path begins at a
             # directory of the mount whose name is not recorded anywhere.
-            place = _holder(mount, pid)
-        elif ".." in place.parts or not place.is_dir():
-            place = mount
-        for group in Cgroup(place, version).lineage(mount):
+            folder = _holder(mount, pid)
+        elif ".." in folder.parts or not folder.is_dir():
+            folder = mount
+        for group in Cgroup(folder, version).lineage(mount):
             if version == 1 or _counts_memory(group.path):
                 return group, mount
     return None
 
 
 def _holder(mount: Path, pid: int | str) -> Path:
-    """Return the cgroup below a v2 mount that lists a process, or the mount if none does."""
     searched_pid = os.getpid() if pid == "self" else int(pid)
     folders = (Path(folder) for folder, *_ in os.walk(mount))
     return next((folder for folder in folders if searched_pid in Cgroup(folder, 2).pids()), mount)
@@ -177,12 +176,12 @@ def _counts_memory(path: Path) -> bool:
 def _mounts() -> Iterator[tuple[int, str, Path]]:
     """Yield version, root and mount point of each v2 mount and each v1 memory mount."""
     for line in os.fsdecode(read_whole("/proc/self/mountinfo") or b"").splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
+        fields, _, options = line.partition(" - ")
+        kind, _, options = options.split(" ", 2)
         # mountinfo writes a blank as `\040` (proc(5))
         root, mount = (
             re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
-            for field in before.split()[3:5]
+            for field in fields.split()[3:5]
         )
         if kind == "cgroup2":
             yield 2, root, Path(mount)
@@ -204,13 +203,6 @@ class Throttle:
     high_bytes: int
     times: int
 
-    def __str__(self) -> str:
-        return (
-            f"It was slowed down {self.times} times: its memory passed memory.high "
-            f"({format_bytes(self.high_bytes)}) of the cgroup {self.cgroup}, above which the kernel "
-            "makes processes wait; raise it (MemoryHigh= of systemd) or use less."
-        )
-
 
 def high_events(pid: int | str = "self") -> dict[str, int]:
     """Return how often each cgroup around a process has slowed processes down, by cgroup path.
@@ -218,21 +210,21 @@ def high_events(pid: int | str = "self") -> dict[str, int]:
     Only cgroups with a `memory.high` are included.
     """
     return {
-        str(one.path): one.count("high") or 0
-        for one in _lineage_of(pid)
-        if one.size("high") is not None
+        str(group.path): group.count("high") or 0
+        for group in _lineage_of(pid)
+        if group.size("high") is not None
     }
 
 
-def throttled_since(before: Mapping[str, int]) -> list[Throttle]:
-    """Return the cgroups that have slowed processes down since `high_events` returned `before`."""
+def throttled_since(counted: Mapping[str, int]) -> list[Throttle]:
+    """Return the cgroups that have slowed processes down since `high_events` returned `counted`."""
     throttles = []
-    for path, count in before.items():
+    for path, count in counted.items():
         cgroup = Cgroup(Path(path), 2)
         throttles.append(
             Throttle(path, cgroup.size("high") or 0, (cgroup.count("high") or 0) - count)
         )
-    return [one for one in throttles if one.times > 0]
+    return [throttle for throttle in throttles if throttle.times > 0]
 
 
 def pressure_file(cgroup: Cgroup | None) -> str:
@@ -240,9 +232,9 @@ def pressure_file(cgroup: Cgroup | None) -> str:
 
     It is the record of a v2 cgroup, else that of the machine.
     """
-    own = f"{cgroup.path}/memory.pressure" if cgroup else ""
+    path = f"{cgroup.path}/memory.pressure" if cgroup else ""
     # v1 and the host's root cgroup have no such file
-    return own if os.path.exists(own) else "/proc/pressure/memory"
+    return path if os.path.exists(path) else "/proc/pressure/memory"
 
 
 def read_stalled_s(path: str) -> float | None:
@@ -256,7 +248,8 @@ def counting_cgroup(pid: int) -> Cgroup | None:
 
     The kernel counts a kill in the victim's own cgroup.
     """
-    return next((one for one in _lineage_of(pid) if one.count("oom_kill") is not None), None)
+    groups = (group for group in _lineage_of(pid) if group.count("oom_kill") is not None)
+    return next(groups, None)
 
 
 def effective_limit() -> tuple[int, str]:
@@ -283,6 +276,5 @@ def effective_limit() -> tuple[int, str]:
 
 
 def _number(variable: str) -> int:
-    """Return the number in an environment variable, or 0 if it has none."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdigit() else 0

@@ -1,4 +1,4 @@
-"""GPU memory: allocator settings, readings, and the record of a failed allocation.
+"""GPU memory: readings, and the sizes in the message of a failed allocation.
 
 Readings never import torch: where the process has not used CUDA, there is nothing to read.
 """
@@ -6,21 +6,12 @@ Readings never import torch: where the process has not used CUDA, there is nothi
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import InputError, format_bytes
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..config import TrainConfig
-
-# exit code of a run that ran out of GPU memory; see `exit_codes.EXIT_CODES`
+# exit code of a run that ran out of GPU memory; see `runs.codes`
 OUT_OF_CUDA_MEMORY = 76
 # torch reads the older name first, and the newer one only if the older one is unset
 # (c10/cuda/CUDAAllocatorConfig.h).
@@ -31,60 +22,6 @@ def cuda_in_use() -> Any:
     """Return the torch module if this process has used CUDA, else None."""
     torch = sys.modules.get("torch")
     return torch if torch and torch.cuda.is_available() and torch.cuda.is_initialized() else None
-
-
-def allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables that turn on `expandable_segments`; {} if `config` does not.
-
-    The user's other allocator settings are kept.
-    """
-    if not config.expandable_segments:
-        return {}
-    current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
-    settings = re.split(r",(?![^\[]*\])", current)  # not at commas inside brackets
-    others = [
-        part for part in settings if part.split(":")[0].strip() not in ("", "expandable_segments")
-    ]
-    return dict.fromkeys(ALLOCATOR_VARIABLES, ",".join([*others, "expandable_segments:True"]))
-
-
-def prepare_allocator(config: TrainConfig) -> None:
-    """Set `expandable_segments` for this process; torch reads it at the first use of CUDA."""
-    torch = sys.modules["torch"]
-    variables = allocator_environment(config, os.environ)
-    if not variables or config.device == "cpu" or not torch.cuda.is_available():
-        return
-    if torch.cuda.is_initialized() and not variables.items() <= os.environ.items():
-        raise InputError(
-            "expandable_segments: expected a process that has not used CUDA yet, and this one "
-            "has; restart it, or train with run() in a child process"
-        )
-    os.environ.update(variables)
-
-
-def begin(config: TrainConfig, device: str) -> list[str]:
-    """Set the GPU memory cap and reset the peaks; return notes on options without effect here."""
-    if device != "cuda":
-        options = ("expandable_segments", "max_cuda_memory")
-        names = ", ".join(name for name in options if getattr(config, name))
-        return [f"{names}: without effect on the CPU"] if names else []
-    torch = sys.modules["torch"]
-    notes = []
-    torch.cuda.init()
-    torch.cuda.reset_peak_memory_stats()
-    if config.max_cuda_memory is not None:
-        total = torch.cuda.mem_get_info()[1]
-        if config.max_cuda_memory > total:
-            notes.append(f"max_cuda_memory: without effect, the GPU has {format_bytes(total)}")
-        torch.cuda.set_per_process_memory_fraction(min(1.0, config.max_cuda_memory / total))
-    return notes
-
-
-def end(config: TrainConfig) -> None:
-    """Remove the GPU memory cap."""
-    torch = cuda_in_use()
-    if torch is not None and config.max_cuda_memory is not None:
-        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def cuda_reading(largest: bool = False) -> dict[str, float] | None:
@@ -165,26 +102,3 @@ def oom_sizes(message: str) -> dict[str, int]:
         free = max(0, sizes["allowed_bytes"] - sizes["reserved_bytes"])
         sizes["free_bytes"] = min(free, sizes.get("free_bytes", free))
     return sizes
-
-
-def resolve_device(device: str) -> torch.device:
-    """Return the torch device; "auto" is CUDA if a GPU is usable, else the CPU."""
-    import torch
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        build = "this torch is a CPU build" if torch.version.cuda is None else "no GPU is visible"
-        raise InputError(
-            f"device: expected a usable GPU for 'cuda', but {build}; use device='auto' or 'cpu'"
-        )
-    return torch.device(device)
-
-
-def check_precision(precision: str, device: str) -> None:
-    """Refuse float16 on a CPU: gradients below 6e-8 are lost, since no loss scaling saves them."""
-    if precision == "fp16" and resolve_device(device).type == "cpu":
-        raise InputError(
-            f"precision: expected a GPU for 'fp16', found none with device={device!r}; "
-            "use 'bf16' or 'fp32'"
-        )

@@ -1,12 +1,19 @@
-"""The limit that caused an out-of-memory kill, and the ways to raise it."""
+"""The limit that caused an out-of-memory kill, and actions that help, as data."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from ..errors import GB, MB
 from .cgroup import effective_limit
 
-# Things that a loop often keeps in memory without need.
-KEPT = "a loss that is added up without .item(), outputs or batches in a list"
+
+@dataclass(frozen=True)
+class Action:
+    """Something to do next: its id, and arguments that JSON can hold. `runs.render` words it."""
+
+    id: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -26,13 +33,20 @@ class KilledBy:
             return min(effective_limit()[0], psutil.virtual_memory().available)
         return max(0, self.limit_bytes - self.others_bytes)
 
-    def raised(self, need_bytes: int) -> str:
-        """Return advice, as text, on how to get `need_bytes` for the run."""
+    def raised(self, need_bytes: int, **reasons: object) -> Action:
+        """Return the action that gives the run `need_bytes`."""
         total = need_bytes + self.others_bytes
-        # rounded up, so that a limit set to this text is enough
-        size = f"{-(-total // GB)} GB" if total >= 10 * GB else f"{-(-total // MB)} MB"
+        # rounded up, so that this limit is enough
+        size = f"{-(-total // MB)} MB"
+        if total >= 10 * GB:
+            size = f"{-(-total // GB)} GB"
+        return Action(self.raising, {"limit": size, "cgroup": self.cgroup, **reasons})
+
+    @property
+    def raising(self) -> str:
+        """The id of the action that raises this limit."""
         if self.cgroup:
-            return f"give the cgroup {self.cgroup} {size} (a Slurm job by --mem)"
+            return "raise cgroup"
         if self.limit_bytes is None:
-            return f"use a machine, or a job, with {size} of memory"
-        return f"raise memory_limit to {size}"
+            return "larger machine"
+        return "raise memory_limit"

@@ -146,7 +146,7 @@ class Limit:
             return  # its counters are gone
         # v2 also counts an event in all cgroups above, so the nearest cgroup with a new event is
         # the one whose limit was reached.
-        met = next((group for group, before in self._limits if group.met_its_limit(before)), None)
+        met = next((group for group, count in self._limits if group.met_its_limit(count)), None)
         if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
             self._outer = met
 

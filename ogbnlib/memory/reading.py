@@ -9,7 +9,8 @@ import functools
 import gc
 import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..errors import format_bytes
@@ -100,7 +101,7 @@ _FIELDS = {
 }
 
 
-_LISTED = 3  # most processes listed in a sentence
+_LISTED = 3  # most processes in a list
 
 
 def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
@@ -113,12 +114,12 @@ def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
     rows = [read_fields(f"/proc/{pid}/{file}", names, 1024) for pid in pids]
     living = [row for row in rows if row]
     # A field that this kernel lacks is unknown, not zero.
-    known = {name for name in names if living and all(name in row for row in living)}
-    return [sum(row[name] for row in living) if name in known else None for name in names]
+    present = {name for name in names if living and all(name in row for row in living)}
+    return [sum(row[name] for row in living) if name in present else None for name in names]
 
 
 def list_processes(pids: Iterable[int]) -> str:
-    """Return name, id and RssAnon + RssShmem of processes as text, the largest first.
+    """Return name, id and RssAnon + RssShmem of the three largest processes as text.
 
     For example, `python 4711 with 1.20 GB, python 4715 with 310 MB`.
     """
@@ -129,11 +130,8 @@ def list_processes(pids: Iterable[int]) -> str:
         if sizes and name:
             rows.append((sum(sizes.values()), pid, os.fsdecode(name).strip()))
     rows.sort(reverse=True)
-    texts = [f"{name} {pid} with {format_bytes(size)}" for size, pid, name in rows[:_LISTED]]
-    if len(rows) > _LISTED:
-        others_bytes = sum(size for size, _, _ in rows[_LISTED:])
-        texts.append(f"{len(rows) - _LISTED} smaller ones with {format_bytes(others_bytes)}")
-    return ", ".join(texts)
+    largest = rows[:_LISTED]
+    return ", ".join(f"{name} {pid} with {format_bytes(size)}" for size, pid, name in largest)
 
 
 def own_memory() -> tuple[int, int, int]:
@@ -200,26 +198,35 @@ def malloc_trim() -> None:
 def release_memory() -> dict[str, int | None]:
     """Free unused memory; return the bytes freed by each step, None for an impossible step.
 
-    `gc` and `malloc_trim` are measured by this process's RssAnon + RssShmem, the others by reserved
-    GPU memory.
+    `last_error` drops the traceback of the last error, which keeps all variables of a failed cell;
+    `%debug` has none afterwards. This step, `gc` and `malloc_trim` are measured by this process's
+    RssAnon + RssShmem, the others by reserved GPU memory.
     """
-    before = own_memory()[0]
-    gc.collect()
-    after_gc = own_memory()[0]
-    malloc_trim()
-    freed: dict[str, int | None] = {
-        "gc": before - after_gc,
-        "malloc_trim": after_gc - own_memory()[0],
-        "synchronize": None,
-        "empty_cache": None,
-    }
+    freed: dict[str, int | None] = {}
+    steps: dict[str, Callable[[], object]]
+    steps = {"last_error": _drop_last_error, "gc": gc.collect, "malloc_trim": malloc_trim}
+    for name, step in steps.items():
+        held_bytes = own_memory()[0]
+        step()
+        freed[name] = held_bytes - own_memory()[0]
     torch = cuda_in_use()
-    if torch:
-        reserved = torch.cuda.memory_reserved()
-        # Wait for queued kernels: `empty_cache` could not free their blocks.
-        torch.cuda.synchronize()
-        synchronized = torch.cuda.memory_reserved()
-        torch.cuda.empty_cache()
-        freed["synchronize"] = reserved - synchronized
-        freed["empty_cache"] = synchronized - torch.cuda.memory_reserved()
+    # Wait for queued kernels: `empty_cache` could not free their blocks.
+    for name in ("synchronize", "empty_cache"):
+        freed[name] = None
+        if torch:
+            reserved = torch.cuda.memory_reserved()
+            getattr(torch.cuda, name)()
+            freed[name] = reserved - torch.cuda.memory_reserved()
     return freed
+
+
+def _drop_last_error() -> None:
+    error = getattr(sys, "last_value", None)
+    while error is not None:  # other references to the error, such as IPython's, stay valid
+        error.__traceback__ = None
+        error = error.__context__
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        setattr(sys, name, None)
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        shell.InteractiveTB.tb = None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from ..errors import MB, format_bytes
+from ..errors import MB
 from .reading import Reading
 
 
@@ -80,7 +80,7 @@ BOUNDARIES = ("start", "begin", "end")  # events at which one phase ends and ano
 def parse_events(data: bytes) -> Iterator[Event]:
     """Yield the events in these lines; skip damaged lines and lines that a kill cut off."""
     for line in data.splitlines():
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             event = json.loads(line)
             if _is_sound(event):
                 yield event
@@ -128,10 +128,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Growth:
-    """Whether the memory in use levels off or climbs from epoch to epoch."""
+    """Whether the memory in use climbs from epoch to epoch."""
 
-    # "climbs" (steadily, as a leak does), "grows" (in steps, or ever more slowly), "levels off", or
-    # "too few epochs" (below 5)
+    # "climbs" (steadily, as a leak does), "no steady climb", or "too few epochs" (below 5)
     verdict: str
     slope_bytes: float  # per epoch, over the last two thirds: the first third fills caches
     epochs: int
@@ -146,7 +145,8 @@ class Growth:
         """
         stride = len(levels) // 200 + 1
         sizes = levels[::stride] or [0]
-        slope, verdict = _judge(sizes[len(sizes) // 3 :])
+        slope, climbs = _climb(sizes[len(sizes) // 3 :])
+        verdict = "climbs" if climbs else "no steady climb"
         if len(levels) < 5:
             verdict = "too few epochs"
         return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1])
@@ -155,32 +155,6 @@ class Growth:
     def has_risen(self) -> bool:
         """Whether memory rose over at least two epochs, by more than the noise of 8 MB."""
         return self.epochs >= 2 and self.last_bytes > self.first_bytes + 8 * MB
-
-    def __str__(self) -> str:
-        over = f"{self.epochs} epochs"
-        ends = f"from {format_bytes(self.first_bytes)} to {format_bytes(self.last_bytes)}"
-        if self.verdict == "too few epochs":
-            return f"Over {over} memory went {ends}: too few epochs to say whether it climbs."
-        if self.verdict == "climbs":
-            slope = format_bytes(self.slope_bytes)
-            return f"Over {over} memory climbs by {slope} per epoch (fitted), {ends}."
-        return f"Over {over} memory {self.verdict}, {ends}."
-
-
-def _judge(late: Sequence[int]) -> tuple[float, str]:
-    """Return the slope and the verdict of `Growth`."""
-    slope, climbs = _climb(late)
-    if climbs:
-        return slope, "climbs"
-    if late[-1] > 1.25 * max(late[: max(1, len(late) // 4)]) + 8 * MB:
-        return slope, "grows"
-    half = len(late) // 2
-    before = late[:half] or [0]
-    after = late[half:]
-    # Minimum and maximum must both rise: memory that comes and goes keeps both.
-    rises = half and all(end(after) > 1.05 * end(before) + 8 * MB for end in (min, max))
-    is_flat = max(after) <= 1.05 * min(after) + 8 * MB
-    return slope, "grows" if rises and not is_flat else "levels off"
 
 
 def _climb(late: Sequence[int]) -> tuple[float, bool]:
@@ -219,12 +193,6 @@ class Stalled:
         """Whether memory is too short for the work."""
         # Reading a file once in a full cgroup loses 7 % of the time, which is harmless.
         return self.total_s >= 5 and max(self.share, self.late_share) >= 0.15
-
-    def __str__(self) -> str:
-        return (
-            f"{self.total_s:.0f} s, {self.share:.0%} of its time and {self.late_share:.0%} of the "
-            f"last {self.late_over_s:.0f} s"
-        )
 
 
 class Record:
@@ -363,7 +331,6 @@ class Record:
             self._graphs.add(name)
 
     def _add_level(self, event: Event) -> None:
-        """Note the memory at the end of an epoch."""
         name = event["phase" if event["event"] == "end" else "name"].lower()
         epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", name)
         # A single process knows its own memory exactly. The last sample counts all processes.
@@ -392,15 +359,15 @@ class Record:
         """Take the next reading of the process tree."""
         if self._began_s is None:
             self._began_s = time_s
-        self.duration_s = time_s - self._began_s
+        self.duration_s = max(0.0, time_s - self._began_s)  # the clock may be set back
         self._num_processes = reading.num_processes
         if reading.stalled_s is not None:
             self._add_stall((time_s, reading.stalled_s))
-        others = ("num_processes", "cgroup_limit_bytes", "stalled_s")
+        left_out = ("num_processes", "cgroup_limit_bytes", "stalled_s")
         sizes = {
             name: size
             for name, size in vars(reading).items()
-            if size is not None and name not in others
+            if size is not None and name not in left_out
         }
         if reading.rss_anon_bytes is not None:
             sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)

@@ -2,7 +2,7 @@
 watched script.
 
 The two files (timeline.csv, events.jsonl) are written without buffering, so after a kill every line
-except perhaps the last is whole. Times are `time.time()` seconds by the run's `clock`. So later
+except perhaps the last is whole. Times are `time.time()` seconds. So later
 attempts of an interrupted run append to the same files.
 """
 
@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
-from .. import clock
 from ..errors import MB
 from ..files import open_to_write, write_all
 from .cuda import cuda_reading
@@ -112,7 +111,7 @@ class EventLog:
     def mark(self, event: str, **info: object) -> None:
         if self._file < 0:
             return
-        line = json.dumps({"time_s": round(clock.now(), 4), "event": event, **info}) + "\n"
+        line = json.dumps({"time_s": round(time.time(), 4), "event": event, **info}) + "\n"
         with self._lock:
             write_all(self._file, line.encode())
 
@@ -158,7 +157,7 @@ class EventLog:
 
         `force` reads at any time and keeps the reading; `largest` includes the largest free block.
         """
-        now = clock.now()
+        now = time.time()
         if self._file < 0 or not (force or now - self._last_cuda_s >= 0.1):
             return
         # Finding the largest free block takes longer, so that is done once a second.
@@ -173,8 +172,8 @@ class EventLog:
         if force:
             best = self._cuda.close()
             due += [best, reading] if best is not reading else [reading]
-        for one in filter(None, due):
-            self.mark("cuda", **one)
+        for event in filter(None, due):
+            self.mark("cuda", **event)
 
     def follow(self) -> Iterator[Event]:
         """Yield the events that any process added since this log was opened or last followed."""
@@ -213,8 +212,8 @@ class _TimelineWriter:
         self._thinning = _Thinning[bytes](began_s)
 
     def add(self, time_s: float, reading: Reading) -> None:
-        known = {name: str(value) for name, value in vars(reading).items() if value is not None}
-        values = [known.get(name, "") for name in self._columns]
+        texts = {name: str(value) for name, value in vars(reading).items() if value is not None}
+        values = [texts.get(name, "") for name in self._columns]
         line = f"{time_s:.4f},{','.join(values)}\n".encode()
         self._end += len(self._thinning.add(time_s, reading.held_bytes or 0, line) or b"")
         assert self._thinning.best is not None
@@ -278,7 +277,7 @@ class Recorder:
 
         def write(reading: Reading) -> None:
             try:
-                self.add(round(clock.now(), 4), reading)  # rounded as in both files
+                self.add(round(time.time(), 4), reading)  # rounded as in both files
                 self._list(tree, reading)
             except OSError as error:
                 on_unwritable(OSError(error.errno, error.strerror, str(self._rows.path)))
@@ -300,7 +299,7 @@ class Recorder:
     ) -> None:
         """Write a sample each interval, and one after `stop` unless the first process is gone."""
         is_last = False
-        before = 0
+        last_bytes = 0
         unchanged = 0
         while True:
             begin = time.monotonic()
@@ -313,8 +312,8 @@ class Recorder:
             held_bytes = reading.held_bytes or 0
             # A sample takes 0.1 to 0.6 ms of CPU time. Once ten samples in a row (by default half a
             # second) differed by at most 0.5 %, a third of the samples is enough.
-            unchanged = unchanged + 1 if abs(held_bytes - before) <= before / 200 else 0
-            before = held_bytes
+            unchanged = unchanged + 1 if abs(held_bytes - last_bytes) <= last_bytes / 200 else 0
+            last_bytes = held_bytes
             pause_s = max(interval_s, 0.15) if unchanged >= 10 else interval_s
             pause_s = min(pause_s, limit.longest_pause_s)
             is_last = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))
@@ -333,7 +332,6 @@ class Recorder:
             raise self._error
 
     def _sample(self, tree: Tree, limit: Limit) -> Reading | None:
-        """Take one reading and return the result of `limit.check`."""
         # PSS makes the kernel walk page tables, so it is read at most once a second and for about
         # 0.5 % of the time. Without a cgroup, only PSS gives the memory of several processes. Then
         # it is read for up to 5 % of the time, and as soon as the sum of RSS has grown, so that no
@@ -371,7 +369,6 @@ class Recorder:
         self._events(events[first:])
 
     def _list(self, tree: Tree, reading: Reading) -> None:
-        """Log the processes of a watched command whenever their memory has grown by a quarter."""
         size = reading.rss_sum_bytes
         if self.record.is_command and size > 1.25 * self._listed_bytes:
             self._listed_bytes = size

@@ -72,13 +72,13 @@ def handled(
 
     Without effect outside the main thread: Python lets only that thread set handlers.
     """
-    before = {}
+    earlier = {}
     if threading.current_thread() is threading.main_thread():
-        before = {number: signal.signal(number, handler) for number in _without_nohup(numbers)}
+        earlier = {number: signal.signal(number, handler) for number in _without_nohup(numbers)}
     try:
         yield
     finally:
-        for number, old in before.items():
+        for number, old in earlier.items():
             signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
@@ -91,11 +91,11 @@ def _without_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
 @contextlib.contextmanager
 def block_stop_signals() -> Iterator[None]:
     """Make a process started inside keep its stop signals pending until it calls `take_over`."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def take_over(handler: Callable[[int, object], None] | signal.Handlers) -> None:

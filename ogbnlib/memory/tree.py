@@ -45,7 +45,6 @@ def _children(pid: int, task: int | str) -> list[int]:
 
 
 def _state_of(pid: int) -> str:
-    """Return the state letter of proc(5): "T" for stopped, "Z" for a zombie; "" if it is gone."""
     return os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"").rpartition(")")[2][1:2]
 
 
@@ -135,7 +134,6 @@ class Tree:
         self.signal(signal.SIGKILL)
 
     def _left(self) -> list[int]:
-        """Return the ids of the living processes except the command itself."""
         return [
             pid for pid in self.pids() if pid != self.pid and _state_of(pid) not in ("Z", "X", "")
         ]

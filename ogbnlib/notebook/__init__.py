@@ -1,15 +1,17 @@
-"""Notebook helpers, imported on first use: tables, plots, verdicts, and `begin_notebook`, which
-every notebook calls first."""
+"""Notebook helpers, imported on first use: `begin_notebook`, which every notebook calls first, its
+data and limits, tables, plots and verdicts."""
 
 import importlib
 from typing import Any
 
 _NAMES = {
-    "engine": "begin_notebook",
-    "plots": "epoch_times plot_accuracy plot_cuda plot_forecast plot_parts plot_peaks plot_runs"
-    " plot_timeline",
-    "tables": "best_epochs compare_cuda compare_runs compare_steps forecast_table loader_costs phase_seconds released"
-    " sampled_nodes step_table",
+    "notebook.engine": "begin_notebook",
+    "notebook.plots": "epoch_times plot_accuracy plot_forecast plot_parts plot_runs plot_timeline",
+    "notebook.tables": "best_epochs compare_runs compare_steps forecast_table loader_costs"
+    " memory_in_use",
+    "sources.catalog": "prepare_dataset",
+    "runs.sandbox": "scaled_limit",
+    "forecast.planner": "ladder",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)
@@ -17,5 +19,5 @@ __all__ = sorted(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+        return getattr(importlib.import_module(f"ogbnlib.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,8 +28,9 @@ from ..memory.cgroup import counting_cgroup, effective_limit, read_whole
 from ..memory.reading import Reading, read_memory
 from ..memory.recorder import Recorder
 from ..memory.signals import Stopped, handled
-from ..runs.exit_codes import STOPPED, meaning_of
+from ..runs.codes import STOPPED, of_code
 from ..runs.folder import Run, RunEnded, RunStopped
+from ..runs.render import words_of
 
 
 class KernelDied(DeadKernelError):
@@ -142,7 +143,9 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         code = max(status, 1)  # an exit with 0 in mid-notebook is an error, too
         if status < 0:  # Popen shows signal N as -N, a shell as 128 + N
             code = 128 - status
-        _, cause, remedy, *_ = meaning_of(code)
+        end = of_code(code)
+        cause = words_of(end.facts)
+        remedy = end.remedy
         kills_before = self._kills_before
         kills = self._kills()
         if status == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -142,8 +142,9 @@ def _draw_run(
     stacks: Array,
     layers: Mapping[str, tuple[str, str]],
     title: str | None,
+    begin_s: float = 0.0,
 ) -> float:
-    """Draw the stacked layers of a run over time; return the last moment shown, in seconds.
+    """Draw the stacked layers of a run from `begin_s` on; return its last moment, in seconds.
 
     The axis is 2 % longer.
     """
@@ -154,7 +155,7 @@ def _draw_run(
     # The last phase may have begun after the last sample.
     starts_s = [phase.start_s for phase in run.phases]
     end_s = max([*time_s[-1:], *starts_s, 1e-3]) if len(time_s) else 1.0
-    ax.set(xlim=(0, end_s * 1.02), xlabel="seconds")
+    ax.set(xlim=(begin_s, end_s + 0.02 * (end_s - begin_s)), xlabel="seconds")
     colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else ax.title.get_color()
     ax.set_title(_plain(title or f"{run.run_dir.name}: {run.state}"), fontsize=10, color=colour)
     return end_s
@@ -168,7 +169,9 @@ def _shade(phase: Phase) -> tuple[str, str]:
     return next(shades, ("_other", "none"))
 
 
-def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array) -> None:
+def _shade_phases(
+    ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array, begin_s: float = 0.0
+) -> None:
     is_training = run.paths.config.is_file()  # for other commands, every phase is drawn
     shown = (*_SHADES,) if is_training else ""
     phases = [phase for phase in run.phases if phase.name.lower().startswith(shown)]
@@ -180,8 +183,8 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
         label, colour = _shade(phase)
-        is_thin = stop - phase.start_s < 0.004 * end_s  # thinner than a line
-        if is_thin or label in ax.get_legend_handles_labels()[1]:
+        is_thin = stop - phase.start_s < 0.004 * (end_s - begin_s)  # thinner than a line
+        if is_thin or stop <= begin_s or label in ax.get_legend_handles_labels()[1]:
             label = "_again"
         # An outer phase is not drawn under its inner ones: two colours would mix to a third.
         inner = [p for p in phases if p.depth > phase.depth and not p.name.startswith("release")]
@@ -191,17 +194,18 @@ def _shade_phases(ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array
             label = "_again"
         ax.axvline(phase.start_s, color=_GREY, linewidth=0.3, zorder=0.5)
         spans += [(*piece, phase.label) for piece in pieces[-1:]]
-    _write_names(ax, spans, end_s, in_use, time_s)
+    visible = [(max(start, begin_s), stop, label) for start, stop, label in spans if stop > begin_s]
+    _write_names(ax, visible, end_s - begin_s, in_use, time_s)
 
 
 def _write_names(
-    ax: Axes, spans: list[tuple[float, float, str]], end_s: float, in_use: Array, time_s: Array
+    ax: Axes, spans: list[tuple[float, float, str]], shown_s: float, in_use: Array, time_s: Array
 ) -> None:
     """Write names vertically into spans that are wide enough: inside the curve where memory is
     high, else above it."""
     figure: Any = ax.get_figure()
     # the width of a line of text, 9.5 points, in seconds
-    narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * end_s
+    narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * shown_s
     half = 0.5 * ax.get_ylim()[1]
     below_limit = 0.97 / _ROOM
     for start, stop, label in spans:
@@ -234,7 +238,15 @@ def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[t
 
 
 def _wrapped(label: str, lines: int) -> str:
-    return "\n".join(textwrap.wrap(_plain(label), _NAME_LETTERS, max_lines=lines, placeholder="…"))
+    """Return a name in at most so many lines, broken after blanks, underscores, dots and
+    parentheses."""
+    rows = [""]
+    for piece in re.findall(r"[^\s_.(]*[\s_.(]*", _plain(label)):
+        if rows[-1] and len((rows[-1] + piece).rstrip()) > _NAME_LETTERS:
+            rows.append("")
+        rows[-1] += piece
+    shown = "\n".join(row.rstrip() for row in rows[:lines])
+    return shown + "…" if rows[lines:] else shown
 
 
 def plot_timeline(
@@ -244,23 +256,36 @@ def plot_timeline(
     title: str | None = None,
     top_bytes: float | None = None,
     legend: bool = True,
+    since: str | None = None,
+    page_cache: bool = True,
+    gpu: bool = False,
 ) -> Axes:
     """Plot a run's memory over time: stacked anonymous, shared and file memory, with phases,
     limit, peak, and a kill.
 
-    `top_bytes` is the upper end of the axis, to draw several runs on one scale.
+    Args:
+        top_bytes: The upper end of the axis, to draw several runs on one scale.
+        since: The phase at which the picture begins, such as "train epoch 1".
+        page_cache: Whether to plot file memory, too.
+        gpu: Whether to plot the GPU's memory: allocated, reserved but unallocated, and free.
     """
     run = Run.open(run)
+    if gpu:
+        return _plot_cuda(run)
     ax = _axes(ax)
+    begin_s = next((phase.start_s for phase in run.phases if phase.label == since), 0.0)
     samples = held_memory(run.timeline)
     time_s = samples["time_s"].to_numpy()
     top_bytes = top_bytes or _top_bytes(run)
     unit, name, text = _unit(top_bytes / _ROOM)
     stacks = _stacks(samples, PARTS) / unit
-    end_s = _draw_run(ax, run, time_s, stacks, PARTS, title)
+    if not page_cache:
+        stacks[-1] = 0
+    end_s = _draw_run(ax, run, time_s, stacks, PARTS, title, begin_s)
     ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
     in_use = stacks[0] + stacks[1]
-    _shade_phases(ax, run, end_s, in_use, time_s)
+    _shade_phases(ax, run, end_s, in_use, time_s, begin_s)
+    _mark_attempts(ax, run)
     limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
@@ -272,21 +297,45 @@ def plot_timeline(
             color=LIMIT,
             xycoords=("axes fraction", "data"),
         )
-    if run.exit_code == 137 and len(in_use):
+    if len(in_use):
+        _draw_end(ax, run, time_s, in_use, (limit, end_s), text)
+    if legend:
+        ax.legend(ncol=4, **_BELOW)
+    return ax
+
+
+def _draw_end(
+    ax: Axes,
+    run: Run,
+    time_s: Array,
+    in_use: Array,
+    corner: tuple[float, float],
+    text: Callable[[float], str],
+) -> None:
+    """Mark a kill, or the peak of a run that was not killed; `corner` is the limit and the end."""
+    limit, end_s = corner
+    if run.exit_code == 137:
         # The last sample is older than the last allocation: the cross stands at the limit that
         # stopped the climb.
         height = limit or in_use[-1]
         ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
         ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
         _draw_killing_phase(ax, run, end_s)
-    elif len(in_use):
-        # The peak stands in the title: beside its point it would cover the phases' names.
-        at = int(in_use.argmax())
-        ax.plot(time_s[at], in_use[at], "o", color=_GREY, markersize=5, zorder=6)
-        ax.set_title(f"{ax.get_title()}, peak {text(in_use[at])}", fontsize=10)
-    if legend:
-        ax.legend(ncol=4, **_BELOW)
-    return ax
+        return
+    # The peak stands in the title: beside its point it would cover the phases' names.
+    at = int(in_use.argmax())
+    ax.plot(time_s[at], in_use[at], "o", color=_GREY, markersize=5, zorder=6)
+    ax.set_title(f"{ax.get_title()}, peak {text(in_use[at])}", fontsize=10)
+
+
+def _mark_attempts(ax: Axes, run: Run) -> None:
+    starts_s = [event["time_s"] for event in run.events if event["event"] == "start"]
+    for start_s in starts_s[1:]:
+        time_s = start_s - run.events[0]["time_s"]
+        ax.axvline(time_s, color=KILLED, linestyle=":", zorder=3)
+        _mark(
+            ax, "resumed", (time_s, 0.5), (4, 0), color=KILLED, xycoords=("data", "axes fraction")
+        )
 
 
 def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
@@ -296,17 +345,15 @@ def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
     ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
     start_s = max([0.0, *(entry.start_s for entry in run.phases if entry.label == phase)])
     end_s = max(end_s, start_s + 0.015 * end_s)  # within the axis, which is 2 % longer
-    ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=3, label="killed in")
+    # behind the stack: over it, red and blue would mix to the colour of shared memory
+    ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=1, label="killed in")
 
 
-def plot_cuda(run: RunLike) -> Axes:
-    """Plot a run's GPU memory over time: allocated, reserved but unallocated, free, and the
-    largest free block.
+def _plot_cuda(run: Run) -> Axes:
+    """A tick at the bottom marks a retried allocation, a cross a failed one.
 
-    A tick at the bottom marks a retried allocation, a cross a failed one. The top of the stack is
-    the most that the run may reserve, such as the cap `max_cuda_memory`.
+    The top of the stack is the most that the run may reserve, such as the cap `max_cuda_memory`.
     """
-    run = Run.open(run)
     table = run.cuda
     if not len(table):
         raise InputError(
@@ -346,9 +393,11 @@ def plot_cuda(run: RunLike) -> Axes:
     return ax
 
 
-def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
-    """Plot several runs side by side on one memory scale; `runs` maps titles to runs or their
-    folders, or lists runs or folders."""
+def plot_runs(runs: Runs, *, columns: int = 3, one_time_axis: bool = False) -> Figure:
+    """Plot the memory in use by several runs side by side on one scale, without page cache.
+
+    `runs` maps titles to runs or their folders, or lists runs or folders.
+    """
     titled = [*named(runs).items()]
     if not titled:
         raise InputError("runs: expected at least one run to draw, got none")
@@ -362,54 +411,53 @@ def plot_runs(runs: Runs, *, columns: int = 3) -> Figure:
     top = max(_top_bytes(run) for _, run in titled)
     handles: dict[str, Artist] = {}
     for i, (ax, (name, run)) in enumerate(zip(grid.flat, titled, strict=False)):
-        plot_timeline(run, ax, title=f"{name}: {run.state}", top_bytes=top, legend=False)
+        title = f"{name}: {run.state}"
+        plot_timeline(run, ax, title=title, top_bytes=top, legend=False, page_cache=False)
         if i % columns:
             ax.set_ylabel("")
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    if one_time_axis:
+        plt.setp(grid.flat, xlim=(0, max(ax.get_xlim()[1] for ax in grid.flat)))
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncol=5, **_PLAIN)
     return figure
 
 
-def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) -> Axes:
-    """Plot the seconds of an epoch against the memory limit. Each policy has a line for the median
-    of the later epochs and a dotted line for the first epoch. `runs` maps (policy, limit) to a
-    run."""
+def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
+    """Plot the seconds of an epoch against the memory limit, which grows to the right.
+
+    `runs` maps (policy, limit) to a run. Each policy has a line for the median of the later epochs
+    and a dotted line for the first epoch. A cross marks a killed run; the policies that finished
+    under the smallest limit are named there.
+    """
     ax = _axes(width=7.5, height=4)
-    policies = list(dict.fromkeys(policy for policy, _ in runs))
+    opened = {key: Run.open(run) for key, run in runs.items()}
+    sizes = {limit: run.result.get("memory_limit_bytes") or 0 for (_, limit), run in opened.items()}
+    limits = sorted(sizes, key=lambda limit: sizes[limit])
     highest = 0.0
-    sizes = dict.fromkeys(limits, "")  # empty for a limit under which no policy ran
-    for policy in policies:
-        points = [
-            (i, Run.open(runs[policy, limit]))
-            for i, limit in enumerate(limits)
-            if (policy, limit) in runs
-        ]
-        for i, run in points:
-            sizes[limits[i]] = f"\n({format_bytes(run.result.get('memory_limit_bytes'))})"
-        ended = {i: run for i, run in points if run.exit_code == 0}
-        first = [run.metrics["time_s"].iloc[:1].mean() for run in ended.values()]
-        later = [epoch_s(run) for run in ended.values()]
-        (line,) = ax.plot([*ended], later, "o-", label=policy, zorder=3)
-        ax.plot([*ended], first, ".:", color=line.get_color(), zorder=2)
+    policies = list(dict.fromkeys(policy for policy, _ in opened))
+    for number, policy in enumerate(policies):
+        of_policy = {limit: run for (name, limit), run in opened.items() if name == policy}
+        finished = sorted(
+            limits.index(limit) for limit in of_policy if not of_policy[limit].exit_code
+        )
+        times = [of_policy[limits[at]].metrics["time_s"] for at in finished]
+        first = [series.iloc[:1].mean() for series in times]
+        later = [epoch_s(of_policy[limits[at]]) for at in finished]
+        (line,) = ax.plot(finished, later, "o-", label=policy, zorder=3)
+        ax.plot(finished, first, ".:", color=line.get_color(), zorder=2)
         highest = max([highest, *first, *later])
         # Crosses of several policies at one limit stand side by side.
-        dead = [
-            i + 0.12 * (policies.index(policy) - len(policies) / 2)
-            for i, run in points
-            if run.exit_code != 0
-        ]
-        ax.plot(
-            dead,
-            [0] * len(dead),
-            "X",
-            clip_on=False,
-            # an empty line that is not clipped would make the layout reserve the room up to the
-            # corner
-            in_layout=False,
-            zorder=5,
-            **{**_CROSS, "color": line.get_color()},
-        )
-    ax.set_xticks(range(len(limits)), [limit + sizes[limit] for limit in limits])
+        shift = 0.12 * (number - len(policies) / 2)
+        dead = [limits.index(limit) + shift for limit in of_policy if of_policy[limit].exit_code]
+        cross = {**_CROSS, "color": line.get_color()}
+        # An empty line that is not clipped would make the layout reserve the room up to the corner.
+        ax.plot(dead, [0] * len(dead), "X", clip_on=False, in_layout=False, zorder=5, **cross)
+        if 0 in finished:
+            text = f"{_plain(policy)} finished under {limits[0]}"
+            _mark(ax, text, (0, later[0]), (8, 8), color=line.get_color())
+    ax.set_xticks(
+        range(len(limits)), [f"{limit}\n({format_bytes(sizes[limit])})" for limit in limits]
+    )
     ax.set(
         ylim=(0, 1.15 * highest or 1),
         ylabel="seconds of an epoch; dotted: the first",
@@ -421,7 +469,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike], limits: Sequence[str]) 
 
 def plot_accuracy(runs: Runs) -> Figure:
     """Plot loss, valid accuracy (full line) and test accuracy (dashed) over the epochs, and mark
-    the best epoch on valid by the run's `keep_by`."""
+    the best epoch on valid."""
     figure, ((losses, accuracies),) = _figure(1, 2, (10, 4))
     for name, run in named(runs).items():
         name = _plain(name)
@@ -459,40 +507,6 @@ def plot_accuracy(runs: Runs) -> Figure:
         ax.legend(**_PLAIN)
     accuracies.set_ylim(bottom=0)
     return figure
-
-
-def plot_peaks(
-    peaks: Mapping[str, RunLike | float], limit_bytes: float | None = None, ax: Axes | None = None
-) -> Axes:
-    """Plot peak memory as horizontal bars, and the limit. `peaks` maps names to bytes, or to runs,
-    whose peak of anonymous + shared memory is shown."""
-    ax = _axes(ax, 9, 0.5 * len(peaks) + 1.2)
-    sizes = [
-        size if isinstance(size, int | float) else Run.open(size).held_peak_bytes
-        for size in peaks.values()
-    ]
-    largest = max([*sizes, limit_bytes or 0])
-    killed_bytes = 0.98 * (limit_bytes or math.inf)
-    colours = [KILLED if size >= killed_bytes else PARTS["anon"][1] for size in sizes]
-    unit, name, text = _unit(largest)
-    bars = ax.barh([_plain(name) for name in peaks], [size / unit for size in sizes], color=colours)
-    # a run that was not started has no peak
-    labels = [text(size / unit) if size else "not measured" for size in sizes]
-    ax.bar_label(bars, labels, padding=3, fontsize=9, color=_GREY)
-    ax.invert_yaxis()
-    if limit_bytes:
-        ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--")
-        _mark(
-            ax,
-            f"limit {text(limit_bytes / unit)}",
-            (limit_bytes / unit, 1.0),
-            (0, 3),
-            ha="center",
-            color=LIMIT,
-            xycoords=("data", "axes fraction"),
-        )
-    ax.set(xlim=(0, 1.15 * largest / unit), xlabel=f"peak memory in {name}")
-    return ax
 
 
 def plot_forecast(run: RunLike) -> Axes:
@@ -538,12 +552,12 @@ def plot_forecast(run: RunLike) -> Axes:
 
 def plot_parts(
     plans: Mapping[str, Advice],
-    runs: Mapping[str, RunLike],
     limit_bytes: int,
-    full: Mapping[str, Mapping[str, Advice]],
+    runs: Mapping[str, RunLike] | None = None,
+    full: Mapping[str, Mapping[str, Advice]] | None = None,
 ) -> Axes:
-    """Plot the named parts of memory at each plan's peak. A mark shows the measured peak of the
-    plan's run, a cross a killed run.
+    """Plot the named parts of memory at each plan's peak. If the plan has a run in `runs`, a mark
+    shows its measured peak, a cross a killed run.
 
     `full` has plans of the same names for other graphs, by the graph's name: a column beside the
     bars for each graph, with peaks and verdicts.
@@ -554,29 +568,11 @@ def plot_parts(
     ax.set_xlim(0, 1.02 * max(limit_bytes, *peaks) / unit)
     ax.set_yticks(range(len(plans)), map(_plain, plans))
     ax.invert_yaxis()
-    for row, (name, plan) in enumerate(plans.items()):
-        run = Run.open(runs[name])
+    for row, plan in enumerate(plans.values()):
         _draw_parts(ax, row, plan.forecast.peak.parts, unit)
-        if run.exit_code == 137:
-            ax.plot(limit_bytes / unit, row + 0.36, "X", zorder=8, **_CROSS)
-            _mark(
-                ax,
-                _wrapped(f"killed in {run.diagnosis.phase or 'no phase'}", 3),
-                (limit_bytes / unit, row + 0.5),
-                (6, -4),
-                color=KILLED,
-                va="top",
-            )
-        else:
-            ax.vlines(
-                run.held_peak_bytes / unit,
-                row - 0.42,
-                row + 0.42,
-                color=_GREY,
-                linewidth=2.5,
-                zorder=5,
-            )
-    _write_verdicts(ax, [*plans], full)
+    for name, run in named(runs or {}).items():
+        _mark_peak(ax, [*plans].index(name), run, limit_bytes / unit, unit)
+    _write_verdicts(ax, [*plans], full or {})
     ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--", linewidth=1.4)
     _mark(
         ax,
@@ -587,8 +583,19 @@ def plot_parts(
         ha="center",
         xycoords=("data", "axes fraction"),
     )
-    ax.set_xlabel(f"memory in {unit_name}, without page cache; grey marks: measured peaks")
+    measured = "; grey marks: measured peaks" if runs else ""
+    ax.set_xlabel(f"memory in {unit_name}, without page cache{measured}")
     return ax
+
+
+def _mark_peak(ax: Axes, row: int, run: Run, limit: float, unit: int) -> None:
+    if run.exit_code != 137:
+        peak = run.held_peak_bytes / unit
+        ax.vlines(peak, row - 0.42, row + 0.42, color=_GREY, linewidth=2.5, zorder=5)
+        return
+    ax.plot(limit, row + 0.36, "X", zorder=8, **_CROSS)
+    text = _wrapped(f"killed in {run.diagnosis.phase or 'no phase'}", 3)
+    _mark(ax, text, (limit, row + 0.5), (6, -4), color=KILLED, va="top")
 
 
 def _write_verdicts(

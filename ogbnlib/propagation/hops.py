@@ -391,7 +391,7 @@ def propagated(
 ) -> Store:
     """Return the store of propagated features for a run, as `config` asks.
 
-    It is made once, next to the graph's store or in `data_dir`. `progress`, `say` and `check` are
+    It is made once, next to the graph's store. `progress`, `say` and `check` are
     as in `propagate`.
     """
     if store.hops is not None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from ..config import TrainConfig
 from ..errors import MB, InputError, format_bytes
-from ..files import home
 from ..forecast.run_forecast import HopPlan
 from ..graph.store import GraphSize, Store
 
@@ -105,8 +104,7 @@ def plan_hops(
 
 
 def propagated_path(store: Store, config: TrainConfig) -> Path:
-    """Return the store path of a run's propagated features: next to the graph or in `data_dir`."""
+    """Return the store path of a run's propagated features: next to the graph."""
     norm, self_loops = NORMS[config.norm]
     graph = store.path.name.removesuffix(".store")
-    folder = store.path.parent if config.data_dir is None else home(config.data_dir)
-    return folder / f"{graph}-{config.hops}-hops-{norm}{'-loops' * self_loops}.store"
+    return store.path.parent / f"{graph}-{config.hops}-hops-{norm}{'-loops' * self_loops}.store"

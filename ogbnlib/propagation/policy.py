@@ -12,10 +12,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..config import TrainConfig
+from ..forecast.available import available_bytes
 from ..forecast.memory_parts import expected_batch, feature_itemsize, hop_size, trained_edges
 from ..forecast.run_forecast import PROPAGATE, Ledger
 from ..graph.store import Store, is_store, open_store
-from ..memory.available import available_bytes
 from ..memory.reading import malloc_trim
 from ..memory.recorder import EventLog
 from ..progress import Progress

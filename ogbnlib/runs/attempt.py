@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from .. import clock
 from ..config import TrainConfig
 from ..environment import RUNS_VARIABLE
 from ..errors import InputError, explained, naming
@@ -18,8 +17,9 @@ from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
 from ..registry import MODELS
-from .diagnosis import Remedy, Result, explain
-from .exit_codes import UNFINISHED
+from .cause import Diagnosis
+from .codes import UNFINISHED
+from .diagnosis import Remedy, explain, read_facts
 from .folder import Run
 
 _TORN_FILES = ".*.part"  # temporary files of atomic writes that a kill interrupted
@@ -72,12 +72,12 @@ def announce_code(
     """
     if config.model in MODELS or not RunPaths(run_dir).config.is_file():
         return
-    place = config.model.rpartition(":")[0]
+    name = config.model.rpartition(":")[0]
     # a model named by its module is imported from this environment, unless the module lies in the
     # working folder
-    source = home(place) if place.endswith(".py") else Path(*place.split(".")).with_suffix(".py")
+    source = home(name) if name.endswith(".py") else Path(*name.split(".")).with_suffix(".py")
     copy = RunPaths(run_dir).model
-    code = copy if copy.is_file() and place.endswith(".py") else source
+    code = copy if copy.is_file() and name.endswith(".py") else source
     if not code.is_file():  # the import reports a missing file
         return
     for path in (run_dir, code):
@@ -103,12 +103,12 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
         )
 
 
-def check_changes(before: Mapping[str, object], config: TrainConfig, run_dir: Path) -> list[str]:
+def check_changes(earlier: Mapping[str, object], config: TrainConfig, run_dir: Path) -> list[str]:
     """Return a sentence for each changed value that takes effect from here on.
 
     Raises `InputError` for changed values that are fixed for a run.
     """
-    refused, notes = config.changes(before)
+    refused, notes = config.changes(earlier)
     if refused:
         raise InputError(
             f"{run_dir}: can't resume with other values ({'; '.join(refused)}); use a new run_dir"
@@ -124,11 +124,11 @@ def lock_of(run_dir: Path) -> contextlib.AbstractContextManager[int]:
 class Attempt:
     """One attempt of a run: it records the start, owns the recorder, and writes the result."""
 
-    def __init__(self, before: Run, config: TrainConfig | None = None, **info: object):
-        self.before = before
+    def __init__(self, earlier: Run, config: TrainConfig | None = None, **info: object):
+        self.before = earlier
         self.config = config
-        self.run_dir = before.run_dir
-        self.paths = before.paths
+        self.run_dir = earlier.run_dir
+        self.paths = earlier.paths
         self.recorder = Recorder(self.run_dir)
         self._sizes = {
             path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
@@ -142,8 +142,7 @@ class Attempt:
             **info,
             memory_high=self._high or None,
             slurm_job=self._job,
-            previous=before.result or None,
-            clock=clock.begin(max((event["time_s"] for event in before.events), default=0.0)),
+            previous=earlier.result or None,
         )
         self.paths.result.unlink(missing_ok=True)
         runs = Path(os.environ.get(RUNS_VARIABLE, ""))
@@ -160,12 +159,13 @@ class Attempt:
         with_forecast: bool = False,
         remedy_of: Remedy | None = None,
         memory_limit_bytes: int | None = None,
+        not_started: Diagnosis | None = None,
         **evidence: object,
     ) -> Run:
         """Write result.json: exit code, peaks, diagnosis, and `with_forecast` the predicted memory.
 
-        Stop the recorder first. `remedy_of` is passed to `explain`. `evidence` has more fields of
-        `Result`, and `kernel_peak_bytes`, the kernel's own peak counter.
+        Stop the recorder first. `remedy_of` is passed to `explain`, `not_started` takes its place.
+        `evidence` has more `Facts`, and `kernel_peak_bytes`, the kernel's own peak counter.
         """
         record = self.recorder.record
         if exit_code == 0 and self.config is not None and "finished" not in record.events:
@@ -177,13 +177,10 @@ class Attempt:
             **dict.fromkeys(("limit_by", "killed_by", "oom_kills")),
             "throttled": throttled_since(self._high),
             **evidence,
-            "slurm_job": self._job,
             "duration_s": round(time.monotonic() - self._begin, 3),
             "peak_bytes": kernel_peak or record.held_peak_bytes,
             "peak_source": "kernel counter" if kernel_peak else "samples",
             "sampled_peaks_bytes": record.peaks,
-            "growth": record.growth,
-            "stalled": record.stalled,
         }
         if with_forecast and self.config is not None:
             # without it the size comes from the data set's files
@@ -192,11 +189,11 @@ class Attempt:
                 self.config, memory_limit_bytes, record.phases, record.largest_parts, event
             )
             values["forecast"] = {"size_from": "run" if event else "files", **forecast}
-        result = Result.model_validate(values)
-        result.diagnosis = result.diagnosis or explain(
-            self.run_dir, self.config, result, record, at_work=False, remedy_of=remedy_of
+        end = not_started or explain(
+            self.run_dir, self.config, read_facts(values), record, False, remedy_of
         )
-        written = result.model_dump(mode="json", exclude_unset=True)
+        shown = end.to_dict()
+        written = {**values, **shown.pop("facts"), "diagnosis": shown}
         try:
             self._write(written, is_refused=exit_code == 2 and "resumed" not in record.events)
         except OSError as error:  # the work is done all the same, so the exit code still counts
@@ -204,7 +201,7 @@ class Attempt:
                 f"error: {self.paths.result}: it could not be written: {explained(error)}",
                 file=sys.stderr,
             )
-        return Run(self.run_dir, result=written, diagnosis=result.diagnosis, record=record)
+        return Run(self.run_dir, result=written, diagnosis=end, record=record)
 
     def _write(self, result: Mapping[str, object], *, is_refused: bool) -> None:
         """Write result.json.

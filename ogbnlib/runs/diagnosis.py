@@ -1,469 +1,260 @@
-"""Explain why a run ended, from its result and its record.
+"""Find out why a run ended, from its result and its record.
 
-The facts are exit code, kill counters, last sample, last phase and named parts of memory. A SIGKILL
-does not name its sender. Out of memory is therefore claimed only on evidence: the cgroup's
-`oom_kill` counter, this library's own watchdog, or a known message in the output. Without evidence
-the answer is "cause unknown".
+A SIGKILL does not name its sender. Out of memory is therefore claimed only on evidence: the
+cgroup's `oom_kill` counter, this library's own watchdog, or a known message in the output. Without
+evidence the answer is "cause unknown".
 """
 
 import contextlib
-import html
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import TypeAdapter
 
-from .. import clock
 from ..config import TrainConfig
-from ..errors import MB, InputError, format_bytes, printable
-from ..memory.cgroup import Throttle, throttled_since
+from ..errors import MB, InputError
+from ..memory.cgroup import throttled_since
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
-from ..memory.killed import KilledBy
-from ..memory.record import Growth, Phase, Record, RunPaths, Stalled
-from .evidence import (
-    GUIDE,
-    OUT_OF_MEMORY,
-    exception_line,
-    find,
-    find_in_message,
-    gpu_sizes,
-    last_line,
-)
-from .exit_codes import (
-    DIVERGED,
-    EXIT_CODES,
-    READ_LOG,
-    READ_OUTPUT,
-    STOPPED,
-    Meaning,
-    code_key,
-    meaning_of,
-    meaning_of_state,
-    resumption,
-    state_key,
-)
-from .script_remedy import REFUSED, script_remedy
+from ..memory.killed import Action, KilledBy
+from ..memory.record import Record, RunPaths
+from .cause import OPEN_CAUSES, Diagnosis, Facts
+from .codes import code_key, of_code, of_state, resumption, specified, state_key
+from .texts import exception_line, find, find_in_message, last_line
+
+Remedy: TypeAlias = Callable[[TrainConfig, Record, KilledBy], tuple[Action, ...]]
+_LETTERS = 60  # most letters of a phase or of a printed line in an action
+_TAIL_BYTES = 2**13  # from the end of the output, to find its last line
+_FACTS = TypeAdapter(Facts)
+_DIAGNOSIS = TypeAdapter(Diagnosis)
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Cause of a run's end: a paragraph for people (`text`) and its facts. Sizes are in bytes."""
-
-    text: str
-    cause: str  # "finished", "out of memory", "SIGKILL, cause unknown", "interrupted", "error", ...
-    exit_code: int | None
-    phase: str | None
-    parts: dict[str, int] = field(default_factory=dict)
-    last_sample: dict[str, int] = field(default_factory=dict)
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        return printable(self.text).replace("\n", " ")  # a user's phase may have any name
-
-    __repr__ = __str__
-    to_dict = asdict
-
-    def _repr_html_(self) -> str:
-        return f'<p style="max-width:60em">{html.escape(str(self))}</p>'
+def read_facts(result: Mapping[str, Any]) -> Facts:
+    """The facts in the content of a result.json; raises `ValueError` for wrong types."""
+    return _FACTS.validate_python(result)
 
 
-_Number: TypeAlias = int | FiniteFloat
-Remedy: TypeAlias = Callable[[TrainConfig, Record, KilledBy], str]
-
-
-class _OuterLimit(BaseModel):
-    limit_bytes: _Number | None
-    cgroup: str
-    others_bytes: int = 0  # memory of other processes in that cgroup, read after the run's end
-
-
-class Result(BaseModel):
-    """The fields of result.json that the package reads; other fields are kept."""
-
-    model_config = ConfigDict(extra="allow")
-
-    exit_code: int | None = None  # 128 + N after signal N
-    duration_s: _Number | None = None
-    memory_limit_bytes: _Number | None = None
-    limit_by: str | None = None
-    killed_by: str | None = None  # "kernel" or "watchdog"
-    # The kernel's counter. With memory.oom.group, which a limit under cgroup v2 sets, the first
-    # killed process counts twice, unless it has ended before the others are killed.
-    oom_kills: int | None = None
-    ended_with: int | None = None  # exit code of the first process, if the kill hit another one
-    # set if the kernel killed for a cgroup around the run's own
-    outer_limit: _OuterLimit | None = None
-    kills_around: int | None = None  # out-of-memory kills in a cgroup that other processes share
-    last_output: str | None = None
-    printed_bytes: _Number | None = None  # memory in use when a command last printed a line
-    throttled: list[Throttle] = []  # cgroups whose `memory.high` slowed the run down
-    slurm_job: str | None = None  # Slurm's id of the job, ARRAYID_TASK in an array
-    peak_bytes: _Number | None = None
-    peak_source: str | None = None
-    sampled_peaks_bytes: dict[str, _Number] = {}
-    growth: Growth | None = None
-    # time spent waiting for memory; None if the kernel does not count it
-    stalled: Stalled | None = None
-    diagnosis: Diagnosis | None = None
-
-    @property
-    def held_peak_bytes(self) -> int:
-        """Peak of anonymous + shared memory in any sample."""
-        return int(self.sampled_peaks_bytes.get("held_bytes", 0))
-
-    def under_limit(self) -> str:
-        if not self.memory_limit_bytes:
-            return ""
-        return f" under a limit of {format_bytes(self.memory_limit_bytes)} ({self.limit_by})"
-
-
-def ended(result: Result | None) -> str:
-    """The end of a run in a few words, for a title or a table."""
-    if result is None:
-        return "no result"
-    cause = OUT_OF_MEMORY if result.killed_by else meaning_of(str(result.exit_code)).cause
-    if result.diagnosis:
-        cause = result.diagnosis.cause
-    return f"{cause}, exit code {result.exit_code}" if result.exit_code else cause
+def read_diagnosis(result: Mapping[str, Any]) -> Diagnosis | None:
+    """The diagnosis in the content of a result.json; None in one of version 0.2.0, which stored
+    sentences."""
+    stored = result.get("diagnosis")
+    if not isinstance(stored, dict) or "actions" not in stored:
+        return None
+    return _DIAGNOSIS.validate_python({**stored, "facts": result})
 
 
 def explain_code(code: str) -> Diagnosis:
     """Diagnosis of an exit code, a signal's name, Slurm's `EXIT:SIGNAL` pair or a job's state."""
-    key = code_key(code)
     state = state_key(code)
-    number = None
     if state:
-        meaning = meaning_of_state(state, {})
-        subject = f"{state}: the job {meaning.text}"
-    elif key:
-        meaning = meaning_of(code)
-        name = code if code[0].isalpha() else f"Exit code {code}"
-        also = f" ({key})" if key != code else ""
-        subject = f"{name}{also}: {meaning.text}"
-        if key.isdigit():
-            number = int(key)
-        if ":" in code:
-            job = "ask `python -m ogbnlib diagnose --job ID`, which reads the job's log, too"
-            meaning = meaning._replace(remedy=meaning.remedy.replace(READ_LOG, job))
-    else:
+        return of_state(state, {})
+    if not code_key(code):
         raise InputError(
-            f"--exit-code: expected 0 to 255, -N for signal N, its name such as SIGKILL, Slurm's pair such as 0:125 or "
-            f"a job's state such as OUT_OF_MEMORY, got {code!r}"
+            "--exit-code: expected 0 to 255, -N for signal N, its name such as SIGKILL, Slurm's "
+            f"pair such as 0:125 or a job's state such as OUT_OF_MEMORY, got {code!r}"
         )
-    return Diagnosis(
-        f"{subject}. Next: {meaning.remedy}.", meaning.cause, number, None, remedy=meaning.remedy
-    )
+    end = of_code(code)
+    is_job = ":" in code and end.actions == (Action("read output"),)
+    return replace(end, actions=(Action("ask job"),)) if is_job else end
 
 
 def explain_text(text: str) -> Diagnosis:
-    """Diagnose a pasted text, such as a message, a log's end, lines of dmesg or sacct's table."""
+    """Diagnose a pasted text, such as a message, a log's end, or lines of dmesg."""
     if not text.strip():
-        raise InputError(
-            "--text: expected a message, the end of a log, or sacct's table, got nothing"
-        )
+        raise InputError("--text: expected a message or the end of a log, got nothing")
     if code_key(text) or state_key(text):
         return explain_code(text.strip())
-    finding = find_in_message(text)
-    if finding is None:
-        message = exception_line(text)
-        end = f"it ends with {message[:200]!r}" if message else "no message in it is known"
-        finding = Meaning(
-            "unknown",
-            f"Cause unknown: {end}",
-            f"look for its words in {GUIDE}; `python -m ogbnlib watch` runs the command again and "
-            "records it",
-        )
-    remedy = finding.remedy.replace(READ_LOG, READ_OUTPUT)
-    sentences = [
-        f"{finding.text[:1].upper()}{finding.text[1:]}.",
-        finding.line and f"Evidence: {finding.line[:200].rstrip('.')}.",
-        f"Next: {remedy}.",
-    ]
-    text = " ".join(filter(None, sentences))
-    return Diagnosis(text, finding.cause, None, None, dict(finding.sizes), remedy=remedy)
+    unknown = Facts("unknown text", line=exception_line(text)[:200])
+    return find_in_message(text) or Diagnosis("unknown", unknown, (Action("read guide"),))
 
 
 def explain(
     run_dir: Path,
     config: TrainConfig | None,
-    result: Result,
+    result: Facts,
     record: Record,
     at_work: bool,
     remedy_of: Remedy | None = None,
 ) -> Diagnosis:
     """Diagnose the last attempt of a run, or describe a run at work.
 
-    `result` is an empty `Result` if no result.json was written. `remedy_of` is the planner's
+    `result` has no facts if no result.json was written. `remedy_of` is the planner's
     `memory_remedy`; with None the remedy is the command that asks the planner.
     """
-    case = _Case(run_dir, config, result, record, remedy_of)
-    if at_work:
-        return case.at_work()
-    if result.exit_code is None:
-        return case.without_result()
-    if result.exit_code == 0:
-        return case.finished()
-    return case.killed() if result.killed_by else case.failed()
-
-
-_TAIL_BYTES = 2**13  # from the end of the output, to find its last line
-# Causes that an exit code alone leaves open: evidence in the output decides.
-OPEN_CAUSES = ("error", "SIGKILL, cause unknown", "never started")
-
-
-class _Case:
-    """The facts about a run's last attempt, with one method for each kind of end."""
-
-    def __init__(
-        self,
-        run_dir: Path,
-        config: TrainConfig | None,
-        result: Result,
-        record: Record,
-        remedy_of: Remedy | None,
-    ):
-        self.run_dir = run_dir
-        self.config = config
-        self.result = result
-        self.record = record
-        self.remedy_of = remedy_of
-        # whether the run is a command other than this package's own
-        command: list[str] = record.start.get("command") or []
-        self.foreign = bool(command) and command[1:3] != ["-m", "ogbnlib"]
-        # An exception leaves its phases; a killed process leaves them open.
-        self._set_phase(record.phase or (record.failed if result.exit_code != 137 else None))
-        duration_s = record.duration_s if result.duration_s is None else result.duration_s
-        self.took = f"{duration_s:.1f} s"
-        self.slowed = self._slowed(result.throttled)
-        self.struck = ""
-        if result.kills_around:
-            self.struck = (
-                " Meanwhile the kernel's out-of-memory killer struck in its cgroup (oom_kill counter "
-                f"+{result.kills_around}): perhaps this run."
-            )
-
-    def _set_phase(self, phase: Phase | None) -> None:
-        self.phase = phase
-        self.label = None
-        self.where = "with no phase open"
-        if phase is not None:
-            self.label = phase.label
-            self.where = f"in phase '{self.label}'"
-
-    def _slowed(self, throttles: Iterable[Throttle]) -> str:
-        """Sentences on slowdowns by a cgroup's `memory.high` and on time spent waiting for
-        memory."""
-        sentences = [*map(str, throttles)]
-        stalled = self.record.stalled
-        if stalled and stalled.is_thrashing:
-            # whether that time was counted in a cgroup of the run alone
-            is_own = self.record.start.get("limit_by") in ("cgroup v2", "systemd-run")
-            whose = "It" if is_own else "This machine, or the container around the run,"
-            sentences.append(
-                f"{whose} waited for memory for {stalled}: the kernel took pages of files and "
-                "programs away that were needed again. Raise the limit, or use less memory."
-            )
-        return " ".join(sentences)
-
-    def _diagnosis(self, sentences: Iterable[str], cause: str, remedy: str = "") -> Diagnosis:
-        text = " ".join(filter(None, sentences))
-        if remedy:
-            text += f" Next: {remedy}."
-        return Diagnosis(
-            text,
-            cause,
-            self.result.exit_code,
-            self.label,
-            dict(self.record.parts),
-            dict(self.record.last),
-            remedy,
-        )
-
-    def _memory(self) -> list[str]:
-        """Sentences on the memory in use at the end, and on its growth."""
-        sentences = []
-        if self.record.last:
-            anon, shmem, file = map(format_bytes, self.record.last.values())
-            sentences.append(
-                f"The last sample shows {anon} anonymous, {shmem} shared and {file} file memory."
-            )
-        if self.record.parts:
-            largest_first = sorted(self.record.parts.items(), key=lambda item: -item[1])
-            texts = [f"{name} {format_bytes(size)}" for name, size in largest_first]
-            sentences.append(f"It held {', '.join(texts)}.")
-        return [*sentences, self._listed(), self._growth()]
-
-    def _listed(self) -> str:
-        """Sentence that lists a watched command's processes as of the last growth of its memory."""
-        listed = self.record.events.get("processes")
-        if listed is None:
-            return ""
-        since_s = listed["time_s"] - self.record.start["time_s"]
-        return f"Its processes after {since_s:.1f} s: {listed['text']}."
-
-    def _printed(self) -> str:
-        """Sentence that quotes a command's last printed line, which shows where it was if no phase
-        does."""
-        line = self._last_line()
-        return f"The last line that it printed: {line[:200].rstrip('.')}." if line else ""
-
-    def _last_line(self) -> str:
-        if self.label or not self.foreign:
-            return ""
-        data = b""
-        with contextlib.suppress(OSError), open(RunPaths(self.run_dir).output, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            data = file.read()
-        return last_line(data.decode(errors="replace"))
-
-    def _growth(self) -> str:
-        growth = self.record.growth
-        return str(growth) if growth and growth.verdict in ("climbs", "grows") else ""
-
-    def at_work(self) -> Diagnosis:
-        record = self.record
-        throttles = throttled_since(record.start.get("memory_high") or {})
-        since = ""
-        if self.phase:
-            now_s = clock.now_by(record.start.get("clock"))
-            since = f" for {max(0.0, now_s - self.phase.start_s):.1f} s"
-        elif not self.foreign and record.newest is None:
-            self.label = self.where = "starting"
-        limit = record.start.get("memory_limit_bytes")
-        amount = format_bytes(record.held_bytes)
-        if limit:
-            amount += f" of {format_bytes(limit)}"
-        most = f"{format_bytes(record.held_peak_bytes)} at most"
-        text = f"At work, {self.where}{since}; after {self.took} it holds {amount}, {most}."
-        sentences = [text, self._slowed(throttles), self._printed(), *self._memory()]
-        return self._diagnosis(sentences, "at work")
-
-    def without_result(self) -> Diagnosis:
-        text = (
-            "No result was written: the watching process was itself killed. "
-            f"After {self.took} the run was {self.where}."
-        )
-        remedy = "if no process of it is alive, go on with resume=True"
-        if self.foreign:
-            remedy = "start it again"
-        return self._diagnosis(
-            [text, self.slowed, self._printed(), *self._memory()], "no result", remedy
-        )
-
-    def finished(self) -> Diagnosis:
-        result = self.result
-        text = f"Finished without an error in {self.took}{result.under_limit()}"
-        peak = result.held_peak_bytes
-        if peak:
-            text += f"; it held {format_bytes(peak)} at most"
-            if result.peak_source == "kernel counter" and (result.peak_bytes or 0) > peak:
-                text += f", {format_bytes(result.peak_bytes)} with page cache"
-        text += "."
-        sentences = [text + self.struck, self.slowed]
-        if self.record.growth and self.record.growth.verdict != "levels off":
-            sentences.append(self._growth())
-        return self._diagnosis(sentences, "finished")
-
-    def killed(self) -> Diagnosis:
-        result = self.result
-        text = [f"{_killer(result)} after {self.took}, {self.where}."]
-        if result.ended_with is not None:
-            text.append(f"Its first process then ended with exit code {result.ended_with}.")
-        text += [self._printed(), self.slowed, *self._first_rank(), *self._memory()]
-        return self._diagnosis(text, OUT_OF_MEMORY, self._memory_remedy())
-
-    def failed(self) -> Diagnosis:
-        """Diagnose by the exit code; if it leaves the cause open, by evidence in `last_output`."""
-        result = self.result
-        code = result.exit_code
-        assert code is not None
-        meaning = meaning_of(code, foreign=self.foreign)
-        cause_of_code = meaning.cause
-        if meaning.cause in OPEN_CAUSES:
-            killed = cause_of_code == EXIT_CODES["137"].cause
-            meaning = find(result.last_output or "", killed=killed) or meaning
-        cause = meaning.cause
-        remedy = meaning.remedy
-        text = [
-            f"Exit code {code}: {meaning.text}.",
-            f"It ended{result.under_limit()} after {self.took}, {self.where}.{self.struck}",
-        ]
-        # name the call that resumes this very run
-        if self.config is not None:
-            call = resumption(self.run_dir, result.memory_limit_bytes)
-            remedy = remedy.replace("resume=True (--resume)", "resume=True")
-            remedy = remedy.replace("go on with resume=True", f"go on with {call}")
-        if cause == EXIT_CODES["137"].cause and result.under_limit():
-            text.append("The limit's own evidence shows no out-of-memory kill.")
-            remedy = "look for who sent it: the job's state in sacct, or dmesg if the whole machine had no memory left"
-        # The trainer records sizes and suggestions of a failed allocation on the GPU.
-        oom = self.record.events.get("cuda_oom")
-        if code == OUT_OF_CUDA_MEMORY and oom:
-            text.append(gpu_sizes(oom) or str(oom.get("message")))
-            if oom.get("alloc_retries"):
-                text.append(f"Before, {oom['alloc_retries']:.0f} allocations needed a second try.")
-            remedy = "; or ".join(oom.get("suggestions", [])) or remedy
-        elif result.last_output:
-            text.append(f"Its last words: {result.last_output.rstrip('.')}.")
-        else:
-            text.append(self._printed())
-        if cause == OUT_OF_MEMORY:
-            remedy = REFUSED if self.foreign else self._memory_remedy()
-        if not RunPaths(self.run_dir).output.is_file():
-            remedy = remedy.replace(READ_LOG, READ_OUTPUT)
-        text.append(self.slowed)
-        if code not in (2, STOPPED, DIVERGED):
-            text += [*self._first_rank(), *self._memory()]
-        return self._diagnosis(text, cause, remedy)
-
-    def _memory_remedy(self) -> str:
-        """Return the remedy for an out-of-memory kill, by the limit that the run met.
-
-        The planner needs a config, which only a training run has. `remedy_of` is None if a folder
-        is read after its run. The remedy is then the command that asks the planner.
-        """
-        limit = self.result.memory_limit_bytes
-        killed = KilledBy(None if limit is None else int(limit))
-        outer = self.result.outer_limit
-        if outer:  # the kernel killed for the limit of a cgroup around the run's own
-            killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
-        if self.foreign:
-            printed_bytes = int(self.result.printed_bytes or 0)
-            return script_remedy(self.record, killed, self.phase, self._last_line(), printed_bytes)
-        if self.config is None:  # another command of this package
-            return (
-                "raise memory_limit, or give the command its own --memory-limit below it "
-                "(convert, propagate, predict)"
-            )
-        if self.remedy_of is not None:
-            return self.remedy_of(self.config, self.record, killed)
-        return (
-            f"ask `python -m ogbnlib plan --config {self.run_dir}/config.json --memory-limit "
-            f"'{killed.left_bytes / MB:.0f} MB'` what fits"
-        )
-
-    def _first_rank(self) -> list[str]:
-        first = self.record.events.get("rank ended")
-        if not first:
-            return []
-        return [
-            f"Rank {first['rank']} was the first to end: {meaning_of(first['exit_code']).text}."
-        ]
-
-
-def _killer(result: Result) -> str:
+    foreign = _is_foreign(record)
+    facts = _with_record(result, record, run_dir)
     code = result.exit_code
-    if result.killed_by == "watchdog":
-        return f"Killed by this library's watchdog (exit code {code}){result.under_limit()}"
-    text = "Killed by" if result.ended_with is None else "A process of it was killed by"
-    text += f" the kernel's out-of-memory killer (exit code {code}, oom_kill counter {result.oom_kills})"
-    outer = result.outer_limit
-    if not outer:
-        return text + result.under_limit()
-    text += f" for the limit of {format_bytes(outer.limit_bytes)} of the cgroup {outer.cgroup} around it"
-    if result.memory_limit_bytes:
-        text += f", not for{result.under_limit().replace('under a limit', 'its own limit')}"
-    return text
+    if at_work:
+        return _at_work(facts, record)
+    if code is None:
+        then = Action("start again" if foreign else "resume if dead")
+        return Diagnosis("no result", replace(facts, sign="no result"), (then,))
+    if code == 0:
+        return Diagnosis("finished", facts)
+    if result.killed_by:
+        sign = "killed around" if result.outer_limit else f"killed by {result.killed_by}"
+        end = Diagnosis("out of memory", replace(facts, sign=sign))
+    else:
+        end = _failed(facts, code, foreign)
+    oom = record.events.get("cuda_oom")
+    if code == OUT_OF_CUDA_MEMORY and oom:
+        end = _on_gpu(end, oom)
+    elif end.cause == "out of memory":
+        end = replace(end, actions=_memory_actions(end.facts, run_dir, config, record, remedy_of))
+    specific = {}
+    if RunPaths(run_dir).output.is_file():
+        specific["read output"] = Action("read file", {"file": "output.log"})
+    if config is not None:
+        specific["resume"] = resumption(run_dir, result.memory_limit_bytes)
+    return specified(end, specific)
+
+
+def _is_foreign(record: Record) -> bool:
+    command: list[str] = record.start.get("command") or []
+    return bool(command) and command[1:3] != ["-m", "ogbnlib"]
+
+
+def _with_record(result: Facts, record: Record, run_dir: Path) -> Facts:
+    phase = record.phase
+    # An exception leaves its phases; a killed process leaves them open.
+    if phase is None and result.exit_code != 137:
+        phase = record.failed
+    if phase is not None:
+        result = replace(result, phase=phase.label)
+    elif _is_foreign(record):
+        result = replace(result, last_line=_last_line(run_dir))
+    rank = record.events.get("rank ended") or {}
+    return replace(
+        result,
+        sign=str(result.exit_code),
+        duration_s=result.duration_s or record.duration_s,
+        limit_by=result.limit_by or record.start.get("limit_by"),
+        held_bytes=record.held_bytes,
+        sampled_peaks_bytes=result.sampled_peaks_bytes or record.peaks,
+        last_sample=dict(record.last),
+        parts=dict(record.parts),
+        processes=record.events.get("processes", {}).get("text", ""),
+        rank=rank.get("rank"),
+        rank_exit_code=rank.get("exit_code"),
+        growth=record.growth,
+        stalled=record.stalled,
+    )
+
+
+def _last_line(run_dir: Path) -> str:
+    data = b""
+    with contextlib.suppress(OSError), open(RunPaths(run_dir).output, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+        data = file.read()
+    return last_line(data.decode(errors="replace"))[:200]
+
+
+def _at_work(facts: Facts, record: Record) -> Diagnosis:
+    present = replace(
+        facts,
+        sign="at work",
+        memory_limit_bytes=record.start.get("memory_limit_bytes"),
+        throttled=throttled_since(record.start.get("memory_high") or {}),
+    )
+    if record.phase:
+        since_s = max(0.0, time.time() - record.phase.start_s)
+        present = replace(present, phase_s=since_s)
+    elif not _is_foreign(record) and record.newest is None:
+        present = replace(present, phase="starting")
+    return Diagnosis("at work", present)
+
+
+def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:
+    end = of_code(code, foreign=foreign)
+    if end.cause in OPEN_CAUSES:
+        end = find(facts.last_output or "", killed=code == 137) or end
+    shown = end.facts
+    merged = replace(facts, sign=shown.sign, who=shown.who, sizes=shown.sizes, code=shown.code)
+    end = replace(end, facts=merged)
+    if end.cause == "SIGKILL, cause unknown" and facts.memory_limit_bytes:
+        return replace(end, actions=(Action("find other sender"),))
+    return end
+
+
+def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
+    names = [name for name in oom if name.endswith("_bytes") or name == "alloc_retries"]
+    sizes = {name: oom[name] for name in names if oom[name]}
+    words = end.facts.last_output if sizes else str(oom.get("message"))
+    options = tuple(Action("set on GPU", {"option": text}) for text in oom.get("suggestions") or ())
+    facts = replace(end.facts, sizes=sizes, last_output=words)
+    return replace(end, facts=facts, actions=options or end.actions)
+
+
+def _memory_actions(
+    facts: Facts,
+    run_dir: Path,
+    config: TrainConfig | None,
+    record: Record,
+    remedy_of: Remedy | None,
+) -> tuple[Action, ...]:
+    """What helps after an out-of-memory kill, by the limit that the run met.
+
+    The planner needs a config, which only a training run has.
+    """
+    limit_bytes = facts.memory_limit_bytes
+    killed = KilledBy(None if limit_bytes is None else int(limit_bytes))
+    outer = facts.outer_limit
+    if outer:  # the kernel killed for the limit of a cgroup around the run's own
+        killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
+    if config is not None and remedy_of is not None:
+        return remedy_of(config, record, killed)
+    if config is not None:
+        limit = f"{killed.left_bytes / MB:.0f} MB"
+        return (Action("ask planner", {"config": f"{run_dir}/config.json", "limit": limit}),)
+    if not _is_foreign(record):  # another command of this package
+        return (Action("limit command"),)
+    if not facts.killed_by:
+        return (Action("less at once"),)
+    return _script_actions(record, killed, facts)
+
+
+def _script_actions(record: Record, killed: KilledBy, facts: Facts) -> tuple[Action, ...]:
+    """What helps a killed script or cell, from the facts of its record.
+
+    The planner knows nothing of a script's content. So an action names what was recorded: a call
+    that was open at the end, the graphs that PyG's loaders keep, or where and by how much memory
+    grew since the phase began or the script last printed a line.
+    """
+    call = record.call
+    lines = [name.partition(", ")[2] for name in record.graphs]
+    if call is not None and not call.get("argument"):  # a loader is being built
+        lines.append(call["line"])
+    growth = record.growth
+    if growth and growth.verdict == "climbs":
+        action = Action("find leak", {"slope_bytes": growth.slope_bytes})
+    elif call is not None and call.get("argument"):
+        names = ("call", "argument", "line")
+        arguments = {name: call[name] for name in names}
+        action = Action("map file", {**arguments, "file_bytes": call.get("bytes")})
+    elif len(lines) > 1:
+        graph_bytes = max(record.graphs.values())
+        shared = {"num_loaders": len(lines), "lines": [*dict.fromkeys(lines)]}
+        action = Action("share graph", {**shared, "graph_bytes": graph_bytes})
+    else:
+        # the last sample may be 50 ms older than the kill, which came at the limit
+        held_bytes = killed.left_bytes if killed.limit_bytes else record.held_bytes or 0
+        where: dict[str, Any] = {}
+        printed_bytes = facts.printed_bytes or 0
+        if call is not None:
+            where = {"line": call["line"]}
+            printed_bytes = call.get("held_bytes") or 0
+        elif record.phase is not None:
+            where = {"phase": record.phase.label[:_LETTERS]}
+            printed_bytes = record.phase.info.get("held_bytes") or 0
+        elif facts.last_line:
+            where = {"printed": facts.last_line[:_LETTERS]}
+        grown_bytes = max(0, held_bytes - printed_bytes)
+        action = Action(
+            "hold less", {**where, "held_bytes": held_bytes, "grown_bytes": grown_bytes}
+        )
+    if killed.limit_bytes is None:
+        return (action,)
+    return (action, Action(killed.raising, {"cgroup": killed.cgroup}))

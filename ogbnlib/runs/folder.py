@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import ValidationError
 
-from .. import clock
 from ..config import TrainConfig
 from ..display import Live, html_card
 from ..errors import InputError, clear_errors, format_bytes, shortened
@@ -35,13 +34,18 @@ from ..memory.record import (
 from ..memory.signals import Stopped
 from ..progress import Count, details, read_count, seconds
 from ..registry import RUN_METHODS
-from .diagnosis import Diagnosis, Result, ended, explain
+from .cause import Diagnosis
+from .codes import of_code
+from .diagnosis import explain, read_diagnosis, read_facts
 
 if TYPE_CHECKING:
     import pandas as pd
 
 RunLike: TypeAlias = "Run | str | os.PathLike[str]"
 Runs: TypeAlias = "Mapping[str, RunLike] | Iterable[RunLike]"
+
+
+_MOST_BYTES = 2**30  # of a file; a year's events and samples have less than 100 MB
 
 
 def _tables() -> Any:
@@ -170,26 +174,27 @@ class Run:
 
     @property
     def best_epoch(self) -> pd.Series | None:
-        """The row of `metrics` with the best value of `keep_by` on the valid split.
+        """The row of `metrics` with the best accuracy on the valid split.
 
         Of equal rows it is the first; None if there is no value.
         """
-        config = self.known_config
-        column = "valid" if config is None else config.valid_column
-        evaluated = self.metrics.dropna(subset=column)
-        return evaluated.loc[evaluated[column].idxmax()] if len(evaluated) else None
+        evaluated = self.metrics.dropna(subset="valid")
+        return evaluated.loc[evaluated["valid"].idxmax()] if len(evaluated) else None
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """The content of result.json; empty while the run is at work, or if its watcher was
         killed."""
         path = self.paths.result
-        try:
-            result: dict[str, Any] = json.loads(path.read_bytes())
-            Result.model_validate(result)
-        except FileNotFoundError:
+        data = _content(path)
+        if not data:
             return {}
-        except (OSError, ValueError) as error:
+        try:
+            result = json.loads(data)
+            if not isinstance(result, dict):
+                raise ValueError("no object")
+            read_diagnosis(result) or read_facts(result)
+        except (ValueError, RecursionError) as error:
             problem = str(error)
             if isinstance(error, ValidationError):
                 wrong = error.errors()[0]
@@ -206,12 +211,7 @@ class Run:
         return _tables().record_of(self.events, self.samples)
 
     @property
-    def _parsed(self) -> Result | None:
-        return Result.model_validate(self.result) if self.result else None
-
-    @property
     def _origin_s(self) -> float:
-        """Start of the run in `time.time()` seconds."""
         if self.events:
             return float(self.events[0]["time_s"])
         return float([*self.samples["time_s"].iloc[:1], 0.0][0])
@@ -263,10 +263,11 @@ class Run:
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """The cause of the last attempt's end; works after a SIGKILL of run or watching process."""
-        result = self._parsed or Result()
-        if result.diagnosis:
-            return result.diagnosis
-        return explain(self._folder, self.known_config, result, self.record, self.is_at_work)
+        facts = read_facts(self.result)
+        stored = read_diagnosis(self.result)
+        return stored or explain(
+            self._folder, self.known_config, facts, self.record, self.is_at_work
+        )
 
     @property
     def is_at_work(self) -> bool:
@@ -279,7 +280,14 @@ class Run:
     @property
     def state(self) -> str:
         """The end of the last attempt in a few words, or "at work"."""
-        return "at work" if self.is_at_work else ended(self._parsed)
+        if not self.result:
+            return "at work" if self.is_at_work else "no result"
+        stored = read_diagnosis(self.result)
+        code = self.exit_code
+        cause = stored.cause if stored else of_code(str(code)).cause
+        if self.result.get("killed_by"):
+            cause = "out of memory"
+        return f"{cause}, exit code {code}" if code else cause
 
     @property
     def status(self) -> dict[str, Any]:
@@ -334,9 +342,9 @@ class Run:
 
     @property
     def growth(self) -> Growth | None:
-        """Whether memory levels off or climbs from epoch to epoch, see
+        """Whether memory climbs from epoch to epoch, see
         `Record.growth`."""
-        return (self._parsed or Result()).growth or self.record.growth
+        return self.record.growth
 
     @cached_property
     def phase_memory(self) -> pd.DataFrame:
@@ -364,7 +372,7 @@ class Run:
     @property
     def held_peak_bytes(self) -> int:
         """Peak of anonymous + shared memory in any sample, without the page cache."""
-        return (self._parsed or self.record).held_peak_bytes or 0
+        return read_facts(self.result).held_peak_bytes or self.record.held_peak_bytes or 0
 
     @property
     def rss_peak_bytes(self) -> int:
@@ -375,7 +383,7 @@ class Run:
     @property
     def is_finished(self) -> bool:
         """Whether the last attempt reached the last epoch, or was ended by early stopping."""
-        return self.exit_code == 0 and self.config.is_over(self.metrics[self.config.valid_column])
+        return self.exit_code == 0 and self.config.is_over(self.metrics["valid"])
 
     def require_finished(self) -> Run:
         """Return this run if it finished, else raise `RunEnded`.
@@ -402,15 +410,17 @@ def _accuracy(row: pd.Series) -> str:
 
 @clear_errors()
 def _content(path: Path) -> bytes:  # with clear errors for the public properties of a run
-    return path.read_bytes() if path.is_file() else b""
+    if not path.is_file():  # a pipe would never end
+        return b""
+    if path.stat().st_size > _MOST_BYTES:
+        raise InputError(f"{path}: expected a file of a run, found {path.stat().st_size:,} bytes")
+    return path.read_bytes()
 
 
 def _count(run_dir: Path, record: Record) -> Count | None:
     count = read_count(RunPaths(run_dir).progress)
     if count is None or record.phase is None or count.phase != record.phase.label:
         return None
-    # by this process's clock
-    count.began_s += clock.now() - clock.now_by(record.start.get("clock"))
     return count
 
 

@@ -34,17 +34,17 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
 
     Columns: `when` the run began; how it `ended`; `peak GB` of anonymous + shared memory; `run s`,
     the seconds of all attempts; `epochs`; `best valid` and `test at best`, the accuracies of the
-    epoch that is best by the run's `keep_by`; the watched `command`; and `settings`, the config
-    values that differ from those of most runs. Missing values are NaN, and columns without any
-    value are left out. Paths are relative to the working folder.
+    epoch with the best valid accuracy; the watched `command`; and `settings`, the config values
+    that differ from those of most runs. Missing values are NaN, and columns without any value are
+    left out. Paths are relative to the working folder.
     """
     root = home(folder)
     if not root.is_dir():
         raise InputError(f"{folder}: expected a folder of runs, found none{whereabouts()}")
     runs = {}
-    for place, inside, _ in os.walk(shown(Path(os.path.abspath(root)))):
-        if is_run(place):
-            runs[os.path.normpath(place)] = Run(place)
+    for path, inside, _ in os.walk(shown(Path(os.path.abspath(root)))):
+        if is_run(path):
+            runs[os.path.normpath(path)] = Run(path)
             inside.clear()  # no run lies in another run's folder
     settings = [_settings(run) for run in runs.values()]
     usual = {
@@ -64,13 +64,13 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
 
 
 def _settings(run: Run) -> dict[str, str]:
-    """The config's values as texts, data paths by their last part; empty for a watched command."""
+    """The config's values as texts, the data set by its last part; empty for a watched command."""
     config = run.known_config
     if config is None:
         return {}
     values = config.model_dump(mode="json")
     texts = {name: str(value).replace(" ", "") for name, value in values.items()}
-    return texts | {name: os.path.basename(texts[name]) for name in ("dataset", "data_dir")}
+    return texts | {"dataset": os.path.basename(texts["dataset"])}
 
 
 def _row(run: Run) -> dict[str, object]:

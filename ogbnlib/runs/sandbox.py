@@ -22,14 +22,12 @@ from ..environment import (
     CONFIG_VARIABLE,
     LIMIT_VARIABLE,
     PARENT_VARIABLE,
-    PROGRESS_VARIABLE,
     RUN_VARIABLE,
     WATCHED_VARIABLE,
 )
 from ..errors import (
     MB,
     InputError,
-    check_working_folder,
     clear_errors,
     format_bytes,
     parse_bytes,
@@ -44,22 +42,23 @@ from ..forecast.planner import Advice
 from ..forecast.run_forecast import predict
 from ..forecast.step_memory import try_model
 from ..graph.store import GraphSize
+from ..launcher import check_precision, resolve_device
 from ..memory.cgroup import effective_limit
-from ..memory.cuda import allocator_environment, check_precision, resolve_device
+from ..memory.killed import Action
 from ..memory.limits import Limit, make_limit
+from ..memory.malloc import trainer_environment
 from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
 from ..registry import MODELS
-from ..sources.class_weights import check_class_weight
 from ..sources.resolve import DataRequest, check_trainable, resolve, size_of
 from .attempt import Attempt, announce_code, check_content, open_run_dir
-from .diagnosis import Diagnosis
-from .evidence import last_words
-from .exit_codes import STOPPED, resumption
+from .cause import Diagnosis, Facts
+from .codes import STOPPED
 from .folder import Run, RunStopped
 from .names import next_run_dir
-from .supervise import supervise, trainer_environment
+from .supervise import supervise
+from .texts import last_words
 
 # The folder of `sitecustomize.py`, with which each Python of a watched command starts.
 _HOOK = str(Path(memory.__file__).parent / "hook")
@@ -123,7 +122,6 @@ def watch(
 
 
 def _watched_environment(run_dir: Path) -> dict[str, str]:
-    """Environment variables with which each Python of a command starts by `memory.hook`."""
     paths = [_HOOK, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "PYTHONPATH": os.pathsep.join(paths),
@@ -196,7 +194,6 @@ def run(
 def _check_arguments(
     config: TrainConfig | None, run_dir: StrPath | None, resume: bool, live: bool, num_ranks: int
 ) -> TrainConfig:
-    """Refuse arguments of `run` that contradict each other; return the config to train."""
     if live and not in_notebook():
         raise InputError("live: expected a notebook to draw in, found none; leave it out")
     if config is None:
@@ -224,13 +221,11 @@ def _train(
     num_ranks: int,
     trust: bool,
 ) -> Run:
-    """Train in a child process, with the arguments of `run` and the limit that applies here."""
     check_content(folder, resume=resume)  # before kernels are compiled, which takes minutes
     size = check_inputs(config)
     if resume:
-        quiet = not echo or config.progress == "none"
-        announce_code(config, folder, trust, (lambda text: None) if quiet else print)
-    env = _prepare_code(config, size, folder if resume else None)
+        announce_code(config, folder, trust, print if echo else lambda text: None)
+    env = _prepare_code(config, size, folder if resume else None, "auto" if echo else "none")
     limit, refused = make_limit(limit_bytes, limit_by)
     # From here on this process holds the limit and the folder's lock, released in reverse order.
     with contextlib.ExitStack() as stack:
@@ -245,7 +240,7 @@ def _train(
         if too_large:
             attempt.recorder.stop()
             return attempt.end(
-                None, with_forecast=True, memory_limit_bytes=limit_bytes, diagnosis=too_large
+                None, with_forecast=True, memory_limit_bytes=limit_bytes, not_started=too_large
             )
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
         if resume:
@@ -253,12 +248,10 @@ def _train(
         if num_ranks > 1:
             argv += ["--ranks", str(num_ranks)]
         env |= {
-            PROGRESS_VARIABLE: "none" if config.progress == "none" else "relayed",
             PARENT_VARIABLE: str(os.getpid()),
             CONFIG_VARIABLE: config.model_dump_json(),
             "TMPDIR": stack.enter_context(_own_tmp()),
             **trainer_environment(os.environ),
-            **allocator_environment(config, os.environ),
         }
         if live:
             stack.enter_context(drawn(lambda: Run(folder)._repr_html_()))
@@ -294,11 +287,12 @@ def _has_config(run: Run, config: TrainConfig) -> bool:
 
 
 def _was_stopped(run: Run) -> bool:
-    """Whether a run can go on, because it was stopped or interrupted, or has no result."""
     return run.exit_code in (None, STOPPED, 130, *(128 + number for number in STOP_SIGNALS))
 
 
-def _prepare_code(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, str]:
+def _prepare_code(
+    config: TrainConfig, size: GraphSize, run_dir: Path | None, display: str
+) -> dict[str, str]:
     """Try out the user's own model and compile the kernels, as far as the run needs that.
 
     Returns the environment variable with the trial's result. `run_dir` is the run to resume.
@@ -306,10 +300,10 @@ def _prepare_code(config: TrainConfig, size: GraphSize, run_dir: Path | None) ->
     kernel_cache.folder()  # chosen here for the children, whose TMPDIR differs
     trial: dict[str, str] = {}
     if config.model not in MODELS:
-        with doing(f"trying out {config.model}", config.progress):
+        with doing(f"trying out {config.model}", display):
             trial = try_model(config, size, run_dir=run_dir)
     if config.fan_out(training=True):  # the forecast of a propagation leaves room for compiling
-        _compile_kernels(config.progress)
+        _compile_kernels(display)
     return trial
 
 
@@ -327,7 +321,7 @@ def _own_tmp() -> tempfile.TemporaryDirectory[str]:
 
 
 @functools.cache  # tried once in a process, even if it failed
-def _compile_kernels(progress: str) -> None:
+def _compile_kernels(display: str) -> None:
     """Compile the kernels of a training in another process, unless they are on disk."""
     # A trainer that compiles the kernels itself keeps about 100 MB more than one that loads them.
     # No forecast counts these 100 MB.
@@ -336,7 +330,7 @@ def _compile_kernels(progress: str) -> None:
         return
     # The kernels are the same for every fan-out.
     code = "import ogbnlib.training.train as train; train.compile_all([1])"
-    with doing("compiling the sampling kernels", progress):
+    with doing("compiling the sampling kernels", display):
         # If it fails, the trainer meets the same error and reports it.
         subprocess.run(
             [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -404,16 +398,13 @@ def _too_large_to_start(
     if peak_bytes - forecast.margin_bytes <= room_bytes:
         return None
     advice = Advice(forecast, None)
-    room = format_bytes(room_bytes)
-    remedy = (
-        f"give it a memory_limit below {room} to see it killed, or ask for more: {advice.sbatch}"
-    )
-    text = (
-        f"Not started: by forecast it takes {format_bytes(forecast.peak_bytes)} in phase "
-        f"'{forecast.peak.name}', and {source} leaves {room} beside this notebook. Next: {remedy}."
-    )
-    print(f"{text}\n\n{advice}\n", flush=True)
-    return Diagnosis(text, "not started", None, None, remedy=remedy)
+    sizes = {"forecast_bytes": forecast.peak_bytes, "room_bytes": room_bytes}
+    phase = forecast.peak.name
+    facts = Facts("not started", sizes=sizes, duration_s=0.0, phase=phase, limit_by=source)
+    smaller = Action("lower limit", {"limit_bytes": room_bytes, "sbatch": advice.sbatch})
+    refused = Diagnosis("not started", facts, (smaller,))
+    print(f"{refused}\n\n{advice}\n", flush=True)
+    return refused
 
 
 def _carry_out(
@@ -446,7 +437,7 @@ def _carry_out(
             recorder=attempt.recorder,
             env=variables,
             echo=echo,
-            how=config.progress if config else "auto",
+            how="auto",
             holds_back=config is not None,
             inherited=inherited,
             stdin=None if reads_input else subprocess.DEVNULL,
@@ -469,9 +460,9 @@ def _carry_out(
         ended = f"ended what the command left behind: {', '.join(outcome.evidence['left_behind'])}"
         print(f"note: {ended}; to keep a daemon, start it outside of watch", file=sys.stderr)
     if outcome.interrupted or interrupts:
-        call = resumption(done.run_dir, done.memory_limit_bytes)
-        then = f"go on with {call}" if config else done.diagnosis.remedy
-        raise shortened(KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {then}"))
+        raise shortened(
+            KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {done.diagnosis.remedy}")
+        )
     if outcome.forwarded in STOP_SIGNALS:
         # No further run may begin before a SIGKILL. Exit code 75 puts the job back in the queue.
         raise RunStopped(done, signal.Signals(outcome.forwarded))
@@ -503,11 +494,9 @@ def check_inputs(config: TrainConfig) -> GraphSize:
 
     Only the headers of the data set's files are read.
     """
-    check_working_folder()
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
     size = resolve(DataRequest.of(config)).size
     check_trainable(size, config)
-    check_class_weight(config)
     return size

@@ -3,57 +3,43 @@
 Sources are sacct, else scontrol, else the job's log, and the job's run.
 """
 
-import contextlib
 import re
 import subprocess
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from ..environment import RESTARTS_VARIABLE
-from ..errors import InputError
-from .diagnosis import OPEN_CAUSES, Diagnosis, Result
-from .evidence import OUT_OF_MEMORY, cleaned, failed_rank, find, job_rows, job_state, last_words
-from .exit_codes import (
-    PENDING,
-    RUNNING,
-    STATES,
-    STOPPED,
-    Meaning,
-    code_key,
-    meaning_of,
-    meaning_of_state,
-    sbatch_resumption,
-)
+from ..errors import InputError, printable
+from ..memory.killed import Action
+from .cause import OPEN_CAUSES, Diagnosis, Facts
+from .codes import code_key, of_code, of_state, resubmission, specified, state_key
+from .diagnosis import read_diagnosis
 from .folder import Run, is_run
+from .texts import cleaned, failed_rank, find, job_rows, job_state, last_words
 
 _FORMAT = "--format=JobID,State,ExitCode,ReqMem,NNodes,Elapsed,Timelimit,NodeList,Reason,WorkDir"
 _RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 
 
-@dataclass(frozen=True)
-class _JobDiagnosis:
-    """Diagnosis of a Slurm job: `text` is a paragraph for people.
+@dataclass(frozen=True, repr=False)
+class _JobDiagnosis(Diagnosis):
+    """Diagnosis of a Slurm job; that of its run is `inner`."""
 
-    `exit_code` is Slurm's EXIT:SIGNAL pair, or without one the run's exit code.
-    """
-
-    job_id: str
-    text: str
-    # "out of memory", "time limit", "cancelled", "never started", "stopped at a checkpoint", ...
-    cause: str
+    job_id: str = ""
     state: str | None = None  # Slurm's own word; None when Slurm does not know the job
-    exit_code: str | None = None
-    remedy: str = ""
     sources: list[str] = field(default_factory=list)
     steps: list[dict[str, str]] = field(default_factory=list)
     run_dir: str | None = None
-    run: Diagnosis | None = None
     tasks: list["_JobDiagnosis"] = field(default_factory=list)  # of a job array
-    to_dict = asdict
+
+    def to_dict(self) -> dict[str, Any]:
+        names = ("job_id", "state", "sources", "steps", "run_dir")
+        shown = {name: getattr(self, name) for name in names}
+        return {**super().to_dict(), **shown, "tasks": [task.to_dict() for task in self.tasks]}
 
     def __str__(self) -> str:
-        return self.text
+        return "\n".join([printable(self.text), *map(str, self.tasks)])
 
 
 def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
@@ -66,13 +52,12 @@ def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
     present = {row["JobID"]: row for row in shown}
     rows = []
     for row in recorded:
-        own = present.get(row["JobID"], row)
-        rows.append({**own, **row, "Reason": own.get("Reason", "")})
+        current = present.get(row["JobID"], row)
+        rows.append({**current, **row, "Reason": current.get("Reason", "")})
     return rows, ["sacct"]
 
 
 def _answer(argv: list[str], job_id: str) -> tuple[list[dict[str, str]], str]:
-    """Run a Slurm command and return its rows; without rows, also the reason."""
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
@@ -133,69 +118,58 @@ class _Job:
         self.is_ours = bool(
             self.run or not self.log or re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
         )
-        self.resume = "submit it again"
+        self.resumption = Action("submit again")
         if self.run and self.run.paths.config.is_file():
-            self.resume = (
-                f"go on with `{sbatch_resumption(self.run.run_dir)}` and the same options of sbatch"
-            )
+            how = f"`{resubmission(self.run.run_dir)}`"
+            self.resumption = Action("resume", {"how": how, "options": "options of sbatch"})
 
-    def end(self) -> Meaning:
-        """Cause, sentence and remedy of the end: by Slurm's state, else by the exit code."""
-        short = self._short_limit()
-        if short:
-            return short
-        state = self.state
+    def end(self) -> Diagnosis:
+        """Cause, facts and actions of the end: by Slurm's state, else by the exit code."""
+        state = state_key(self.state)
+        by_state = of_state(state, self.row) if state else None
         states = [self.proven, *(step.get("State") for step in self.steps)]
-        if STATES.get(state) not in (PENDING, RUNNING) and "OUT_OF_MEMORY" in states:
+        is_over = by_state is None or by_state.cause not in ("pending", "running")
+        if is_over and "OUT_OF_MEMORY" in states:
             state = "OUT_OF_MEMORY"
+            by_state = of_state(state, self.row)
         # For COMPLETED and FAILED the exit code says more.
-        if state in STATES and state not in ("COMPLETED", "FAILED"):
-            facts = {"job": self.job_id, "state": self.state} | self.row | {"resume": self.resume}
-            if self.diagnosis and self.diagnosis.cause == OUT_OF_MEMORY:
-                facts["less"] = self.diagnosis.remedy
-            return meaning_of_state(state, facts)
+        if by_state and state not in ("COMPLETED", "FAILED"):
+            inner = self.diagnosis
+            less = (
+                inner.actions if inner and inner.cause == by_state.cause == "out of memory" else ()
+            )
+            first, *later = by_state.actions
+            return replace(by_state, actions=(first, *less, *later))
         code = code_key(self.pair)
         if not code:
-            return Meaning(
-                "unknown", "left no sign of its end", "ask sacct on the cluster's login node"
-            )
-        return self._with_resumption(self._by_code(code))
+            return Diagnosis("unknown", Facts("no sign"), (Action("ask sacct"),))
+        return self._by_code(code)
 
-    def _by_code(self, code: str) -> Meaning:
-        meaning = meaning_of(code, foreign=not self.is_ours)
+    def _by_code(self, code: str) -> Diagnosis:
+        end = of_code(code, foreign=not self.is_ours)
         # The job scripts put such a job back into the queue, unless they or Slurm refused to.
-        if meaning.cause == "stopped at a checkpoint":
+        if end.cause == "stopped at a checkpoint":
             reasons = re.findall(r"^ogbnlib: .*?(not requeued.*)$", self.log, re.MULTILINE)
-            why = "".join(f": {reason}" for reason in reasons[-1:])
-            return meaning._replace(
-                text=f"stopped at a checkpoint (exit code {code}) and was not put back into the queue{why}",
-                remedy=f"{self.resume}; {RESTARTS_VARIABLE} bounds how often a job requeues itself",
+            why = {"reason": "".join(reasons[-1:])}
+            return replace(
+                end, facts=Facts("not requeued", code=code, exit_code=int(code), job=why)
             )
         # The result of the job's run says more than the code. Without a result, or if torchrun
         # reports another rank that failed first, the log decides.
         explained = self._is_end_of_run(code)
-        finding = None
-        if (code != "0" and self.rank) or (meaning.cause in OPEN_CAUSES and not explained):
-            finding = find(self.log, foreign=not self.is_ours)
-        if finding:
-            if self.rank:
-                code = code_key(self.rank["code"])
-            return finding._replace(text=f"failed: {finding.text} (exit code {code})")
+        found = None
+        if (code != "0" and self.rank) or (end.cause in OPEN_CAUSES and not explained):
+            found = find(self.log, foreign=not self.is_ours)
+        if found:
+            code = code_key(self.rank["code"]) if self.rank else code
+            return replace(found, facts=replace(found.facts, code=code))
         if self.diagnosis and explained:
-            outcome = (
-                "with exit code 0, but its run did not finish" if code == "0" else "as its run did"
-            )
-            return Meaning(
-                self.diagnosis.cause,
-                f"ended {outcome} (exit code {self.run_code})",
-                self.diagnosis.remedy,
-            )
-        if ":" in code:
-            return meaning
-        return meaning._replace(text=f"{meaning.text} (exit code {code})")
+            sign = "run unfinished" if code == "0" else "as run"
+            facts = Facts(sign, code=str(self.run_code), exit_code=self.run_code)
+            return Diagnosis(self.diagnosis.cause, facts, self.diagnosis.actions)
+        return end
 
     def _is_end_of_run(self, code: str) -> bool:
-        """Whether the end of the job's run explains the job's exit code."""
         if not self.run or not self.run_code:
             return False
         if code == "0":
@@ -206,69 +180,40 @@ class _Job:
             )
         return code != "2" or self.run_code == 2
 
-    def _with_resumption(self, meaning: Meaning) -> Meaning:
-        """Add to the remedy the command that resumes the run in another job."""
-        remedy = meaning.remedy
-        # The remedies of `exit_codes` name the Python call; for a job it takes another `sbatch`.
-        killed = ("SIGKILL, cause unknown", "worker died, cause unknown")
-        if "resume" in remedy and "sbatch" not in remedy:
-            remedy = self.resume
-            if meaning.cause == "diverged":
-                remedy += ", with a smaller lr=..."
-        elif self.resume.startswith("go on") and meaning.cause in killed:
-            remedy = f"{remedy}; then {self.resume}"
-        if self.log_path and not (self.run and self.run.paths.output.is_file()):
-            # torchrun writes no output.log
-            remedy = remedy.replace("output.log", str(self.log_path))
-        return meaning._replace(remedy=remedy)
-
-    def _short_limit(self) -> Meaning | None:
-        """Explain a stop right at the job's start; None for any other end.
-
-        The lead of --signal is the time between the signal and the job's end. If the time limit is
-        not longer than the lead, the signal comes as soon as the job starts.
-        """
-        limit_s = _seconds(self.row.get("Timelimit", ""))
-        was_told = self.run_code == STOPPED or code_key(self.pair) in (str(STOPPED), "138")
-        lead_s = _lead_s(self.job_id, self.row) if was_told and limit_s else 0
-        if not lead_s or lead_s + 60 < limit_s:  # Slurm sends the signal up to 60 s early
-            return None
-        return Meaning(
-            "time limit",
-            f"was told to stop as soon as it started: its --signal comes {lead_s} s before the "
-            f"end, and its time limit is {self.row['Timelimit']}",
-            f"give sbatch a --time well above it; {self.resume}",
-        )
-
     def diagnose(self, asked: list[str]) -> _JobDiagnosis:
         end = self.end()
-        text = f"Job {self.job_id} {end.text.rstrip('.')}."
-        if self.run and self.diagnosis and self.rank:
-            # Rank 0 writes the run's result. Its end is only a consequence of the other rank's.
-            text += f" Its run {self.run.run_dir} was in phase '{self.diagnosis.phase}'."
-        elif self.run and self.diagnosis:
-            story = self.diagnosis.text.removesuffix(f" Next: {self.diagnosis.remedy}.")
-            text += f" Its run {self.run.run_dir}: {story}"
-        elif self.words and end.cause not in ("pending", "finished"):
-            words = last_words(self.log) or self.words[-1]
-            text += f" The last words in {self.log_path}: {words.rstrip('.')}."
-        if end.remedy:
-            text += f" Next: {end.remedy}."
-        if not self.row:
-            text += f" This is from files alone: {'; '.join(asked)}."
-        run_dir = str(self.run.run_dir) if self.run else None
-        files = [str(self.log_path) if self.words else "", run_dir or ""]
+        is_resumable = self.resumption.id == "resume"
+        killed = ("SIGKILL, cause unknown", "worker died, cause unknown")
+        if is_resumable and end.cause in killed and Action("resume") not in end.actions:
+            end = replace(end, actions=(*end.actions, Action("resume")))
+        # The end of rank 0's run is only a consequence of another rank's end.
+        is_logged = bool(self.words) and (self.diagnosis is None or self.rank is not None)
+        is_over = end.cause not in ("pending", "finished")
+        run_dir = str(self.run.run_dir) if self.run else ""
+        facts = replace(
+            end.facts,
+            job={**self.row, "JobID": self.job_id, **end.facts.job},
+            line="",
+            log_line=last_words(self.log) or self.words[-1] if is_logged and is_over else "",
+            run_dir=run_dir,
+            unasked="" if self.row else "; ".join(asked),
+        )
+        specific = {"resume": self.resumption}
+        if self.log_path and not (self.run and self.run.paths.output.is_file()):
+            # torchrun writes no output.log
+            specific["read output"] = Action("read file", {"file": str(self.log_path)})
+        end = specified(end, specific)
+        files = [str(self.log_path) if self.words else "", run_dir]
         return _JobDiagnosis(
-            self.job_id,
-            text,
             end.cause,
+            facts,
+            end.actions,
+            self.diagnosis,
+            self.job_id,
             self.row.get("State"),
-            self.pair or None,
-            end.remedy,
             [*(asked if self.row else []), *filter(None, files)],
             self.steps,
-            run_dir,
-            self.diagnosis,
+            run_dir or None,
         )
 
 
@@ -294,38 +239,16 @@ def _end_in_job(run: Run | None, job_id: str) -> tuple[int | None, Diagnosis | N
     if run is None:
         return None, None
     starts = [event for event in run.events if event["event"] == "start"]
-    own = [i for i, event in enumerate(starts) if event.get("slurm_job") == job_id]
-    if own[-1:] == [len(starts) - 1] or not any(event.get("slurm_job") for event in starts):
+    numbers = [i for i, event in enumerate(starts) if event.get("slurm_job") == job_id]
+    if numbers[-1:] == [len(starts) - 1] or not any(event.get("slurm_job") for event in starts):
         return run.exit_code, run.diagnosis
-    if not own:
+    if not numbers:
         return None, None
-    result = Result.model_validate(starts[own[-1] + 1].get("previous") or {})
-    return result.exit_code, result.diagnosis
-
-
-def _seconds(text: str) -> float:
-    """Seconds of Slurm's [DAYS-]HOURS:MINUTES:SECONDS; 0 for a word such as UNLIMITED."""
-    import pandas as pd
-
-    span = pd.to_timedelta(text.replace("-", " days "), errors="coerce")
-    return 0.0 if span is pd.NaT else float(span.total_seconds())
-
-
-def _lead_s(job_id: str, row: dict[str, str]) -> int:
-    """Seconds before the job's end at which Slurm is to send a signal; 0 if unknown.
-
-    The number is that of --signal in the sbatch command, else in the job's script.
-    """
-    # Slurm before 21.08 has no field SubmitLine.
-    submitted, _ = _answer(["sacct", "-j", job_id, "--parsable2", "--format=JobID,SubmitLine"], "")
-    text = "".join(f"#SBATCH {one.get('SubmitLine', '')}\n" for one in submitted[:1])
-    with contextlib.suppress(OSError):
-        text += Path(row.get("Command", "").partition(" ")[0]).read_text(errors="replace")
-    return int([*re.findall(r"^#SBATCH .*--signal[= ]\S*?@(\d+)", text, re.MULTILINE), 0][0])
+    previous = starts[numbers[-1] + 1].get("previous") or {}
+    return previous.get("exit_code"), read_diagnosis(previous)
 
 
 def _task_number(job: _Job) -> tuple[int, int]:
-    """Sort key of an array's tasks: by number, waiting tasks such as 7_[5-8] last."""
     _, _, number = job.job_id.partition("_")
     return "[" in number, int([*re.findall(r"\d+", number), 0][0])
 
@@ -352,13 +275,7 @@ def diagnose_job(job_id: str | int) -> _JobDiagnosis:
     tasks = [job.diagnose(sources) for job in sorted(ends, key=_task_number)]
     if len(tasks) == 1:
         return tasks[0]
-    causes = Counter(task.cause for task in tasks)
-    counts = ", ".join(f"{count} {cause}" for cause, count in causes.items())
-    text = "\n".join(
-        [
-            f"Job {name} is an array; of {len(tasks)} tasks: {counts}.",
-            *(task.text for task in tasks),
-        ]
-    )
-    sources = sorted({source for task in tasks for source in task.sources})
-    return _JobDiagnosis(name, text, counts, sources=sources, tasks=tasks)
+    counts: Counter[str] = Counter(task.cause for task in tasks)
+    facts = Facts("array", job={"JobID": name}, counts=dict(counts))
+    all_sources = sorted({source for task in tasks for source in task.sources})
+    return _JobDiagnosis("several tasks", facts, job_id=name, sources=all_sources, tasks=tasks)

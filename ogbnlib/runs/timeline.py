@@ -37,13 +37,13 @@ def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
     moments = ((event["time_s"], 2 if event["event"] == "end" else 0, event) for event in events)
     rows = samples[[time, *names]].itertuples(index=False)
     sampled = ((time_s, 1, dict(zip(names, values, strict=True))) for time_s, *values in rows)
-    for time_s, order, item in heapq.merge(moments, sampled, key=lambda each: each[:2]):
+    for time_s, order, item in heapq.merge(moments, sampled, key=lambda moment: moment[:2]):
         if order == 1:
             stalled_s = item.pop("stalled_s")
-            known = {name: int(value) for name, value in item.items() if value == value}
+            sizes = {name: int(value) for name, value in item.items() if value == value}
             if stalled_s == stalled_s:
-                known["stalled_s"] = stalled_s
-            record.sample(time_s, Reading(**known))
+                sizes["stalled_s"] = stalled_s
+            record.sample(time_s, Reading(**sizes))
         else:
             record.event(item)
     return record
@@ -113,6 +113,8 @@ def csv_table(
         for name in optional:
             table[name] = table.get(name, np.nan)
         table[[*columns]].astype(float)
+        if not np.isfinite(table[columns[0]]).all():
+            raise ValueError(f"{columns[0]} that is not finite")
         if torn > len(whole):
             raise ValueError(f"{torn} lines with another number of values")
     except (ValueError, KeyError) as error:

@@ -19,9 +19,9 @@ from ..graph.store import Store
 from ..graph.writer import check_for_training
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
-from ..memory.workers import worker_arguments
 from ..progress import Progress
 from ..sources.resolve import check_store
+from .workers import worker_arguments
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -130,7 +130,8 @@ class Loaders:
             "num_workers": config.num_workers,
             "persistent_workers": config.persistent_workers,
             **worker_arguments(config.num_workers),
-            "pin_memory": config.pin_memory and torch.cuda.is_available(),
+            # copies from page-locked memory are faster
+            "pin_memory": config.device != "cpu" and torch.cuda.is_available(),
             # A generator of its own: DataLoader draws a worker seed per iteration, and taking that
             # from torch's global state would make dropout depend on how many evaluations were run.
             "generator": torch.Generator().manual_seed(config.seed),

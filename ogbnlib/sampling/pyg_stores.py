@@ -17,10 +17,10 @@ from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.utils import index_to_mask
 
 from ..errors import InputError, clear_errors, format_bytes, split_name
+from ..forecast.available import available_bytes
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.store_format import SPLITS
-from ..memory.available import available_bytes
 from ..sources.arrays import as_ids
 from .sampler import NO_EDGES, CSCSampler
 

@@ -1,23 +1,23 @@
 """Arrays and torch tensors in RAM, as a `Source` or written in OGB's binary layout."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, Problems, clear_errors, format_bytes, split_name
+from ..errors import InputError, clear_errors, split_name
 from ..files import StrPath, new_folder
 from ..graph import npz
-from ..graph.array_checks import finite, from_one, is_labelled, split_problems
+from ..graph.array_checks import finite
 from ..graph.npz import Array, slices
 from ..graph.store import Store
 from ..graph.store_format import SPLITS
-from .convert import convert
+from .convert import checked_splits, convert
 from .labels import (
     MAX_CLASSES,
+    by_node,
     check_num_classes,
     clean_labels,
     clean_targets,
@@ -26,7 +26,7 @@ from .labels import (
 )
 from .leaks import refuse_leaks
 from .ogb import open_raw, write_layout
-from .source import Source
+from .source import Source, checked_edges
 
 
 def from_arrays(
@@ -44,61 +44,56 @@ def from_arrays(
     """
     edges = as_numpy(edge_index, "edge_index")
     features = as_numpy(x, "x")
-    classes = as_numpy(y, "y")
+    labels = as_numpy(y, "y")
     if features.ndim != 2 or 0 in features.shape:
         raise InputError(
             "x: expected features [N, F] of at least one node and feature, got shape "
             f"{list(features.shape)}"
         )
     num_nodes, num_features = features.shape
-    _check_label_shape(classes, num_nodes, targets)
-    _check_edges(edges, num_nodes)
+    if edges.ndim != 2 or len(edges) != 2 or edges.dtype.kind not in "iu":
+        raise InputError(
+            f"edge_index: expected whole numbers [2, E], got {edges.dtype} {list(edges.shape)}; pass "
+            "edge_index.T of [E, 2], edge_index.long() of floats"
+        )
+    _check_label_shape(labels, num_nodes, targets)
     check_num_classes(num_classes)
     if targets and num_classes is not None:
         raise InputError("num_classes: expected without targets, which have no classes")
-
-    most = 0 if targets else int(num_classes or MAX_CLASSES)
-    count = most
     if not targets and not num_classes:
-        count = count_classes(_label_chunks(classes, most), classes.dtype, "y")
-    ids_of = _split_ids(splits, num_nodes, lambda nodes: is_labelled(_clean(classes[nodes], most)))
-    rows = npz.CHUNK_BYTES // (features.itemsize * num_features)
-    dtype = np.dtype(np.float16 if features.dtype == np.float16 else np.float32)
-    for _ in finite(slices(features, rows), dtype, "x"):
-        pass
+        num_classes = count_classes(_label_chunks(labels, MAX_CLASSES), "y")
+    ids_of = _split_ids(splits, num_nodes)
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        for src, dst in zip(*(slices(row, chunk_edges) for row in edges), strict=True):
-            yield src.astype(np.int64, copy=False), dst.astype(np.int64, copy=False)
+        ends = zip(*(slices(row, chunk_edges) for row in edges), strict=True)
+        return checked_edges(ends, num_nodes, "edge_index")
 
     return Source(
         name=name,
         num_nodes=num_nodes,
         num_edges=edges.shape[1],
         num_features=num_features,
-        num_classes=count,
-        feature_dtype=dtype,
+        num_classes=num_classes or 0,
+        feature_dtype=np.dtype(np.float16 if features.dtype == np.float16 else np.float32),
         edge_chunks=edge_chunks,
-        x_chunks=lambda: slices(features, rows),
-        label_chunks=lambda: _label_chunks(classes, count),
-        target_shape=classes.shape[1:] if targets else (),
+        x_chunks=lambda: slices(features, npz.CHUNK_BYTES // (features.itemsize * num_features)),
+        label_chunks=lambda: _label_chunks(labels, num_classes or 0),
+        target_shape=labels.shape[1:] if targets else (),
         read_splits=lambda: dict(ids_of),
         features_at="x",
     )
 
 
-def _clean(values: Array, num_classes: int, start: int = 0) -> Array:
-    if num_classes:
-        return clean_labels(values, num_classes, "y", start)
-    return next(clean_targets([values], "y"))
-
-
 def _label_chunks(values: Array, num_classes: int) -> Iterator[Array]:
-    """Yield clean labels, or targets if there are no classes, in chunks."""
+    chunks = slices(values, npz.CHUNK_BYTES // max(1, values[:1].nbytes))
+    if not num_classes:
+        yield from clean_targets(chunks, "y")
+        return
     begin = 0
-    for part in slices(values, npz.CHUNK_BYTES // max(1, values[:1].nbytes)):
-        yield _clean(part, num_classes, begin)
-        begin += len(part)
+    for chunk in chunks:
+        labels = chunk.reshape(-1)
+        yield clean_labels(labels, num_classes, by_node("y", labels, begin))
+        begin += len(labels)
 
 
 def store_from_arrays(
@@ -142,22 +137,7 @@ def _check_label_shape(y: Array, num_nodes: int, targets: bool) -> None:
     )
 
 
-def _check_edges(edge_index: Array, num_nodes: int) -> None:
-    if edge_index.ndim != 2 or edge_index.shape[0] != 2 or edge_index.dtype.kind not in "iu":
-        raise InputError(
-            f"edge_index: expected whole numbers [2, E], got {edge_index.dtype} "
-            f"{list(edge_index.shape)}; pass edge_index.T of [E, 2], edge_index.long() of floats"
-        )
-    if edge_index.size and (edge_index.min() < 0 or edge_index.max() >= num_nodes):
-        raise InputError(
-            f"edge_index: expected node ids from 0 to {num_nodes - 1}, got "
-            f"{edge_index.min()} to {edge_index.max()}{from_one(edge_index, num_nodes)}"
-        )
-
-
-def _split_ids(
-    splits: object, num_nodes: int, labelled: Callable[[Array], Array]
-) -> dict[str, Array]:
+def _split_ids(splits: object, num_nodes: int) -> dict[str, Array]:
     names: object = type(splits).__name__
     if isinstance(splits, Mapping):
         names = sorted(map(split_name, splits))
@@ -169,12 +149,7 @@ def _split_ids(
         split_name(split): as_ids(ids, num_nodes, f"splits[{split!r}]")
         for split, ids in splits.items()
     }
-    ids_of = {split: ids_of[split] for split in SPLITS}
-    problems = Problems()
-    for split, problem in split_problems(ids_of, num_nodes, labelled):
-        problems.add(f"splits[{split!r}]: {problem}")
-    problems.refuse()
-    return ids_of
+    return {split: ids_of[split] for split in SPLITS}
 
 
 def is_sparse(value: object) -> bool:
@@ -193,14 +168,12 @@ def sparse_remedy(name: str, function: str = "to_edge_index") -> str:
 def _refuse_sparse(value: Any, name: str) -> None:
     if not is_sparse(value):
         return
-    shape = list(value.shape if hasattr(value, "shape") else value.sizes())
-    text = f"{name}: expected a dense array, got a sparse one of shape {shape}"
+    remedy = ""
     if name == "edge_index":
-        function = "to_edge_index"
-        if type(value).__module__.startswith("scipy"):
-            function = "from_scipy_sparse_matrix"
-        raise InputError(f"{text}; pass {sparse_remedy(name, function)}")
-    raise InputError(f"{text}, which takes {format_bytes(4 * math.prod(shape))} as dense float32")
+        is_scipy = type(value).__module__.startswith("scipy")
+        function = "from_scipy_sparse_matrix" if is_scipy else "to_edge_index"
+        remedy = f"; pass {sparse_remedy(name, function)}"
+    raise InputError(f"{name}: expected a dense array, got a sparse one{remedy}")
 
 
 def as_numpy(value: Any, name: str) -> Array:
@@ -222,26 +195,25 @@ def as_numpy(value: Any, name: str) -> Array:
     return array
 
 
-def as_ids(values: object, num_nodes: int, name: str) -> Array:
+def as_ids(values: object, num_nodes: int, name: str, *, are_mask: bool = False) -> Array:
     """Return int64 node ids from ids [n], or from a mask [N] of booleans or of zeros and ones.
 
-    The range of the ids is not checked.
+    The range of the ids is not checked. Zeros and ones of one or two nodes are ids, unless their
+    name says that they `are_mask`.
     """
     ids = as_numpy(values, name)
-    # Up to two zeros and ones may be node ids; three or more would repeat an id and so are a mask.
-    is_mask = ids.dtype.kind == "b" or (ids.size > 2 and bool(np.isin(ids, (0, 1)).all()))
-    if ids.ndim == 1 and is_mask:
-        if len(ids) != num_nodes:
+    if ids.ndim == 1 and np.isin(ids, (0, 1)).all():
+        are_mask |= ids.dtype.kind == "b" or len(ids) == num_nodes > 2
+        if are_mask and len(ids) != num_nodes:
             raise InputError(f"{name}: found a mask of {len(ids)} values for {num_nodes} nodes")
-        ids = np.flatnonzero(ids)
-    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-        hint = (
-            f"; of several masks pass one as splits, such as {name}[:, 0]" if ids.ndim == 2 else ""
-        )
-        raise InputError(
-            f"{name}: expected node ids [n] or a mask of {num_nodes} booleans, "
-            f"got {ids.dtype} {list(ids.shape)}{hint}"
-        )
+        if are_mask:
+            return np.flatnonzero(ids)
+    if are_mask or ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        hint = ""
+        if ids.ndim == 2:
+            hint = f"; of several masks pass one as splits, such as {name}[:, 0]"
+        expected = f"a mask of {num_nodes} booleans" if are_mask else "node ids [n] or a mask [N]"
+        raise InputError(f"{name}: expected {expected}, got {ids.dtype} {[*ids.shape]}{hint}")
     return ids.astype(np.int64)
 
 
@@ -255,7 +227,6 @@ def write_raw(
     splits: Mapping[str, object],
     num_classes: int | None = None,
     name: str | None = None,
-    node_year: object = None,
 ) -> Source:
     """Write any graph in OGB's binary layout, that of ogbn-papers100M.
 
@@ -267,19 +238,13 @@ def write_raw(
         x: features [N, F], finite; stored as float32.
         y: labels [N] or [N, 1]; -1 or NaN for an unlabelled node.
         splits: node ids, or boolean masks over all nodes, of train, valid and test.
-        node_year: whole numbers [N] or [N, 1]; OGB's classes read them if they open the data set
-            under the name "ogbn-papers100M".
     """
     source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
-    if node_year is not None:
-        years = as_numpy(node_year, "node_year").reshape(-1)
-        if len(years) != source.num_nodes or years.dtype.kind not in "iu":
-            raise InputError(
-                f"node_year: expected {source.num_nodes} whole numbers, "
-                f"got {years.dtype} [{len(years)}]"
-            )
-        source = replace(source, year_chunks=lambda: npz.slices(years, npz.CHUNK_BYTES // 8))
+    checked_splits(source)
     refuse_leaks(source)
+    chunks = finite(source.x_chunks(), np.float32, "x")
+    for _ in itertools.chain(chunks, source.edge_chunks(2**20)):
+        pass
     with new_folder(path) as folder:
         write_layout(folder, source)
     return open_raw(path)

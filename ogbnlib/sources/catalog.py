@@ -15,7 +15,8 @@ from ..files import StrPath, home, locked, shown, sibling_path
 from ..graph.store import Store, is_store, open_store
 from ..graph.summary import summarized
 from ..progress import Progress
-from .convert import FeatureDtype, convert, disk_bytes
+from .convert import convert
+from .description import FeatureDtype
 from .resolve import DataRequest, resolve
 from .synth import synthesize_store
 
@@ -28,7 +29,6 @@ def open_dataset(
     undirected: bool | None = None,
     feature_dtype: FeatureDtype | None = None,
     memory_limit: str | int | None = None,
-    download: bool = False,
     say: Callable[[str], object] = print,
     progress: Progress = True,
     check: Callable[[], None] = lambda: None,
@@ -45,13 +45,12 @@ def open_dataset(
             store has none.
         feature_dtype: dtype of a new store's features, "float16", "float32" or "int8"; by default
             the data's own, float32 for float64.
-        download: fetch a missing official data set.
         say: called with a line on the data and the place and size of a new store, then with the
             store's summary.
         memory_limit, progress, check: as in `convert`; `check` is also called while waiting.
     """
     return _open(
-        DataRequest(dataset, data_dir, undirected, feature_dtype, download),
+        DataRequest(dataset, data_dir, undirected, feature_dtype),
         memory_limit,
         say,
         progress,
@@ -73,14 +72,15 @@ def _open(
         store = pending.existing()
         if store is not None:
             return store
-        source = pending.open()
-        about = format_bytes(disk_bytes(source, pending.undirected, pending.dtype)[0])
-        say(f"{pending.folder}: converting it, once, to {pending.target}, about {about}")
+        from .folder import open_official  # imports pyarrow and pandas
+
+        source = open_official(pending.official)
+        say(f"{pending.official.folder}: converting it, once, to {pending.target}")
         store = convert(
             source,
             pending.target,
-            undirected=pending.undirected,
-            feature_dtype=cast(FeatureDtype, pending.dtype.name),
+            undirected=request.undirected,
+            feature_dtype=cast(FeatureDtype | None, request.feature_dtype),
             memory_limit=memory_limit,
             progress=progress,
             check=check,

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from ..errors import InputError, naming
 from ..graph.npz import Array
+from .labels import most_exact
 
 _TEXTS = (
     "large_string",
@@ -41,12 +42,13 @@ class Table:
     Attributes:
         names: the columns' names; columns without names are called "1", "2", ...
         header: whether the file itself contains these names.
-        typed: whether values have types, so that a name can't be mistaken for a value.
         index: names of columns that pandas wrote for the index of a frame.
+        roles: the role of each column, in the order of the file.
     """
 
-    header = typed = True
+    header = True
     index: Sequence[str] = ()
+    roles: Mapping[str, str] = {}
 
     def __init__(self, file: Path, names: Sequence[str]) -> None:
         self.file = file
@@ -80,26 +82,19 @@ class Table:
     def pieces(self, column: str) -> Iterator[Piece]:
         return (piece for (piece,) in self.batches([column]))
 
+    def all(self, *roles: str) -> list[str]:
+        """Return the names of the columns with one of these roles."""
+        return [name for name, role in self.roles.items() if role in roles]
+
+    def first(self, *roles: str) -> str | None:
+        return next(iter(self.all(*roles)), None)
+
     def shown(self) -> str:
         """Return the columns' names for a message, 20 at most."""
         names = [repr(name) for name in self.names[:_MOST_SHOWN]]
         if len(self.names) > _MOST_SHOWN:
             names.append(f"... ({len(self.names)})")
         return ", ".join(names)
-
-
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """A table and the role of each of its columns, in the order of the file."""
-
-    table: Table
-    roles: Mapping[str, str]
-
-    def all(self, *roles: str) -> list[str]:
-        return [name for name, role in self.roles.items() if role in roles]
-
-    def first(self, *roles: str) -> str | None:
-        return next(iter(self.all(*roles)), None)
 
 
 @dataclass(frozen=True)
@@ -152,6 +147,26 @@ class Piece:
             self.refuse(np.equal(rows, first), expected, hint)
         return values
 
+    def keys(self, kind: str, expected: str) -> Array:
+        """Return a 64-bit number for each name: the name itself if `kind` is "int64", or its hash if
+        `kind` is "string". A missing name is refused."""
+        keys = self.cast(kind, expected)
+        if kind == "int64":
+            self.refuse(keys.is_null(), expected)
+            return numbers(keys)
+        self.refuse(np.asarray(keys.fill_null("")) == "", expected)
+        return hashes(numbers(keys))
+
+    def flags(self) -> Array:
+        """Return the booleans of a mask: true, false, 1, 0 or an empty cell, in any case of
+        letters."""
+        expected = "true or false"
+        words = pc.utf8_lower(pc.fill_null(self.cast("string", expected), ""))
+        truth = pc.is_in(words, value_set=pa.array(["true", "1", "1.0"]))
+        is_flag = pc.or_(truth, pc.is_in(words, value_set=pa.array(["false", "0", "0.0", ""])))
+        self.refuse(pc.invert(is_flag), expected)
+        return numbers(truth)
+
 
 def _cast(values: pa.Array, kind: str) -> pa.Array | None:
     """Return the values as another type, or None if one of them can't be cast."""
@@ -170,9 +185,11 @@ def _cast(values: pa.Array, kind: str) -> pa.Array | None:
         # arrow would cast True to 1, and a date to a number of days
         if pa.types.is_boolean(values.type) or pa.types.is_temporal(values.type):
             return None
-        # Beyond 2**53, several whole numbers are the same float.
-        if pa.types.is_floating(values.type) and (pc.max(pc.abs(values)).as_py() or 0) > 2**53:
-            return None
+        if pa.types.is_floating(values.type):
+            most = most_exact(np.dtype(values.type.to_pandas_dtype()))
+            if (pc.max(pc.abs(values.cast("double"))).as_py() or 0) > most:
+                return None
+            values = values.cast("double")
     with contextlib.suppress(pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return values.cast(kind, safe=kind != "double")
     return None
@@ -188,27 +205,6 @@ def numbers(values: pa.Array) -> Array:
     return values.to_numpy(zero_copy_only=False)
 
 
-def name_keys(piece: Piece, kind: str, expected: str) -> Array:
-    """Return a 64-bit number for each name: the name itself if `kind` is "int64", or its hash if
-    `kind` is "string". A missing name is refused."""
-    keys = piece.cast(kind, expected)
-    if kind == "int64":
-        piece.refuse(keys.is_null(), expected)
-        return numbers(keys)
-    piece.refuse(np.asarray(keys.fill_null("")) == "", expected)
-    return hashes(numbers(keys))
-
-
 def hashes(names: Array) -> Array:
     """Return a uint64 hash of each name. Text and its UTF-8 bytes have the same hash."""
     return pd.util.hash_array(names.astype(object, copy=False), categorize=False)
-
-
-def flags(piece: Piece) -> Array:
-    """Return the booleans of a mask: true, false, 1, 0 or an empty cell, in any case of letters."""
-    expected = "true or false"
-    words = pc.utf8_lower(pc.fill_null(piece.cast("string", expected), ""))
-    truth = pc.is_in(words, value_set=pa.array(["true", "1", "1.0"]))
-    is_flag = pc.or_(truth, pc.is_in(words, value_set=pa.array(["false", "0", "0.0", ""])))
-    piece.refuse(pc.invert(is_flag), expected)
-    return numbers(truth)

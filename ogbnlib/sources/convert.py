@@ -11,9 +11,8 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -33,14 +32,11 @@ from ..io.blocks import DROP_BYTES
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
-from .description import DESCRIPTION, read_description
+from .description import FeatureDtype as FeatureDtype
 from .leaks import refuse_leaks
-from .official import OFFICIAL_DIR, is_official, locate_official, open_official
-from .ogb import csv_layout, open_raw
-from .source import Source
-from .store_source import from_store
+from .official import OFFICIAL_DIR, is_official, locate_official, not_there
+from .source import Source, from_store
 
-FeatureDtype = Literal["float16", "float32", "int8"]
 # added to the memory that the process already uses, such as a notebook's with torch loaded
 _DEFAULT_BYTES = 2**30
 _KERNEL_BYTES = 96 * 2**20  # to compile the kernels (numba)
@@ -66,10 +62,13 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
-def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]:
-    """Refuse splits that can't be trained on; return the label counts of the store's summary.
+def checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]:
+    """Return the ids of the splits, and the label counts of the store's summary.
 
-    With the option `drop_unlabelled`, unlabelled nodes are first removed from `splits`, in place.
+    With the option `drop_unlabelled`, the splits have no unlabelled nodes.
+
+    Raises:
+        InputError: training could not use a split.
     """
     labelled = NodeSet(source.num_nodes)
     begin = 0
@@ -80,28 +79,24 @@ def _check_labels(source: Source, splits: dict[str, Array]) -> dict[str, object]
         if source.num_classes:
             np.add.at(sizes, chunk[some], 1)
         begin += len(chunk)
+    splits = source.read_splits()
     num_seeds = sum(map(len, splits.values()))
-    if source.options.get("drop_unlabelled"):
+    if source.options.drop_unlabelled:
         for name, ids in splits.items():
             bare = (ids >= 0) & (ids < source.num_nodes)
             bare[bare] = ~labelled.contains(ids[bare])
             splits[name] = ids[~bare]
-    num_dropped = num_seeds - sum(map(len, splits.values()))
     problems = Problems()
     for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-        hint = (
-            "; drop_unlabelled: true in dataset.yaml leaves them out"
-            if "without a label" in problem
-            else ""
-        )
+        hint = ""
+        if source.path is not None and "without a label" in problem:
+            hint = "; drop_unlabelled: true in dataset.yaml leaves them out"
         problems.add(f"{source.where(name)}: {problem}{hint}")
     problems.refuse()
+    counts: dict[str, object] = {"unlabelled_nodes": source.num_nodes - labelled.count()}
     if source.num_classes:
-        return {**count_labels(sizes, source.num_nodes), "dropped_seeds": num_dropped}
-    return {
-        "unlabelled_nodes": source.num_nodes - labelled.count(),
-        "dropped_seeds": num_dropped,
-    }
+        counts = count_labels(sizes, source.num_nodes)
+    return splits, {**counts, "dropped_seeds": num_seeds - sum(map(len, splits.values()))}
 
 
 class _Conversion:
@@ -124,10 +119,8 @@ class _Conversion:
         self._stop = threading.Event()
         self._lock = threading.Lock()
 
-    def write(self, undirected: bool, workspace: int) -> None:
+    def write(self, splits: Mapping[str, Array], undirected: bool, workspace: int) -> None:
         """Write the store; `workspace` is the memory for sorting the edges, in bytes."""
-        splits = self._source.read_splits()
-        self._writer.entries["summary"] = _check_labels(self._source, splits)
         with ThreadPoolExecutor(1) as pool:
             features = pool.submit(self._write_features)
             try:
@@ -215,10 +208,10 @@ class _Conversion:
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
         with contextlib.closing(_ahead(self._source.x_chunks())) as ahead:
-            yield finite(ahead, dtype, f"{self._source.name}, node_feat")
+            yield finite(ahead, dtype, self._source.features_at)
 
 
-def disk_bytes(
+def _disk_bytes(
     source: Source, undirected: bool, feature_dtype: np.dtype[np.generic]
 ) -> tuple[int, int]:
     """Return the maximal bytes of the finished store and the bytes of the temporary files.
@@ -268,41 +261,19 @@ def open_source(
     A folder has a `dataset.yaml` (or the file `description`), OGB's layout, or files of canonical
     names.
     """
+    from .folder import open_folder, open_official  # imports pyarrow and pandas
+
     path = home(name)
-    is_folder = not is_store(path) and not is_official(str(path))
-    if description is not None and not is_folder:
+    if not is_store(path) and not is_official(str(path)):
+        return open_folder(path, None if description is None else home(description))
+    if description is not None:
         raise InputError(f"description: expected one of a folder of files, got it with {path}")
     if is_store(path):
         return from_store(open_store(path))
-    if is_folder:
-        return _open_folder(path, None if description is None else home(description))
     official = locate_official(str(path), home(data_dir))
-    if not official.present:
-        raise InputError(
-            f"{official.folder}: {path} is not there: python -m ogbnlib download {path}"
-        )
+    if not official.folder.exists():
+        raise not_there(official)
     return open_official(official)
-
-
-def _open_folder(path: Path, description: Path | None) -> Source:
-    from .draft import describe, no_data  # imports pyarrow and pandas
-    from .folder import open_described
-
-    if not path.is_dir():
-        raise no_data(path)
-    folder = Path(os.path.realpath(path))
-    if folder.name == "raw" and (folder.parent / "split").is_dir():
-        folder = folder.parent  # of OGB's layout
-    file = description or folder / DESCRIPTION
-    declared = read_description(file, folder) if file.is_file() else None
-    options = {} if declared is None else declared.options
-    if (folder / "raw" / "data.npz").exists() and not (declared and declared.files):
-        source = open_raw(folder, num_classes=options.get("num_classes"))
-        return replace(source, options=options)
-    if declared is not None and declared.files:
-        return open_described(declared)
-    layout = csv_layout(folder) or describe(folder, file)
-    return open_described(replace(layout, options=options))
 
 
 @clear_errors()
@@ -336,20 +307,18 @@ def convert(
     """
     if not isinstance(source, Source):
         source = open_source(source, description=description)
-    if undirected is None:
-        undirected = source.options.get("undirected", False)
-    feature_dtype = feature_dtype or source.options.get("feature_dtype")
-    if feature_dtype not in (None, *get_args(FeatureDtype)):
+    options = source.options.overridden(undirected=undirected, feature_dtype=feature_dtype)
+    if source.undirected and options.undirected is False:
         raise InputError(
-            f"feature_dtype: expected {', '.join(get_args(FeatureDtype))}, got {feature_dtype!r}"
+            f"undirected: {source.name} has the reverse of each edge, which can't be taken out again; "
+            "convert the original data"
         )
-    undirected = undirected or source.undirected
-    add_reverse = undirected and not source.undirected
+    add_reverse = bool(options.undirected) and not source.undirected
     workspace = _workspace(source, memory_limit)
     target = Path(os.path.realpath(home(path)))
-    x_dtype = np.dtype(feature_dtype or source.feature_dtype)
+    x_dtype = np.dtype(options.feature_dtype or source.feature_dtype)
     check_new(target)
-    final, temporary = disk_bytes(source, add_reverse, x_dtype)
+    final, temporary = _disk_bytes(source, add_reverse, x_dtype)
     check_space(
         target,
         final + temporary,
@@ -358,11 +327,18 @@ def convert(
     )
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
+    splits, counts = checked_splits(source)
     refuse_leaks(source)
     with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:
         writer = StoreWriter(folder)
-        _Conversion(source, writer, x_dtype, done).write(add_reverse, workspace)
+        writer.entries["summary"] = counts
+        _Conversion(source, writer, x_dtype, done).write(splits, add_reverse, workspace)
         source.check_unchanged()
         made_of = {**source.origin, "num_nodes": source.num_nodes}
-        writer.finish(source.name, source.num_classes, undirected=undirected, origin=made_of)
+        writer.finish(
+            source.name,
+            source.num_classes,
+            undirected=add_reverse or source.undirected,
+            origin=made_of,
+        )
     return open_store(target)

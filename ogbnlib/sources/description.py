@@ -3,17 +3,19 @@
 Roles are declared, and never inferred from values.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Self, get_args
 
 from ..errors import InputError, Problems, unknown_name
 from ..files import home
 from ..graph.store_format import SPLITS
 from ..parameters import Text, read_yaml
 from .formats import files_of, format_of
+from .labels import check_num_classes
 
 DESCRIPTION = "dataset.yaml"
 LEFT_OUT = "left out"
@@ -31,11 +33,45 @@ FILE_ROLES = {
     **{split: (split,) for split in SPLITS},
     LEFT_OUT: (),
 }
-_FLAGS = ("undirected", "drop_unknown", "drop_unlabelled")
-_DTYPES = ("float16", "float32", "int8")
-_OPTIONS = (*_FLAGS, "feature_dtype", "num_classes")
+FeatureDtype = Literal["float16", "float32", "int8"]
+_WORDS = {
+    **dict.fromkeys(("undirected", "drop_unknown", "drop_unlabelled"), ("true", "false")),
+    "feature_dtype": get_args(FeatureDtype),
+}
 _FEATURES = 'np.save("features.npy", np.ones((num_nodes, 1), "float32"))'
 _EXAMPLE = "files: {edges.csv: {citing: source, cited: target}}"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a conversion: the lines of `dataset.yaml` beside `files`, and arguments of
+    `convert` on the command line and in Python, which come first.
+
+    Attributes:
+        undirected: add reverse edges, sort each node's in-edges, drop duplicates; None as in the
+            data.
+        feature_dtype: of the new store; None as in the data, float64 as float32.
+        num_classes: None for the largest label plus one.
+        drop_unknown: leave out edges of names that no node has.
+        drop_unlabelled: take nodes without a label out of the splits.
+    """
+
+    undirected: bool | None = None
+    feature_dtype: FeatureDtype | None = None
+    num_classes: int | None = None
+    drop_unknown: bool = False
+    drop_unlabelled: bool = False
+
+    def __post_init__(self) -> None:
+        check_num_classes(self.num_classes)
+        for name, words in _WORDS.items():
+            value = getattr(self, name)
+            if value is not None and str(value).lower() not in words:
+                raise InputError(f"{name}: expected {' or '.join(words)}, got {value!r}")
+
+    def overridden(self, **values: Any) -> Self:
+        """Return the options with these values, but for those that are None."""
+        return replace(self, **{name: value for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -64,37 +100,30 @@ class Description:
         files: in the order in which features are joined; the first table with a column of names
             defines the nodes.
         is_declared: whether the user declared the roles.
-        options: undirected, feature_dtype, drop_unknown, drop_unlabelled, num_classes.
     """
 
     folder: Path
     files: Sequence[DataFile]
     is_declared: bool = True
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = Options()
 
 
 def missing_roles(roles: Sequence[Sequence[str]]) -> list[str]:
     """Return the mistakes in the roles of a folder's files, given for each file; [] for none."""
-    flat = [role for file in roles for role in file]
-    num_edges = sum({"source", "target"} <= {*file} for file in roles)
-    problems = []
-    if num_edges != 1 or (flat.count("source"), flat.count("target")) != (1, 1):
-        problems.append(f"one file of edges, with a source and a target, found {num_edges}")
-    if "feature" not in flat:
-        problems.append(f"features, found none; without any: {_FEATURES}")
-    num_labels = flat.count("label")
-    if num_labels + sum("value" in file for file in roles) != 1:
-        problems.append(
-            f"a label, or values in one file, found {num_labels} labels and "
-            f"{flat.count('value')} columns of values"
-        )
-    counts = [flat.count(split) for split in SPLITS]
-    if (flat.count("split"), counts) not in ((1, [0, 0, 0]), (0, [1, 1, 1])):
-        problems.append(
-            "either a column of the role split, or train, valid and test once each (an empty "
-            ".csv file is a split without nodes)"
-        )
-    return [f"expected {problem}" for problem in problems]
+    count = Counter(role for file in roles for role in file)
+    splits = [count[role] for role in ("split", *SPLITS)]
+    has_edges = any({"source", "target"} <= {*file} for file in roles)
+    num_labels = count["label"] + sum("value" in file for file in roles)
+    needs = {
+        f"one file of edges, with a source and a target, found {count['source']}": (
+            has_edges and count["source"] == count["target"] == 1
+        ),
+        f"features, found none; without any: {_FEATURES}": "feature" in count,
+        f"a label, or values in one file, found {num_labels}": num_labels == 1,
+        "either a column of the role split, or train, valid and test once each (an empty .csv file "
+        "is a split without nodes)": splits in ([1, 0, 0, 0], [0, 1, 1, 1]),
+    }
+    return [f"expected {need}" for need, is_met in needs.items() if not is_met]
 
 
 def read_description(file: Path, folder: Path) -> Description:
@@ -106,72 +135,66 @@ def read_description(file: Path, folder: Path) -> Description:
     """
     problems = Problems()
     files: list[DataFile] = []
-    options = dict[str, Any]()
+    options = Options()
     for name, value in read_yaml(file, _EXAMPLE).items():
         where = f"{file}, line {name.line}"
         with problems.catch():
             if name != "files":
-                options[name] = _option(where, name, value)
+                options = _with_option(options, where, name, value)
             elif not isinstance(value, dict):
                 raise InputError(f"{where}: expected lines such as {_EXAMPLE!r}")
-        if name == "files" and isinstance(value, dict):
-            for path, roles in value.items():
-                with problems.catch():
-                    files.append(_data_file(file, folder, path, roles))
+        for path, roles in value.items() if name == "files" and isinstance(value, dict) else ():
+            with problems.catch():
+                files.append(_data_file(file, folder, path, roles))
     problems.refuse()
     return Description(folder, files, options=options)
 
 
-def _option(where: str, name: Text, value: Any) -> object:
-    if name not in _OPTIONS:
-        raise InputError(f"{where}: {unknown_name(name, ('files', *_OPTIONS), 'option')}")
-    expected = "true or false"
-    result: object = None
-    if name in _FLAGS:
-        result = {"true": True, "false": False}.get(str(value).lower())
-    elif name == "num_classes":
-        expected = "a whole number"
-        if str(value).isdecimal():
-            result = int(value)
-    else:
-        expected = ", ".join(_DTYPES)
-        if value in _DTYPES:
-            result = str(value)
-    if result is None:
-        raise InputError(f"{where}: {name}: expected {expected}, found {value}")
-    return result
+def _with_option(options: Options, where: str, name: Text, value: object) -> Options:
+    if name not in vars(options):
+        known = ("files", *vars(options))
+        raise InputError(f"{where}: {unknown_name(name, known, 'option')}")
+    text = str(value)
+    values: dict[str, object] = {"true": True, "false": False}
+    if text.isdecimal():
+        values[text] = int(text)
+    try:
+        return options.overridden(**{name: values.get(text.lower(), text)})
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _data_file(file: Path, folder: Path, name: Text, roles: Any) -> DataFile:
     where = f"{file}, line {name.line}"
     path = folder / home(name)
-    if roles == LEFT_OUT and path.exists():
-        return DataFile(path, where, LEFT_OUT)
-    try:
-        kind = format_of(files_of(path)[0])
-    except InputError as error:
-        names = [entry.name for entry in folder.iterdir()]
-        close = get_close_matches(name.rstrip("/"), names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise InputError(f"{where}: {error}{hint}") from None
+    kind: str | None = None
+    if roles != LEFT_OUT or not path.exists():
+        try:
+            kind = format_of(files_of(path)[0])
+        except InputError as error:
+            names = [entry.name for entry in folder.iterdir()]
+            close = get_close_matches(name.rstrip("/"), names, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise InputError(f"{where}: {error}{hint}") from None
     if roles == LEFT_OUT:
         return DataFile(path, where, LEFT_OUT)
     if kind == "array":
-        if not isinstance(roles, Text) or roles not in FILE_ROLES:
-            text = unknown_name(roles, FILE_ROLES, "role of an array")
-            raise InputError(f"{where}: {name}: {text}")
-        return DataFile(path, where, roles)
+        return DataFile(path, where, _role(f"{where}: {name}", roles, FILE_ROLES))
     if not isinstance(roles, dict):
         raise InputError(
             f"{where}: {name}: expected the role of each column, such as {{citing: source, cited: "
             f"target}}, or {LEFT_OUT}, found {roles}"
         )
-    columns = dict[str, str]()
-    for column, role in roles.items():
-        is_header = (column, role) == ("header", "none")
-        if not is_header and (not isinstance(role, Text) or role not in COLUMN_ROLES):
-            text = unknown_name(str(role), COLUMN_ROLES, "role")
-            raise InputError(f"{file}, line {column.line}: {name}, column {column!r}: {text}")
-        if not is_header:
-            columns[column] = role
-    return DataFile(path, where, columns=columns, header=len(columns) == len(roles))
+    header = roles.get("header") != "none"
+    columns = {
+        column: _role(f"{file}, line {column.line}: {name}, column {column!r}", role, COLUMN_ROLES)
+        for column, role in roles.items()
+        if header or column != "header"
+    }
+    return DataFile(path, where, columns=columns, header=header)
+
+
+def _role(where: str, role: object, known: Collection[str]) -> str:
+    if not isinstance(role, Text) or role not in known:
+        raise InputError(f"{where}: {unknown_name(str(role), known, 'role')}")
+    return role

@@ -11,18 +11,18 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import InputError
 from ..files import shown, write_atomically
 from ..graph.npz import load
 from ..graph.store import is_store
 from ..graph.store_format import SPLITS, nearby
-from .columns import Piece, Table, numbers
+from .columns import Table
 from .description import FILE_ROLES, LEFT_OUT, DataFile, Description, missing_roles
 from .formats import READABLE, ending, files_of, format_of, is_parts
 from .tables import open_table
@@ -30,12 +30,18 @@ from .tables import open_table
 TODO = "TODO"
 _STEMS = ("nodes", "features", "labels", "targets", "splits", *SPLITS, "edges")  # in this order
 _ARRAYS = {"": TODO, "splits": TODO, "nodes": "names", "targets": "values"}  # else the file's name
-_OF_NUMBERS = {"nodes": "feature", "features": "feature", "targets": "value"}
 _ENDS = {"source": "source", "src": "source", "target": "target", "dst": "target"}
-_IDS = ("id", "node_id")
+_OF_NODES = {"id": "name", "node_id": "name", "label": "label", "split": "split"}
+# the roles of columns, by the file's name; `_OF_NODES` in others
+_COLUMNS = {
+    "": {**_ENDS, "label": "label", "split": "split"},
+    "edges": {**_ENDS, "weight": "weight"},
+    **{split: {"id": split, "node_id": split} for split in SPLITS},
+}
+_OF_NUMBERS = {"nodes": "feature", "features": "feature", "targets": "value"}
 # no feature: a name that ends in "id", and the names that pandas gives to an index
 _NO_FEATURE = re.compile(r"|.*id|unnamed: ?\d+|__index_level_\d+__", re.IGNORECASE)
-_NUMBER_LIKE = re.compile(r"\s*[-+]?\.?\d[-+\d.,' eE]*\s*|true|false|nan|[-+]?inf", re.IGNORECASE)
+_NUMBER_LIKE = r"(?i)^\s*([-+]?\.?\d[-+\d.,' eE]*|true|false|nan|[-+]?inf)\s*$"
 _SAMPLE = 1000  # rows that show the type of a column
 _MOST_ALIKE = 20  # columns of one role and type; more share the line of a pattern
 _PLAIN = re.compile(r"[^\W\d][\w./-]*|\d+")
@@ -45,7 +51,8 @@ _HEAD = """\
 # weight, feature, label, value (a number to predict), split, train, valid, test (masks, or the nodes of
 # a split in a file of their own), left out. A pattern such as "emb_*" stands for all columns that it
 # matches. Roles of an array: edges, features, labels, values, names, train, valid, test, left out. If
-# the first line of a text file is data, write `header: none`, and number its columns 1, 2, ...
+# the first line of a text file is data, write `header: none`, and number its columns 1, 2, ... Two
+# kinds of nodes whose numbers overlap, such as users and items both from 0, need ids of their own.
 """
 _FOOT = """\
 # undirected: true       # add the reverse of each edge
@@ -58,8 +65,12 @@ _FOOT = """\
 
 @dataclass
 class _Draft:
-    """A file with the roles that names decide, and a comment on each column; an array has the one
-    column ""."""
+    """A file with the roles that names decide, and a comment on each column.
+
+    Attributes:
+        stem: the canonical name, "" for another one.
+        roles: by the column's name; an array has the one column "".
+    """
 
     path: Path
     stem: str
@@ -78,30 +89,24 @@ class _Draft:
         return [*self.roles] == [""]
 
     def data_file(self) -> DataFile:
-        if self.is_array:
-            return DataFile(self.path, str(self.path), self.roles[""])
-        return DataFile(self.path, str(self.path), columns=self.roles, header=self.header)
+        role = self.roles.get("", "")
+        return DataFile(self.path, str(self.path), role, self.roles, self.header)
 
 
 def no_data(path: Path) -> InputError:
     """Return the error for a path that is no folder of data, such as a file that only torch reads."""
-    saved = [path] if path.suffix in (".pt", ".pth") else [*path.glob("*.pt")]
-    saved += [file for file in path.glob("processed/*.pt") if not file.name.startswith("pre_")]
+    found = "no such folder"
     hint = nearby(path)
-    expected = f"{path}: expected a folder of data"
-    if saved:
-        store = f"{path.stem}_store"
-        return InputError(
-            f"{expected}, found {saved[0].name}, a file of torch; in Python, if you trust it: "
-            f"ogbnlib.Store.from_data(torch.load({str(saved[0])!r}, weights_only=False), {store!r})"
-        )
-    if path.is_file():
-        return InputError(
-            f"{expected}, found a file{hint or '; name its folder, unpack an archive'}"
-        )
     if path.is_dir():
-        return InputError(f"{expected}: files of {READABLE}, found none{hint}")
-    return InputError(f"{expected}, found no such folder{hint}")
+        found = f"no files of {READABLE}"
+    elif path.is_file():
+        found = "a file"
+        hint = hint or "; name its folder, unpack an archive"
+    saved = [*path.glob("*.pt"), *path.glob("processed/[!p]*.pt"), path]
+    if saved[0].suffix == ".pt":
+        load_it = f"torch.load({str(saved[0])!r}, weights_only=False)"
+        hint = f"; in Python, if you trust it: ogbnlib.Store.from_data({load_it}, 'new_store')"
+    return InputError(f"{path}: expected a folder of data, found {found}{hint}")
 
 
 def describe(folder: Path, file: Path) -> Description:
@@ -110,7 +115,7 @@ def describe(folder: Path, file: Path) -> Description:
     Raises:
         InputError: they do not, and a draft was written to `file`; or the folder has no data.
     """
-    drafts = _draft_files(folder)
+    drafts = _drafts(folder)
     canonical = [draft for draft in drafts if draft.stem]
     problems = missing_roles([draft.column_roles for draft in canonical])
     bare = [draft for draft in canonical if TODO in draft.column_roles]
@@ -140,124 +145,86 @@ def describe(folder: Path, file: Path) -> Description:
     )
 
 
-def _draft_files(folder: Path) -> list[_Draft]:
-    """Return the readable files and folders of parts, those with a canonical name last and in order."""
-    drafts = []
-    for path in sorted(folder.iterdir()):
-        is_data = path.is_file() or (is_parts(path) and not is_store(path))
-        if path.name[0] in "._" or not is_data:
-            continue
-        stem = path.name[: len(path.name) - len(ending(path.name))].lower()
-        draft = _Draft(path, stem if stem in _STEMS else "")
-        try:
-            _fill(draft)
-        except InputError as error:
-            if draft.stem:
-                raise
-            draft.roles = {"": LEFT_OUT}
-            draft.comments = {"": " ".join(str(error).split())}
-        # a file of an unknown ending is data if it reads as a table
-        if path.is_dir() or format_of(path) or len(draft.roles) > 1:
-            drafts.append(draft)
+def _stem(path: Path) -> str:
+    return path.name[: len(path.name) - len(ending(path.name))].lower()
+
+
+def _drafts(folder: Path) -> list[_Draft]:
+    """Return the files and folders of parts, those with a canonical name last and in order."""
+    paths = [path for path in sorted(folder.iterdir()) if path.name[0] not in "._"]
+    paths = [path for path in paths if path.is_file() or (is_parts(path) and not is_store(path))]
+    # two files of one canonical name: the name does not decide
+    counts = Counter(map(_stem, paths))
+    stems = [stem for stem in _STEMS if counts[stem] == 1]
+    drafts = [_draft(path, _stem(path) if _stem(path) in stems else "") for path in paths]
+    # a file of an unknown ending is data if it reads as a table
+    drafts = [
+        draft
+        for draft in drafts
+        if draft.path.is_dir() or format_of(draft.path) or len(draft.roles) > 1
+    ]
     if not drafts:
         raise no_data(folder)
     drafts.sort(key=lambda draft: _STEMS.index(draft.stem) if draft.stem else -1)
-    stems = Counter(draft.stem for draft in drafts if draft.stem)
-    # without a table that defines names, ids are row numbers
-    has_names = any("name" in draft.column_roles for draft in drafts if draft.stem in _STEMS[:2])
-    for draft in drafts:
-        for name, role in draft.roles.items():
-            if role == "name" and not has_names:
-                draft.roles[name] = "id"
-            if stems[draft.stem] > 1:  # two files of one name: the name does not decide
-                draft.roles[name] = TODO
+    if not any("name" in draft.column_roles for draft in drafts if draft.stem in _STEMS[:2]):
+        for draft in drafts:  # no table defines names: ids are row numbers
+            draft.roles |= {name: "id" for name, role in draft.roles.items() if role == "name"}
     return drafts
 
 
-def _fill(draft: _Draft) -> None:
-    parts = files_of(draft.path)
-    if format_of(parts[0]) == "array":
-        array = load(parts[0])
-        draft.roles = {"": _ARRAYS.get(draft.stem, draft.stem)}
-        draft.comments = {"": f"{array.dtype} {[*array.shape]}"}
-        return
-    table = open_table(draft.path)
-    draft.header = table.header
-    sample = next(table.batches(table.names, _SAMPLE), [])
+def _draft(path: Path, stem: str) -> _Draft:
+    try:
+        if format_of(files_of(path)[0]) == "array":
+            array = load(files_of(path)[0])
+            role = _ARRAYS.get(stem, stem)
+            return _Draft(path, stem, {"": role}, {"": f"{array.dtype} {[*array.shape]}"})
+        table = open_table(path)
+        sample = next(table.batches(table.names, _SAMPLE), [])
+    except InputError as error:
+        if stem:
+            raise
+        return _Draft(path, stem, {"": LEFT_OUT}, {"": " ".join(str(error).split())})
     kinds = {piece.name: _kind(piece.values) for piece in sample}
-    for piece in sample:
-        values = ", ".join(map(str, piece.values[:3].to_pylist()))
-        draft.comments[piece.name] = f"{kinds[piece.name]}: {values}"[:70]
-    for name in table.names:
-        draft.roles[name] = _role(draft.stem, table, name, kinds.get(name, ""))
-    if draft.stem in ("", "edges") and table.header:
-        _note_two_kinds(draft, [p for p in sample if kinds[p.name] == "whole numbers"])
+    comments = {piece.name: f"{kinds[piece.name]}: {_range(piece.values)}"[:70] for piece in sample}
+    return _Draft(path, stem, _roles(stem, table, kinds), comments, table.header)
 
 
 def _kind(values: pa.Array) -> str:
-    """Return the type of a column of values, of text by most of its first values."""
-    if pa.types.is_string(values.type):
-        texts = [text for text in values[:_SAMPLE].to_pylist() if text and text.strip()]
-        numeric = [text for text in texts if _NUMBER_LIKE.fullmatch(text)]
-        if len(numeric) * 2 < max(1, len(texts)):
-            return "text"
-        if len(numeric) < len(texts):
-            return "mostly numbers"
-        if all(text.strip().isdecimal() for text in texts):
-            return "whole numbers"
-        return "numbers"
+    """Return "numbers" for a column of numbers, also of text that mostly is one; else its type."""
     inner = getattr(values.type, "value_type", values.type)
-    if pa.types.is_temporal(inner) or not str(inner).startswith(
-        ("int", "uint", "float", "double", "halffloat", "bool", "decimal")
-    ):
+    if pa.types.is_string(inner):
+        texts = values.filter(pc.not_equal(pc.utf8_trim_whitespace(values), ""))
+        count = pc.sum(pc.match_substring_regex(texts, _NUMBER_LIKE)).as_py() or 0
+        return "numbers" if count * 2 >= max(1, len(texts)) else "text"
+    is_number = str(inner).startswith(("int", "uint", "float", "double", "half", "bool", "decimal"))
+    if not is_number:
         return str(values.type)
-    if inner != values.type:
-        return "lists of numbers"
-    if pa.types.is_integer(inner):
-        return "whole numbers"
-    return "numbers"
+    return "numbers" if inner == values.type else "lists of numbers"
 
 
-def _role(stem: str, table: Table, name: str, kind: str) -> str:
-    """Return the role that a column's name has in a file of this name, or TODO."""
-    plain = name.strip().lower() if table.header else ""
-    count = 0 if table.header else len(table.names)
-    if stem == "edges":
-        if count == 2:
-            return {"1": "source", "2": "target"}[name]
-        return {**_ENDS, "weight": "weight"}.get(plain, TODO)
-    if stem in SPLITS and (plain in _IDS or count == 1):
-        return stem
-    if stem in SPLITS:
-        return TODO
-    if plain in ("label", "split"):
-        return plain
-    if not stem:
-        return _ENDS.get(plain, TODO)
-    if plain in _IDS or (count == 1 and stem == "nodes"):
-        return "name"
-    if count == 1 and stem == "labels":
-        return "label"
-    is_index = name in table.index or (table.header and _NO_FEATURE.fullmatch(plain) is not None)
-    if stem in _OF_NUMBERS and "numbers" in kind and plain not in _ENDS and not is_index:
-        return _OF_NUMBERS[stem]
-    return TODO
+def _range(values: pa.Array) -> str:
+    text = ", ".join(map(str, values[:3].to_pylist()))
+    try:
+        ends = pc.min_max(values.cast("int64")).as_py()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return text
+    return f"{ends['min']} to {ends['max']}: {text}"
 
 
-def _note_two_kinds(draft: _Draft, pieces: Sequence[Piece]) -> None:
-    """Say in the comments if two columns of ids may number two kinds of nodes from the same number."""
-    open_pieces = [piece for piece in pieces if draft.roles[piece.name] == TODO][:2]
-    values = [numbers(piece.cast("double", "a number")) for piece in open_pieces]
-    ranges = [(column.min(), column.max()) for column in values]
-    if len(ranges) == 2 and ranges[0][0] <= ranges[1][1] and ranges[1][0] <= ranges[0][1]:
-        texts = [
-            f"{piece.name} ({low:g} to {high:g})"
-            for piece, (low, high) in zip(open_pieces, ranges, strict=True)
-        ]
-        draft.comments[open_pieces[1].name] += (
-            f"\n    # {' and '.join(texts)} overlap in the first rows: if they\n"
-            "    # number two kinds of nodes, give each kind ids of its own"
-        )
+def _roles(stem: str, table: Table, kinds: dict[str, str]) -> dict[str, str]:
+    """Return the roles that the names of a table and of its columns decide, else TODO."""
+    whole_file = FILE_ROLES.get(_ARRAYS.get(stem, stem), ())
+    if not table.header and len(table.names) == len(whole_file):
+        return dict(zip(table.names, whole_file, strict=True))
+    known = _COLUMNS.get(stem, _OF_NODES) if table.header else {}
+    roles = {}
+    for name in table.names:
+        plain = name.strip().lower()
+        roles[name] = known.get(plain, TODO)
+        is_index = name in table.index or (table.header and _NO_FEATURE.fullmatch(plain))
+        if "numbers" in kinds.get(name, "") and plain not in {**known, **_ENDS} and not is_index:
+            roles[name] = _OF_NUMBERS.get(stem, TODO)
+    return roles
 
 
 def _written(draft: _Draft) -> str:

@@ -4,70 +4,118 @@ Edges and features are streamed. Memory use is 4 bytes a node for labels, and ab
 Import this module only when needed: it imports pyarrow.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from ..errors import InputError, Problems
-from ..graph.array_checks import finite
-from ..graph.npz import Array, slices
-from ..graph.store_format import SPLITS, Stamp
-from .columns import Columns
-from .description import FILE_ROLES, LEFT_OUT, DataFile, Description, missing_roles
-from .labels import AS_VALUES, check_num_classes, clean_targets
-from .names import Nodes
-from .node_values import is_mask, read_labels, read_splits
-from .rows import Rows, joined
+from ..graph.npz import CHUNK_BYTES, Array, slices
+from ..graph.store_format import SPLITS
+from .columns import Piece, Table, numbers
+from .description import (
+    DESCRIPTION,
+    FILE_ROLES,
+    LEFT_OUT,
+    DataFile,
+    Description,
+    missing_roles,
+    read_description,
+)
+from .draft import describe, no_data
+from .formats import format_of
+from .labels import AS_VALUES, clean_targets
+from .nodes import Nodes, is_mask, read_labels, read_splits
+from .official import Located
+from .ogb import csv_layout, open_raw
 from .source import Source, stamped
 from .tables import open_table
 
 _CHUNK_NODES = 2**17
 
 
-def _open_columns(file: DataFile) -> Columns:
+def _open_table(file: DataFile) -> Table:
     """Open a table and find the role of each column; refuse a column without a role."""
     table = open_table(file.path, file.header, file.role)
     if file.role:
-        return Columns(table, dict(zip(table.names, FILE_ROLES[file.role], strict=True)))
-    used = set[str]()
-    roles = dict[str, str]()
-    for name in table.names:
-        keys = [name]  # exact names come before patterns
-        if name not in file.columns:
-            keys = [key for key in file.columns if fnmatchcase(name, key)]
-        used.update(keys)
-        if len({file.columns[key] for key in keys}) > 1:
-            raise InputError(
-                f"{file.where}: expected one role for column {name!r}, found those of "
-                f"{' and '.join(keys)}"
-            )
-        if keys:
-            roles[name] = file.columns[keys[0]]
+        table.roles = dict(zip(table.names, FILE_ROLES[file.role], strict=True))
+        return table
+    keys_of = {
+        # an exact name comes before patterns, of which the first that matches decides
+        name: [name] if name in file.columns else [k for k in file.columns if fnmatchcase(name, k)]
+        for name in table.names
+    }
+    used = {key for keys in keys_of.values() for key in keys}
     unknown = [key for key in file.columns if key not in used]
     if unknown:
         hint = "".join(
             f"did you mean {n!r}? " for n in get_close_matches(unknown[0], table.names, 1)
         )
-        if table.header and not table.typed:
+        if table.header and format_of(file.path) not in ("parquet", "feather"):
             hint += "A file without a header has `header: none` among its columns. "
         raise InputError(
             f"{file.where}: unknown column {unknown[0]!r} of {file.path.name}: {hint}It has "
             f"{table.shown()}"
         )
-    bare = [repr(name) for name in table.names if name not in roles]
+    bare = [repr(name) for name, keys in keys_of.items() if not keys]
     if bare:
         raise InputError(
             f"{file.where}: expected a role for each column of {file.path.name}, found none for "
             f"{', '.join(bare[:20])}"
         )
-    return Columns(table, roles)
+    table.roles = {name: file.columns[keys[0]] for name, keys in keys_of.items()}
+    return table
 
 
-def open_described(description: Description) -> Source:
+def open_folder(path: Path, description: Path | None = None, **known: Any) -> Source:
+    """Open a folder for conversion: by its `dataset.yaml` (or `description`), by OGB's layout, or
+    by canonical names.
+
+    Options that are `known` of official data come before those of the folder.
+    """
+    if not path.is_dir():
+        raise no_data(path)
+    folder = Path(os.path.realpath(path))
+    if folder.name == "raw" and (folder.parent / "split").is_dir():
+        folder = folder.parent  # of OGB's layout
+    file = description or folder / DESCRIPTION
+    declared = Description(folder, [])
+    if file.is_file():
+        declared = read_description(file, folder)
+    options = declared.options.overridden(**known)
+    if declared.files:
+        return _open_described(replace(declared, options=options))
+    if (folder / "raw" / "data.npz").exists():
+        return replace(open_raw(folder, num_classes=options.num_classes), options=options)
+    layout = csv_layout(folder) or describe(folder, file)
+    return _open_described(replace(layout, options=options))
+
+
+def open_official(located: Located) -> Source:
+    """Open one of OGB's own data sets.
+
+    The data are streamed, because ogb's loader needs more than 128 GB for ogbn-papers100M
+    (snap-stanford/ogb#407).
+    """
+    # as OGB's own reader adds them
+    has_reverses = located.meta["add_inverse_edge"] == "True" or None
+    num_classes = int(located.meta["num classes"])
+    try:
+        source = open_folder(located.folder, num_classes=num_classes, undirected=has_reverses)
+    except InputError as error:
+        raise InputError(f"{error}; download the data set again if it is damaged") from None
+    return replace(source, name=located.name)
+
+
+def _open_described(description: Description) -> Source:
     """Open a folder's files for conversion, by their roles.
 
     Labels and splits are read here. A file of text is read once to count its rows.
@@ -77,25 +125,118 @@ def open_described(description: Description) -> Source:
     for file in description.files:
         if file.role != LEFT_OUT:
             with problems.catch():
-                tables.append(_open_columns(file))
+                tables.append(_open_table(file))
     problems.refuse()
-    for text in missing_roles([[*columns.roles.values()] for columns in tables]):
+    for text in missing_roles([[*table.roles.values()] for table in tables]):
         problems.add(f"{description.folder}: {text}")
     problems.refuse()
     return _Folder(description, tables).source()
 
 
+class _Rows:
+    """The columns of one table that have a role: columns of numbers, or of lists of numbers.
+
+    Attributes:
+        width: the number of values in a row.
+        names: the name of each value.
+        row_shape: the shape of a row; () for a single column of numbers.
+        dtype: float16 for an array of float16, else float32.
+    """
+
+    def __init__(self, table: Table, role: str) -> None:
+        self.table = table
+        self._names = table.all(role)
+        self.num_rows = self.table.num_rows
+        first = next(
+            (batch for batch in self.table.batches(self._names) if len(batch[0].values)), None
+        )
+        if first is None:
+            raise InputError(f"{self.table.file}: expected a row for each node, found none")
+        self._widths = [_width(piece) for piece in first]
+        self.names = [
+            f"{name}[{i}]" if width else name
+            for name, width in zip(self._names, self._widths, strict=True)
+            for i in range(max(1, width))
+        ]
+        self.width = len(self.names)
+        self.row_shape = () if self._widths == [0] else (self.width,)
+        value_type = getattr(first[0].values.type, "value_type", None)
+        is_half = len(first) == 1 and value_type == pa.float16()
+        self.dtype = np.dtype(np.float16 if is_half else np.float32)
+
+    def check_rows(self, num_nodes: int) -> None:
+        if self.num_rows != num_nodes:
+            raise InputError(
+                f"{self.table.file}: expected {num_nodes} rows, one for each node, found {self.num_rows}"
+            )
+
+    def chunks(self, nodes: Nodes) -> Iterator[Array]:
+        """Yield rows [n, width] in the order of `nodes`; refuse rows in another order."""
+        rows = max(1, CHUNK_BYTES // (8 * self.width))
+        ids = self.table.first("id", "name")
+        find = nodes.of(self.table)
+        for pieces in self.table.batches([*self._names, *filter(None, [ids])], rows):
+            if ids:
+                piece = pieces.pop()
+                wrong = find(piece) != np.arange(piece.begin, piece.begin + len(piece.values))
+                piece.refuse(wrong, "the nodes in their order")
+            parts = [
+                _lists(piece, width) for piece, width in zip(pieces, self._widths, strict=True)
+            ]
+            yield parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+
+def _width(piece: Piece) -> int:
+    if not hasattr(piece.values.type, "value_type"):
+        return 0
+    values = piece.values[0].as_py()
+    piece.refuse([not values], "a list of numbers")
+    return len(values)
+
+
+def _lists(piece: Piece, width: int) -> Array:
+    """Return numbers as rows [n, 1], or lists of `width` numbers as rows in their own dtype."""
+    if not width:
+        return numbers(piece.cast("double", "a number"))[:, None]
+    lists = piece.values
+    lengths = pc.list_value_length(lists).fill_null(-1)
+    piece.refuse(pc.not_equal(lengths, width), f"a list of {width} numbers")
+    flat = lists.flatten()
+    if not (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
+        flat = Piece(piece.table, piece.name, flat, piece.begin * width).cast("double", "a number")
+    return numbers(flat).reshape(-1, width)
+
+
+def _joined(parts: Sequence[_Rows], nodes: Nodes) -> Iterator[Array]:
+    """Yield the rows of several tables side by side; the tables have equally many rows."""
+    streams = [part.chunks(nodes) for part in parts]
+    if len(streams) == 1:
+        yield from streams[0]
+        return
+    pending = [np.empty((0, part.width)) for part in parts]
+    while True:
+        pending = [
+            rows if len(rows) else next(stream, rows)
+            for rows, stream in zip(pending, streams, strict=True)
+        ]
+        count = min(map(len, pending))
+        if not count:
+            return
+        yield np.concatenate([rows[:count] for rows in pending], axis=1)
+        pending = [rows[count:] for rows in pending]
+
+
 class _Folder:
-    def __init__(self, description: Description, tables: Sequence[Columns]) -> None:
+    def __init__(self, description: Description, tables: Sequence[Table]) -> None:
         self.description = description
         self.options = description.options
-        self.edges = next(columns for columns in tables if columns.first("source"))
-        self.tables = [columns for columns in tables if columns is not self.edges]
-        self.features = [Rows(columns, "feature") for columns in tables if columns.all("feature")]
+        self.edges = next(table for table in tables if table.first("source"))
+        self.tables = [table for table in tables if table is not self.edges]
+        self.features = [_Rows(table, "feature") for table in tables if table.all("feature")]
         self.nodes = self._nodes()
         if not description.is_declared and self.nodes.are_reordered:
             self._refuse_rows()
-        if self.options.get("drop_unknown") and self.nodes.names is None:
+        if self.options.drop_unknown and self.nodes.names is None:
             raise InputError(
                 "drop_unknown: expected a column of names in a table of nodes, found none"
             )
@@ -104,114 +245,81 @@ class _Folder:
         """Return the map from ids to rows; the first table with a column of names defines them."""
         rows = self.features[0]
         for part in self.features[1:]:
-            if part.num_rows != rows.num_rows:
-                raise InputError(
-                    f"{part.table.file}: expected {rows.num_rows} rows as in {rows.table.file}, "
-                    f"found {part.num_rows}"
-                )
-        named = [columns for columns in self.tables if columns.first("name")]
-        names = None
-        if named:
-            names = (named[0].table, named[0].all("name")[0])
-        return Nodes(rows.num_rows, rows.table.file.name, names)
+            part.check_rows(rows.num_rows)
+        named = [(table, name) for table in self.tables for name in table.all("name")]
+        return Nodes(rows.num_rows, rows.table.file.name, named[0] if named else None)
 
     def _refuse_rows(self) -> None:
         """Refuse rows without ids beside a table of nodes whose ids are row numbers out of order."""
         assert self.nodes.names is not None
-        table, column = self.nodes.names
-        for columns in self.tables:
-            roles = {*columns.roles.values()} - {LEFT_OUT}
-            ids = {role for role in roles if role in SPLITS and not is_mask(columns, role)}
-            if columns.table is not table and not {"id", "name"} & roles and roles - ids:
+        named, column = self.nodes.names
+        for table in self.tables:
+            roles = {*table.roles.values()} - {LEFT_OUT}
+            splits = roles & {*SPLITS}
+            ids = {split for split in splits if not is_mask(table, split, self.nodes.num_nodes)}
+            if table is not named and not {"id", "name"} & roles and roles - ids:
                 raise InputError(
-                    f"{table.file}, column {column!r}: 0 to {self.nodes.num_nodes - 1} in another "
-                    f"order than the rows, and {columns.table.file} has rows only; its row i may "
-                    f"be node {column} = i (then sort {table.file.name} by {column}), or row i of "
-                    f"{table.file.name} (then declare `{column}: name` in dataset.yaml)"
+                    f"{named.file}, column {column!r}: 0 to {self.nodes.num_nodes - 1} in another "
+                    f"order than the rows, and {table.file} has rows only; its row i may "
+                    f"be node {column} = i (then sort {named.file.name} by {column}), or row i of "
+                    f"{named.file.name} (then declare `{column}: name` in dataset.yaml)"
                 )
 
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         """Yield sources and targets of edges, int64, at most `chunk_edges` at a time."""
         ends = [*self.edges.all("source"), *self.edges.all("target")]
-        drops = self.options.get("drop_unknown")
-        for pieces in self.edges.table.batches(ends):
-            if drops:
-                pairs = np.stack([*map(self.nodes.find, pieces)])
-                pairs = pairs[:, (pairs >= 0).all(axis=0)]
-            else:
-                pairs = np.stack([*map(self.nodes, pieces)])
-            src, dst = pairs
+        find = self.nodes.find if self.options.drop_unknown else self.nodes
+        for pieces in self.edges.batches(ends):
+            src, dst = map(find, pieces)
+            if self.options.drop_unknown:
+                are_known = (src >= 0) & (dst >= 0)
+                src = src[are_known]
+                dst = dst[are_known]
             yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
 
-    def labels(
-        self, problems: Problems
-    ) -> tuple[Callable[[], Iterator[Array]], int, Array | None, tuple[int, ...]]:
-        """Return chunks of labels, the number of classes, their names and the shape of a row."""
-        num_classes = self.options.get("num_classes")
-        label = next((columns for columns in self.tables if columns.first("label")), None)
-        labels = np.empty(0)
-        names = None
+    def _labels(self) -> dict[str, Any]:
+        label = next((table for table in self.tables if table.first("label")), None)
+        num_classes = self.options.num_classes
         if label is not None:
-            with problems.catch():
-                check_num_classes(num_classes)
-                labels, num_classes, names = read_labels(label, self.nodes, num_classes)
-            return (lambda: slices(labels, _CHUNK_NODES)), num_classes or 0, names, ()
-        values = Rows(next(columns for columns in self.tables if columns.all("value")), "value")
-        if values.num_rows != self.nodes.num_nodes:
-            problems.add(
-                f"{values.table.file}: expected {self.nodes.num_nodes} rows of values, found "
-                f"{values.num_rows}"
-            )
+            labels, num_classes, names = read_labels(label, self.nodes, num_classes)
+            chunks = partial(slices, labels, _CHUNK_NODES)
+            return {"label_chunks": chunks, "num_classes": num_classes, "label_names": names}
+        values = _Rows(next(table for table in self.tables if table.all("value")), "value")
+        values.check_rows(self.nodes.num_nodes)
         if num_classes is not None:
-            problems.add(f"num_classes: expected without values ({AS_VALUES})")
+            raise InputError(f"num_classes: expected without values ({AS_VALUES})")
 
-        def chunks() -> Iterator[Array]:
+        def targets() -> Iterator[Array]:
             for rows in clean_targets(values.chunks(self.nodes), str(values.table.file)):
                 yield rows.reshape(len(rows), *values.row_shape)
 
-        return chunks, 0, None, values.row_shape
+        return {"label_chunks": targets, "num_classes": 0, "target_shape": values.row_shape}
 
     def source(self) -> Source:
         folder = self.description.folder
-        problems = Problems()
-        label_chunks, num_classes, class_names, target_shape = self.labels(problems)
-        splits: dict[str, Array] = {}
-        with problems.catch():
-            splits = read_splits(self.tables, self.nodes)
-        problems.refuse()
-        halves = all(part.dtype == np.float16 for part in self.features)
-        dtype = np.dtype(np.float16 if halves else np.float32)
+        labels = self._labels()
+        splits = read_splits(self.tables, self.nodes)
+        paths = {
+            str(file.path).removeprefix(f"{folder}/"): file.path
+            for file in self.description.files
+            if file.role != LEFT_OUT
+        }
         files = [part.table.file for part in self.features]
         where = str(files[0] if len(files) == 1 else folder)
         return Source(
             name=folder.name,
             path=folder,
-            stamps=_stamps(self.description),
+            stamps=stamped(paths),
             num_nodes=self.nodes.num_nodes,
-            num_edges=self.edges.table.num_rows,
+            num_edges=self.edges.num_rows,
             num_features=sum(part.width for part in self.features),
-            num_classes=num_classes,
-            feature_dtype=dtype,
+            feature_dtype=np.result_type(*(part.dtype for part in self.features)),
             edge_chunks=self.edge_chunks,
-            x_chunks=partial(self._x_chunks, dtype, where),
-            label_chunks=label_chunks,
-            target_shape=target_shape,
+            x_chunks=lambda: _joined(self.features, self.nodes),
             read_splits=lambda: dict(splits),
             node_names=self.nodes.chunks,
-            label_names=class_names,
             features_at=where,
             feature_names=[name for part in self.features for name in part.names],
             options=self.options,
+            **labels,
         )
-
-    def _x_chunks(self, dtype: np.dtype[np.generic], where: str) -> Iterator[Array]:
-        return finite(joined(self.features, self.nodes), dtype, where)
-
-
-def _stamps(description: Description) -> dict[str, tuple[Path, Stamp]]:
-    paths = {
-        str(file.path).removeprefix(f"{description.folder}/"): file.path
-        for file in description.files
-        if file.role != LEFT_OUT
-    }
-    return stamped(paths)

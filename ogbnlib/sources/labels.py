@@ -1,6 +1,6 @@
 """Checks of labels and targets from any source: their range and the number of classes."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Integral
 from typing import Any, NoReturn
 
@@ -16,6 +16,8 @@ AS_VALUES = (
     "numbers for a loop of your own are declared as values in dataset.yaml, in Python by "
     "targets=True"
 )
+# takes which values are wrong, what was expected, and the end of the message
+Refuse = Callable[[Array, str, str], None]
 NOT_CLASSES = (
     "; labels are classes: make classes of numbers with numpy.digitize(values, bounds); "
     f"{AS_VALUES}"
@@ -58,31 +60,44 @@ def clean_targets(chunks: Iterable[Array], where: str) -> Iterator[Array]:
         yield targets
 
 
-def clean_labels(values: Array, num_classes: int, where: str, start: int = 0) -> Array:
-    """Convert labels of any numeric dtype to `label_dtype` [n], -1 for none.
+def most_exact(dtype: np.dtype[Any]) -> int:
+    """Return the largest whole number that a float dtype tells from its neighbours: 2,047 in
+    float16, 2**24 - 1 in float32."""
+    return int(2 ** (np.finfo(dtype).nmant + 1)) - 1
 
-    `start` is the first label's node, for messages.
-    """
-    values = values.reshape(-1)
-    known = ~np.isnan(values) if values.dtype.kind == "f" else values != -1
-    wrong = known & ((values != np.floor(values)) | (values < 0) | (values >= num_classes))
-    if wrong.any():
-        at = int(np.flatnonzero(wrong)[0])
-        hint = NOT_CLASSES if values[at] != np.floor(values[at]) else ""
-        raise InputError(
-            f"{where}: expected whole labels from 0 to {num_classes - 1}, or NaN (-1 in whole numbers) for none; "
-            f"found {values[at]} at node {start + at}{hint or from_one(values[known], num_classes)}"
-        )
+
+def by_node(where: str, values: Array, start: int = 0) -> Refuse:
+    """Return a function that refuses the first wrong one of `values`, of nodes from `start` on."""
+
+    def refuse(wrong: Array, expected: str, hint: str) -> None:
+        rows = np.flatnonzero(wrong)
+        if len(rows):
+            row = int(rows[0])
+            raise InputError(
+                f"{where}: expected {expected}, found {values[row]} at node {start + row}{hint}"
+            )
+
+    return refuse
+
+
+def clean_labels(values: Array, num_classes: int, refuse: Refuse) -> Array:
+    """Convert labels [n] of any numeric dtype to `label_dtype`, -1 where they are -1 or NaN."""
+    known = values != -1
+    largest = num_classes - 1
+    if values.dtype.kind == "f":
+        known &= ~np.isnan(values)
+        largest = min(largest, most_exact(values.dtype))
+    expected = f"whole labels from 0 to {largest} in {values.dtype}, or NaN or -1 for none"
+    refuse(known & (values != np.floor(values)), expected, NOT_CLASSES)
+    hint = from_one(values[known], num_classes)
+    refuse(known & ((values < 0) | (values > largest)), expected, hint)
     labels = np.full(len(values), -1, label_dtype(num_classes))
     labels[known] = values[known].astype(labels.dtype)
     return labels
 
 
-def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> int:
-    """Return the largest label plus one, from chunks of `clean_labels`.
-
-    `dtype` is the dtype of the original labels.
-    """
+def count_classes(chunks: Iterable[Array], where: str) -> int:
+    """Return the largest label plus one, from chunks of `clean_labels`."""
     seen = np.zeros(MAX_CLASSES, bool)
     for chunk in chunks:
         seen[chunk[chunk >= 0]] = True
@@ -90,10 +105,8 @@ def count_classes(chunks: Iterable[Array], dtype: np.dtype[Any], where: str) -> 
     largest = int(np.flatnonzero(seen)[-1]) if seen.any() else -1
     if largest < 0:
         raise InputError(f"{where}: expected at least one label, found none")
-    # The dtype's largest number, such as 255 in uint8, often means "none". A single wrong label of
-    # 15,000,000 would make a model of 15 million classes.
-    ends = dtype.kind in "iu" and largest == np.iinfo(dtype).max and not seen[largest - 1]
-    if ends or largest + 1 > 2 * used + 100:
+    # A single wrong label of 15,000,000 would make a model of 15 million classes.
+    if largest + 1 > 2 * used + 100:
         raise InputError(
             f"{where}: expected labels that leave few classes out, found {used} classes and the label {largest}; "
             "write -1 or NaN for no label, or give num_classes (in dataset.yaml or Python)"

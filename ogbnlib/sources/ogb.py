@@ -5,9 +5,7 @@ OGB's own loader has the 82.8 GB of ogbn-papers100M several times in memory; thi
 whole array of the .npz files in memory.
 """
 
-import functools
 import gzip
-import itertools
 import json
 import sys
 import zipfile
@@ -24,13 +22,10 @@ from ..graph import npz
 from ..graph.npz import Array, Member
 from ..graph.store_format import SPLITS
 from .description import DESCRIPTION, DataFile, Description
-from .labels import MAX_CLASSES, check_num_classes, clean_labels, count_classes
-from .source import Source, stamped
+from .labels import MAX_CLASSES, by_node, check_num_classes, clean_labels, count_classes
+from .source import Source, checked_edges, stamped
 
-_LONGEST_ID = 64  # bytes read of a line at a time
 _SPLIT_DICT = "split_dict.pt"  # the splits of a data set that OGB's DatasetSaver wrote
-# data sets to which OGB's reader adds the reverse of each edge
-_BOTH_WAYS = ("ogbn_products", "ogbn_proteins")
 Layout = Mapping[str, Mapping[str, str]]  # columns with their roles, by the path of the file
 # As ogbn-arxiv has it (snap-stanford/ogb, docs of read_graph_pyg).
 OGB_CSV: Layout = {
@@ -76,21 +71,15 @@ def csv_layout(folder: Path) -> Description | None:
             "of study",
             file=sys.stderr,
         )
-    if folder.name in _BOTH_WAYS:
-        name = folder.name.replace("_", "-")
-        print(f"{folder}: OGB adds reverse edges to {name}: add --undirected", file=sys.stderr)
     columns: dict[Path, Mapping[str, str]] = {folder / name: layout[name] for name in layout}
     columns |= {splits / f"{split}.csv.gz": {"1": split} for split in SPLITS}
-    missing = [str(path.relative_to(folder)) for path in columns if not path.is_file()]
-    if missing:
-        raise InputError(f"{folder}: expected OGB's files {', '.join(missing)}, found none")
     files = [
         DataFile(path, str(path), columns=roles, header=False) for path, roles in columns.items()
     ]
     return Description(folder, files)
 
 
-def layout_files(folder: Path) -> dict[str, Path]:
+def _layout_files(folder: Path) -> dict[str, Path]:
     """Return the files of a data set in one of OGB's layouts, by their path in `folder`."""
     files = [
         *sorted((folder / "raw").rglob("*")),
@@ -124,28 +113,23 @@ def read_split_dict(file: Path) -> dict[str, Array]:
         return {split: np.asarray(content[split], np.int64) for split in SPLITS}
 
 
-def _read_split_files(folder: Path, num_nodes: int) -> dict[str, Array]:
-    """Return the int64 ids in the files of the split folder; of text only their number is checked.
+def _read_splits(folder: Path, num_nodes: int) -> dict[str, Array]:
+    """Return the int64 ids in the files of the split folder, not checked but for their number."""
+    from .columns import numbers  # imports pyarrow and pandas
+    from .tables import open_table
 
-    Lines are read in pieces of at most 64 bytes, and at most `num_nodes` + 1 ids, because a small
-    compressed file may have billions of lines.
-    """
     if (folder / _SPLIT_DICT).is_file():
         return read_split_dict(folder / _SPLIT_DICT)
     splits = {}
-    for name in SPLITS:
-        file = folder / f"{name}.csv.gz"
-        with (
-            naming(file, f"at most {num_nodes} lines of a node id each, gzipped"),
-            gzip.open(file) as stream,
-        ):
-            if not file.stat().st_size:
-                raise EOFError("it is empty")
-            lines = iter(functools.partial(stream.readline, _LONGEST_ID), b"")
-            numbers = map(int, filter(bytes.strip, lines))
-            splits[name] = np.fromiter(itertools.islice(numbers, num_nodes + 1), np.int64)
-            if len(splits[name]) > num_nodes:
-                raise ValueError("more lines")
+    for split in SPLITS:
+        table = open_table(folder / f"{split}.csv.gz", header=False)
+        # a small compressed file may have billions of lines
+        if table.num_rows > num_nodes:
+            raise InputError(
+                f"{table.file}: expected at most {num_nodes} lines, found {table.num_rows}"
+            )
+        ids = [numbers(piece.cast("int64", "a node id")) for piece in table.pieces("1")]
+        splits[split] = np.concatenate([np.empty(0, np.int64), *ids])
     return splits
 
 
@@ -156,10 +140,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     the largest label plus one.
     """
     path = home(path)
-    stamps = stamped(layout_files(path))
-    check_num_classes(num_classes)
-    if not (path / "raw" / "data.npz").is_file():
-        raise InputError(f"{path}: expected OGB's binary layout, raw/data.npz, found none")
+    stamps = stamped(_layout_files(path))
     layout = _Layout.open(path)
     file = path / "meta.json"
     with naming(file, "a JSON object"):
@@ -167,19 +148,14 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     if num_classes is None:
         num_classes = meta.get("num_classes")
     if num_classes is None:
-        num_classes = count_classes(
-            layout.label_chunks(MAX_CLASSES), layout.labels.dtype, layout.labels.where
-        )
-    if not isinstance(num_classes, int) or not 1 <= num_classes <= MAX_CLASSES:
-        raise InputError(
-            f"{file}: expected num_classes from 1 to {MAX_CLASSES}, found {num_classes}"
-        )
+        num_classes = count_classes(layout.label_chunks(MAX_CLASSES), layout.labels.where)
+    check_num_classes(num_classes)
     return Source(
         path=path, name=str(meta.get("name", path.resolve().name)), num_nodes=layout.x.shape[0],
         num_edges=layout.edges.shape[1], num_features=layout.x.shape[1], num_classes=num_classes,
         stamps=stamps, features_at=layout.x.where, edge_chunks=layout.edge_chunks, x_chunks=layout.x_chunks,
         label_chunks=lambda: layout.label_chunks(num_classes),
-        read_splits=lambda: _read_split_files(split_folder(path), layout.x.shape[0]),
+        read_splits=lambda: _read_splits(split_folder(path), layout.x.shape[0]),
         feature_dtype=np.dtype(np.float16 if layout.x.dtype.itemsize == 2 else np.float32),
     )  # fmt: skip
 
@@ -193,7 +169,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def open(cls, path: Path) -> Self:
-        """Check the headers of all members, and that each split has its file."""
+        """Check the headers of all members."""
         data = path / "raw" / "data.npz"
         layout = cls(
             _header(data, "edge_index", "iu"),
@@ -215,26 +191,16 @@ class _Layout(NamedTuple):
             raise InputError(
                 f"{path / 'raw'}: expected arrays of {x[0]} nodes, found shapes {shapes}"
             )
-        folder = split_folder(path)
-        for name in [] if (folder / _SPLIT_DICT).is_file() else SPLITS:
-            if not (folder / f"{name}.csv.gz").is_file():
-                raise InputError(f"{folder}: expected {name}.csv.gz, found none")
         return layout
 
     def label_chunks(self, num_classes: int) -> Iterator[Array]:
         begin = 0
         for values in self.labels.pieces(npz.CHUNK_BYTES // self.labels.dtype.itemsize):
-            yield clean_labels(values, num_classes, self.labels.where, begin)
+            yield clean_labels(values, num_classes, by_node(self.labels.where, values, begin))
             begin += len(values)
 
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        begin = 0
-        for src, dst in self._ends(chunk_edges):
-            src = np.ascontiguousarray(src, np.int64)
-            dst = np.ascontiguousarray(dst, np.int64)
-            self._check_ids(src, dst, begin)
-            yield src, dst
-            begin += len(src)
+        return checked_edges(self._ends(chunk_edges), self.x.shape[0], self.edges.where)
 
     def _ends(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         if self.edges.fortran_order:
@@ -248,17 +214,6 @@ class _Layout(NamedTuple):
             self.edges.pieces(chunk_edges, 0, num_edges),
             self.edges.pieces(chunk_edges, num_edges),
             strict=True,
-        )
-
-    def _check_ids(self, src: Array, dst: Array, begin: int) -> None:
-        low = np.minimum(src, dst)
-        high = np.maximum(src, dst)
-        if low.min() >= 0 and high.max() < self.x.shape[0]:
-            return
-        bad = np.flatnonzero((low < 0) | (high >= self.x.shape[0]))[0]
-        raise InputError(
-            f"{self.edges.where}: expected node ids from 0 to {self.x.shape[0] - 1}, "
-            f"found edge {begin + bad} is ({src[bad]}, {dst[bad]})"
         )
 
     def x_chunks(self) -> Iterator[Array]:
@@ -337,4 +292,5 @@ def write_layout(
             packed.write("".join(f"{node}\n" for node in ids.tolist()).encode())
     # without this file ogb asks on the terminal whether to update
     (folder / "RELEASE_v1.txt").touch()
-    write_json(folder / "meta.json", source.facts())
+    names = ("name", "num_nodes", "num_edges", "num_features", "num_classes")
+    write_json(folder / "meta.json", {name: getattr(source, name) for name in names})

@@ -1,24 +1,18 @@
 """Names of data sets, resolved to a store or to official data that `catalog` converts to one; and
 the sizes of data sets."""
 
-import os
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, get_args
-
-import numpy as np
 
 from ..config import TrainConfig
 from ..errors import InputError
 from ..files import StrPath, check_new, home
 from ..graph.store import GraphSize, Store, is_store, open_store
-from ..graph.store_format import nearby
-from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, open_official
-from .ogb import layout_files, open_raw
+from ..graph.store_format import nearby, stamp
+from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official, not_there
 from .sizes import PUBLIC
-from .source import Source, origin_of, stamped
 
 
 @dataclass(frozen=True)
@@ -29,7 +23,6 @@ class DataRequest:
     data_dir: StrPath | None = None
     undirected: bool | None = None
     feature_dtype: str | None = None
-    download: bool = False
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
@@ -38,19 +31,19 @@ class DataRequest:
         # store's own dtype does not matter.
         is_stored = config.policy.reads_disk and config.feature_dtype != "float32"
         dtype = config.feature_dtype if is_stored else None
-        return cls(config.dataset, config.data_dir, config.undirected, dtype, config.download)
+        return cls(config.dataset, None, config.undirected, dtype)
 
 
 @dataclass(frozen=True)
 class _Pending:
-    """An official data set, and the place and options of the store to make from it."""
+    """An official data set, and the place of the store to make from it."""
 
-    folder: Path
-    open: Callable[[], Source]  # downloads missing data
-    size: GraphSize  # with the `feature_itemsize` that the store will have
+    official: Located
     target: Path
-    undirected: bool
-    dtype: np.dtype[np.generic]  # of the store's features
+
+    @property
+    def size(self) -> GraphSize:
+        return KNOWN[self.official.name]
 
     def existing(self) -> Store | None:
         """Return the store that was made from these data before, or None.
@@ -61,13 +54,14 @@ class _Pending:
         if not is_store(self.target):
             return None
         store = open_store(self.target)
-        if self.folder.exists():
-            stamps = stamped(layout_files(self.folder))
-            if store.origin.get("files") != origin_of(self.folder, stamps)["files"]:
-                raise InputError(
-                    f"{store.path}: expected the store of {self.folder}, found one of other or "
-                    "changed data; delete it to convert the data again, or name it as the data set"
-                )
+        folder = self.official.folder
+        files: dict[str, list[int]] = store.origin.get("files", {})
+        sizes = {name: [*stamp(folder / name)[:2]] for name in files if (folder / name).is_file()}
+        if folder.exists() and files != sizes:
+            raise InputError(
+                f"{store.path}: expected the store of {folder}, found one of other or changed "
+                "data; delete it to convert the data again, or name it as the data set"
+            )
         return store
 
 
@@ -81,15 +75,18 @@ def resolve(request: DataRequest) -> Store | _Pending:
         return store
     if not is_official(name):
         raise _no_data_set(name)
-    pending = _pending(name, request)
+    data_dir = home(request.data_dir or OFFICIAL_DIR)
+    official = locate_official(name, data_dir)
+    stem = official.folder.name + "-undirected" * bool(request.undirected)
+    if request.feature_dtype not in (None, "float32"):
+        stem += f"-{request.feature_dtype}"
+    pending = _Pending(official, data_dir / f"{stem}.store")
     store_of_it = pending.existing()
     if store_of_it is not None:
         return store_of_it
-    if not pending.folder.exists() and not request.download:
-        raise InputError(
-            f"{pending.folder}: {name} is not there; pass download=True, or data_dir, the folder that holds it"
-        )
-    _check_target(pending.target)
+    if not official.folder.exists():
+        raise not_there(official)
+    check_new(pending.target)
     return pending
 
 
@@ -105,38 +102,6 @@ def _no_data_set(name: str) -> InputError:
         f"dataset: {name}: expected a store or an official name; make a store of it once: "
         f"python -m ogbnlib convert {shlex.quote(name)} {shlex.quote(store)}"
     )
-
-
-def _pending(name: str, request: DataRequest) -> _Pending:
-    data_dir = home(request.data_dir or OFFICIAL_DIR)
-    official = locate_official(name, data_dir)
-    size = KNOWN[name]
-    dtype: np.dtype[np.generic] = np.dtype(np.float32)
-    if official.present and official.binary:
-        raw = open_raw(official.folder, num_classes=official.num_classes)
-        size = raw.size
-        dtype = raw.feature_dtype
-    stem = official.folder.name + "-undirected" * bool(request.undirected)
-    if request.feature_dtype not in (None, dtype.name):
-        dtype = np.dtype(request.feature_dtype)
-        stem += f"-{dtype}"
-    return _Pending(
-        official.folder,
-        lambda: open_official(official),
-        replace(size, feature_itemsize=dtype.itemsize),
-        data_dir / f"{stem}.store",
-        bool(request.undirected),
-        dtype,
-    )
-
-
-def _check_target(target: Path) -> None:
-    check_new(target)
-    parent = next(folder for folder in target.absolute().parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK, effective_ids=True):
-        raise InputError(
-            f"{target}: the data set's store can't be written here; pass data_dir, a folder of your own"
-        )
 
 
 def _check_direction(store: GraphSize, undirected: bool | None) -> None:
@@ -175,9 +140,7 @@ def _graph_of(request: DataRequest) -> GraphSize:
         if known is None:
             raise
         return known
-    if isinstance(data, Store):
-        return data
-    return known or data.size
+    return data if isinstance(data, Store) else data.size
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:
@@ -198,7 +161,7 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
 def check_trainable(size: GraphSize, config: TrainConfig) -> None:
     """Refuse a data set that our trainer can't train with `config`."""
     check_store(size, config)
-    refuse_targets(size)
+    _refuse_targets(size)
     if not size.num_seeds["train"]:
         raise InputError(
             f"{config.dataset}: expected nodes in the train split to train on, found none"
@@ -210,7 +173,7 @@ def check_trainable(size: GraphSize, config: TrainConfig) -> None:
         )
 
 
-def refuse_targets(size: GraphSize) -> None:
+def _refuse_targets(size: GraphSize) -> None:
     """Refuse a data set with targets, which have no classes to train on."""
     if size.has_targets:
         raise InputError(
@@ -229,7 +192,7 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
     ):
         if value not in known:
             raise InputError(f"{name}: expected one of {', '.join(known)}, got {value!r}")
-    refuse_targets(size)
+    _refuse_targets(size)
     if size.hops is not None:
         raise InputError(
             f"{size.name}: expected a graph, found the features of {size.hops} hops, without edges"

@@ -1,7 +1,7 @@
 """`Source`: any data set that can be written as a store or in OGB's layout, such as arrays in
 RAM."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
+from ..graph.array_checks import from_one
 from ..graph.npz import Array
-from ..graph.store import GraphSize
+from ..graph.store import Store
 from ..graph.store_format import Stamp, stamp
+from .description import Options
 from .formats import files_of
+
+_STEP_NODES = 2**16  # nodes whose edges are looked up at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +48,7 @@ class Source:
         stamps: path and `stamp` at opening of each file that is read, by the file's name in the
             new store's `origin`.
         generated: the new store's `origin` if `path` is None.
-        options: undirected and feature_dtype, the defaults of a conversion, and drop_unlabelled.
+        options: those of the data's `dataset.yaml`.
     """
 
     name: str
@@ -69,7 +73,7 @@ class Source:
     path: Path | None = None
     stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
     generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    options: Options = field(default=Options(), repr=False)
 
     def check_unchanged(self) -> None:
         """Refuse files that changed after they were opened.
@@ -84,32 +88,17 @@ class Source:
 
     def where(self, split: str) -> str:
         """Return the file of a split, for messages."""
-        files = [
-            file
-            for name, (file, _) in self.stamps.items()
-            if split in (name, file.name.split(".")[0])
-        ]
-        return str(files[0]) if files else f"{self.name}, split {split}"
+        files = [str(file) for file, _ in self.stamps.values() if file.name.split(".")[0] == split]
+        return files[0] if files else f"splits[{split!r}]"
 
     @property
     def origin(self) -> dict[str, Any]:
-        return dict(self.generated) if self.path is None else origin_of(self.path, self.stamps)
-
-    def facts(self) -> dict[str, Any]:
-        """Return the name and the sizes, which are the content of meta.json."""
-        return {
-            name: getattr(self, name)
-            for name in ("name", "num_nodes", "num_edges", "num_features", "num_classes")
-        }
-
-    @property
-    def size(self) -> GraphSize:
-        num_seeds = {split: len(ids) for split, ids in self.read_splits().items()}
-        return GraphSize(
-            **self.facts(),
-            num_seeds=num_seeds,
-            feature_itemsize=self.feature_dtype.itemsize,
-        )
+        """What a store records: the path of the data's folder, and the size and the mtime in ns of
+        each file; or `generated`."""
+        if self.path is None:
+            return dict(self.generated)
+        files = {name: [*before[:2]] for name, (_, before) in self.stamps.items()}
+        return {"raw": str(self.path.resolve()), "files": files}
 
 
 def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
@@ -121,10 +110,85 @@ def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
     }
 
 
-def origin_of(folder: Path, stamps: Mapping[str, tuple[Path, Stamp]]) -> dict[str, Any]:
-    """Return the origin that a store records: the path of the data's folder, and the size and the
-    mtime in ns of each file."""
-    return {
-        "raw": str(folder.resolve()),
-        "files": {name: [*before[:2]] for name, (_, before) in stamps.items()},
-    }
+def checked_edges(
+    chunks: Iterable[tuple[Array, Array]], num_nodes: int, where: str
+) -> Iterator[tuple[Array, Array]]:
+    """Yield chunks of (sources, destinations) as int64; refuse ids that no node has."""
+    begin = 0
+    for chunk in chunks:
+        pairs = np.stack([ids.astype(np.int64, copy=False) for ids in chunk])
+        if pairs.min() < 0 or pairs.max() >= num_nodes:
+            wrong = int(np.flatnonzero(((pairs < 0) | (pairs >= num_nodes)).any(axis=0))[0])
+            raise InputError(
+                f"{where}: expected node ids from 0 to {num_nodes - 1}, found edge {begin + wrong} "
+                f"is {tuple(pairs[:, wrong].tolist())}{from_one(pairs, num_nodes)}"
+            )
+        yield pairs[0], pairs[1]
+        begin += pairs.shape[1]
+
+
+def from_store(store: Store) -> Source:
+    """Return a store as a `Source`, which yields its data in the order of the store.
+
+    Chunks are read, not memory-mapped, except the offsets (`colptr`). Features in int8 are decoded
+    to float32. A store of propagated features is refused, because it has no edges.
+    """
+    if store.hops is not None:
+        raise InputError(
+            f"{store.path}: expected a graph, found propagated features, which have no edges; "
+            "convert the graph, and propagate it again"
+        )
+
+    def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+        for _ in store.chunks("colptr", checked=True):
+            pass  # only checks: `_targets` would search for ever with damaged offsets
+        step = max(1, chunk_edges)
+        node = 0
+        for begin, sources in store.chunks("row", checked=True):
+            for first in range(0, len(sources), step):
+                part = sources[first : first + step]
+                node, targets = _targets(store, node, begin + first, len(part))
+                yield part.astype(np.int64), targets
+
+    names = store.files.get("node_name")
+    return Source(
+        name=store.name,
+        num_nodes=store.num_nodes,
+        num_edges=store.num_edges,
+        num_features=store.num_features,
+        num_classes=store.num_classes,
+        feature_dtype=store.feature_dtype,
+        edge_chunks=edge_chunks,
+        x_chunks=lambda: (store.decode(part) for _, part in store.chunks("x", checked=True)),
+        label_chunks=lambda: (part for _, part in store.chunks("y", checked=True)),
+        read_splits=lambda: dict(store.splits),
+        node_names=lambda: (
+            None
+            if names is None
+            else (np.dtype(names.dtype), (part for _, part in store.chunks("node_name")))
+        ),
+        label_names=None if store.label_name is None else np.char.encode(store.label_name, "utf-8"),
+        target_shape=store.files["y"].shape[1:],
+        features_at=str(store.file_path("x")),
+        undirected=store.undirected,
+        stamps={name: (store.file_path(name), before) for name, before in store.stamps.items()},
+        generated=store.origin,
+    )
+
+
+def _targets(store: Store, node: int, begin: int, count: int) -> tuple[int, Array]:
+    """Return the target of the last of `count` edges from edge `begin` on, and the targets of all,
+    int64 [count].
+
+    The search starts at `node`, which is at most the target of the first edge.
+    """
+    parts = [np.empty(0, np.int64)]
+    num_targets = 0
+    while num_targets < count:
+        offsets = np.clip(store.colptr[node : node + _STEP_NODES + 1], begin, begin + count)
+        nodes = np.arange(node, node + len(offsets) - 1)
+        parts.append(np.repeat(nodes, np.diff(offsets)))
+        num_targets += len(parts[-1])
+        node += len(nodes)
+    targets = np.concatenate(parts)
+    return int(targets[-1]), targets

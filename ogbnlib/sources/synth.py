@@ -11,7 +11,6 @@ class, in a low-rank space, plus noise.
 import math
 from collections.abc import Callable, Iterator
 from statistics import NormalDist
-from types import UnionType
 
 import numpy as np
 
@@ -22,7 +21,8 @@ from ..graph.store import Store
 from ..kernels import kernel, kernel_with
 from ..progress import Progress, counted
 from ..splitmix64 import GAMMA, mix
-from .convert import FeatureDtype, convert
+from .convert import convert
+from .description import FeatureDtype
 from .official import KNOWN
 from .ogb import open_raw, write_layout
 from .source import Source
@@ -184,15 +184,7 @@ def _features(
             out[v - begin, f] = np.rint(value * 256.0) / 256.0
 
 
-def _check_number(
-    name: str, value: float, low: float, high: float, kinds: type | UnionType = int
-) -> None:
-    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
-        raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
-
-
 def _degrees(num_nodes: int) -> Array:
-    """Return 1,024 quantiles of the number of references per paper."""
     quantile = np.exp([_DEGREE_SIGMA * NormalDist().inv_cdf((i + 0.5) / 1024) for i in range(1024)])
     mean = PAPERS.num_edges / PAPERS.num_nodes * num_nodes / (num_nodes - BLOCK)
     return quantile / quantile.mean() * mean
@@ -323,10 +315,14 @@ def _shuffled_order(num_nodes: int, random: np.random.Generator) -> Array:
 def _citations_like(
     path: StrPath, scale: float, seed: int, num_features: int, num_classes: int
 ) -> Source:
-    _check_number("scale", scale, 0, 1, int | float)
-    _check_number("seed", seed, 0, math.inf)
-    _check_number("num_features", num_features, 1, 2**16)
-    _check_number("num_classes", num_classes, 2, BLOCK // 2)
+    for name, value, low, high in (
+        ("scale", scale, 0, 1),
+        ("seed", seed, 0, math.inf),
+        ("num_features", num_features, 1, 2**16),
+        ("num_classes", num_classes, 2, BLOCK // 2),
+    ):
+        if not low <= value <= high:
+            raise InputError(f"{name}: expected a number from {low} to {high}, got {value!r}")
     num_nodes = round(PAPERS.num_nodes * scale)
     least = 8 * BLOCK
     split_sizes = {name: round(size * scale) for name, size in PAPERS.num_seeds.items()}

@@ -5,10 +5,10 @@ Import this module only when needed: it imports pyarrow.
 
 import contextlib
 import csv
+import io
 import itertools
 import re
 import reprlib
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -41,7 +41,7 @@ class _ArrayTable(Table):
     The rows [N, F] are one column of lists.
     """
 
-    header = typed = False
+    header = False
 
     def __init__(self, file: Path, role: str) -> None:
         array = load(file)
@@ -120,42 +120,40 @@ def _too_long(file: Path) -> InputError:
     )
 
 
-def _mark(file: Path) -> bytes:
-    """Return the sign of comment lines: "#" or "%" if the file begins with it, else nothing."""
-    with _inflated(file) as stream:
-        while block := stream.read(2**16):
-            if block.startswith((b"\xff\xfe", b"\xfe\xff")):
+def _first_lines(file: Path) -> Iterator[str]:
+    with io.TextIOWrapper(_inflated(file), "utf-8-sig", errors="replace") as stream:
+        while line := stream.readline(_BLOCK_BYTES):
+            if line.startswith("\ufffd\ufffd"):
                 raise InputError(f"{file}: expected UTF-8, found UTF-16; save it as UTF-8")
-            text = block.removeprefix(_BOM).lstrip()
-            if text:
-                is_mark = text[:1] in b"#%"
-                return text[:is_mark]
-    return b""
+            if len(line) == _BLOCK_BYTES:
+                raise _too_long(file)
+            if line.strip():
+                yield line
 
 
-def _head(file: Path, mark: bytes) -> Iterator[str]:
-    """Yield the lines of a text file that are neither blank nor comments."""
-    lines = _Lines(file, mark, False)
-    with _inflated(file) as stream:
-        block = b" "
-        while block:
-            block = stream.read(2**16)
-            for line in lines(block).splitlines(keepends=True):
-                text = line.decode(errors="replace").removeprefix("\ufeff")
-                if text.strip():
-                    yield text
+def _head(file: Path) -> tuple[str, str, list[str]]:
+    """Return the sign of comment lines, the separator and the fields of a text file's first line.
+
+    The sign is "#" or "%" if the file begins with it, else "".
+    """
+    lines = _first_lines(file)
+    start = next(lines, "").lstrip()
+    mark = start[:1] if start[:1] in ("#", "%") else ""
+    while mark and start.lstrip().startswith(mark):
+        start = next(lines, "")
+    bare = re.sub(r'"[^"]*"', '""', start.strip("\r\n "))
+    # the names in a .csv file may have blanks
+    signs = "\t,;" if ending(file.name).startswith(".csv") else "\t,; "
+    separator = next((sign for sign in signs if sign in bare), ",")
+    fields = start.split()
+    if separator != " ":
+        # a quoted name may span lines
+        fields = next(csv.reader(itertools.chain([start], lines), delimiter=separator), [])
+    return mark, separator, [text.strip() for text in fields]
 
 
 def _inflated(file: Path) -> pa.NativeFile:
     return pa.input_stream(str(file), compression=COMPRESSIONS.get(file.suffix.lower()))
-
-
-def _separator(file: Path, line: str) -> str:
-    """Return the field separator of a text file by its first line: tab, comma, semicolon, or blank,
-    which a .csv file can have in its names."""
-    bare = re.sub(r'"[^"]*"', '""', line.strip("\r\n "))
-    signs = "\t,;" if ending(file.name).startswith(".csv") else "\t,; "
-    return next((sign for sign in signs if sign in bare), ",")
 
 
 class _TextTable(Table):
@@ -165,30 +163,16 @@ class _TextTable(Table):
     by default unless one of its fields is a number. But 0, 1, 2, ... is a header of pandas.
     """
 
-    typed = False
-
     def __init__(self, file: Path, header: bool | None) -> None:
-        self.mark = _mark(file)
-        lines = _head(file, self.mark)
-        start = next(lines, "")
-        self.separator = _separator(file, start)
-        if self.separator == " ":
-            fields = start.split()
-        else:
-            reader = csv.reader(itertools.chain([start], lines), delimiter=self.separator)
-            fields = next(reader, [])
-        first = [text.strip() for text in fields]
+        mark, self.separator, first = _head(file)
+        self.mark = mark.encode()
         self.empty = not first
         count = [str(i) for i in range(len(first))]
-        is_header = not any(map(is_number, first)) or (len(first) > 2 and first == count)
-        self.header = bool(first) and (is_header if header is None else header)
-        super().__init__(file, first if self.header else [str(i + 1) for i in range(len(first))])
-        if self.empty:
-            self.names = ["1"]
-        if header is None and first == ["0", "1"]:
-            print(
-                f"{file}: 0,1 is read as data; if it is a header, remove the line", file=sys.stderr
-            )
+        if header is None:
+            header = not any(map(is_number, first)) or (len(first) > 2 and first == count)
+        self.header = header and not self.empty
+        names = first if self.header else [str(i + 1) for i in range(max(1, len(first)))]
+        super().__init__(file, names)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
         if self.empty:
@@ -291,7 +275,6 @@ class _PartsTable(Table):
         first = self._parts[0]
         super().__init__(path, first.names)
         self.header = first.header
-        self.typed = first.typed
         self.index = first.index
         for part in self._parts[1:]:
             # the Unix command split(1) leaves the header in the first part only

@@ -42,7 +42,9 @@ class Call(NamedTuple):
             for name, parameter in inspect.signature(model.forward).parameters.items()
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         }
-        needed = [name for name, one in parameters.items() if one.default is one.empty]
+        needed = [
+            name for name, parameter in parameters.items() if parameter.default is parameter.empty
+        ]
         dtype = torch.float32 if isinstance(model, GNN) else DTYPES[precision]
         if len(needed) == 1 and "edge_index" not in parameters:
             return cls({needed[0]: "x" if needed == ["x"] else "batch"}, dtype)
@@ -59,7 +61,7 @@ class Call(NamedTuple):
 
     def scores(self, model: nn.Module, batch: Data, device: torch.device) -> object:
         """Return the model's whole output, which may have rows for nodes other than the seeds."""
-        known = {
+        inputs = {
             "x": batch.x.to(device, non_blocking=True),
             "edge_index": batch.edge_index.to(device, non_blocking=True),
             "num_sampled_nodes": batch.num_sampled_nodes,
@@ -68,11 +70,13 @@ class Call(NamedTuple):
         # Widen float16 features after the copy, so that half as many bytes move to the GPU. `GNN`
         # widens them itself, while it reads them.
         if type(model) is not GNN:
-            known["x"] = known["x"].float()
+            inputs["x"] = inputs["x"].float()
         if "batch" in self.arguments.values():
-            known["batch"] = Data(**known, n_id=batch.n_id.to(device), batch_size=batch.batch_size)
+            inputs["batch"] = Data(
+                **inputs, n_id=batch.n_id.to(device), batch_size=batch.batch_size
+            )
         with torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32):
-            return model(**{name: known[value] for name, value in self.arguments.items()})
+            return model(**{name: inputs[value] for name, value in self.arguments.items()})
 
     def __call__(self, model: nn.Module, batch: Data, device: torch.device) -> Tensor:
         scores = self.scores(model, batch, device)

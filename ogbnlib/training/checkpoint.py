@@ -69,16 +69,16 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _check_data(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Refuse a data set other than the one that the weights at `path` were trained on.
 
-    `before` and `now` are the fingerprints of the two.
+    `saved` and `now` are the fingerprints of the two.
     """
     names = ("sizes", "direction (undirected)", "edges", "labels", "splits", "features")
-    changed = [name for name in names if before[name] != now[name]]
+    changed = [name for name in names if saved[name] != now[name]]
     # "features" covers only some rows. If both stores have the same dtype, the CRC-32 of all rows,
     # kept as {dtype: crc32}, must be equal too.
-    stored = [fingerprint["features in the store"] for fingerprint in (before, now)]
+    stored = [fingerprint["features in the store"] for fingerprint in (saved, now)]
     if (
         stored[0] != stored[1]
         and stored[0].keys() == stored[1].keys()
@@ -86,27 +86,16 @@ def _check_data(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -
     ):
         changed.append("features")
     if changed:
-        is_same = before["dtype"] == now["dtype"]
-        dtypes = "" if is_same else f" ({now['dtype']}, {before['dtype']} before)"
+        is_same = saved["dtype"] == now["dtype"]
+        dtypes = "" if is_same else f" ({now['dtype']}, {saved['dtype']} before)"
         raise InputError(
-            f"{now['path']}: expected the data set that {path} was trained on ({before['path']}), "
+            f"{now['path']}: expected the data set that {path} was trained on ({saved['path']}), "
             f"found other {', '.join(changed)}{dtypes}; use that data set, or train on this one in "
             "a new run_dir"
         )
 
 
-def _check_class_weight(path: Path, before: torch.Tensor | None, now: torch.Tensor | None) -> None:
-    """Refuse class weights other than the ones that a checkpoint was trained with."""
-    either = before is not None or now is not None
-    if either and (before is None or now is None or not torch.equal(now, before)):
-        raise InputError(
-            f"class_weight: expected the weights that {path} was trained with, found others; put "
-            "them back, or use a new run_dir"
-        )
-
-
 def _seal(file: BinaryIO, size: int) -> bytes:
-    """Return the seal of a file's first `size` bytes."""
     file.seek(0)
     crc32 = 0
     for begin in range(0, size, _PIECE_BYTES):
@@ -189,7 +178,6 @@ def _write_metrics(run_dir: Path, history: list[Row]) -> None:
 
 
 def _has_saved(run_dir: Path) -> bool:
-    """Whether a run has a checkpoint, damaged or not, or its record shows that it had one."""
     run = Run(run_dir)
     return (
         run.paths.checkpoint.is_file()
@@ -220,7 +208,6 @@ class Checkpointer:
         self._about: dict[str, Any] = {
             "config": learner.config.model_dump(mode="json"),
             "data": dict(data),
-            "class_weight": learner.class_weight,
         }
         self._saved: State | None = None
         self._damaged = False
@@ -247,7 +234,7 @@ class Checkpointer:
         """Write metrics.csv, best.pt if the model is the best on the valid split so far, and
         checkpoint.pt."""
         row = state.history[-1]
-        *earlier, last = (each[self.learner.config.valid_column] for each in state.history)
+        *earlier, last = (row["valid"] for row in state.history)
         best = max((value for value in earlier if value is not None), default=-1.0)
         is_best = last is not None and last > best
         if self.run_dir is not None and self.learner.ranks.first:
@@ -289,7 +276,6 @@ class Checkpointer:
             ]
         notes = check_changes(content["config"], self.learner.config, self.run_dir)
         _check_data(path, content["data"], self._about["data"])
-        _check_class_weight(path, content.get("class_weight"), self.learner.class_weight)
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
         # Adam takes its moments as they are, and a mapped file keeps its disk space when replaced
@@ -340,11 +326,11 @@ class Checkpointer:
             raise self.diverged(state)
 
     def diverged(
-        self, state: State, what: str = "the loss or a weight is no longer finite"
+        self, state: State, problem: str = "the loss or a weight is no longer finite"
     ) -> Diverged:
         """Return the error that says where the run diverged and how to go on."""
         epoch = state.epoch + 1
-        lr = self.learner.config.learning_rate(epoch)
+        lr = self.learner.config.lr
         self.learner.log.mark("diverged", epoch=epoch, position=state.position, lr=lr)
         remedy = "go on with a smaller lr (--resume --set lr=...)"
         if self.run_dir is None:
@@ -356,7 +342,7 @@ class Checkpointer:
                 f"it away to go on from {RunPaths(self.run_dir).previous.name}"
             )
         return Diverged(
-            f"diverged: {what} in epoch {epoch}, after {state.position:,} seeds, with lr={lr:g} and "
+            f"diverged: {problem} in epoch {epoch}, after {state.position:,} seeds, with lr={lr:g} and "
             f"precision={self.learner.config.precision}; {remedy}; `python -m ogbnlib verify` looks for "
             "features that are not finite"
         )

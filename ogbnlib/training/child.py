@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE, PROGRESS_VARIABLE
+from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE
 from ..errors import clear_errors, naming, no_exit
 from ..files import write_json
 from ..memory.signals import STOP_SIGNALS, Stopped, StopRequest, die_with_parent, take_over
-from ..runs.exit_codes import UNFINISHED, exit_code_of
+from ..runs.codes import UNFINISHED, exit_code_of
 
 
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
     """Call `work` and return the process's exit code; print expected errors as one sentence, other
     errors with a traceback."""
-    from ..memory.workers import WorkerDied
+    from ..sampling.workers import WorkerDied
 
     try:
         with clear_errors(), no_exit():
@@ -64,10 +64,10 @@ def main(arguments: list[str]) -> int:
     # 0.5 of 3 s.
     gc.set_threshold(50_000)
     from ..config import TrainConfig
-    from ..memory import cuda
     from ..runs.attempt import lock_of
     from ..runs.folder import Run
     from .distributed import end_here, join
+    from .gpu import prepare_allocator
     from .train import train_prepared
 
     stop = StopRequest()
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> int:
     def train() -> None:
         changed = os.environ.get(CONFIG_VARIABLE)
         config = TrainConfig.create(json.loads(changed)) if changed else Run(folder).config
-        cuda.prepare_allocator(config)
+        prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else lock_of(folder)
         with lock, naming(folder), join(config.device, stop) as ranks:
             train_prepared(
@@ -90,17 +90,19 @@ def main(arguments: list[str]) -> int:
                 stop,
                 ranks,
                 resume="--resume" in arguments,
-                display=os.environ.get(PROGRESS_VARIABLE, "auto"),
+                display="relayed",
             )
 
     return exit_code(train)
 
 
-def try_model(num_features: str, num_classes: str, shapes: str, file: str, run_dir: str) -> int:
+def try_model(
+    num_features: str, num_classes: str, shapes: str, timed: str, file: str, run_dir: str
+) -> int:
     """Create a model, measure its steps, and write the result to `file`.
 
-    The config is in the environment variable `CONFIG_VARIABLE`. `shapes` is the JSON of two
-    `BatchShape`s; `run_dir` may be empty.
+    The config is in the environment variable `CONFIG_VARIABLE`. `shapes` and `timed` are lists of
+    `BatchShape`s as JSON; `run_dir` may be empty.
     """
     from ..config import TrainConfig
     from .custom_model import make_model
@@ -110,7 +112,8 @@ def try_model(num_features: str, num_classes: str, shapes: str, file: str, run_d
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
         widths = int(num_features), int(num_classes)
         make = functools.partial(make_model, config, *widths, Path(run_dir) if run_dir else None)
-        write_json(Path(file), measure_step(config, make, widths[0], json.loads(shapes)))
+        measured = measure_step(config, make, widths[0], json.loads(shapes), json.loads(timed))
+        write_json(Path(file), measured)
 
     return exit_code(work)
 

@@ -11,29 +11,22 @@ import inspect
 import linecache
 import re
 import sys
-import sysconfig
-import traceback
 import types
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import PNA
 
 from ..config import TrainConfig
 from ..errors import InputError, no_exit
 from ..files import home, write_atomically
-from ..graph.store import Store
 from ..memory.record import RunPaths
 from ..registry import MODELS
 from .call import Call, random_batch
 from .network import registered_model
 
-_PIECE_NODES = 2**20  # 8 MB of offsets in memory at a time
 _VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # *args, **kwargs
-_BELOW = ("ogbnlib", "torch", "torch_geometric")  # packages whose frames lead to the model's code
 _SEEDS = 4  # number of seeds of the trial batch, and of nodes and edges at each of its hops
 
 
@@ -45,7 +38,6 @@ def make_model(
     run_dir: Path | None = None,
     model: nn.Module | None = None,
     note: Callable[[str], object] = lambda text: None,
-    store: Store | None = None,
 ) -> nn.Module:
     """Return the model that a config describes, with weights drawn from `config.seed`.
 
@@ -58,11 +50,10 @@ def make_model(
         run_dir: The run's folder. If it has a copy of a custom model's file, the copy is executed.
         model: The user's own object, used in place of `config.model`.
         note: Called with a line that shows how a custom model was created.
-        store: Graph for the degree histogram that PNA needs. If omitted, PNA gets the histogram of
-            one node with degree 1.
 
     Raises:
-        InputError: for code that can't be imported, created or trained.
+        InputError: for a class or scores that can't be trained; errors of its code are raised as
+            they are.
     """
     if model is None and config.model in MODELS:
         torch.manual_seed(config.seed)
@@ -86,34 +77,22 @@ def make_model(
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
     if kind is not None:
         texts = [f"{name}={value!r}" for name, value in arguments.items()]
-        call = f"{config.model}({', '.join(texts)})"
-        # PNA takes `deg` among its **kwargs
-        if "deg" in parameters or issubclass(kind, PNA):
-            arguments["deg"] = torch.tensor([0, 1]) if store is None else _degree_histogram(store)
-        try:
-            model = kind(**arguments)
-        except Exception as error:
-            raise InputError(f"{call}: can't be created: {_describe(error)}") from None
-        note(f"the model is {call}")
+        model = kind(**arguments)
+        note(f"the model is {config.model}({', '.join(texts)})")
     assert model is not None
     _try(model, config, num_features, num_classes)
     return model
 
 
 def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
-    place, _, name = config.model.rpartition(":")
+    path, _, name = config.model.rpartition(":")
     code = find_code(config, run_dir)[0]
-    try:
-        is_file = place.endswith(".py")
-        module = _run_file(code, home(place)) if is_file else importlib.import_module(place)
-    except (Exception, SystemExit) as error:
-        raise InputError(
-            f"{place}: expected Python that can be imported, found {_describe(error)}"
-        ) from None
+    is_file = path.endswith(".py")
+    module = _run_file(code, home(path)) if is_file else importlib.import_module(path)
     kind = getattr(module, name, None)
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise InputError(
-            f"{place}: expected a class {name} derived from torch.nn.Module, found {kind!r}"
+            f"{path}: expected a class {name} derived from torch.nn.Module, found {kind!r}"
         )
     return kind
 
@@ -123,17 +102,17 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
 
     With `keep`, the code is copied to the run's folder, unless a copy is there already.
     """
-    place, _, name = config.model.rpartition(":")
-    if place == "__main__" or "<locals>" in name:
+    path, _, name = config.model.rpartition(":")
+    if path == "__main__" or "<locals>" in name:
         raise InputError(
             f"model: {config.model} is in no file; write it to one (%%writefile my_model.py)"
         )
-    source = Path(place)
-    is_file = place.endswith(".py")
+    source = Path(path)
+    is_file = path.endswith(".py")
     copy = Path() if run_dir is None else RunPaths(run_dir).model
     # if there is no such module, or it has no file, the import reports it
     with contextlib.suppress(Exception):
-        source = home(place) if is_file else Path(importlib.util.find_spec(place).origin)  # type: ignore
+        source = home(path) if is_file else Path(importlib.util.find_spec(path).origin)  # type: ignore
     content = source.read_bytes() if source.is_file() else None
     if keep and content is not None and not copy.is_file():
         write_atomically(copy, lambda file: file.write(content))
@@ -168,7 +147,7 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
         loaded = getattr(sys.modules.get(neighbor.stem), "__file__", None) or neighbor
         imports = rf"^\s*(import|from)\b.*\b{re.escape(neighbor.stem)}\b"
         if Path(loaded).resolve() != neighbor.resolve() and re.search(imports, text, re.MULTILINE):
-            raise ImportError(
+            raise InputError(
                 f"{neighbor} has the name of {loaded}, which is loaded; rename it or use a new process"
             )
     module = types.ModuleType("ogbnlib_custom_model")
@@ -176,36 +155,6 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
     sys.modules[module.__name__] = module
     exec(compile(text, named, "exec"), vars(module))
     return module
-
-
-def _describe(error: BaseException) -> str:
-    """Describe an error of the user's code on one line, with the place of its innermost frame
-    outside of libraries."""
-    stack = [
-        (frame.f_globals.get("__name__", "").partition(".")[0], frame.f_code.co_filename, line)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
-    outside = [place for place in stack if place[0] not in _BELOW and not _is_python(place[1])]
-    # The outermost of these frames is the model's, which may be in an installed package, too.
-    own = [
-        (file, line)
-        for package, file, line in outside
-        if package == outside[0][0] or "-packages/" not in file
-    ]
-    found = f" {' '.join(str(error).split())}"
-    if not own:
-        return f"{type(error).__name__}:{found}"
-    file, line = own[-1]
-    text = linecache.getline(file, line).strip()
-    if Path(file).is_file():
-        return f"{type(error).__name__} in {file}, line {line}:{found}"
-    # a cell of a notebook, or a line of Python's prompt, has no file
-    return f"{type(error).__name__}{text and f' at `{text}`'}:{found}"
-
-
-def _is_python(file: str) -> bool:
-    own = sysconfig.get_path("stdlib")
-    return file.startswith("<frozen ") or (file.startswith(own) and "-packages/" not in file)
 
 
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
@@ -219,7 +168,7 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
             "pass an object, such as Net(...), or set the config's model to the name of the class, "
             "such as my_model.py:Net"
         )
-    if {one.kind for one in inspect.signature(model.forward).parameters.values()} <= _VARIABLE:
+    if {item.kind for item in inspect.signature(model.forward).parameters.values()} <= _VARIABLE:
         raise InputError(
             f"{config.model}: expected a forward with named parameters such as x and edge_index, found "
             "none, or one that passes everything on, as around a model of torch.compile or "
@@ -234,12 +183,7 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
     hops = len(config.num_neighbors)
     call = Call.of(model, "fp32")
     batch = random_batch([_SEEDS] * (hops + 1), [_SEEDS] * hops, num_features)
-    try:
-        scores = call.scores(model.eval(), batch, next(model.parameters(), batch.x).device)
-    except Exception as error:
-        raise InputError(
-            f"{config.model}: forward fails on a random batch: {_describe(error)}"
-        ) from None
+    scores = call.scores(model.eval(), batch, next(model.parameters(), batch.x).device)
     # A model that gets more than x and edge_index knows which nodes are seeds, and may return
     # scores of the seeds only.
     knows_seeds = {*call.arguments.values()} - {"x", "edge_index"}
@@ -256,30 +200,18 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
         )
     used = _used_parameters(scores)
     if not used or used - {*model.parameters()}:
-        others = "others, which are neither trained nor saved" if used else "none of them used"
+        problem = "others, which are neither trained nor saved" if used else "none of them used"
         raise InputError(
-            f"{config.model}: expected forward to use the model's own parameters, found {others}; "
+            f"{config.model}: expected forward to use the model's own parameters, found {problem}; "
             "keep layers in torch.nn.ModuleList, not in a list, and return scores before argmax or "
             "detach"
         )
 
 
 def _used_parameters(scores: Tensor) -> set[nn.Parameter]:
-    """Return the parameters that the scores depend on, found in autograd's graph."""
     steps: list[object] = [scores.grad_fn]
     for step in steps:  # the loop appends the operations before each step
         inputs = getattr(step, "next_functions", ())
-        steps += [before for before, _ in inputs if before not in steps]
+        steps += [earlier for earlier, _ in inputs if earlier not in steps]
     variables = [getattr(step, "variable", None) for step in steps]
     return {variable for variable in variables if isinstance(variable, nn.Parameter)}
-
-
-def _degree_histogram(store: Store) -> Tensor:
-    """Count the nodes with 0, 1, 2, ... neighbors, int64 [largest degree + 1]: the argument `deg`
-    of PyG's PNA."""
-    counts = np.zeros(1, np.int64)
-    for begin in range(0, store.num_nodes, _PIECE_NODES):
-        piece = np.bincount(np.diff(store.colptr[begin : begin + _PIECE_NODES + 1]))
-        counts = np.pad(counts, (0, max(0, len(piece) - len(counts))))
-        counts[: len(piece)] += piece
-    return torch.from_numpy(counts)

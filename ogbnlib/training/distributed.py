@@ -21,8 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import InputError, RankHung, explained
-from ..launcher import launch
-from ..memory.cuda import resolve_device
+from ..launcher import launch, resolve_device
 from ..memory.signals import Stopped, StopRequest
 from ..progress import seconds
 
@@ -111,8 +110,8 @@ class Ranks:
                 patience_s = min(patience_s, _STOPPING_S)
             for rank in range(self.num_ranks):
                 count = self._store.add(f"ogbnlib/beats/{rank}", 0)
-                before, since_s = seen.setdefault(rank, (count, now_s))
-                if count != before:
+                previous, since_s = seen.setdefault(rank, (count, now_s))
+                if count != previous:
                     seen[rank] = count, now_s
                 elif rank != self.rank and now_s - since_s >= patience_s:
                     process = self._store.get(f"ogbnlib/process/{rank}").decode()
@@ -160,8 +159,10 @@ class Ranks:
         used = list(itertools.compress(trained, counts.tolist()))
         for dtype in dict.fromkeys(parameter.dtype for parameter in used):
             group = [parameter for parameter in used if parameter.dtype == dtype]
-            own = [torch.zeros_like(value) if value.grad is None else value.grad for value in group]
-            flat = self.sum(torch.cat([gradient.reshape(-1) for gradient in own]))
+            gradients = [
+                torch.zeros_like(value) if value.grad is None else value.grad for value in group
+            ]
+            flat = self.sum(torch.cat([gradient.reshape(-1) for gradient in gradients]))
             parts = torch.split(flat, [value.numel() for value in group])
             for parameter, part in zip(group, parts, strict=True):
                 parameter.grad = part.view_as(parameter)

@@ -75,29 +75,28 @@ def _gather(begin: int, end: int, bounds: Array, col: Array, x: Array, out: Arra
         total[:] = 0
         # two edges at a time, added in the same order: 10 instead of 12 ms a step
         for e in range(first, last - 1, 2):
-            one = x[col[e]]
-            other = x[col[e + 1]]
+            neighbor = x[col[e]]
+            second = x[col[e + 1]]
             for c in range(width):
-                total[c] = (total[c] + widened(one[c])) + widened(other[c])
+                total[c] = (total[c] + widened(neighbor[c])) + widened(second[c])
         for e in range(last - (last - first) % 2, last):
-            one = x[col[e]]
+            neighbor = x[col[e]]
             for c in range(width):
-                total[c] += widened(one[c])
+                total[c] += widened(neighbor[c])
         # Views of rows, because LLVM makes no vector instructions for `out[t, c]`: 500 rows take 13
         # instead of 47 us.
         degree = np.float32(max(1, last - first))
         mean = out[t, :width]
-        own = out[t, width:]
+        root = out[t, width:]
         row = x[t]
         for c in range(width):
             mean[c] = narrowed(total[c] / degree, mean[c])
         for c in range(width):
-            own[c] = narrowed(widened(row[c]), own[c])
+            root[c] = narrowed(widened(row[c]), root[c])
 
 
 @kernel
 def _by_source(bounds: Array, col: Array, num_sources: int) -> tuple[Array, Array]:
-    """Group the edges by source: return `(bounds, targets)`, each source's targets ascending."""
     ends = np.zeros(num_sources + 1, np.int64)
     targets = np.empty(bounds[-1], np.int64)
     for e in range(bounds[-1]):
@@ -152,7 +151,6 @@ def _spread(
 
 @functools.cache
 def _numpys_blas() -> ThreadpoolController:
-    """Controller of the threads of numpy's BLAS library: OpenBLAS, in numpy's wheels."""
     # With AVX2 on AMD, OpenBLAS reaches 73 to 82 GFLOP/s a core in the products of one part, and
     # torch's MKL 68 to 72.
     return ThreadpoolController().select(user_api="blas")
@@ -180,12 +178,12 @@ def torch_threads(number: int) -> Iterator[None]:
     limit of 1 around the small operations, too, two cores make 17 instead of 14 steps of
     [15, 10, 5] x 1024 x 64 a second.
     """
-    own = torch.get_num_threads()
+    previous = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(own)
+        torch.set_num_threads(previous)
 
 
 def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: int = 0) -> list[T]:
@@ -226,7 +224,6 @@ def _parts(count: int) -> list[slice]:
 
 
 def _product(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    """Return `left @ right`: numpy's BLAS computes float32, torch's oneDNN bfloat16."""
     if left.dtype != torch.float32:
         return torch.mm(left, right, out=out)
     return torch.from_numpy(
@@ -264,7 +261,6 @@ class Layers(NamedTuple):
     def _layer(
         self, x: Tensor, edges: Array, weights: list[Tensor], hidden: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return the output of `_gather` for a layer, and the layer's own output."""
         weight_l, bias, weight_r = weights
         count = len(edges) - 1
         width = x.shape[1]
@@ -320,8 +316,8 @@ class Layers(NamedTuple):
             if as_pyg:
                 products = [grad.t() @ half for half in halves]
                 if scale is not None:
-                    for each, half in zip(weights, halves, strict=True):
-                        torch.mm(grad, each, out=half)
+                    for matrix, half in zip(weights, halves, strict=True):
+                        torch.mm(grad, matrix, out=half)
                 return [*products, grad.sum(0)]
             part = grad[rows]
             product = _product(part.t(), means[rows]).float()
@@ -331,10 +327,12 @@ class Layers(NamedTuple):
 
         # The parts and the order of their sums do not depend on the number of threads, so the bits
         # of the results do not either.
-        total, *others = _share(differentiate, parts, self.threads, means.numel() * grad.shape[1])
-        for other in others:
-            for one, more in zip(total, other, strict=True):
-                one += more
+        total, *later_parts = _share(
+            differentiate, parts, self.threads, means.numel() * grad.shape[1]
+        )
+        for part in later_parts:
+            for gradient_sum, more in zip(total, part, strict=True):
+                gradient_sum += more
         weight_l, weight_r, bias = total
         gradients = [weight_l, bias, weight_r]
         if scale is None:
@@ -382,8 +380,10 @@ class Layers(NamedTuple):
         scale = float(torch.ones((), dtype=self.dtype).div_(1 - self.dropout))
         while tape:
             x, both, edges, weights = tape.pop()
-            own, into = self._gradients(x, both, edges, weights, grad, scale if tape else None)
-            gradients = own + gradients
+            layer_gradients, into = self._gradients(
+                x, both, edges, weights, grad, scale if tape else None
+            )
+            gradients = layer_gradients + gradients
             if into is not None:
                 grad = into
             del x, both
@@ -394,11 +394,11 @@ def compile_layer() -> None:
     """Compile the kernels of `Layers`, or load them from disk; see
     `windows.window.compile_kernels`."""
     none = np.zeros(1, np.int64)
-    one = torch.ones(1, 1)
+    row = torch.ones(1, 1)
     bounds_of(none[:0], none[:0], none, none)
     ends, targets = _by_source(none, none, 0)
-    for out in (one, one.bfloat16()):
+    for out in (row, row.bfloat16()):
         grads = _values(out)
-        for x in (one, one.half(), out):
+        for x in (row, row.half(), out):
             _gather(0, 0, none, none, _values(x), grads)
         _spread(0, 0, none, ends, targets, grads, grads, 0.0, grads)

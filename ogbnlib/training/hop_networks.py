@@ -80,9 +80,9 @@ class SAGN(_HopLayers):
 
     def forward(self, x: Tensor) -> Tensor:
         by_head = torch.stack(self.rows(x), 1).view(len(x), len(self.hops), self.heads, -1)
-        own, other = self.attention
-        scores = (by_head[:, :1] * own).sum(-1, keepdim=True)
-        scores = scores + (by_head * other).sum(-1, keepdim=True)
+        of_node, of_hop = self.attention
+        scores = (by_head[:, :1] * of_node).sum(-1, keepdim=True)
+        scores = scores + (by_head * of_hop).sum(-1, keepdim=True)
         shares = F.leaky_relu(scores, 0.2).softmax(1)
         hidden = (
             (shares * by_head).sum(1).flatten(1) + self.own(x[:, : self.own.in_features])

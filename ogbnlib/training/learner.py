@@ -18,7 +18,6 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..forecast.machine import probe
 from ..graph.neighbors import batch_key
-from ..graph.npz import Array
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
 from .call import Call, random_batch
@@ -64,6 +63,17 @@ def loss_and_gradient(
     return loss, ops._log_softmax_backward_data.default(gradient, rows, 1, rows.dtype)
 
 
+def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
+    """Return scikit-learn's balanced weight of each class, float32 [num_classes].
+
+    It is num_nodes / (num_present_classes * count) over the train nodes with these labels, whose
+    mean weight is 1, and 0 for a class without train nodes.
+    """
+    counts = torch.bincount(labels, minlength=num_classes).numpy()
+    weights = np.divide(1.0, counts, out=np.zeros(num_classes), where=counts > 0)
+    return torch.from_numpy((weights * (counts.sum() / (weights @ counts))).astype(np.float32))
+
+
 class Learner:
     """A model with Adam (Kingma and Ba 2015), on this rank's device."""
 
@@ -74,15 +84,15 @@ class Learner:
         device: torch.device,
         ranks: Ranks,
         log: EventLog,
-        class_weight: Array | None = None,
+        balanced: Tensor | None = None,
     ):
         self.config = config
         self.device = device
         self.ranks = ranks
         self.log = log
         self.class_weight: Tensor | None = None  # see `loss_and_gradient`
-        if class_weight is not None:
-            self.class_weight = torch.from_numpy(class_weight).to(device)
+        if config.class_weight == "balanced" and balanced is not None:
+            self.class_weight = balanced.to(device)
         self.model = model.to(device)
         self.call = Call.of(model, config.precision)
         self.share_model()  # a custom model may draw its weights from any random state
@@ -116,12 +126,12 @@ class Learner:
         """Refuse parameters and buffers created, replaced or removed after the optimizer was
         created; no optimizer would train them."""
         parameters = self.model.named_parameters()
-        other = self._names ^ {*self.model.state_dict()}
-        other |= {name for name, value in parameters if value not in self._values}
-        if other:
+        changed = self._names ^ {*self.model.state_dict()}
+        changed |= {name for name, value in parameters if value not in self._values}
+        if changed:
             raise InputError(
                 f"{self.config.model}: expected all layers and buffers to be created in __init__ or "
-                f"the first batch, found {', '.join(sorted(other))} created, replaced or removed "
+                f"the first batch, found {', '.join(sorted(changed))} created, replaced or removed "
                 "later, which no optimizer trains"
             )
 
@@ -129,8 +139,6 @@ class Learner:
         """Prepare the model for training epoch `epoch`, or for an evaluation if it is 0."""
         self.model.train(epoch > 0)
         self._batches = 0
-        for group in self.optimizer.param_groups if epoch else ():
-            group["lr"] = self.config.learning_rate(epoch)
 
     def is_finite(self) -> bool:
         """Whether the loss so far, the weights and the optimizer's moments are finite."""
@@ -250,43 +258,51 @@ def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[fl
     return fixed + large - rate * counts[1], rate
 
 
-_TINY = 64  # the smaller of two timed batches is this part of the larger one
+_TIMED_S = 0.5  # of the steps on a batch, at most three; a longer step is the last
 
 
 def _step_s(learner: Learner, batch: Data) -> float:
     size = learner.config.batch_size
     # not the first step of an epoch, which has more checks
     step = functools.partial(learner.step, itertools.repeat(batch), 1, size, 2 * size)
+    times_s: list[float] = []
     with torch_threads(1):
-        # the fastest of five; CPU time, as in `machine.probe`: a login node has other users
-        return min(timeit.repeat(step, number=1, repeat=5, timer=time.thread_time))
+        # CPU time, as in `machine.probe`: a login node has other users
+        while len(times_s) < 3 and sum(times_s) < _TIMED_S:
+            times_s.append(timeit.timeit(step, number=1, timer=time.thread_time))
+    return min(times_s)
 
 
 def _times(
-    learner: Learner, num_features: int, shape: Mapping[str, Sequence[int]]
-) -> dict[str, float]:
-    """Return the time of training steps on a random batch and on a tiny one."""
-    tiny_shape = {name: [-(-count // _TINY) for count in counts] for name, counts in shape.items()}
-    tiny, batch = (
-        random_batch(**sizes, num_features=num_features) for sizes in (tiny_shape, shape)
-    )
+    learner: Learner, num_features: int, shapes: Iterable[Mapping[str, Sequence[int]]]
+) -> dict[str, object]:
+    """Return the time of training steps on random batches of growing shapes, as
+    `forecast.step_memory._Trial` keeps it."""
+    rows: list[int] = []
+    times_s: list[float] = []
     learner.begin(epoch=1)
-    tiny_s = _step_s(learner, tiny)
-    slope_s = max(0.0, _step_s(learner, batch) - tiny_s) / (batch.num_nodes + batch.num_edges)
+    for shape in shapes:
+        batch = random_batch(**shape, num_features=num_features)
+        rows.append(batch.num_nodes + batch.num_edges)
+        times_s.append(max([_step_s(learner, batch), *times_s]))
+        if times_s[-1] > _TIMED_S and len(rows) > 1:
+            break
     flops_per_s = probe().products_per_s(learner.config.precision, threads=1)
-    return {"fixed_s": tiny_s, "flops": slope_s * flops_per_s}
+    flops = [flops_per_s * (step_s - times_s[0]) for step_s in times_s]
+    return {"rows": rows, "fixed_s": times_s[0], "flops": flops}
 
 
 def measure_step(
     config: TrainConfig,
     make: Callable[[], nn.Module],
     num_features: int,
-    shapes: Sequence[Mapping[str, Sequence[int]]],
+    shapes: Iterable[Mapping[str, Sequence[int]]],
+    timed: Iterable[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
     """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it.
 
     Its state in bytes, the memory (see `_memory`) of training and evaluating random batches of two
-    shapes, and the time of training steps.
+    `shapes`, and the time of training steps on growing ones, `timed`.
     """
     batches = [random_batch(**shape, num_features=num_features) for shape in shapes]
     learners: list[Learner] = []
@@ -312,7 +328,7 @@ def measure_step(
         created += allocations(functools.partial(train, batches[0]))
         training = _memory(train, batches)
         evaluation = _memory(evaluate, batches)
-        times = _times(learner, num_features, shapes[-1])
+        times = _times(learner, num_features, timed)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"

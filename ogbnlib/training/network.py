@@ -202,13 +202,15 @@ class GNN(nn.Module):
             loss, gradient = differentiate(scores.float())
             del scores
             with torch.no_grad():
-                for value, own in zip(layers.weights, layers.backward(tape, gradient), strict=True):
+                for value, weight_gradient in zip(
+                    layers.weights, layers.backward(tape, gradient), strict=True
+                ):
                     if not value.requires_grad:
                         continue
                     if value.grad is None:
-                        value.grad = own.contiguous()
+                        value.grad = weight_gradient.contiguous()
                     else:
-                        value.grad.add_(own)
+                        value.grad.add_(weight_gradient)
         return loss
 
     def _layer(self, layer: int, x: Tensor, num_targets: int, *adjacency: Tensor) -> Tensor:

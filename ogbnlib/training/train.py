@@ -21,32 +21,32 @@ from .. import kernel_cache
 from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, naming, no_exit
 from ..files import home
+from ..forecast.available import available_bytes
 from ..forecast.memory_parts import hop_size
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.pass_memory import MODEL, Pass
 from ..forecast.step_memory import choose_threads
 from ..graph.store import Store
-from ..launcher import job_cores, local_ranks
-from ..memory import cuda
-from ..memory.available import available_bytes
+from ..launcher import job_cores, local_ranks, resolve_device
+from ..memory.cuda import cuda_reading, oom_sizes
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
-from ..memory.workers import workers_ended
 from ..registry import MODELS
 from ..runs.attempt import Attempt, announce_code, open_run_dir
-from ..runs.exit_codes import exit_code_of
+from ..runs.codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..sampling.policies import Loaders
+from ..sampling.workers import workers_ended
 from ..sources.catalog import open_for
-from ..sources.class_weights import class_weights
 from ..windows.window import compile_kernels
+from . import gpu
 from .checkpoint import Checkpointer, Row, fingerprint
 from .custom_model import find_code, make_model
 from .distributed import Ranks, join
 from .fused_sage import compile_layer
-from .learner import Learner
+from .learner import Learner, balanced_weights
 from .trainer import Progress, Trainer
 
 
@@ -88,6 +88,7 @@ def train(
     resume: bool = False,
     model: nn.Module | None = None,
     trust: bool = False,
+    progress: bool = True,
 ) -> TrainResult:
     """Train in this process.
 
@@ -96,9 +97,9 @@ def train(
         run_dir: Folder for config, timeline, events, metrics and checkpoints; None keeps nothing on
             disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
-        model: Your own model object, used in place of `config.model` and trained in place. To
-            resume the run, pass such an object again.
+        model: Your own model object, trained in place of `config.model`; pass it again to resume.
         trust: Allow running the code of a model (model.py) in another user's run folder.
+        progress: Show a bar in a terminal or JupyterLab, else lines.
 
     Raises:
         InputError: for bad input, before anything is written; for a folder in use by another
@@ -116,7 +117,7 @@ def train(
                 f"model_args: expected none with a model object, got {config.model_args}"
             )
         config = config.replace(model=f"{type(model).__module__}:{type(model).__qualname__}")
-    cuda.prepare_allocator(config)
+    gpu.prepare_allocator(config)
     stop = StopRequest()
     folder = None if run_dir is None else home(run_dir)
     with handled(stop), join(config.device, stop) as ranks, contextlib.ExitStack() as stack:
@@ -125,7 +126,7 @@ def train(
             if folder is None and config.keep == "best":
                 raise InputError("keep: expected a run_dir to keep best.pt in, got none")
             if resume and folder is not None and model is None:
-                quiet = not ranks.first or config.progress == "none"
+                quiet = not (ranks.first and progress)
                 announce_code(config, folder, trust, (lambda text: None) if quiet else print)
             if config.model not in MODELS:  # before anything is written
                 code = folder if resume else None
@@ -133,17 +134,18 @@ def train(
                 make_model(config, num_features, size.num_classes, code, model)
         with ranks.together():  # the others wait until the first one has prepared the folder
             if folder is not None and ranks.first:
-                before, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
-                stack.enter_context(_recorded(before, config))
+                run, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
+                stack.enter_context(_recorded(run, config))
         with naming(folder):
+            how = "auto" if progress else "none"
             return train_prepared(
-                config, folder, stop, ranks, resume=resume, display=config.progress, model=model
+                config, folder, stop, ranks, resume=resume, display=how, model=model
             )
 
 
 @contextlib.contextmanager
-def _recorded(before: Run, config: TrainConfig) -> Iterator[None]:
-    attempt = Attempt(before, config)
+def _recorded(run: Run, config: TrainConfig) -> Iterator[None]:
+    attempt = Attempt(run, config)
     code = 0
     attempt.recorder.start(os.getpid())
     try:
@@ -180,7 +182,7 @@ def train_prepared(
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         log = EventLog(run_dir if ranks.first else None)
         stack.callback(log.close)
-        stack.callback(cuda.end, config)
+        stack.callback(gpu.end, config)
         progress = Progress(display, log, run_dir) if ranks.first else Progress("none", log)
         stack.callback(progress.close)
         stack.enter_context(progress.live)
@@ -196,11 +198,10 @@ def train_prepared(
         loaders = config.policy.load()(store, config, log, ranks.rank, ranks.num_ranks, waiting)
         # Twice, because torch's handler of SIGCHLD may raise while the inner one begins to end.
         with contextlib.closing(loaders), workers_ended(), workers_ended():
-            model = _make_model(config, run_dir, ranks, model, store, loaders, progress)
-            device = cuda.resolve_device(config.device)
-            progress.note(*cuda.begin(config, device.type))
-            counts = torch.bincount(loaders.labels["train"], minlength=loaders.num_classes)
-            weights = class_weights(config, store, counts.numpy())
+            model = _make_model(config, run_dir, ranks, model, loaders, progress)
+            device = resolve_device(config.device)
+            progress.note(*gpu.begin(config, device.type))
+            weights = balanced_weights(loaders.labels["train"], loaders.num_classes)
             learner = Learner(config, model, device, ranks, log, weights)
             # The checkpoint is read after the model exists: its weights are loaded in place.
             ranks.expect_beats(store.nbytes)
@@ -221,13 +222,12 @@ def train_prepared(
 
 @contextlib.contextmanager
 def _recorded_cuda_oom(config: TrainConfig, log: EventLog) -> Iterator[None]:
-    """If the GPU's memory runs out inside the block, record its use and suggest what would fit."""
     try:
         yield
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         text = first_line.partition(" If reserved but unallocated")[0]
-        sizes = {**(cuda.cuda_reading(largest=True) or {}), **cuda.oom_sizes(text)}
+        sizes = {**(cuda_reading(largest=True) or {}), **oom_sizes(text)}
         log.mark("cuda_oom", message=text, suggestions=oom_suggestions(config, sizes), **sizes)
         raise
 
@@ -235,8 +235,6 @@ def _recorded_cuda_oom(config: TrainConfig, log: EventLog) -> Iterator[None]:
 def _open_in_turn(
     config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest, ranks: Ranks
 ) -> Store:
-    """Open the data set, first on one rank of each machine, which converts it, then on the other
-    ranks."""
     with log.phase("open"):
         for converts in (True, False):
             with ranks.together():
@@ -296,8 +294,6 @@ def _set_threads(config: TrainConfig, store: Store, resumed: Path | None) -> Tra
 def _wait(
     progress: Progress, ranks: Ranks, stop: StopRequest, reading: tuple[str, int, int] | None
 ) -> bool:
-    """Show the reading that a batch waits for, show the other ranks a sign of life, and return
-    whether a stop signal ends the wait."""
     if reading is not None:
         progress.reading(*reading)
     ranks.beat(reading or time.monotonic())
@@ -310,25 +306,15 @@ def _make_model(
     run_dir: Path | None,
     ranks: Ranks,
     model: nn.Module | None,
-    store: Store,
     loaders: Loaders,
     progress: Progress,
 ) -> nn.Module:
-    """Create the model; the first rank copies a custom model's code, and every rank runs the
-    copy."""
     with ranks.together():
         if run_dir and ranks.first and model is None and config.model not in MODELS:
             progress.note(*filter(None, find_code(config, run_dir, keep=True)[1:]))
     with ranks.together():
-        model = make_model(
-            config,
-            loaders.num_features,
-            loaders.num_classes,
-            run_dir,
-            model,
-            progress.note,
-            store,
-        )
+        widths = loaders.num_features, loaders.num_classes
+        model = make_model(config, *widths, run_dir, model, progress.note)
     loaders.log.part(MODEL, 4 * sum(value.nbytes for value in model.parameters()))
     unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
     if unsaved and run_dir is not None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from .. import clock
 from ..display import Live
 from ..files import open_to_write
 from ..io.disk_array import Interrupted
@@ -33,8 +32,8 @@ class Progress:
     """Progress of a run, shown here and written to progress.json for other processes.
 
     Args:
-        display: As `config.progress`, or "relayed" if the process that started this one shows the
-            progress.
+        display: As `how` of `display.Live`, or "relayed" if the process that started this one shows
+            the progress.
         log: Event log of the run; its innermost open phase is shown as the current step.
         run_dir: Folder for progress.json; None writes no such file.
     """
@@ -90,9 +89,9 @@ class Progress:
 
     def reading(self, name: str, done: int, total: int) -> None:
         """Show how many bytes of the array `name`, which the next batch needs, have been read."""
-        what = f"reading {name}"
-        if self._read.what != what or self._read.total != total or self._read.done > done:
-            self._read = Count(total, what=what)
+        text = f"reading {name}"
+        if self._read.what != text or self._read.total != total or self._read.done > done:
+            self._read = Count(total, what=text)
         self._read.add(done - self._read.done)
         self.keep(self._read)
 
@@ -108,7 +107,7 @@ class Progress:
         for batch in batches:
             if not count.done:
                 # the first batch waits for reading, so its time says nothing about the others
-                count.began_s = clock.now()
+                count.began_s = time.time()
             yield batch
             del batch
             count.add(1)
@@ -171,8 +170,6 @@ class Trainer:
 
     @contextlib.contextmanager
     def _stoppable(self) -> Iterator[None]:
-        """Stop the run, or raise the error, if the wait for a batch inside the block is
-        interrupted."""
         try:
             yield
         except Interrupted:
@@ -202,8 +199,6 @@ class Trainer:
             assert next(batches, None) is None, "the loader has more batches than its share"
 
     def _complete(self, count: Count) -> None:
-        """Add the epoch's loss so far and the remaining time of the run to a count of training
-        batches."""
         state = self.state
         if state.position:
             count.loss = float(self.learner.loss_sum) * self.ranks.num_ranks / state.position
@@ -212,7 +207,7 @@ class Trainer:
             in_epoch = self.num_seeds["train"] / self.config.batch_size / self.ranks.num_ranks
             batches = count.total - count.done + (epochs - 1) * in_epoch
             # Leave out the first batch, which waits for reading or for workers.
-            batch_s = (clock.now() - count.began_s) / (count.done - 1)
+            batch_s = (time.time() - count.began_s) / (count.done - 1)
             evaluated_s = sum(row["eval_time_s"] or 0.0 for row in state.history)
             count.run_left_s = batches * batch_s + epochs * evaluated_s / max(1, state.epoch)
 
@@ -259,7 +254,7 @@ class Trainer:
         epoch = self.state.epoch
         if epoch < self.config.epochs:
             self.progress.note(
-                f"no better valid {self.config.keep_by} in {self.config.early_stopping} evaluations: "
+                f"no better valid accuracy in {self.config.early_stopping} evaluations: "
                 f"epoch {epoch} was the last"
             )
         # With fp16, the scaler skips each step whose gradient is not finite. Adam has a state only
@@ -271,7 +266,7 @@ class Trainer:
 
     def _is_over(self, *rows: Row) -> bool:
         history = [*self.state.history, *rows]
-        return self.config.is_over(row.get(self.config.valid_column) for row in history)
+        return self.config.is_over(row.get("valid") for row in history)
 
     def _run_epoch(self) -> None:
         epoch = self.state.epoch + 1
@@ -343,8 +338,6 @@ def macro_f1(labels: Tensor, predicted: Tensor, num_classes: int) -> float:
 
 
 def _epoch_line(row: Row) -> str:
-    """Format a row as `Epoch 001 | Loss: 1.6800 | Val: 0.5312 | Test: 0.4921 | Time: 186.0s + 80.2s
-    eval`."""
     formats = {
         "epoch": "Epoch {:03.0f}",
         "loss": "Loss: {:.4f}",

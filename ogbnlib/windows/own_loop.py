@@ -11,10 +11,10 @@ from torch_geometric.data import Data
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, split_name
+from ..forecast.available import usable_bytes
 from ..forecast.batches import batch_bytes, num_queued
 from ..forecast.pass_memory import Pass
 from ..graph.store import Store
-from ..memory.available import usable_bytes
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..sampling.order import BorrowedOrder, EpochSampler

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..environment import WINDOWS_VARIABLE
 from ..files import file_system
 from ..forecast.batches import Batches, BatchShape
 from ..forecast.memory_parts import (
@@ -89,6 +90,11 @@ def window_bytes(loader_pass: Pass, windows: Windows) -> int:
     return int(distinct * size.num_features * loader_pass.itemsize) + unshared_bytes
 
 
+def lookahead() -> str:
+    """Memory for windows, "auto", "off" or bytes, as `WINDOWS_VARIABLE` sets it."""
+    return os.environ.get(WINDOWS_VARIABLE, "auto")
+
+
 def spool_dir() -> Path:
     """The folder for a spool: SLURM_TMPDIR, the local disk of a Slurm job, else the folder of
     temporary files (TMPDIR)."""
@@ -141,7 +147,7 @@ def choose_windows(
 
 
 def _step_reserve(loader_pass: Pass) -> tuple[int, int]:
-    if loader_pass.config.lookahead != "auto":  # a size as `lookahead` is for windows alone
+    if lookahead() != "auto":  # a fixed size is for windows alone
         return 0, 0
     size = loader_pass.size
     step_pass = Pass(loader_pass.config, size, "train", Batches.of(loader_pass.batch))
@@ -343,22 +349,22 @@ class _Spool:
 class Budget:
     """Memory and disk space for the windows of a run's loaders, and the choice of these windows."""
 
-    lookahead: str | int  # of the config; a size is shared by all `sharers` of a node
     available_bytes: int | None  # memory that may still be used; None without a limit
     disk_bytes: int  # for a spool
-    sharers: int = 1
+    sharers: int = 1  # ranks of this node, which share a fixed size
 
     def bytes_beside(self, training: Windows | None = None) -> int | None:
         """Bytes for the windows of one loader, beside those of the training loader if it has some;
         None to draw batches from the mapped files, whatever the store's size."""
-        if self.lookahead == "off":
+        asked = lookahead()
+        if asked == "off":
             return None
         # If training has two windows, the next one is being prepared during an evaluation, and the
         # evaluation gets the rest, about a tenth. If training has one window, it is used up by
         # then, and the evaluation gets everything.
         budget = self.available_bytes
-        if self.lookahead != "auto":
-            budget = int(self.lookahead) // self.sharers
+        if asked != "auto":
+            budget = int(asked) // self.sharers
         if budget is None or training is None or not training.prepared_ahead:
             return budget
         return budget - training.peak_bytes

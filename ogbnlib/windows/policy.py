@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..files import warn_if_remote
+from ..forecast.available import available_bytes, usable_bytes
 from ..forecast.memory_parts import store_bytes
 from ..forecast.pass_memory import Pass, Windows
 from ..forecast.run_forecast import Ledger
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..launcher import launch, local_ranks
-from ..memory.available import available_bytes, usable_bytes
 from ..sampling.policies import STREAM, DiskLoaders
-from .plan import Budget, sampled_bytes, spool_bytes, spool_dir, window_bytes
+from .plan import Budget, lookahead, sampled_bytes, spool_bytes, spool_dir, window_bytes
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -48,7 +48,7 @@ class StoreLoaders(DiskLoaders):
     @classmethod
     def phases(cls, run: Ledger) -> None:
         cls._forecast(run)
-        if run.config.lookahead == "auto":
+        if lookahead() == "auto":
             smallest = Ledger(run.config, run.size, 0)  # windows of one batch, one at a time
             cls._forecast(smallest)
             run.least_bytes = min(run.peak_bytes, smallest.peak_bytes)
@@ -67,7 +67,7 @@ class StoreLoaders(DiskLoaders):
         train = run.one_pass("train", training=True)
         splits = run.evaluations()
         passes = {split: run.one_pass(split) for split in {*splits["eval"], *splits["final"]}}
-        budget = Budget(config.lookahead, available, room)
+        budget = Budget(available, room)
         windows, resident = budget.loaders(train, passes)
         run.windows = windows
         if config.epochs:
@@ -132,13 +132,13 @@ class StoreLoaders(DiskLoaders):
         self._ranks = local_ranks()
         self._spool_dir = spool_dir()
         room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
-        self.budget = Budget(self.config.lookahead, available_bytes(), room, self._ranks)
+        self.budget = Budget(available_bytes(), room, self._ranks)
         self.log.mark("note", spool_dir=str(self._spool_dir), spool_room_bytes=room)
         return super()._load(store)
 
     def _pass(self, split: str, training: bool) -> Pass:
         # without windows to choose, no batch is drawn
-        size = self.store.size if self.budget.lookahead == "off" else self.store
+        size = self.store.size if lookahead() == "off" else self.store
         # A rank without a batch makes the same choice as a rank with a single batch.
         num_seeds = max(1, len(self._order(split, training))) if len(self.splits[split]) else 0
         num_batches = -(-num_seeds // self.config.seeds_per_batch(training))
@@ -180,7 +180,7 @@ class StoreLoaders(DiskLoaders):
 
     def _fill_page_cache(self, windows: Windows) -> None:
         fills = launch().local_rank == 0  # one rank fills the page cache for its whole node
-        if windows.window_batches is None and self.budget.lookahead != "off" and fills:
+        if windows.window_batches is None and lookahead() != "off" and fills:
             with self.log.phase("load into page cache"):
                 self.store.fill_page_cache()
 

@@ -49,7 +49,6 @@ def configuration(dataset: str, shape: str, scale: float, **graph: Any) -> Train
             "train_eval": "never",
             "eval_splits": "",
             "spool": round(SPOOL_BYTES * scale),
-            "progress": "none",
             "device": "cpu",
             **SHAPES[shape],
             **graph,

@@ -28,11 +28,11 @@ import torch
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.graph.store import Store, is_store, open_store
+from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.propagation.hops import propagated
 from ogbnlib.registry import MODELS, POLICIES
 from ogbnlib.runs.folder import Run
-from ogbnlib.runs.supervise import trainer_environment
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.synth import synthesize_store
 from ogbnlib.training.train import train
@@ -50,12 +50,10 @@ def settings(policy: str, asked: argparse.Namespace) -> dict[str, Any]:
         "batch_size": asked.batch_size,
         "hidden_channels": asked.hidden_channels,
         "precision": asked.precision,
-        "pin_memory": not asked.pageable,
         "num_workers": asked.num_workers,
         "epochs": asked.epochs,
         "eval_splits": [],
         "train_eval": "never",
-        "progress": "none",
     }
 
 
@@ -175,7 +173,6 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--hidden-channels", type=int, default=256)
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--num-workers", type=int, default=0)
-    parser.add_argument("--pageable", action="store_true", help="without pinned memory")
     parser.add_argument(
         "--epochs", type=int, default=5, help="at least 2: the first is not counted"
     )

@@ -44,8 +44,8 @@ from torch_geometric.sampler import NodeSamplerInput
 from ogbnlib import Run, TrainConfig, run, watch
 from ogbnlib.errors import GB
 from ogbnlib.graph.store import Store, open_store
+from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.runs.supervise import trainer_environment
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.synth import synthesize_store
 from ogbnlib.training.distributed import Ranks
@@ -252,7 +252,6 @@ def config_of(asked: argparse.Namespace, store: Store, setting: str) -> TrainCon
         "train_eval": "never",
         "eval_splits": [],
         "num_threads": "auto",
-        "progress": "lines",
         "spool": asked.spool,
         "precision": asked.precision,
     }

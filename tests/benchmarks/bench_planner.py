@@ -39,10 +39,10 @@ from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.store import open_store
 from ogbnlib.graph.store_format import SPLITS
+from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.propagation.plan import propagated_path
 from ogbnlib.runs.sandbox import run
-from ogbnlib.runs.supervise import trainer_environment
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.arrays import from_arrays
 from ogbnlib.sources.catalog import prepare_dataset
@@ -310,7 +310,7 @@ def configuration(settings: dict[str, Any], folder: Path, scale: float = 0.002) 
             write_graph(graph, Path(values["dataset"]))
     elif not Path(values["dataset"]).exists():
         prepare_dataset("", folder, scale, undirected=both)
-    return TrainConfig.create({"device": "cpu", "progress": "none", **values})
+    return TrainConfig.create({"device": "cpu", **values})
 
 
 def outcome(settings: dict[str, Any], folder: Path, scale: float = 0.002) -> Outcome:

@@ -18,7 +18,6 @@ SETTING = {
     "hidden_channels": 64,
     "eval_splits": [],
     "train_eval": "never",
-    "progress": "none",
     "device": "cpu",
 }
 SIDES = {

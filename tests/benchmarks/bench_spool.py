@@ -45,7 +45,7 @@ def config(asked: argparse.Namespace, path: Path, epochs: int, **changes: object
         **setting,
         **changes,
     }
-    return TrainConfig.create({"progress": "lines", "num_threads": "auto", **values})
+    return TrainConfig.create({"num_threads": "auto", **values})
 
 
 def batches(asked: argparse.Namespace, path: Path) -> tuple[int, int]:

@@ -47,7 +47,7 @@ from torch_geometric.nn import GraphSAGE
 
 from ogbnlib import sample_without_pyg_lib
 from ogbnlib.graph.store import Store, is_store, open_store
-from ogbnlib.runs.supervise import HUGE_PAGES, trainer_environment
+from ogbnlib.memory.malloc import HUGE_PAGES, trainer_environment
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.synth import synthesize_store
 
@@ -134,7 +134,6 @@ def our_rate(
     values = {
         "dataset": str(store.path),
         "loading": "store",
-        "progress": "none",
         "device": "cpu",
         **setting,
     }

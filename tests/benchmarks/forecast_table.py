@@ -6,8 +6,7 @@ features and num_threads=auto unless `config` says otherwise, on two cores, unde
 `moved_gb` is of an epoch, read and written; `seconds` and `peak_gb` are of the whole run; a figure
 that nobody measured, or that was measured beside other work, is empty. `hot_rows` is `no` for a run
 before the most visited rows stayed in memory. `commit` is that of the measurement, or the first
-whose guide has it. `--write` replaces the two tables in notebooks/guide/papers100M.md: what to
-expect, and these measurements.
+whose guide has it. `--write` replaces the table of forecasts in notebooks/guide/papers100M.md.
 """
 
 import argparse
@@ -30,7 +29,6 @@ from ogbnlib.windows import plan as windows_plan
 
 FIGURES = Path(__file__).with_name("full_size.csv")
 GUIDE = Path(__file__).parents[2] / "notebooks" / "guide" / "papers100M.md"
-BEGIN = "<!-- made by tests/benchmarks/forecast_table.py --write -->\n"
 END = "<!-- end of that table -->\n"
 EXPECTED_BEGIN = "<!-- forecasts, made by tests/benchmarks/forecast_table.py --write -->\n"
 SMALL = Path(__file__).parents[2] / "slurm" / "small.yaml"
@@ -182,12 +180,10 @@ def _pair(row: Row, name: str, divisor: int, unit: str) -> str:
 
 
 def written(page: str) -> str:
-    """The page with today's tables in place of its own."""
-    for begin, rows_of in ((EXPECTED_BEGIN, expected), (BEGIN, table)):
-        before, _, rest = page.partition(begin)
-        _, _, after = rest.partition(END)
-        page = before + begin + "\n" + rows_of() + "\n" + END + after
-    return page
+    """The page with today's forecasts in place of its own."""
+    start, _, rest = page.partition(EXPECTED_BEGIN)
+    _, _, end = rest.partition(END)
+    return f"{start}{EXPECTED_BEGIN}\n{expected()}\n{END}{end}"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from torch_geometric.data import Data
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.cuda import OUT_OF_CUDA_MEMORY
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.notebook import plot_cuda
+from ogbnlib.notebook import plot_timeline
 from ogbnlib.propagation.hops import propagated
 from ogbnlib.registry import MODELS, POLICIES
 from ogbnlib.runs.folder import Run, diagnose
@@ -82,16 +82,15 @@ def losses(config: TrainConfig) -> list[float]:
     return [row["loss"] for row in train(config).history]
 
 
-@pytest.mark.parametrize("pin_memory", [False, True])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
 def test_every_policy_trains_on_the_batches_that_the_cpu_gets(
-    tiny_config: Config, device: str, policy: str, pin_memory: bool
+    tiny_config: Config, device: str, policy: str
 ) -> None:
     config = tiny_config(**PLAIN, **settings(policy))
     expected, expected_losses = record(config)
     assert len(expected) == 2 * 8  # 120 seeds in batches of 16
-    found, found_losses = record(config.replace(device=device, pin_memory=pin_memory))
+    found, found_losses = record(config.replace(device=device))
     assert_same_batches(found, expected)
     assert found_losses == pytest.approx(expected_losses, abs=1e-3)
 
@@ -170,20 +169,19 @@ def assert_all_pinned(batches: list[Data], pinned: bool) -> None:
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_batches_are_pinned_where_that_was_asked_for_and_there_is_a_gpu(
+def test_batches_are_pinned_for_a_gpu(
     tiny_config: Config, device: str, policy: str, num_workers: int
 ) -> None:
-    pin_memory = device == "cuda"
-    config = tiny_config(**settings(policy), pin_memory=pin_memory, num_workers=num_workers)
+    config = tiny_config(**settings(policy), device=device, num_workers=num_workers)
     loaders = loaders_of(config)
-    assert_all_pinned(batches_of(loaders.train_loader(), 1), pin_memory)
+    assert_all_pinned(batches_of(loaders.train_loader(), 1), device == "cuda")
     loaders.close()
 
 
 @pytest.fixture(scope="module")
 def finished(synth_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run of large steps on the GPU."""
-    config = TrainConfig.create(dataset=str(synth_dir), progress="none", **LARGE_STEPS)
+    config = TrainConfig.create(dataset=str(synth_dir), **LARGE_STEPS)
     done = run(config, run_dir=tmp_path_factory.mktemp("gpu") / "run", echo=False)
     assert done.exit_code == 0, done.diagnosis
     return done
@@ -204,7 +202,7 @@ def test_the_timeline_of_allocated_reserved_and_free_memory_is_complete(finished
     assert len(later)
     for name in ("allocated", "reserved", "free"):
         assert later[f"cuda_{name}_bytes"].notna().all(), name
-    plot_cuda(finished)
+    plot_timeline(finished, gpu=True)
 
 
 @pytest.mark.cuda

@@ -154,9 +154,7 @@ def test_data_being_made_appear_whole_or_not_at_all(
 def test_a_run_goes_on_to_the_same_weights(
     faults: Faults, tiny_config: Any, tmp_path: Path, how: int
 ) -> None:
-    config = tiny_config(epochs=2, checkpoint_every_s=0.001, progress="lines").model_dump(
-        mode="json"
-    )
+    config = tiny_config(epochs=2, checkpoint_every_s=0.001).model_dump(mode="json")
     whole = faults.train(tmp_path / "whole", config)
     assert whole.code == 0, whole.output
     expected = weights(tmp_path / "whole")

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MB, write_run
+from conftest import MB, force_windows, write_run
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.audit import _kind_of, _measured_by_kind, audit
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.run_forecast import margin_bytes
+from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.runs.supervise import trainer_environment
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.synth import synthesize
 from ogbnlib.training.train import compile_all
@@ -99,7 +99,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "num_workers": 2,
         "persistent_workers": True,
     },
-    "store": {"loading": "store", "lookahead": "8 MB"},
+    "store": {"loading": "store"},
 }
 
 
@@ -119,8 +119,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
             "epochs": 1,
             "train_eval": "never",
             "device": "cpu",
-            "progress": "none",
         }
+        force_windows("8 MB")
         done[name] = run(
             TrainConfig.create({**values, **changes}),
             "2 GB",

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 
 import pytest
 from benchmarks import forecast_table
+from conftest import force_windows
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError, format_bytes
@@ -425,7 +426,7 @@ def test_what_is_said_to_fit_runs_under_its_limit_where_eager_is_foretold_to_be_
         "epochs": 1,
         "train_eval": "never",
     }
-    values = {**fixed, "device": "cpu", "progress": "none"}
+    values = {**fixed, "device": "cpu"}
     limit = 900 * MB
     shared, eager = (
         config(dataset=str(data), loading=loading, **values) for loading in ("shared", "eager")
@@ -455,7 +456,8 @@ def test_what_is_said_to_fit_has_its_peak_below_the_limit(workers: int, lookahea
     nodes, edges = PAPERS.num_nodes // 200, PAPERS.num_edges // 200
     seeds = {split: count // 200 for split, count in PAPERS.num_seeds.items()}
     size = replace(STORE, num_nodes=nodes, num_edges=edges, num_seeds=seeds)
-    asked = config(loading="store", num_workers=workers, lookahead=lookahead)
+    force_windows(lookahead)
+    asked = config(loading="store", num_workers=workers)
     for limit in range(380 * MB, 2 * GB, 20 * MB):
         advice = plan(asked, limit, size=size)
         assert advice.verdict != FITS or advice.forecast.peak_bytes <= limit, limit

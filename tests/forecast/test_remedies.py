@@ -4,7 +4,6 @@ the run finishes under the limit in question.
 
 import os
 import random
-import re
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -21,7 +20,7 @@ from ogbnlib.forecast.fitting import FITS
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.run_forecast import predict
-from ogbnlib.memory.killed import KilledBy
+from ogbnlib.memory.killed import Action, KilledBy
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.reading import Reading
 from ogbnlib.memory.record import Growth, Record
@@ -47,18 +46,25 @@ KILLS: list[dict[str, Any]] = [
 TIMES = int(os.environ.get("OGBNLIB_KILLS", "1"))  # kills of each; 3 for thirty in all
 
 
-def remedies(text: str) -> list[tuple[dict[str, str], str]]:
-    """(changes, new limit or "") of each remedy in a diagnosis."""
-    ways = [
-        (dict(word.split("=", 1) for word in shlex.split(words)), "")
-        for words in re.findall(r"(?:go on|start again) with (.*?) \(", text)
-    ]
-    return [*ways, *(({}, size) for size in re.findall(r"raise memory_limit to (\d+ [MG]B)", text))]
+def remedies(actions: tuple[Action, ...]) -> list[tuple[dict[str, str], str]]:
+    """(changes, new limit or "") of each remedy of a kill."""
+    ways = []
+    for action in actions:
+        if action.id == "set":
+            words = shlex.split(action.arguments["changes"])
+            ways.append((dict(word.split("=", 1) for word in words), ""))
+        elif action.id == "raise memory_limit":
+            ways.append(({}, action.arguments["limit"]))
+    return ways
+
+
+def ids(actions: tuple[Action, ...]) -> list[str]:
+    return [action.id for action in actions]
 
 
 def follow(killed: Run, folder: Path, limit: int) -> list[str]:
     """Follow each remedy of a killed run; return a sentence for each that did not help."""
-    ways, failures = remedies(killed.diagnosis.remedy), []
+    ways, failures = remedies(killed.diagnosis.actions), []
     for number, (changes, size) in enumerate(ways):
         config = TrainConfig.create({**killed.config.model_dump(), **changes})
         done = run(config, size or limit, run_dir=folder / f"way-{number}", echo=False)
@@ -107,8 +113,8 @@ PAPERS = TrainConfig.create(dataset="ogbn-papers100M", loading="eager")
 
 def test_the_smallest_change_that_the_planner_says_fits_comes_first() -> None:
     killed = KilledBy(60 * GB)
-    text = memory_remedy(PAPERS, record_of("build test loader", 59 * GB, asdict(LARGE)), killed)
-    (changes, _), (_, size) = remedies(text)
+    record = record_of("build test loader", 59 * GB, asdict(LARGE))
+    (changes, _), (_, size) = remedies(memory_remedy(PAPERS, record, killed))
     assert changes == {"loading": "store"}
     assert plan(PAPERS.replace(**changes), "60 GB").verdict == FITS
     assert plan(PAPERS, size).verdict == FITS
@@ -117,14 +123,11 @@ def test_the_smallest_change_that_the_planner_says_fits_comes_first() -> None:
 
 def test_the_limit_that_killed_is_the_one_that_changes_fit_and_the_one_to_raise() -> None:
     record = record_of("build test loader", 30 * GB)
-    outer = memory_remedy(PAPERS, record, KilledBy(62 * GB, "/sys/fs/cgroup/job_7", 8 * GB))
-    assert "give the cgroup /sys/fs/cgroup/job_7 " in outer
-    assert "--mem" in outer
-    need = int(re.findall(r"job_7 (\d+) GB", outer)[0])
-    assert plan(PAPERS, (need - 8) * GB).verdict == FITS
-    machine = memory_remedy(PAPERS, record, KilledBy())
-    assert "use a machine, or a job, with" in machine
-    assert "memory_limit" not in outer + machine
+    *_, outer = memory_remedy(PAPERS, record, KilledBy(62 * GB, "/sys/fs/cgroup/job_7", 8 * GB))
+    assert (outer.id, outer.arguments["cgroup"]) == ("raise cgroup", "/sys/fs/cgroup/job_7")
+    need_bytes = parse_bytes(outer.arguments["limit"])
+    assert plan(PAPERS, need_bytes - 8 * GB).verdict == FITS
+    assert ids(memory_remedy(PAPERS, record, KilledBy()))[-1] == "larger machine"
 
 
 def test_memory_beyond_the_forecast_counts_for_each_suggestion() -> None:
@@ -132,14 +135,14 @@ def test_memory_beyond_the_forecast_counts_for_each_suggestion() -> None:
     expected = predict(PAPERS.replace(loading="shared"), memory_limit_bytes=limit).least_bytes
     assert verdict_of("shared", limit) == FITS
     config = PAPERS.replace(loading="shared")
-    text = memory_remedy(config, record_of("load", limit), KilledBy(limit))
-    ways = [changes for changes, size in remedies(text) if not size]
+    found = remedies(memory_remedy(config, record_of("load", limit), KilledBy(limit)))
+    ways = [changes for changes, size in found if not size]
     for changes in ways:
         forecast = predict(config.replace(**changes), memory_limit_bytes=limit)
         beyond = limit - expected  # which the run took, and a changed one may take again
         assert forecast.least_bytes + forecast.margin_bytes + beyond <= limit
     assert ways
-    assert parse_bytes(remedies(text)[-1][1]) >= limit + 0.08 * expected
+    assert parse_bytes(found[-1][1]) >= limit + 0.08 * expected
 
 
 def verdict_of(loading: str, limit: int) -> str | None:
@@ -152,9 +155,8 @@ def test_a_run_whose_memory_climbs_is_told_to_find_the_leak_and_no_parameter() -
         record.event({"event": "begin", "time_s": epoch, "phase": "train epoch"})
         held = {"held_bytes": (400 + 50 * epoch) * MB}
         record.event({"event": "end", "time_s": epoch + 0.5, "phase": "train epoch", **held})
-    text = memory_remedy(PAPERS, record, KilledBy(GB))
-    assert text.startswith("find what each epoch keeps")
-    assert remedies(text) == []
+    (action,) = memory_remedy(PAPERS, record, KilledBy(GB))
+    assert (action.id, action.arguments) == ("find leak", {"slope_bytes": 50.0 * MB})
 
 
 @pytest.mark.parametrize(
@@ -166,48 +168,45 @@ def test_a_model_is_said_to_keep_memory_only_where_it_rose_over_epochs(
     levels: list[int], is_said: bool
 ) -> None:
     growth = Growth.of([size * MB for size in levels]) if levels else None
-    text = _kept_by_model(predict(PAPERS), growth)
-    assert bool(text) == is_said
-    assert not is_said or f"over {len(levels)} epochs memory rose from 400 MB" in text
+    action = _kept_by_model(predict(PAPERS), growth)
+    assert (action is not None) == is_said
+    assert action is None or action.arguments["first_bytes"] == 400 * MB
 
 
 @pytest.mark.parametrize("phase", ["", "open"])
 def test_before_the_data_only_a_larger_limit_helps(phase: str) -> None:
-    own = memory_remedy(PAPERS, record_of(phase, 200 * MB), KilledBy(200 * MB))
-    assert "raise memory_limit to" in own
-    assert "Python and torch alone" in own
-    assert plan(PAPERS, remedies(own)[0][1]).verdict == FITS
-    outer = memory_remedy(PAPERS, record_of(phase, 200 * MB), KilledBy(200 * MB, "/job", 0))
-    assert "memory_limit" not in outer
+    record = record_of(phase, 200 * MB)
+    (action,) = memory_remedy(PAPERS, record, KilledBy(200 * MB))
+    assert (action.id, action.arguments["fixed_bytes"]) == ("raise memory_limit", RUNTIME_BYTES)
+    assert plan(PAPERS, action.arguments["limit"]).verdict == FITS
+    assert ids(memory_remedy(PAPERS, record, KilledBy(200 * MB, "/job", 0))) == ["raise cgroup"]
     gone = PAPERS.replace(dataset="nowhere")
-    assert "or more" in memory_remedy(gone, record_of(phase, 200 * MB), KilledBy(200 * MB))
+    assert ids(memory_remedy(gone, record, KilledBy(200 * MB))) == ["raise memory_limit"]
 
 
 def test_what_the_planner_can_not_know_is_said(tmp_path: Path) -> None:
     gone = PAPERS.replace(dataset=str(tmp_path / "nowhere"))
     record = record_of("load", GB)
-    assert "can't say it here" in (text := memory_remedy(gone, record, KilledBy(GB)))
-    assert remedies(text) == []
+    assert ids(memory_remedy(gone, record, KilledBy(GB))) == ["name data"]
     known = record_of("load", 30 * GB, asdict(LARGE))  # its size is in the run's record
-    assert "loading=store" in memory_remedy(gone, known, KilledBy(60 * GB))
+    ways = remedies(memory_remedy(gone, known, KilledBy(60 * GB)))
+    assert {"loading": "store"} in [changes for changes, _ in ways]
     own = PAPERS.replace(model=f"{tmp_path}/net.py:Net")
-    assert "no step was measured here" in (text := memory_remedy(own, record, KilledBy(GB)))
-    assert remedies(text) == []
+    assert ids(memory_remedy(own, record, KilledBy(GB))) == ["try model"]
 
 
 def test_with_no_change_that_fits_the_smallest_limit_is_named() -> None:
     config = PAPERS.replace(loading="store", batch_size=16, num_neighbors=[2], num_workers=0)
-    text = memory_remedy(config, record_of("train epoch", 300 * MB), KilledBy(300 * MB))
-    assert "no change that the planner knows fits 300 MB" in text
-    size = remedies(text)[-1][1]
-    assert plan(config, size).verdict == FITS
+    actions = memory_remedy(config, record_of("train epoch", 300 * MB), KilledBy(300 * MB))
+    assert ids(actions) == ["nothing fits", "raise memory_limit"]
+    assert plan(config, actions[-1].arguments["limit"]).verdict == FITS
 
 
 def test_a_store_of_float32_on_disk_is_not_told_to_become_float16() -> None:
     size = asdict(replace(LARGE, stored="store"))
     config = PAPERS.replace(loading="store", dataset="nowhere", batch_size=8192)
-    text = memory_remedy(config, record_of("train epoch", 450 * MB, size), KilledBy(450 * MB))
-    assert "feature_dtype" not in text
+    actions = memory_remedy(config, record_of("train epoch", 450 * MB, size), KilledBy(450 * MB))
+    assert not any("feature_dtype" in changes for changes, _ in remedies(actions))
 
 
 @pytest.mark.parametrize(("number", "part"), [(0, 0.5), (9, 0.3)])

@@ -114,7 +114,7 @@ def test_propagated_embeddings_give_the_scores(
 ) -> None:
     config = tiny_config(
         loading="propagated", model=model, hops=2, hidden_channels=8,
-        data_dir=str(tmp_path), dataset=str(tiny_store),
+        dataset=str(tiny_store),
     )  # fmt: skip
     train(config, tmp_path / "run")
     hidden, scores = embeddings_and_scores(tmp_path / "run", tmp_path, nodes="labelled")
@@ -169,9 +169,7 @@ def test_embeddings_that_cannot_be_written_are_refused(
     refused(r"out: .*\.npy or \.parquet.*, got o\.csv", "run", "o.csv")
     train(tiny_config(epochs=1, num_neighbors=[3]), tmp_path / "one")
     refused("embeddings: .*got sage", "one")
-    config = tiny_config(
-        loading="propagated", model="sgc", data_dir=str(tmp_path), dataset=str(tiny_store)
-    )
+    config = tiny_config(loading="propagated", model="sgc", dataset=str(tiny_store))
     train(config, tmp_path / "sgc")
     refused("embeddings: .*got sgc", "sgc")
     (tmp_path / "net.py").write_text(CUSTOM)

@@ -122,9 +122,7 @@ def test_sampled_predictions_have_the_runs_accuracies(
 def test_a_model_of_propagated_features_can_predict(
     tiny_config: Config, tiny_store: Path, tmp_path: Path
 ) -> None:
-    config = tiny_config(
-        loading="propagated", model="sign", data_dir=str(tmp_path), dataset=str(tiny_store)
-    )
+    config = tiny_config(loading="propagated", model="sign", dataset=str(tiny_store))
     result = train(config, tmp_path / "run")
     found = np.load(predict(tmp_path / "run", tmp_path / "out.npy", **QUIET))
     ids, store = np.load(tmp_path / "out-nodes.npy"), open_store(tiny_store)
@@ -132,7 +130,7 @@ def test_a_model_of_propagated_features_can_predict(
     assert (
         float((found[test] == store.y[store.splits["test"]]).mean()) == result.history[-1]["test"]
     )
-    with pytest.raises(InputError, match=r"nodes: .* 90 .*--nodes all"):
+    with pytest.raises(InputError, match=r"nodes: .* 90 .*nodes=.all"):
         predict(tmp_path / "run", tmp_path / "all.npy", nodes="all", **QUIET)
     assert not (tmp_path / "all.npy").exists()
 
@@ -238,7 +236,7 @@ def named_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     convert(folder, folder / "store", progress=False)
     store = str(folder / "store")
     config = {"dataset": store, "num_neighbors": [2], "epochs": 1, "loading": "shared"}
-    train(TrainConfig.create(**config, progress="none"), folder / "run")
+    train(TrainConfig.create(**config), folder / "run")
     return folder / "run"
 
 

@@ -1,6 +1,5 @@
 """Promises about a run's report: scikit-learn's figures, of the model that the run kept."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ def test_a_report_has_scikit_learns_figures(
     tiny_config: Config,
     tiny_store: Path,
     tmp_path: Path,
-    command_line: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_dir = tmp_path / "run"
-    last = train(tiny_config(), run_dir).history[-1]
+    last = train(tiny_config(), run_dir, progress=False).history[-1]
     store = open_store(tiny_store)
     nodes = store.splits["test"]
     path = predict(run_dir, tmp_path / "out.npy", nodes=nodes, sampled=True, **QUIET)
@@ -41,10 +38,9 @@ def test_a_report_has_scikit_learns_figures(
         ours = [row["precision"], row["recall"], row["f1"], row["count"]]
         assert ours == pytest.approx([theirs[key] for key in theirs])
     assert "<img " in report._repr_html_()
-    assert command_line("report", str(run_dir), "--split", "valid", "--json") == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["accuracy"] == last["valid"]
-    assert Path(answer["picture"]).read_bytes().startswith(b"\x89PNG")
+    valid = Run.open(run_dir).report("valid", **QUIET)
+    assert valid.accuracy == last["valid"]
+    assert valid.png().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"^split: .*train, valid, test"):
         Run.open(run_dir).report("all", **QUIET)
 

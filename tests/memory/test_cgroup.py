@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ogbnlib.memory import cgroup
-from ogbnlib.memory.cgroup import Cgroup, find_cgroup, high_events, throttled_since
+from ogbnlib.memory.cgroup import Cgroup, Throttle, find_cgroup, high_events, throttled_since
 from ogbnlib.runs.attempt import Attempt, open_run_dir
 from ogbnlib.runs.folder import Run
 
@@ -41,7 +41,7 @@ def test_a_mount_point_with_blanks_and_backslashes_is_found(tree: Path) -> None:
     assert find_cgroup() == (Cgroup(tree / "user.slice" / "run.scope", 2), tree)
 
 
-def test_in_a_new_namespace_with_an_outer_mount_the_own_cgroup_is_the_one_that_lists_it(
+def test_in_a_new_namespace_the_cgroup_that_lists_us_is_ours(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # as `unshare --cgroup` leaves it
@@ -60,9 +60,7 @@ def test_in_a_new_namespace_with_an_outer_mount_the_own_cgroup_is_the_one_that_l
     assert find_cgroup() == (Cgroup(inner, 2), tree)
 
 
-def test_a_memory_high_around_a_run_is_watched_and_told_if_it_slowed_the_run_down(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_a_memory_high_that_slowed_a_run_down_is_a_fact(tree: Path, tmp_path: Path) -> None:
     assert high_events() == {str(tree / "user.slice"): 7}
     assert throttled_since(high_events()) == []
     run_dir = tmp_path / "run"
@@ -70,13 +68,12 @@ def test_a_memory_high_around_a_run_is_watched_and_told_if_it_slowed_the_run_dow
         attempt = Attempt(before, command=["python", "train.py"])
         events = tree / "user.slice" / "memory.events"
         events.write_text("low 0\nhigh 1007\nmax 0\noom 0\noom_kill 0\n")
-        assert "slowed down 1000 times" in Run(run_dir).diagnosis.text  # at work
+        assert Run(run_dir).diagnosis.facts.throttled[0].times == 1000  # at work
         attempt.recorder.stop()
         attempt.end(0)
     found = Run.open(run_dir)
-    assert found.result["throttled"] == [
-        {"cgroup": str(tree / "user.slice"), "high_bytes": 100 * MB, "times": 1000}
-    ]
+    throttle = Throttle(str(tree / "user.slice"), 100 * MB, 1000)
+    assert found.diagnosis.facts.throttled == [throttle]
     for word in ("slowed down 1000 times", "memory.high (100 MB)", "user.slice", "MemoryHigh="):
         assert word in found.diagnosis.text
 
@@ -86,4 +83,4 @@ def test_a_run_that_met_no_memory_high_is_told_nothing_of_it(tree: Path, tmp_pat
         attempt = Attempt(before, command=["python", "train.py"])
         attempt.recorder.stop()
         attempt.end(0)
-    assert "slowed" not in Run.open(tmp_path / "run").diagnosis.text
+    assert Run.open(tmp_path / "run").diagnosis.facts.throttled == []

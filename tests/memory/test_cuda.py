@@ -11,17 +11,12 @@ import torch
 from conftest import MB
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.errors import InputError
 from ogbnlib.forecast.oom_suggestions import oom_suggestions
-from ogbnlib.memory import cuda
-from ogbnlib.memory.cuda import (
-    ALLOCATOR_VARIABLES,
-    OUT_OF_CUDA_MEMORY,
-    allocator_environment,
-    cuda_reading,
-)
+from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, cuda_reading
 from ogbnlib.runs.diagnosis import explain_text
 from ogbnlib.runs.folder import Run, diagnose
-from ogbnlib.runs.sandbox import run
+from ogbnlib.training.gpu import _allocator_environment, begin, end, prepare_allocator
 from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import train
 
@@ -112,43 +107,34 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     ],
     ids=str,
 )
-def test_expandable_segments_join_what_the_user_set_under_both_names(
+def test_expandable_segments_join_the_users_settings(
     tiny_config: Config, before: dict[str, str], after: str
 ) -> None:
     config = tiny_config(expandable_segments=True)
-    merged = allocator_environment(config, before)
+    merged = _allocator_environment(config, before)
     assert merged == dict.fromkeys(ALLOCATOR_VARIABLES, after)
-    assert allocator_environment(config, merged) == merged
-    assert allocator_environment(tiny_config(), before) == {}
+    assert _allocator_environment(config, merged) == merged
+    assert _allocator_environment(tiny_config(), before) == {}
 
 
-def test_a_child_gets_the_allocators_settings_and_this_process_does_not(
-    tiny_config: Config, tmp_path: Path, clean: pytest.MonkeyPatch
+def test_a_process_that_trains_gets_the_allocators_settings(
+    tiny_config: Config, gpu: FakeGPU, clean: pytest.MonkeyPatch
 ) -> None:
-    from ogbnlib.runs import supervise
-
-    seen: dict[str, str] = {}
-
-    def popen(*args: Any, **more: Any) -> Any:
-        seen.update(more["env"])
-        raise RuntimeError("not started")
-
     clean.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
-    clean.setattr(supervise.subprocess, "Popen", popen)
-    clean.setattr("ogbnlib.runs.sandbox._compile_kernels", lambda how: None)
-    config = tiny_config(expandable_segments=True)
-    with pytest.raises(RuntimeError, match="not started"):
-        # by the watchdog: a user who can't make a memory cgroup would start systemd-run for one
-        run(config, run_dir=tmp_path / "run", limit_by="watchdog", echo=False)
-    assert {seen[name] for name in ALLOCATOR_VARIABLES} == {
+    clean.setenv("PYTORCH_ALLOC_CONF", "")
+    prepare_allocator(tiny_config(expandable_segments=True))  # for a CPU
+    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
+    config = tiny_config(expandable_segments=True, device="auto")
+    with pytest.raises(InputError, match=r"^expandable_segments: "):  # the GPU is in use
+        prepare_allocator(config)
+    clean.setattr(torch.cuda, "is_initialized", lambda: False)
+    prepare_allocator(config)
+    assert {os.environ[name] for name in ALLOCATOR_VARIABLES} == {
         "max_split_size_mb:64,expandable_segments:True"
     }
-    assert os.environ["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64"
 
 
-def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_on_a_cpu_the_gpus_options_change_no_loss(tiny_config: Config, tmp_path: Path) -> None:
     options = {"max_cuda_memory": "4 GB", "expandable_segments": True}
     result = train(tiny_config(epochs=1, **options), tmp_path / "run")
     assert result.history[0]["loss"] == train(tiny_config(epochs=1)).history[0]["loss"]
@@ -158,15 +144,15 @@ def test_on_a_cpu_the_gpus_options_change_no_loss_and_are_named_in_a_note(
 
 def test_a_cap_is_a_share_of_the_card_and_is_taken_back(tiny_config: Config, gpu: FakeGPU) -> None:
     config = tiny_config(max_cuda_memory="20 GB")
-    assert cuda.begin(config, "cuda") == []
+    assert begin(config, "cuda") == []
     assert gpu.fraction == 0.25
-    cuda.end(config)
+    end(config)
     assert gpu.fraction == 1.0
-    (note,) = cuda.begin(tiny_config(max_cuda_memory="90 GB"), "cuda")
+    (note,) = begin(tiny_config(max_cuda_memory="90 GB"), "cuda")
     assert note == "max_cuda_memory: without effect, the GPU has 80.00 GB"
 
 
-def test_a_reading_has_the_allocators_counts_and_what_a_cap_leaves_free(gpu: FakeGPU) -> None:
+def test_a_reading_has_the_allocators_counts_and_what_is_free(gpu: FakeGPU) -> None:
     reading = {"allocated_bytes": 3 * GB, "reserved_bytes": 4 * GB, "alloc_retries": 2, "ooms": 1}
     reading |= {"peak_allocated_bytes": 6 * GB, "peak_reserved_bytes": 8 * GB}
     assert cuda_reading() == {**reading, "free_bytes": 76 * GB}
@@ -211,20 +197,20 @@ OLD = (
 
 
 @pytest.mark.parametrize(
-    ("message", "cause", "words"),
+    ("message", "cause", "action"),
     [
-        (MESSAGE, "fragmentation", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
-        (OLD.format(3, 13, 1, 14), "size", "batch_size with accumulate"),
-        (OLD.format(2, 1, 1, 1), "others", "nvidia-smi"),
-        (OLD.format(1, 3, 0, 4).replace(" ", "\n"), "fragmentation", "1.00 GB"),
+        (MESSAGE, "fragmentation", "expandable segments"),
+        (OLD.format(3, 13, 1, 14), "size", "smaller step"),
+        (OLD.format(2, 1, 1, 1), "others", "free GPU"),
+        (OLD.format(1, 3, 0, 4).replace(" ", "\n"), "fragmentation", "expandable segments"),
     ],
 )
 def test_a_pasted_message_is_read_as_pieces_size_or_others(
-    message: str, cause: str, words: str
+    message: str, cause: str, action: str
 ) -> None:
     found = explain_text(message)
     assert found.cause.startswith(f"out of GPU memory: {cause}")
-    assert words in found.text
+    assert [item.id for item in found.actions] == [action]
 
 
 @pytest.fixture
@@ -242,7 +228,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Learner, "step", step)
 
 
-def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options(
+def test_running_out_of_gpu_memory_is_a_result(
     tiny_config: Config, tmp_path: Path, failing: None
 ) -> None:
     with pytest.raises(torch.OutOfMemoryError):
@@ -266,7 +252,7 @@ def test_running_out_of_gpu_memory_is_a_result_with_code_phase_sizes_and_options
     assert [event["event"] for event in Run(tmp_path / "run").events].count("cuda_oom") == 1
 
 
-def test_suggestions_come_in_the_order_of_their_cost_and_tell_whether_they_save_enough() -> None:
+def test_suggestions_come_in_the_order_of_their_cost() -> None:
     oom = {
         "requested_bytes": GB,
         "allocated_bytes": 3 * GB,
@@ -303,7 +289,7 @@ def test_suggestions_come_in_the_order_of_their_cost_and_tell_whether_they_save_
     )
 
 
-def test_a_model_of_propagated_features_is_told_no_option_of_sampling() -> None:
+def test_a_propagated_model_gets_no_option_of_sampling() -> None:
     config = TrainConfig.create(dataset="ogbn-papers100M", loading="propagated", model="sign")
     text = " ".join(oom_suggestions(config, {"requested_bytes": GB}))
     assert "batch_size=32 accumulate=4" in text

@@ -44,7 +44,7 @@ def test_a_process_past_the_limit_is_killed_by_the_kernel(
     assert not limit.cgroup.path.exists()
 
 
-def test_cgroups_of_killed_parents_go_with_the_next_one_and_a_number_that_is_used_again_is_none_in_its_way(
+def test_cgroups_of_killed_parents_go_with_the_next_one(
     kernel_limit: Callable[[int], Limit],
 ) -> None:
     code = "import os\nfrom ogbnlib.memory.limits import make_limit\nmake_limit(2**30)\nprint('ready', flush=True)\n"
@@ -63,7 +63,7 @@ def test_cgroups_of_killed_parents_go_with_the_next_one_and_a_number_that_is_use
         mine.rmdir()
 
 
-def test_a_parent_that_ends_at_once_after_its_worker_was_killed_ends_in_137_too(
+def test_a_parent_ending_after_its_worker_was_killed_ends_in_137(
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
     # The parent is gone before the next sample, so only the counter that is read at the end can
@@ -113,7 +113,7 @@ def test_the_watchdog_kills_what_passes_the_limit(tmp_path: Path, code: str) -> 
     not read_sums([os.getpid()], "smaps_rollup")[1],
     reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon",
 )
-def test_the_watchdog_counts_pages_that_forked_processes_share_once(tmp_path: Path) -> None:
+def test_the_watchdog_counts_shared_pages_once(tmp_path: Path) -> None:
     code = (
         "import os, time\nblock = b'x' * (60 << 20)\n"
         "for _ in range(2):\n    if os.fork() == 0: break\n"
@@ -191,7 +191,7 @@ def test_systemd_run_gets_the_limit_and_runs_the_command(
         ("docker", "limit_by: expected auto or one of cgroup v2, cgroup v1.*'docker'"),
     ],
 )
-def test_a_named_kind_that_is_impossible_is_refused_with_the_reason(
+def test_an_impossible_kind_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, words: str
 ) -> None:
     fake_systemd(
@@ -274,7 +274,7 @@ def test_a_v2_cgroup_gets_limit_no_swap_and_a_common_end(cgroup_v2: Path) -> Non
     assert not path.exists()
 
 
-def test_a_job_uses_a_parent_but_never_escapes_an_ancestor_that_has_a_limit(
+def test_a_job_never_escapes_an_ancestor_with_a_limit(
     cgroup_v2: Path,
 ) -> None:
     occupied(cgroup_v2 / "job" / "step")
@@ -349,7 +349,7 @@ def inside(
 
 
 @pytest.mark.parametrize("exit_code", [0, 7])
-def test_in_a_job_another_process_killed_for_memory_is_not_the_runs_end(
+def test_in_a_job_another_killed_process_is_not_the_runs_end(
     tmp_path: Path, kernel_limit: Callable[[int], Limit], exit_code: int
 ) -> None:
     job = kernel_limit(400 * MB)
@@ -393,7 +393,7 @@ def test_a_kill_is_blamed_on_the_limit_that_was_met(
     assert (peak or 0) < outer_mb * MB
 
 
-def test_in_a_job_a_killed_worker_is_the_runs_own_though_its_trainer_ends_by_itself(
+def test_in_a_job_a_killed_worker_is_the_runs_own(
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
     told = "os.waitpid(pid, 0); sys.exit(f'RuntimeError: DataLoader worker (pid {pid}) is killed by signal: Killed. ')"

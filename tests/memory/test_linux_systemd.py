@@ -42,7 +42,7 @@ def test_a_run_is_killed_by_the_kernel_for_its_scopes_limit(linux_systemd: Machi
     assert "under a limit of 200 MB (systemd-run)" in result["diagnosis"]["text"]
 
 
-def test_a_run_slowed_down_by_memory_high_of_the_scopes_slice_is_told_so(
+def test_a_run_slowed_down_by_its_slice_is_told_so(
     linux_systemd: Machine,
 ) -> None:
     code = (
@@ -77,7 +77,7 @@ def test_a_run_never_leaves_the_limit_of_its_own_scope(linux_systemd: Machine, l
         assert result["outer_limit"]["limit_bytes"] == 140 * MB
 
 
-def test_a_new_cgroup_namespace_with_the_old_mount_hides_neither_limit_nor_kill(
+def test_a_new_namespace_hides_neither_limit_nor_kill(
     linux_systemd: Machine,
 ) -> None:
     code = "from ogbnlib.memory.cgroup import effective_limit; print(*effective_limit())"

@@ -2,6 +2,8 @@
 source."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -118,7 +120,22 @@ def test_a_lower_limit_of_a_parent_cgroup_is_the_effective_one(
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {job}")
 
 
-def test_memory_now_is_a_line_of_memory_in_use_and_the_limit_children_included(
+FAILING = """
+from IPython.core.interactiveshell import InteractiveShell
+import ogbnlib
+shell = InteractiveShell.instance()
+shell.run_cell("import numpy as np\\ndef f():\\n    x = np.ones(50 * 2**20)\\n    raise ValueError\\nf()")
+print("freed", ogbnlib.release_memory()["last_error"])
+"""
+
+
+def test_the_arrays_of_a_cell_that_failed_are_given_back(tmp_path: Path) -> None:
+    env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", FAILING], env=env, capture_output=True, text=True)
+    assert int(done.stdout.rpartition("freed ")[2]) > 390 * MB, done
+
+
+def test_memory_now_counts_children_and_names_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def in_use() -> float:
@@ -136,7 +153,7 @@ def test_memory_now_is_a_line_of_memory_in_use_and_the_limit_children_included(
     assert memory_now().endswith("; GPU: 2.00 GB allocated, 3.00 GB reserved, 5.00 GB free")
 
 
-def test_limits_of_all_cgroups_around_are_read_below_a_mount_point_with_a_blank(
+def test_limits_below_a_mount_point_with_a_blank_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mount = tmp_path / "mem ory\ttab\\"

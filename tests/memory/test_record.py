@@ -52,14 +52,19 @@ def test_the_phase_at_the_end_is_the_innermost_open_one(name: str) -> None:
     )
 
 
-def test_epochs_that_grow_in_steps_are_said_to_grow() -> None:
-    steps = Growth.of([MB * size for size in (272, 272, 400, 400, 400, 859, 859)])
-    assert str(steps) == "Over 7 epochs memory grows, from 272 MB to 859 MB."
-    assert Growth.of([MB * size for size in (272, 280, 281, 280, 282)]).verdict == "levels off"
-    few = Growth.of([MB * size for size in (81, 120, 141)])
-    assert str(few) == (
-        "Over 3 epochs memory went from 81 MB to 141 MB: too few epochs to say whether it climbs."
-    )
+@pytest.mark.parametrize(
+    ("sizes", "verdict"),
+    [
+        ((100, 110, 120, 130, 140, 150), "climbs"),
+        ((272, 272, 400, 400, 400, 859, 859), "no steady climb"),
+        ((272, 280, 281, 280, 282), "no steady climb"),
+        ((81, 120, 141), "too few epochs"),
+    ],
+)
+def test_memory_climbs_only_where_each_epoch_keeps_some(
+    sizes: tuple[int, ...], verdict: str
+) -> None:
+    assert Growth.of([MB * size for size in sizes]).verdict == verdict
 
 
 def test_graphs_and_calls_are_those_that_are_alive_and_open() -> None:

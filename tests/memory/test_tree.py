@@ -57,14 +57,14 @@ def test_a_daemon_counts_and_is_ended_and_named_at_the_end(tmp_path: Path, limit
     assert [name.endswith(f"({daemon})") for name in done.evidence["left_behind"]] == [True]
 
 
-def test_a_daemon_that_passes_the_limit_is_killed_by_the_watchdog(tmp_path: Path) -> None:
+def test_a_daemon_past_the_limit_is_killed_by_the_watchdog(tmp_path: Path) -> None:
     argv = [sys.executable, "-c", DAEMON, str(tmp_path / "daemon"), "1000"]
     done = supervise(argv, tmp_path, make_limit(100 * MB, "watchdog")[0], echo=False)
     assert (done.exit_code, done.evidence["killed_by"]) == (137, "watchdog")
     assert not (tmp_path / "daemon").exists()
 
 
-def test_a_daemon_with_an_empty_environment_is_known_by_its_session_or_its_past(
+def test_a_daemon_with_an_empty_environment_is_known(
     tmp_path: Path,
 ) -> None:
     code = f"env -i setsid sleep 600 & echo $! > {tmp_path}/pid; sleep 1; exit 3"
@@ -126,7 +126,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("number", "options"), CASES)
-def test_a_stopped_watcher_stops_its_command_and_both_go_on_together(
+def test_a_stopped_watcher_stops_its_command(
     tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
 ) -> None:
     with watched(tmp_path, *options) as (watcher, members):

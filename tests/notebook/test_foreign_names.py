@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import MB, write_run
 
-from ogbnlib.notebook import compare_runs, plot_peaks, plot_runs, plot_timeline, verdicts
+from ogbnlib.notebook import compare_runs, plot_runs, plot_timeline, verdicts
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.listing import list_runs
 
@@ -27,7 +27,7 @@ def test_names_in_a_foreign_folder_are_shown_as_text(
         assert len(text.splitlines()) == 1
         assert not {*text} & {"\x1b", "\x07", "\u202e"}
     done = Run.open(folder)
-    finding = verdicts.Finding(name, True)
+    finding = verdicts.finding(name, True, name)
     pages = [done._repr_html_(), done.diagnosis._repr_html_(), compare_runs([done])._repr_html_()]
     pages += [verdicts.table({name: finding})._repr_html_(), list_runs(tmp_path)._repr_html_()]
     for page in pages:
@@ -36,6 +36,6 @@ def test_names_in_a_foreign_folder_are_shown_as_text(
         assert "<i>" not in page
     for page in pages[:2] + pages[3:4]:
         assert "\x1b" not in page
-    for axes in (plot_timeline(done), plot_peaks({name: done}), *plot_runs([done]).axes):
+    for axes in (plot_timeline(done), *plot_runs([done]).axes):
         axes.figure.canvas.draw()  # matplotlib would read $a_b$ as a formula
         assert "\x1b" not in axes.get_title()

@@ -77,7 +77,8 @@ def test_a_killed_run_has_its_limit_phases_and_a_cross(killed: Path) -> None:
     assert {"limit 256 MB", "load", KILLED_IN} <= set(texts(ax))
     shades = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
     spans = sorted((round(box.x0, 3), round(box.x1, 3)) for box in shades)
-    # the kill left the second one open, and it is drawn once more, in red
+    # the kill left the second one open, and it is drawn once more, in red, behind the memory
+    assert max(patch.get_zorder() for patch in ax.patches) < ax.collections[0].get_zorder()
     assert spans == [(1.0, 3.0), (4.0, 4.5), (4.0, 4.5)]
     assert len({to_hex(patch.get_facecolor()) for patch in ax.patches}) == 3
     legend = ax.get_legend()
@@ -107,14 +108,21 @@ def test_first_and_later_epochs_are_lines_and_a_kill_is_a_cross(
 ) -> None:
     columns = "epoch,loss,train,valid,test,time_s,eval_time_s\n"
     rows = "1,1,,,,4.0,0\n2,1,,,,0.5,0\n3,1,,,,1.0,0\n4,1,,,,9.0,0\n"
-    (finished / "metrics.csv").write_text(columns + rows)
-    ax = epoch_times({("a", "8 GB"): finished, ("b", "8 GB"): killed}, ["8 GB", "4 GB"])
-    later, first, crosses, *_ = (line.get_ydata() for line in ax.lines)
-    assert [*later, *first, *crosses] == [1.0, 4.0]
+    small, large = (
+        write_run(finished.parent / name, exit_code=0, memory_limit_bytes=size * MB)
+        for name, size in {"small": 256, "large": 512}.items()
+    )
+    for folder in (small, large):
+        (folder / "metrics.csv").write_text(columns + rows)
+    ax = epoch_times({("a", "8 GB"): large, ("a", "4 GB"): small, ("b", "4 GB"): killed})
+    later, first, *_ = (line.get_ydata() for line in ax.lines)
+    assert [*later, *first] == [1.0, 1.0, 4.0, 4.0]
     (cross,) = (line for line in lines(ax, marker="X") if len(line.get_xdata()))
     assert cross.get_ydata() == [0]
+    # limits grow to the right
     labels = [label.get_text() for label in ax.get_xticklabels()]
-    assert labels == ["8 GB\n(256 MB)", "4 GB"]  # nothing ran under the second limit
+    assert labels == ["4 GB\n(256 MB)", "8 GB\n(512 MB)"]
+    assert texts(ax) == ["a finished under 4 GB"]
 
 
 def test_parts_are_bars_of_the_peak_beside_verdicts(killed: Path, finished: Path) -> None:
@@ -123,7 +131,7 @@ def test_parts_are_bars_of_the_peak_beside_verdicts(killed: Path, finished: Path
         loading: plan(base.replace(loading=loading), "128 GB") for loading in ("eager", "shared")
     }
     runs = {"eager": killed, "shared": finished}
-    ax = plot_parts(plans, runs, 140 * GB, {"a larger graph": plans})
+    ax = plot_parts(plans, 140 * GB, runs, {"a larger graph": plans})
     ends = [0.0, 0.0]
     for bar in ax.patches:
         row = round(bar.get_y() + 0.36)  # type: ignore[attr-defined]

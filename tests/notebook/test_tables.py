@@ -18,16 +18,15 @@ from ogbnlib.notebook.tables import (
     compare_runs,
     compare_steps,
     forecast_table,
-    step_table,
 )
 from ogbnlib.runs.folder import Run
 from ogbnlib.sources.resolve import size_of
 
 
-def finished(folder: Path, dataset: Path, exit_code: int = 0, **config: object) -> Run:
-    values = {"dataset": str(dataset), "loading": "shared", **config}
+def finished(folder: Path, dataset: Path, **result: object) -> Run:
+    values = {"dataset": str(dataset), "loading": "shared"}
     peaks = {"held_bytes": 400 * MB}
-    write_run(folder, exit_code=exit_code, config=values, sampled_peaks_bytes=peaks)
+    write_run(folder, exit_code=0, config=values, sampled_peaks_bytes=peaks, **result)
     return Run(folder)
 
 
@@ -94,13 +93,10 @@ F1_METRICS = (
 )
 
 
-@pytest.mark.parametrize(("keep_by", "best"), [("accuracy", 1), ("macro_f1", 2)])
-def test_tables_and_plots_name_the_epoch_that_the_run_kept(
-    tmp_path: Path, keep_by: str, best: int
-) -> None:
-    folder = write_run(tmp_path / "a", exit_code=0, config={"keep_by": keep_by})
+def test_tables_and_plots_name_the_epoch_that_the_run_kept(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", exit_code=0, config={})
     (folder / "metrics.csv").write_text(F1_METRICS)
-    valid, test = {1: (0.6, 0.5), 2: (0.4, 0.3)}[best]
+    best, valid, test = 1, 0.6, 0.5
     row = best_epochs(folder).loc["a"]
     assert row[["best epoch", "valid", "test", "epochs trained"]].tolist() == [best, valid, test, 3]
     listed = ogbnlib.list_runs(tmp_path).iloc[0]
@@ -116,9 +112,8 @@ def test_tables_and_plots_name_the_epoch_that_the_run_kept(
 
 
 def test_a_run_without_an_evaluation_has_no_best_epoch(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a", exit_code=0, config={"keep_by": "macro_f1"})
+    folder = write_run(tmp_path / "a", exit_code=0, config={})
     assert best_epochs(folder)["best epoch"].isna().all()
-    (folder / "metrics.csv").write_text(METRICS)  # of 0.2.0, without macro-F1
     assert Run.open(folder).best_epoch is None
     plot_accuracy(folder)
 
@@ -135,21 +130,20 @@ def epochs(rises_mb: list[int]) -> list[dict[str, object]]:
     return events
 
 
-def test_steps_are_compared_without_the_first_epoch_of_several(tmp_path: Path) -> None:
+def test_steps_are_compared_without_the_first_epoch_of_several(
+    tmp_path: Path, tiny_store: Path
+) -> None:
     header = METRICS.partition("\n")[0]
     for name, rises in {"warm": [170, 150, 149], "once": [170]}.items():
-        write_run(tmp_path / name, exit_code=0, events=epochs(rises))
+        finished(tmp_path / name, tiny_store, events=epochs(rises))
         times = [3.0, 1.0, 2.0][: len(rises)]
         rows = [f"{i + 1},2.0,,0.6,0.5,{time_s},0.1" for i, time_s in enumerate(times)]
         (tmp_path / name / "metrics.csv").write_text("\n".join([header, *rows]) + "\n")
     steps = compare_steps({name: Run(tmp_path / name) for name in ("warm", "once")})
     assert steps["step MB"].tolist() == [150, 170]
     assert steps["epoch s"].tolist() == [1.5, 3.0]
-
-
-def test_the_forecast_of_a_step_is_what_it_adds_to_a_process(tiny_store: Path) -> None:
-    config = TrainConfig.create(dataset=tiny_store, batch_size=8, num_neighbors=[3, 2])
-    row = step_table(config, {"plain": {}}).loc["plain"]
+    assert steps["relative memory"].tolist() == pytest.approx([1, 170 / 150], abs=0.001)
+    config = TrainConfig.load(tmp_path / "warm" / "config.json")
     train = next(phase for phase in predict(config).phases if phase.name == "train")
     step = train.parts["batch in use"] + train.parts["step: activations and sampling"]
-    assert row["step MB"] == pytest.approx(step / MB, abs=0.1)
+    assert steps["forecast MB"].tolist() == pytest.approx([step / MB] * 2, abs=0.1)

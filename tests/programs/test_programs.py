@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ogbnlib import synthesize_store
+from ogbnlib.sources.synth import synthesize_store
 
 FOLDER = Path(__file__).parent
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != Path(__file__).stem)

@@ -75,8 +75,8 @@ def test_an_outer_limits_kill_is_told_with_that_limit(tiny_config: Config, tmp_p
         limit_by="cgroup v1",
         **more,
     )
-    text = own.diagnosis.text
-    assert "for the limit of 750 MB of the cgroup /sys/fs/cgroup/memory/job around it" in text
-    assert "not for its own limit of 4.00 GB (cgroup v1)" in text
-    assert "under a limit of 4.00 GB" not in text
+    facts = own.diagnosis.facts
+    assert (facts.sign, facts.outer_limit.limit_bytes) == ("killed around", 750 * MB)
+    assert facts.outer_limit.cgroup == "/sys/fs/cgroup/memory/job"
+    assert "not for its own limit of 4.00 GB" in own.diagnosis.text
     assert "its own limit" not in end(tmp_path, tiny_config(), code=137, **more).diagnosis.text

@@ -28,7 +28,7 @@ def refusal(folder: Path, pid: int) -> str:
     return re.escape(f"{folder}: it is being trained in by process {pid} on ")
 
 
-def test_a_second_trainer_is_refused_by_folder_and_pid_and_changes_nothing(
+def test_a_second_trainer_is_refused_and_changes_nothing(
     tiny_config: Config, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
@@ -43,10 +43,10 @@ def test_a_second_trainer_is_refused_by_folder_and_pid_and_changes_nothing(
     train(tiny_config(epochs=2), folder, resume=True)
 
 
-def test_resuming_in_an_empty_or_missing_folder_starts_a_run_and_says_so(
+def test_resuming_in_an_empty_folder_starts_a_run(
     tiny_config: Config, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    config, folder = tiny_config(epochs=1).replace(progress="lines"), tmp_path / "run"
+    config, folder = tiny_config(epochs=1), tmp_path / "run"
     folder.mkdir()
     train(config, folder, resume=True)
     assert (
@@ -97,10 +97,12 @@ def everything(folder: Path) -> str:
         lambda data: b"\x00" * len(data),
         lambda data: data.replace(b"1", b"x"),
         lambda data: data.replace(b"\n", b",more\n", 1),
+        lambda data: b"[" * 200_000,
+        lambda data: data.replace(b"10", b"1e400", 2),
     ],
-    ids=["half", "zeros", "letters", "a column more"],
+    ids=["half", "zeros", "letters", "a column more", "brackets", "infinite"],
 )
-def test_a_damaged_file_of_a_run_is_named_or_read_and_never_a_traceback(
+def test_a_damaged_file_of_a_run_is_no_traceback(
     tmp_path: Path, name: str, spoil: Callable[[bytes], bytes]
 ) -> None:
     folder = write_run(
@@ -162,11 +164,18 @@ def test_what_a_newer_version_adds_is_ignored(tmp_path: Path) -> None:
         "last_bytes": 2,
         "new": 1,
     }
-    told = {"text": "Killed.", "cause": "out of memory", "exit_code": 137, "phase": None, "new": 1}
-    found = Run.open(write_run(tmp_path, new=1, growth=growth, diagnosis=told, outer_limit=None))
-    assert (str(found.diagnosis), found.diagnosis.parts) == ("Killed.", {})
-    assert found.growth == Growth("climbs", 1.0, 5, 1, 2)
+    facts: dict[str, Any] = {"sign": "killed by kernel", "phase": "later", "outer_limit": None}
+    stored = {"cause": "out of memory", "actions": [{"id": "resume", "new": 1}], "new": 1}
+    found = Run.open(write_run(tmp_path, new=1, growth=growth, diagnosis=stored, **facts))
+    assert (found.diagnosis.phase, found.diagnosis.facts.parts) == ("later", {})
+    assert found.diagnosis.facts.growth == Growth("climbs", 1.0, 5, 1, 2)
     assert found.state == "out of memory, exit code 137"
+
+
+def test_a_diagnosis_in_sentences_by_0_2_0_is_made_again(tmp_path: Path) -> None:
+    stored = {"text": "Killed.", "cause": "cause of then", "exit_code": 137, "phase": None}
+    found = Run.open(write_run(tmp_path, killed_by="kernel", oom_kills=1, diagnosis=stored))
+    assert (found.diagnosis.cause, found.diagnosis.phase) == ("out of memory", "build valid loader")
 
 
 def test_a_metrics_file_without_one_of_its_lines_is_named(tmp_path: Path) -> None:

@@ -39,9 +39,7 @@ def at_work(
 ) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     """A training whose batches, 120 an epoch, take as many seconds as the fixture is given."""
     (tmp_path / "slow.py").write_text(SLOW)
-    config = tiny_config(
-        model=f"{tmp_path}/slow.py:Net", batch_size=1, num_neighbors=[1], progress="lines"
-    )
+    config = tiny_config(model=f"{tmp_path}/slow.py:Net", batch_size=1, num_neighbors=[1])
     folder = tmp_path / "r"
     config.save(tmp_path / "wanted.json")
     code = "import sys\nfrom ogbnlib import TrainConfig, run\n"
@@ -58,10 +56,10 @@ def at_work(
         process.communicate()
 
 
-def test_a_log_has_a_line_from_the_start_on_with_phase_and_memory(
+def test_a_log_has_lines_from_the_start_on(
     tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(tiny_config(progress="lines"), "2 GB", run_dir=tmp_path / "a").exit_code == 0
+    assert run(tiny_config(), "2 GB", run_dir=tmp_path / "a").exit_code == 0
     lines = capsys.readouterr().out.splitlines()
     assert re.fullmatch(
         r"a: starting(: \d+ [kM]B of 2.00 GB)?",
@@ -71,7 +69,7 @@ def test_a_log_has_a_line_from_the_start_on_with_phase_and_memory(
 
 
 @pytest.mark.parametrize("at_work", [0.1], indirect=True)
-def test_a_run_at_work_says_from_elsewhere_what_it_has_done_and_is_followed_to_its_end(
+def test_a_run_at_work_can_be_followed_from_elsewhere(
     at_work: tuple[subprocess.Popen[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process, folder = at_work
@@ -106,7 +104,7 @@ def test_a_run_at_work_says_from_elsewhere_what_it_has_done_and_is_followed_to_i
     [(600, 1), pytest.param(600, 2, marks=pytest.mark.slow)],
     indirect=["at_work"],
 )
-def test_stop_ends_a_run_in_seconds_in_any_phase_and_says_how_to_go_on(
+def test_stop_ends_a_run_in_seconds_in_any_phase(
     at_work: tuple[subprocess.Popen[str], Path], presses: int
 ) -> None:
     process, folder = at_work

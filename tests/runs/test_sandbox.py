@@ -18,13 +18,14 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, InputError
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.memory.limits import KINDS, make_limit
+from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.memory.recorder import _TimelineWriter
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.attempt import open_run_dir
-from ogbnlib.runs.exit_codes import STOPPED
+from ogbnlib.runs.codes import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded
 from ogbnlib.runs.sandbox import run, scaled_limit, watch
-from ogbnlib.runs.supervise import supervise, trainer_environment
+from ogbnlib.runs.supervise import supervise
 from ogbnlib.sources.synth import synthesize_store
 
 Config = Callable[..., TrainConfig]
@@ -50,7 +51,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TrainConf
             "device": "cpu",
             "train_eval": "never",
         }
-        return TrainConfig.create({**values, "progress": "lines"})
+        return TrainConfig.create(values)
 
     return config
 
@@ -105,7 +106,7 @@ def test_a_kill_is_a_result_with_cause_phase_parts_and_remedy(limited: dict[str,
     found = limited["eager"].diagnosis
     assert found.cause == "out of memory"
     assert found.phase in [phase.label for phase in Run(limited["eager"].run_dir).phases]
-    assert "features" in found.parts
+    assert "features" in found.facts.parts
     assert "loading=shared" in found.remedy
     assert limited["eager"].result["diagnosis"]["text"] == str(found)
 
@@ -135,7 +136,7 @@ def test_a_run_folder_is_never_overwritten(
     assert tree(folder) == before
 
 
-def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on_under_its_limit(
+def test_a_finished_run_goes_on_for_more_epochs_under_its_limit(
     tiny_config: Config, tmp_path: Path
 ) -> None:
     first = run(tiny_config(epochs=1), "3 GB", run_dir=tmp_path / "run", echo=False)
@@ -151,7 +152,7 @@ def test_resuming_a_finished_run_changes_nothing_and_more_epochs_train_on_under_
     ]
 
 
-def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
+def test_a_limit_above_the_machines_becomes_the_machines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = 300 * MB, "memory cgroup v2 /sys/fs/cgroup/job"
@@ -161,14 +162,12 @@ def test_a_limit_above_what_there_is_becomes_what_there_is_and_says_so(
     said = "memory_limit: 4.00 GB is above memory cgroup v2 /sys/fs/cgroup/job: the limit is 300 MB"
     assert capsys.readouterr().out == f"{said}\n{300 * MB}\n"
     assert (result["memory_limit_bytes"], result["notes"]) == (300 * MB, [said])
-    assert "under a limit of 300 MB" in result["diagnosis"]["text"]
+    assert result["diagnosis"]["facts"]["memory_limit_bytes"] == 300 * MB
     watch(["-c", code], "200 MB", name="below", runs_dir=tmp_path)
     assert capsys.readouterr().out == f"{200 * MB}\n"
 
 
-def test_a_limit_is_the_share_that_the_data_set_is_of_the_full_one(
-    synth_dir: Path, tmp_path: Path
-) -> None:
+def test_a_scaled_limit_is_the_data_sets_share(synth_dir: Path, tmp_path: Path) -> None:
     """Edges of 16 bytes and features of 4: whatever a notebook's `scale`, and at full size the
     whole, no more."""
     assert scaled_limit("auto", "ogbn-papers100M", "128 GB") == 128 * 2**30
@@ -194,13 +193,13 @@ def test_what_the_child_refuses_ends_in_2_with_its_message(
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"torn")
     result = run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False)
     assert (result.exit_code, result.diagnosis.cause) == (2, "bad input")
-    assert "checkpoint.pt: expected its checksum at its end" in result.diagnosis.text
+    assert "checkpoint.pt: expected its checksum at its end" in result.diagnosis.facts.last_output
     assert result.result["last_output"].startswith("error: ")
     assert "Traceback" not in (result.run_dir / "output.log").read_text()
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == b"torn"
 
 
-def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
+def test_a_run_whose_folder_is_full_stops_at_a_checkpoint(
     tiny_config: Config,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -218,7 +217,7 @@ def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
         return writing
 
     monkeypatch.setattr(_TimelineWriter, "add", refuse(_TimelineWriter.add))
-    done = run(tiny_config(epochs=10**6, progress="lines"), run_dir=folder, echo=False)
+    done = run(tiny_config(epochs=10**6), run_dir=folder, echo=False)
     assert done.exit_code == STOPPED
     said = (
         f"{folder / name}: No space left on device; free some space there and go on with --resume"
@@ -228,7 +227,7 @@ def test_a_run_whose_folder_is_full_stops_at_a_checkpoint_and_says_where(
     assert (folder / "checkpoint.pt").is_file()
 
 
-def test_a_trainer_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
+def test_a_trainer_that_does_not_stop_is_killed_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ogbnlib.runs.supervise.GRACE_S", 0.5)
@@ -241,9 +240,7 @@ def test_a_trainer_that_does_not_stop_for_a_full_folder_is_killed_after_a_while(
     assert str(outcome.unwritable).startswith(f"{tmp_path / 'output.log'}: Is a directory; ")
 
 
-def test_a_limit_below_pythons_own_memory_is_refused_before_anything_is_written(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_a_limit_below_pythons_own_memory_is_refused(tiny_config: Config, tmp_path: Path) -> None:
     least = f"{RUNTIME_BYTES // MB} MB that Python and torch take"
     words = rf"^memory_limit: expected more than the {least}.*, got 1 MB"
     with pytest.raises(InputError, match=words):
@@ -256,7 +253,7 @@ def test_a_limit_below_pythons_own_memory_is_refused_before_anything_is_written(
     assert small.exit_code == 0
 
 
-def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_not(
+def test_a_run_that_must_finish_raises_exit_code_and_diagnosis(
     tmp_path: Path,
 ) -> None:
     done = watch(["-c", ""], name="done", runs_dir=tmp_path)
@@ -268,7 +265,7 @@ def test_a_run_that_must_finish_raises_its_exit_code_and_diagnosis_where_it_did_
 
 
 @pytest.mark.slow
-def test_the_fixed_cost_of_a_trainer_is_the_constant_of_the_forecasts(tmp_path: Path) -> None:
+def test_the_fixed_cost_of_a_trainer_is_that_of_the_forecasts(tmp_path: Path) -> None:
     tests = str(Path(__file__).parents[1])
     code = f"import sys, time; sys.path.insert(0, {tests!r}); import warm_up; warm_up.warm_up(); time.sleep(0.3)"
     watch(["-c", code], run_dir=tmp_path / "compiles kernels once", echo=False)
@@ -279,18 +276,16 @@ def test_the_fixed_cost_of_a_trainer_is_the_constant_of_the_forecasts(tmp_path: 
 @pytest.mark.parametrize(
     ("kernel", "asked"), [("always", True), ("madvise", True), ("never", False), ("", False)]
 )
-def test_a_trainer_asks_for_huge_pages_where_the_kernel_gives_them(
+def test_a_trainer_asks_for_huge_pages_if_the_kernel_has_them(
     kernel: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ogbnlib.runs.supervise.huge_pages", lambda: kernel)
+    monkeypatch.setattr("ogbnlib.memory.malloc.huge_pages", lambda: kernel)
     assert (trainer_environment({}).get("THP_MEM_ALLOC_ENABLE") == "1") == asked
     # the user's own value
     assert "THP_MEM_ALLOC_ENABLE" not in trainer_environment({"THP_MEM_ALLOC_ENABLE": "0"})
 
 
-def test_a_sweep_of_runs_that_goes_on_after_every_exception_ends_with_the_first_signal(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_a_sweep_of_runs_ends_with_the_first_signal(tiny_config: Config, tmp_path: Path) -> None:
     def sweep() -> None:
         for name in ("first", "second"):
             try:

@@ -23,7 +23,7 @@ def record(folder: Path, samples: int) -> None:
     recorder.stop()
 
 
-def test_appending_after_a_line_torn_at_any_byte_damages_nothing_and_keeps_it_out(
+def test_appending_after_a_torn_line_damages_nothing(
     tmp_path: Path,
 ) -> None:
     record(tmp_path, 3)
@@ -60,7 +60,7 @@ def test_torn_events_are_left_out_and_later_ones_stand(tmp_path: Path) -> None:
         )
 
 
-def test_the_end_of_a_phase_carries_its_exact_peak_however_short_the_spike_was(
+def test_the_end_of_a_phase_carries_its_exact_peak(
     tmp_path: Path,
 ) -> None:
     log = EventLog(tmp_path)

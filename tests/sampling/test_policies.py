@@ -17,11 +17,11 @@ from torch_geometric.loader import NodeLoader
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.memory.workers import workers_ended
 from ogbnlib.registry import POLICIES
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.policies import Loaders
 from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.sampling.workers import workers_ended
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.sources.convert import convert
 

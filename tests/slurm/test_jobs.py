@@ -275,7 +275,7 @@ def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_lef
     assert "stopped at a checkpoint; back in the queue for restart 1" in said
     assert Run(run).metrics["epoch"].tolist() == list(range(1, 60 * KILLS + 1))
     config = TrainConfig.load(run / "config.json")
-    run_alone(config.replace(progress="none"), run_dir=site / "alone", echo=False)
+    run_alone(config, run_dir=site / "alone", echo=False)
     assert same(weights(run), weights(site / "alone"))
 
 

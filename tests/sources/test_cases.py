@@ -103,35 +103,14 @@ def test_several_labels_a_node_are_values(folder: Path, graph: dict[str, Any]) -
     np.testing.assert_array_equal(store.y, labels)
 
 
-@pytest.mark.parametrize("text", ["-1,341", "1,770.84", "0.1,0.2", "1 770"])
-def test_a_number_is_a_number(text: str, folder: Path, graph: dict[str, Any]) -> None:
-    save(folder, graph, "edges", *graph["splits"])
-    rows = "".join(f"{i};5;{text};{label}\n" for i, label in enumerate(graph["y"]))
-    (folder / "nodes.csv").write_text(f"node_id;a;price;label\n{rows}")
-    with pytest.raises(
-        InputError, match=f"column 'price', row 0: expected a number, found '{text}'"
-    ):
-        convert(folder, folder.parent / "store", progress=False)
-
-
-def test_two_kinds_of_nodes_are_a_comment_of_the_draft(folder: Path, graph: dict[str, Any]) -> None:
+def test_two_kinds_of_nodes_are_left_to_the_user(folder: Path, graph: dict[str, Any]) -> None:
     save(folder, graph, "features", "labels", *graph["splits"])
     ends = pd.DataFrame(graph["edge_index"].T, columns=["user_id", "item_id"])
     ends.to_csv(folder / "edges.csv", index=False)
-    with pytest.raises(InputError, match="'user_id', 'item_id'"):
-        open_source(folder)
-    assert (
-        "number two kinds of nodes, give each kind ids of its own"
-        in (folder / "dataset.yaml").read_text()
-    )
-
-
-def test_what_is_declared_is_believed(folder: Path, graph: dict[str, Any]) -> None:
-    save(folder, graph, "features", "labels", *graph["splits"])
-    ends = pd.DataFrame(graph["edge_index"].T, columns=["page", "refers_to"])
-    ends.to_csv(folder / "edges.csv", index=False)
-    edited(folder, {"page": "source", "refers_to": "target"})
-    assert open_source(folder).num_edges == E
+    edited(folder, {"user_id": "source", "item_id": "target"})
+    draft = (folder / "dataset.yaml").read_text()
+    assert draft.count("  # numbers: 0 to 199: ") == 2
+    assert open_source(folder).num_edges == E  # what is declared is believed
 
 
 def test_arrays_on_disk_become_a_store(folder: Path, graph: dict[str, Any]) -> None:

@@ -14,9 +14,7 @@ from conftest import left_in
 from torch_geometric.data import Data, HeteroData, InMemoryDataset
 
 from ogbnlib import InputError, TrainConfig, plan, run, train
-from ogbnlib.graph.npz import slices
 from ogbnlib.graph.store import Store
-from ogbnlib.runs.folder import Run
 
 N = 60
 
@@ -51,6 +49,7 @@ def edges(data: Data) -> list[list[int]]:
         ({"x": torch.randn(N, 5).bfloat16()}, {}),
         ({"y": (torch.arange(N) % 3).reshape(N, 1)}, {}),
         ({"edge_index": torch.empty(2, 0, dtype=torch.int64)}, {}),
+        ({"edge_index": torch_geometric.EdgeIndex([[1, 3], [2, 0]], sparse_size=(N, N))}, {}),
         ({"train_mask": mask(0, 20).byte(), "val_mask": mask(20, 40).long(), "test_mask": mask(40, 60).float()}, {}),
         ({"train_mask": mask(0, 0), "val_mask": mask(0, 0), "test_mask": mask(0, 0)}, {}),
         ({"train_mask": None}, {"splits": {"train": mask(0, 20), "val": range(20, 40), "test": mask(40, 60).numpy()}}),
@@ -72,10 +71,6 @@ def test_a_data_comes_back_from_its_store(
         assert torch.equal(back[name], data[name].bool())
 
 
-def without_masks(**changes: Any) -> Data:
-    return data_of(train_mask=None, val_mask=None, test_mask=None, **changes)
-
-
 def hetero() -> HeteroData:
     """Papers with labels that cite each other, and authors."""
     data, papers = HeteroData(), data_of()
@@ -89,65 +84,48 @@ def hetero() -> HeteroData:
 
 
 ADJ = torch.eye(N).to_sparse_csr()
-TO_COO = r"to_edge_index\({}\)\[0\] if its rows are sources, and that .flip\(0\) if .* adj_t$"
+BAD_DATA = {
+    "several kinds of nodes": (hetero(), "paper, author; .*node_type_subgraph"),
+    "no x": (data_of(x=None), "x; .*torch.ones"),
+    "no y": (data_of(y=None), "y; .*-1 for none"),
+    "no edge_index": (data_of(edge_index=None), "edge_index; .*torch.empty"),
+    "adj": (data_of(edge_index=None, adj=ADJ), r"to_edge_index\(data.adj\)\[0\]"),
+    "dense adj_t": (data_of(edge_index=None, adj_t=torch.eye(N)), "dense_to_sparse"),
+    "small adj_t": (data_of(edge_index=None, adj_t=torch.eye(20, N).to_sparse()), r"\[20, 60\]"),
+    "no masks": (data_of(train_mask=None, val_mask=None, test_mask=None), "get_idx_split"),
+    "several masks": (data_of(val_mask=torch.ones(N, 10).bool()), r"data.val_mask\[:, 0\]"),
+    "short mask": (data_of(val_mask=mask(20, 40)[1:]), "data.val_mask: .* 59 .* 60 nodes"),
+    "one-hot y": (data_of(y=torch.eye(3)[torch.arange(N) % 3]), r"y: .*argmax.*targets=True"),
+    "long y": (data_of(y=torch.arange(N + 1) % 3), r"y: .* 60 rows, .*\[61\]"),
+    "y of numbers": (data_of(y=torch.rand(N)), "y: .*node 0"),
+    "y in float16": (data_of(y=(torch.arange(N) % 3 + 2047.0).half()), "y: .*2047 in float16, .*2048.0 at node 1"),
+    "sparse x": (data_of(x=scipy.sparse.csr_matrix(np.eye(N))), "x: .*sparse"),
+    "sparse edge_index": (data_of(edge_index=ADJ), r"to_edge_index\(edge_index\)\[0\].*flip\(0\)"),
+    "scipy's edge_index": (data_of(edge_index=scipy.sparse.eye(N)), "from_scipy_sparse_matrix"),
+    "edge_index of rows": (data_of(edge_index=torch.zeros(20, 2).long()), r"\[20, 2\]; .*edge_index.T"),
+    "edge_index of floats": (data_of(edge_index=torch.zeros(2, 20)), "edge_index.long"),
+    "a list": ([data_of()], "got list"),
+    "a class": (Data, "got Data"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("data", "sentence"),
-    [
-        (HeteroData(), "got HeteroData of none"),
-        (hetero(), r"of paper, author; pass data.node_type_subgraph\(\['paper'\]\).to_homogeneous"),
-        (data_of(x=None), r"found no x; without features set data.x = torch.ones"),
-        (data_of(y=None), "found no y; set data.y to the class of each node, -1 for none$"),
-        (data_of(edge_index=None), "found no edge_index; without edges set .* torch.empty"),
-        (data_of(edge_index=None, adj=ADJ), f"found no edge_index; .*{TO_COO.format('data.adj')}"),
-        (data_of(edge_index=None, adj_t=torch.eye(N)), r"dense_to_sparse\(data.adj_t\)\[0\].flip"),
-        (data_of(edge_index=None, adj_t=torch.eye(20, N).to_sparse()), r"adj_t: expected \[60, 60\], got \[20, 60\]"),
-        (data_of(test_mask=None), r"found no test_mask; pass splits=\{.*, \[\] for an empty"),
-        (without_masks(), r"found no train_mask, val_mask, test_mask; pass splits=.*get_idx_split"),
-        (data_of(val_mask=torch.ones(N, 10, dtype=torch.bool)), r"data.val_mask: .*data.val_mask\[:, 0\]"),
-        (data_of(val_mask=mask(20, 40)[1:]), "data.val_mask: found a mask of 59 values for 60 nodes"),
-        (data_of(val_mask=torch.ones(N + 1, dtype=torch.uint8)), "found a mask of 61 values for 60 nodes"),
-        (data_of(num_nodes=N + 1), "data.num_nodes=61 nodes, found 60 rows"),
-        (data_of(y=torch.eye(3)[torch.arange(N) % 3]), r"y: .*one label.*argmax\(axis=1\)"),
-        (data_of(y=torch.ones(N, 4)), r"y: .*one label.*targets=True"),
-        (data_of(y=torch.arange(N + 1) % 3), r"y: expected one label for each of 60 rows, got shape \[61\]"),
-        (data_of(y=torch.rand(N)), "y: .*whole labels"),
-        (data_of(x=torch.eye(N).to_sparse()), r"x: .* sparse one of shape \[60, 60\], which takes 14 kB"),
-        (data_of(y=torch.ones(N).to_sparse()), r"y: .* sparse one of shape \[60\]"),
-        (data_of(x=scipy.sparse.csr_matrix(np.eye(N))), r"x: .* sparse one of shape \[60, 60\]"),
-        (data_of(edge_index=scipy.sparse.eye(N)), r"from_scipy_sparse_matrix\(edge_index\)\[0\] if"),
-        (data_of(edge_index=ADJ), f"edge_index: .*{TO_COO.format('edge_index')}"),
-        (data_of(edge_index=ADJ.to_sparse_coo()), f"edge_index: .*{TO_COO.format('edge_index')}"),
-        (data_of(edge_index=torch.zeros(20, 2, dtype=torch.long)), r"edge_index: .*\[20, 2\]; pass edge_index.T"),
-        (data_of(edge_index=torch.zeros(2, 20)), r"edge_index: .*edge_index.long\(\) of floats"),
-        ([data_of()], "data: expected a PyG Data, got list$"),
-        (Data, "data: expected a PyG Data, got the class Data; pass an object of it"),
-        (scipy.sparse.eye(3), r"got scipy's .*; pass Data\(edge_index=.*from_scipy_sparse_matrix"),
-        (None, "data: expected a PyG Data, got NoneType$"),
-    ],
-)  # fmt: skip
-def test_what_can_not_be_a_store_is_refused_in_a_sentence(
-    data: Any, sentence: str, tmp_path: Path
-) -> None:
-    with pytest.raises(InputError, match=sentence) as refused:
+@pytest.mark.parametrize("case", BAD_DATA)
+def test_what_can_not_be_a_store_is_refused(case: str, tmp_path: Path) -> None:
+    data, match = BAD_DATA[case]
+    with pytest.raises(InputError, match=match):
         Store.from_data(data, tmp_path / "store", progress=False)
-    assert "to_dense" not in str(refused.value)
     assert left_in(tmp_path) == []
 
 
 def test_the_remedies_of_a_refusal_make_a_store(tmp_path: Path) -> None:
-    papers = hetero().node_type_subgraph(["paper"]).to_homogeneous()
+    bare = data_of(train_mask=None, val_mask=None, test_mask=None)
     remedied = {
-        "one kind": papers,
-        "ones": data_of(x=torch.ones(len(data_of(x=None).y), 1)),
-        "splits": torch_geometric.transforms.RandomNodeSplit(num_val=9, num_test=9)(without_masks()),
+        "one kind": hetero().node_type_subgraph(["paper"]).to_homogeneous(),
+        "splits": torch_geometric.transforms.RandomNodeSplit(num_val=9, num_test=9)(bare),
         "rows are sources": data_of(edge_index=torch_geometric.utils.to_edge_index(ADJ)[0]),
-    }  # fmt: skip
+    }
     for name, data in remedied.items():
         assert Store.from_data(data, tmp_path / name, progress=False).num_nodes == N
-    with pytest.raises(InputError, match=r"path: expected .* folder, got Data; .*\(data, path\)"):
-        Store.from_data(str(tmp_path / "swapped"), data_of())  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------- other forms
@@ -177,15 +155,19 @@ def test_an_adj_t_is_left_as_it_was_and_its_values_are_named(
     )
     assert not adj_t.is_coalesced()
     assert edges(store.to_data()) == [[0, 1], [4, 3], [4, 3]]
-    assert "does not keep" not in capsys.readouterr().err
-    Store.from_data(data_of(edge_index=None, adj_t=adj_t * 2), tmp_path / "weights", progress=False)
-    assert "does not keep the values of adj_t of the data" in capsys.readouterr().err
+    assert "values of adj_t" not in capsys.readouterr().err
+    data = data_of(edge_index=None, adj_t=adj_t * 2, edge_attr=torch.ones(3, 2))
+    Store.from_data(data, tmp_path / "weights", progress=False)
+    assert "keep edge_attr, the values of adj_t" in capsys.readouterr().err
 
 
-def test_an_edge_index_of_pyg_is_its_edges(tmp_path: Path) -> None:
-    index = torch_geometric.EdgeIndex(data_of().edge_index, sparse_size=(N, N)).sort_by("col")[0]
-    store = Store.from_data(data_of(edge_index=index), tmp_path / "store", progress=False)
-    assert edges(store.to_data()) == edges(data_of())
+def test_a_mask_of_two_nodes_is_a_mask(tmp_path: Path) -> None:
+    data = Data(x=torch.eye(2), y=torch.tensor([1, 1]), edge_index=torch.tensor([[0], [1]]))
+    none = torch.tensor([0, 0])
+    data.update({"train_mask": torch.tensor([1, 0]), "val_mask": none, "test_mask": none})
+    store = Store.from_data(data, tmp_path / "store", progress=False)
+    assert store.splits["train"].tolist() == [0]
+    assert store.num_seeds == {"train": 1, "valid": 0, "test": 0}
 
 
 class Mine(InMemoryDataset):
@@ -234,23 +216,14 @@ def test_one_of_several_graphs_is_asked_for(tmp_path: Path) -> None:
     dataset = Mine(tmp_path / "three", [data_of()] * 3)
     saved = torch.load(dataset.processed_paths[0], weights_only=False)
     for several in (dataset, saved):
-        with pytest.raises(InputError, match=r"expected one graph, got 3; .* dataset\[i\]"):
+        with pytest.raises(InputError, match=r"got 3; .* dataset\[i\]"):
             Store.from_data(several, tmp_path / "store", progress=False)
-
-
-def test_what_a_store_does_not_keep_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    data = data_of(edge_attr=torch.ones(200, 2), edge_weight=torch.ones(200))
-    Store.from_data(data, tmp_path / "store", progress=False)
-    said = capsys.readouterr().err
-    assert "does not keep edge_attr, edge_weight of the data" in said
 
 
 def test_more_than_memory_holds_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.from_data(data_of(), tmp_path / "store", progress=False)
     monkeypatch.setattr("ogbnlib.sampling.pyg_stores.available_bytes", lambda: 2**12)
-    with pytest.raises(InputError, match=r"5 kB for all of it in RAM.*use store.loader"):
+    with pytest.raises(InputError, match=r"5 kB .*store.loader"):
         store.to_data()
 
 
@@ -261,15 +234,16 @@ def empty(tmp_path: Path) -> Store:
 
 def test_an_empty_split_is_not_evaluated_which_is_said_once(empty: Store, tmp_path: Path) -> None:
     config = TrainConfig.create(
-        dataset=str(empty.path), loading="store", epochs=2, num_neighbors=[3], progress="none"
+        dataset=str(empty.path), loading="store", epochs=2, num_neighbors=[3]
     )
-    history = train(config, tmp_path / "run").history
-    assert [row["valid"] for row in history] == [None, None]
-    assert all(row["test"] is not None for row in history)
-    notes = [
-        event.get("text", "") for event in Run(tmp_path / "run").events if event["event"] == "note"
-    ]
-    assert sum("the valid split has no nodes: it is not evaluated" in note for note in notes) == 1
+    done = run(config, "4 GB", run_dir=tmp_path / "run", echo=False).require_finished()
+    assert done.result["forecast"]["peak_bytes"]["predicted"] > 0
+    assert done.metrics["valid"].isna().all()
+    assert done.metrics["test"].notna().all()
+    notes = [event.get("text", "") for event in done.events if event["event"] == "note"]
+    assert sum("valid split" in note for note in notes) == 1
+    resumed = run(config.replace(epochs=4), run_dir=tmp_path / "run", resume=True, echo=False)
+    assert resumed.config == config.replace(epochs=4, num_threads=1)
 
 
 @pytest.mark.parametrize("loading", ["store", "eager", "lazy", "shared", "propagated"])
@@ -289,39 +263,21 @@ def test_an_empty_split_has_no_part_in_a_forecast(
     assert plan(config, "4 GB", size=size).verdict == "FITS"
 
 
-def test_a_run_with_an_empty_split_has_its_forecast(empty: Store, tmp_path: Path) -> None:
-    config = TrainConfig.create(dataset=str(empty.path), loading="store", num_neighbors=[3, 2])
-    done = run(config, "4 GB", run_dir=tmp_path / "run", echo=False).require_finished()
-    assert done.result["forecast"]["peak_bytes"]["predicted"] > 0
-    resumed = run(config.replace(epochs=4), run_dir=tmp_path / "run", resume=True, echo=False)
-    assert Run(tmp_path / "run").config == resumed.config == config.replace(epochs=4, num_threads=1)
-
-
-def test_a_row_of_features_larger_than_a_piece_is_kept(tmp_path: Path) -> None:
-    assert [len(piece) for piece in slices(np.zeros((3, 2)), 0)] == [1, 1, 1]
-
-
 def test_what_needs_the_nodes_of_an_empty_split_is_refused(empty: Store, tmp_path: Path) -> None:
-    assert {name: len(ids) for name, ids in empty.splits.items()} == {
-        "train": 20,
-        "valid": 0,
-        "test": 20,
-    }
-    with pytest.raises(InputError, match="nodes: expected a split with nodes"):
+    assert empty.num_seeds == {"train": 20, "valid": 0, "test": 20}
+    with pytest.raises(InputError, match="nodes: "):
         empty.loader("val")
-    untrained = Store.from_data(
-        data_of(train_mask=mask(0, 0)), tmp_path / "untrained", progress=False
-    )
+    bare = data_of(train_mask=mask(0, 0))
+    untrained = Store.from_data(bare, tmp_path / "untrained", progress=False)
     assert len(list(untrained.loader("val"))) == 1
-    for store, changes, sentence in (
-        (empty, {"keep": "best"}, "keep=best: expected nodes in the valid split, found none"),
-        (untrained, {}, "expected nodes in the train split to train on, found none"),
+    for store, changes, match in (
+        (empty, {"keep": "best"}, "keep=best: .*valid"),
+        (untrained, {}, "train split"),
     ):
         config = TrainConfig.create(dataset=str(store.path), **changes)
-        with pytest.raises(InputError, match=sentence):
-            train(config, tmp_path / "refused")
-        with pytest.raises(InputError, match=sentence):
-            plan(config)
+        for call in (lambda config: train(config, tmp_path / "refused"), plan):
+            with pytest.raises(InputError, match=match):
+                call(config)
     assert not (tmp_path / "refused").exists()
 
 
@@ -336,14 +292,13 @@ def test_val_is_valid_wherever_a_split_is_named(tmp_path: Path) -> None:
         "test",
     )
     splits = {"val": [0], "valid": [1], "test": [2]}
-    with pytest.raises(InputError, match="splits: expected a dict with train, valid"):
+    with pytest.raises(InputError, match="splits: "):
         Store.from_data(data_of(), tmp_path / "other", splits=splits, progress=False)
 
 
 def test_a_feature_that_is_the_labels_is_refused(tmp_path: Path) -> None:
     data = data_of()
     leaky = torch.cat([data.x, data.y[:, None].float()], dim=1)
-    sentence = r"x, column 5 \(from 0\): equal to the labels on all labelled nodes"
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=r"x, column 5 .*labels"):
         Store.from_data(data_of(x=leaky), tmp_path / "store", progress=False)
     assert left_in(tmp_path) == []

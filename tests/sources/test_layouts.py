@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import official_csv, random_arrays
 
-from ogbnlib import InputError, convert, write_raw
+from ogbnlib import InputError, convert
+from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.ogb import read_split_dict
 
@@ -36,7 +37,7 @@ def test_a_graph_in_ogbs_csv_layout_is_a_data_set(
     np.testing.assert_array_equal(store.x, x)
     np.testing.assert_array_equal(store.splits["valid"], graph["splits"]["valid"])
     (folder / "raw" / "node-feat.csv.gz").unlink()
-    with pytest.raises(InputError, match=r"expected OGB's files raw/node-feat.csv.gz, found none"):
+    with pytest.raises(InputError, match=r"node-feat.csv.gz: "):
         open_source(folder)
 
 
@@ -99,11 +100,5 @@ def test_options_of_ogbs_binary_layout(tmp_path: Path, graph: dict[str, Any]) ->
     (folder / "dataset.yaml").write_text("undirected: true\n")
     assert convert(folder, tmp_path / "a", progress=False).undirected
     assert not convert(folder, tmp_path / "b", undirected=False, progress=False).undirected
-
-
-def test_reverse_edges_that_ogb_adds_are_named(
-    tmp_path: Path, graph: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_products")
-    open_source(folder)
-    assert "OGB adds reverse edges to ogbn-products: add --undirected" in capsys.readouterr().err
+    with pytest.raises(InputError, match="undirected: "):
+        convert(tmp_path / "a", tmp_path / "c", undirected=False, progress=False)

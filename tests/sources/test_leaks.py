@@ -13,7 +13,7 @@ from ogbnlib import convert
 from ogbnlib.errors import InputError
 from ogbnlib.sources.arrays import from_arrays
 from ogbnlib.sources.leaks import refuse_leaks
-from ogbnlib.sources.ogb import open_raw, write_layout
+from ogbnlib.sources.ogb import write_layout
 from ogbnlib.sources.source import Source
 
 NODES = 900
@@ -42,10 +42,10 @@ def with_column(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.insert(np.random.default_rng(1).normal(size=(NODES, 3)), 1, column, axis=1)
 
 
-def found(own: Source) -> str:
+def leaks(source: Source) -> str:
     """The refusal of a source, "" for none."""
     try:
-        refuse_leaks(own)
+        refuse_leaks(source)
     except InputError as error:
         return str(error)
     return ""
@@ -62,13 +62,13 @@ def test_the_comparison_with_the_labels_reads_no_more_than_it_needs() -> None:
                 yield x[begin : begin + 70]
 
         labels = [y[:100], y[100:110], y[110:]]
-        return found(replace(source(x, y=y), x_chunks=chunks, label_chunks=lambda: iter(labels)))
+        return leaks(replace(source(x, y=y), x_chunks=chunks, label_chunks=lambda: iter(labels)))
 
     x = np.random.default_rng(1).normal(size=(NODES, 3))
     assert of(x) == ""
     assert read == [0, 0]  # labels, then splits
     x[:, 1] = y
-    assert "column 1 (from 0): equal to the labels" in of(x)
+    assert "x, column 1 (from 0): " in of(x)
     x[NODES - 1, 1] = 0.5  # the last node differs
     assert of(x) == ""
 
@@ -76,21 +76,18 @@ def test_the_comparison_with_the_labels_reads_no_more_than_it_needs() -> None:
 def test_masks_folds_and_numbers_of_splits_are_no_features() -> None:
     fold = 3 * member("valid") + 7 * member("test")
     for column in (member("train"), 1 - member("valid"), member("test"), fold):
-        assert "x, column 1 (from 0): one value" in found(source(with_column(column)))
+        assert "x, column 1 (from 0): " in leaks(source(with_column(column)))
     several = np.stack([member(split) for split in SPLITS], axis=1)
-    assert "x, column 0, 1, 2 (from 0): one value" in found(source(several))
+    assert "column 0 (from 0), 1 (from 0), 2 (from 0): " in leaks(source(several))
     year = np.where(member("train") > 0, np.arange(NODES) % 7, 9)  # 7 years are trained on
     changed = member("train")
     changed[0] = 0  # one node differs
     for column in (year, changed, np.ones(NODES)):
-        assert found(source(with_column(column))) == ""
-
-
-def test_a_word_of_the_only_node_of_a_small_split_may_be_chance() -> None:
-    x = np.zeros((NODES, 200))
+        assert leaks(source(with_column(column))) == ""
+    x = np.zeros((NODES, 200))  # a word of the only node of a small split may be chance
     x[5, 17] = 1
     splits = {"train": np.arange(5), "valid": [7], "test": [5]}
-    assert found(source(x, splits=splits)) == ""
+    assert leaks(source(x, splits=splits)) == ""
 
 
 def test_a_column_that_tells_the_split_is_refused_by_its_name(tmp_path: Path) -> None:
@@ -104,8 +101,7 @@ def test_a_column_that_tells_the_split_is_refused_by_its_name(tmp_path: Path) ->
     features = pd.DataFrame(next(g.x_chunks()), columns=["a", "b", "c"])
     features.insert(1, "partition", member("train").astype(int))
     features.to_csv(folder / "features.csv", index=False)
-    sentence = r"features.csv, column 'partition': one value for all nodes of a split.*`left out`"
-    with pytest.raises(InputError, match=sentence):
+    with pytest.raises(InputError, match=r"features.csv, column 'partition': .*`left out`"):
         convert(folder, tmp_path / "store", progress=False)
     assert not (tmp_path / "store").exists()
 
@@ -117,8 +113,6 @@ def test_the_raw_files_of_others_are_compared_too(tmp_path: Path, hidden: str) -
     folder = tmp_path / "raw"
     folder.mkdir()
     write_layout(folder, source(with_column(column), y=y))
-    with pytest.raises(InputError, match=r"node_feat, column 1 \(from 0\): .*numpy.delete"):
-        refuse_leaks(open_raw(folder))
-    with pytest.raises(InputError, match="node_feat, column 1"):
+    with pytest.raises(InputError, match=r"node_feat, column 1 .*numpy.delete"):
         convert(folder, tmp_path / "store", progress=False)
     assert not (tmp_path / "store").exists()

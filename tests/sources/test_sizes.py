@@ -20,37 +20,30 @@ def plan(*assignments: str) -> dict[str, Any]:
 
 
 def test_sizes_are_numbers_with_units() -> None:
-    given = {**SIZES, "epochs": "2"}
-    size = take_sizes(given)
+    parameters = {**SIZES, "epochs": "2"}
+    size = take_sizes(parameters)
     assert size is not None
-    assert given == {"epochs": "2"}
-    assert (size.num_nodes, size.num_edges, size.num_seeds["train"]) == (
-        30 * 10**6,
-        3 * 10**8,
-        300_000,
-    )
+    assert parameters == {"epochs": "2"}
+    sizes = (size.num_nodes, size.num_edges, size.num_seeds["train"])
+    assert sizes == (30 * 10**6, 3 * 10**8, 300_000)
     assert take_sizes({"epochs": "2"}) is None
 
 
 @pytest.mark.parametrize(
-    ("changed", "sentence"),
+    ("changed", "match"),
     [
-        ({"num_nodes": "x"}, "num_nodes: expected a whole number such as 300k"),
-        ({"num_nodes": "0"}, "num_nodes: expected a whole number"),
-        ({"num_edges": "1.5"}, "num_edges: expected a whole number"),
-        ({"num_nodes": "-3"}, "num_nodes: expected a whole number"),
-        ({"num_features": None}, "num_features: expected beside num_nodes, num_edges, num_train"),
-        ({"dataset": "data/papers"}, "expected without dataset"),
-        (
-            {"num_train": "20M", "num_test": "20M"},
-            "at most num_nodes together, 30,000,000, got 40,000,000",
-        ),
+        ({"num_nodes": "x"}, "num_nodes: "),
+        ({"num_nodes": "0"}, "num_nodes: "),
+        ({"num_edges": "1.5"}, "num_edges: "),
+        ({"num_features": None}, "num_features: .*num_nodes, num_edges, num_train"),
+        ({"dataset": "data/papers"}, "dataset"),
+        ({"num_train": "20M", "num_test": "20M"}, "30,000,000, got 40,000,000"),
     ],
 )
-def test_sizes_that_are_none_are_refused(changed: dict[str, Any], sentence: str) -> None:
-    given = {name: value for name, value in {**SIZES, **changed}.items() if value is not None}
-    with pytest.raises(InputError, match=sentence):
-        take_sizes(given)
+def test_sizes_that_are_none_are_refused(changed: dict[str, Any], match: str) -> None:
+    sizes = {name: value for name, value in {**SIZES, **changed}.items() if value is not None}
+    with pytest.raises(InputError, match=match):
+        take_sizes(sizes)
 
 
 def test_a_plan_follows_the_sizes() -> None:

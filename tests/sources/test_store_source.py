@@ -14,7 +14,7 @@ from ogbnlib.errors import InputError
 from ogbnlib.graph import npz
 from ogbnlib.graph.store import Store
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.sources import store_source
+from ogbnlib.sources import source as store_source
 from ogbnlib.sources.arrays import from_arrays
 
 ARRAYS = ("colptr", "row", "y", "train", "valid", "test")
@@ -63,30 +63,26 @@ def test_int8_becomes_floats_and_the_same_int8_again(tmp_path: Path, store: Stor
     np.testing.assert_allclose(again.read("x"), small.read("x"), atol=1e-6)
 
 
-def test_names_stay(tmp_path: Path) -> None:
+def test_names_stay(tmp_path: Path, graph: dict[str, Any]) -> None:
     folder = tmp_path / "own"
     folder.mkdir()
-    rng = np.random.default_rng(0)
-    names = [f"n{i}" for i in range(60)]
-    pd.DataFrame({"source": names, "target": rng.permutation(names)}).to_csv(
-        folder / "edges.csv", index=False
-    )
-    x = pd.DataFrame(rng.normal(size=(60, 2)), columns=["a", "b"])
-    x.assign(node_id=names).to_csv(folder / "features.csv", index=False)
-    labels = rng.choice(["red", "green"], 60)
-    pd.DataFrame({"node_id": names, "label": labels}).to_csv(folder / "labels.csv", index=False)
-    split = np.repeat(["train", "valid", "test"], 20)
-    pd.DataFrame({"node_id": names, "split": split}).to_csv(folder / "splits.csv", index=False)
+    names = np.array([f"n{i}" for i in range(200)])
+    src, dst = names[graph["edge_index"]]
+    pd.DataFrame({"source": src, "target": dst}).to_csv(folder / "edges.csv", index=False)
+    x = pd.DataFrame(graph["x"]).add_prefix("x")
+    split = np.repeat(["train", "valid", "test", ""], 50)
+    nodes = x.assign(node_id=names, label=np.array(["red", "green"])[graph["y"] % 2], split=split)
+    nodes.to_csv(folder / "nodes.csv", index=False)
     first = convert(folder, tmp_path / "store", progress=False)
     second = convert(first, tmp_path / "float16", feature_dtype="float16", progress=False)
-    assert list(second.node_name[:3]) == names[:3]
-    assert list(second.label_name) == list(first.label_name)
+    np.testing.assert_array_equal(second.node_name, names)
+    assert list(second.label_name) == list(first.label_name) == ["green", "red"]
     assert second.origin == first.origin
 
 
 def test_what_is_refused_leaves_nothing(tmp_path: Path, store: Store) -> None:
     hops = propagate(store.path, tmp_path / "hops", hops=1, progress=False)
-    with pytest.raises(InputError, match="found propagated features, which have no edges"):
+    with pytest.raises(InputError, match="hops: expected a graph"):
         convert(hops, tmp_path / "new", progress=False)
     damaged = tmp_path / "damaged"
     shutil.copytree(store.path, damaged)

@@ -40,7 +40,6 @@ WIDE = {
     "batch_size": 128,
     "hidden_channels": 64,
     "device": "cpu",
-    "progress": "none",
 }
 
 

@@ -15,7 +15,7 @@ from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.memory.cuda import check_precision
+from ogbnlib.launcher import check_precision
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.training import fused_sage as sage
@@ -127,9 +127,7 @@ def test_float16_features_give_what_they_give_widened_and_wrong_edges_a_message(
     assert torch.equal(
         gnn(x.half(), edges, nodes, counts), gnn(x.half().float(), edges, nodes, counts)
     )
-    with pytest.raises(
-        InputError, match=r"^edge_index: expected sources below \d+ and targets below"
-    ):
+    with pytest.raises(InputError, match=r"^edge_index: "):
         gnn(x, edges + len(x), nodes, counts)
 
 

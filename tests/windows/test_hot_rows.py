@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import force_windows
 
 from ogbnlib import Run, TrainConfig, convert, run, train
 from ogbnlib.errors import MB
@@ -74,14 +75,14 @@ def test_rows_in_memory_leave_the_losses_and_write_less(
     tmp_path: Path, generated: Store, feature_dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = convert(generated, tmp_path / "store", feature_dtype=feature_dtype, progress=False)
+    force_windows("16 MB")
     losses = []
     written = []
     for shares in ((0.0,), (0.25,)):
         monkeypatch.setattr(plan, "_HOT_SHARES", shares)
         config = TrainConfig.create(
-            dataset=str(store.path), loading="store", lookahead="16 MB", spool="100 MB", epochs=3,
+            dataset=str(store.path), loading="store", spool="100 MB", epochs=3,
             num_neighbors=[5, 4], batch_size=64, eval_splits=["valid"], train_eval="never",
-            progress="none",
         )  # fmt: skip
         result = train(config, run_dir=tmp_path / f"run-{shares[0]}")
         losses.append([row["loss"] for row in result.history])
@@ -102,10 +103,11 @@ def test_a_run_with_rows_in_memory_stays_within_its_forecast(
     kernel_limit(limit).close()  # skips where the kernel enforces none
     store = synthesize_store(tmp_path / "store", 0.02, feature_dtype="int8", progress=False)
     config = TrainConfig.create(
-        dataset=str(store.path), loading="store", lookahead="100 MB", spool=spool, epochs=3,
+        dataset=str(store.path), loading="store", spool=spool, epochs=3,
         num_neighbors=[5, 5], batch_size=256, hidden_channels=16, eval_splits=["valid"],
-        train_eval="never", progress="none",
+        train_eval="never",
     )  # fmt: skip
+    force_windows("100 MB")
     forecast = predict(config, store, memory_limit_bytes=limit)
     assert forecast.windows is not None
     assert forecast.windows.spooling is not None

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import MB, batches_of, scores, wait_until
+from conftest import MB, batches_of, force_windows, scores, wait_until
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
@@ -302,13 +302,13 @@ def test_a_store_four_times_the_budget_is_trained_within_it(
     config = TrainConfig.create(
         dataset=str(store.path),
         loading="store",
-        lookahead=budget,
         epochs=2,
         batch_size=8,
         train_eval="never",
         eval_splits="",
         device="cpu",
     )
+    force_windows(budget)
     result = run(config, "1 GB", run_dir=tmp_path / "run", echo=False)
     assert result.exit_code == 0, result.result
     events = Run(tmp_path / "run").events

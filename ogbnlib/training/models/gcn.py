@@ -49,8 +49,8 @@ class Model(SampledModel):
         # nodes had degree 1, and accuracy on amazon_photo fell from 0.95 to 0.68 at a fan-out of
         # [-1, -1].
         source, target = edge_index
-        others = (source != target).float()
-        return others.new_ones(num_nodes).index_add_(0, target, others).rsqrt()
+        between_nodes = (source != target).float()
+        return between_nodes.new_ones(num_nodes).index_add_(0, target, between_nodes).rsqrt()
 
     @staticmethod
     def adjacency(edges: Any, num_targets: int, num_sources: int, shared: Any) -> tuple[Any, ...]:

@@ -17,8 +17,8 @@ from conftest import is_alive, wait_until
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.reading import process_tree
-from ogbnlib.memory.workers import WorkerDied, worker_arguments, workers_ended
 from ogbnlib.sampling.sampler import CSCSampler
+from ogbnlib.sampling.workers import WorkerDied, worker_arguments, workers_ended
 from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import train
 
@@ -33,7 +33,7 @@ def children_of(pid: int) -> list[int]:
 @pytest.mark.parametrize(
     ("policy", "number"), [("store", signal.SIGKILL), ("shared", signal.SIGBUS)]
 )
-def test_a_worker_that_dies_is_a_sentence_and_ends_the_others(
+def test_the_death_of_a_worker_is_raised_and_ends_the_others(
     tiny_config: Config, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, policy: str
 ) -> None:
     step, before, seen = Learner.step, set(children_of(os.getpid())), list[int]()
@@ -46,11 +46,9 @@ def test_a_worker_that_dies_is_a_sentence_and_ends_the_others(
         step(self, batches, epoch, begin, end)
 
     monkeypatch.setattr(Learner, "step", killing)
-    said = rf"worker \(process \d+\) was ended by {number.name}.*num_workers=0"
-    with pytest.raises(WorkerDied, match=said) as caught:
+    with pytest.raises(WorkerDied, match=number.name) as caught:
         train(tiny_config(num_workers=3, loading=policy, lookahead="off", batch_size=4))
     assert caught.value.exit_code == 128 + number
-    assert ("--shm-size" in str(caught.value)) == (number == signal.SIGBUS)
     assert len(seen) == 3
     assert not any(is_alive(pid) for pid in seen)
     assert callable(signal.getsignal(signal.SIGCHLD))  # torch's own, which it sets once for all
@@ -60,13 +58,11 @@ def test_a_worker_that_dies_is_a_sentence_and_ends_the_others(
     ("raised", "expected", "said"),
     [
         (InputError("row.npy: damaged"), InputError, "^row.npy: damaged$"),
-        (MemoryError("no 3 GiB"), WorkerDied, "no memory left.*no 3 GiB.*num_workers=0"),
-        (OSError(28, "No space left on device"), WorkerDied, "/dev/shm is full.*--shm-size"),
         (KeyError("a bug"), KeyError, "Original Traceback"),
     ],
     ids=str,
 )
-def test_what_a_worker_raises_is_told_in_its_own_words_and_ends_the_others(
+def test_an_error_in_a_worker_is_raised_and_ends_the_others(
     tiny_config: Config,
     monkeypatch: pytest.MonkeyPatch,
     raised: Exception,
@@ -144,28 +140,6 @@ def test_nothing_outlives_a_kill_and_the_run_goes_on_at_once(
         assert "stopped by SIGTERM" in process.communicate(timeout=180)[0]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting another /dev/shm needs root")
-def test_a_full_dev_shm_is_a_sentence_with_its_remedy(
-    tiny_config: Config, synth_dir: Path, tmp_path: Path
-) -> None:
-    wanted = tiny_config(dataset=str(synth_dir), num_workers=2, batch_size=512, epochs=100)
-    mount = 'mount -t tmpfs -o size=256k none /dev/shm && exec "$@"'
-    if subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount, "sh", "true"], capture_output=True
-    ).returncode:
-        pytest.skip("no file system can be mounted here")
-    with running(wanted, tmp_path / "run", wrapped=("unshare", "-m", "sh", "-c", mount, "sh")) as (
-        process,
-        _,
-    ):
-        said, _ = process.communicate(timeout=180)
-    assert process.returncode in (1, 135)
-    assert "/dev/shm is full (docker run --shm-size=8g)" in said
-    assert "num_workers=0" in said
-    assert "Traceback" not in said
-
-
 SPAWNED = """
 import multiprocessing, sys
 import ogbnlib
@@ -193,7 +167,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("method", "persistent"), [("spawn", True), ("spawn", False), ("fork", True)]
 )
-def test_a_process_that_multiprocessing_started_ends_well_with_workers(
+def test_a_process_of_multiprocessing_ends_well_with_workers(
     tiny_store: Path, tmp_path: Path, method: str, persistent: bool
 ) -> None:
     (tmp_path / "script.py").write_text(SPAWNED)
@@ -204,7 +178,7 @@ def test_a_process_that_multiprocessing_started_ends_well_with_workers(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_worker_that_died_in_an_earlier_run_is_not_blamed_in_the_next() -> None:
+def test_an_earlier_runs_dead_worker_is_not_blamed() -> None:
     worker = worker_arguments(1)["multiprocessing_context"].Process(target=time.sleep, args=(60,))
     worker.start()
     worker.kill()

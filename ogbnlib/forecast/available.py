@@ -6,8 +6,8 @@ import psutil
 
 from ..errors import MB
 from ..launcher import local_ranks
-from .cgroup import effective_limit
-from .reading import own_memory, read_sums
+from ..memory.cgroup import effective_limit
+from ..memory.reading import own_memory, read_sums
 
 
 def usable_bytes(limit_bytes: int) -> int:

@@ -1,94 +1,64 @@
 """Table from messages of the kernel, Slurm, allocators, launchers and Python to causes.
 
 `find` reads pasted texts, the last output of a run and the logs of Slurm jobs, so that the same
-text always has the same cause. `exit_codes` explains exit codes and job states.
+text always has the same cause. `codes` explains exit codes and job states.
 """
 
 import csv
 import re
 import signal
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from ..errors import format_bytes
-from ..memory.cuda import ALLOCATOR_VARIABLES, oom_sizes
-from .exit_codes import (
-    EXIT_CODES,
-    PENDING,
-    RUNNING,
-    STATES,
-    Meaning,
-    code_key,
-    meaning_of,
-    meaning_of_state,
-    state_key,
-)
-
-GUIDE = (
-    "notebooks/guide/troubleshooting.md (without a clone: `python -m ogbnlib notebooks FOLDER` "
-    "writes it)"
-)
-OUT_OF_MEMORY = "out of memory"
-_LESS = (
-    "`python -m ogbnlib plan --memory-limit SIZE` says which settings fit; `python -m ogbnlib watch` shows where a "
-    "script of your own needs its memory"
-)
-_GPU_LESS = EXIT_CODES["76"].remedy.partition(", or ")[2]
-# Named groups of the patterns below that match a size.
-_SIZES = ("anon", "asked", "used")
+from ..memory.cuda import oom_sizes
+from ..memory.killed import Action
+from .cause import Cause, Diagnosis, Facts
+from .codes import code_key, of_code, of_state
 
 
 @dataclass(frozen=True)
 class _Clue:
-    """A pattern, and the cause that it proves.
+    """A pattern of lines, and the cause that it proves; `sign` names its words in `render`.
 
-    Without a `meaning`, the exit code or signal in the pattern's group `code` or `signal` is looked
-    up, and `who` names the process. Names in braces stand for the pattern's groups.
+    Without a cause, the exit code or signal in the pattern's group `code` or `signal` is looked up,
+    and `sign` names the process that ended. Other groups are a process and sizes.
     """
 
+    sign: str
     pattern: str
-    meaning: Meaning | None = None
-    who: str = ""
+    cause: Cause | None = None
+    action: str = ""
 
 
+_KILLED = r"[^\n]*: Killed process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)(?:[^\n]*?anon-rss: ?(?P<anon_bytes>\d+ ?kB))?"
 # Lines that only the kernel, systemd or Slurm write: they prove a cause wherever they stand.
 _SYSTEM = [
     _Clue(
-        r"(?P<limit>Memory cgroup out|Out) of memory[^\n]*: Killed process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)"
-        r"(?:[^\n]*?anon-rss: ?(?P<anon>\d+ ?kB))?",
-        Meaning(
-            OUT_OF_MEMORY, "the kernel's out-of-memory killer ended process {pid} ({name})", _LESS
-        ),
+        "kernel kill in a cgroup",
+        rf"Memory cgroup out of memory{_KILLED}",
+        "out of memory",
+        "less memory",
+    ),
+    _Clue("kernel kill", rf"Out of memory{_KILLED}", "out of memory", "less memory"),
+    _Clue(
+        "memory of a group",
+        r"\binvoked oom-killer: |\boom-kill:constraint=|oom_reaper: reaped process|systemd-oomd killed \d"
+        r"|with result 'oom-kill'|Result: oom-kill|\bReason: +OOMKilled",
+        "out of memory",
+        "less memory",
     ),
     _Clue(
-        r"(?P<limit>oom-kill:constraint=\w+)[^\n]*task=(?P<name>[^,\n]+),pid=(?P<pid>\d+)",
-        Meaning(
-            OUT_OF_MEMORY, "the kernel's out-of-memory killer ended process {pid} ({name})", _LESS
-        ),
-    ),
-    _Clue(
-        r"\binvoked oom-killer: |oom_reaper: reaped process|systemd-oomd killed \d|with result 'oom-kill'"
-        r"|Result: oom-kill|\bReason: +OOMKilled",
-        Meaning(
-            OUT_OF_MEMORY,
-            "it was ended for passing the memory of its machine, service or container",
-            _LESS,
-        ),
-    ),
-    _Clue(
+        "limit met",
         r"^slurmstepd\S* error: Exceeded (?:job|step) memory limit at some point",
-        Meaning(
-            "memory limit met, cause unknown",
-            "the job met its memory limit, which page cache does without a kill, too",
-            "look at the job's state, which is OUT_OF_MEMORY after a kill: sacct -j ID",
-        ),
+        "memory limit met, cause unknown",
+        "ask sacct",
     ),
 ]
 # Pattern of a line in a job's log -> state. "hit memory limit at least once" is not among them: the
 # page cache meets the limit without a kill, too.
 _JOB_LINES = {
     r"error: .*oom[-_]kill event|\bsrun: error: .*: Out Of Memory|been OOM Killed"
-    r"|error: .*exceeded (?:virtual )?memory limit .*being killed": "OUT_OF_MEMORY",
+    r"|error: .*exceeded (?:virtual )?memory limit .*being killed|\bOUT_OF_ME(?:MORY\b|\+)": "OUT_OF_MEMORY",
     r"error: \*\*\* .*DUE TO TIME LIMIT": "TIMEOUT",
     r"error: \*\*\* .*DUE TO PREEMPTION": "PREEMPTED",
     r"error: \*\*\* .*DUE TO NODE FAILURE|^srun: error: Node failure on": "NODE_FAIL",
@@ -96,87 +66,67 @@ _JOB_LINES = {
     # only of a JOB: srun also cancels steps, which proves nothing
     r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",
 }
-_SHM = EXIT_CODES["135"]
-_DIED = "worker died, cause unknown"
-_LOST = "lost another rank, cause unknown"
-_WAITED = "a rank waited for another one, which had ended, hung or lost its connection"
-_ALL_LOGS = "read the logs of all ranks for the first that failed; dmesg and sacct show a kill"
-_NO_WORKERS = (
-    "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill"
-)
 # Messages of exceptions, strongest evidence first.
 _EXCEPTIONS = [
     _Clue(
+        "allocation refused",
         r"(?:DefaultCPUAllocator: [^\n]*?tried to allocate |(?<!OutOf)MemoryError: Unable to allocate )"
-        r"(?P<asked>[\d.]+ \w+)",
-        Meaning(
-            OUT_OF_MEMORY,
-            "Linux refused {asked} of RAM at once: more than the machine, or a limit of `ulimit -v`, has left",
-            _LESS,
-        ),
+        r"(?P<asked_bytes>[\d.]+ \w+)",
+        "out of memory",
+        "less memory",
     ),
-    # `_gpu` reads the sizes in torch's message
     _Clue(
+        "allocation on the GPU failed",
         r"CUDA out of memory|OutOfMemoryError|CUDA error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)",
-        Meaning(
-            "out of GPU memory",
-            "an allocation on the GPU failed, and the message has no sizes",
-            f"look with nvidia-smi for another process on the GPU; if there is none, {_GPU_LESS}",
-        ),
+        "out of GPU memory",
+        "free GPU",
     ),
     _Clue(
+        "DataLoader worker",
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) is killed by signal: (?P<signal>[A-Z][a-z ]+\w)",
-        who="DataLoader worker {pid}",
     ),
     _Clue(
+        "process",
         r"process (?P<pid>\d+) terminated with signal (?P<code>SIG\w+)"
         r"|died with <Signals\.(?P<signal>SIG\w+)",
-        who="a process that it started",
     ),
     _Clue(
+        "file descriptors",
         r"received 0 items of ancdata|Too many open files",
-        Meaning(
-            "error",
-            "ran out of file descriptors: DataLoader workers pass each tensor by one of them",
-            "raise the limit with `ulimit -n 65536`, or call "
-            "torch.multiprocessing.set_sharing_strategy('file_system') at the beginning",
-        ),
+        "error",
+        "raise ulimit",
     ),
     _Clue(
+        "shared memory",
         r"insufficient shared memory|unable to (?:open|allocate) shared memory"
         r"|unable to (?:write to|mmap \d+ bytes from|resize) file </torch(?![^\n]*Cannot allocate)"
         r"|No space left on device: '?/(?:dev/shm|torch_)",
-        Meaning(
-            _SHM.cause,
-            "ran out of shared memory: DataLoader workers pass batches through /dev/shm",
-            _SHM.remedy,
-        ),
+        "error",
+        "more shared memory",
     ),
     _Clue(
+        "label out of range",
         r"device-side assert triggered|Target -?\d+ is out of bounds",
-        Meaning(
-            "error",
-            "a label lies outside of 0 to the number of classes - 1, such as a NaN turned into an integer",
-            f"check the labels with `python -m ogbnlib verify`; {GUIDE} has the line for a script of your own",
-        ),
+        "error",
+        "check labels",
     ),
     _Clue(
+        "allocation refused",
         r"(?<!OutOf)MemoryError\b|std::bad_alloc|an(?:'|no)t allocate memory|not enough memory: you tried",
-        Meaning(
-            OUT_OF_MEMORY,
-            "Linux refused an allocation: the machine, or a limit of `ulimit -v`, has no memory left",
-            _LESS,
-        ),
+        "out of memory",
+        "less memory",
     ),
     _Clue(
+        "worker gone",
         r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) exited unexpectedly",
-        Meaning(
-            _DIED, "DataLoader worker {pid} ended, and the message does not say why", _NO_WORKERS
-        ),
+        "worker died, cause unknown",
+        "no workers",
     ),
     _Clue(
+        "rank gone",
         r"ncclRemoteError|gloo[^\n]*(?:Connection closed|Timed out)",
-        Meaning(_LOST, _WAITED, _ALL_LOGS),
+        "lost another rank, cause unknown",
+        "read all logs",
     ),
 ]
 # by the signal's description, such as "Killed"
@@ -190,22 +140,22 @@ _WORDS = "|".join(
 # Lines of shells, srun and torch about another process.
 _LAUNCHERS = [
     _Clue(
+        "rank gone",
         r"ProcessGroupNCCL\.cpp[^\n]*collective operation timeout",
-        Meaning(_LOST, _WAITED, _ALL_LOGS),
+        "lost another rank, cause unknown",
+        "read all logs",
     ),
     # A killed worker's connection may be reset before torch checks on the worker.
     _Clue(
+        "worker gone",
         r"utils/data/dataloader\.py[\s\S]{0,4000}ConnectionResetError",
-        Meaning(
-            _DIED,
-            "a DataLoader worker ended while it handed over a batch, and the message does not say why",
-            _NO_WORKERS,
-        ),
+        "worker died, cause unknown",
+        "no workers",
     ),
     _Clue(
+        "a process",
         rf"^(?:\S+: line \d+: +\d+ +|\[\d+\] *[+-] +|srun: error: \S+: tasks? [\d,-]+: )(?P<signal>{_WORDS})(?!\w)"
         rf"|^(?P<code>{_WORDS})(?: \(core dumped\))? *$",
-        who="a process",
     ),
 ]
 # Exceptions that only report the end of another process: the cause stands above them.
@@ -237,7 +187,7 @@ _FAILED_RANKS = (
 )
 
 
-def find(text: str, *, foreign: bool = True, killed: bool = False) -> Meaning | None:
+def find(text: str, *, foreign: bool = True, killed: bool = False) -> Diagnosis | None:
     """Find the cause of a process's end in a text; None if none is known.
 
     A line counts only where it can be the end: lines of the kernel and Slurm anywhere; then the
@@ -249,73 +199,52 @@ def find(text: str, *, foreign: bool = True, killed: bool = False) -> Meaning | 
     own.
     """
     text = cleaned(text)
-    finding = _first(_SYSTEM, text)
     state, line = job_state(text.splitlines())
-    if finding is None and state:
-        meaning = meaning_of_state(state, {})
-        finding = meaning._replace(text=f"the job {meaning.text}", line=line)
-    if finding or killed:
-        return finding
+    end = _first(_SYSTEM, text) or (of_state(state, {}, line) if state else None)
+    if end or killed:
+        return end
     return _by_rank(text, foreign=foreign) or _by_exception(text) or _first(_LAUNCHERS, text)
 
 
-def find_in_message(text: str) -> Meaning | None:
+def find_in_message(text: str) -> Diagnosis | None:
     """Find the cause in a pasted text, which may be a message without its exception's name."""
     # The last tries join the lines, because a terminal may have broken a message.
     joined = " ".join(text.split())
     begun = [clue for clue in _EXCEPTIONS if re.match(clue.pattern, joined)]
-    return find(text) or find_job(text) or find(joined) or _first(begun, joined)
+    return find(text) or find(joined) or _first(begun, joined)
 
 
-def _first(clues: Iterable[_Clue], text: str) -> Meaning | None:
+def _first(clues: Iterable[_Clue], text: str) -> Diagnosis | None:
     for clue in clues:
         matches = list(re.finditer(clue.pattern, text, re.MULTILINE))
         if matches:
-            return _finding(clue, matches[-1])
+            return _end_by(clue, matches[-1])
     return None
 
 
-def _finding(clue: _Clue, match: re.Match[str]) -> Meaning:
-    """Return the clue's meaning, with the match's names and sizes in its text and the matched line
-    as evidence."""
+def _end_by(clue: _Clue, match: re.Match[str]) -> Diagnosis:
     groups = {name: value for name, value in match.groupdict().items() if value is not None}
-    sizes = {name: _size_of(groups[name]) for name in _SIZES if name in groups}
-    words = groups | {name: format_bytes(size) for name, size in sizes.items()}
+    sizes = {name: _size_of(text) for name, text in groups.items() if name.endswith("_bytes")}
     line = _line_of(match)
-    meaning = clue.meaning
-    if meaning is None:
+    if clue.cause is None:
         word = groups.get("code") or groups["signal"]
-        meaning = meaning_of(_SIGNAL_CODES.get(word, word), foreign=True)
-        meaning = meaning._replace(text=_about(clue.who, meaning))
-    elif meaning.cause == "out of GPU memory":  # torch's message has the sizes that say why
-        return _gpu(match.string, line) or meaning._replace(line=line)
-    text = meaning.text.format(**words)
-    if "anon" in words:
-        text += f", which held {words['anon']} of anonymous memory"
-    if "limit" in words:
-        of_cgroup = re.search("cgroup|MEMCG", words["limit"])
-        text += _GROUP if of_cgroup else _MACHINE
-    return meaning._replace(text=text, line=line, sizes=sizes)
-
-
-_GROUP = ", for the limit of its cgroup: a job's --mem, or the limit of a container or a run"
-_MACHINE = ", because the whole machine had no memory left"
-
-
-def _about(who: str, meaning: Meaning) -> str:
-    verb = "was " if meaning.text.startswith(("ended by ", "interrupted ")) else ""
-    return f"{who} {verb}{meaning.text}"
+        who = " ".join(filter(None, [clue.sign, groups.get("pid", "")]))
+        end = of_code(_SIGNAL_CODES.get(word, word), foreign=True, who=who)
+        return replace(end, facts=replace(end.facts, line=line, exit_code=None))
+    who = groups.get("pid", "")
+    if "name" in groups:
+        who = f"process {who} ({groups['name']})"
+    end = Diagnosis(clue.cause, Facts(clue.sign, who, line, sizes), (Action(clue.action),))
+    return _by_sizes(end, match.string) if clue.cause == "out of GPU memory" else end
 
 
 def _line_of(match: re.Match[str]) -> str:
-    """Return the whole line around a match; several lines are joined by blanks."""
     begin = match.string.rfind("\n", 0, match.start()) + 1
-    rest = match.string[match.end() :].partition("\n")[0]
-    return " ".join((match.string[begin : match.end()] + rest).split())
+    tail = match.string[match.end() :].partition("\n")[0]
+    return " ".join((match.string[begin : match.end()] + tail).split())
 
 
 def _size_of(text: str) -> int:
-    """Bytes of a size, as kernel, torch, numpy and Slurm write it: "126 kB", "51.7 TiB", "64K"."""
     number, unit = re.findall(r"([\d.]+) ?([kKMGTPE]?)", text)[0]
     return int(float(number) * 1024 ** " KMGTPE".index(unit.upper() or " "))
 
@@ -367,26 +296,6 @@ _NAMES = {
 }
 
 
-def find_job(text: str) -> Meaning | None:
-    """Explain the worst state of a job in a pasted table of Slurm; None without one."""
-    if not re.search(r"\bJobI[Dd]\b|\bOUT_OF_ME", text):
-        return None
-    rows = [
-        (state_key(word), row) for row in text.splitlines() for word in re.split(r"[\s|=]+", row)
-    ]
-    rows = [(state, row) for state, row in rows if state]
-    ends = [end for end in rows if STATES[end[0]] not in (STATES["COMPLETED"], PENDING, RUNNING)]
-    killed = [end for end in ends if end[0] == "OUT_OF_MEMORY"]
-    # a step that is killed for its memory lets the job end as FAILED
-    by_weight = [*killed[:1], *reversed(ends), *reversed(rows)]
-    if not by_weight:
-        return None
-    state, row = by_weight[0]
-    number = re.search(r"\d+(?:_\d+)?", row)
-    meaning = meaning_of_state(state, {"job": number[0]} if number else {})
-    return meaning._replace(text=f"the job {meaning.text}", line=row.strip())
-
-
 def failed_rank(text: str) -> re.Match[str] | None:
     """Find the rank that failed first, by torchrun's report; groups are `rank` and `code`.
 
@@ -394,27 +303,28 @@ def failed_rank(text: str) -> re.Match[str] | None:
     """
     for pattern in _FAILED_RANKS:
         ranks = list(re.finditer(pattern, text, re.DOTALL))
-        own = [one for one in ranks if code_key(one["code"]) not in ("0", "143")]
+        failed = [rank for rank in ranks if code_key(rank["code"]) not in ("0", "143")]
         # a rank on another node ends with 1 once its peer is gone
-        killed = [one for one in own if one["code"] != "1"]
-        if own:
-            return (killed or own)[0]
+        killed = [rank for rank in failed if rank["code"] != "1"]
+        if failed:
+            return (killed or failed)[0]
     return None
 
 
-def _by_rank(text: str, *, foreign: bool) -> Meaning | None:
+def _by_rank(text: str, *, foreign: bool) -> Diagnosis | None:
     rank = failed_rank(text)
     if rank is None:
         return None
+    who = f"rank {rank['rank']}"
     # code 1 is a Python exception, whose traceback stands somewhere in the text
     inner = _of_exceptions(text) if rank["code"] == "1" else None
     if inner is not None:
-        return inner._replace(text=f"rank {rank['rank']}: {inner.text}")
-    meaning = meaning_of(rank["code"], foreign=foreign)
-    return meaning._replace(text=_about(f"rank {rank['rank']}", meaning), line=_line_of(rank))
+        return replace(inner, facts=replace(inner.facts, who=who))
+    end = of_code(rank["code"], foreign=foreign, who=who)
+    return replace(end, facts=replace(end.facts, line=_line_of(rank), exit_code=None))
 
 
-def _by_exception(text: str) -> Meaning | None:
+def _by_exception(text: str) -> Diagnosis | None:
     """Find the cause in the exception with which the program ended, and in those that it names."""
     failure = _last_failure(text)
     endings = _EXCEPTION.findall(failure)
@@ -425,15 +335,14 @@ def _by_exception(text: str) -> Meaning | None:
     return _of_exceptions(failure)
 
 
-def _of_exceptions(text: str) -> Meaning | None:
-    """The strongest evidence in any exception's own lines."""
+def _of_exceptions(text: str) -> Diagnosis | None:
     messages = [text[match.start() :] for match in _EXCEPTION.finditer(text)]
     for clue in _EXCEPTIONS:
         for message in reversed(messages):
             first_line = message.partition("\n")[0]
             match = re.search(clue.pattern, first_line)
             if match:
-                return _finding(clue, re.search(clue.pattern, message) or match)
+                return _end_by(clue, re.search(clue.pattern, message) or match)
     return None
 
 
@@ -451,8 +360,8 @@ def exception_line(text: str) -> str:
 
     If the message ends with a colon, the next line is added.
     """
-    _, traceback, after = cleaned(text).rpartition(_TRACEBACK)
-    lines = [line for line in after.split("\n")[1:] if line.strip()]
+    _, traceback, report = cleaned(text).rpartition(_TRACEBACK)
+    lines = [line for line in report.split("\n")[1:] if line.strip()]
     # frames: indented, or marked by loguru's ">"
     while lines and not re.match(r"[^\W\d]", lines[0]):
         del lines[0]
@@ -482,64 +391,35 @@ def last_words(output: str, *, killed: bool = False) -> str:
     errors = [line for line in _lines(output) if line.startswith("error: ")]
     if errors:
         return errors[-1]
-    finding = find(output, killed=killed)
-    if finding:
-        return finding.line
+    end = find(output, killed=killed)
+    if end:
+        return end.facts.line
     if killed:
         return ""
     return exception_line(output) or last_line(output)
 
 
-def _gpu(message: str, line: str) -> Meaning | None:
-    """Cause of torch's "CUDA out of memory" message: fragmentation, other processes, or a step too
-    large; None without sizes."""
+def _by_sizes(end: Diagnosis, message: str) -> Diagnosis:
+    """Tell fragmentation, other processes, and a step too large for the GPU apart, by the sizes in
+    torch's message; without sizes `end` is returned."""
     *_, last = re.split(r"(?=CUDA out of memory)", message)
     sizes = oom_sizes(" ".join(last.split()))
     if "requested_bytes" not in sizes:
-        return None
+        return end
     requested = sizes["requested_bytes"]
     unallocated = sizes.get("unallocated_bytes", 0)
     free = sizes.get("free_bytes", 0)
     used = sizes.get("reserved_bytes", 0) + free
-    others = 0
+    foreign_bytes = 0
     if "total_bytes" in sizes and "allowed_bytes" not in sizes and used:
-        others = sizes["total_bytes"] - used
+        foreign_bytes = sizes["total_bytes"] - used
+    cause: Cause = "out of GPU memory: size"
+    action = "smaller step"
     if unallocated and unallocated + free >= requested:
-        cause = "fragmentation"
-        remedy = (
-            "set expandable_segments=True, in a script of your own "
-            f"{ALLOCATOR_VARIABLES[0]}=expandable_segments:True"
-        )
-        more = f" and {format_bytes(free)} free" if unallocated < requested else ""
-        why = (
-            f"With {format_bytes(unallocated)} reserved but unallocated{more} "
-            "there was enough, but not in one piece"
-        )
-    elif others > 2**30 + requested:  # CUDA itself takes 0.3 to 0.6 GB
-        cause = "others on the GPU"
-        remedy = "find the other process with nvidia-smi; end it, or use another GPU"
-        why = f"{format_bytes(others)} is used outside torch's allocator, mostly by other processes"
-    else:
-        cause = "size"
-        remedy = _GPU_LESS
-        why = "There was not enough memory, not even in pieces: a step needs more than the GPU has"
-    text = f"out of GPU memory, by {cause}: {gpu_sizes(sizes)} {why}"
-    parts = {name.removesuffix("_bytes"): size for name, size in sizes.items()}
-    return Meaning(f"out of GPU memory: {cause}", text, remedy, line, parts)
-
-
-def gpu_sizes(oom: Mapping[str, float]) -> str:
-    """The sizes of a failed allocation on the GPU as a sentence; "" without any."""
-    names = {
-        "requested": "asked for",
-        "allocated": "allocated",
-        "reserved": "reserved",
-        "largest_free": "the largest free block in it",
-        "free": "free on the GPU",
-    }
-    sizes = [
-        f"{format_bytes(oom[f'{key}_bytes'])} {word}"
-        for key, word in names.items()
-        if f"{key}_bytes" in oom
-    ]
-    return ", ".join(sizes) + "." if sizes else ""
+        cause = "out of GPU memory: fragmentation"
+        action = "expandable segments"
+    elif foreign_bytes > 2**30 + requested:  # CUDA itself takes 0.3 to 0.6 GB
+        cause = "out of GPU memory: others on the GPU"
+        action = "free GPU"
+        sizes["others_bytes"] = foreign_bytes
+    return Diagnosis(cause, replace(end.facts, sign=cause, sizes=sizes), (Action(action),))

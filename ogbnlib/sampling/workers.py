@@ -1,4 +1,4 @@
-"""DataLoader workers that never outlive their trainer and whose death is reported in one sentence.
+"""DataLoader workers that never outlive their trainer, and whose death is reported.
 
 torch notices a dead worker, but then waits for the others, and some never end: a process that was
 killed while it held a queue's lock never releases the lock. So on every error all workers are ended
@@ -6,8 +6,6 @@ by SIGKILL.
 """
 
 import contextlib
-import errno
-import shutil
 import signal
 import sys
 import threading
@@ -17,21 +15,24 @@ from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any
 
 from ..errors import InputError
-from .signals import block_stop_signals, die_with_parent, take_over
+from ..memory.signals import block_stop_signals, die_with_parent, take_over
 
 _started: set["_Worker"] = set()
-_FULL = "/dev/shm is full (docker run --shm-size=8g)"
 
 
 class WorkerDied(RuntimeError):
-    """A DataLoader worker failed for a reason other than its data.
+    """A DataLoader worker ended by itself.
 
-    `exit_code` is 128 + N after signal N.
+    `exit_code` is the worker's, or 128 + N after signal N.
     """
 
-    def __init__(self, text: str, exit_code: int = 1):
-        super().__init__(f"{text}; go on with num_workers=0 (--resume --set num_workers=0)")
-        self.exit_code = exit_code
+    def __init__(self, pid: int, code: int):
+        end = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
+        super().__init__(
+            f"a DataLoader worker (process {pid}) ended {end}; go on with num_workers=0 "
+            "(--resume --set num_workers=0), or in a container with more /dev/shm"
+        )
+        self.exit_code = code if code > 0 else 128 - code
 
 
 class _Worker(ForkProcess):
@@ -84,7 +85,7 @@ def _begin(worker_id: int) -> None:
 
 @contextlib.contextmanager
 def workers_ended() -> Iterator[None]:
-    """End all workers if an error occurs inside, and shorten an error that began in a worker."""
+    """End all workers if an error occurs inside; raise `WorkerDied` if one had ended by itself."""
     _forget_ended()  # workers of an earlier run do not matter for this run's errors
     try:
         yield
@@ -96,10 +97,12 @@ def workers_ended() -> Iterator[None]:
                 # Errors of a dying worker's queues arrive before the kernel reports its death.
                 died = _kill(wait_s=0.0 if clear else 1.0)
                 break
-        shortened = _shortened(error, died)
-        if shortened is None:
-            raise
-        raise shortened from None
+        if died and isinstance(error, Exception):
+            raise WorkerDied(*next(iter(died.items()))) from None
+        text = str(error).rstrip()
+        if isinstance(error, InputError) and "in DataLoader worker process" in text:
+            raise InputError(text.rpartition("InputError: ")[2]) from None
+        raise
 
 
 def _kill(wait_s: float) -> dict[int, int]:
@@ -136,31 +139,3 @@ def _unwatched() -> Iterator[None]:
     finally:
         if handler is not None:
             signal.signal(signal.SIGCHLD, handler)
-
-
-def _shortened(error: BaseException, died: dict[int, int]) -> Exception | None:
-    """Return the error to raise in place of a worker's error; None for all other errors."""
-    text = str(error).rstrip()
-    if died and isinstance(error, Exception):
-        pid, code = next(iter(died.items()))
-        who = f"a DataLoader worker (process {pid})"
-        if code > 0:
-            return WorkerDied(f"{who} ended with exit code {code}")
-        cause = f": {_FULL}, or a mapped file shrank" if code == -signal.SIGBUS else ""
-        return WorkerDied(f"{who} was ended by {signal.Signals(-code).name}{cause}", 128 - code)
-    if (
-        isinstance(error, OSError)
-        and error.errno == errno.ENOSPC
-        and shutil.disk_usage("/dev/shm").free < 2**16
-    ):
-        return WorkerDied(f"{_FULL}: {text}")  # the queues' semaphores did not fit
-    if "in DataLoader worker process" not in text.partition("\n")[0]:
-        return None
-    cause = text.rpartition("\n")[2]
-    if isinstance(error, InputError):
-        return InputError(cause.partition("InputError: ")[2])
-    if isinstance(error, MemoryError):
-        return WorkerDied(f"a DataLoader worker found no memory left ({cause})")
-    if "shm" in cause or "shared memory" in cause or "No space left on device" in cause:
-        return WorkerDied(f"{_FULL}: {cause}")
-    return None

@@ -1,0 +1,181 @@
+"""How a run or a Slurm job ended: a cause from a closed list, facts, and actions.
+
+`codes` and `texts` recognise a cause, `diagnosis` and `slurm` add the facts of a run or a job, and
+`render` alone turns them into sentences.
+"""
+
+import html
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from pydantic import FiniteFloat
+
+from ..errors import printable
+from ..memory.cgroup import Throttle
+from ..memory.killed import Action
+from ..memory.record import Growth, Stalled
+
+Cause: TypeAlias = Literal[
+    "finished",
+    "not started",
+    "at work",
+    "not finished",
+    "no result",
+    "never started",
+    "bad input",
+    "error",
+    "diverged",
+    "stopped at a checkpoint",
+    "interrupted",
+    "out of memory",
+    "memory limit met, cause unknown",
+    "out of GPU memory",
+    "out of GPU memory: fragmentation",
+    "out of GPU memory: size",
+    "out of GPU memory: others on the GPU",
+    "SIGKILL, cause unknown",
+    "SIGTERM",
+    "SIGHUP",
+    "SIGUSR1",
+    "worker died, cause unknown",
+    "lost another rank, cause unknown",
+    "time limit",
+    "preempted",
+    "cancelled",
+    "node failure",
+    "pending",
+    "running",
+    "several tasks",
+    "unknown",
+]
+# Causes that an exit code alone leaves open: evidence in the output decides.
+OPEN_CAUSES = ("error", "SIGKILL, cause unknown", "never started")
+
+
+UNKNOWN: tuple[object, ...] = (None, "", {}, [], ())  # values of facts and arguments
+_Number: TypeAlias = int | FiniteFloat
+
+
+@dataclass(frozen=True)
+class OuterLimit:
+    """The limit of a cgroup around the run's own."""
+
+    limit_bytes: _Number | None = None
+    cgroup: str = ""
+    others_bytes: int = 0  # memory of other processes in that cgroup, read after the run's end
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of an end, as result.json has it. Unknown values are in `UNKNOWN`, sizes in
+    bytes."""
+
+    # how the end was recognised: an exit code, a state of Slurm, or the name of a line in `texts`
+    sign: str = ""
+    who: str = ""  # the process that ended, unless it is the command itself, such as "rank 1"
+    line: str = ""  # the line of a text that proves the cause
+    sizes: Mapping[str, _Number] = field(default_factory=dict)  # sizes in it, and counts
+    code: str = ""  # the exit code as it was given, such as "-9" or "0:125"
+    exit_code: int | None = None  # 128 + N after signal N
+
+    # of a run
+    duration_s: _Number | None = None
+    phase: str | None = None  # the innermost phase that was open, or that an exception left
+    phase_s: _Number | None = None  # how long it has been open, in a run at work
+    memory_limit_bytes: _Number | None = None
+    limit_by: str | None = None
+    killed_by: str | None = None  # "kernel" or "watchdog"
+    # The kernel's counter. With memory.oom.group, which a limit under cgroup v2 sets, the first
+    # killed process counts twice, unless it has ended before the others are killed.
+    oom_kills: int | None = None
+    kills_around: int | None = None  # in a cgroup that other processes share
+    outer_limit: OuterLimit | None = None  # set if the kernel killed for it
+    ended_with: int | None = None  # exit code of the first process, if the kill hit another one
+    held_bytes: _Number | None = None
+    # the kernel's counter, with page cache, else the largest sample, by `peak_source`
+    peak_bytes: _Number | None = None
+    peak_source: str | None = None
+    sampled_peaks_bytes: Mapping[str, _Number] = field(default_factory=dict)
+    last_sample: Mapping[str, int] = field(default_factory=dict)
+    parts: Mapping[str, int] = field(default_factory=dict)  # named parts of memory in use
+    processes: str = ""  # the three largest, as of the last growth of a command's memory
+    last_output: str | None = None  # the line of the output that tells most about the end
+    last_line: str = ""  # the last line that a command without an open phase printed
+    printed_bytes: _Number | None = None  # memory in use when a command last printed a line
+    rank: int | None = None  # the first rank to end
+    rank_exit_code: int | None = None
+    growth: Growth | None = None
+    stalled: Stalled | None = None  # time spent waiting for memory
+    throttled: list[Throttle] = field(default_factory=list)  # cgroups whose `memory.high` was met
+
+    # of a Slurm job
+    job: Mapping[str, str] = field(default_factory=dict)  # by sacct's names
+    run_dir: str = ""
+    log_line: str = ""  # the line of its log that tells most about the end
+    unasked: str = ""  # why neither sacct nor scontrol answered
+    counts: Mapping[str, int] = field(default_factory=dict)  # tasks of an array by cause
+
+    @property
+    def held_peak_bytes(self) -> int | None:
+        """Peak of anonymous + shared memory in any sample."""
+        peak = self.sampled_peaks_bytes.get("held_bytes")
+        return None if peak is None else int(peak)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in asdict(self).items() if value not in UNKNOWN}
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The end of a run: its cause, facts and actions. `text` has them in at most three sentences.
+
+    The diagnosis of a Slurm job has that of its run as `inner`.
+    """
+
+    cause: Cause
+    facts: Facts = field(default_factory=Facts)
+    actions: tuple[Action, ...] = ()
+    inner: "Diagnosis | None" = None
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.facts.exit_code
+
+    @property
+    def phase(self) -> str | None:
+        return self.facts.phase
+
+    @property
+    def text(self) -> str:
+        from . import render
+
+        return render.paragraph(self)
+
+    @property
+    def remedy(self) -> str:
+        """The actions in words."""
+        from . import render
+
+        return render.remedy(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Cause, facts and actions for JSON, with their words; unknown facts are left out."""
+        return {
+            "cause": self.cause,
+            "facts": self.facts.to_dict(),
+            "actions": [asdict(action) for action in self.actions],
+            "inner": self.inner and self.inner.to_dict(),
+            "exit_code": self.exit_code,
+            "phase": self.phase,
+            "text": str(self),
+            "remedy": self.remedy,
+        }
+
+    def __str__(self) -> str:
+        return printable(self.text).replace("\n", " ")  # a user's phase may have any name
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f'<p style="max-width:60em">{html.escape(str(self))}</p>'

@@ -1,0 +1,238 @@
+"""Exit codes and Slurm's job states: the cause and the actions of each; how to resume a run."""
+
+import os
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ..display import in_notebook
+from ..errors import GB, MB, Diverged, InputError, RankHung, explained
+from ..files import shown
+from ..memory.cuda import OUT_OF_CUDA_MEMORY
+from ..memory.killed import Action
+from ..memory.signals import Stopped
+from ..sampling.workers import WorkerDied
+from .cause import Cause, Diagnosis, Facts
+
+STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
+DIVERGED = 77
+UNFINISHED = 78
+
+# 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL
+# pairs: 125 is its pseudo-signal for out of memory, 53 a batch script that could not be started.
+_CODES: dict[str, tuple[Cause, str]] = {
+    "0": ("finished", ""),
+    "1": ("error", "read output"),
+    "2": ("bad input", "fix input"),
+    "75": ("stopped at a checkpoint", "resume"),
+    "76": ("out of GPU memory", "smaller step"),
+    "77": ("diverged", "resume"),
+    "78": ("not finished", "resume"),
+    "120": ("error", "read output"),
+    "124": ("time limit", "more time"),
+    "125": ("never started", "read output"),
+    "126": ("never started", "check command"),
+    "127": ("never started", "check command"),
+    "129": ("SIGHUP", "resume"),
+    "130": ("interrupted", "resume"),
+    "132": ("error", "check libraries"),
+    "134": ("error", "read output"),
+    "135": ("error", "more shared memory"),
+    "136": ("error", "read output"),
+    "137": ("SIGKILL, cause unknown", "find sender"),
+    "138": ("SIGUSR1", "resume"),
+    "139": ("error", "check libraries"),
+    "141": ("error", "read output"),
+    "143": ("SIGTERM", "resume"),
+    "152": ("time limit", "more time"),
+    "153": ("error", "raise ulimit"),
+    "255": ("error", "read output"),
+    "0:125": ("out of memory", "more memory"),
+    "0:53": ("never started", "make folder"),
+}
+_OURS = ("2", *map(str, range(STOPPED, UNFINISHED + 1)))  # of other commands they mean anything
+
+# a job in any other state is explained by its exit code
+_STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
+    "COMPLETED": ("finished", ()),
+    "FAILED": ("error", ("ask job",)),
+    **dict.fromkeys(
+        ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
+        ("pending", ("wait",)),
+    ),
+    **dict.fromkeys(
+        ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"),
+        ("running", ("watch job",)),
+    ),
+    "OUT_OF_MEMORY": ("out of memory", ("more memory", "resume")),
+    "TIMEOUT": ("time limit", ("resume", "more time")),
+    "DEADLINE": ("time limit", ("resume",)),
+    "PREEMPTED": ("preempted", ("resume",)),
+    "CANCELLED": ("cancelled", ("resume",)),
+    "NODE_FAIL": ("node failure", ("resume", "avoid node")),
+    "BOOT_FAIL": ("node failure", ("resume",)),
+}  # fmt: skip
+# squeue's short names
+_SHORT_STATES = {
+    "PD": "PENDING",
+    "R": "RUNNING",
+    "CG": "COMPLETING",
+    "S": "SUSPENDED",
+    "CD": "COMPLETED",
+    "F": "FAILED",
+    "OOM": "OUT_OF_MEMORY",
+    "TO": "TIMEOUT",
+    "DL": "DEADLINE",
+    "PR": "PREEMPTED",
+    "CA": "CANCELLED",
+    "NF": "NODE_FAIL",
+    "BF": "BOOT_FAIL",
+}
+
+
+_GENERAL = {"how": "resume=True (--resume)"}  # arguments of actions without a run
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of a process that ends with this exception."""
+    error = explained(error)
+    torch = sys.modules.get("torch")  # do not import torch for this
+    if torch is not None and isinstance(error, torch.OutOfMemoryError):
+        return OUT_OF_CUDA_MEMORY
+    if isinstance(error, WorkerDied):
+        return error.exit_code
+    codes = {
+        InputError: 2,
+        Stopped: STOPPED,
+        Diverged: DIVERGED,
+        RankHung: UNFINISHED,
+        KeyboardInterrupt: 130,
+    }
+    return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
+
+
+# Signals N that kill. A shell turns them into 128 + N, sacct of Slurm 22.05 shows these as N:0, and
+# Python's sys.exit(-N) gives 256 - N. Other small numbers are taken for a script's own exit codes.
+_OFTEN = (6, 7, 9, 10, 11, 13, 15)
+
+
+def code_key(code: int | str) -> str:
+    """The code in its usual form: "137" for -9, 247, 9:0, 0:9 and SIGKILL; "" if it is no code."""
+    text = str(code).strip()
+    if text in _CODES:
+        return text
+    name = re.fullmatch(r"(?:SIG)?([A-Z]+\d?)", text.upper())
+    if name:
+        number = getattr(signal, f"SIG{name[1]}", None)
+        return str(128 + number) if isinstance(number, signal.Signals) else ""
+    pair = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)
+    if pair:
+        status, number = int(pair[1]), int(pair[2])
+        if number:
+            # Slurm adds 128 to the signal of a process that dumped core
+            return f"0:{number}" if f"0:{number}" in _CODES else str(128 + number % 128)
+        return str(128 + status) if status in _OFTEN else code_key(status)
+    if not re.fullmatch(r"-\d{1,2}|\d{1,3}", text) or not -64 <= int(text) <= 255:
+        return ""
+    number = int(text)
+    if 256 - number in _OFTEN:
+        number -= 256
+    return str(128 - number if number < 0 else number)  # Python's subprocess and torchrun give -N
+
+
+def state_key(text: str) -> str:
+    """Full name of a job state such as OUT_OF_ME+, `CANCELLED by 1000` or TO; "" if it is none."""
+    word = text.strip().upper().partition(" BY ")[0]
+    if word.endswith("+"):
+        return next((name for name in _STATES if name.startswith(word[:-1])), "")
+    word = _SHORT_STATES.get(word, word)
+    return word if word in _STATES else ""
+
+
+def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnosis:
+    """Diagnosis of an exit code in any form (see `code_key`).
+
+    `foreign` if the command is not of this package, `who` if the process is not the command itself.
+    """
+    key = code_key(code)
+    cause, action = _CODES.get(key, ("error", "read output"))
+    sign = key
+    if foreign and key in _OURS:
+        cause = "error"
+        action = "read output"
+        sign = f"other {key}"
+    if foreign and action == "resume":
+        action = "start again"
+    facts = Facts(sign=sign, who=who, code=str(code))
+    if key.isdigit():
+        facts = replace(facts, exit_code=int(key))
+    arguments = dict(_GENERAL)
+    if cause == "diverged":
+        arguments["lower"] = "lr"
+    actions = tuple(Action(name, arguments) for name in filter(None, [action]))
+    return Diagnosis(cause, facts, actions)
+
+
+def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:
+    """Diagnosis of a job's state; `job` has sacct's fields of the job, `line` proves the state."""
+    cause, actions = _STATES[state]
+    facts = Facts(sign=state, job={**job, "State": state}, line=line)
+    arguments = {**_GENERAL, "job": job.get("JobID", "ID")}
+    return Diagnosis(cause, facts, tuple(Action(action, arguments) for action in actions))
+
+
+def specified(end: Diagnosis, by_id: Mapping[str, Action]) -> Diagnosis:
+    """Return the diagnosis with more specific actions in place of those with these ids."""
+    specific = []
+    for action in end.actions:
+        specific_action = by_id.get(action.id, action)
+        specific.append(
+            replace(specific_action, arguments={**action.arguments, **specific_action.arguments})
+        )
+    return replace(end, actions=tuple(specific))
+
+
+def signal_name(sign: str) -> str:
+    """Name of the signal by which a process with the exit code `sign` ended; "" for other codes."""
+    if not sign.isdigit() or not 0 < int(sign) - 128 < signal.NSIG:
+        return ""
+    number = int(sign) - 128
+    names = {item.value: item.name for item in signal.Signals}
+    return names.get(number, f"signal {number}")
+
+
+def resubmission(run_dir: Path) -> str:
+    """The command that resumes a run in a Slurm job, for the folder of the first submission."""
+    script = "train"
+    if run_dir.name.startswith("train_ddp"):
+        script = "train_ddp"
+    folder = shlex.quote(str(shown(run_dir.resolve())))
+    return f"sbatch slurm/{script}.sbatch --run-dir {folder} --resume"
+
+
+def resumption(run_dir: Path, limit: float | None) -> Action:
+    """The action that resumes a run: the call in Python and the shell command.
+
+    Inside a Slurm job the command submits another job, and the call is given in a notebook only.
+    """
+    run_dir = run_dir.absolute()  # the reader's working folder may be another one
+    command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
+    arguments = [f'run_dir="{run_dir}"']
+    if limit:
+        size = f"{limit / MB:g} MB"
+        if limit >= GB:
+            size = f"{limit / GB:g} GB"
+        arguments.append(f'memory_limit="{size}"')
+        command += f" --memory-limit '{size}'"
+    call = f"run({', '.join(arguments)}, resume=True)"
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None:
+        return Action("resume", {"how": f"{call}, or `{command}`"})
+    how = f"`{resubmission(run_dir)}`, unless Slurm requeued job {job}"
+    if in_notebook():
+        how = f"{call}, or {how}"
+    return Action("resume", {"how": how})

@@ -1,0 +1,351 @@
+"""Sentences for a diagnosis: what ended it, the evidence, and what to do next.
+
+The only file of `runs` and `memory` with advice in words. A name in braces is a fact or an
+argument; a part in brackets is left out if one of its names is unknown.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..environment import RESTARTS_VARIABLE
+from ..errors import format_bytes
+from ..memory.cuda import ALLOCATOR_VARIABLES
+from .cause import UNKNOWN, Diagnosis, Facts
+from .codes import signal_name
+
+_SHOWN = 3  # most entries of a list in a sentence
+_COMMON: dict[str, object] = {
+    "guide": "notebooks/guide/troubleshooting.md (without a clone: `python -m ogbnlib notebooks FOLDER` writes it)",
+    "page": "notebooks/guide/memory.md#a-killed-script",
+    "kept": "a loss that is added up without .item(), outputs or batches in a list",
+    "less": "make a step smaller: batch_size with accumulate, precision=bf16, activation_checkpointing=True, "
+    "num_neighbors",
+    "restarts": RESTARTS_VARIABLE,
+    "allocator": ALLOCATOR_VARIABLES[0],
+}  # fmt: skip
+_LIMIT = "[ under a limit of {memory_limit_bytes} ({limit_by})]"
+_WHERE = "[, in phase '{phase}']"
+_WHEN = f" after {{duration_s:.1f}} s{_WHERE}"
+_KERNEL = "killed by the kernel's out-of-memory killer (exit code {exit_code}[, oom_kill counter {oom_kills}])"
+_FIRST = "[; its first process then ended with exit code {ended_with}]"
+# Whole ends of runs, by `Facts.sign`.
+_RUNS = {
+    "0": f"finished without an error in {{duration_s:.1f}} s{_LIMIT}[; it held {{held_peak_bytes}} at most]"
+    "[, {counted_bytes} with page cache]",
+    "at work": f"at work{_WHERE}[ for {{phase_s:.1f}} s]; after {{duration_s:.1f}} s it holds {{held_bytes}}"
+    "[ of {memory_limit_bytes}][, {held_peak_bytes} at most]",
+    "no result": f"no result was written, as the watching process was itself killed{_WHEN}",
+    "not started": "not started: by forecast it takes {forecast_bytes} in phase '{phase}', and {limit_by} leaves "
+    "{room_bytes} beside this notebook",
+    "killed by watchdog": f"killed by this library's watchdog (exit code {{exit_code}}){_LIMIT}{_WHEN}{_FIRST}",
+    "killed by kernel": f"{_KERNEL}{_LIMIT}{_WHEN}{_FIRST}",
+    "killed around": f"{_KERNEL} for the limit of {{outer_bytes}} of the cgroup {{outer_cgroup}} around it"
+    f"[, not for its own limit of {{memory_limit_bytes}}]{_WHEN}{_FIRST}",
+}  # fmt: skip
+_ENDED_RUN = f"exit code {{exit_code}}: {{words}}; it ended{_LIMIT}{_WHEN}"
+_JOB = "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {code})]"
+_CODE = "exit code {code}: {words}"
+# How a process or a job ended, by `Facts.sign`.
+_ENDS = {
+    "0": "finished without an error",
+    "1": "ended with 1, which for Python is an exception",
+    "2": "refused its input, or could not read or write a file",
+    "other 2": "ended with 2, which most commands use for wrong arguments",
+    "75": "stopped at a batch boundary on a signal; its checkpoint is written",
+    "76": "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
+    "77": "diverged: the loss, a weight or a score was not finite",
+    "78": "ended before the training was finished, without an error: code of the model ended a process, or hung",
+    "120": "ended with 120: Python could not write the rest of its output, as a disk was full or its reader gone",
+    "124": "ended with 124: the time of the command `timeout` was up",
+    "125": "ended with 125: docker, podman or `timeout` itself failed, before the command began",
+    "126": "never started: its file can't be executed",
+    "127": "never started: it, or its interpreter, was not found",
+    "129": "ended by SIGHUP: its terminal was closed",
+    "130": "interrupted (SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button)",
+    "132": "ended by SIGILL: a library was compiled for another processor",
+    "134": "ended by SIGABRT: compiled code gave up, and its message stands above the end",
+    "135": "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became "
+    "shorter",
+    "136": "ended by SIGFPE: compiled code divided by zero",
+    "137": "ended by SIGKILL, cause unknown: an out-of-memory killer, scancel, a time limit (`ulimit -t` too), "
+    "preemption or kill -9 sends it",
+    "138": "ended by SIGUSR1, which came before it could stop at a checkpoint, or which it does not catch",
+    "139": "ended by SIGSEGV, a crash in compiled code",
+    "141": "ended by SIGPIPE: the reader of its output ended first (write to a file instead)",
+    "143": "ended by SIGTERM: scancel, a time limit, preemption or kill",
+    "152": "ended by SIGXCPU: its CPU time, limited by `ulimit -t`, was used up",
+    "153": "ended by SIGXFSZ: a file grew past the limit of `ulimit -f`, not of the disk",
+    "255": "ended with 255, which ssh, srun and container launchers use when the launcher itself failed",
+    "0:125": "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY); srun itself returns 1 for such a "
+    "step",
+    "0:53": "never started: Slurm could not open the batch script's output file or working directory",
+    # states of Slurm
+    "COMPLETED": "finished without an error",
+    "FAILED": "ended with an exit code other than 0, which says more than this state",
+    "OUT_OF_MEMORY": "had a process killed for passing its memory[ of {ReqMem}]",
+    "TIMEOUT": "reached its time limit[ of {Timelimit}]",
+    "DEADLINE": "reached its --deadline[ after {Elapsed}]",
+    "PREEMPTED": "was preempted by another job",
+    "CANCELLED": "was cancelled[ after {Elapsed}] (scancel)",
+    "NODE_FAIL": "lost its node[ {NodeList}]",
+    "BOOT_FAIL": "got a node that did not boot[ {NodeList}]",
+    **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED"), "is {State}[ after {Elapsed}][ of {Timelimit}]"),
+    # other ends of a job
+    "no sign": "left no sign of its end",
+    "not requeued": "stopped at a checkpoint and was not put back into the queue[: {reason}]; {restarts} bounds "
+    "how often a job "
+    "requeues itself",
+    "as run": "ended as its run did",
+    "run unfinished": "ended with exit code 0, but its run did not finish",
+    "array": "is an array; of {num_tasks} tasks: {by_cause}",
+    # lines of a text
+    "unknown text": "cause unknown: it has no message that is known",
+    "kernel kill": "the kernel's out-of-memory killer ended {who}[, which held {anon_bytes} of anonymous memory], "
+    "as the whole machine had no memory left",
+    "kernel kill in a cgroup": "the kernel's out-of-memory killer ended {who}[, which held {anon_bytes} of "
+    "anonymous memory], for the limit of its cgroup: a "
+    "job's --mem, or the limit of a container or a run",
+    "memory of a group": "it was ended for passing the memory of its machine, service or container",
+    "limit met": "the job met its memory limit, which page cache does without a kill, too",
+    "allocation refused": "Linux refused an allocation[ of {asked_bytes} at once]: more than the machine, or a "
+    "limit of `ulimit -v`, has left",
+    "allocation on the GPU failed": "an allocation on the GPU failed, and the message has no sizes",
+    "out of GPU memory: size": "out of GPU memory, by size: a step needs more than the GPU has, even in pieces",
+    "out of GPU memory: fragmentation": "out of GPU memory, by fragmentation: with {unallocated_bytes} reserved but "
+    "unallocated [and {free_bytes} free ]there was enough, but not in one piece",
+    "out of GPU memory: others on the GPU": "out of GPU memory, by others on the GPU: {others_bytes} is used "
+    "outside torch's "
+    "allocator, mostly by other processes",
+    "file descriptors": "ran out of file descriptors: DataLoader workers pass each tensor by one of them",
+    "shared memory": "ran out of shared memory: DataLoader workers pass batches through /dev/shm",
+    "label out of range": "a label lies outside of 0 to the number of classes - 1, such as a NaN turned into an "
+    "integer",
+    "worker gone": "a DataLoader worker[ ({who})] ended, and the message does not say why",
+    "rank gone": "a rank waited for another one, which had ended, hung or lost its connection",
+}  # fmt: skip
+_QUEUED = "is {State}: {Reason}"
+_SIGNAL = "ended by {signal}"
+_NO_MEANING = "ended with exit code {code}, which has no fixed meaning"
+# Evidence, in the order of the sentence; a clause with an unknown name is left out.
+_CLAUSES = (
+    "the log ends with: {log_line}",
+    "evidence: {line}",
+    "its last words: {last_output}",
+    "the last line that it printed: {last_line}",
+    "{requested_bytes} asked for[, {allocated_bytes} allocated][, {reserved_bytes} reserved]"
+    "[, {largest_free_bytes} the largest free block in it][, {free_bytes} free on the GPU]"
+    "[; {alloc_retries:.0f} allocations needed a second try]",
+    "the kernel's out-of-memory killer struck {kills_around} times in its cgroup meanwhile",
+    "rank {rank} was the first to end: {rank_words}",
+    "it was slowed down {times} times, as its memory passed memory.high ({high_bytes}) of the cgroup {cgroup}: raise "
+    "it (MemoryHigh= of systemd) or use less",
+    "processes waited for memory for {total_s:.0f} s, {share:.0%} of its time and {late_share:.0%} of the last "
+    "{late_over_s:.0f} s: raise the limit, or use less",
+)  # fmt: skip
+_MEMORY_CLAUSES = (
+    "it held {parts}",
+    "its largest processes: {processes}",
+    "over {epochs} epochs memory climbs by {slope_bytes} per epoch (fitted), from {first_bytes} to {last_bytes}",
+)
+_WITHOUT_MEMORY = ("bad input", "stopped at a checkpoint", "diverged")
+_ACTIONS = {
+    "resume": "go on with {how}[ and the same {options}][, with a smaller {lower}]",
+    "submit again": "submit it again[, with a smaller {lower}]",
+    "resume if dead": "if no process of it is alive, go on with resume=True",
+    "start again": "start it again",
+    "read output": "read what it printed",
+    "read file": "read the end of {file}",
+    "read all logs": "read the logs of all ranks for the first that failed; dmesg and sacct show a kill",
+    "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
+    "fix input": "fix what the message names",
+    "check command": "check both names, the file's permissions and its first line",
+    "check libraries": "run with num_workers=0 and PYTHONFAULTHANDLER=1; install torch and its extensions in "
+    "versions "
+    "that match, on the kind of machine that runs them",
+    "check labels": "check the labels with `python -m ogbnlib verify`; {guide} has the line for a script of your own",
+    "find sender": "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get "
+    "evidence",
+    "find other sender": "look for who sent it, as the limit's own evidence shows no out-of-memory kill: the job's "
+    "state in sacct, or dmesg if the whole machine had no memory left",
+    "find leak": "find what keeps {slope_bytes} in each epoch, since smaller batches or a larger limit would only "
+    "delay "
+    "the kill: {kept} ({page})",
+    "find leak of model": "find what {model} keeps from batch to batch ({kept}): over {epochs} epochs memory rose "
+    "from "
+    "{first_bytes} to {last_bytes}, while by a measured step the run takes {peak_bytes}",
+    # changes of parameters, from the planner
+    "set": "{how} with {changes} ({peak_bytes} by forecast)",
+    "nothing fits": "no change that the planner knows fits {limit_bytes}",
+    "set on GPU": "{option}",
+    "raise memory_limit": "raise memory_limit[ to {limit}][: Python and torch alone take {fixed_bytes}, whatever the "
+    "data]",
+    "raise cgroup": "give the cgroup {cgroup} more memory[, {limit}] (a Slurm job by --mem)[: Python and torch alone "
+    "take {fixed_bytes}, whatever the data]",
+    "larger machine": "use a machine, or a job, with {limit} of memory[: Python and torch alone take {fixed_bytes}, "
+    "whatever the data]",
+    "limit command": "raise memory_limit, or give the command a --memory-limit of its own (convert, predict)",
+    "lower limit": "give it a memory_limit below {limit_bytes} to see it killed, or ask for more: {sbatch}",
+    "ask planner": "ask `python -m ogbnlib plan --config {config} --memory-limit '{limit}'` what fits",
+    "try model": "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it tries {model} "
+    "out, of "
+    "which no step was measured here",
+    "name data": "name the data set again and ask `python -m ogbnlib plan` what fits: the planner can't say it here "
+    "({error})",
+    "less memory": "`python -m ogbnlib plan --memory-limit SIZE` says which settings fit; `python -m ogbnlib watch` "
+    "shows where a script of your own needs its memory",
+    "less at once": "ask for less at once in the line that the traceback names; {page} has the usual causes",
+    "hold less": "hold less at once: memory in use grew to {held_bytes}[, {grown_bytes} of it in {line}]"
+    "[, {grown_bytes} of it in '{phase}'][, {grown_bytes} of it after it printed '{printed}']; {page} has the usual "
+    "causes",
+    "map file": "map the file in place of reading it whole: {call}(..., {argument}) in {line}, whose file has "
+    "{file_bytes}",
+    "share graph": "let {num_loaders} loaders share one graph (each keeps {graph_bytes}): pass "
+    "neighbor_sampler=first_loader.node_sampler to each NeighborLoader after the first ({lines}); all then sample by "
+    "the first one's num_neighbors",
+    "more memory": "ask for more --mem, or `python -m ogbnlib plan --config FILE --memory-limit SIZE` for what fits",
+    "more time": "ask for more time (--time, `timeout`)",
+    "more shared memory": "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else "
+    "check the data (`python -m ogbnlib verify`)",
+    "raise ulimit": "raise the limit (`ulimit -n 65536` for open files, `ulimit -f unlimited` for their size)",
+    "smaller step": "set expandable_segments=True, or {less}",
+    "expandable segments": "set expandable_segments=True, in a script of your own "
+    "{allocator}=expandable_segments:True",
+    "free GPU": "look with nvidia-smi for another process on the GPU, and end it or use another; if there is none, "
+    "{less}",
+    "no workers": "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
+    "ask sacct": "ask sacct -j ID on the cluster's login node for the job's state",
+    "ask job": "ask `python -m ogbnlib diagnose --job {job}`, which reads code, log and run",
+    "wait": "submit no second one: `scontrol show job {job}` says what it waits for, `squeue --start -j {job}` "
+    "when it "
+    "starts",
+    "watch job": "watch it with squeue -j {job}",
+    "avoid node": "avoid that node with --exclude",
+    "make folder": "make the folder of --output and --chdir on a file system that the compute node sees",
+}  # fmt: skip
+
+
+def paragraph(end: Diagnosis) -> str:
+    """At most three sentences: the end, the evidence, and what to do next."""
+    then = remedy(end)
+    sentences = [_subject(end), _evidence(end), then and f"next: {then}"]
+    return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
+
+
+def remedy(end: Diagnosis) -> str:
+    """The actions in words."""
+    texts: list[str] = []
+    for action in end.actions:
+        text = _filled(_ACTIONS[action.id], {**_COMMON, **action.arguments})
+        if texts:
+            joint = "or"
+            if action.id in ("resume", "submit again"):
+                joint = "then"
+            text = f"{joint} {text}"
+        texts.append(text)
+    return "; ".join(texts)
+
+
+def words_of(facts: Facts) -> str:
+    """How a process or a job ended, to follow its name."""
+    default = _NO_MEANING
+    if facts.job:
+        default = _QUEUED
+    elif signal_name(facts.sign):
+        default = _SIGNAL
+    template = _ENDS.get(facts.sign, default)
+    if "{who}" not in template:
+        template = f"[{{who}}: ]{template}"
+    return _filled(template, _values(facts))
+
+
+def _subject(end: Diagnosis) -> str:
+    facts = end.facts
+    template = "{words}"
+    if facts.job:
+        template = _JOB
+    elif facts.duration_s is not None:
+        template = _RUNS.get(facts.sign, _ENDED_RUN)
+    elif facts.code and not facts.who:
+        template = _CODE
+    return _filled(template, {**_values(facts), "words": words_of(facts)})
+
+
+def _evidence(end: Diagnosis) -> str:
+    """One sentence of the facts that say most about an end."""
+    facts = end.facts
+    values = _values(facts)
+    inner = end.inner
+    if inner is not None and facts.log_line:
+        values["log_line"] = (
+            f"{facts.log_line} (its run {facts.run_dir} was in phase '{inner.phase}')"
+        )
+    elif inner is not None:
+        return f"its run {facts.run_dir}: {_subject(inner)}"
+    clauses: tuple[str, ...] = _CLAUSES
+    if facts.duration_s is not None and end.cause not in _WITHOUT_MEMORY:
+        clauses += _MEMORY_CLAUSES
+    return "; ".join(filter(None, (_filled(clause, values) for clause in clauses)))
+
+
+def _values(facts: Facts) -> dict[str, Any]:
+    values = {**_COMMON, **vars(facts), **facts.sizes, **facts.job}
+    for name in ("Elapsed", "Timelimit", "ReqMem"):  # Slurm writes words for unknown values
+        if not values.get(name, "")[:1].isdigit():
+            values[name] = ""
+    values["Reason"] = values.get("Reason") or "no reason in its log"
+    for name in ("line", "log_line", "last_line", "last_output"):
+        values[name] = (values[name] or "").rstrip(".")
+    if facts.rank_exit_code is not None:
+        values["rank_words"] = words_of(Facts(str(facts.rank_exit_code)))
+    counts = facts.counts.items()
+    return {
+        **values,
+        **_memory_values(facts),
+        "num_tasks": sum(facts.counts.values()),
+        "by_cause": ", ".join(f"{count} {cause}" for cause, count in counts),
+        "signal": signal_name(facts.sign),
+    }
+
+
+def _memory_values(facts: Facts) -> dict[str, Any]:
+    largest_first = sorted(facts.parts.items(), key=lambda item: -item[1])
+    values: dict[str, Any] = {
+        "held_peak_bytes": facts.held_peak_bytes or None,
+        "kills_around": facts.kills_around or None,
+        "parts": ", ".join(f"{name} {format_bytes(size)}" for name, size in largest_first),
+    }
+    if facts.peak_source == "kernel counter":
+        values["counted_bytes"] = facts.peak_bytes
+    if facts.outer_limit is not None:
+        values["outer_bytes"] = facts.outer_limit.limit_bytes
+        values["outer_cgroup"] = facts.outer_limit.cgroup
+    if facts.stalled is not None and facts.stalled.is_thrashing:
+        values |= vars(facts.stalled)
+    if facts.growth is not None and facts.growth.verdict == "climbs":
+        values |= vars(facts.growth)
+    for throttle in facts.throttled:
+        values |= vars(throttle)
+    return values
+
+
+def _filled(template: str, values: Mapping[str, Any]) -> str:
+    """Fill a template; "" if a name outside of its brackets is unknown."""
+
+    def is_known(text: str) -> bool:
+        return all(values.get(name) not in UNKNOWN for name in re.findall(r"{(\w+)", text))
+
+    shortened = re.sub(
+        r"\[([^\[\]]*)\]", lambda part: part[1] if is_known(part[1]) else "", template
+    )
+    if not is_known(shortened):
+        return ""
+    return shortened.format_map({name: _shown(name, value) for name, value in values.items()})
+
+
+def _shown(name: str, value: Any) -> Any:
+    if name.endswith("_bytes") and isinstance(value, int | float):
+        return format_bytes(value)
+    if isinstance(value, list | tuple):
+        return ", ".join([*map(str, value[:_SHOWN]), *["..."] * (len(value) > _SHOWN)])
+    return value

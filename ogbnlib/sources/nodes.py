@@ -1,0 +1,279 @@
+"""Nodes in a user's files: their ids, which are row numbers or names that a table defines, and their
+labels and splits."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ..errors import InputError
+from ..graph.array_checks import from_one
+from ..graph.npz import Array
+from ..graph.store_format import SPLITS, label_dtype
+from .columns import Piece, Table, numbers
+from .description import LEFT_OUT
+from .labels import MAX_CLASSES, clean_labels, count_classes, refuse_several_labels
+from .tables import is_number
+
+LONGEST_NAME = 256  # bytes; in `node_name` each node takes the width of the longest name
+
+
+class Nodes:
+    """Map from node ids to row numbers.
+
+    Ids are row numbers, or names: text or any whole numbers. A pandas index holds the names as
+    64-bit numbers, about 50 bytes a node; text is hashed. Among ten million texts, two have the
+    same hash with a probability of 3e-6, and are then refused.
+
+    Args:
+        rows: the file whose rows are the nodes, for messages.
+        names: the table and the column with the names in row order; None if ids are row numbers.
+    """
+
+    def __init__(self, num_nodes: int, rows: str, names: tuple[Table, str] | None = None) -> None:
+        self.num_nodes = num_nodes
+        self.names = names
+        self.kind = "int64"
+        self._width = 1
+        self._expected = (
+            f"node ids from 0 to {num_nodes - 1}, the rows of {rows}; "
+            "names need a column of names in a table of nodes"
+        )
+        if names is None:
+            return
+        table, column = names
+        if table.num_rows != num_nodes:
+            raise InputError(
+                f"{table.file}: expected {num_nodes} names, one a row of {rows}, found {table.num_rows}"
+            )
+        self._choose_kind(table, column)
+        self._expected = "the name of a node"
+        keys = [np.empty(0, np.int64 if self.kind == "int64" else np.uint64)]
+        for piece in table.pieces(column):
+            keys.append(piece.keys(self.kind, self._expected))
+            if self.kind == "string":
+                lengths = pc.binary_length(piece.values.cast("string"))
+                self._width = max(self._width, pc.max(lengths).as_py() or 1)
+        if self._width > LONGEST_NAME:
+            raise InputError(
+                f"{table.file}: expected names of {LONGEST_NAME} bytes at most, found {self._width}"
+            )
+        self._index = pd.Index(np.concatenate(keys))
+        if not self._index.is_unique:
+            row = int(self._index.duplicated().argmax())
+            raise InputError(
+                f"{table.file}, row {row}: expected each node once, found one of the rows above again"
+            )
+        self._expected = f"one of the {num_nodes} nodes in {table.file.name}"
+
+    def _choose_kind(self, table: Table, column: str) -> None:
+        # "007" and "7" are two names: text is read as whole numbers only if int64 prints it so
+        for piece in table.pieces(column):
+            with contextlib.suppress(pa.ArrowInvalid):
+                values = piece.values
+                if not pa.types.is_string(values.type) or values.cast("int64").cast(
+                    "string"
+                ).equals(values):
+                    continue
+            self.kind = "string"
+            break
+
+    def of(self, table: Table) -> "Nodes":
+        """Return the map for a table: its column of ids has row numbers, one of names has names."""
+        if table.first("id") is None or self.names is None:
+            return self
+        return Nodes(self.num_nodes, self.names[0].file.name)
+
+    @property
+    def are_reordered(self) -> bool:
+        """Whether the names are the row numbers in another order than that of the rows."""
+        if self.names is None or self.kind == "string":
+            return False
+        rows = np.arange(self.num_nodes)
+        values = self._index.to_numpy()
+        return not np.array_equal(values, rows) and np.array_equal(np.sort(values), rows)
+
+    def find(self, piece: Piece) -> Array:
+        """Return the row of each id, int64; -1 for a name that no node has."""
+        return (
+            self(piece)
+            if self.names is None
+            else self._index.get_indexer(piece.keys(self.kind, self._expected))
+        )
+
+    def __call__(self, piece: Piece) -> Array:
+        """Return the row of each id, int64; refuse an id that no node has."""
+        if self.names is None:
+            ids = piece.keys(self.kind, self._expected)
+            hint = from_one(ids, self.num_nodes)
+        else:
+            ids = self.find(piece)
+            hint = "; drop_unknown: true in dataset.yaml leaves out edges of other names"
+        piece.refuse((ids < 0) | (ids >= self.num_nodes), self._expected, hint)
+        return ids.astype(np.int64, copy=False)
+
+    def chunks(self) -> tuple[np.dtype[Any], Iterator[Array]] | None:
+        """Return the names' dtype, int64 or UTF-8 bytes of fixed width, and pieces of the names in
+        the order of the nodes; None if the nodes have no names."""
+        if self.names is None:
+            return None
+        table, column = self.names
+        pieces = (piece.cast(self.kind, self._expected) for piece in table.pieces(column))
+        if self.kind == "int64":
+            return np.dtype("<i8"), map(numbers, pieces)
+        dtype = np.dtype(f"S{self._width}")
+        return dtype, (
+            np.array([text.encode() for text in names.to_pylist()], dtype) for names in pieces
+        )
+
+
+_SPLIT_OF = {
+    "train": "train",
+    "valid": "valid",
+    "val": "valid",
+    "validation": "valid",
+    "test": "test",
+}
+
+
+def _check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
+    """Refuse more rows than nodes, or with `one_each` any other number than that of the nodes.
+
+    This comes before memory use grows with the file: a small compressed file may have billions of
+    rows.
+    """
+    if table.num_rows > nodes.num_nodes or (one_each and table.num_rows != nodes.num_nodes):
+        expected = f"{nodes.num_nodes} rows, one for each node"
+        if not one_each:
+            expected = f"at most {nodes.num_nodes} rows, the number of nodes"
+        raise InputError(
+            f"{table.file}: expected {expected}, found {table.num_rows}; blank lines do not count"
+        )
+
+
+def _by_node(
+    table: Table, names: Sequence[str], nodes: Nodes
+) -> Iterator[tuple[Array, list[Piece]]]:
+    """Yield (node ids, values of the columns `names`) in pieces; refuse a node that comes twice.
+
+    Without a column of ids or names, row i is node i.
+    """
+    ids_column = table.first("id", "name")
+    _check_rows(table, nodes, one_each=ids_column is None)
+    seen = np.zeros(nodes.num_nodes, bool)
+    for pieces in table.batches([*names, *filter(None, [ids_column])]):
+        begin = pieces[0].begin
+        ids = np.arange(begin, begin + len(pieces[0].values))
+        if ids_column:
+            ids_piece = pieces.pop()
+            ids = nodes.of(table)(ids_piece)
+            ids_piece.refuse(seen[ids] | pd.Index(ids).duplicated(), "each node once")
+            seen[ids] = True
+        yield ids, pieces
+
+
+def _class_names(table: Table, column: str, num_classes: int) -> list[str]:
+    """Return the sorted names of the classes as written, [] if labels are numbers."""
+    classes = set[str]()
+    for piece in table.pieces(column):
+        if hasattr(piece.values.type, "value_type") and len(piece.values):
+            refuse_several_labels(str(table.file), len(piece.values[0]))
+        if piece.values.type != "string":
+            return []
+        classes |= {*pc.unique(piece.values.drop_null()).to_pylist()} - {""}
+        if len(classes) > num_classes:
+            raise InputError(f"{table.file}: expected at most {num_classes} classes, found more")
+    # a class may be called "nan"
+    numeric = {text for text in classes if is_number(text) and any(map(str.isdigit, text))}
+    texts = {text for text in classes if not is_number(text)}
+    if not numeric:
+        return sorted(classes)
+    if texts:
+        wrong, expected = min((texts, "a number"), (numeric, "text"), key=lambda pair: len(pair[0]))
+        for piece in table.pieces(column):
+            is_wrong = pc.is_in(piece.values, value_set=pa.array(sorted(wrong)))
+            piece.refuse(is_wrong, f"{expected}, as most classes are")
+    return []
+
+
+def read_labels(
+    table: Table, nodes: Nodes, num_classes: int | None
+) -> tuple[Array, int, Array | None]:
+    """Return labels [N], -1 for none, the number of classes, and the names of text classes.
+
+    The names are sorted UTF-8 bytes [C]; None if labels are numbers.
+    """
+    column = table.all("label")[0]
+    names = _class_names(table, column, num_classes or MAX_CLASSES)
+    labels = np.full(nodes.num_nodes, -1, np.int32)
+    for ids, (piece,) in _by_node(table, [column], nodes):
+        if names:
+            places = pc.index_in(piece.values, value_set=pa.array(names))
+            labels[ids] = places.fill_null(-1).to_numpy()
+        else:
+            values = piece.values
+            if not pa.types.is_floating(values.type):
+                values = piece.cast("double", "a number")
+            labels[ids] = clean_labels(numbers(values), num_classes or MAX_CLASSES, piece.refuse)
+    if num_classes is None:
+        num_classes = count_classes([labels], str(table.file))
+    class_names = None
+    if names:
+        class_names = np.array([name.encode() for name in names])
+    return labels.astype(label_dtype(num_classes)), num_classes, class_names
+
+
+def is_mask(table: Table, split: str, num_nodes: int) -> bool:
+    """Whether a column of the role train, valid or test is a mask of nodes, and not their ids.
+
+    It is one beside columns of other roles; if its values are true and false; and if they are 1 and
+    0 for each of more than two nodes, because ids would then come twice.
+    """
+    if any(role not in (split, LEFT_OUT) for role in table.roles.values()):
+        return True
+    words = ["true", "false", ""]
+    if table.num_rows == num_nodes > 2:
+        words += ["1", "0", "1.0", "0.0"]
+    pieces = table.pieces(table.all(split)[0])
+    texts = (pc.fill_null(piece.cast("string", "ids or a mask"), "") for piece in pieces)
+    are_flags = (pc.is_in(pc.utf8_lower(text), value_set=pa.array(words)) for text in texts)
+    return table.num_rows > 0 and all(np.asarray(part).all() for part in are_flags)
+
+
+def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
+    column = table.all(split)[0]
+    parts = [np.empty(0, np.int64)]
+    if is_mask(table, split, nodes.num_nodes):
+        parts += [ids[piece.flags()] for ids, (piece,) in _by_node(table, [column], nodes)]
+        return np.sort(np.concatenate(parts))
+    _check_rows(table, nodes)
+    pieces = [*table.pieces(column)]
+    if pieces and not any((nodes.find(piece) >= 0).any() for piece in pieces):
+        print(f"{table.file}: read as row numbers: none of its ids is a name", file=sys.stderr)
+        nodes = Nodes(nodes.num_nodes, table.file.name)
+    return np.concatenate([*parts, *map(nodes, pieces)])
+
+
+def read_splits(tables: Sequence[Table], nodes: Nodes) -> dict[str, Array]:
+    """Return int64 ids of the splits: from a column with the split of each node, empty for none, or
+    from ids or a mask for each split."""
+    table_of = {role: table for table in tables for role in table.roles.values()}
+    if "split" not in table_of:
+        return {split: _read_split(table_of[split], split, nodes) for split in SPLITS}
+    table = table_of["split"]
+    parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
+    for ids, (piece,) in _by_node(table, table.all("split"), nodes):
+        expected = "train, valid, test or an empty cell"
+        words = pc.utf8_lower(pc.utf8_trim_whitespace(piece.cast("string", expected)))
+        words = pc.fill_null(words, "")
+        places = pc.index_in(words, value_set=pa.array([*_SPLIT_OF]))
+        piece.refuse(pc.and_(places.is_null(), pc.not_equal(words, "")), expected)
+        codes = places.fill_null(-1).to_numpy()
+        for number, split in enumerate(_SPLIT_OF.values()):
+            parts[split].append(ids[codes == number])
+    return {split: np.sort(np.concatenate(ids), kind="stable") for split, ids in parts.items()}
