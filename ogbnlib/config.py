@@ -267,12 +267,19 @@ class TrainConfig(_Parameters):
         return len(history) >= self.epochs or 0 < self.early_stopping <= since
 
     def fan_out(self, training: bool) -> tuple[int, ...]:
-        """Return the fan-outs of a training or evaluation pass, one per layer."""
-        if training or self.eval_num_neighbors is None:
-            return self.num_neighbors
-        if len(self.eval_num_neighbors) == 1:
-            return self.eval_num_neighbors * len(self.num_neighbors)
-        return self.eval_num_neighbors
+        """Return the fan-outs of a training or evaluation pass, one per layer; none for propagated
+        features."""
+        fan_outs = self.num_neighbors
+        if not training and self.eval_num_neighbors is not None:
+            fan_outs = self.eval_num_neighbors
+        if len(fan_outs) == 1:
+            fan_outs *= len(self.num_neighbors)
+        return self.policy.fan_out(fan_outs)
+
+    @property
+    def depth(self) -> int:
+        """Number of layers of a model on sampled subgraphs, or of hops of propagated features."""
+        return self.policy.hops(self) or len(self.num_neighbors)
 
     def seeds_per_batch(self, training: bool) -> int:
         """Return the number of seeds per batch in a training or evaluation pass."""
@@ -388,15 +395,15 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
     """Return checks of the model against other values: (whether the problem exists, message)."""
     kinds = {name: entry.load() for name, entry in MODELS.items()}
     kind = kinds.get(config.model)
-    sampled = [name for name, entry in kinds.items() if not entry.propagated]
+    checkpointed = [name for name, model in kinds.items() if model.can_checkpoint]
     checkpointing = (
-        config.activation_checkpointing and (kind is None or config.policy.uses_hops),
-        f"activation_checkpointing: expected with {', '.join(sampled)}; in your own model call "
+        config.activation_checkpointing and config.model not in checkpointed,
+        f"activation_checkpointing: expected with {', '.join(checkpointed)}; in your own model call "
         "torch.utils.checkpoint",
     )
     if kind is None:  # the user's own model
         return [checkpointing]
-    fitting = [name for name, entry in kinds.items() if entry.propagated == config.policy.uses_hops]
+    fitting = [name for name, model in kinds.items() if config.policy.takes(model)]
     known_arguments = {"heads"} if kind.has_heads else set()
     heads = config.model_args.get("heads", 4)
     is_count = type(heads) is int and heads > 0

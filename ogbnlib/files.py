@@ -3,10 +3,7 @@
 import contextlib
 import errno
 import fcntl
-import io
-import itertools
 import json
-import mmap
 import os
 import pwd
 import shutil
@@ -15,37 +12,13 @@ import stat
 import time
 import uuid
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .environment import AGAIN_VARIABLE
 from .errors import InputError, format_bytes, naming
 
 StrPath = str | os.PathLike[str]
-Stamp = tuple[int, int, int]
-
-
-def stamp(file: StrPath | int) -> Stamp:
-    """Return size, mtime in ns and inode of a file, or of an open descriptor."""
-    status = os.stat(file)
-    return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def replaced(path: StrPath) -> InputError:
-    """Return the error for a file that changed while this process used it."""
-    return InputError(
-        f"{path}: expected the file that this process opened first, found it replaced, changed or "
-        "gone; put the old data back to go on (--resume), or write new data to a new folder and "
-        "start a new run on them"
-    )
-
-
-def check_same(path: StrPath, opened: Stamp) -> None:
-    """Refuse a file that is gone or whose size or mtime differs from `opened`; see `replaced`."""
-    if not os.path.exists(path) or stamp(path)[:2] != opened[:2]:
-        raise replaced(path)
 
 
 def home(path: StrPath) -> Path:
@@ -129,7 +102,6 @@ def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> b
 
 
 def _objection(status: os.stat_result, path: StrPath, is_kind: Callable[[int], bool]) -> str:
-    """Return what makes a file unsafe to write, or a folder unsafe to clear; "" if it is safe."""
     owners = {os.geteuid(), 0}
     if owners == {0}:  # in a container root works in folders of the host's users
         owners.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
@@ -327,8 +299,6 @@ def _holder(path: StrPath) -> str:
 
 
 def _hold(path: StrPath) -> int | None:
-    """Lock a file by flock(2), write this process's id and machine into it, and return its
-    descriptor; None if another process has the lock."""
     # A killed process loses the lock. A child that inherits the descriptor shares the lock, which
     # lasts until the last of these processes ends.
     while True:
@@ -394,105 +364,3 @@ def locked(
             with contextlib.suppress(OSError):  # no locks on this disk
                 fcntl.flock(descriptor, fcntl.LOCK_UN)  # in forks, too
         os.close(descriptor)
-
-
-_calls: Counter[Path] = Counter()  # number of calls of `next_run_dir` by first name
-
-
-def next_run_dir(runs_dir: StrPath, name: str, *, again: bool = False) -> Path:
-    """Return `runs_dir/name`, or `name-2`, `name-3`, ... if it exists, so that a repeated cell
-    overwrites no run.
-
-    With `again`, when a requeued job executes a notebook again, the n-th call returns the n-th
-    name, the same as in the first execution.
-    """
-    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-    paths = (home(runs_dir) / name for name in names)
-    if again and AGAIN_VARIABLE in os.environ:
-        _calls[home(runs_dir) / name] += 1
-        return next(itertools.islice(paths, _calls[home(runs_dir) / name] - 1, None))
-    return next(path for path in paths if not path.exists())
-
-
-DROP_BYTES = 32 * 2**20  # most bytes of a file that are written but not yet on disk
-
-
-class Stream(io.FileIO):
-    """A new file, by path or open descriptor, whose written pages soon leave the page cache."""
-
-    # Dirty pages count against a memory cgroup. Unlike clean ones, they can't be freed at once.
-    most_dirty_bytes = DROP_BYTES
-
-    def __init__(self, file: Path | int) -> None:
-        super().__init__(file, "r+" if isinstance(file, int) else "x+")
-        self.size = self._dirty_bytes = 0
-
-    def append(self, data: Any) -> None:
-        self.put(data, self.size)
-
-    def put(self, data: Any, offset: int) -> None:
-        """Write all of `data` from byte `offset` on."""
-        view = memoryview(data)
-        for begin in range(0, len(view), DROP_BYTES):
-            part = view[begin : begin + DROP_BYTES]
-            write_all(self.fileno(), part, offset + begin)
-            self.size = max(self.size, offset + begin + len(part))
-            self._dirty_bytes += len(part)
-            if self._dirty_bytes >= self.most_dirty_bytes:
-                self.drop()
-
-    def drop(self) -> None:
-        """Write everything to disk and drop it from the page cache."""
-        os.fdatasync(self.fileno())
-        os.posix_fadvise(self.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        self._dirty_bytes = 0
-
-    def fill(self, view: memoryview, offset: int) -> None:
-        """Read the bytes from `offset` on until `view` is full."""
-        while len(view):
-            count = os.preadv(self.fileno(), [view], offset)
-            if not count:
-                raise OSError(errno.EIO, "temporary file ends early", self.name)
-            view = view[count:]
-            offset += count
-
-
-BLOCK = 4096  # O_DIRECT, which bypasses the page cache, reads and writes whole blocks
-
-
-def whole_blocks(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
-
-
-def block_buffer(num_bytes: int) -> memoryview:
-    """Return page-aligned memory for O_DIRECT, in whole blocks; from 2 MB on in huge pages, if the
-    kernel has them."""
-    # One request to the disk covers only a few pages. Three threads with 8 MB each read 0.7 GB/s
-    # into pages of 4 KB and 1.9 GB/s into huge pages, at a fifth of the CPU time.
-    try:
-        buffer = mmap.mmap(
-            -1, whole_blocks(max(1, num_bytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
-    except OSError:
-        raise MemoryError(
-            f"Unable to allocate {format_bytes(num_bytes)} to read or write a file"
-        ) from None
-    with contextlib.suppress(OSError):  # a kernel without huge pages
-        if len(buffer) >= 2**21:
-            buffer.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(buffer)
-
-
-def read_blocks(descriptor: int, buffer: memoryview, begin: int, size: int) -> memoryview | None:
-    """Read `size` bytes from byte `begin` on into `buffer`, in whole blocks, and return these
-    blocks; None if the file ends earlier."""
-    view = buffer[: whole_blocks(size)]
-    done = 0
-    while done < size:
-        reached = done + os.preadv(descriptor, [view[done:]], begin + done)
-        if reached < size:
-            reached -= reached % BLOCK  # O_DIRECT continues at whole blocks only
-            if reached == done:
-                return None
-        done = reached
-    return view

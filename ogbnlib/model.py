@@ -56,6 +56,7 @@ class BaseModel:
     """Base class of models on sampled subgraphs and on propagated features."""
 
     propagated: bool
+    can_checkpoint = False  # whether `activation_checkpointing` can compute its layers twice
     has_heads = False  # whether `heads` must divide `hidden_channels`
     # whether its matrices multiply the rows of a layer's sources, in place of its targets
     transforms_sources = False
@@ -92,6 +93,7 @@ class SampledModel(BaseModel):
     """A model on sampled subgraphs: one convolution for each entry of `num_neighbors`."""
 
     propagated = False
+    can_checkpoint = True
 
     @staticmethod
     def conv(inputs: int, outputs: int, *, heads: int, last: bool) -> nn.Module:

@@ -38,12 +38,25 @@ class Policy(_Entry):
     reads_disk: bool = False
     # whether loaders are PyG's own, as in a loop of plain PyG
     is_stock: bool = False
-    # whether batches are rows of propagated features instead of sampled subgraphs
-    uses_hops: bool = False
     # the model whose formulas forecast a step of the user's own model
     formula: str = "sage"
     # policies that take less memory for the same batches, the fastest first
     smaller: tuple[str, ...] = ()
+
+    # whether batches are sampled subgraphs, in place of rows of propagated features
+    samples: bool = True
+
+    def fan_out(self, fan_outs: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the fan-outs of its batches; none for rows of propagated features."""
+        return fan_outs if self.samples else ()
+
+    def hops(self, config: Any) -> int | None:
+        """Return the number of hops that a run's features have; None for a graph's own features."""
+        return None if self.samples else config.hops
+
+    def takes(self, model: Any) -> bool:
+        """Return whether it makes the batches that a class of a model is for."""
+        return bool(model.propagated != self.samples)
 
 
 _SAMPLED = "ogbnlib.sampling.policies"
@@ -55,8 +68,8 @@ POLICIES = {
     "propagated": Policy(
         "ogbnlib.propagation.policy:PropagatedLoaders",
         reads_disk=True,
-        uses_hops=True,
         formula="sign",
+        samples=False,
     ),
 }
 

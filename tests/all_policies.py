@@ -4,12 +4,11 @@ from typing import Any
 
 from ogbnlib.registry import MODELS, POLICIES
 
-SAMPLED = [name for name, policy in POLICIES.items() if not policy.uses_hops]
+SAMPLED = [name for name, policy in POLICIES.items() if policy.fan_out((1,))]
 IN_MEMORY = [name for name in SAMPLED if not POLICIES[name].reads_disk]
 
 
 def settings(policy: str) -> dict[str, Any]:
     """A policy, with the first model that it trains."""
-    wanted = POLICIES[policy].uses_hops
-    models = (name for name, model in MODELS.items() if model.load().propagated == wanted)
+    models = (name for name, model in MODELS.items() if POLICIES[policy].takes(model.load()))
     return {"loading": policy, "model": next(models)}

@@ -23,7 +23,7 @@ PACKAGE = Path(ogbnlib.__file__).parent
 # A kernel of one file calls those of another.
 DRAW = """
 import numpy as np
-from ogbnlib.sampling.choice import batch_key
+from ogbnlib.graph.neighbors import batch_key
 print(batch_key(np.uint64(1), 2, 3))
 """
 
@@ -63,7 +63,7 @@ def test_a_kernel_is_compiled_again_after_a_change_of_its_callee(copy: Path) -> 
 
 def test_all_sources_of_kernels_decide_the_folder() -> None:
     sources = kernel_cache.sources()
-    assert {"choice.py", "window.py", "kernels.py", "fused_sage.py"} <= {p.name for p in sources}
+    assert {"neighbors.py", "window.py", "kernels.py", "fused_sage.py"} <= {p.name for p in sources}
     for path in sources:
         nodes = ast.parse(path.read_text()).body
         origins = {}

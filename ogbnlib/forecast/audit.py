@@ -22,15 +22,12 @@ from .step_memory import is_measured
 
 
 def _kind_of(phase: str) -> str:
-    """The kind of a phase, common to forecast and timeline: `final valid` -> `eval valid`, `train
-    epoch 3` -> `train`."""
     if phase.startswith("train epoch"):
         return "train"
     return re.sub(r" \(\w+\)$", "", re.sub(r"^final ", "eval ", phase))
 
 
 def _measured_by_kind(peaks: Mapping[str, int]) -> dict[str, int]:
-    """The highest peak of each kind of phase; the kind "" is the time between phases."""
     return {
         kind: max(peak for name, peak in peaks.items() if _kind_of(name) == kind)
         for kind in map(_kind_of, peaks)
@@ -38,7 +35,6 @@ def _measured_by_kind(peaks: Mapping[str, int]) -> dict[str, int]:
 
 
 def _predicted_by_kind(forecast: Forecast) -> dict[str, PhaseForecast]:
-    """The phase of each kind with the most memory in use, by kind."""
     return {
         kind: max(
             (phase for phase in forecast.phases if _kind_of(phase.name) == kind),
@@ -161,7 +157,6 @@ def _last_phase(record: Record) -> str:
 
 
 def _kept_by_model(forecast: Forecast, growth: Growth | None) -> Action | None:
-    """For a user's model that keeps memory from epoch to epoch; None if none was measured."""
     if growth is None or not growth.has_risen:
         return None
     facts = {

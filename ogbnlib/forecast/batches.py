@@ -1,18 +1,16 @@
 """Batches: their sizes, the memory that they take, and some of them drawn from a store.
 
-Batches are drawn with numpy alone, within about a second, to get their real numbers of nodes and
-edges. The random numbers are not those of a run, but every neighbor of a node is equally likely, as
-in a run.
+The kernel of the sampler draws some batches within about a second, to get their real numbers of
+nodes and edges. Those of an evaluation are batches of the run.
 """
 
 import functools
 import math
-import mmap
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 
@@ -26,11 +24,14 @@ QUEUE_BYTES = 256 * 2**20
 # drawn together: 11 of [3, 2] x 128; for more bytes malloc asks Linux each time
 GROUP_BATCHES = 16
 GROUP_BYTES = 2**22
-# Most edges read at one hop, which takes 0.4 s. Batches of [15, 10, 5] x 1024 (num_neighbors x
-# batch_size) with reverse edges are drawn whole.
-_EDGES = 2**20
-# Batches drawn of a split: within these bounds, as many as have half of `_EDGES` edges together.
-# One is enough for a graph that may not be in memory, as it has 50,000 random reads a second.
+# Most edges that the kernel draws at one hop, 0.7 s, or from a graph that may not be in memory, which
+# has 50,000 random reads a second. A batch of [15, 10, 5] x 1024 (num_neighbors x batch_size) with
+# reverse edges has 0.7 million.
+_EDGES = 2**23
+_COLD_EDGES = 2**18
+_COLD_BYTES = 2**31
+# Batches drawn of a split, as many as have `_DRAWN_EDGES` together; of a cold graph one.
+_DRAWN_EDGES = 2**21
 _FEWEST = 2
 _MOST = 8
 # Where a hop takes all neighbors, a single node of high degree decides the largest batch. So edges
@@ -38,7 +39,6 @@ _MOST = 8
 _COUNTED_EDGES = 2**22
 _COUNTED_BATCHES = 2**12
 _HEAVIEST = 2
-_COLD_BYTES = 2**31
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class BatchShape:
 
     hop_nodes: tuple[int, ...]
     hop_edges: tuple[int, ...]
+    is_extrapolated: ClassVar[bool] = False
 
     @property
     def num_nodes(self) -> int:
@@ -56,6 +57,12 @@ class BatchShape:
     @property
     def num_edges(self) -> int:
         return sum(self.hop_edges)
+
+
+class _Extrapolated(BatchShape):
+    """The shape of a batch of which a part was drawn."""
+
+    is_extrapolated = True
 
 
 @dataclass(frozen=True)
@@ -82,11 +89,12 @@ def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
     return batch.num_nodes * (num_features * itemsize + 8) + batch.num_edges * 16
 
 
-def queue(one: int) -> tuple[int, int]:
-    """Number of batches of `one` bytes in a group, which is drawn together, and of groups in a
+def queue(size_bytes: int) -> tuple[int, int]:
+    """Number of batches of `size_bytes` in a group, which is drawn together, and of groups in a
     queue."""
-    together = max(1, min(GROUP_BATCHES, GROUP_BYTES // max(1, one)))
-    return together, max(1, min(QUEUE_BATCHES // together, QUEUE_BYTES // max(1, together * one)))
+    together = max(1, min(GROUP_BATCHES, GROUP_BYTES // max(1, size_bytes)))
+    group_bytes = max(1, together * size_bytes)
+    return together, max(1, min(QUEUE_BATCHES // together, QUEUE_BYTES // group_bytes))
 
 
 def num_queued(one_bytes: int, num_left: int = 3 * GROUP_BATCHES) -> int:
@@ -97,69 +105,64 @@ def num_queued(one_bytes: int, num_left: int = 3 * GROUP_BATCHES) -> int:
 
 
 @dataclass(frozen=True)
-class _Request:
-    """Everything that decides which batches are drawn; `crc32` tells a store from one that replaced
-    it."""
+class Draw:
+    """The values that decide which batches are drawn from a store."""
 
-    path: Path
-    crc32: int
-    split: str
     num_seeds: int
     num_neighbors: tuple[int, ...]
     training: bool
+    seed: int  # that of the run, with the one of the split's stream added
+    most_edges: int = 0  # at one hop; 0 for as many as take a fraction of a second
 
 
-def draw_batches(
-    store: Store,
-    split: str,
-    num_seeds: int,
-    num_neighbors: Sequence[int],
-    *,
-    training: bool,
-    num_batches: int,
-) -> Batches:
-    """Draw batches of `num_seeds` seeds: random ones of a split in training, consecutive ones in an
-    evaluation.
+class _Drawn(NamedTuple):
+    shapes: list[BatchShape]
+    heaviest: BatchShape | None  # where a hop takes all neighbors
+    is_complete: bool  # whether a run has no heavier batch
+    is_whole: bool  # whether no batch was extrapolated
 
-    Raises `InputError` if offsets or ids of the store are out of range.
+
+def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int) -> Batches | None:
+    """Draw batches of a split or of node ids with the sampler's kernel: random ones in training,
+    consecutive ones in an evaluation.
+
+    Returns None if the neighborhood of a single seed is too large to be drawn. Raises `InputError`
+    if offsets or ids of the store are out of range.
     """
-    fan_out = tuple(num_neighbors)
-    request = _Request(store.path, store.crc32, split, num_seeds, fan_out, training)
-    try:
-        shapes = _drawn(request)
-        if -1 in fan_out:
-            heaviest, complete = _heaviest(request)
-    except (IndexError, ValueError):
-        raise store.damaged(
-            "row", "expected ids and offsets within the graph, found others"
-        ) from None
+    drawn = _drawn(store, nodes, draw)
+    if drawn is None:
+        return None
     # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7
     # standard deviations for 10,000.
     above = max(1.0, statistics.NormalDist().inv_cdf(1 - 1 / (num_batches + 1)))
-    nodes = [shape.hop_nodes for shape, _ in shapes]
-    edges = [shape.hop_edges for shape, _ in shapes]
-    mean_nodes, most_nodes = _mean_and_most(nodes, store.num_nodes, above)
-    mean_edges, most_edges = _mean_and_most(edges, store.num_edges, above)
+    hop_nodes = [shape.hop_nodes for shape in drawn.shapes]
+    hop_edges = [shape.hop_edges for shape in drawn.shapes]
+    mean_nodes, most_nodes = _mean_and_most(hop_nodes, store.num_nodes, above)
+    mean_edges, most_edges = _mean_and_most(hop_edges, store.num_edges, above)
     largest = bound = BatchShape(most_nodes, most_edges)
-    if -1 in fan_out:
-        largest = bound = max([heaviest] if complete else [heaviest, largest], key=_weight)
-        if not complete:
-            bound = with_hub(largest, fan_out, store, _highest_degree(store.path, store.crc32))
-    source = "extrapolated" if any(cut for _, cut in shapes) else "drawn"
+    if drawn.heaviest is not None:
+        candidates = [drawn.heaviest] if drawn.is_complete else [drawn.heaviest, largest]
+        largest = bound = max(candidates, key=_weight)
+        if not drawn.is_complete:
+            degree = _highest_degree(store.path, store.crc32)
+            bound = with_hub(largest, draw.num_neighbors, store, degree)
+    source = "drawn" if drawn.is_whole else "extrapolated"
     return Batches(BatchShape(mean_nodes, mean_edges), largest, source, bound)
 
 
 def _mean_and_most(
     counts: list[tuple[int, ...]], limit: int, above: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The mean counts of each hop, and the counts of a batch `above` standard deviations larger;
-    `limit` is the most in all hops together."""
     means = np.mean(counts, axis=0)
     totals = np.sum(counts, axis=1)
     spread = float(np.std(totals, ddof=1)) if len(totals) > 1 else 0.0
     total = max(1.0, float(np.mean(totals)))
     most = means * min(1.0 + above * spread / total, limit / total)
     return _rounded(means * min(1.0, limit / total)), _rounded(most)
+
+
+def _rounded(values: Sequence[float] | Array) -> tuple[int, ...]:
+    return tuple(round(float(value)) for value in values)
 
 
 def _weight(shape: BatchShape) -> int:
@@ -184,7 +187,6 @@ def _last_full_hop(num_neighbors: Sequence[int]) -> int:
 
 @functools.lru_cache(maxsize=64)
 def _highest_degree(path: Path, crc32: int) -> int:
-    """The largest number of in-neighbors of a node, by one pass over `colptr`."""
     highest = last = 0
     for _, offsets in open_store(path).chunks("colptr"):
         highest = max(highest, int(np.diff(offsets, prepend=last).max(initial=0)))
@@ -192,180 +194,131 @@ def _highest_degree(path: Path, crc32: int) -> int:
     return highest
 
 
-def _batches(ids: Array, size: int) -> list[Array]:
-    return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+def _drawn(store: Store, nodes: str | Array, draw: Draw) -> _Drawn | None:
+    if isinstance(nodes, str):
+        return _of_split(store.path, store.crc32, nodes, draw)
+    return _of_nodes(store, nodes, draw)
 
 
+# `crc32` tells a store from one that replaced it.
 @functools.lru_cache(maxsize=512)
-def _heaviest(request: _Request) -> tuple[BatchShape, bool]:
-    """The largest of the counted batches, and whether exactly these batches come in a run.
-
-    They do in an evaluation that takes all neighbors at every hop, if all its batches are counted
-    and none is extrapolated. For training, more batches are counted than a short run has, as two
-    hubs (nodes of very high degree) may meet in any batch.
-    """
-    store = open_store(request.path)
+def _of_split(path: Path, crc32: int, split: str, draw: Draw) -> _Drawn | None:
+    store = open_store(path)
     store.advise_random()
-    random = np.random.default_rng(1)
-    fan_out = request.num_neighbors
-    batches = _seeds_of_batches(request, store, random)
-    counted = list[tuple[int, int]]()
-    read = 0
-    for number, seeds in enumerate(batches[: _FEWEST if _is_cold(store) else _COUNTED_BATCHES]):
-        if read > _COUNTED_EDGES:
+    return _of_nodes(store, store.splits[split], draw)
+
+
+def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
+    shapes = list[BatchShape]()
+    for seeds in _spread(ids, draw):
+        read = sum(shape.num_edges for shape in shapes)
+        if len(shapes) >= (1 if _is_cold(store) else _FEWEST) and read > _DRAWN_EDGES:
             break
-        edges, own = _count(store, seeds, fan_out[: _last_full_hop(fan_out) + 1], random)
-        counted.append((edges, number))
-        read += own
-    shapes = [
-        _draw(store, batches[number], fan_out, random, _EDGES if _is_cold(store) else 4 * _EDGES)
-        for _, number in sorted(counted, reverse=True)[:_HEAVIEST]
-    ]
-    is_fixed = not request.training and all(k < 0 for k in fan_out)
-    complete = len(counted) == len(batches) and is_fixed and not any(cut for _, cut in shapes)
-    return max((shape for shape, _ in shapes), key=_weight), complete
+        shape = _shape(store, draw, seeds)
+        if shape is None:
+            return None
+        shapes.append(shape)
+    heavy: list[BatchShape] = []
+    is_complete = False
+    if -1 in draw.num_neighbors:
+        batches = _batches(ids, draw, _COUNTED_BATCHES)
+        counted = _count(store, draw, batches[:_FEWEST] if _is_cold(store) else batches)
+        numbers = np.argsort(counted, kind="stable")[::-1][:_HEAVIEST]
+        drawn = [_shape(store, draw, batches[number]) for number in numbers]
+        heavy = [shape for shape in drawn if shape is not None]
+        is_complete = (
+            not draw.training and draw.num_neighbors[-1] < 0 and len(counted) == len(batches)
+        )
+    is_whole = not any(shape.is_extrapolated for shape in shapes + heavy)
+    return _Drawn(shapes, max(heavy, key=_weight, default=None), is_complete and is_whole, is_whole)
 
 
-def _seeds_of_batches(request: _Request, store: Store, random: np.random.Generator) -> list[Array]:
-    """The seeds of each batch of `request`; for training, of the batches of several epochs."""
-    ids = store.splits[request.split]
-    batches = _batches(ids, request.num_seeds)
-    if request.training:
-        orders = [random.permutation(ids) for _ in range(-(-_COUNTED_BATCHES // len(batches)))]
-        batches = [batch for order in orders for batch in _batches(order, request.num_seeds)]
-    if not _is_cold(store) and request.num_neighbors[0] < 0:
-        # batches with the largest first hop come first
-        first = [_degrees(store, seeds).sum() for seeds in batches]
-        batches = [batches[number] for number in np.argsort(first, kind="stable")[::-1]]
-    return batches
+def _batches(ids: Array, draw: Draw, count: int) -> list[Array]:
+    # the seeds of all batches, in training of `count` random ones; `choice` copies no ids
+    size = draw.num_seeds
+    if not draw.training:
+        return [ids[begin : begin + size] for begin in range(0, len(ids), size)]
+    random = np.random.default_rng(draw.seed)
+    return [ids[random.choice(len(ids), size, replace=False)] for _ in range(count)]
 
 
-def _rounded(values: Sequence[float] | Array) -> tuple[int, ...]:
-    return tuple(round(float(value)) for value in values)
-
-
-def _distinct(ids: Array) -> Array:
-    ids = np.sort(ids)  # `np.unique` takes ten times as long (numpy 2.3)
-    return ids[np.append(True, ids[1:] != ids[:-1])[: len(ids)]]
-
-
-@functools.lru_cache(maxsize=512)
-def _drawn(request: _Request) -> list[tuple[BatchShape, bool]]:
-    """Shapes of some batches, and whether each was extrapolated."""
-    store = open_store(request.path)
-    store.advise_random()
-    random = np.random.default_rng(0)
-    ids = store.splits[request.split]
-    size = request.num_seeds
-    full = len(ids) // max(1, size)
-    shapes = list[tuple[BatchShape, bool]]()
-    num_draws = _MOST
-    fewest = 1 if _is_cold(store) else _FEWEST
-    while len(shapes) < (num_draws if request.training else min(num_draws, full)):
-        if request.training:
-            seeds = random.choice(ids, size, replace=False)
-        else:
-            begin = len(shapes) * full // num_draws * size
-            seeds = ids[begin : begin + size]
-        shapes.append(_draw(store, seeds, request.num_neighbors, random, _EDGES))
-        read = sum(min(edges, _EDGES) for edges in shapes[-1][0].hop_edges)
-        num_draws = min(num_draws, max(fewest, _EDGES // 2 // max(1, read)))
-    return shapes
+def _spread(ids: Array, draw: Draw) -> list[Array]:
+    whole = [seeds for seeds in _batches(ids, draw, _MOST) if len(seeds) == draw.num_seeds]
+    count = min(_MOST, len(whole))
+    return [whole[number * len(whole) // count] for number in range(count)]
 
 
 def _is_cold(store: Store) -> bool:
     return store.files["colptr"].bytes + store.files["row"].bytes > _COLD_BYTES
 
 
-def _degrees(store: Store, nodes: Array) -> Array:
-    return np.asarray(store.colptr[nodes + 1] - store.colptr[nodes])
+def _sample(
+    store: Store, draw: Draw, seeds: Array, num_neighbors: Sequence[int]
+) -> tuple[Array, BatchShape] | None:
+    from ..graph.neighbors import DONE, TOO_MANY, bad_column, batch_key, sample_all
+
+    key = batch_key(np.uint64(draw.seed & (2**64 - 1)), 0, 0)  # of an evaluation
+    status, culprit, nodes, _, hop_nodes, hop_edges = sample_all(
+        np.asarray(store.colptr),
+        np.asarray(store.row),
+        seeds,
+        len(seeds),
+        np.array(num_neighbors, np.int64),
+        np.array([key], np.uint64),
+        not draw.training,
+        0,
+        draw.most_edges or (_COLD_EDGES if _is_cold(store) else _EDGES),
+    )
+    if status == TOO_MANY:
+        return None
+    if status != DONE:
+        raise bad_column(str(store.path), store.num_nodes, culprit)
+    return nodes, BatchShape(tuple(hop_nodes[0].tolist()), tuple(hop_edges[0].tolist()))
 
 
-def _hop(
-    store: Store, frontier: Array, k: int, random: np.random.Generator, most_edges: int
-) -> tuple[Array, float]:
-    """Sources of a hop's edges, or of about `most_edges` of them, and the number of all its
-    edges."""
-    if _is_cold(store):
-        _read_ahead(store.colptr, frontier)
-    start = store.colptr[frontier]
-    degree = store.colptr[frontier + 1] - start
-    picks = degree if k < 0 else np.minimum(degree, k)
-    total = float(picks.sum())
-    if total > most_edges:  # read the edges of some of the nodes only
-        order = random.permutation(len(picks))
-        order = order[: max(1, int(np.searchsorted(np.cumsum(picks[order]), most_edges)))]
-        start = start[order]
-        degree = degree[order]
-        picks = picks[order]
-    # Positions are evenly spread from a random one on: each of d neighbors is among the k with
-    # probability k / d.
-    first = np.repeat(np.cumsum(picks) - picks, picks)
-    steps = np.arange(len(first)) - first + np.repeat(random.random(len(picks)), picks)
-    spread = np.repeat(degree / np.maximum(picks, 1), picks)
-    places = np.repeat(start, picks) + (steps * spread).astype(np.int64)
-    if _is_cold(store):
-        _read_ahead(store.row, places)
-    return np.asarray(store.row[places]), total
+def _shape(store: Store, draw: Draw, seeds: Array) -> BatchShape | None:
+    """The shape of a batch, extrapolated from some of its seeds if it is too large to be drawn;
+    None if even a few seeds are."""
+    count = len(seeds)
+    while (sampled := _sample(store, draw, seeds[:count], draw.num_neighbors)) is None:
+        count //= 2
+        if count < 2:
+            return None
+    if count == len(seeds):
+        return sampled[1]
+    fewer = _sample(store, draw, seeds[: count // 2], draw.num_neighbors)
+    assert fewer is not None
+    return _extrapolated(fewer[1], sampled[1], len(seeds))
 
 
-def _read_ahead(array: Any, places: Array) -> None:
-    """Have Linux read the pages of some items of a memory map at once: three to four times as fast
-    as one page fault after the other."""
-    for page in _distinct(places * array.itemsize // mmap.PAGESIZE).tolist():
-        array._mmap.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, mmap.PAGESIZE)
+def _count(store: Store, draw: Draw, batches: Sequence[Array]) -> list[int]:
+    """The number of edges of each batch up to the last hop that takes all neighbors, in which only
+    degrees are read; of the first batches, if reading all takes too long."""
+    counts = list[int]()
+    num_read = 0
+    for seeds in batches:
+        hops = draw.num_neighbors[: _last_full_hop(draw.num_neighbors)]
+        sampled = _sample(store, draw, seeds, hops)
+        if sampled is None or num_read > _COUNTED_EDGES:
+            break
+        nodes, shape = sampled
+        frontier = nodes[len(nodes) - shape.hop_nodes[-1] :]
+        degrees = store.colptr[frontier + 1] - store.colptr[frontier]
+        counts.append(shape.num_edges + int(degrees.sum()))
+        num_read += shape.num_edges + len(frontier)
+    return counts
 
 
-def _count(
-    store: Store, seeds: Array, num_neighbors: tuple[int, ...], random: np.random.Generator
-) -> tuple[int, int]:
-    """Number of edges of a batch, and of the edges and degrees read; in the last hop only degrees
-    are read."""
-    seen = np.zeros(store.num_nodes, bool)
-    seen[seeds] = True
-    frontier = np.sort(seeds)
-    counted = 0.0
-    read = 0
-    for k in num_neighbors[:-1]:
-        ids, total = _hop(store, frontier, k, random, _EDGES)
-        frontier = _distinct(ids[~seen[ids]])
-        seen[frontier] = True
-        counted += total
-        read += len(ids)
-    return int(counted + _degrees(store, frontier).sum()), read + len(frontier)
-
-
-def _draw(
-    store: Store,
-    seeds: Array,
-    num_neighbors: tuple[int, ...],
-    random: np.random.Generator,
-    most_edges: int,
-) -> tuple[BatchShape, bool]:
-    """Draw one batch; return its shape, and whether it was extrapolated, as a hop reads about
-    `most_edges` edges at most."""
-    cut = False
-    seen = np.zeros(store.num_nodes, bool)
-    seen[seeds] = True
-    frontier = np.sort(seeds)
-    nodes = [float(len(seeds))]
-    edges = list[float]()
-    for k in num_neighbors:
-        if len(frontier) > most_edges:
-            frontier = random.choice(frontier, most_edges, replace=False)
-        ids, total = _hop(store, frontier, k, random, most_edges)
-        edges.append(nodes[-1] * total / max(1, len(frontier)))
-        whole = edges[-1] / max(1, len(ids))
-        ids = ids[~seen[ids]]
-        frontier = _distinct(ids)
-        seen[frontier] = True
-        distinct = float(len(frontier))
-        if whole > 1.001 and distinct:
-            # D distinct nodes among m edges grow to D * (M / m) ** b among all M edges, with the b
-            # that holds between m / 4 and m. This gives too many rather than too few.
-            cut = True
-            quarter = max(1, len(ids) // 4)
-            growth = math.log(distinct / len(_distinct(ids[:quarter])))
-            distinct *= whole ** (growth / math.log(max(2.0, len(ids) / quarter)))
-        nodes.append(min(distinct, store.num_nodes - min(sum(nodes), store.num_nodes)))
-    return BatchShape(_rounded(nodes), _rounded(edges)), cut
+def _extrapolated(fewer: BatchShape, drawn: BatchShape, num_seeds: int) -> BatchShape:
+    # The number of nodes grows with a power of the number of seeds that falls as batches grow. The
+    # power between the two drawn batches gives too many nodes rather than too few.
+    seeds = drawn.hop_nodes[0]
+    times = num_seeds / seeds
+    ratio = math.log(times) / math.log(seeds / fewer.hop_nodes[0])
+    nodes = [
+        count * min(times, (count / max(1, low)) ** ratio)
+        for low, count in zip(fewer.hop_nodes, drawn.hop_nodes, strict=True)
+    ]
+    frontiers = zip(drawn.hop_edges, nodes, drawn.hop_nodes, strict=False)
+    edges = [count * grown / max(1, frontier) for count, grown, frontier in frontiers]
+    return _Extrapolated(_rounded(nodes), _rounded(edges))

@@ -45,8 +45,6 @@ def assignments(changes: Changes) -> str:
 
 
 def _knobs(config: TrainConfig) -> list[list[Changes]]:
-    """The changes of each knob (a parameter that lowers memory), smallest first; the knobs in the
-    order in which to turn them."""
     eval_seeds = config.seeds_per_batch(training=False)
     knobs: list[list[Changes]] = [
         [{"loading": name} for name in config.policy.smaller],
@@ -61,7 +59,6 @@ def _knobs(config: TrainConfig) -> list[list[Changes]]:
 
 
 def _halves(count: int) -> list[int]:
-    """A number halved once, twice and so on, down to between 32 and 63."""
     return [count >> times for times in range(1, count.bit_length() - 5)]
 
 
@@ -90,7 +87,7 @@ def changes_that_fit(
             # If the largest changes together don't fit, no smaller ones do.
             if fitting([steps[-1] for steps in chosen]) is not None:
                 tried = (fitting(steps) for steps in itertools.product(*chosen))
-                smallest.append(next(one for one in tried if one is not None))
+                smallest.append(next(result for result in tried if result is not None))
         if smallest:
             return smallest
     return []

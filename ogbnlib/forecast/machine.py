@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..files import block_buffer
 from ..graph.store import GraphSize, Store
+from ..io.blocks import block_buffer
 from ..launcher import job_cores
 from ..memory.reading import processor
 
@@ -53,7 +53,6 @@ REFERENCE = Machine(2, 75e9, DISK_BYTES_PER_S, 150e9)
 
 
 def _product() -> float:
-    """Operations per second of one core in a float32 matrix product."""
     # So small a product runs in one thread of OpenBLAS; a larger one counts threads that wait in a
     # loop. It reached 60 GFLOP/s here, where products of a hidden layer's size reach 57 to 75.
     a = np.ones((64, 64), np.float32)
@@ -104,8 +103,8 @@ def _read(path: Path) -> float:
         done = 0
         while time.perf_counter() - begin < _PROBE_S:
             # each read is 37 pieces further, so that reads lie far apart
-            place = (thread + done * _THREADS) * 37 % pieces
-            done += os.preadv(file.fileno(), [buffer], place * _READ_BYTES) // _READ_BYTES
+            piece = (thread + done * _THREADS) * 37 % pieces
+            done += os.preadv(file.fileno(), [buffer], piece * _READ_BYTES) // _READ_BYTES
         return done
 
     with (

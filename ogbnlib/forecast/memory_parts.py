@@ -24,7 +24,6 @@ from .batches import BatchShape
 
 
 def _torch_is_for_gpus() -> bool:
-    """Whether the installed torch is a build for CUDA or ROCm; torch is not imported."""
     torch = importlib.util.find_spec("torch")
     folders = torch.submodule_search_locations if torch else None
     libraries = ("lib/libtorch_cuda.so", "lib/libtorch_hip.so")
@@ -79,21 +78,17 @@ def trained_edges(size: GraphSize, undirected: bool | None) -> int:
 
 @functools.cache
 def _degree_quantiles(sigma: float) -> tuple[float, ...]:
-    """64 quantiles of log-normal degrees with mean 1; each stands for a 64th of the nodes."""
     values = np.exp([statistics.NormalDist(0, sigma).inv_cdf((i + 0.5) / 64) for i in range(64)])
     return tuple((values / values.mean()).tolist())
 
 
 def _spread(size: GraphSize, undirected: bool | None, even: bool) -> float:
-    """The sigma of the log-normal degrees."""
     if even:
         return _EVEN_SIGMAS[bool(undirected or size.undirected)]
     return _BOTH_SIGMA if undirected or size.undirected else _DIRECTED_SIGMA
 
 
 def _hit_weights(size: GraphSize, undirected: bool | None, even: bool = True) -> tuple[float, ...]:
-    """Relative frequency at which edges lead to the nodes of each 64th of all nodes; the mean is
-    1."""
     if undirected or size.undirected:  # in proportion to degrees
         return _degree_quantiles(_spread(size, undirected, even))
     # In a directed citation graph, edges lead to 0.4 of the nodes, as few papers cite back into the
@@ -137,8 +132,6 @@ def _visited(size: GraphSize, undirected: bool | None, batch: BatchShape) -> tup
 
 
 def _group(nodes: float, share: float, visited_share: float, sigma: float) -> tuple[Array, Array]:
-    """Divide the visited nodes of a group into 64 equal parts; return each part's size, and the
-    share of all visits that one of its nodes gets. The group gets `share`."""
     visited = visited_share * nodes
     visits = np.multiply(_degree_quantiles(sigma), share / visited)
     return np.full(64, visited / 64), visits
@@ -230,8 +223,8 @@ def smaller_fan_outs(config: TrainConfig) -> list[tuple[int, ...]]:
     Empty if no neighbors are sampled.
     """
     smaller: list[tuple[int, ...]] = []
-    fan_outs = config.num_neighbors
-    while not config.policy.uses_hops and any(k < 0 or k > 2 for k in fan_outs):
+    fan_outs = config.fan_out(training=True)
+    while any(k < 0 or k > 2 for k in fan_outs):
         fan_outs = tuple(15 if k < 0 else min(k, max(2, -(-k // 2))) for k in fan_outs)
         smaller.append(fan_outs)
     return smaller
@@ -254,7 +247,7 @@ def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
     itemsize = np.dtype(config.feature_dtype).itemsize
     if has_own_dtype(config, size):
         itemsize = size.feature_itemsize
-    if config.policy.uses_hops and itemsize == 1:
+    if itemsize == 1 and config.policy.hops(config):
         return 4  # int8 features are propagated as float32
     return itemsize
 
@@ -266,11 +259,10 @@ def label_itemsize(num_classes: int) -> int:
 def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
     """The size of the graph that a run trains on, with propagated features if `config` asks for
     them."""
-    if size.hops is not None or not config.policy.uses_hops:
+    hops = config.policy.hops(config)
+    if size.hops is not None or hops is None:
         return size
-    return dataclasses.replace(
-        size, num_features=size.num_features * (config.hops + 1), hops=config.hops
-    )
+    return dataclasses.replace(size, num_features=size.num_features * (hops + 1), hops=hops)
 
 
 def raw_bytes(size: GraphSize) -> int:

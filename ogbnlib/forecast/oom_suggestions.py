@@ -15,53 +15,48 @@ def oom_suggestions(config: TrainConfig, oom: Mapping[str, float]) -> list[str]:
 
     `oom` has sizes by name as in the event `cuda_oom`, without those that torch did not report.
     """
-    requested = oom.get("requested_bytes", math.nan)  # NaN in place of each unknown size
+    # NaN in place of each size that torch did not report
+    requested = oom.get("requested_bytes", math.nan)
     reserved = oom.get("reserved_bytes", math.nan) - oom.get("allocated_bytes", math.nan)
     unallocated = oom.get("unallocated_bytes", reserved)
-    free = oom.get("free_bytes", math.nan)
+    missing = requested - unallocated - oom.get("free_bytes", math.nan)
     suggestions = []
     if not config.expandable_segments:
         text = "expandable_segments=True costs nothing"
         if not math.isnan(unallocated):
             text += f": {format_bytes(unallocated)} was reserved but unallocated"
-        if free > 0:
-            text += f" and {format_bytes(free)} free on the GPU"
-        if unallocated >= requested or unallocated + free >= requested:
-            text += ", more than the request, but not in one piece"
+        if missing <= 0:
+            text += ", and with the free memory more than the request, but not in one piece"
         suggestions.append(text)
     if not config.release_every:
         suggestions.append(
             "release_every=100 costs some time and frees only segments without any tensor"
         )
-    missing = requested - unallocated - free
     enough = []
-    others = []
+    unsure = []
     for changes, cost in _options(config):
         text = " ".join(f"{name}={value}" for name, value in changes.items()) + f" {cost}"
         try:
             now = sum(predict(config).gpu.values())
             then = sum(predict(config.replace(**changes)).gpu.values())
         except (InputError, OSError):  # the data set is gone
-            others.append(text)
+            unsure.append(text)
             continue
         if then >= now:  # for some models autocast's copies take more than they save
             continue
         text += f": a step of about {format_bytes(then)} instead of {format_bytes(now)}"
         # If bytes are unknown, or if memory was only fragmented, no difference of sums tells what
         # is enough.
-        if not missing > 0:
-            others.append(text)
-        elif now - then > missing:
+        if missing > 0 and now - then > missing:
             enough.append(f"{text}, which would have been enough")
         else:
-            others.append(f"{text}, not enough by itself")
-    return suggestions + (enough or others)
+            unsure.append(f"{text}, not enough by itself" if missing > 0 else text)
+    return suggestions + (enough or unsure)
 
 
 def _options(config: TrainConfig) -> list[tuple[dict[str, object], str]]:
-    """Changes of the config that lower its GPU memory, with their costs; the cheapest first."""
     parts = 2 if config.batch_size % 4 else 4
-    is_sampled = config.model in MODELS and not config.policy.uses_hops
+    model = MODELS.get(config.model)
     fan_outs = next(iter(smaller_fan_outs(config)), ())
     options: list[tuple[object, dict[str, object], str]] = [
         (
@@ -71,7 +66,7 @@ def _options(config: TrainConfig) -> list[tuple[dict[str, object], str]]:
         ),
         (config.precision == "fp32", {"precision": "bf16"}, "computes with fewer digits"),
         (
-            is_sampled and not config.activation_checkpointing,
+            model and model.load().can_checkpoint and not config.activation_checkpointing,
             {"activation_checkpointing": True},
             "keeps the gradients and computes each layer twice",
         ),

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self
+from typing import Self
 
 from ..config import TrainConfig
+from ..errors import format_bytes
+from ..graph.npz import CHUNK_BYTES, Array
 from ..graph.store import GraphSize, Store
+from ..graph.store_format import SPLITS
 from . import memory_parts as sizes
-from .batches import Batches, BatchShape, batch_bytes, draw_batches, num_queued, with_hub
+from .batches import Batches, BatchShape, Draw, batch_bytes, draw_batches, num_queued, with_hub
 from .machine import DISK_BYTES_PER_S
 from .step_memory import activation_bytes, fuses, model_state_bytes
 
@@ -21,17 +24,71 @@ WORKERS = ("workers' batches (shared memory)", "workers")
 UNSURE = {"drawn": 0.0, "extrapolated": 0.1, "degrees": 0.25}
 
 
-class WindowPlan(Protocol):
-    """The attributes of `windows.plan.Windows` that decide times.
+def read_bytes(available_bytes: int) -> int:
+    """Bytes of one read; the three buffers of a pass may not outweigh a small window."""
+    return min(CHUNK_BYTES, max(2**18, available_bytes // 64))  # smaller reads are slow
 
-    A window is a run of batches that are sampled ahead in one pass over the store.
-    """
 
-    window_batches: int | None
+@dataclass(frozen=True)
+class Spooling:
+    """The sizes of the passes that prepare windows on disk."""
+
+    sampled_batches: int  # sampled by one pass over the graph
+    structure_batches: int  # of one structure file: ids and edges without features
+    picked_batches: int  # of one feature shard, filled by one pass over the features
+    working_bytes: int  # memory of either pass
+    disk_bytes: int  # the most on disk, while one shard is used and the next is prepared
+    hot_bytes: int = 0  # the part of `working_bytes` for rows that stay in memory
+
+
+@dataclass
+class Windows:
+    """The way in which a loader reads its store."""
+
+    window_batches: int | None  # None where batches are drawn through the page cache
+    # whether the next window is prepared while one is used, so that two are in memory
     overlapped: bool
-    moved_bytes: int
-    first_bytes: int
-    spooling: Any
+    window_bytes: int
+    available_bytes: int
+    num_windows: int = 0
+    moved_bytes: int = 0  # between memory and disk, in a pass over the loader
+    first_bytes: int = 0  # moved before the first window is ready
+    spooling: Spooling | None = None
+    in_memory: "Windows | None" = None  # the windows to use once the disk is full
+
+    @property
+    def peak_bytes(self) -> int:
+        """Peak memory: one or two windows, and the passes that prepare windows on disk."""
+        working = self.spooling.working_bytes if self.spooling else 0
+        return (2 if self.overlapped else 1) * self.window_bytes + working
+
+    @property
+    def prepared_ahead(self) -> bool:
+        """Whether the next epoch's first window is prepared at the end of an epoch and stays during
+        evaluations."""
+        return self.window_batches is not None and self.overlapped
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of one read."""
+        return read_bytes(self.available_bytes)
+
+    def __str__(self) -> str:
+        free = format_bytes(self.available_bytes)
+        if self.window_batches is None:
+            return f"batches are drawn through the page cache ({free} available)"
+        where = "two held, one being prepared" if self.overlapped else "one held"
+        if self.spooling:
+            where = (
+                f"from a spool of {format_bytes(self.spooling.disk_bytes)} on disk at most, two "
+                "held"
+            )
+            if self.spooling.hot_bytes:
+                where += f", the rows visited most in {format_bytes(self.spooling.hot_bytes)}"
+        return (
+            f"windows of {self.window_batches} batches, about {format_bytes(self.window_bytes)} "
+            f"each, {where} ({free} available)"
+        )
 
 
 def sweep_s(
@@ -58,27 +115,34 @@ class Pass:
     reserve: tuple[int, int] | None = None
 
     @classmethod
-    def over(cls, config: TrainConfig, size: GraphSize, split: str, training: bool) -> Self:
-        """A pass whose batches are drawn if `size` is a store, or else expected from mean
-        degrees."""
-        seeds = min(config.seeds_per_batch(training), size.num_seeds[split])
+    def over(
+        cls,
+        config: TrainConfig,
+        size: GraphSize,
+        split: str,
+        training: bool,
+        ids: Array | None = None,
+    ) -> Self:
+        """A pass over a split, or over the nodes `ids` of a store.
+
+        Its batches are drawn if `size` is a store, or else expected from mean degrees.
+        """
+        num_ids = size.num_seeds[split] if ids is None else len(ids)
+        seeds = min(config.seeds_per_batch(training), num_ids)
         fan_out = config.fan_out(training)
-        if config.policy.uses_hops:
-            batches = Batches.of(BatchShape((seeds,), ()))
-        elif isinstance(size, Store):
-            count = -(-size.num_seeds[split] // max(1, seeds))
-            if training:
-                count *= max(1, config.epochs)
-            batches = draw_batches(
-                size, split, seeds, fan_out, training=training, num_batches=count
-            )
-        else:
+        batches = None
+        if isinstance(size, Store) and seeds and fan_out:
+            count = -(-num_ids // seeds) * (max(1, config.epochs) if training else 1)
+            draw = Draw(seeds, fan_out, training, config.seed + SPLITS.index(split))
+            batches = draw_batches(size, split if ids is None else ids, draw, count)
+        if batches is None:
             shape = size, config.undirected, seeds, fan_out
             mean = sizes.expected_batch(*shape)
             largest = bound = sizes.expected_batch(*shape, even=True)
             if -1 in fan_out:
                 bound = with_hub(largest, fan_out, size, size.num_edges)
-            batches = Batches(mean, largest, "degrees", bound)
+            # without neighbors, batches are as large as their seeds
+            batches = Batches(mean, largest, "degrees" if fan_out else "drawn", bound)
         return cls(config, size, split, batches, training)
 
     @property
@@ -99,14 +163,11 @@ class Pass:
 
     @property
     def _num_after_first(self) -> float:
-        """Number of batches after the first, in whole ones, as the last may have fewer seeds."""
         if self.own_batches is not None:
             return max(0, self.own_batches - 1)
         return max(0.0, self.size.num_seeds[self.split] / max(1, self.batch.hop_nodes[0]) - 1)
 
     def _largest(self, on_gpu: bool = False) -> tuple[int, int, int]:
-        """Bytes of the largest batch, of its float16 features widened to float32, and of its
-        activations."""
         size = self.size
         largest = self.batches.largest
         widened = 0

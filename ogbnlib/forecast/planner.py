@@ -65,8 +65,6 @@ ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 
 
 
 def _convert_hint(forecast: Forecast) -> str:
-    """The command that makes the store of a forecast, for the end of a line; empty if no store is
-    missing."""
     config = forecast.config
     if not config.policy.reads_disk or forecast.size.stored == "store":
         return ""
@@ -111,7 +109,7 @@ class Advice:
 
     def __str__(self) -> str:
         sections = (
-            *(_heading, _phases, _disk, _stock_loop, _int8, _precision),
+            *(_heading, _phases, _disk, _stock_loop, _int8),
             *(_step, _uncertainty, _verdict, _shared_sampler),
         )
         return "\n".join(line for section in sections for line in section(self))
@@ -132,14 +130,14 @@ class Advice:
             "epoch_s": round(forecast.epoch_s, 1),
             "sbatch": self.sbatch,
             "phases": [
-                {"name": one.name, "held_bytes": one.held_bytes, "parts": dict(one.parts)}
-                for one in forecast.phases
+                {"name": phase.name, "held_bytes": phase.held_bytes, "parts": dict(phase.parts)}
+                for phase in forecast.phases
             ],
             "gpu": dict(forecast.gpu),
             "model_taken_for": formula_of(forecast.config),
             "would_fit": [
-                {"changes": changes, "peak_bytes": other.peak_bytes}
-                for changes, other in self.alternatives
+                {"changes": changes, "peak_bytes": changed.peak_bytes}
+                for changes, changed in self.alternatives
             ],
         }
 
@@ -150,9 +148,8 @@ class Advice:
 def _heading(advice: Advice) -> Iterator[str]:
     config = advice.forecast.config
     size = advice.forecast.size
-    batches = f"[{spaced(config.num_neighbors)}]"
-    if config.policy.uses_hops:
-        batches = f"{config.hops} hops ({config.norm})"
+    fan_out = config.fan_out(training=True)
+    batches = f"[{spaced(fan_out)}]" if fan_out else f"{config.hops} hops ({config.norm})"
     both_ways = " (and their reverse)" if config.undirected and not size.undirected else ""
     yield (
         f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges{both_ways}; "
@@ -194,16 +191,17 @@ def _disk(advice: Advice) -> Iterator[str]:
 
 
 def _int8(advice: Advice) -> Iterator[str]:
-    """The forecast with int8 features, if they save a third of the bytes moved from and to disk or
-    make the run fit."""
     forecast = advice.forecast
     config = forecast.config
-    is_int8 = feature_itemsize(config, forecast.size) == 1
-    if not config.policy.reads_disk or config.policy.uses_hops or is_int8:
+    smaller = replace(forecast.size, feature_itemsize=1)
+    if not config.policy.reads_disk:
+        return
+    coded = config.replace(feature_dtype="int8")
+    if feature_itemsize(coded, smaller) >= feature_itemsize(config, forecast.size):
         return
     changed = predict(
-        config.replace(feature_dtype="int8"),
-        replace(forecast.size, feature_itemsize=1),
+        coded,
+        smaller,
         memory_limit_bytes=advice.limit_bytes,
         machine=forecast.machine,
     )
@@ -226,26 +224,6 @@ def _int8(advice: Advice) -> Iterator[str]:
     )
 
 
-def _precision(advice: Advice) -> Iterator[str]:
-    forecast = advice.forecast
-    machine = forecast.machine
-    config = forecast.config
-    # the user's own model is measured in its own precision alone
-    if machine is REFERENCE or config.precision != "fp32" or config.model not in MODELS:
-        return
-    half = predict(
-        config.replace(precision="bf16"),
-        forecast.size,
-        memory_limit_bytes=advice.limit_bytes,
-        machine=machine,
-    )
-    if half.epoch_s < 0.8 * forecast.epoch_s:
-        times = f"{seconds(half.epoch_s)} instead of {seconds(forecast.epoch_s)}"
-        yield (
-            f"precision=bf16: an epoch in {times} on this CPU, whose products in bfloat16 are faster"
-        )
-
-
 def _stock_loop(advice: Advice) -> Iterator[str]:
     if not advice.forecast.config.policy.is_stock:
         return
@@ -260,7 +238,6 @@ def _stock_loop(advice: Advice) -> Iterator[str]:
 
 
 def _step(advice: Advice) -> Iterator[str]:
-    """The memory of a step on a GPU and, for the user's own model, the source of the figures."""
     config = advice.forecast.config
     yield (
         f"a training step on a GPU: {format_bytes(sum(advice.forecast.gpu.values()))} allocated, "
@@ -285,7 +262,7 @@ def _uncertainty(advice: Advice) -> Iterator[str]:
     reason = _UNCERTAIN.get(advice.forecast.train.batches.source)
     if reason is None:
         return
-    if -1 in (*config.num_neighbors, *(config.eval_num_neighbors or ())):
+    if -1 in (*config.fan_out(training=True), *config.fan_out(training=False)):
         reason += ", and with all neighbors a batch may be the whole graph"
     yield f"uncertain: {reason}; the margin is {format_bytes(advice.forecast.margin_bytes)}"
 
@@ -307,7 +284,6 @@ def _verdict(advice: Advice) -> Iterator[str]:
 
 
 def _shared_sampler(advice: Advice) -> Iterator[str]:
-    """The memory of several stock loaders if they share one CSC."""
     forecast = predict(advice.forecast.config, advice.forecast.size, share_sampler=True)
     if advice.verdict in (TIGHT, WILL_NOT_FIT) and forecast.peak_bytes < advice.forecast.peak_bytes:
         yield (
@@ -349,10 +325,10 @@ def plan(
         machine=machine,
         share_sampler=share_sampler,
     )
-    others: list[tuple[Changes, Forecast]] = []
+    alternatives: list[tuple[Changes, Forecast]] = []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
-        others = changes_that_fit(config, size, limit_bytes)
-    return Advice(forecast, limit_bytes, others, problem)
+        alternatives = changes_that_fit(config, size, limit_bytes)
+    return Advice(forecast, limit_bytes, alternatives, problem)
 
 
 @clear_errors()
@@ -383,7 +359,6 @@ def ladder(
 def _best(
     configs: Sequence[TrainConfig], limit_bytes: int, max_epoch_s: float | None
 ) -> dict[str, object]:
-    """The ladder's row for a limit: the first configuration that fits in memory and time."""
     for config in configs:
         best = predict(config, memory_limit_bytes=limit_bytes)
         is_fast = max_epoch_s is None or best.epoch_s <= max_epoch_s

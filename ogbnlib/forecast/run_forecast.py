@@ -5,19 +5,19 @@ It needs only sizes, so it takes well under a second for a data set that is not 
 conversion of a data set to a store is not among the phases, as it keeps to any limit by itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from ..config import TrainConfig
-from ..errors import MB
+from ..errors import MB, format_bytes
 from ..graph.store import GraphSize
+from ..progress import seconds
 from ..registry import POLICIES
 from ..sources.resolve import check_trainable, graph_for
 from .batches import BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
-from .pass_memory import MODEL, Pass, WindowPlan, sweep_s
+from .pass_memory import MODEL, Pass, Windows, sweep_s
 from .step_memory import choose_threads, model_state_bytes, step_s
 
 # The phase in which a run makes the propagated features, if no store has them yet.
@@ -54,15 +54,23 @@ class PhaseForecast:
         return sum(self.parts.values())
 
 
-class _PropagationPlan(Protocol):
-    """The plan of a propagation that a run still has to make; `str` describes it."""
+@dataclass(frozen=True)
+class HopPlan:
+    """Numbers of columns to propagate at a time, and their costs."""
 
-    @property
-    def widths(self) -> Sequence[int]:
-        """Columns in memory at a time, for each hop."""
+    widths: list[int]  # columns in memory at a time, of each hop
+    held_bytes: int  # columns in memory; `fixed_bytes` come on top
+    disk_bytes: int  # the result and, until it is complete, the files of its hops
+    num_passes: int  # passes over the graph
+    minutes: float  # on a 2-core machine with an NVMe-like disk
 
-    @property
-    def minutes(self) -> float: ...
+    def __str__(self) -> str:
+        return (
+            f"{self.num_passes} pass{'es' * (self.num_passes > 1)} over it, at most "
+            f"{max(self.widths)} columns each: {format_bytes(self.held_bytes)} of memory, "
+            f"{format_bytes(self.disk_bytes)} of disk, most of it until it is done, about "
+            f"{seconds(60 * self.minutes)} on 2 cores"
+        )
 
 
 class Ledger:
@@ -81,10 +89,8 @@ class Ledger:
         self.size = size  # a policy may replace it by that of the graph it trains on
         self.held = {"runtime": RUNTIME_BYTES}  # bytes of the parts in memory now
         self.phases: list[PhaseForecast] = []
-        self.windows: WindowPlan | None = None  # under loading=store
-        self.propagation: _PropagationPlan | None = (
-            None  # where features are still to be propagated
-        )
+        self.windows: Windows | None = None  # under loading=store
+        self.propagation: HopPlan | None = None  # where features are still to be propagated
         self.least_bytes = 0  # the smallest limit under which the run works; 0 for its peak
         self.num_sorts = 0  # CSCs that stock loaders build in the whole run
 
@@ -103,11 +109,11 @@ class Ledger:
         """Add a phase whose peak has all parts of `held` and those of `passing`."""
         self.phases.append(PhaseForecast(name, {**self.held, **passing}, cache_bytes, unsure_bytes))
 
-    def pass_phase(self, name: str, one: Pass, idle_loaders: int) -> None:
+    def pass_phase(self, name: str, loader_pass: Pass, idle_loaders: int) -> None:
         """Add the phase of a pass whose batches come from workers, or are made in the process
         itself."""
-        passing = one.step() | one.workers(idle_loaders)
-        self.phase(name, passing, unsure_bytes=one.unsure_bytes(passing))
+        passing = loader_pass.step() | loader_pass.workers(idle_loaders)
+        self.phase(name, passing, unsure_bytes=loader_pass.unsure_bytes(passing))
 
     def hold_model(self) -> None:
         self.held[MODEL] = model_state_bytes(
@@ -175,7 +181,7 @@ class Forecast(Ledger):
         return max(phase.cache_bytes for phase in self.phases)
 
     @property
-    def reading(self) -> WindowPlan | None:
+    def reading(self) -> Windows | None:
         """The windows (batches sampled ahead together) in which the store is read; None if batches
         come from memory or the page cache."""
         if self.windows is None or self.windows.window_batches is None:
@@ -198,14 +204,13 @@ class Forecast(Ledger):
         first_s = read_s * first_share / max(1, self.config.epochs)
         return first_s + max(train_s, read_s - first_s + train_s / 2)
 
-    def _pass_s(self, one: Pass) -> float:
-        """Seconds of a pass whose batches need no disk."""
-        step = one.batch, self.size.num_features, self.size.num_classes
+    def _pass_s(self, loader_pass: Pass) -> float:
+        step = loader_pass.batch, self.size.num_features, self.size.num_classes
         # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16
         # and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
-        batch_s = 0.7e-3 + 0.3e-6 * one.batch.num_nodes
-        batch_s += step_s(self.config, *step, self.machine, self.num_threads, one.training)
-        return one.num_batches * batch_s
+        batch_s = 0.7e-3 + 0.3e-6 * loader_pass.batch.num_nodes
+        batch_s += step_s(self.config, *step, self.machine, self.num_threads, loader_pass.training)
+        return loader_pass.num_batches * batch_s
 
     @property
     def run_s(self) -> float:

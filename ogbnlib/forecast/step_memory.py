@@ -38,11 +38,6 @@ def _formulas_of(config: TrainConfig) -> type[BaseModel]:
     return MODELS[formula_of(config)].load()
 
 
-def _depth(config: TrainConfig) -> int:
-    """Number of layers of a model on sampled subgraphs, or of hops of propagated features."""
-    return config.hops if config.policy.uses_hops else len(config.num_neighbors)
-
-
 @dataclass(frozen=True)
 class _Trial:
     """Measured steps of the user's own model.
@@ -71,7 +66,6 @@ _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
 
 
 def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
-    """All that a trial depends on: the model and its code, but not the batch."""
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
     return json.dumps(
@@ -83,7 +77,7 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
             config.precision,
             min(2, config.accumulate),
             formula_of(config),
-            _depth(config),
+            config.depth,
             num_features,
             num_classes,
             stamp,
@@ -92,7 +86,6 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
 
 
 def _trial(config: TrainConfig, num_features: int, num_classes: int) -> _Trial | None:
-    """The measured step of the config's model; None for a registered model, or before a trial."""
     if config.model in MODELS:
         return None
     key = _trial_key(config, num_features, num_classes)
@@ -139,7 +132,7 @@ def _layers_of(
     edge_index)` does.
     """
     is_own = config.model not in MODELS
-    depth = _depth(config)
+    depth = config.depth
     widths = _formulas_of(config).widths(depth, num_features, config.hidden_channels, num_classes)
     layers = []
     for i, (inputs, outputs) in enumerate(widths):
@@ -165,7 +158,7 @@ def _layers_of(
     return layers
 
 
-def step_flops(
+def _step_flops(
     config: TrainConfig,
     batch: BatchShape,
     num_features: int,
@@ -214,7 +207,7 @@ def step_s(
     model = _formulas_of(config)
     written = sum(model.memory(layer).peak + model.edge_bytes(layer) for layer in _layers_of(*step))
     others_s = _FLOPS_PER_BYTE * written / machine.products_per_s("fp32", threads)
-    return step_flops(*step, training=training) / rate + share * others_s
+    return _step_flops(*step, training=training) / rate + share * others_s
 
 
 def choose_threads(
@@ -224,7 +217,7 @@ def choose_threads(
     `cores` for large ones."""
     if config.num_threads != "auto":
         return config.num_threads or cores
-    return cores if step_flops(config, batch, num_features, num_classes) >= LARGE_FLOPS else 1
+    return cores if _step_flops(config, batch, num_features, num_classes) >= LARGE_FLOPS else 1
 
 
 def _parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
@@ -248,7 +241,6 @@ def _layer_memory(
     num_classes: int,
     on_gpu: bool = False,
 ) -> list[LayerMemory]:
-    """Bounds on the memory of a step's layers, first to last, see `model.BaseModel.memory`."""
     layers = _layers_of(config, batch, num_features, num_classes, on_gpu)
     return [*map(_formulas_of(config).memory, layers)]
 
@@ -295,15 +287,15 @@ def activation_bytes(
     # while the gradient of its output is in memory. An evaluation has only a layer and its input in
     # memory.
     peak = 0
-    before = 0
+    kept = 0
     for layer in _layer_memory(config, batch, num_features, num_classes, on_gpu):
         again = layer.checkpointed if training and config.activation_checkpointing else 0
-        peak = max(peak, before + again + layer.peak)
+        peak = max(peak, kept + again + layer.peak)
         if training:
-            before += again or layer.saved
+            kept += again or layer.saved
         else:
-            before = layer.checkpointed
-    return max(peak, before)
+            kept = layer.checkpointed
+    return max(peak, kept)
 
 
 # The trial of the user's own model.
@@ -340,10 +332,8 @@ def _trial_batches(
 ) -> tuple[list[BatchShape], list[BatchShape]]:
     """Batches in the proportions of the run's: a smaller and a larger one for memory, and growing
     ones for time."""
-    batch = BatchShape((config.batch_size,), ())
-    if not config.policy.uses_hops:
-        shape = size, config.undirected, config.batch_size, config.num_neighbors
-        batch = expected_batch(*shape, even=True)
+    shape = size, config.undirected, config.batch_size, config.fan_out(training=True)
+    batch = expected_batch(*shape, even=True)
     step_bytes = activation_bytes(config, batch, size.num_features, size.num_classes)
     scale = min(
         _TRIAL_EDGES / max(batch.num_nodes, batch.num_edges),
@@ -372,7 +362,6 @@ def _measure(
     timed: list[BatchShape],
     run_dir: Path | None,
 ) -> dict[str, Any]:
-    """The result of `training.learner.measure_step`, from another process."""
     kernel_cache.folder()  # tells the child its place, as the child's TMPDIR is another
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
@@ -408,7 +397,6 @@ def _measure(
 
 
 def _why_trial_failed(model: str, code: int, log: str) -> str:
-    """The error message of the process that should measure a step, or how it ended."""
     lines = [line for line in log.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     if code > 0 and errors:

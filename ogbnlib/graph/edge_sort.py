@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..files import Stream
+from ..io.blocks import Stream
 from ..kernels import kernel
 from .node_set import NodeSet, put
 from .npz import Array

@@ -20,13 +20,24 @@ from numpy.typing import DTypeLike
 
 from ..display import html_card, text_card
 from ..errors import InputError, clear_errors, format_bytes, naming
-from ..files import Stamp, StrPath, home, replaced, stamp
+from ..files import StrPath, home
 from ..registry import STORE_METHODS
 from . import npz
 from .array_checks import finite
 from .int8 import Int8Columns
 from .npz import Array
-from .store_format import HEADER_BYTES, META, SPLITS, FileInfo, check_file, read_meta
+from .store_format import (
+    HEADER_BYTES,
+    META,
+    SPLITS,
+    FileInfo,
+    Stamp,
+    check_file,
+    check_layout,
+    read_meta,
+    replaced,
+    stamp,
+)
 from .text import Text, decoded
 
 if TYPE_CHECKING:
@@ -84,9 +95,6 @@ _INTERNAL_NAMES = {
 
 
 def _mapped(name: str) -> cached_property[Any]:
-    """An attribute of a store: its array `name` as a read-only memory map, or None if there is no
-    such array."""
-
     def mapped(store: "Store") -> Array | Text | None:
         info = store.files.get(name)
         if info is None:
@@ -341,11 +349,16 @@ def open_store(path: StrPath) -> Store:
     content is not."""
     path = home(path).absolute()
     meta = read_meta(path)
-    files = {
-        name: FileInfo(**{**entry, "shape": tuple(entry["shape"])})
-        for name, entry in meta["files"].items()
-    }
-    int8 = [np.array(part, np.float32) for part in meta.get("int8", [])]
+    with naming(path / META, "the entries of a store", "convert again"):
+        files = {
+            name: FileInfo(**{**entry, "shape": tuple(entry["shape"])})
+            for name, entry in meta["files"].items()
+        }
+        check_layout(path, meta, files)
+        int8 = [
+            np.array(part, np.float32).reshape(meta["num_features"])
+            for part in meta.get("int8", [])
+        ]
     return Store(
         path=path,
         crc32=meta["crc32"],

@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError, naming
-from ..files import Stamp, stamp, whereabouts
+from ..files import StrPath, whereabouts
 
+Stamp = tuple[int, int, int]
 SPLITS = ("train", "valid", "test")
 
 
@@ -74,6 +76,35 @@ def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
     )
     magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
     return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
+
+
+# the types of each array, without the byte order; of `y`, those of classes
+_DTYPES = {
+    **{"colptr": "i8", "row": "i4 i8", "x": "f2 f4 i1", "y": "i2 i8", "node_id": "i4 i8"},
+    **dict.fromkeys(SPLITS, "i8"),
+}
+
+
+def check_layout(path: Path, meta: Mapping[str, Any], files: Mapping[str, FileInfo]) -> None:
+    """Refuse a store whose arrays have other types or shapes than store.json's numbers ask for."""
+    nodes = meta["num_nodes"]
+    rows = {"colptr": nodes + 1, "row": meta["num_edges"]}
+    for name in ("x", "y", "node_id", "node_name"):
+        rows[name] = nodes
+    has_targets = meta["num_classes"] == 0
+    for name in {"colptr", "row", "x", "y", *SPLITS, *files}:
+        shape = files[name].shape
+        dtype = np.dtype(files[name].dtype).str[1:]
+        dtypes = "f4" if name == "y" and has_targets else _DTYPES.get(name, dtype)
+        columns = shape[1:2] if name == "y" and has_targets else ()
+        if name == "x":
+            columns = (meta["num_features"],)
+        expected = (rows.get(name, shape[0]), *columns)
+        if dtype not in dtypes.split() or shape != expected:
+            raise InputError(
+                f"{path / META}: expected {name}.npy of {dtypes} {expected}, found {dtype} {shape}; "
+                "convert again"
+            )
 
 
 def meta_crc32(meta: Mapping[str, Any]) -> int:
@@ -144,3 +175,24 @@ def check_file(file: Path, info: FileInfo) -> Stamp:
             f"{file}: expected the header of {info.dtype} {info.shape}, found another; convert again"
         )
     return stamped
+
+
+def stamp(file: StrPath | int) -> Stamp:
+    """Return size, mtime in ns and inode of a file, or of an open descriptor."""
+    status = os.stat(file)
+    return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def replaced(path: StrPath) -> InputError:
+    """Return the error for a file that changed while this process used it."""
+    return InputError(
+        f"{path}: expected the file that this process opened first, found it replaced, changed or "
+        "gone; put the old data back to go on (--resume), or write new data to a new folder and "
+        "start a new run on them"
+    )
+
+
+def check_same(path: StrPath, opened: Stamp) -> None:
+    """Refuse a file that is gone or whose size or mtime differs from `opened`; see `replaced`."""
+    if not os.path.exists(path) or stamp(path)[:2] != opened[:2]:
+        raise replaced(path)

@@ -21,8 +21,8 @@ def decoded(values: Array) -> Array:
 class Text:
     """Names in a file [n], decoded on use: an index gives a `str` or a numpy array of text.
 
-    It has the attributes and comparisons of a numpy array. Those that need all names decode all of
-    them: 100 million names of 20 letters take 8 GB of memory, and 2 GB on disk.
+    Take `names[:]` for an array of all names: 100 million names of 20 letters take 8 GB of memory,
+    and 2 GB on disk.
     """
 
     def __init__(self, stored: Array) -> None:
@@ -49,25 +49,6 @@ class Text:
         for begin in range(0, len(self), _CHUNK):
             out[begin : begin + _CHUNK] = self[begin : begin + _CHUNK]
         return out
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # numpy and pandas look for hooks of their own
-            raise AttributeError(name)
-        if name in ("shape", "ndim", "size"):
-            return getattr(self.stored, name)
-        return getattr(np.asarray(self), name)
-
-    def __eq__(self, names: object) -> Any:
-        """Compare name by name; names are not decoded if `names` is text."""
-        values = np.asarray(names)
-        if values.dtype.kind != "U":
-            return np.asarray(self) == values
-        return self.stored == np.char.encode(values, "utf-8")
-
-    def __ne__(self, names: object) -> Any:
-        return ~(self == names)
-
-    __hash__ = None  # type: ignore[assignment]  # like an array
 
     def __repr__(self) -> str:
         first = [*map(repr, self[:3].tolist()), "..."][: len(self)]

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError, explained
-from ..files import Stream, StrPath, write_json
+from ..files import StrPath, write_json
+from ..io.blocks import Stream
 from ..progress import counted
 from .array_checks import is_labelled, split_problems
 from .npz import Array
@@ -123,12 +124,10 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
             wrong[f"labels from -1 to {store.num_classes - 1}"] = (rows < -1) | (
                 rows >= store.num_classes
             )
-        elif name in ("colptr", "row", "node_id"):
+        elif name in ("row", "node_id"):
             steps = np.diff(rows, prepend=rows.dtype.type(last))
             last = rows[-1]
-            if name == "colptr":
-                wrong["ascending offsets"] = steps < 0
-            elif name == "node_id":
+            if name == "node_id":
                 wrong["ascending ids"] = steps <= 0
             else:
                 wrong[f"node ids from 0 to {store.num_nodes - 1}"] = (rows < 0) | (
@@ -149,23 +148,44 @@ def _problems(store: Store, name: str, done: Callable[[int], None]) -> Iterator[
         done(rows.nbytes)
     for expected, (count, first) in counts.items():
         yield f"expected {expected}, found {count} others, the first at {first}"
-    if name == "colptr" and (store.colptr[0], store.colptr[-1]) != (0, store.num_edges):
-        yield (
-            f"expected to begin with 0 and to end with {store.num_edges} edges, found "
-            f"{store.colptr[0]} and {store.colptr[-1]}"
-        )
     if crc32 != store.files[name].crc32:
         yield f"checksum {crc32:08x}, but {META} has {store.files[name].crc32:08x}: the file was damaged or changed"
 
 
-def wrong_splits(store: Store) -> Iterator[tuple[str, str]]:
-    """Yield (split, problem) for everything in a store's splits that training can't use."""
+def _unfit_for_training(store: Store) -> Iterator[tuple[str, str]]:
+    """Yield (array, problem) for offsets, splits and labels of a store that training can't use.
+
+    Ids in `row` are checked where they are read: by the kernels, or with the checksum.
+    """
+    wrong = 0
+    first = last = 0
+    for begin, offsets in store.chunks("colptr"):
+        falls = np.flatnonzero(np.diff(offsets, prepend=offsets.dtype.type(last)) < 0)
+        if len(falls) and not wrong:
+            first = begin + int(falls[0])
+        wrong += len(falls)
+        last = int(offsets[-1])
+    if wrong:
+        yield "colptr", f"expected ascending offsets, found {wrong} others, the first at {first}"
+    if (store.colptr[0], last) != (0, store.num_edges):
+        yield (
+            "colptr",
+            f"expected to begin with 0 and to end with {store.num_edges} edges, found "
+            f"{store.colptr[0]} and {last}",
+        )
 
     def labelled(ids: Array) -> Array:
         labels = store.y[ids]
         return is_labelled(labels) & (store.has_targets or labels < store.num_classes)
 
-    return split_problems(store.splits, store.num_nodes, labelled)
+    yield from split_problems(store.splits, store.num_nodes, labelled)
+
+
+def check_for_training(store: Store) -> None:
+    """Refuse a store with offsets, splits or labels that training can't use; it may have been made
+    by hand, or have changed since it was written."""
+    for name, problem in _unfit_for_training(store):
+        raise store.damaged(name, problem)
 
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
@@ -177,8 +197,8 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
             problems = [
                 (name, problem) for name in store.files for problem in _problems(store, name, done)
             ]
+        if not {name for name, _ in problems} & {"y", *SPLITS}:
+            problems += _unfit_for_training(store)
     except (InputError, OSError) as error:
         return [str(explained(error))]
-    if not {name for name, _ in problems} & {"y", *SPLITS}:
-        problems += wrong_splits(store)
     return [f"{store.file_path(name)}: {problem}" for name, problem in problems]

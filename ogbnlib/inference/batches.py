@@ -33,6 +33,14 @@ class _Seeds:
     stream: int  # added to the run's random seed
 
 
+def loaded_model(saved: SavedModel, store: Store) -> torch.nn.Module:
+    """Create a run's model and load its weights; refuse weights of other shapes."""
+    folder = saved.path.parent
+    model = make_model(saved.config, store.num_features, store.num_classes, folder)
+    load_state(model, dict(saved.weights), saved.path)
+    return model
+
+
 def _model_scores(
     saved: SavedModel,
     store: Store,
@@ -41,13 +49,8 @@ def _model_scores(
     progress: Progress,
     embeddings: bool,
 ) -> Generator[Rows, None, None]:
-    """Yield the scores of each batch's seeds, or with `embeddings` the input of the last layer.
-
-    A batch's `input_id` has the rows of its seeds in the result.
-    """
     config = saved.config
-    model = make_model(config, store.num_features, store.num_classes, saved.path.parent)
-    load_state(model, dict(saved.weights), saved.path)
+    model = loaded_model(saved, store)
     if embeddings and not hasattr(model, "drop_last_layer"):
         raise InputError(
             f"embeddings: {config.model} has no method drop_last_layer(), after which its forward "

@@ -20,7 +20,7 @@ from ..files import check_own, check_space
 from ..graph.node_set import NodeSet
 from ..graph.npz import Array
 from ..graph.store import Store
-from ..graph.writer import StoreWriter
+from ..graph.writer import StoreWriter, check_for_training
 from ..progress import Progress, counted
 from ..propagation.columns import Columns, Done, pick
 from ..propagation.hops import left_bytes
@@ -28,7 +28,7 @@ from ..propagation.plan import fixed_bytes
 from ..propagation.sweep import Edges
 from ..registry import MODELS
 from ..training.checkpoint import SavedModel
-from .batches import Rows
+from .batches import Rows, loaded_model
 
 Chunks = Generator[Array, None, None]
 _STEP_BYTES = 256 * 2**20  # buffers between the layers, and memory of the matrix products
@@ -76,11 +76,13 @@ def exact_scores(
     With `embeddings` the input of the last layer replaces them, float32 [n, hidden_channels].
     `work` is a folder for the layers' results; it is deleted at the end.
     """
+    check_for_training(store)
+    weights = loaded_model(saved, store).state_dict()
     layers = []
     last = len(saved.config.num_neighbors) - 1
     names = MODELS[saved.config.model].load().exact_weights
     for number in range(last if embeddings else last + 1):
-        tensors = [saved.weights[f"convs.{number}.{name}"] for name in names]
+        tensors = [weights[f"convs.{number}.{name}"] for name in names]
         layers.append(
             _Layer(number < last, *(tensor.float().cpu().numpy().T for tensor in tensors))
         )
@@ -171,10 +173,6 @@ class _Sweep:
                     yield self._result(part, degree, nodes, columns)
 
     def _result(self, part: Array, degrees: Array, nodes: range, columns: slice) -> Array:
-        """Return some columns of the layer's result for the targets among consecutive nodes.
-
-        `part` has the mean over each target's neighbors of the rows that `prepare` returned.
-        """
         layer = self.layer
         if layer.root is None:
             # GCN divides by sqrt(d_i d_j). `prepare` has divided by sqrt(d_j), and the mean by d_i.
@@ -198,10 +196,7 @@ def _layer_by_layer(
     folder: Path,
     progress: Progress,
 ) -> Chunks:
-    """Compute layer after layer and yield rows of the last result.
-
-    At most `most` columns of all nodes are in memory at a time.
-    """
+    # At most `most` columns of all nodes are in memory at a time.
     edges = Edges(store)
     total = max(1, len(layers) - 1) * edges.nbytes  # bytes to read, approximately
     itemsize = store.feature_itemsize

@@ -18,8 +18,8 @@ from ..files import StrPath, check_new, check_space, home, locked, sibling_path,
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.store_format import HEADER_BYTES, label_dtype, npy_header
+from ..memory.recorder import EventLog
 from ..progress import Progress
-from ..propagation.hops import propagated
 from ..registry import MODELS
 from ..runs.attempt import announce_code
 from ..sampling.pyg_stores import node_ids
@@ -83,22 +83,22 @@ def predict(
     """
     saved = SavedModel.open(run_dir)
     config = saved.config
-    uses_hops = config.policy.uses_hops
     announce_code(config, saved.path.parent, trust, say)
     target, ids_path = _check_target(out, config, scores, embeddings)
     graph = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
-    if not uses_hops:
-        saved.check_data(graph)
+    store = config.policy.load().trained_store(
+        graph, config, EventLog(None), say=say, progress=progress
+    )
+    saved.check_data(store)
     ids = _wanted(nodes, graph, id_column)
     if target.suffix != ".npy" and not embeddings:
         class_names(graph, scores)  # refuses names of other columns
-    if not (uses_hops or sampled):
+    has_hops = store.hops is not None
+    if not (has_hops or sampled):
         _check_exact(config.model)
     say(f"{saved.path}: predicting with its weights")
     with locked(sibling_path(target, "lock"), f"{target}: it is being written"):
-        if uses_hops:
-            store = propagated(graph, config, progress=progress, say=say)
-            saved.check_data(store)
+        if has_hops:
             chunks = propagated_scores(saved, graph, store, ids, progress, embeddings)
         elif sampled:
             chunks = sampled_scores(saved, graph, ids, memory_limit, progress, embeddings)
@@ -208,7 +208,7 @@ def _check_embeddings(config: TrainConfig, target: Path, scores: bool) -> None:
             f"out: expected the name of a .npy or .parquet file for embeddings, got {target.name}"
         )
     if config.model in MODELS:
-        depth = config.hops if config.policy.uses_hops else len(config.num_neighbors)
+        depth = config.depth
         widths = MODELS[config.model].load().widths(depth, depth + 1, config.hidden_channels, 1)
         if len(widths) == 1:
             raise InputError(
@@ -248,8 +248,6 @@ def _finite(chunks: Iterable[Rows], path: Path, graph: Store) -> Iterator[Rows]:
 def _write_rows(
     file: BinaryIO, chunks: Iterable[Rows], dtype: np.dtype[Any], shape: tuple[int, ...]
 ) -> None:
-    """Write a .npy file, each row to its position as it comes. Rows with a negative position are
-    left out."""
     row_bytes = dtype.itemsize * math.prod(shape[1:])
     file.write(npy_header(dtype, shape))
     for places, rows in chunks:

@@ -3,6 +3,7 @@
 Import this module only when needed: it imports pyarrow.
 """
 
+import contextlib
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,7 +54,6 @@ def best_classes(scores: Array) -> Array:
 def _pieces(
     rows: BinaryIO, width: int, graph: Store, ids: Array | None
 ) -> Iterator[tuple[pa.Array, Array]]:
-    """Yield the nodes' names, or numbers, and their rows in a .npy file, float32 [n, width]."""
     num_rows = graph.num_nodes if ids is None else len(ids)
     step = max(1, _PIECE_BYTES // (4 * width))
     rows.flush()
@@ -100,27 +100,33 @@ def write_table(
     probability, and with `has_scores` the probability of each class.
     """
     names = class_names(graph, has_scores)
-    width = len(names) if has_scores else 2
-    text = pa.array(names)
-    writer = None
-    for node_id, values in _pieces(rows, width, graph, ids):
-        if has_scores:
-            classes = values.argmax(1)
-            probability = values.max(1)
-        else:
-            classes = values[:, 0].astype(np.int64)
-            probability = values[:, 1]
-        columns = {
+    kind = pa.parquet.ParquetWriter
+    if path.suffix == ".csv":
+        kind = pa.csv.CSVWriter
+    with contextlib.ExitStack() as stack:
+        writer = None
+        for node_id, values in _pieces(rows, len(names) if has_scores else 2, graph, ids):
+            table = _table(node_id, values, graph, names if has_scores else [])
+            if writer is None:
+                writer = stack.enter_context(kind(file, table.schema))
+            writer.write_table(table)
+
+
+def _table(node_id: pa.Array, values: Array, graph: Store, columns: list[str]) -> pa.Table:
+    if columns:
+        classes = values.argmax(1)
+        probability = values.max(1)
+    else:
+        classes = values[:, 0].astype(np.int64)
+        probability = values[:, 1]
+    labels = pa.array(classes)
+    if graph.label_name is not None:
+        labels = pa.array(graph.class_names).take(labels)
+    return pa.table(
+        {
             "node_id": node_id,
-            "class": pa.array(classes) if graph.label_name is None else text.take(classes),
+            "class": labels,
             "probability": pa.array(probability),
+            **{name: pa.array(values[:, c]) for c, name in enumerate(columns)},
         }
-        if has_scores:
-            columns |= {name: pa.array(values[:, c]) for c, name in enumerate(names)}
-        table = pa.table(columns)
-        if writer is None:
-            kind = pa.csv.CSVWriter if path.suffix == ".csv" else pa.parquet.ParquetWriter
-            writer = kind(file, table.schema)
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
+    )

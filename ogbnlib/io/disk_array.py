@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, naming
-from ..files import BLOCK, StrPath, block_buffer, read_blocks
+from ..files import StrPath
 from ..kernels import Array, kernel, prefetch
+from .blocks import BLOCK, block_buffer, read_blocks
 
 CHUNK_BYTES = 8 * 2**20
 _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NVMe-like disk
@@ -102,8 +103,6 @@ def _deal(
 
 
 def _ranges(counts: Array, room: int) -> list[int]:
-    """Return the bounds of ranges of units with at most `room` needed rows; a unit with more is a
-    range of its own. `counts` has the needed rows of each unit."""
     bounds = [0]
     rows = 0
     for number, count in enumerate(counts.tolist()):
@@ -115,7 +114,6 @@ def _ranges(counts: Array, room: int) -> list[int]:
 
 
 def _pieces(units: Array, most: int) -> list[Array]:
-    """Split ascending units into runs of consecutive ones, at most `most` in each."""
     runs = np.split(units, np.flatnonzero(np.diff(units) != 1) + 1)
     return [run[begin : begin + most] for run in runs for begin in range(0, len(run), most)]
 
@@ -276,8 +274,6 @@ class DiskArray:
         return self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {row}")
 
     def _word(self, width: int = 8) -> np.dtype[np.generic]:
-        """Return the largest unsigned integer type in which rows and `width` bytes can be
-        copied."""
         return np.dtype(f"u{math.gcd(self.offset, self.row_bytes, width, 8)}")
 
     def sweep(
@@ -340,7 +336,6 @@ class DiskArray:
         return num_bytes
 
     def _count(self, sizes: Iterator[int]) -> None:
-        """Wait for all reads and count their bytes, which `sizes` yields."""
         with naming(self.path):
             for size in sizes:
                 self.bytes_read += size

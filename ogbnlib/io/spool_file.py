@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import BLOCK, Stream, block_buffer, read_blocks, whole_blocks
+from .blocks import BLOCK, Stream, block_buffer, read_blocks, whole_blocks
 
 _WRITE_BYTES = 4 * 2**20
 

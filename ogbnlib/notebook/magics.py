@@ -24,7 +24,7 @@ import cloudpickle
 
 from .. import marks
 from ..errors import InputError, clear_errors, format_bytes, shortened
-from ..files import next_run_dir
+from ..runs.names import next_run_dir
 
 if TYPE_CHECKING:
     from IPython.core.displaypub import DisplayPublisher

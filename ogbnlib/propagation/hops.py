@@ -34,12 +34,13 @@ from ..files import (
     sibling_path,
     write_json,
 )
+from ..forecast.run_forecast import HopPlan
 from ..graph.array_checks import finite
 from ..graph.node_set import NodeSet
 from ..graph.npz import CHUNK_BYTES, Array, load
 from ..graph.store import Store, is_store, open_store
 from ..graph.store_format import index_dtype
-from ..graph.writer import StoreWriter
+from ..graph.writer import StoreWriter, check_for_training
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
@@ -50,7 +51,6 @@ from .columns import Columns, Done, pick
 from .plan import (
     NORMS,
     OWN_SHARE,
-    HopPlan,
     columns_room,
     fixed_bytes,
     plan_hops,
@@ -320,6 +320,7 @@ def propagate(
     dtype = np.dtype(feature_dtype or (store.feature_dtype if store.int8 is None else np.float32))
     target = Path(os.path.realpath(home(path)))
     check_new(target)
+    check_for_training(store)
     members = NodeSet(store.num_nodes, *store.splits.values()) if nodes == "labelled" else None
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
     run = _Propagation(store, hops, norm, members, dtype)
@@ -423,16 +424,14 @@ def _check_parameters(result: Store, config: TrainConfig) -> None:
     recorded = result.origin.get("norm"), result.origin.get("self_loops")
     if recorded == NORMS[config.norm]:
         return
-    names = {pair: name for name, pair in NORMS.items()}
-    if recorded in names:
-        raise InputError(
-            f"norm: {result.path} has features propagated with norm={names[recorded]!r}, "
-            f"got {config.norm!r}"
-        )
-    raise InputError(
-        f"norm: {result.path} has features propagated with norm={recorded[0]!r}, "
-        f"self_loops={recorded[1]}, which this version does not have; "
+    names: dict[object, str] = {pair: f"norm={name!r}" for name, pair in NORMS.items()}
+    old = (
+        f"norm={recorded[0]!r}, self_loops={recorded[1]}, which this version does not have; "
         f"propagate the graph again with one of {', '.join(NORMS)}"
+    )
+    raise InputError(
+        f"norm: {result.path} has features propagated with {names.get(recorded, old)}, got "
+        f"{config.norm!r}"
     )
 
 

@@ -1,13 +1,12 @@
 """Plan of a propagation from sizes alone: columns at a time, memory, disk space and minutes."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import TrainConfig
 from ..errors import MB, InputError, format_bytes
+from ..forecast.run_forecast import HopPlan
 from ..graph.store import GraphSize, Store
-from ..progress import seconds
 
 # Used for the minutes only: a 2-core machine with an NVMe-like disk. An edge is a memory read that
 # misses all caches.
@@ -30,25 +29,6 @@ NUM_SLICES = THREADS + 5
 
 # norm of a config -> norm, and whether each node is its own neighbor, in a store's record and name
 NORMS = {"row": ("row", False), "sym": ("sym", False), "gcn": ("sym", True)}
-
-
-@dataclass(frozen=True)
-class HopPlan:
-    """Numbers of columns to propagate at a time, and their costs."""
-
-    widths: list[int]  # columns in memory at a time, of each hop
-    held_bytes: int  # columns in memory; `fixed_bytes` come on top
-    disk_bytes: int  # the result and, until it is complete, the files of its hops
-    num_passes: int  # passes over the graph
-    minutes: float  # on a 2-core machine with an NVMe-like disk
-
-    def __str__(self) -> str:
-        return (
-            f"{self.num_passes} pass{'es' * (self.num_passes > 1)} over it, at most "
-            f"{max(self.widths)} columns each: {format_bytes(self.held_bytes)} of memory, "
-            f"{format_bytes(self.disk_bytes)} of disk, most of it until it is done, about "
-            f"{seconds(60 * self.minutes)} on 2 cores"
-        )
 
 
 def fixed_bytes(size: GraphSize, hops: int) -> int:

@@ -5,14 +5,20 @@ Batches are rows of a mapped store.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..config import TrainConfig
 from ..forecast.available import available_bytes
 from ..forecast.memory_parts import expected_batch, feature_itemsize, hop_size, trained_edges
 from ..forecast.run_forecast import PROPAGATE, Ledger
 from ..graph.store import Store, is_store, open_store
+from ..memory.reading import malloc_trim
+from ..memory.recorder import EventLog
+from ..progress import Progress
 from ..sampling.policies import DiskLoaders
 from .plan import (
     KERNEL_BYTES,
@@ -35,6 +41,26 @@ class PropagatedLoaders(DiskLoaders):
     Rows come through the page cache, which the kernel takes back under pressure. So any memory
     limit is enough for them.
     """
+
+    @classmethod
+    def trained_store(
+        cls,
+        graph: Store,
+        config: TrainConfig,
+        log: EventLog,
+        *,
+        say: Callable[[str], object],
+        progress: Progress,
+        check: Callable[[], None] = lambda: None,
+    ) -> Store:
+        from .hops import propagated
+
+        exists = graph.hops is not None or is_store(propagated_path(graph, config))
+        with contextlib.nullcontext() if exists else log.phase(PROPAGATE):
+            result = propagated(graph, config, say=say, progress=progress, check=check)
+        if not exists:
+            malloc_trim()  # else 30 MB of small blocks stay in memory for the whole run
+        return result
 
     @classmethod
     def phases(cls, run: Ledger) -> None:

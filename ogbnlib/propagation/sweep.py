@@ -8,7 +8,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,54 +26,83 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+class _Rows(NamedTuple):
+    """Columns in memory, with a row for each member of a set of nodes."""
+
+    values: Array  # float32, or the bits of float16 [members, columns]
+    words: Array  # of the set; empty for all nodes
+    word_ranks: Array
+    num_nodes: int  # of the graph
+
+
+class _Slice(NamedTuple):
+    """The result for consecutive nodes, from the pieces of their edges."""
+
+    first: int  # node
+    ptr: Array  # int64 [nodes + 1], offsets of their edges in the graph
+    out: Array  # float32 [nodes, columns], means
+    degrees: Array  # int64 [nodes]
+    total: Array  # float32 [columns], sum of a node whose edges go on in the next piece
+
+
 @kernel
-def _sweep(
-    ptr: Array, first: int, piece: Array, begin: int, at: int, wanted: Array, loops: bool, values: Array,
-    words: Array, word_ranks: Array, num_nodes: int, total: Array, out: Array, count: Array,
-) -> int:  # fmt: skip
-    """Continue a slice at its node `at`, over the edges in `piece`, which begins at edge `begin`.
+def _row_of(rows: _Rows, node: int) -> int:
+    return node if len(rows.words) == 0 else rank(rows.words, rows.word_ranks, node)
 
-    `ptr` has the offsets of the slice (colptr), and `first` is the slice's first node. `values` has
-    a row for each member of the set (`words`, `word_ranks`), or for each node if `words` is empty.
-    Only the nodes in `wanted` are computed, or all nodes if `wanted` is empty. `total`, one row,
-    and `count` carry the sum and the degree of a node whose edges go on in the next piece. Means go
-    to `out`, which has a row for each node of the slice.
 
-    Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
-    """
+@kernel
+def _begin(part: _Slice, at: int, rows: _Rows, loops: bool) -> None:
+    part.degrees[at] = 1 if loops else 0
+    row = _row_of(rows, part.first + at)
+    for c in range(len(part.total)):
+        part.total[c] = widened(rows.values[row, c]) if loops else np.float32(0)
+
+
+@kernel
+def _add_edges(part: _Slice, at: int, rows: _Rows, loops: bool, piece: Array, begin: int) -> int:
     # Sums are float32, in the order of the edges. So the result depends neither on the pieces nor
     # on the number of columns at a time.
-    width = values.shape[1]
-    end = begin + len(piece)
-    dense = len(words) == 0
-    while at < len(ptr) - 1:
-        node = first + at
-        if len(wanted) and not has(wanted, node):
-            if ptr[at + 1] > end:
-                break
-            at += 1
+    total = part.total
+    values = rows.values
+    count = 0
+    for e in range(max(part.ptr[at] - begin, 0), min(part.ptr[at + 1] - begin, len(piece))):
+        source = piece[e]
+        if source < 0 or source >= rows.num_nodes:
+            return e
+        if loops and source == part.first + at:
             continue
-        start = max(ptr[at], begin)
-        if start == ptr[at]:
-            count[at] = 1 if loops else 0
-            node_row = node if dense else rank(words, word_ranks, node)
-            for c in range(width):
-                total[c] = widened(values[node_row, c]) if loops else np.float32(0)
-        for e in range(start, min(ptr[at + 1], end)):
-            source = piece[e - begin]
-            if source < 0 or source >= num_nodes:
-                return -1 - (e - begin)
-            if loops and source == node:
-                continue
-            source_row = source if dense else rank(words, word_ranks, source)
-            for c in range(width):
-                total[c] += widened(values[source_row, c])
-            count[at] += 1
-        if ptr[at + 1] > end:
+        row = _row_of(rows, source)
+        for c in range(len(total)):
+            total[c] += widened(values[row, c])
+        count += 1
+    part.degrees[at] += count
+    return -1
+
+
+@kernel
+def _sweep(
+    part: _Slice, at: int, rows: _Rows, wanted: Array, loops: bool, piece: Array, begin: int
+) -> int:
+    """Continue a slice at its node `at`, over the edges in `piece`, which begins at edge `begin`.
+
+    Only the nodes in `wanted` are computed, or all nodes if `wanted` is empty. Returns the node to
+    continue with in the next piece, or -1 - p if `piece[p]` is out of range.
+    """
+    end = begin + len(piece)
+    while at < len(part.ptr) - 1:
+        is_wanted = len(wanted) == 0 or has(wanted, part.first + at)
+        if is_wanted:
+            if part.ptr[at] >= begin:
+                _begin(part, at, rows, loops)
+            wrong = _add_edges(part, at, rows, loops, piece, begin)
+            if wrong >= 0:
+                return -1 - wrong
+        if part.ptr[at + 1] > end:
             break
-        divisor = np.float32(max(1, count[at]))
-        for c in range(width):
-            out[at, c] = total[c] / divisor
+        if is_wanted:
+            divisor = np.float32(max(1, part.degrees[at]))
+            for c in range(len(part.total)):
+                part.out[at, c] = part.total[c] / divisor
         at += 1
     return at
 
@@ -156,10 +185,7 @@ class Edges:
         return self._colptr.rows(first, min(end, self.num_nodes) + 1, np.dtype("<i8")).copy()
 
     def _pieces(self, ptr: Array) -> Iterator[tuple[int, Array]]:
-        """Yield the edges between the offsets `ptr` in pieces, at least one.
-
-        Each piece comes with the position of its first edge in `row`.
-        """
+        # at least one, each with the position of its first edge in `row`
         dtype = np.dtype(self.store.files["row"].dtype)
         for begin in range(int(ptr[0]), max(int(ptr[-1]), int(ptr[0]) + 1), PIECE_EDGES):
             yield begin, self._row.rows(begin, min(begin + PIECE_EDGES, int(ptr[-1])), dtype)
@@ -248,31 +274,25 @@ class Edges:
         outside `wanted` are left uninitialised. None stands for all nodes. With `loops`, each node
         is its own neighbor, once.
         """
-        words = _NO_WORDS
-        word_ranks = _NO_RANKS
-        if members is not None:
-            words = members.words
-            word_ranks = members.word_ranks
-        targets = _NO_WORDS if wanted is None else wanted.words
         if values.dtype == np.float16:
             values = values.view(np.uint16)
-
+        rows = _Rows(values, _NO_WORDS, _NO_RANKS, self.num_nodes)
+        if members is not None:
+            rows = _Rows(values, members.words, members.word_ranks, self.num_nodes)
+        targets = _NO_WORDS if wanted is None else wanted.words
         # With many columns, a slice of `SLICE_NODES` nodes would be as large as all the columns.
         step = max(1, min(SLICE_NODES, SLICE_BYTES // (4 * values.shape[1])))
 
         def compute(first: int) -> tuple[int, Array, Array]:
             ptr = self._offsets(first, first + step)
-            at = 0
             out = np.empty((len(ptr) - 1, values.shape[1]), np.float32)
-            count = np.zeros(len(out), np.int64)
             total = np.empty(out.shape[1], np.float32)
+            part = _Slice(first, ptr, out, np.zeros(len(out), np.int64), total)
+            at = 0
             for begin, piece in self._pieces(ptr):
-                at = _sweep(
-                    ptr, first, piece, begin, at, targets, loops, values, words, word_ranks,
-                    self.num_nodes, total, out, count,
-                )  # fmt: skip
+                at = _sweep(part, at, rows, targets, loops, piece, begin)
                 self._check(at, piece)
-            return first, out, count
+            return first, out, part.degrees
 
         with contextlib.closing(in_order(range(0, self.num_nodes, step), compute)) as slices:
             for first, out, count in slices:

@@ -11,15 +11,7 @@ from pathlib import Path
 from ..config import TrainConfig
 from ..environment import RUNS_VARIABLE
 from ..errors import InputError, explained, naming
-from ..files import (
-    check_own,
-    home,
-    locked,
-    open_to_write,
-    user_name,
-    warn_if_remote,
-    write_json,
-)
+from ..files import check_own, home, locked, open_to_write, user_name, warn_if_remote, write_json
 from ..forecast.audit import audit
 from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths

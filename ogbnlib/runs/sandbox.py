@@ -33,7 +33,7 @@ from ..errors import (
     parse_bytes,
     shortened,
 )
-from ..files import StrPath, next_run_dir
+from ..files import StrPath
 from ..forecast.audit import memory_remedy
 from ..forecast.fitting import WILL_NOT_FIT, verdict
 from ..forecast.memory_parts import RUNTIME_BYTES, raw_bytes
@@ -56,6 +56,7 @@ from .attempt import Attempt, announce_code, check_content, open_run_dir
 from .cause import Facts
 from .codes import STOPPED
 from .folder import Run, RunStopped
+from .names import next_run_dir
 from .render import Diagnosis
 from .supervise import supervise
 from .texts import last_words
@@ -302,7 +303,7 @@ def _prepare_code(
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", display):
             trial = try_model(config, size, run_dir=run_dir)
-    if not config.policy.uses_hops:  # the forecast of a propagation leaves room for compiling
+    if config.fan_out(training=True):  # the forecast of a propagation leaves room for compiling
         _compile_kernels(display)
     return trial
 

@@ -16,9 +16,10 @@ from ..forecast.pass_memory import WORKERS
 from ..forecast.run_forecast import Ledger
 from ..graph.npz import Array
 from ..graph.store import Store
-from ..graph.writer import wrong_splits
+from ..graph.writer import check_for_training
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
+from ..progress import Progress
 from ..sources.resolve import check_store
 from .workers import worker_arguments
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
     from torch_geometric.loader import NodeLoader
 
-    from .choice import EpochSampler
+    from .order import EpochSampler
     from .sampler import CSCSampler
 
 # Each split samples with its own stream of random numbers, so that no split repeats another's.
@@ -72,11 +73,26 @@ class Loaders:
         # prepared batches on disk stay too.
         self._resident: dict[str, NodeLoader] = {}
         with log.phase("load", policy=config.loading):
-            # the store may have been made by hand, or have changed since it was written
-            for split, problem in wrong_splits(store):
-                raise store.damaged(split, problem)
+            check_for_training(store)
             self.splits = {name: torch.from_numpy(ids) for name, ids in store.splits.items()}
             self.data = self._load(store)
+
+    @classmethod
+    def trained_store(
+        cls,
+        graph: Store,
+        config: TrainConfig,
+        log: EventLog,
+        *,
+        say: Callable[[str], object],
+        progress: Progress,
+        check: Callable[[], None] = lambda: None,
+    ) -> Store:
+        """Return the store that a run trains on, made from the graph's if that is necessary.
+
+        `say`, `progress` and `check` are as in `propagate`.
+        """
+        return graph
 
     def _load(self, store: Store) -> Data:
         raise NotImplementedError
@@ -90,7 +106,7 @@ class Loaders:
         return ["train", *config.eval_splits] if cls.all_resident else ["train"]
 
     def _order(self, split: str, shuffle: bool) -> EpochSampler:
-        from .choice import EpochSampler
+        from .order import EpochSampler
 
         return EpochSampler(
             len(self.splits[split]),
@@ -138,10 +154,15 @@ class Loaders:
     def train_loader(self) -> NodeLoader:
         """The shuffling loader of the train split, built at the first call and kept until
         `drop_train_loader`."""
-        for split in self.resident_splits(self.config):
-            if split not in self._resident:
-                self._resident[split] = self._build(split, shuffle=split == "train")
+        if "train" not in self._resident:
+            self._resident |= self._build_resident()
         return self._resident["train"]
+
+    def _build_resident(self) -> dict[str, NodeLoader]:
+        return {
+            split: self._build(split, shuffle=split == "train")
+            for split in self.resident_splits(self.config)
+        }
 
     def drop_train_loader(self) -> None:
         """Delete the train loader with its CSC, end all workers, and release the memory."""

@@ -145,19 +145,19 @@ def sample_without_pyg_lib() -> None:
     if typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE:
         return
     warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
-    refuse = NeighborSampler._sample
+    refuse = NeighborSampler.sample_from_nodes
 
-    def sample(stock: NeighborSampler, seed: Tensor, seed_time: Any = None, **more: Any) -> Any:
-        options = (stock.replace, stock.disjoint, stock.edge_weight, seed_time)
+    def sample_from_nodes(stock: NeighborSampler, inputs: NodeSamplerInput) -> Any:
+        options = (stock.replace, stock.disjoint, stock.edge_weight, inputs.time)
         is_plain = stock.subgraph_type == SubgraphType.directional
         if any(option not in (None, False) for option in options) or not is_plain:
-            return refuse(stock, seed, seed_time, **more)
+            return refuse(stock, inputs)
         if not hasattr(stock, "kernels"):
             fan_outs = stock.num_neighbors.get_mapped_values()
             stock.kernels = _PassSampler(stock.colptr, stock.row, fan_outs)
-        return stock.kernels.sample_from_nodes(NodeSamplerInput(None, seed))
+        return stock.kernels.sample_from_nodes(inputs)
 
-    NeighborSampler._sample = sample
+    NeighborSampler.sample_from_nodes = sample_from_nodes
 
 
 class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types

@@ -1,7 +1,7 @@
 """Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`.
 
 The sampled neighbors of a node are a pure function of (seed, epoch, batch, hop, node), see
-`choice`. They do not depend on where the graph is stored.
+`graph.neighbors`. They do not depend on where the graph is stored.
 """
 
 import functools
@@ -11,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numba import uint64
 from torch import Tensor
 from torch_geometric.sampler import (
     BaseSampler,
@@ -23,209 +22,22 @@ from torch_geometric.sampler import (
 from torch_geometric.sampler.neighbor_sampler import edge_sample
 
 from ..errors import InputError
-from ..files import Stamp, check_same
-from ..kernels import Array, kernel, prefetch
-from ..splitmix64 import GAMMA
-from .choice import LOW_32, batch_key, choose_all, count_chosen
+from ..graph.neighbors import (
+    ANY_NUMBER,
+    BAD_COLUMN,
+    BAD_ID,
+    bad_column,
+    batch_key,
+    damaged,
+    sample_all,
+)
+from ..graph.store_format import Stamp, check_same
+from ..kernels import Array
 
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # a NodeLoader fills in each batch's edges
 
-# The table from global to local ids is an open-addressing hash table of uint64: global id in the
-# upper half, local id + 1 in the lower half, 0 for an empty slot. Its size is a power of two, at
-# least twice the entries, so it grows with the batch and not with the graph.
-
 # for each batch, the number of nodes at each hop, seeds first, and the number of edges at each hop
 Hops = list[tuple[list[int], list[int]]]
-
-_DONE, _FULL, _BAD_ID, _BAD_COLUMN = range(4)
-
-
-@kernel
-def _new_table(nodes: Array, count: int, entries: int, old: Array) -> tuple[Array, np.uint64]:
-    """Return `(table, shift)` for `nodes[:count]` with room for `entries`, in the memory of the
-    table `old` if that is large enough."""
-    bits = 6
-    while (1 << bits) < 2 * entries:
-        bits += 1
-    table = old[: 1 << bits]
-    shift = uint64(64) - uint64(bits)
-    mask = (1 << bits) - 1
-    if len(table) > mask:
-        table[:] = uint64(0)
-    else:
-        table = np.zeros(1 << bits, np.uint64)
-    for i in range(count):
-        node = uint64(nodes[i])
-        # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
-        slot = np.int64((node * GAMMA) >> shift)
-        while table[slot] != uint64(0):
-            slot = (slot + 1) & mask
-        table[slot] = (node << uint64(32)) | uint64(i + 1)
-    return table, shift
-
-
-@kernel
-def _relabel(
-    table: Array, shift: np.uint64, nodes: Array, count: int, ids: Array, begin: int, num_nodes: int
-) -> tuple[int, int, int]:
-    """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`.
-
-    `table` has an entry for each of these nodes. It stays at most half full; the status _FULL asks
-    for a larger table. `nodes` has room for every id. Returns `(status, position in ids where it
-    stopped, new count)`.
-    """
-    mask = len(table) - 1
-    room = len(table) // 2
-    for e in range(begin, len(ids)):
-        if ids[e] < 0 or ids[e] >= num_nodes:
-            return _BAD_ID, e, count
-        if e + 8 < len(ids):
-            prefetch(table, np.int64((uint64(ids[e + 8]) * GAMMA) >> shift))
-        node = uint64(ids[e])
-        slot = np.int64((node * GAMMA) >> shift)
-        entry = table[slot]
-        while entry != uint64(0) and entry >> uint64(32) != node:
-            slot = (slot + 1) & mask
-            entry = table[slot]
-        if entry == uint64(0):
-            if count == room:
-                return _FULL, e, count
-            nodes[count] = ids[e]
-            count += 1
-            entry = uint64(count)
-            table[slot] = (node << uint64(32)) | entry
-        ids[e] = np.int64(entry & LOW_32) - 1
-    return _DONE, len(ids), count
-
-
-@kernel
-def _joined(parts: list[Array], room: int) -> Array:
-    """Join arrays, and leave room for `room` more entries at the end."""
-    joined = np.empty(sum([len(part) for part in parts]) + room, np.int64)
-    at = 0
-    for part in parts:
-        joined[at : at + len(part)] = part
-        at += len(part)
-    return joined
-
-
-@kernel
-def absorb(
-    table: Array, shift: np.uint64, nodes: Array, count: int, values: Array, num_nodes: int
-) -> tuple[int, int, int, Array, np.uint64]:
-    """Turn the sampled global ids `values` into local ids, in place, and append new nodes to
-    `nodes[:count]`.
-
-    `nodes` has room for all of them. If `shift` is 0, `table` is memory for a new table. Returns
-    `(status, position in values where it stopped, new count, table, shift)`.
-    """
-    status = _FULL
-    stop = 0
-    memory = table
-    if shift == 0:
-        table, shift = _new_table(nodes, count, 2 * count, memory)
-    while status == _FULL:
-        status, stop, count = _relabel(table, shift, nodes, count, values, stop, num_nodes)
-        if status == _FULL:
-            table, shift = _new_table(nodes, count, 2 * count, memory)
-    return status, stop, count, table, shift
-
-
-@kernel
-def _sample(
-    colptr: Array, row: Array, seeds: Array, num_neighbors: Array, key: np.uint64, fixed: bool,
-    expected: int,
-) -> tuple[int, int, Array, list[Array], list[Array], Array, Array]:  # fmt: skip
-    """Sample one batch.
-
-    Returns `(status, invalid id or column, nodes, sources of each hop, targets of each hop, nodes
-    per hop, edges per hop)`.
-    """
-    num_nodes = len(colptr) - 1
-    num_edges = len(row)
-    hops = len(num_neighbors)
-    hop_nodes = np.zeros(hops + 1, np.int64)
-    hop_edges = np.zeros(hops, np.int64)
-    # A repeated seed is a node of its own, with the same neighbors. Edges from that seed start at
-    # its first copy, which is found first in the table.
-    nodes = seeds.copy()
-    count = len(seeds)
-    # an empty first item, because numba must know the type of the lists
-    sources = [nodes[:0]]
-    targets = [nodes[:0]]
-    for i in range(count):
-        if seeds[i] < 0 or seeds[i] >= num_nodes:
-            return _BAD_ID, seeds[i], nodes, sources, targets, hop_nodes, hop_edges
-    table, shift = _new_table(nodes, count, max(expected, count), np.empty(0, np.uint64))
-    hop_nodes[0] = count
-
-    # Each hop goes over its nodes and edges in separate plain loops, so that the cache misses of
-    # one loop overlap.
-    begin = 0
-    for hop in range(hops):
-        end = count
-        start = np.empty(end - begin, np.int64)
-        degree = np.empty(end - begin, np.int64)
-        for i in range(begin, end):
-            low = colptr[nodes[i]]
-            high = colptr[nodes[i] + 1]
-            if low < 0 or high < low or high > num_edges:
-                return _BAD_COLUMN, nodes[i], nodes, sources, targets, hop_nodes, hop_edges
-            start[i - begin] = low
-            degree[i - begin] = high - low
-        total = count_chosen(degree, num_neighbors[hop])
-        sampled = np.empty(total, np.int64)
-        into = np.empty(total, np.int64)
-        k = num_neighbors[hop]
-        drawn_at = 0 if fixed else hop
-        choose_all(key, drawn_at, nodes[begin:end], start, degree, k, begin, sampled, into)
-        for e in range(len(sampled)):
-            sampled[e] = row[sampled[e]]
-        room = min(total, num_nodes - (count - len(seeds)))
-        nodes = _joined([nodes[:count]], room)
-        status, stop, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
-        if status == _BAD_ID:
-            return _BAD_COLUMN, nodes[into[stop]], nodes, sources, targets, hop_nodes, hop_edges
-        sources.append(sampled)
-        targets.append(into)
-        hop_nodes[hop + 1] = count - end
-        hop_edges[hop] = total
-        begin = end
-    return _DONE, 0, nodes[:count], sources, targets, hop_nodes, hop_edges
-
-
-@kernel
-def _sample_all(
-    colptr: Array,
-    row: Array,
-    seeds: Array,
-    size: int,
-    num_neighbors: Array,
-    keys: Array,
-    fixed: bool,
-    expected: int,
-) -> tuple[int, int, Array, Array, Array, Array]:
-    """Sample batches of `size` seeds, one for each key.
-
-    Returns `(status, invalid id or column, nodes, edges, nodes per hop, edges per hop)`. Nodes and
-    edges lie batch after batch; the edges of a batch are all sources, then all targets.
-    """
-    nodes = []
-    edges = []
-    hop_nodes = np.empty((len(keys), len(num_neighbors) + 1), np.int64)
-    hop_edges = np.empty((len(keys), len(num_neighbors)), np.int64)
-    for b in range(len(keys)):
-        batch_seeds = seeds[b * size : (b + 1) * size]
-        status, culprit, node, sources, targets, hop_nodes[b], hop_edges[b] = _sample(
-            colptr, row, batch_seeds, num_neighbors, keys[b], fixed, expected
-        )
-        if status != _DONE:
-            return status, culprit, node, node, hop_nodes, hop_edges
-        nodes.append(node)
-        edges.extend(sources)
-        edges.extend(targets)
-        expected = len(node)
-    return _DONE, 0, _joined(nodes, 0), _joined(edges, 0), hop_nodes, hop_edges
 
 
 def _read_only(name: str, part: Array | Tensor, *dtypes: str) -> Array:
@@ -247,8 +59,6 @@ def _read_only(name: str, part: Array | Tensor, *dtypes: str) -> Array:
 
 
 def _pickled(array: Any) -> Any:
-    """Return a function that maps the file in another process, if `array` is the map of a whole
-    file; else `array` itself."""
     base = getattr(array, "base", None)  # the base of a slice is another array
     is_file = isinstance(array, np.memmap) and isinstance(base, mmap.mmap)
     if not is_file or not array.filename or array.mode == "c":
@@ -322,14 +132,12 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self._prepare(torch.zeros(1, dtype=torch.int64))
 
     def _prepare(self, epoch: Tensor) -> None:
-        """Check the arrays, and set the attributes that are not pickled."""
         self._colptr = _read_only("colptr", self.graph[0], "int64")
         self._row = _read_only("row", self.graph[1], "int32", "int64")
         edges = len(self._row)
         if not len(self._colptr) or self._colptr[0] != 0 or self._colptr[-1] != edges:
-            raise self._damaged(
-                f"colptr: expected offsets from 0 to the {edges} entries of row, found others"
-            )
+            problem = f"colptr: expected offsets from 0 to the {edges} entries of row, found others"
+            raise damaged(self._where, problem)
         if len(self._colptr) > 2**32:  # a table entry has 32 bits for an id
             raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self._colptr) - 1}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
@@ -352,11 +160,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         colptr, row = (part() if callable(part) else part for part in state["graph"])
         self.graph = (colptr, row)
         self._prepare(self._shared_epoch)
-
-    def _damaged(self, problem: str) -> InputError:
-        if not self._where:
-            return InputError(f"{problem}; the graph is damaged")
-        return InputError(f"{self._where}: {problem}; run `python -m ogbnlib verify {self._where}`")
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, and so draw other neighbors from now on, also in DataLoader workers that
@@ -429,7 +232,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         sources, then all targets; and each batch's hops, see `Hops`. Ids are int64 in RAM.
         """
         num_nodes = len(self._colptr) - 1
-        status, culprit, nodes, edges, *hops = _sample_all(
+        status, culprit, nodes, edges, *hops = sample_all(
             self._colptr,
             self._row,
             seeds,
@@ -438,16 +241,14 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             np.array(keys, np.uint64),
             self.fixed,
             self._expected,
+            ANY_NUMBER,
         )
-        if status == _BAD_ID:
+        if status == BAD_ID:
             raise InputError(
                 f"inputs.node: expected seeds from 0 to {num_nodes - 1}, found {culprit}"
             )
-        if status == _BAD_COLUMN:
-            raise self._damaged(
-                f"colptr, row: expected ascending offsets and ids from 0 to {num_nodes - 1}, "
-                f"found others in the column of node {culprit}"
-            )
+        if status == BAD_COLUMN:
+            raise bad_column(self._where, num_nodes, culprit)
         self._expected = len(nodes) // len(keys)
         of_batches = zip(*map(np.ndarray.tolist, hops), strict=True)
         return torch.from_numpy(nodes), torch.from_numpy(edges), list(of_batches)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError, Problems, clear_errors, format_bytes, parse_bytes
-from ..files import DROP_BYTES, StrPath, check_new, check_space, home, new_folder
+from ..files import StrPath, check_new, check_space, home, new_folder
 from ..graph.array_checks import finite, is_labelled, split_problems
 from ..graph.edge_sort import EdgeSort
 from ..graph.int8 import Int8Columns
@@ -28,6 +28,7 @@ from ..graph.store import Store, is_store, open_store
 from ..graph.store_format import index_dtype, label_dtype
 from ..graph.summary import count_labels
 from ..graph.writer import StoreWriter
+from ..io.blocks import DROP_BYTES
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted

@@ -54,9 +54,8 @@ def from_data(
             edge_attr, and the store's summary. By default they go to standard error, in a notebook
             to standard output.
         num_classes: by default the largest label plus one.
-        targets: whether `data.y` has numbers [N] or [N, T] instead of classes, such as values to
-            predict or several labels per node, NaN for none. They are stored as float32 for your
-            own training loop; ogbnlib's trainer refuses them.
+        targets: whether `data.y` has numbers [N] or [N, T] instead of classes, NaN for none, for
+            your own training loop. They are stored as float32; ogbnlib's trainer refuses them.
         options: name, the store's name, and options of `convert`, as in `from_arrays`.
     """
     values = _attributes(data)

@@ -8,9 +8,9 @@ from typing import Self, get_args
 
 from ..config import TrainConfig
 from ..errors import InputError
-from ..files import StrPath, check_new, home, stamp
+from ..files import StrPath, check_new, home
 from ..graph.store import GraphSize, Store, is_store, open_store
-from ..graph.store_format import nearby
+from ..graph.store_format import nearby, stamp
 from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official, not_there
 from .sizes import PUBLIC
 
@@ -147,11 +147,12 @@ def check_store(size: GraphSize, config: TrainConfig) -> None:
     """Refuse a data set whose direction or propagated hops are not those that `config` needs."""
     if size.stored == "store":
         _check_direction(size, config.undirected)
-    if config.policy.uses_hops and size.hops not in (None, config.hops):
+    hops = config.policy.hops(config)
+    if hops is not None and size.hops not in (None, hops):
         raise InputError(
             f"hops: {size.name} has the features of {size.hops} hops, got {config.hops}; set hops"
         )
-    if not config.policy.uses_hops and size.hops is not None:
+    if hops is None and size.hops is not None:
         raise InputError(
             f"loading: {size.name} has propagated features and no edges: set loading=propagated"
         )

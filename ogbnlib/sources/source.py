@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError
-from ..files import Stamp, stamp
 from ..graph.array_checks import from_one
 from ..graph.npz import Array
 from ..graph.store import Store
+from ..graph.store_format import Stamp, stamp
 from .description import Options
 from .formats import files_of
 

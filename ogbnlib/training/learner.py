@@ -17,9 +17,9 @@ from torch_geometric.data import Data
 from ..config import TrainConfig
 from ..errors import InputError
 from ..forecast.machine import probe
+from ..graph.neighbors import batch_key
 from ..memory.reading import release_memory
 from ..memory.recorder import EventLog
-from ..sampling.choice import batch_key
 from .call import Call, random_batch
 from .distributed import Ranks
 from .fused_sage import torch_threads

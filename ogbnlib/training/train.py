@@ -25,16 +25,13 @@ from ..forecast.available import available_bytes
 from ..forecast.memory_parts import hop_size
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.pass_memory import MODEL, Pass
-from ..forecast.run_forecast import PROPAGATE
 from ..forecast.step_memory import choose_threads
-from ..graph.store import Store, is_store
+from ..graph.store import Store
 from ..launcher import job_cores, local_ranks, resolve_device
 from ..memory.cuda import cuda_reading, oom_sizes
-from ..memory.reading import malloc_trim, own_memory
+from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
-from ..propagation.hops import propagated
-from ..propagation.plan import propagated_path
 from ..registry import MODELS
 from ..runs.attempt import Attempt, announce_code, open_run_dir
 from ..runs.codes import exit_code_of
@@ -194,7 +191,7 @@ def train_prepared(
         config = _set_threads(config, store, run_dir if resume else None)
         asked = config
         config = _without_empty_splits(config, store, progress)
-        if not config.policy.uses_hops:
+        if config.fan_out(training=True):
             with log.phase("compile kernels"):
                 compile_all(list(config.num_neighbors))
         waiting = functools.partial(_wait, progress, ranks, stop)
@@ -257,21 +254,18 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
                 f"stopped by {name} while the data set was converted; go on with resume=True (--resume)"
             )
 
-    store = open_for(
+    graph = open_for(
         config,
         memory_limit=own_memory()[0] + min(available_bytes(), 2**30),
         say=progress.say,
         progress=progress.keep,
         check=check,
     )
-    if not config.policy.uses_hops:
-        return store
-    exists = store.hops is not None or is_store(propagated_path(store, config))
-    with contextlib.nullcontext() if exists else log.phase(PROPAGATE):
-        result = propagated(store, config, say=progress.say, progress=progress.keep, check=check)
-    if not exists:
-        malloc_trim()  # else 30 MB of small blocks stay in memory for the whole run
-    return result
+    loaders = config.policy.load()
+    store: Store = loaders.trained_store(
+        graph, config, log, say=progress.say, progress=progress.keep, check=check
+    )
+    return store
 
 
 def _without_empty_splits(config: TrainConfig, store: Store, progress: Progress) -> TrainConfig:

@@ -20,7 +20,7 @@ _COUNTED_NODES = 2**20  # nodes counted at a time
 
 
 @kernel
-def insert_rows(
+def _insert_rows(
     ids: Array, words: Array, word_ranks: Array, hot: Array, out: Array, cold: int
 ) -> None:
     """Copy the row of each id to `out`, uint8 [n, bytes]: from `hot` for a member of the set, else
@@ -108,6 +108,6 @@ class HotRows:
         """Complete `features` [len(ids), F] from the rows in memory, and put the row of each id in
         its place. The rows of `missing(ids)` are expected from position `first` on."""
         rows = self.rows.view(np.uint8)
-        insert_rows(
+        _insert_rows(
             ids, self._members.words, self._members.word_ranks, rows, features.view(np.uint8), first
         )

@@ -1,7 +1,7 @@
 """Loader over a store for the user's own training loop, with the same batches as the trainer's."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,10 +17,22 @@ from ..forecast.pass_memory import Pass
 from ..graph.store import Store
 from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
-from ..sampling.choice import BorrowedOrder, EpochSampler
+from ..sampling.order import BorrowedOrder, EpochSampler
 from ..sampling.pyg_stores import node_ids
 from .policy import StoreLoaders
 from .store_loader import StoreLoader
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The arguments of `loader` that a run of the trainer does not have."""
+
+    split: str
+    ids: Tensor
+    limit: int | None
+    drop_last: bool
+    transform: Callable[[Data], Data] | None
+    order: Collection[int] | None
 
 
 class _OneLoader(StoreLoaders):
@@ -28,48 +40,38 @@ class _OneLoader(StoreLoaders):
 
     prepares_epochs = False
 
-    def __init__(
-        self,
-        store: Store,
-        config: TrainConfig,
-        split: str,
-        ids: Tensor,
-        limit: int | None,
-        drop_last: bool,
-        transform: Callable[[Data], Data] | None,
-        order: Collection[int] | None,
-    ):
-        self._split = split
-        self._given_order = order
-        self._ids = ids
-        self._limit = limit
-        self._transform = transform
-        self.drop_last = drop_last
+    def __init__(self, store: Store, config: TrainConfig, request: _Request):
+        self._request = request
+        self._node_ids = request.ids.numpy()
+        self.drop_last = request.drop_last
         super().__init__(store, config, EventLog(None))
 
     def _load(self, store: Store) -> Data:
-        self.splits[self._split] = self._ids
+        split = self._request.split
+        self.splits[split] = self._request.ids
         loaded = super()._load(store)
         if not store.has_targets:
-            self.labels[self._split] = self.labels[self._split].long()
-        if self._limit is not None:
-            room = usable_bytes(self._limit) - own_memory()[0]
-            self._available = max(0, min(self._available, room))
+            self.labels[split] = self.labels[split].long()
+        if self._request.limit is not None:
+            room = max(0, usable_bytes(self._request.limit) - own_memory()[0])
+            available = min(self.budget.available_bytes or 0, room)
+            self.budget = replace(self.budget, available_bytes=available)
         return loaded
 
-    def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
-        loader_pass = super()._pass(split, training, memory)
+    def _pass(self, split: str, training: bool) -> Pass:
+        loader_pass = super()._pass(split, training)
         # A quarter of the available memory is left for the model and its step.
         per_batch_bytes = batch_bytes(loader_pass.batch, self.num_features, itemsize=4)
-        reserved = per_batch_bytes * num_queued(per_batch_bytes) + self._available // 4
+        reserved = per_batch_bytes * num_queued(per_batch_bytes)
+        reserved += (self.budget.available_bytes or 0) // 4
         return replace(loader_pass, reserve=(reserved, reserved))
 
     def _order(self, split: str, shuffle: bool) -> EpochSampler:
-        if self._given_order is None:
+        if self._request.order is None:
             return super()._order(split, shuffle)
         return BorrowedOrder(
-            self._given_order,
-            len(self._ids),
+            self._request.order,
+            len(self._request.ids),
             self.config.batch_size,
             self.drop_last,
             self.config.seed,
@@ -78,7 +80,7 @@ class _OneLoader(StoreLoaders):
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
         return super()._arguments(split, shuffle) | {
             "next_epoch": int(shuffle),
-            "transform": self._transform,
+            "transform": self._request.transform,
         }
 
 
@@ -162,7 +164,8 @@ def loader(
             f"drop_last: expected at least a batch of {config.batch_size} nodes, got {num_seeds}"
         )
     split = split_name(nodes) if isinstance(nodes, str) else "train"
-    policy = _OneLoader(store, config, split, ids, limit, drop_last, transform, sampler)
+    request = _Request(split, ids, limit, drop_last, transform, sampler)
+    policy = _OneLoader(store, config, request)
     result = policy._build(split, shuffle)
     result.set_epoch(int(shuffle))
     return result

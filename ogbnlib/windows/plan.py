@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from ..environment import WINDOWS_VARIABLE
-from ..errors import format_bytes
 from ..files import file_system
 from ..forecast.batches import Batches, BatchShape
 from ..forecast.memory_parts import (
@@ -26,7 +25,7 @@ from ..forecast.memory_parts import (
     store_bytes,
     trained_edges,
 )
-from ..forecast.pass_memory import Pass, sweep_s
+from ..forecast.pass_memory import Pass, Spooling, Windows, read_bytes, sweep_s
 from ..forecast.step_memory import model_state_bytes
 from ..graph.npz import CHUNK_BYTES
 from ..graph.store_format import index_dtype
@@ -44,81 +43,12 @@ _MOST_COUNTED = 255  # windows that visit a node are counted up to this number
 _HOT_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 
 
-@dataclass(frozen=True)
-class Spooling:
-    """The sizes of the passes that prepare windows on disk."""
-
-    sampled_batches: int  # sampled by one pass over the graph
-    structure_batches: int  # of one structure file: ids and edges without features
-    picked_batches: int  # of one feature shard, filled by one pass over the features
-    working_bytes: int  # memory of either pass
-    disk_bytes: int  # the most on disk, while one shard is used and the next is prepared
-    hot_bytes: int = 0  # the part of `working_bytes` for rows that stay in memory
-
-
-@dataclass
-class Windows:
-    """The way in which a loader reads its store."""
-
-    window_batches: int | None  # None where batches are drawn through the page cache
-    # whether the next window is prepared while one is used, so that two are in memory
-    overlapped: bool
-    window_bytes: int
-    available_bytes: int
-    num_windows: int = 0
-    moved_bytes: int = 0  # between memory and disk, in a pass over the loader
-    first_bytes: int = 0  # moved before the first window is ready
-    spooling: Spooling | None = None
-    in_memory: "Windows | None" = None  # the windows to use once the disk is full
-
-    @property
-    def peak_bytes(self) -> int:
-        """Peak memory: one or two windows, and the passes that prepare windows on disk."""
-        working = self.spooling.working_bytes if self.spooling else 0
-        return (2 if self.overlapped else 1) * self.window_bytes + working
-
-    @property
-    def prepared_ahead(self) -> bool:
-        """Whether the next epoch's first window is prepared at the end of an epoch and stays during
-        evaluations."""
-        return self.window_batches is not None and self.overlapped
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of one read."""
-        return read_bytes(self.available_bytes)
-
-    def __str__(self) -> str:
-        free = format_bytes(self.available_bytes)
-        if self.window_batches is None:
-            return f"batches are drawn through the page cache ({free} available)"
-        where = "two held, one being prepared" if self.overlapped else "one held"
-        if self.spooling:
-            where = (
-                f"from a spool of {format_bytes(self.spooling.disk_bytes)} on disk at most, two "
-                "held"
-            )
-            if self.spooling.hot_bytes:
-                where += f", the rows visited most in {format_bytes(self.spooling.hot_bytes)}"
-        return (
-            f"windows of {self.window_batches} batches, about {format_bytes(self.window_bytes)} "
-            f"each, {where} ({free} available)"
-        )
-
-
 def _compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
-    """Bytes of a batch inside a window: its rows of x, ids int64, local row and col int32, and the
-    objects around them."""
     return batch.num_nodes * (row_bytes + 8) + batch.num_edges * 8 + 2000
 
 
 def _window_fixed_bytes(num_nodes: int) -> int:
     return num_nodes // 8 + num_nodes // 16  # the bitmap of its ids, and the ranks
-
-
-def read_bytes(available_bytes: int) -> int:
-    """Bytes of one read; the three buffers of a pass may not outweigh a small window."""
-    return min(CHUNK_BYTES, max(2**18, available_bytes // 64))  # smaller reads are slow
 
 
 def sampled_bytes(loader_pass: Pass, batch: BatchShape) -> tuple[int, int]:
@@ -165,28 +95,6 @@ def lookahead() -> str:
     return os.environ.get(WINDOWS_VARIABLE, "auto")
 
 
-def window_budget(
-    left_bytes: int | None, training: Windows | None = None, sharers: int = 1
-) -> int | None:
-    """Bytes for the windows of one loader; None to draw batches from the mapped files, whatever
-    the store's size.
-
-    `left_bytes` is the memory that may still be used, None if there is no limit. For an evaluation
-    during training, `training` are the windows of the training loader. All `sharers` of this node
-    share a fixed size.
-    """
-    asked = lookahead()
-    if asked == "off":
-        return None
-    # If training has two windows, the next one is being prepared during an evaluation, and the
-    # evaluation gets the rest, about a tenth. If training has one window, it is used up by then,
-    # and the evaluation gets everything.
-    budget = left_bytes if asked == "auto" else int(asked) // sharers
-    if budget is None or training is None or not training.prepared_ahead:
-        return budget
-    return budget - training.peak_bytes
-
-
 def spool_dir() -> Path:
     """The folder for a spool: SLURM_TMPDIR, the local disk of a Slurm job, else the folder of
     temporary files (TMPDIR)."""
@@ -216,7 +124,7 @@ def choose_windows(
     """Choose between the page cache, windows in memory and windows on disk, and choose the size of
     the windows.
 
-    `available`, from `window_budget`, includes the page cache. `room_bytes` is the disk space for
+    `available`, from `Budget.bytes_beside`, includes the page cache. `room_bytes` is the disk space for
     a spool. With `always`, windows are on disk wherever possible, because a pass over the store is
     made in any case.
     """
@@ -239,8 +147,6 @@ def choose_windows(
 
 
 def _step_reserve(loader_pass: Pass) -> tuple[int, int]:
-    """Bytes to reserve next to windows, and next to the page cache: ready batches, a step and
-    weights; next to the page cache also workers."""
     if lookahead() != "auto":  # a fixed size is for windows alone
         return 0, 0
     size = loader_pass.size
@@ -361,8 +267,6 @@ class _Spool:
         yield most
 
     def _cold(self, hot_bytes: int, num_batches: int) -> float:
-        """The share of the nodes of `num_batches` batches whose rows are in a window on disk and
-        not in memory."""
         spare = max(0, hot_bytes - self.num_nodes * 3 // 16)
         num_windows = min(_MOST_COUNTED, -(-num_batches // self.size))
         nodes, share_left = self._rows_left(num_windows)
@@ -418,7 +322,6 @@ class _Spool:
         return self._windows(num_files, parts, spooling)
 
     def _windows(self, num_files: int, parts: int, spooling: Spooling) -> tuple[int, int, Windows]:
-        """Return the result of `_divide` for `parts` planned shards in each structure file."""
         file_passes = -(-spooling.structure_batches // spooling.sampled_batches)
         graph = num_files * file_passes * self.graph_bytes
         # Room was planned for batches without common nodes, so fewer shards are filled. At least
@@ -442,21 +345,51 @@ class _Spool:
         return moved + 2 * self.total * batch_bytes, -num_files, windows
 
 
-def choose_loaders(
-    train: Pass, evaluations: Mapping[str, Pass], available: int | None, room_bytes: int
-) -> tuple[Windows, dict[str, Windows]]:
-    """Return the windows of the training loader, and of the evaluations whose windows stay on disk
-    between them: all evaluations or none.
+@dataclass(frozen=True)
+class Budget:
+    """Memory and disk space for the windows of a run's loaders, and the choice of these windows."""
 
-    Evaluations stay on disk if they take at most a third of `room_bytes` and training has its
-    windows there too.
-    """
-    chosen = {
-        split: choose_windows(loader_pass, available, room_bytes // 3, always=True)
-        for split, loader_pass in evaluations.items()
-    }
-    on_disk = [windows.spooling.disk_bytes for windows in chosen.values() if windows.spooling]
-    if len(on_disk) < len(chosen) or sum(on_disk) > room_bytes // 3:
-        return choose_windows(train, available, room_bytes), {}
-    windows = choose_windows(train, available, room_bytes - sum(on_disk))
-    return windows, chosen if windows.spooling else {}
+    available_bytes: int | None  # memory that may still be used; None without a limit
+    disk_bytes: int  # for a spool
+    sharers: int = 1  # ranks of this node, which share a fixed size
+
+    def bytes_beside(self, training: Windows | None = None) -> int | None:
+        """Bytes for the windows of one loader, beside those of the training loader if it has some;
+        None to draw batches from the mapped files, whatever the store's size."""
+        asked = lookahead()
+        if asked == "off":
+            return None
+        # If training has two windows, the next one is being prepared during an evaluation, and the
+        # evaluation gets the rest, about a tenth. If training has one window, it is used up by
+        # then, and the evaluation gets everything.
+        budget = self.available_bytes
+        if asked != "auto":
+            budget = int(asked) // self.sharers
+        if budget is None or training is None or not training.prepared_ahead:
+            return budget
+        return budget - training.peak_bytes
+
+    def loader(self, loader_pass: Pass, training: Windows | None = None) -> Windows:
+        """Return the windows of a loader beside those of the training loader."""
+        return choose_windows(loader_pass, self.bytes_beside(training), self.disk_bytes)
+
+    def loaders(
+        self, train: Pass, evaluations: Mapping[str, Pass]
+    ) -> tuple[Windows, dict[str, Windows]]:
+        """Return the windows of the training loader, and of the evaluations whose windows stay on
+        disk between them: all evaluations or none.
+
+        Evaluations stay on disk if they take at most a third of the space and training has its
+        windows there too.
+        """
+        memory = self.bytes_beside()
+        third = self.disk_bytes // 3
+        chosen = {
+            split: choose_windows(loader_pass, memory, third, always=True)
+            for split, loader_pass in evaluations.items()
+        }
+        on_disk = [windows.spooling.disk_bytes for windows in chosen.values() if windows.spooling]
+        if len(on_disk) < len(chosen) or sum(on_disk) > third:
+            return self.loader(train), {}
+        windows = choose_windows(train, memory, self.disk_bytes - sum(on_disk))
+        return windows, chosen if windows.spooling else {}

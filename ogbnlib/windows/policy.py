@@ -5,30 +5,21 @@ A window is a group of batches that are sampled together, see `plan`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..files import warn_if_remote
 from ..forecast.available import available_bytes, usable_bytes
-from ..forecast.batches import Batches, BatchShape
 from ..forecast.memory_parts import store_bytes
-from ..forecast.pass_memory import Pass
+from ..forecast.pass_memory import Pass, Windows
 from ..forecast.run_forecast import Ledger
+from ..graph.npz import Array
 from ..graph.store import Store
 from ..launcher import launch, local_ranks
 from ..sampling.policies import STREAM, DiskLoaders
-from .plan import (
-    Windows,
-    choose_loaders,
-    choose_windows,
-    lookahead,
-    sampled_bytes,
-    spool_bytes,
-    spool_dir,
-    window_budget,
-    window_bytes,
-)
+from .plan import Budget, lookahead, sampled_bytes, spool_bytes, spool_dir, window_bytes
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -52,6 +43,7 @@ class StoreLoaders(DiskLoaders):
 
     # whether windows of later epochs and of their evaluations are prepared ahead
     prepares_epochs = True
+    _node_ids: Array | None = None  # of the seeds, if they are no split
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
@@ -75,15 +67,14 @@ class StoreLoaders(DiskLoaders):
         train = run.one_pass("train", training=True)
         splits = run.evaluations()
         passes = {split: run.one_pass(split) for split in {*splits["eval"], *splits["final"]}}
-        memory = window_budget(available)
-        windows, resident = choose_loaders(train, passes, memory, room)
+        budget = Budget(available, room)
+        windows, resident = budget.loaders(train, passes)
         run.windows = windows
         if config.epochs:
             cls._forecast_pass(run, "train", train, windows, num_passes=config.epochs)
         prepared = _prepared_ahead(train, windows)
         run.held |= prepared
-        eval_budget = window_budget(available, windows)
-        for when, budget in (("eval", eval_budget), ("final", memory)):
+        for when, training in (("eval", windows), ("final", None)):
             if when == "final":
                 for name in prepared:
                     del run.held[name]
@@ -92,7 +83,7 @@ class StoreLoaders(DiskLoaders):
                     run,
                     f"{when} {split}",
                     passes[split],
-                    resident.get(split) or choose_windows(passes[split], budget, room),
+                    resident.get(split) or budget.loader(passes[split], training),
                     idle_loaders=int(when == "eval"),
                     spools=split not in resident,
                 )
@@ -138,87 +129,62 @@ class StoreLoaders(DiskLoaders):
             store.path,
             "if another machine replaces a file of it, this process dies of SIGBUS; copy it here",
         )
-        self._available = available_bytes()
         self._ranks = local_ranks()
         self._spool_dir = spool_dir()
-        self._room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
-        self.log.mark("note", spool_dir=str(self._spool_dir), spool_room_bytes=self._room)
+        room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
+        self.budget = Budget(available_bytes(), room, self._ranks)
+        self.log.mark("note", spool_dir=str(self._spool_dir), spool_room_bytes=room)
         return super()._load(store)
 
-    def _pass(self, split: str, training: bool, memory: int | None) -> Pass:
-        """Return the pass of a loader. If windows are to be chosen (`memory` is not None), it has
-        the shape of one real batch."""
-        from torch_geometric.sampler import NodeSamplerInput
-
-        shape = BatchShape((0,), (0,))
-        size = self.config.seeds_per_batch(training)
+    def _pass(self, split: str, training: bool) -> Pass:
+        # without windows to choose, no batch is drawn
+        size = self.store.size if lookahead() == "off" else self.store
         # A rank without a batch makes the same choice as a rank with a single batch.
-        seeds = self.splits[split][: max(1, len(self._order(split, training)))]
-        num_batches = -(-len(seeds) // size)
-        if memory is not None and num_batches:
-            sampler = self._sampler(split, self.store.colptr, self.store.row, training)
-            probe = sampler.sample_from_nodes(NodeSamplerInput(None, seeds[:size]))
-            shape = BatchShape(tuple(probe.num_sampled_nodes), tuple(probe.num_sampled_edges))
-        return Pass(
-            self.config,
-            self.store.size,
-            split,
-            Batches.of(shape),
-            training,
-            num_batches,
-            self._ranks,
+        num_seeds = max(1, len(self._order(split, training))) if len(self.splits[split]) else 0
+        num_batches = -(-num_seeds // self.config.seeds_per_batch(training))
+        return dataclasses.replace(
+            Pass.over(self.config, size, split, training, self._node_ids),
+            own_batches=num_batches,
+            sharers=self._ranks,
         )
 
-    def _choose(self, split: str, shuffle: bool) -> tuple[Pass, Windows, dict[str, Windows]]:
-        train = self._resident.get("train")
-        # An evaluation shares memory with the training loader's windows, if that loader is alive.
-        train_windows = train.windows if train is not None and not shuffle else None
-        memory = window_budget(self._available, train_windows, self._ranks)
-        loader_pass = self._pass(split, shuffle, memory)
-        if not shuffle:
-            return loader_pass, choose_windows(loader_pass, memory, self._room), {}
-        evaluations = {
-            name: self._pass(name, False, memory)
-            for name in STREAM
-            if self._room and self.prepares_epochs and self.config.num_evaluations(name)
-            if len(self._order(name, False))  # this rank has seeds of that split
-        }
-        return loader_pass, *choose_loaders(loader_pass, evaluations, memory, self._room)
+    def _build_resident(self) -> dict[str, NodeLoader]:
+        with self.log.phase("build train loader"):
+            loader_pass = self._pass("train", training=True)
+            evaluations = {
+                name: self._pass(name, training=False)
+                for name in STREAM
+                # this rank has seeds of that split
+                if self.config.num_evaluations(name) and len(self._order(name, False))
+            }
+            windows, kept = self.budget.loaders(loader_pass, evaluations)
+            evals = {name: self._loader(name, chosen) for name, chosen in kept.items()}
+            readers = [loader.reader for loader in evals.values() if loader.reader]
+            spools = [reader.spool for reader in readers if reader.spool]
+            train = self._loader("train", windows, loader_pass, spools)
+        self._fill_page_cache(windows)
+        return {**{f"eval {name}": loader for name, loader in evals.items()}, "train": train}
 
     def _build(self, split: str, shuffle: bool) -> StoreLoader:
         with self.log.phase(f"build {split} loader"):
-            loader_pass, windows, evaluations = self._choose(split, shuffle)
-            eval_loaders = {
-                name: self._loader(name, chosen) for name, chosen in evaluations.items()
-            }
-            self._resident |= {
-                f"eval {name}": eval_loader for name, eval_loader in eval_loaders.items()
-            }
-            spools = [
-                eval_loader.reader.spool
-                for eval_loader in eval_loaders.values()
-                if eval_loader.reader
-            ]
-            loader = self._loader(
-                split,
-                windows,
-                training=shuffle,
-                first_batches=self._first_batches(loader_pass, windows) if shuffle else 0,
-                evaluations=[spool for spool in spools if spool],
-            )
-            for name, chosen in [(split, windows), *evaluations.items()]:
-                self.log.mark(
-                    "note", loader=name, windows=str(chosen), window_batches=chosen.window_batches
-                )
-        fills = launch().local_rank == 0  # one rank fills the page cache for its whole node
-        if shuffle and windows.window_batches is None and lookahead() != "off" and fills:
-            with self.log.phase("load into page cache"):
-                self.store.fill_page_cache()
+            loader_pass = self._pass(split, shuffle)
+            # An evaluation shares memory with the training loader's windows, if that loader is
+            # alive.
+            train = None if shuffle else self._resident.get("train")
+            train_windows = None if train is None else train.windows
+            windows = self.budget.loader(loader_pass, train_windows)
+            loader = self._loader(split, windows, loader_pass if shuffle else None)
+        if shuffle:
+            self._fill_page_cache(windows)
         return loader
 
+    def _fill_page_cache(self, windows: Windows) -> None:
+        fills = launch().local_rank == 0  # one rank fills the page cache for its whole node
+        if windows.window_batches is None and lookahead() != "off" and fills:
+            with self.log.phase("load into page cache"):
+                self.store.fill_page_cache()
+
     def _first_batches(self, loader_pass: Pass, windows: Windows) -> int:
-        """Return the number of batches in a small first window, so that training begins before a
-        long pass ends; 0 for a usual window."""
         files = store_bytes(self.config, self.store.size)
         if not windows.prepared_ahead or sum(files.values()) <= _LONG_PASS_BYTES:
             return 0
@@ -229,29 +195,29 @@ class StoreLoaders(DiskLoaders):
         self,
         split: str,
         windows: Windows,
-        *,
-        training: bool = False,
-        first_batches: int = 0,
+        training: Pass | None = None,
         evaluations: Sequence[Spool] = (),
     ) -> StoreLoader:
         from .spool import Preparation
         from .store_loader import StoreLoader
 
+        batches = windows.window_batches
+        self.log.mark("note", loader=split, windows=str(windows), window_batches=batches)
         return StoreLoader(
             self.store,
-            self._sampler(split, self.store.colptr, self.store.row, training),
+            self._sampler(split, self.store.colptr, self.store.row, training is not None),
             labels=self.labels[split],
             preparation=Preparation(
                 windows,
                 last_epoch=self.config.epochs if training and self.prepares_epochs else None,
-                first_batches=first_batches,
+                first_batches=self._first_batches(training, windows) if training else 0,
                 spool_dir=self._spool_dir,
                 evaluations=evaluations,
                 on_window=functools.partial(self.log.mark, "window", loader=split),
                 on_pass=functools.partial(self.log.mark, "pass", loader=split),
                 waiting=self.waiting,
             ),
-            **self._arguments(split, training),
+            **self._arguments(split, training is not None),
         )
 
     def eval_loader(self, split: str) -> NodeLoader:
@@ -268,8 +234,6 @@ class StoreLoaders(DiskLoaders):
 
 
 def _prepared_ahead(train: Pass, windows: Windows) -> dict[str, int]:
-    """Return the memory that data prepared for the next epoch takes during an evaluation, as bytes
-    by name."""
     if not windows.prepared_ahead:
         return {}
     parts = {"next window to train on": window_bytes(train, windows)}

@@ -19,7 +19,7 @@ from ..graph.store import Store
 from ..io.disk_array import DiskArray, Interrupted
 from ..io.spool_file import DiskFull
 from ..kernels import Array
-from ..sampling.choice import EpochSampler
+from ..sampling.order import EpochSampler
 from ..sampling.sampler import CSCSampler
 from .spool import Cursor, Preparation, Spool, submit
 from .window import Seeds, Window, sample_windows

@@ -26,9 +26,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from torch import Tensor
 
-from ..files import whole_blocks
+from ..forecast.pass_memory import Windows
 from ..graph.store import Store
 from ..graph.store_format import index_dtype
+from ..io.blocks import whole_blocks
 from ..io.disk_array import DiskArray, Interrupted
 from ..io.spool_file import SpoolFile
 from ..kernels import Array
@@ -36,7 +37,7 @@ from ..memory.reading import malloc_trim
 from ..sampling.policies import Waiting
 from ..sampling.sampler import Hops
 from .hot_rows import HotRows
-from .plan import WINDOW_BYTES, Windows
+from .plan import WINDOW_BYTES
 from .window import Sampled, Seeds, Window, sample_windows
 
 Result = TypeVar("Result")
@@ -178,12 +179,9 @@ class Spool:
         return self._next_cursor(last, shard[last].positions)
 
     def _sample_ahead(self, recorded: Future[Shard], used: Cursor) -> None:
-        """Sample the next structure file, if both shards on disk are of the current one; otherwise
-        disk space may not suffice.
-
-        An error ends only this call: the shard that needs the file samples it again, and raises
-        the error.
-        """
+        # Only if both shards on disk are of the current structure file; otherwise disk space may
+        # not suffice. An error ends only this call: the shard that needs the file samples it again,
+        # and raises the error.
         following = self._following(recorded.result())
         if used in self._structure and following is not None and following not in self._structure:
             self._sample([self], following)
@@ -328,8 +326,6 @@ class Spool:
     def _add_features(
         self, shards: Sequence[Shard], buffer_bytes: int, fresh: HotRows | None
     ) -> list[Shard]:
-        """Write the features of each shard's windows to a file, and the rows of `fresh` to memory,
-        in one pass over the store's features."""
         x = self._arrays["x"]
         begun = time.monotonic()
         bytes_before = x.bytes_read

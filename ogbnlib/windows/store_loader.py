@@ -19,14 +19,14 @@ from torch_geometric.sampler import SamplerOutput
 
 from ..errors import InputError
 from ..forecast.batches import queue
+from ..forecast.pass_memory import Windows
 from ..graph.store import Store
 from ..io.disk_array import Interrupted
 from ..kernels import Array
 from ..memory.reading import malloc_trim
-from ..sampling.choice import BorrowedOrder, EpochSampler
+from ..sampling.order import BorrowedOrder, EpochSampler
 from ..sampling.pyg_stores import StoreData, mapped_features
 from ..sampling.sampler import NO_EDGES, CSCSampler, Hops
-from .plan import Windows
 from .reader import WindowReader
 from .spool import Preparation
 from .window import Window, decode_rows, take_rows
@@ -170,11 +170,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         return self._pass(self.sampler.epoch, self.sampler.start)
 
     def _counted_pass(self) -> Iterator[Data]:
-        """Yield the batches of the next epoch, which is decided with its first batch.
-
-        The decision waits because Lightning creates the iterator before it calls the sampler's
-        `set_epoch`, with epochs counted from 0.
-        """
+        # The epoch is decided with its first batch, because Lightning creates the iterator before
+        # it calls the sampler's `set_epoch`, with epochs counted from 0.
         assert self.next_epoch is not None
         shuffle = self.sampler.shuffle
         chosen = self.sampler.epoch + 1
@@ -378,7 +375,6 @@ def _prefetch(
 
 
 def _batches_of(group: Data) -> list[Data]:
-    """Return the batches of a group as views of its tensors; see `StoreLoader._group`."""
     hop_nodes, hop_edges = zip(*group.hops, strict=True)
     nodes = [sum(counts) for counts in hop_nodes]
     seeds = [counts[0] for counts in hop_nodes]

@@ -21,14 +21,14 @@ from numba import uint64
 from torch import Tensor
 
 from ..errors import InputError
-from ..files import BLOCK
 from ..graph.edge_sort import restore_input_order
+from ..graph.neighbors import absorb, choose_all, count_chosen
 from ..graph.node_set import NodeSet
+from ..io.blocks import BLOCK
 from ..io.disk_array import DiskArray
 from ..kernels import Array, kernel, prefetch
 from ..launcher import sampling_threads
-from ..sampling.choice import choose_all, count_chosen
-from ..sampling.sampler import CSCSampler, Hops, absorb
+from ..sampling.sampler import CSCSampler, Hops
 from .hot_rows import HotRows
 
 
@@ -45,10 +45,9 @@ class Seeds(NamedTuple):
         return [int(positions[0]) for positions in self.positions]
 
 
+# Replaces the end of each column (begin, end) by its degree.
 @kernel
 def _to_degrees(ends: Array, num_edges: int) -> bool:
-    """Replace the end of each column (begin, end) by its degree; return whether all columns lie
-    within `num_edges`."""
     for i in range(len(ends)):
         if not 0 <= ends[i, 0] <= ends[i, 1] <= num_edges:
             return False

@@ -38,8 +38,7 @@ NO_GPU = "error: this benchmark needs a GPU, and torch.cuda.is_available() is fa
 
 def settings(policy: str, asked: argparse.Namespace) -> dict[str, Any]:
     """The parameters of a policy's run, with the first model that it trains."""
-    by_hops = POLICIES[policy].uses_hops
-    models = [name for name, kind in MODELS.items() if kind.load().propagated == by_hops]
+    models = [name for name, kind in MODELS.items() if POLICIES[policy].takes(kind.load())]
     return {
         "loading": policy,
         "model": models[0],
@@ -61,7 +60,7 @@ def training_rate(config: TrainConfig, num_batches: int, run_dir: Path) -> float
 def loader_rate(config: TrainConfig, store: Store) -> float:
     """Batches per second of the policy's loader without a model: the median of the epochs after the
     first."""
-    if config.policy.uses_hops:
+    if config.policy.hops(config):
         store = propagated(store, config, say=print, progress=lambda *count: None)
     loaders = config.policy.load()(store, config, EventLog(None))
     rates = []

@@ -316,7 +316,7 @@ def configuration(settings: dict[str, Any], folder: Path, scale: float = 0.002) 
 def outcome(settings: dict[str, Any], folder: Path, scale: float = 0.002) -> Outcome:
     """Run `settings` under forecast + margin."""
     config = configuration(settings, folder, scale)
-    if config.policy.uses_hops:  # each propagates by itself
+    if config.policy.hops(config):  # each propagates by itself
         propagated = propagated_path(open_store(Path(config.dataset)), config)
         shutil.rmtree(propagated, ignore_errors=True)
     least = plan(config).forecast

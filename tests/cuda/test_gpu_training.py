@@ -63,7 +63,7 @@ class Recorder(nn.Module):
 
 def record(config: TrainConfig) -> tuple[list[dict[str, Tensor]], list[float]]:
     """Train the recorder on the tiny graph; return its batches, and the loss of each epoch."""
-    num_features = 8 * (config.hops + 1) if config.policy.uses_hops else 8
+    num_features = 8 * ((config.policy.hops(config) or 0) + 1)
     torch.manual_seed(0)
     model = Recorder(num_features)
     history = train(config, model=model).history
@@ -146,7 +146,7 @@ def test_a_run_of_a_gpu_goes_on_without_one(tiny_config: Config, tmp_path: Path)
 
 def loaders_of(config: TrainConfig) -> Loaders:
     store = open_for(config, say=lambda line: None)
-    if config.policy.uses_hops:
+    if config.policy.hops(config):
         store = propagated(store, config, say=lambda line: None, progress=lambda *count: None)
     loaders: Loaders = config.policy.load()(store, config, EventLog(None))
     return loaders

@@ -12,8 +12,7 @@ from benchmarks.bench_planner import write_graph
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.forecast import batches as drawing
-from ogbnlib.forecast.batches import BatchShape, draw_batches
+from ogbnlib.forecast.batches import BatchShape, Draw, draw_batches
 from ogbnlib.forecast.memory_parts import (
     expected_batch,
     rows_left,
@@ -103,9 +102,8 @@ def test_drawn_batches_are_as_large_as_the_samplers(
     drawn_store: Store, fan_out: list[int], split: str
 ) -> None:
     nodes, edges = sampled(drawn_store, split, 64, fan_out)
-    drawn = draw_batches(
-        drawn_store, split, 64, fan_out, training=split == "train", num_batches=100
-    )
+    drawn = draw_batches(drawn_store, split, Draw(64, tuple(fan_out), split == "train", 0), 100)
+    assert drawn is not None
     assert drawn.source == "drawn"
     assert drawn.mean.num_nodes == pytest.approx(nodes, rel=0.15)
     assert drawn.mean.num_edges == pytest.approx(edges, rel=0.15)
@@ -134,7 +132,8 @@ def test_the_largest_evaluation_batch_is_counted_whatever_hub_it_has(
     edges = []
     for seeds in torch.from_numpy(hub_store.splits["test"]).split(128):
         edges.append(len(sampler.sample_from_nodes(NodeSamplerInput(None, seeds)).row))
-    found = draw_batches(hub_store, "test", 128, fan_out, training=False, num_batches=len(edges))
+    found = draw_batches(hub_store, "test", Draw(128, fan_out, False, 0), len(edges))
+    assert found is not None
     assert found.largest.num_edges == pytest.approx(max(edges), rel=0.01)
     if fan_out == (-1, -1):
         assert max(edges) > 100_000
@@ -145,9 +144,11 @@ def test_the_largest_evaluation_batch_is_counted_whatever_hub_it_has(
 def test_where_batches_are_random_or_not_counted_the_highest_degree_bounds_them(
     hub_store: Store,
 ) -> None:
-    finite = draw_batches(hub_store, "test", 64, (5, 5), training=False, num_batches=10)
+    finite = draw_batches(hub_store, "test", Draw(64, (5, 5), False, 0), 10)
+    assert finite is not None
     assert finite.bound == finite.largest
-    some = draw_batches(hub_store, "train", 64, (2, -1), training=True, num_batches=10)
+    some = draw_batches(hub_store, "train", Draw(64, (2, -1), True, 0), 10)
+    assert some is not None
     assert some.bound.num_edges > 100_000
     config = TrainConfig.create(dataset="x", eval_num_neighbors=-1)
     unseen = Pass.over(config, hub_store.size, "test", training=False).batches
@@ -156,13 +157,12 @@ def test_where_batches_are_random_or_not_counted_the_highest_degree_bounds_them(
 
 
 def test_a_batch_too_large_to_be_drawn_is_extrapolated_and_rather_too_large(
-    drawn_store: Store, monkeypatch: pytest.MonkeyPatch
+    drawn_store: Store,
 ) -> None:
     nodes, edges = sampled(drawn_store, "train", 64, [15, 10, 5])
-    monkeypatch.setattr(drawing, "_EDGES", 2000)
-    drawing._drawn.cache_clear()
-    batches = draw_batches(drawn_store, "train", 64, [15, 10, 5], training=True, num_batches=100)
-    drawing._drawn.cache_clear()
+    draw = Draw(64, (15, 10, 5), True, 0, most_edges=6000)
+    batches = draw_batches(drawn_store, "train", draw, 100)
+    assert batches is not None
     assert batches.source == "extrapolated"
     assert 0.95 * nodes < batches.mean.num_nodes < 2 * nodes
     assert 0.85 * edges < batches.mean.num_edges < 1.3 * edges
@@ -187,8 +187,8 @@ def test_a_damaged_graph_is_no_traceback(tiny_store: Path, tmp_path: Path) -> No
     row = np.load(tmp_path / "store" / "row.npy", mmap_mode="r+")
     row[:] = 10**6
     row.flush()
-    with pytest.raises(InputError, match=r"row\.npy: expected ids and offsets within the graph"):
-        draw_batches(open_store(tmp_path / "store"), "train", 16, [3], training=True, num_batches=1)
+    with pytest.raises(InputError, match="expected ascending offsets and ids"):
+        draw_batches(open_store(tmp_path / "store"), "train", Draw(16, (3,), True, 0), 1)
 
 
 @pytest.mark.parametrize(

@@ -126,13 +126,9 @@ def test_auto_takes_one_thread_for_small_steps_and_all_cores_for_large_ones() ->
     assert "num_threads=8" in str(advice)
 
 
-def test_times_follow_the_machine_and_bf16_is_recommended_only_where_it_is_faster() -> None:
+def test_times_follow_the_machine() -> None:
     size, slow = KNOWN["ogbn-papers100M"], Machine(2, 20e9, 0.2e9, bf16_flops_per_s=1e9)
     large = config(**LARGE, num_threads=2, feature_dtype="float16")
-    with_it, without = (
-        plan(large, size=size, machine=replace(slow, bf16_flops_per_s=each))
-        for each in (40e9, 12e9)
-    )
     faster = replace(slow, flops_per_s=60e9, disk_bytes_per_s=2e9)
     for one in (large, large.replace(loading="store", spool="off")):
         epochs_s = [
@@ -140,8 +136,6 @@ def test_times_follow_the_machine_and_bf16_is_recommended_only_where_it_is_faste
             for each in (slow, faster)
         ]
         assert epochs_s[0] > 2 * epochs_s[1] > 0
-    assert "precision=bf16" in str(with_it)
-    assert "precision=bf16" not in str(without)
     here = probe(size)
     assert here.cores >= 1
     assert 1e9 < here.flops_per_s < 1e12
@@ -163,13 +157,7 @@ CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
 ]  # fmt: skip
 
 
-def test_short_epochs_are_told_apart_in_plan_and_ladder() -> None:
-    machine = Machine(2, 20e9, 0.2e9, bf16_flops_per_s=60e9)
-    text = str(plan(config(**LARGE, num_threads=2), size=TINY, machine=machine))
-    times = re.search(r"an epoch in (\S+) s instead of (\S+) s on", text)
-    assert times is not None
-    fast, slow = map(float, times.groups())
-    assert 0 < fast < slow < 60
+def test_short_epochs_are_told_apart_in_the_ladder() -> None:
     first, second = (
         ladder("ogbn-arxiv", **SMALL | {"hidden_channels": width}) for width in (8, 16)
     )

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from all_models import KINDS, PROPAGATED, SAMPLED
+from all_policies import settings
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.batches import BatchShape
@@ -73,6 +74,6 @@ def test_the_time_of_ones_own_model_is_that_of_its_measured_step(tmp_path: Path)
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_pygs_own_loaders_get_the_time_of_a_plain_loop(policy: str) -> None:
-    model = "sgc" if POLICIES[policy].uses_hops else "sage"
-    text = str(plan(TrainConfig.create(dataset="mine", loading=policy, model=model), size=SIZE))
+    config = TrainConfig.create(dataset="mine", **settings(policy))
+    text = str(plan(config, size=SIZE))
     assert ("by our trainer takes" in text) == POLICIES[policy].is_stock

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import csc_of, flip, raw_arrays
+from damage import change_meta, rewrite
 
 from ogbnlib.errors import InputError, format_bytes
-from ogbnlib.graph import store
 from ogbnlib.graph.store import Store, open_store
-from ogbnlib.graph.store_format import HEADER_BYTES, META, SPLITS, meta_crc32
+from ogbnlib.graph.store_format import HEADER_BYTES, META, SPLITS
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.propagation.hops import propagate
 from ogbnlib.sources.convert import convert
@@ -40,23 +40,6 @@ def plain(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def copy(made: Store, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made.path, tmp_path / "copy"))
-
-
-def rewrite(path: Path, name: str, change: Callable[[np.ndarray], object]) -> None:
-    """Change an array and its checksum, so that only the values show the damage."""
-    values = np.load(path / f"{name}.npy")
-    change(values)
-    with open(path / f"{name}.npy", "r+b") as file:
-        file.seek(HEADER_BYTES)
-        file.write(values.tobytes())
-    meta = json.loads((path / META).read_text())
-    meta["files"][name]["crc32"] = store.zlib.crc32(values.tobytes())
-    change_meta(path, meta)
-
-
-def change_meta(path: Path, meta: dict[str, Any]) -> None:
-    meta.pop("crc32", None)
-    (path / META).write_text(json.dumps({**meta, "crc32": meta_crc32(meta)}, indent=2) + "\n")
 
 
 def test_a_store_and_its_sizes_print_as_a_short_card(made: Store, tmp_path: Path) -> None:
@@ -228,6 +211,24 @@ def test_splits_that_overlap_or_have_no_label_are_found(copy: Path) -> None:
     rewrite(copy, "y", lambda v: v.__setitem__(valid[0], -1))
     facts = f"label .*{valid[0]}$"
     assert any(re.search(f"valid.npy: .*{facts}", problem) for problem in verify_store(copy))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_nodes": 10**12},
+        {"num_features": 10**9},
+        {"num_classes": 0},
+        {"int8": [[1.0], [2.0]]},
+        {"files": {"x": {}}},
+    ],
+    ids=str,
+)
+def test_numbers_that_no_file_has_are_refused(copy: Path, change: dict[str, Any]) -> None:
+    change_meta(copy, {**json.loads((copy / META).read_text()), **change})
+    with pytest.raises(InputError, match=META) as error:
+        open_store(copy)
+    assert verify_store(copy) == [str(error.value)]
 
 
 def test_a_store_with_fields_of_earlier_versions_opens(copy: Path) -> None:

@@ -10,7 +10,6 @@ from conftest import MB, write_run
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.environment import AGAIN_VARIABLE
-from ogbnlib.files import next_run_dir
 from ogbnlib.memory.cgroup import effective_limit
 from ogbnlib.memory.reading import read_memory
 from ogbnlib.notebook import (
@@ -21,6 +20,7 @@ from ogbnlib.notebook import (
 )
 from ogbnlib.runs import sandbox
 from ogbnlib.runs.folder import Run
+from ogbnlib.runs.names import next_run_dir
 from ogbnlib.runs.sandbox import run, watch
 
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from all_policies import SAMPLED
+from all_policies import SAMPLED, settings
 from conftest import batches_of
+from damage import rewrite
 from torch_geometric.loader import NodeLoader
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.recorder import EventLog
+from ogbnlib.registry import POLICIES
 from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.policies import Loaders
 from ogbnlib.sampling.sampler import CSCSampler
@@ -32,11 +34,11 @@ def make(tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> Iterator[Ma
 
     def build(**changes: object) -> Loaders:
         config = tiny_config(**changes)
-        made.append(
-            config.policy.load()(
-                open_for(config, say=lambda line: None), config, EventLog(tmp_path)
-            )
-        )
+        kind = config.policy.load()
+        log = EventLog(tmp_path)
+        graph = open_for(config, say=len)
+        store = kind.trained_store(graph, config, log, say=len, progress=False)
+        made.append(kind(store, config, log))
         return made[-1]
 
     yield build
@@ -127,45 +129,41 @@ def test_persistent_workers_end_with_their_loader(make: Make, policy: str, split
     assert worker.exitcode == 0
 
 
-def overwritten(store: Path, name: str, value: int, at: int | slice = slice(None)) -> None:
-    """Array `name` with others in some of its places, as a disk or a hand leaves it: size and
-    header stay."""
-    array = np.lib.format.open_memmap(store / f"{name}.npy", mode="r+")
-    array[at] = value
-    array.flush()
-
-
-DAMAGES: list[tuple[str, int, int | slice]] = [
-    ("train", 10**9, 3),
-    ("y", 30_000, slice(None)),
-    ("colptr", 7, 0),
-    ("colptr", 10**12, slice(1, -1)),
-    ("row", 10**6, slice(None)),
-]
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [
+        ("train", 0, -1),
+        ("valid", 1, 10**9),
+        ("train", slice(None), 0),
+        ("colptr", -1, 10**12),
+        ("colptr", slice(1, -1), 10**12),
+    ],
+    ids=str,
+)
+def test_no_policy_takes_ids_labels_or_offsets_out_of_range(
+    make: Make, tiny_store: Path, tmp_path: Path, policy: str, name: str, at: int, value: int
+) -> None:
+    store = shutil.copytree(tiny_store, tmp_path / "data" / "store")
+    rewrite(store, name, lambda values: values.__setitem__(at, value))
+    with pytest.raises(InputError, match=rf"{name}\.npy: expected"):
+        make(dataset=str(store), **settings(policy))
+    assert [*store.parent.iterdir()] == [store]  # no propagated table
 
 
 @pytest.mark.parametrize("policy", ["lazy", "shared", "store", "windows"])
-@pytest.mark.parametrize(("name", "value", "at"), DAMAGES, ids=str)
-def test_a_damaged_store_is_named_with_the_command_to_verify_it(
-    make: Make,
-    tiny_store: Path,
-    tmp_path: Path,
-    policy: str,
-    name: str,
-    value: int,
-    at: int | slice,
+def test_wrong_ids_of_neighbors_are_named_with_the_command_to_verify(
+    make: Make, tiny_store: Path, tmp_path: Path, policy: str
 ) -> None:
-    workers = int(policy == "store" and name == "row")
     store = shutil.copytree(tiny_store, tmp_path / "store")
-    overwritten(store, name, value, at)
+    row = np.lib.format.open_memmap(store / "row.npy", mode="r+")
+    row[:] = 10**6
+    row.flush()
     lookahead = {"lookahead": 5000} if policy == "windows" else {"lookahead": "off"}
     loading = "store" if policy == "windows" else policy
+    values = {"dataset": str(store), "loading": loading, "num_workers": int(policy == "store")}
     with pytest.raises(InputError) as caught, workers_ended():
-        list(
-            make(
-                dataset=str(store), loading=loading, num_workers=workers, **lookahead
-            ).train_loader()
-        )
+        list(make(**values, **lookahead).train_loader())
     assert str(store) in str(caught.value).partition(": ")[0]
-    assert name in str(caught.value).partition("; ")[0]
+    assert "row" in str(caught.value).partition("; ")[0]
     assert f"`python -m ogbnlib verify {store}`" in str(caught.value)

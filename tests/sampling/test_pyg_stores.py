@@ -12,7 +12,8 @@ from ogbnlib.sampling.pyg_stores import sample_without_pyg_lib
 def test_a_stock_loader_samples_without_pyg_lib(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NeighborSampler, "_sample", NeighborSampler._sample)
+    stock = NeighborSampler.sample_from_nodes
+    monkeypatch.setattr(NeighborSampler, "sample_from_nodes", stock)
     sample_without_pyg_lib()
     data = store.to_data()
     train = NeighborLoader(data, [3, 2], data.train_mask, batch_size=16)

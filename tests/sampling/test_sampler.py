@@ -13,7 +13,8 @@ from scipy.stats import chi2
 from torch_geometric.sampler import NodeSamplerInput, SamplerOutput
 
 from ogbnlib.errors import InputError
-from ogbnlib.sampling.choice import EpochSampler, batch_key, choose, node_state
+from ogbnlib.graph.neighbors import batch_key, choose, node_state
+from ogbnlib.sampling.order import EpochSampler
 from ogbnlib.sampling.sampler import CSCSampler
 
 Csc = tuple[np.ndarray, np.ndarray]

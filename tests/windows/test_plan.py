@@ -8,22 +8,22 @@ from conftest import force_windows
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB
 from ogbnlib.forecast.batches import Batches, BatchShape
-from ogbnlib.forecast.pass_memory import Pass
+from ogbnlib.forecast.pass_memory import Pass, Windows
 from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.sources.official import KNOWN
-from ogbnlib.windows.plan import Windows, choose_windows, window_budget
+from ogbnlib.windows.plan import Budget, choose_windows
 
 PAIR = Windows(10, True, 450 * MB, GB, 5)
 
 
 def test_ranks_share_a_lookahead_of_a_size() -> None:
     # what is left is each rank's own already
-    assert window_budget(5 * GB, sharers=4) == 5 * GB
-    assert window_budget(None, PAIR) is None
+    assert Budget(5 * GB, 0, sharers=4).bytes_beside() == 5 * GB
+    assert Budget(None, 0).bytes_beside(PAIR) is None
     force_windows(GB)
-    assert window_budget(5 * GB, sharers=4) == GB // 4
+    assert Budget(5 * GB, 0, sharers=4).bytes_beside() == GB // 4
     force_windows("off")
-    assert window_budget(GB, PAIR) is None
+    assert Budget(GB, 0).bytes_beside(PAIR) is None
 
 
 def test_windows_on_disk_are_chosen_fast() -> None:

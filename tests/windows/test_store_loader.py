@@ -21,18 +21,18 @@ from torch_geometric.sampler import NodeSamplerInput
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.files import new_folder
+from ogbnlib.forecast.pass_memory import Windows
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter
 from ogbnlib.memory.limits import Limit
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.sampling.choice import EpochSampler
+from ogbnlib.sampling.order import EpochSampler
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
 from ogbnlib.training.train import train
-from ogbnlib.windows.plan import Windows
 from ogbnlib.windows.spool import Preparation
 from ogbnlib.windows.store_loader import StoreLoader
 

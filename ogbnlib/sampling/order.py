@@ -1,121 +1,15 @@
-"""The choice of neighbors and the order of seeds: pure functions of (seed, epoch, batch, hop,
-node).
-
-Any kernel that calls `batch_key`, `node_state` and `choose` draws the same neighbors. From Python,
-wrap keys and states in `np.uint64`, because numba takes a plain int for an int64.
-"""
+"""The order of seeds: a pure function of (seed, epoch)."""
 
 import copy
 from collections.abc import Collection, Iterator
 
 import numpy as np
 import torch
-from numba import uint64
 from torch import Tensor
 from torch.utils.data import Sampler, SequentialSampler
 
 from ..errors import InputError
-from ..kernels import Array, kernel
-from ..splitmix64 import GAMMA, mix
-
-LOW_32 = np.uint64(0xFFFFFFFF)
-
-
-@kernel
-def batch_key(seed: np.uint64, epoch: int, first: int) -> np.uint64:
-    """The uint64 key of one batch of one epoch; `first` is the position of its first seed."""
-    key = mix(uint64(seed) + GAMMA)
-    key = mix((key ^ uint64(epoch)) + GAMMA)
-    return mix((key ^ uint64(first)) + GAMMA)
-
-
-@kernel
-def node_state(key: np.uint64, hop: int, node: int) -> np.uint64:
-    """The uint64 state of a node's random stream in the batch with `key`.
-
-    `node` is its global id; `hop` is 0 for the seeds.
-    """
-    of_hop = mix((uint64(key) ^ uint64(hop)) + GAMMA)
-    return mix((of_hop ^ uint64(node)) + GAMMA)
-
-
-@kernel
-def _bounded(state: np.uint64, n: int) -> tuple[np.uint64, np.uint64]:
-    """`(new state, integer in [0, n))`, exactly uniform, for 1 <= n < 2**32."""
-    # Multiply-shift with rejection (Lemire, "Fast random integer generation in an interval", ACM
-    # TOMACS 2019) on the upper half of each splitmix64 output.
-    bound = uint64(n)
-    state += GAMMA
-    product = (mix(state) >> uint64(32)) * bound
-    if product & LOW_32 < bound:
-        threshold = (LOW_32 + uint64(1) - bound) % bound
-        while product & LOW_32 < threshold:
-            state += GAMMA
-            product = (mix(state) >> uint64(32)) * bound
-    return state, product >> uint64(32)
-
-
-@kernel
-def choose(state: np.uint64, degree: int, k: int, out: Array) -> int:
-    """Write the chosen edge positions, in [0, degree), to `out` in ascending order; return their
-    number.
-
-    If `k` is -1 or at least `degree`, all positions are chosen, else a uniformly random k-subset.
-    They ascend, so that a mapped `row` is read forwards. `out` is int64 with room for
-    min(k, degree) positions; `degree` is below 2**32.
-    """
-    if k < 0 or k >= degree:
-        for i in range(degree):
-            out[i] = i
-        return degree
-    # Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 1987) needs k draws and
-    # no memory of size `degree`. Insertion into a sorted list takes k**2 / 4 moves, which is
-    # cheaper than a table up to about 100 neighbors.
-    state = uint64(state)
-    for i in range(k):
-        top = degree - k + i  # larger than anything chosen so far
-        state, draw = _bounded(state, top + 1)
-        position = np.int64(draw)
-        j = i
-        while j > 0 and out[j - 1] > position:
-            j -= 1
-        if j > 0 and out[j - 1] == position:
-            out[i] = top
-        else:
-            for shifted in range(i, j, -1):
-                out[shifted] = out[shifted - 1]
-            out[j] = position
-    return k
-
-
-@kernel
-def count_chosen(degree: Array, k: int) -> int:
-    """The number of edges that `choose_all` chooses."""
-    total = 0
-    for d in degree:
-        total += d if k < 0 else min(k, d)
-    return total
-
-
-@kernel
-def choose_all(
-    key: np.uint64, hop: int, ids: Array, start: Array, degree: Array, k: int, begin: int,
-    out: Array, target: Array,
-) -> None:  # fmt: skip
-    """Choose the edges of one batch at one hop.
-
-    Writes the edges' positions in `row` to `out`, int64, and the local ids of their targets to
-    `target`. `ids` are the nodes whose neighbors are sampled, the first with local id `begin`;
-    `start` and `degree` describe their columns. `out` and `target` have exactly
-    `count_chosen(degree, k)` entries.
-    """
-    e = 0
-    for i in range(len(ids)):
-        count = choose(node_state(key, hop, ids[i]), degree[i], k, out[e:])
-        for j in range(e, e + count):
-            out[j] += start[i]
-            target[j] = begin + i
-        e += count
+from ..graph.neighbors import batch_key
 
 
 class EpochSampler(Sampler[int]):

@@ -1,0 +1,338 @@
+"""Neighbor sampling on a graph in CSC form: the compiled functions that draw batches.
+
+The sampled neighbors of a node are a pure function of (seed, epoch, batch, hop, node). Any kernel
+that calls `batch_key`, `node_state` and `choose` draws the same neighbors. From Python, wrap keys
+and states in `np.uint64`, because numba takes a plain int for an int64.
+"""
+
+import numpy as np
+from numba import uint64
+
+from ..errors import InputError
+from ..kernels import Array, kernel, prefetch
+from ..splitmix64 import GAMMA, mix
+
+LOW_32 = np.uint64(0xFFFFFFFF)
+
+
+@kernel
+def batch_key(seed: np.uint64, epoch: int, first: int) -> np.uint64:
+    """The uint64 key of one batch of one epoch; `first` is the position of its first seed."""
+    key = mix(uint64(seed) + GAMMA)
+    key = mix((key ^ uint64(epoch)) + GAMMA)
+    return mix((key ^ uint64(first)) + GAMMA)
+
+
+@kernel
+def node_state(key: np.uint64, hop: int, node: int) -> np.uint64:
+    """The uint64 state of a node's random stream in the batch with `key`.
+
+    `node` is its global id; `hop` is 0 for the seeds.
+    """
+    of_hop = mix((uint64(key) ^ uint64(hop)) + GAMMA)
+    return mix((of_hop ^ uint64(node)) + GAMMA)
+
+
+@kernel
+def _bounded(state: np.uint64, n: int) -> tuple[np.uint64, np.uint64]:
+    """`(new state, integer in [0, n))`, exactly uniform, for 1 <= n < 2**32."""
+    # Multiply-shift with rejection (Lemire, "Fast random integer generation in an interval", ACM
+    # TOMACS 2019) on the upper half of each splitmix64 output.
+    bound = uint64(n)
+    state += GAMMA
+    product = (mix(state) >> uint64(32)) * bound
+    if product & LOW_32 < bound:
+        threshold = (LOW_32 + uint64(1) - bound) % bound
+        while product & LOW_32 < threshold:
+            state += GAMMA
+            product = (mix(state) >> uint64(32)) * bound
+    return state, product >> uint64(32)
+
+
+@kernel
+def choose(state: np.uint64, degree: int, k: int, out: Array) -> int:
+    """Write the chosen edge positions, in [0, degree), to `out` in ascending order; return their
+    number.
+
+    If `k` is -1 or at least `degree`, all positions are chosen, else a uniformly random k-subset.
+    They ascend, so that a mapped `row` is read forwards. `out` is int64 with room for
+    min(k, degree) positions; `degree` is below 2**32.
+    """
+    if k < 0 or k >= degree:
+        for i in range(degree):
+            out[i] = i
+        return degree
+    # Floyd's algorithm (Bentley and Floyd, "A sample of brilliance", CACM 1987) needs k draws and
+    # no memory of size `degree`. Insertion into a sorted list takes k**2 / 4 moves, which is
+    # cheaper than a table up to about 100 neighbors.
+    state = uint64(state)
+    for i in range(k):
+        top = degree - k + i  # larger than anything chosen so far
+        state, draw = _bounded(state, top + 1)
+        position = np.int64(draw)
+        j = i
+        while j > 0 and out[j - 1] > position:
+            j -= 1
+        if j > 0 and out[j - 1] == position:
+            out[i] = top
+        else:
+            for shifted in range(i, j, -1):
+                out[shifted] = out[shifted - 1]
+            out[j] = position
+    return k
+
+
+@kernel
+def count_chosen(degree: Array, k: int) -> int:
+    """The number of edges that `choose_all` chooses."""
+    total = 0
+    for d in degree:
+        total += d if k < 0 else min(k, d)
+    return total
+
+
+@kernel
+def choose_all(
+    key: np.uint64, hop: int, ids: Array, start: Array, degree: Array, k: int, begin: int,
+    out: Array, target: Array,
+) -> None:  # fmt: skip
+    """Choose the edges of one batch at one hop.
+
+    Writes the edges' positions in `row` to `out`, int64, and the local ids of their targets to
+    `target`. `ids` are the nodes whose neighbors are sampled, the first with local id `begin`;
+    `start` and `degree` describe their columns. `out` and `target` have exactly
+    `count_chosen(degree, k)` entries.
+    """
+    e = 0
+    for i in range(len(ids)):
+        count = choose(node_state(key, hop, ids[i]), degree[i], k, out[e:])
+        for j in range(e, e + count):
+            out[j] += start[i]
+            target[j] = begin + i
+        e += count
+
+
+# The table from global to local ids is an open-addressing hash table of uint64: global id in the
+# upper half, local id + 1 in the lower half, 0 for an empty slot. Its size is a power of two, at
+# least twice the entries, so it grows with the batch and not with the graph.
+
+# status of a call
+DONE, FULL, BAD_ID, BAD_COLUMN, TOO_MANY = range(5)
+ANY_NUMBER = 2**62  # as `most_edges`
+
+
+@kernel
+def _new_table(nodes: Array, count: int, entries: int, old: Array) -> tuple[Array, np.uint64]:
+    """Return `(table, shift)` for `nodes[:count]` with room for `entries`, in the memory of the
+    table `old` if that is large enough."""
+    bits = 6
+    while (1 << bits) < 2 * entries:
+        bits += 1
+    table = old[: 1 << bits]
+    shift = uint64(64) - uint64(bits)
+    mask = (1 << bits) - 1
+    if len(table) > mask:
+        table[:] = uint64(0)
+    else:
+        table = np.zeros(1 << bits, np.uint64)
+    for i in range(count):
+        node = uint64(nodes[i])
+        # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
+        slot = np.int64((node * GAMMA) >> shift)
+        while table[slot] != uint64(0):
+            slot = (slot + 1) & mask
+        table[slot] = (node << uint64(32)) | uint64(i + 1)
+    return table, shift
+
+
+@kernel
+def _relabel(
+    table: Array, shift: np.uint64, nodes: Array, count: int, ids: Array, begin: int, num_nodes: int
+) -> tuple[int, int, int]:
+    """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`.
+
+    `table` has an entry for each of these nodes. It stays at most half full; the status FULL asks
+    for a larger table. `nodes` has room for every id. Returns `(status, position in ids where it
+    stopped, new count)`.
+    """
+    mask = len(table) - 1
+    room = len(table) // 2
+    for e in range(begin, len(ids)):
+        if ids[e] < 0 or ids[e] >= num_nodes:
+            return BAD_ID, e, count
+        if e + 8 < len(ids):
+            prefetch(table, np.int64((uint64(ids[e + 8]) * GAMMA) >> shift))
+        node = uint64(ids[e])
+        slot = np.int64((node * GAMMA) >> shift)
+        entry = table[slot]
+        while entry != uint64(0) and entry >> uint64(32) != node:
+            slot = (slot + 1) & mask
+            entry = table[slot]
+        if entry == uint64(0):
+            if count == room:
+                return FULL, e, count
+            nodes[count] = ids[e]
+            count += 1
+            entry = uint64(count)
+            table[slot] = (node << uint64(32)) | entry
+        ids[e] = np.int64(entry & LOW_32) - 1
+    return DONE, len(ids), count
+
+
+@kernel
+def _joined(parts: list[Array], room: int) -> Array:
+    joined = np.empty(sum([len(part) for part in parts]) + room, np.int64)
+    at = 0
+    for part in parts:
+        joined[at : at + len(part)] = part
+        at += len(part)
+    return joined
+
+
+@kernel
+def absorb(
+    table: Array, shift: np.uint64, nodes: Array, count: int, values: Array, num_nodes: int
+) -> tuple[int, int, int, Array, np.uint64]:
+    """Turn the sampled global ids `values` into local ids, in place, and append new nodes to
+    `nodes[:count]`.
+
+    `nodes` has room for all of them. If `shift` is 0, `table` is memory for a new table. Returns
+    `(status, position in values where it stopped, new count, table, shift)`.
+    """
+    status = FULL
+    stop = 0
+    memory = table
+    if shift == 0:
+        table, shift = _new_table(nodes, count, 2 * count, memory)
+    while status == FULL:
+        status, stop, count = _relabel(table, shift, nodes, count, values, stop, num_nodes)
+        if status == FULL:
+            table, shift = _new_table(nodes, count, 2 * count, memory)
+    return status, stop, count, table, shift
+
+
+@kernel
+def _columns(colptr: Array, nodes: Array, num_edges: int, start: Array, degree: Array) -> int:
+    # fills `start` and `degree`; returns a node whose column is damaged, or -1
+    for i in range(len(nodes)):
+        low = colptr[nodes[i]]
+        high = colptr[nodes[i] + 1]
+        if low < 0 or high < low or high > num_edges:
+            return nodes[i]
+        start[i] = low
+        degree[i] = high - low
+    return -1
+
+
+@kernel
+def _sample(
+    colptr: Array, row: Array, seeds: Array, num_neighbors: Array, key: np.uint64, fixed: bool,
+    expected: int, most_edges: int,
+) -> tuple[int, int, Array, list[Array], list[Array], Array, Array]:  # fmt: skip
+    """Sample one batch, unless a hop has more than `most_edges` edges.
+
+    A repeated seed is a node of its own, with the same neighbors. Edges from that seed start at its
+    first copy, which is found first in the table.
+
+    Returns `(status, invalid id or column, nodes, sources of each hop, targets of each hop, nodes
+    per hop, edges per hop)`.
+    """
+    num_nodes = len(colptr) - 1
+    hops = len(num_neighbors)
+    hop_nodes = np.zeros(hops + 1, np.int64)
+    hop_edges = np.zeros(hops, np.int64)
+    nodes = seeds.copy()
+    count = len(seeds)
+    # an empty first item, because numba must know the type of the lists
+    sources = [nodes[:0]]
+    targets = [nodes[:0]]
+    for i in range(count):
+        if seeds[i] < 0 or seeds[i] >= num_nodes:
+            return BAD_ID, seeds[i], nodes, sources, targets, hop_nodes, hop_edges
+    table, shift = _new_table(nodes, count, max(expected, count), np.empty(0, np.uint64))
+    hop_nodes[0] = count
+
+    # Each hop goes over its nodes and edges in separate plain loops, so that the cache misses of
+    # one loop overlap.
+    begin = 0
+    for hop in range(hops):
+        end = count
+        start = np.empty(end - begin, np.int64)
+        degree = np.empty(end - begin, np.int64)
+        wrong = _columns(colptr, nodes[begin:end], len(row), start, degree)
+        if wrong >= 0:
+            return BAD_COLUMN, wrong, nodes, sources, targets, hop_nodes, hop_edges
+        k = num_neighbors[hop]
+        total = count_chosen(degree, k)
+        if total > most_edges:
+            return TOO_MANY, total, nodes, sources, targets, hop_nodes, hop_edges
+        sampled = np.empty(total, np.int64)
+        into = np.empty(total, np.int64)
+        choose_all(
+            key, 0 if fixed else hop, nodes[begin:end], start, degree, k, begin, sampled, into
+        )
+        for e in range(len(sampled)):
+            sampled[e] = row[sampled[e]]
+        room = min(total, num_nodes - (count - len(seeds)))
+        nodes = _joined([nodes[:count]], room)
+        status, stop, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
+        if status == BAD_ID:
+            return BAD_COLUMN, nodes[into[stop]], nodes, sources, targets, hop_nodes, hop_edges
+        sources.append(sampled)
+        targets.append(into)
+        hop_nodes[hop + 1] = count - end
+        hop_edges[hop] = total
+        begin = end
+    return DONE, 0, nodes[:count], sources, targets, hop_nodes, hop_edges
+
+
+@kernel
+def sample_all(
+    colptr: Array,
+    row: Array,
+    seeds: Array,
+    size: int,
+    num_neighbors: Array,
+    keys: Array,
+    fixed: bool,
+    expected: int,
+    most_edges: int,
+) -> tuple[int, int, Array, Array, Array, Array]:
+    """Sample batches of `size` seeds, one for each key; none if a hop of one of them has more than
+    `most_edges` edges.
+
+    Returns `(status, invalid id or column, nodes, edges, nodes per hop, edges per hop)`. Nodes and
+    edges lie batch after batch; the edges of a batch are all sources, then all targets.
+    """
+    nodes = []
+    edges = []
+    hop_nodes = np.empty((len(keys), len(num_neighbors) + 1), np.int64)
+    hop_edges = np.empty((len(keys), len(num_neighbors)), np.int64)
+    for b in range(len(keys)):
+        batch_seeds = seeds[b * size : (b + 1) * size]
+        status, culprit, node, sources, targets, hop_nodes[b], hop_edges[b] = _sample(
+            colptr, row, batch_seeds, num_neighbors, keys[b], fixed, expected, most_edges
+        )
+        if status != DONE:
+            return status, culprit, node, node, hop_nodes, hop_edges
+        nodes.append(node)
+        edges.extend(sources)
+        edges.extend(targets)
+        expected = len(node)
+    return DONE, 0, _joined(nodes, 0), _joined(edges, 0), hop_nodes, hop_edges
+
+
+def bad_column(where: str, num_nodes: int, culprit: int) -> InputError:
+    """Return the error for the status `BAD_COLUMN`; `where` is the store's path, "" for arrays."""
+    problem = (
+        f"colptr, row: expected ascending offsets and ids from 0 to {num_nodes - 1}, found others in "
+        f"the column of node {culprit}"
+    )
+    return damaged(where, problem)
+
+
+def damaged(where: str, problem: str) -> InputError:
+    """Return the error for a damaged graph, in the store at `where` or in arrays."""
+    if not where:
+        return InputError(f"{problem}; the graph is damaged")
+    return InputError(f"{where}: {problem}; run `python -m ogbnlib verify {where}`")
