@@ -113,7 +113,7 @@ def csv_table(
         for name in optional:
             table[name] = table.get(name, np.nan)
         table[[*columns]].astype(float)
-        if not np.isfinite(table[columns[0]]).all():
+        if not np.isfinite(table[columns[0]].astype(float)).all():
             raise ValueError(f"{columns[0]} that is not finite")
         if torn > len(whole):
             raise ValueError(f"{torn} lines with another number of values")
