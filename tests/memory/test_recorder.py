@@ -11,6 +11,7 @@ from conftest import MB
 
 from ogbnlib.memory import reading
 from ogbnlib.memory.reading import Reading
+from ogbnlib.memory.record import SAMPLE_COLUMNS
 from ogbnlib.memory.recorder import NUM_BINS, EventLog, Recorder
 from ogbnlib.runs.folder import Run
 
@@ -126,6 +127,11 @@ def test_held_memory_counts_each_page_once(
     monkeypatch.setattr(reading, "_gives_pss", lambda: has_pss)
     assert Reading(**given).held() == held
     assert Reading(**given).held_bytes == (None if held is None else held[0] + held[1])
+
+
+def test_a_timeline_of_its_header_alone_has_no_samples(tmp_path: Path) -> None:
+    (tmp_path / "timeline.csv").write_text(",".join(SAMPLE_COLUMNS) + "\n")
+    assert len(Run(tmp_path).timeline) == 0
 
 
 def test_what_another_process_marks_is_followed_once(tmp_path: Path) -> None:
