@@ -236,7 +236,7 @@ def test_running_out_of_gpu_memory_is_a_result(tiny_config: Config, tmp_path: Pa
     assert result["exit_code"] == OUT_OF_CUDA_MEMORY == 76
     found = diagnose(tmp_path / "run")
     assert (found.cause, found.phase) == ("out of GPU memory", "train epoch 1")
-    assert "model, gradients, Adam" in found.parts
+    assert "model, gradients, Adam" in found.facts.parts
     assert result["diagnosis"]["text"] == found.text
     for words in (
         "exit code 76",
@@ -279,7 +279,9 @@ def test_suggestions_come_in_the_order_of_their_cost() -> None:
     assert "enough" not in "".join(suggestions)  # the request was free, but in pieces
     little = {**oom, "requested_bytes": 2 * GB, "free_bytes": GB - 20 * MB}
     assert oom_suggestions(config, little)[2].endswith("which would have been enough")
-    assert oom_suggestions(config, little)[0].endswith("unallocated and 1004 MB free on the GPU")
+    assert oom_suggestions(config, little)[0].endswith("unallocated")
+    parts = {"requested_bytes": 4.15 * GB, "free_bytes": 3.84 * GB, "unallocated_bytes": 3.56 * GB}
+    assert oom_suggestions(config, parts)[0].endswith("request, but not in one piece")
     assert oom_suggestions(config, {**oom, "requested_bytes": 50 * GB})[2].endswith(
         "not enough by itself"
     )
