@@ -236,7 +236,7 @@ def test_running_out_of_gpu_memory_is_a_result(tiny_config: Config, tmp_path: Pa
     assert result["exit_code"] == OUT_OF_CUDA_MEMORY == 76
     found = diagnose(tmp_path / "run")
     assert (found.cause, found.phase) == ("out of GPU memory", "train epoch 1")
-    assert "model, gradients, Adam" in found.parts
+    assert "model, gradients, Adam" in found.facts.parts
     assert result["diagnosis"]["text"] == found.text
     for words in (
         "exit code 76",
