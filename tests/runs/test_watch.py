@@ -374,11 +374,16 @@ def test_a_killed_child_is_named_though_its_parent_succeeds() -> None:
     if done.result["limit_by"] == "watchdog":
         pytest.skip("no memory cgroup can be made here")
     assert (done.exit_code, done.diagnosis.cause) == (137, "out of memory")
-    assert done.diagnosis.facts.ended_with == 0
+    assert done.diagnosis.facts.killed_by == "kernel"
 
 
-def test_a_kill_beside_a_command_that_finished_is_a_fact(tmp_path: Path) -> None:
-    found = Run.open(write_run(tmp_path, exit_code=0, events=[], kills_around=1)).diagnosis
+def test_a_kill_that_an_exit_code_hides_is_a_fact(tmp_path: Path) -> None:
+    known = {"killed_by": "kernel", "oom_kills": 1, "ended_with": 0}
+    found = Run.open(write_run(tmp_path / "hit", exit_code=137, events=[], **known)).diagnosis
+    assert (found.cause, found.facts.ended_with) == ("out of memory", 0)
+    found = Run.open(
+        write_run(tmp_path / "beside", exit_code=0, events=[], kills_around=1)
+    ).diagnosis
     assert (found.cause, found.facts.kills_around) == ("finished", 1)
     assert "out-of-memory killer struck" in found.text
 

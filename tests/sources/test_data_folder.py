@@ -400,7 +400,6 @@ def test_classes_are_names_as_written(small: Arrays, tmp_path: Path) -> None:
         names = store.class_names
         assert names == sorted(areas)
         assert [names[label] if label >= 0 else "" for label in store.y] == called
-        assert "alone: 'CS.LG' and 'cs.LG'\n" in summarized(store)
 
 
 def test_edges_of_other_names_are_left_out_and_counted(small: Arrays, tmp_path: Path) -> None:
