@@ -16,7 +16,6 @@ import pytest
 from conftest import left_in
 
 from ogbnlib import InputError, convert
-from ogbnlib.graph.summary import summarized
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import open_source
