@@ -260,7 +260,7 @@ def test_a_killed_training_goes_on_to_equal_weights(
     assert result["oom_kills"] == 2  # one process, which is counted twice
     run_dir = linux_v2.folder / "r"
     events = (run_dir / "events.jsonl").read_text()
-    assert "from a spool of 5 MB" in events
+    assert re.search(r"from a spool of \d+ MB on disk", events)
 
     # Torch takes 25 s to start in there. It goes on here, on one core: sums of two threads differ
     # in the last digit.
