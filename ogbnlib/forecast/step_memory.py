@@ -342,14 +342,15 @@ def _trial_batches(
     least = _LEAST_TIMED / (batch.num_nodes + batch.num_edges)
     largest = min(_TIMED_BYTES / step_bytes, max(1.0, least))
     return (
-        [_scaled(batch, share * scale) for share in (_SMALLER, 1.0)],
-        [_scaled(batch, share * largest) for share in _TIMED_SHARES],
+        [_scaled(batch, share * scale, 2) for share in (_SMALLER, 1.0)],
+        # a wide model's batches are tiny, and grow all the same
+        [_scaled(batch, share * largest, 2 + i) for i, share in enumerate(_TIMED_SHARES)],
     )
 
 
-def _scaled(batch: BatchShape, scale: float) -> BatchShape:
+def _scaled(batch: BatchShape, scale: float, least: int) -> BatchShape:
     nodes, edges = (
-        tuple(max(2, round(scale * count)) for count in counts)
+        tuple(max(least, round(scale * count)) for count in counts)
         for counts in (batch.hop_nodes, batch.hop_edges)
     )
     return BatchShape(nodes, edges)
@@ -369,7 +370,8 @@ def _measure(
         argv = [
             *(sys.executable, "-m", "ogbnlib.training.child", "--try"),
             *(str(size.num_features), str(size.num_classes)),
-            *(json.dumps([asdict(shape) for shape in those]) for those in (shapes, timed)),
+            json.dumps([asdict(shape) for shape in shapes]),
+            json.dumps([asdict(shape) for shape in timed]),
             *(str(file), str(run_dir or "")),
         ]
         env = {

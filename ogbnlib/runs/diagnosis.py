@@ -240,22 +240,24 @@ def _script_actions(record: Record, killed: KilledBy, facts: Facts) -> tuple[Act
         shared = {"num_loaders": len(lines), "lines": [*dict.fromkeys(lines)]}
         action = Action("share graph", {**shared, "graph_bytes": graph_bytes})
     else:
-        # the last sample may be 50 ms older than the kill, which came at the limit
-        held_bytes = killed.left_bytes if killed.limit_bytes else record.held_bytes or 0
-        where: dict[str, Any] = {}
-        printed_bytes = facts.printed_bytes or 0
-        if call is not None:
-            where = {"line": call["line"]}
-            printed_bytes = call.get("held_bytes") or 0
-        elif record.phase is not None:
-            where = {"phase": record.phase.label[:_LETTERS]}
-            printed_bytes = record.phase.info.get("held_bytes") or 0
-        elif facts.last_line:
-            where = {"printed": facts.last_line[:_LETTERS]}
-        grown_bytes = max(0, held_bytes - printed_bytes)
-        action = Action(
-            "hold less", {**where, "held_bytes": held_bytes, "grown_bytes": grown_bytes}
-        )
+        action = _hold_less(record, killed, facts)
     if killed.limit_bytes is None:
         return (action,)
     return (action, Action(killed.raising, {"cgroup": killed.cgroup}))
+
+
+def _hold_less(record: Record, killed: KilledBy, facts: Facts) -> Action:
+    # the last sample may be 50 ms older than the kill, which came at the limit
+    held_bytes = killed.left_bytes if killed.limit_bytes else record.held_bytes or 0
+    where: dict[str, Any] = {}
+    earlier_bytes = facts.printed_bytes
+    if record.call is not None:
+        where = {"line": record.call["line"]}
+        earlier_bytes = record.call.get("held_bytes")
+    elif record.phase is not None:
+        where = {"phase": record.phase.label[:_LETTERS]}
+        earlier_bytes = record.phase.info.get("held_bytes")
+    elif facts.last_line:
+        where = {"printed": facts.last_line[:_LETTERS]}
+    grown_bytes = max(0, held_bytes - (earlier_bytes or 0))
+    return Action("hold less", {**where, "held_bytes": held_bytes, "grown_bytes": grown_bytes})

@@ -258,7 +258,9 @@ def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[fl
     return fixed + large - rate * counts[1], rate
 
 
-_TIMED_S = 0.5  # of the steps on a batch, at most three; a longer step is the last
+# Time of the steps on a batch, at most three. A step that takes so much longer than the first one
+# is the last.
+_TIMED_S = 0.5
 
 
 def _step_s(learner: Learner, batch: Data) -> float:
@@ -285,7 +287,7 @@ def _times(
         batch = random_batch(**shape, num_features=num_features)
         rows.append(batch.num_nodes + batch.num_edges)
         times_s.append(max([_step_s(learner, batch), *times_s]))
-        if times_s[-1] > _TIMED_S and len(rows) > 1:
+        if times_s[-1] - times_s[0] > _TIMED_S:
             break
     flops_per_s = probe().products_per_s(learner.config.precision, threads=1)
     flops = [flops_per_s * (step_s - times_s[0]) for step_s in times_s]

@@ -10,7 +10,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.batches import BatchShape
 from ogbnlib.forecast.machine import REFERENCE
 from ogbnlib.forecast.planner import plan
-from ogbnlib.forecast.step_memory import step_s
+from ogbnlib.forecast.step_memory import _Trial, _trial_batches, step_s
 from ogbnlib.graph.store import GraphSize
 from ogbnlib.registry import POLICIES
 
@@ -55,6 +55,21 @@ def test_a_step_takes_longer_the_more_edges_it_has(name: str) -> None:
 @pytest.mark.parametrize("name", PROPAGATED)
 def test_a_step_on_propagated_features_has_no_edges(name: str) -> None:
     assert 0 < seconds(name, 512, training=False) < seconds(name, 512) == seconds(name, 1024)
+
+
+@pytest.mark.parametrize(("batch_size", "hidden_channels"), [(2, 16), (1024, 64), (8, 200_000)])
+def test_timed_batches_grow(batch_size: int, hidden_channels: int) -> None:
+    config = TrainConfig.create(
+        dataset="mine", model="m.py:Net", batch_size=batch_size, hidden_channels=hidden_channels
+    )
+    rows = [batch.num_nodes + batch.num_edges for batch in _trial_batches(config, SIZE)[1]]
+    assert all(rows[i] < rows[i + 1] for i in range(4))
+
+
+def test_a_step_takes_as_long_as_the_timed_ones_around_it() -> None:
+    trial = _Trial((3, 2), 0, (0, 0), (0, 0), rows=(10, 110, 1110), fixed_s=1, flops=(0, 50, 1050))
+    steps = {10: 0, 60: 25, 110: 50, 610: 550, 2110: 2050}
+    assert {rows: trial.step_flops(rows) for rows in steps} == pytest.approx(steps)
 
 
 def test_the_time_of_ones_own_model_is_that_of_its_measured_step(tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_a_kill_without_a_phase_has_last_line_and_processes() -> None:
     assert (facts().phase, facts().last_line) == (None, "reading edges")
     pids = Path("pids").read_text().split()
     listed = re.findall(r"python\S* (\d+) with \d+ MB", facts().processes)
-    assert {*listed} & {*pids}
+    assert {*listed} >= {*pids}
     assert not any(is_alive(int(pid)) for pid in pids)
     listed = [event for event in Run("run").events if event["event"] == "processes"]
     assert 1 < len(listed) < 30
