@@ -16,7 +16,8 @@ trap 'stopped_s=${stopped_s:-$SECONDS}; [[ -z $child ]] || kill -USR1 "$child" |
 # Slurm runs a copy of the script, so the repository is known by where it was submitted from, not by the script's path.
 repository=$SLURM_SUBMIT_DIR
 restart=${SLURM_RESTART_COUNT:-0}
-job=$SLURM_JOB_ID # in an array ARRAYID_TASK
+# In an array ARRAYID_TASK: the SLURM_JOB_ID of its last task is the array's own id, which a requeue takes for all tasks.
+job=$SLURM_JOB_ID
 if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then
     job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
 fi
@@ -111,15 +112,15 @@ finish() {
     elif [[ $code -eq 75 || ($code -eq 138 && -n $stopped_s) ]]; then
         requeue
     elif [[ $code -ne 0 ]]; then
-        say "exit code $code; once the job has ended: python -m ogbnlib diagnose --job $SLURM_JOB_ID"
+        say "exit code $code; once the job has ended: python -m ogbnlib diagnose --job $job"
     fi
     exit "$code"
 }
 
 requeue() {
-    local most=${OGBNLIB_MAX_RESTARTS:-20} early="job $SLURM_JOB_ID got USR1 in the first minute of restart"
+    local most=${OGBNLIB_MAX_RESTARTS:-20} early="job $job got USR1 in the first minute of restart"
     if [[ -n $stopped_s ]] && ((stopped_s < 60)); then
-        say "$early $restart, $(squeue --noheader --format=%L --jobs="$SLURM_JOB_ID" || true) before its time limit"
+        say "$early $restart, $(squeue --noheader --format=%L --jobs="$job" || true) before its time limit"
         # The output file has the lines of the attempt before, too.
         if ((restart > 0)) && [[ -f /proc/$$/fd/1 ]] && grep -q "^ogbnlib: $early $((restart - 1))," "/proc/$$/fd/1"; then
             say "not requeued, as every attempt would stop so early: give sbatch a --time well above the lead" \
@@ -129,7 +130,7 @@ requeue() {
     fi
     if ((restart >= most)); then
         say "stopped at a checkpoint; not requeued after $restart restarts (OGBNLIB_MAX_RESTARTS=$most)"
-    elif scontrol requeue "$SLURM_JOB_ID"; then
+    elif scontrol requeue "$job"; then
         say "stopped at a checkpoint; back in the queue for restart $((restart + 1)) of at most $most"
     else
         say "stopped at a checkpoint, and Slurm refused to requeue the job: submit it again"

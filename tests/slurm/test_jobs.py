@@ -140,6 +140,24 @@ def test_an_array_trains_one_run_for_each_line_of_the_file(
     assert diagnose(f"{job_id}_2")["run_dir"] == str(site / "runs" / f"sweep-{job_id}_2")
 
 
+def test_a_requeued_task_of_an_array_leaves_the_others_alone(slurm: Cluster, site: Path) -> None:
+    """The last task has the array's id as its SLURM_JOB_ID."""
+    activate(
+        site,
+        """python() {
+            [[ $1 != -c ]] || { command python3 "$@"; return; }
+            echo "$task" >> calls
+            ((task == 1 || restart > 0)) || return 75
+        }""",
+    )
+    (site / "params.txt").write_text("lr=0.1\nlr=0.01\n")
+    job_id = slurm.sbatch(*SMALL, "--array=1-2", "slurm/sweep.sbatch", "params.txt", cwd=site)
+    jobs = {job["ArrayTaskId"]: job for job in slurm.wait(job_id)}
+    assert {job["JobState"] for job in jobs.values()} == {"COMPLETED"}
+    assert {task: job["Restarts"] for task, job in jobs.items()} == {"1": "0", "2": "1"}
+    assert sorted((site / "calls").read_text().split()) == ["1", "2", "2"]
+
+
 def test_a_run_stopped_at_a_checkpoint_goes_back_to_the_queue_but_not_for_ever(
     slurm: Cluster,
     site: Path,
