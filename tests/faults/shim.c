@@ -2,7 +2,8 @@
  *
  * Preloaded (LD_PRELOAD). Armed by FAULT_DIR, FAULT_NTH, FAULT_HOW and FAULT_COUNTER in the environment, or by calling
  * fault_arm. FAULT_HOW: an errno with which the call and all later ones fail (a full disk stays full), a negative one:
- * this call alone, 0: SIGKILL before the call, -1: half of what was to be written, then SIGKILL.
+ * this call alone, 0: SIGKILL before the call, -1: half of what was to be written, then SIGKILL, -1000: no fault; each
+ * change of names and each fsync is a line of COUNTER.log, with the file's content in COUNTER.N.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -23,6 +24,8 @@ static char folder[PATH_MAX];
 static long nth;
 static int how;
 static long *counter;
+static char log_path[PATH_MAX];
+enum { RECORD = -1000 };
 
 void fault_arm(const char *dir, long n, int kind, const char *counter_path) {
     int (*real_open)(const char *, int, ...) = dlsym(RTLD_NEXT, "open");
@@ -31,6 +34,7 @@ void fault_arm(const char *dir, long n, int kind, const char *counter_path) {
     close(file);
     nth = n;
     how = kind;
+    snprintf(log_path, sizeof log_path, "%s.log", counter_path);
     strncpy(folder, dir, sizeof folder - 1);
 }
 
@@ -40,32 +44,64 @@ __attribute__((constructor)) static void begin(void) {
     if (dir && n && kind && path) fault_arm(dir, atol(n), atoi(kind), path);
 }
 
-static int below(const char *path) {
-    size_t length = strlen(folder);
-    if (!length || !path) return 0;
-    char whole[PATH_MAX];
-    if (path[0] != '/') {
-        if (!getcwd(whole, sizeof whole)) return 0;
-        strncat(whole, "/", sizeof whole - strlen(whole) - 1);
-        strncat(whole, path, sizeof whole - strlen(whole) - 1);
-        path = whole;
+/* Put the path of `name` in the folder `dir` (AT_FDCWD: the working folder; name NULL: `dir` itself) into `whole`. */
+static const char *absolute(int dir, const char *name, char *whole) {
+    char link[64];
+    whole[0] = 0;
+    if (name && name[0] == '/') return strncat(whole, name, PATH_MAX - 1);
+    snprintf(link, sizeof link, "/proc/self/fd/%d", dir);
+    ssize_t length = readlink(dir == AT_FDCWD ? "/proc/self/cwd" : link, whole, PATH_MAX - 1);
+    whole[length < 0 ? 0 : length] = 0;
+    if (name) {
+        strncat(whole, "/", PATH_MAX - strlen(whole) - 1);
+        strncat(whole, name, PATH_MAX - strlen(whole) - 1);
     }
-    return !strncmp(path, folder, length) && (path[length] == '/' || !path[length]);
+    return whole;
+}
+
+static int inside(const char *path) {
+    size_t length = strlen(folder);
+    return length && !strncmp(path, folder, length) && (path[length] == '/' || !path[length]);
+}
+
+static int below(const char *path) {
+    char whole[PATH_MAX];
+    return folder[0] && path && inside(absolute(AT_FDCWD, path, whole));
 }
 
 static int below_fd(int fd) {
-    if (!folder[0]) return 0;
-    char link[64], path[PATH_MAX];
-    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
-    if (length < 0) return 0;
-    path[length] = 0;
-    return below(path);
+    char whole[PATH_MAX];
+    return folder[0] && inside(absolute(fd, NULL, whole));
+}
+
+static void copy(const char *path, long n) {
+    char name[PATH_MAX + 32], block[1 << 16];
+    snprintf(name, sizeof name, "%.*s.%ld", (int)strlen(log_path) - 4, log_path, n);
+    int from = open(path, O_RDONLY), to = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    for (ssize_t size; (size = read(from, block, sizeof block)) > 0;)
+        if (write(to, block, size) != size) abort();
+    close(from);
+    close(to);
+}
+
+/* Log a call that has been made: S fsync, C create, R rename, U unlink or rmdir, M mkdir. */
+static void note(char kind, int dir, const char *path, int to_dir, const char *to) {
+    if (how != RECORD || !folder[0]) return;
+    char whole[PATH_MAX], target[PATH_MAX] = "", line[2 * PATH_MAX + 32];
+    absolute(dir, path, whole);
+    if (to) absolute(to_dir, to, target);
+    if (!inside(to ? target : whole)) return;
+    long n = __sync_add_and_fetch(counter, 1);
+    if (kind == 'S' || kind == 'R') copy(to ? target : whole, n);
+    int size = snprintf(line, sizeof line, "%c\t%ld\t%s\t%s\n", kind, n, whole, target);
+    int file = open(log_path, O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (write(file, line, size) != size) abort();
+    close(file);
 }
 
 /* Whether this call is to fail, errno set; a kill does not return unless half of it is to be done first. */
-static int due(int inside) {
-    if (!inside) return 0;
+static int due(int is_below) {
+    if (!is_below || how == RECORD) return 0;
     long n = __sync_add_and_fetch(counter, 1);
     if (n < nth || (n > nth && how <= 0)) return 0;
     if (how == 0) kill(getpid(), SIGKILL);
@@ -91,21 +127,26 @@ WRITER(pwrite, (int fd, const void *data, size_t count, off_t at), real(fd, data
 WRITER(pwrite64, (int fd, const void *data, size_t count, off64_t at), real(fd, data, count, at),
        real(fd, data, count / 2, at))
 
-#define CALLER(name, ARGS, CALL, INSIDE)                                                                               \
+#define CALLER(name, ARGS, CALL, INSIDE, NOTE)                                                                         \
     int name ARGS {                                                                                                    \
         REAL(name);                                                                                                    \
         if (due(INSIDE)) {                                                                                             \
             if (how != -1) return -1;                                                                                  \
             kill(getpid(), SIGKILL);                                                                                   \
         }                                                                                                              \
-        return CALL;                                                                                                   \
+        int result = CALL;                                                                                             \
+        if (!result) NOTE;                                                                                             \
+        return result;                                                                                                 \
     }
-CALLER(fsync, (int fd), real(fd), below_fd(fd))
-CALLER(fdatasync, (int fd), real(fd), below_fd(fd))
-CALLER(ftruncate, (int fd, off_t size), real(fd, size), below_fd(fd))
-CALLER(ftruncate64, (int fd, off64_t size), real(fd, size), below_fd(fd))
-CALLER(rename, (const char *from, const char *to), real(from, to), below(to))
-CALLER(mkdir, (const char *path, mode_t mode), real(path, mode), below(path))
+CALLER(fsync, (int fd), real(fd), below_fd(fd), note('S', fd, NULL, 0, NULL))
+CALLER(fdatasync, (int fd), real(fd), below_fd(fd), note('S', fd, NULL, 0, NULL))
+CALLER(ftruncate, (int fd, off_t size), real(fd, size), below_fd(fd), (void)0)
+CALLER(ftruncate64, (int fd, off64_t size), real(fd, size), below_fd(fd), (void)0)
+CALLER(rename, (const char *from, const char *to), real(from, to), below(to), note('R', AT_FDCWD, from, AT_FDCWD, to))
+CALLER(mkdir, (const char *path, mode_t mode), real(path, mode), below(path), note('M', AT_FDCWD, path, 0, NULL))
+CALLER(unlink, (const char *path), real(path), 0, note('U', AT_FDCWD, path, 0, NULL))
+CALLER(rmdir, (const char *path), real(path), 0, note('U', AT_FDCWD, path, 0, NULL))
+CALLER(unlinkat, (int dir, const char *path, int flags), real(dir, path, flags), 0, note('U', dir, path, 0, NULL))
 
 #define OPENER(name)                                                                                                   \
     int name(const char *path, int flags, ...) {                                                                       \
@@ -121,7 +162,10 @@ CALLER(mkdir, (const char *path, mode_t mode), real(path, mode), below(path))
             if (how != -1) return -1;                                                                                  \
             kill(getpid(), SIGKILL);                                                                                   \
         }                                                                                                              \
-        return real(path, flags, mode);                                                                                \
+        int is_new = (flags & O_CREAT) && access(path, F_OK);                                                          \
+        int file = real(path, flags, mode);                                                                            \
+        if (is_new && file >= 0) note('C', AT_FDCWD, path, 0, NULL);                                                   \
+        return file;                                                                                                   \
     }
 OPENER(open)
 OPENER(open64)

@@ -10,6 +10,7 @@ import errno
 import json
 import mmap
 import os
+import random
 import shutil
 import struct
 import subprocess
@@ -21,10 +22,12 @@ from typing import Any
 
 import pytest
 from conftest import flip, left_in, same, tree, weights
+from power_cut import Call, cuts, read_record, restore
 
 HERE = Path(__file__).parent
 KILL, TORN, FULL, BROKEN = 0, -1, errno.ENOSPC, -errno.EIO  # what the shim does at the nth call
 COUNT = 10**9  # a call that never comes: only counted
+RECORD = -1000  # no fault: the calls are noted
 
 
 @dataclass
@@ -72,6 +75,10 @@ class Faults:
         """`train(config, run_dir)`, resumed where there is a run, with a fault at the nth call
         below `run_dir`."""
         return self._do("train", run_dir, nth, how, run_dir=str(run_dir), config=config)
+
+    def record(self) -> list[Call]:
+        """The calls of the last piece of work, which had `how=RECORD`."""
+        return read_record(self._counter)
 
     def close(self) -> None:
         self._server.communicate()
@@ -204,3 +211,69 @@ def test_a_flipped_byte_in_a_run_is_told_or_without_effect(
             assert str(run_dir) in ended.output, f"byte {position}: {ended.output}"
             assert {key: (run_dir / key).read_bytes() for key in kept} == kept, f"byte {position}"
         shutil.rmtree(run_dir)
+
+
+class PowerCuts:
+    """States of a folder after power cuts during one piece of work, drawn at random: 5, or
+    OGBNLIB_FAULTS."""
+
+    def __init__(self, folder: Path, calls: list[Call]):
+        states = cuts(calls)
+        count = int(os.environ.get("OGBNLIB_FAULTS", "0")) or 5
+        self.folder = folder
+        self._calls = calls
+        self._states = random.Random(0).sample(states, min(count, len(states)))
+
+    def __iter__(self) -> Iterator[str]:
+        for state in self._states:
+            shutil.rmtree(self.folder)
+            self.folder.mkdir()
+            restore(self.folder, self._calls, *state)
+            yield f"state {state}"
+
+
+def test_a_store_is_whole_or_absent_after_a_power_cut(
+    faults: Faults, tiny_dir: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "made"
+    folder.mkdir()
+    command = "convert", str(tiny_dir), str(folder / "whole")
+    assert faults.command(folder, *command, nth=1, how=RECORD).code == 0
+    expected = tree(folder / "whole")
+    for state in PowerCuts(folder, faults.record()):
+        if not (folder / "whole").exists():
+            again = faults.command(folder, *command)
+            assert again.code == 0, f"{state}: {again.output}"
+        assert tree(folder / "whole") == expected, state
+
+
+def test_a_run_goes_on_to_the_same_weights_after_a_power_cut(
+    faults: Faults, tiny_config: Any, tmp_path: Path
+) -> None:
+    config = tiny_config(epochs=2, checkpoint_every_s=0.001).model_dump(mode="json")
+    run_dir = tmp_path / "folder" / "run"
+    run_dir.parent.mkdir()
+    assert faults.train(run_dir, config, nth=1, how=RECORD).code == 0
+    expected = weights(run_dir)
+    for state in PowerCuts(run_dir.parent, faults.record()):
+        again = faults.train(run_dir, config)
+        assert again.code == 0, f"{state}: {again.output}"
+        assert same(weights(run_dir), expected), state
+
+
+def test_a_prediction_is_written_again_after_a_power_cut(
+    faults: Faults, tiny_config: Any, tmp_path: Path
+) -> None:
+    config = tiny_config(epochs=1).model_dump(mode="json")
+    assert faults.train(tmp_path / "run", config).code == 0
+    folder = tmp_path / "made"
+    folder.mkdir()
+    command = "predict", str(tmp_path / "run"), "--out", str(folder / "scores.npy")
+    assert faults.command(folder, *command, nth=1, how=RECORD).code == 0
+    expected = tree(folder)
+    for state in PowerCuts(folder, faults.record()):
+        again = faults.command(folder, *command)
+        assert again.code == 0, f"{state}: {again.output}"
+        # Files that were being written have a name of their own each time.
+        files = {name: data for name, data in tree(folder).items() if not name.endswith(".part")}
+        assert files == expected, state
