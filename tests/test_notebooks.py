@@ -153,7 +153,7 @@ def test_the_pictures_of_a_notebook_are_small_and_transparent(path: Path) -> Non
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert pictures
     assert max(len(picture.data["image/png"]) for picture in pictures) < 200_000
-    assert all(map(is_transparent, pictures))
+    assert {is_transparent(picture) for picture in pictures} == {True}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
