@@ -360,7 +360,8 @@ def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
         return
     ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
     start_s = max([0.0, *(entry.start_s for entry in run.phases if entry.label == phase)])
-    end_s = max(end_s, start_s + 0.015 * end_s)  # within the axis, which is 2 % longer
+    shown_s = end_s - ax.get_xlim()[0]
+    end_s = max(end_s, start_s + 0.015 * shown_s)  # within the axis, which is 2 % longer
     # behind the stack: over it, red and blue would mix to the colour of shared memory
     ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=1, label="killed in")
 
