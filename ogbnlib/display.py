@@ -19,6 +19,18 @@ from typing import Any, Self, TextIO
 
 from .errors import printable
 
+# Pictures are transparent. This grey has a contrast of 4.3 on white and on a dark theme's #111111.
+GREY = "#797979"
+# Settings of matplotlib for pictures on a page of any colour.
+ON_ANY_THEME = {
+    "axes.facecolor": "none",
+    "axes.edgecolor": GREY,
+    "axes.labelcolor": GREY,
+    "text.color": GREY,
+    "xtick.color": GREY,
+    "ytick.color": GREY,
+}
+
 _LINE_EVERY_S = 30.0
 _BAR_EVERY_S = 0.5
 _DRAWN_EVERY_S = 2.0

@@ -10,6 +10,7 @@ runs only their own.
 
 import base64
 import hashlib
+import io
 import shutil
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import nbformat
 import papermill
+from matplotlib.image import imread
 
 from ogbnlib.files import write_atomically
 
@@ -38,6 +40,15 @@ def readme_picture(book: nbformat.NotebookNode) -> bytes:
     outputs = [output for cell in cells for output in cell.outputs]
     pictures = [output.data["image/png"] for output in outputs if "data" in output]
     return base64.b64decode("".join(pictures[:1]))
+
+
+def is_transparent(output: nbformat.NotebookNode) -> bool:
+    """Whether the picture of this output shows the page behind it, white or dark, and JupyterLab
+    puts no background of its own there."""
+    picture = imread(io.BytesIO(base64.b64decode(output.data["image/png"])))
+    has_alpha = picture.shape[-1] == 4
+    corners = picture[[0, 0, -1, -1], [0, -1, 0, -1], -1]
+    return has_alpha and not corners.any() and "needs_background" not in output.metadata
 
 
 def is_stale(book: nbformat.NotebookNode) -> bool:

@@ -16,7 +16,7 @@ import matplotlib
 import nbformat
 import pytest
 from conftest import NOBODY
-from execute_notebooks import README_PICTURE, is_stale, readme_picture
+from execute_notebooks import README_PICTURE, is_stale, is_transparent, readme_picture
 
 from ogbnlib import kernel_cache
 from ogbnlib.errors import MB
@@ -143,12 +143,17 @@ def test_a_notebook_is_committed_as_it_was_executed_last(path: Path) -> None:
     assert not re.search(
         r"(?<![\w.])/(home|root|tmp|work|Users)/|warning", json.dumps(outputs), re.IGNORECASE
     )
-    pictures = [
-        output.data["image/png"] for output in outputs if "image/png" in output.get("data", {})
-    ]
-    assert pictures
-    assert max(map(len, pictures)) < 200_000
     assert path.stat().st_size < 1_000_000
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_pictures_of_a_notebook_are_small_and_transparent(path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    outputs = [output for cell in book.cells for output in cell.get("outputs", [])]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert pictures
+    assert max(len(picture.data["image/png"]) for picture in pictures) < 200_000
+    assert {is_transparent(picture) for picture in pictures} == {True}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -371,11 +371,10 @@ def _best(
                 "num_neighbors": spaced(config.num_neighbors),
                 "hidden": config.hidden_channels,
                 "peak GB": round(best.peak_bytes / GB, 1),
-                "page cache GB": round(best.cache_bytes / GB, 1),
                 "epoch min": float(f"{best.epoch_s / 60:.3g}"),
             }
     return {
         "loading": "nothing fits" if max_epoch_s is None else "nothing fits in time",
         **dict.fromkeys(("features", "batch_size", "num_neighbors", "hidden"), ""),
-        **dict.fromkeys(("peak GB", "page cache GB", "epoch min"), ""),
+        **dict.fromkeys(("peak GB", "epoch min"), ""),
     }

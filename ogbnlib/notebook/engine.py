@@ -18,6 +18,7 @@ from typing import Any
 import click
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+from ..display import ON_ANY_THEME
 from ..errors import InputError, explained, parse_bytes, unknown_name
 
 
@@ -112,6 +113,8 @@ def begin_notebook() -> None:
     from ..doctor import machine
 
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell:
+        _draw_on_any_theme(shell)
     cells = shell.user_ns["In"] if shell else []
     for defaults, injected in itertools.pairwise(cells):
         # papermill inserts its cell of values below the cell of defaults
@@ -138,6 +141,16 @@ def begin_notebook() -> None:
     elif Path("notebooks", "00_quickstart.ipynb").is_file():
         return
     print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
+
+
+def _draw_on_any_theme(shell: Any) -> None:
+    """Let the notebook's pictures be transparent, with text that is readable on white and on black.
+
+    matplotlib reads this when it is first imported. A figure that is transparent itself would get
+    a background from JupyterLab, therefore only its picture is.
+    """
+    pictures = {"facecolor": "none", "bbox_inches": "tight"}
+    shell.config.InlineBackend.update(print_figure_kwargs=pictures, rc=ON_ANY_THEME)
 
 
 def check_parameters(values: dict[str, object], defaults: str) -> None:

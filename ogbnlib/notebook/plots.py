@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ..display import GREY
 from ..errors import GB, MB, InputError, format_bytes, printable
 from ..forecast.fitting import FITS, TIGHT, WILL_NOT_FIT
 from ..forecast.planner import Advice
@@ -38,12 +39,14 @@ CUDA_LAYERS = {
 }
 # prefix of a phase's name -> label and colour; legends leave out labels with a leading "_"
 _SHADES = {
-    "load": ("loading", "#e6e0d4"),
-    "build": ("building loaders", "#f6c28b"),
-    "train": ("training", "#fbe983"),
-    "eval": ("evaluating", "#bfe3c0"),
+    "load": ("loading", "#8c7853"),
+    "build": ("building loaders", "#f08a24"),
+    "train": ("training", "#f2cf00"),
+    "eval": ("evaluating", "#3fae4b"),
     "release": ("_release", "none"),
 }
+# Strong colours, drawn faintly: pale on a white page, dark on a dark one, and readable below names.
+_SHADE_ALPHA = 0.22
 # words in the name of a memory part -> its colour; black text is readable on each
 _PART_COLOURS = {
     "features": "#8db4e2",
@@ -71,10 +74,8 @@ KILLED = "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
 _ROOM = 1.12  # height of the axis / the highest sample or limit
 _NAME_LETTERS = 24  # most letters in a line of a phase's name
-# Figures are transparent. This grey has a contrast of 4.3 on white and on a dark theme's #111111.
-_GREY = "#797979"
-_VERDICTS = {FITS: "#2f8f4e", TIGHT: "#b3741f", WILL_NOT_FIT: KILLED, None: _GREY}
-_PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": _GREY}
+_VERDICTS = {FITS: "#2f8f4e", TIGHT: "#b3741f", WILL_NOT_FIT: KILLED, None: GREY}
+_PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": GREY}
 _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
@@ -82,13 +83,7 @@ def _figure(
     rows: int, columns: int, size: tuple[float, float], sharey: bool = False
 ) -> tuple[Figure, Array]:
     figure, grid = plt.subplots(
-        rows,
-        columns,
-        squeeze=False,
-        sharey=sharey,
-        figsize=size,
-        layout="constrained",
-        facecolor="none",
+        rows, columns, squeeze=False, sharey=sharey, figsize=size, layout="constrained"
     )
     for ax in grid.flat:
         _axes(ax)
@@ -99,18 +94,18 @@ def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes
     if ax is None:
         return _figure(1, 1, (width, height))[1][0, 0]
     ax.set_facecolor("none")
-    ax.tick_params(colors=_GREY)
-    ax.spines[:].set_color(_GREY)
+    ax.tick_params(colors=GREY)
+    ax.spines[:].set_color(GREY)
     ax.spines[["top", "right"]].set_visible(False)
     for text in (ax.title, ax.xaxis.label, ax.yaxis.label):
-        text.set_color(_GREY)
+        text.set_color(GREY)
     return ax
 
 
 def _mark(
     ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any
 ) -> None:
-    style = {"zorder": 7, "fontsize": 8.5, "color": _GREY, **style}
+    style = {"zorder": 7, "fontsize": 8.5, "color": GREY, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
 
@@ -182,17 +177,23 @@ def _shade_phases(
         spans.append((0.0, first_s, "imports" if is_training else "start"))
     for phase in sorted(phases, key=lambda phase: phase.depth):
         stop = min(phase.until_s, end_s)
+        if phase.end_s is None and phase.until_s < end_s:
+            # The process that was in this phase died: not later than its last sample.
+            stop = time_s[time_s < stop].max(initial=phase.start_s)
         label, colour = _shade(phase)
-        is_thin = stop - phase.start_s < 0.004 * (end_s - begin_s)  # thinner than a line
-        if is_thin or stop <= begin_s or label in ax.get_legend_handles_labels()[1]:
-            label = "_again"
         # An outer phase is not drawn under its inner ones: two colours would mix to a third.
         inner = [p for p in phases if p.depth > phase.depth and not p.name.startswith("release")]
         pieces = [*_pieces(phase.start_s, stop, inner)]
-        for piece in pieces:
-            ax.axvspan(*piece, color=colour, alpha=0.55, label=label, linewidth=0, zorder=0.01)
+        widest_s = max((until - max(start, begin_s) for start, until in pieces), default=0.0)
+        is_thin = widest_s < 0.004 * (end_s - begin_s)  # thinner than a line
+        if is_thin or label in ax.get_legend_handles_labels()[1]:
             label = "_again"
-        ax.axvline(phase.start_s, color=_GREY, linewidth=0.3, zorder=0.5)
+        for piece in pieces:
+            ax.axvspan(
+                *piece, color=colour, alpha=_SHADE_ALPHA, label=label, linewidth=0, zorder=0.01
+            )
+            label = "_again"
+        ax.axvline(phase.start_s, color=GREY, linewidth=0.3, zorder=0.5)
         spans += [(*piece, phase.label) for piece in pieces[-1:]]
     visible = [(max(start, begin_s), stop, label) for start, stop, label in spans if stop > begin_s]
     _write_names(ax, visible, end_s - begin_s, in_use, time_s)
@@ -223,7 +224,7 @@ def _write_names(
             ha="center",
             va="bottom" if is_high else "top",
             fontsize=8,
-            color="white" if is_high else _GREY,
+            color="white" if is_high else GREY,
         )
 
 
@@ -275,10 +276,11 @@ def plot_timeline(
     ax = _axes(ax)
     begin_s = next((phase.start_s for phase in run.phases if phase.label == since), 0.0)
     samples = held_memory(run.timeline)
-    time_s = samples["time_s"].to_numpy()
     top_bytes = top_bytes or _top_bytes(run)
     unit, name, text = _unit(top_bytes / _ROOM)
-    stacks = _stacks(samples, PARTS) / unit
+    time_s, stacks = _with_gaps(
+        samples["time_s"].to_numpy(), _stacks(samples, PARTS) / unit, _resumed_s(run)
+    )
     if not page_cache:
         stacks[-1] = 0
     end_s = _draw_run(ax, run, time_s, stacks, PARTS, title, begin_s)
@@ -324,14 +326,28 @@ def _draw_end(
         return
     # The peak stands in the title: beside its point it would cover the phases' names.
     at = int(in_use.argmax())
-    ax.plot(time_s[at], in_use[at], "o", color=_GREY, markersize=5, zorder=6)
+    ax.plot(time_s[at], in_use[at], "o", color=GREY, markersize=5, zorder=6)
     ax.set_title(f"{ax.get_title()}, peak {text(in_use[at])}", fontsize=10)
 
 
-def _mark_attempts(ax: Axes, run: Run) -> None:
+def _resumed_s(run: Run) -> list[float]:
+    """Return the seconds at which the run was resumed."""
     starts_s = [event["time_s"] for event in run.events if event["event"] == "start"]
-    for start_s in starts_s[1:]:
-        time_s = start_s - run.events[0]["time_s"]
+    return [start_s - run.events[0]["time_s"] for start_s in starts_s[1:]]
+
+
+def _with_gaps(time_s: Array, stacks: Array, resumed_s: Iterable[float]) -> tuple[Array, Array]:
+    """Add zeros from the last sample of an attempt to the start of the next one: no process ran."""
+    for start_s in resumed_s:
+        at = int(np.searchsorted(time_s, start_s))
+        if at:
+            time_s = np.insert(time_s, [at, at], [time_s[at - 1], start_s])
+            stacks = np.insert(stacks, [at, at], 0.0, axis=1)
+    return time_s, stacks
+
+
+def _mark_attempts(ax: Axes, run: Run) -> None:
+    for time_s in _resumed_s(run):
         ax.axvline(time_s, color=KILLED, linestyle=":", zorder=3)
         _mark(
             ax, "resumed", (time_s, 0.5), (4, 0), color=KILLED, xycoords=("data", "axes fraction")
@@ -344,7 +360,8 @@ def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
         return
     ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
     start_s = max([0.0, *(entry.start_s for entry in run.phases if entry.label == phase)])
-    end_s = max(end_s, start_s + 0.015 * end_s)  # within the axis, which is 2 % longer
+    shown_s = end_s - ax.get_xlim()[0]
+    end_s = max(end_s, start_s + 0.015 * shown_s)  # within the axis, which is 2 % longer
     # behind the stack: over it, red and blue would mix to the colour of shared memory
     ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=1, label="killed in")
 
@@ -374,7 +391,7 @@ def _plot_cuda(run: Run) -> Axes:
         where,
         np.zeros(len(where)),
         "^",
-        color=_GREY,
+        color=GREY,
         clip_on=False,
         in_layout=False,
         zorder=5,
@@ -490,7 +507,7 @@ def plot_accuracy(runs: Runs) -> Figure:
                 "o",
                 color=colour,
                 markersize=9,
-                markeredgecolor=_GREY,
+                markeredgecolor=GREY,
             )
     accuracies.plot(
         [],
@@ -498,7 +515,7 @@ def plot_accuracy(runs: Runs) -> Figure:
         "o",
         color="none",
         markersize=9,
-        markeredgecolor=_GREY,
+        markeredgecolor=GREY,
         label="best epoch on valid",
     )
     for ax, label in ((_axes(losses), "loss on train"), (_axes(accuracies), "accuracy")):
@@ -538,7 +555,7 @@ def plot_forecast(run: RunLike) -> Axes:
         measured / unit,
         rows - 0.38,
         rows + 0.38,
-        color=_GREY,
+        color=GREY,
         linewidth=2.2,
         zorder=5,
         label="measured peak",
@@ -591,7 +608,7 @@ def plot_parts(
 def _mark_peak(ax: Axes, row: int, run: Run, limit: float, unit: int) -> None:
     if run.exit_code != 137:
         peak = run.held_peak_bytes / unit
-        ax.vlines(peak, row - 0.42, row + 0.42, color=_GREY, linewidth=2.5, zorder=5)
+        ax.vlines(peak, row - 0.42, row + 0.42, color=GREY, linewidth=2.5, zorder=5)
         return
     ax.plot(limit, row + 0.36, "X", zorder=8, **_CROSS)
     text = _wrapped(f"killed in {run.diagnosis.phase or 'no phase'}", 3)
@@ -636,7 +653,7 @@ def _draw_parts(ax: Axes, row: int, parts: Mapping[str, int], unit: int) -> None
     letters = 11 * figure.get_figwidth() / ax.get_xlim()[1]  # in one unit of the axis
     for name, size in parts.items():
         width = size / unit
-        ax.barh(row, width, 0.72, left, color=_part_colour(name), edgecolor="white")
+        ax.barh(row, width, 0.72, left, color=_part_colour(name))
         middle = left + width / 2
         if width * letters > max(map(len, name.split())):
             words = _plain(name).replace(" ", "\n")

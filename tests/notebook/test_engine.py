@@ -19,6 +19,7 @@ import papermill
 import pytest
 from click.testing import CliRunner, Result
 from conftest import MB, wait_until
+from execute_notebooks import is_transparent
 from nbformat import NotebookNode, v4
 from papermill.cli import papermill as command_line
 from papermill.engines import papermill_engines
@@ -255,10 +256,11 @@ def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_
 
 def test_a_notebook_checks_parameters_under_papermills_engine(tmp_path: Path) -> None:
     begin = "from ogbnlib.notebook import begin_notebook\n\nbegin_notebook()"
-    path = write_book(
-        tmp_path, begin, "print('went on')", parameters="epochs: int = 3\nfanout: list = [3, 2]"
-    )
+    plot = "import pandas as pd\n\nax = pd.Series([1, 2]).plot()"
+    path = write_book(tmp_path, begin, plot, parameters="epochs: int = 3\nfanout: list = [3, 2]")
     papermill.execute_notebook(path, tmp_path / "fine.ipynb", parameters={"epochs": 64})
+    (picture,) = nbformat.read(tmp_path / "fine.ipynb", as_version=4).cells[-1].outputs
+    assert is_transparent(picture)
     with pytest.raises(PapermillExecutionError, match="'epochs'"):
         papermill.execute_notebook(path, tmp_path / "out.ipynb", parameters={"epoch": 64})
     assert statuses(tmp_path)[-1] == "pending"

@@ -154,6 +154,21 @@ def test_a_finished_run_has_its_peak_and_neither_limit_nor_cross(finished: Path)
     assert not lines(ax, "--", "X")
 
 
+def test_nothing_is_in_memory_between_a_kill_and_the_next_attempt(tmp_path: Path) -> None:
+    events = [(100.0, "start", {}), (101.0, "begin", {"phase": "train"})]
+    events += [(106.0, "start", {}), (107.0, "begin", {"phase": "train"})]
+    listed = [{"time_s": time_s, "event": kind, **more} for time_s, kind, more in events]
+    times = [100.5, 101.5, 102.5, 106.5, 107.5]
+    ax = plot_timeline(constant_run(tmp_path / "run", times, 23 * MB, events=listed))
+    anonymous = ax.collections[0].get_paths()[0]
+    points = {tuple(point) for point in anonymous.vertices.round(3).tolist()}  # type: ignore[union-attr]
+    assert {(2.5, 23.0), (2.5, 0.0), (6.0, 0.0), (6.5, 23.0)} <= points
+    assert (6.0, 23.0) not in points
+    boxes = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
+    spans = sorted((round(box.x0, 3), round(box.x1, 3)) for box in boxes)
+    assert spans == [(1.0, 2.5), (7.0, 7.5)]
+
+
 def test_runs_side_by_side_have_one_scale_and_names(
     killed: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -182,7 +197,6 @@ def test_figures_are_readable_on_a_white_and_on_a_dark_page(killed: Path, finish
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
 
     figure = plot_runs([killed, finished])
-    assert figure.get_facecolor()[3] == 0
     for ax in figure.axes:
         assert ax.get_facecolor()[3] == 0
         for text in [
