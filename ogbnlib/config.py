@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from . import parameters as p
@@ -183,9 +183,7 @@ class TrainConfig(_Parameters):
             super().__init__(**values)
         except ValidationError as error:
             problems += [
-                _problem(item, *item["loc"][:1])
-                for item in error.errors()
-                if item["type"] != "extra_forbidden"
+                _problem(item) for item in error.errors() if item["type"] != "extra_forbidden"
             ]
             raise InputError("; ".join(problems)) from None
 
@@ -331,28 +329,17 @@ class TrainConfig(_Parameters):
         return refused, notes
 
 
-def _problem(item: ErrorDetails, name: object = "") -> str:
+def _problem(item: ErrorDetails) -> str:
     """Return one of pydantic's errors as `name: expectation, got value`."""
-    if item["type"] == "missing":
-        return f"{name}: expected a value, got none"
-    if item["type"] == "value_error":  # raised by a check of this package
-        return ": ".join(filter(None, [str(name), str(item["ctx"]["error"])]))
+    names = [str(name) for name in item["loc"][:1]]  # none for a check of several parameters
     text = item["msg"]
-    return f"{name}: {text[0].lower()}{text[1:]}, got {item['input']!r}"
-
-
-def check_value(field: str, value: object, name: str = "") -> None:
-    """Refuse a value that the parameter `field` can't have.
-
-    The message calls the parameter `name`, by default `field`.
-    """
-    info = TrainConfig.model_fields[field]
-    kind: Any = Annotated[info.annotation, field, *info.metadata]  # Annotated needs an item
-    try:
-        TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
-    except ValidationError as error:
-        problems = [_problem(item, name or field) for item in error.errors()]
-        raise InputError("; ".join(problems)) from None
+    if item["type"] == "missing":
+        text = "expected a value, got none"
+    elif item["type"] == "value_error":  # raised by a check of this package
+        text = str(item["ctx"]["error"])
+    else:
+        text = f"{text[0].lower()}{text[1:]}, got {item['input']!r}"
+    return ": ".join([*names, text])
 
 
 def _conflict(config: TrainConfig) -> str:
