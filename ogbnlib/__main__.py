@@ -1,11 +1,5 @@
 """The command line: one thin function per command. See also `python -m ogbnlib COMMAND --help`."""
 
-import signal
-
-# The imports below take a second. Until they are done, Ctrl-C must end without a traceback.
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 import contextlib
 import os
 import sys
@@ -325,7 +319,7 @@ def _run_to_its_end(start: Callable[[], Run]) -> Run:
     except RunStopped as stopped:
         return stopped.run
     except KeyboardInterrupt as stop:
-        say(stop)
+        say(str(stop) or "interrupted")
         raise typer.Exit(130) from None
 
 
@@ -334,10 +328,6 @@ def main() -> int:
 
     A user's mistake or a full disk prints one sentence on stderr and gives exit code 2.
     """
-    if sys.getfilesystemencoding() != "utf-8":  # in the C locale no file name could contain ü
-        if sys.argv[1:2] != ["watch"]:  # its command gets the environment unchanged
-            os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # a standard stream was closed: no file opened here may get its descriptor
     os.close(descriptor)
@@ -370,5 +360,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

