@@ -11,7 +11,6 @@ import typer
 
 from . import data_commands as option
 from .config import TrainConfig
-from .config import parameters as config_parameters
 from .data_commands import app, read_options, say, show
 from .display import steady_output
 from .errors import InputError, clear_errors, naming
@@ -27,9 +26,6 @@ def plan(
     set_: option.Assignments = None,
     config: option.ConfigFile = None,
     memory_limit: option.MemoryLimit = None,
-    parameters: Annotated[
-        bool, typer.Option("--parameters", help="Print the meaning of each parameter.")
-    ] = False,
     ladder: Annotated[
         bool, typer.Option("--ladder", help="Print what to run from 512 GB down to 4 GB.")
     ] = False,
@@ -41,10 +37,6 @@ def plan(
     The data set is ogbn-papers100M unless --set dataset=... names another, or --set num_nodes=30M,
     num_edges, num_features and num_train give sizes. Exits with 1 for WILL NOT FIT.
     """
-    if parameters:
-        meanings = config_parameters()
-        text = "\n".join(f"{name}\n    {meaning}" for name, meaning in meanings.items())
-        return show(meanings, text, as_json)
     from .forecast import fitting, planner
     from .forecast.machine import probe
     from .sources.resolve import graph_for

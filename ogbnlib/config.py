@@ -163,8 +163,8 @@ class TrainConfig(_Parameters):
     """Parameters of one training run, frozen. Every field also accepts the string that a command
     line or papermill passes.
 
-    Build it with `TrainConfig.create(dataset=..., ...)`; `python -m ogbnlib plan --parameters`
-    explains each parameter.
+    Build it with `TrainConfig.create(dataset=..., ...)`; `help(TrainConfig.create)` explains each
+    parameter.
     """
 
     def __init__(self, /, **values: Any):

@@ -129,7 +129,6 @@ class Live:
         text: Returns the name of the present step and its details.
         how: "bar": one line, cleared in the end. "lines", for logs: a line every 30 s. "none":
             nothing. "auto": "bar" if a person watches, else "lines".
-        apart: Print lines to standard error, because another command writes to standard output.
         at_once: Print the first line of a log at once, else after 30 s.
     """
 
@@ -138,7 +137,6 @@ class Live:
         text: Callable[[], tuple[str, str]],
         how: str = "auto",
         *,
-        apart: bool = False,
         at_once: bool = True,
     ):
         # A terminal or JupyterLab means that a person watches; papermill sets no session name.
@@ -146,7 +144,6 @@ class Live:
             how = "bar" if sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ else "lines"
         self.how = how
         self._text = text
-        self._apart = apart
         self._stack = contextlib.ExitStack()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._lock = threading.Lock()
@@ -157,9 +154,9 @@ class Live:
         from tqdm import tqdm
 
         self._stack.enter_context(steady_output())
-        # A bar must not get into the file to which standard output is redirected. A notebook shows
-        # stderr like an error.
-        to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not in_notebook()
+        # Neither bar nor lines must get into the file to which standard output is redirected. A
+        # notebook shows stderr like an error.
+        to_stderr = sys.stderr.isatty() or (self.how == "lines" and not in_notebook())
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._draw = tqdm.status_printer(self._stream)
         if self.how != "none":

@@ -83,7 +83,7 @@ def test_a_log_has_a_line_at_once_and_then_every_30_s(
     with Live(lambda: (next(names), ""), "lines", at_once=at_once) as live:
         for _ in range(6):
             live._show()
-    assert capsys.readouterr().out.splitlines() == shown
+    assert capsys.readouterr().err.splitlines() == shown
 
 
 def test_nothing_is_shown_where_nothing_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:

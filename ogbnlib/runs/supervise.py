@@ -161,7 +161,7 @@ class _Child:
             with (
                 handled(self._suspend, [signal.SIGTSTP]),
                 handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
-                Live(text, how, apart=not self.is_trainer, at_once=echo) as live,
+                Live(text, how, at_once=echo) as live,
             ):
                 tail = self._relay(RunPaths(run_dir).output, live, echo)
                 names_left = self.tree.names_left()
