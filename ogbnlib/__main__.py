@@ -320,9 +320,6 @@ def main() -> int:
 
     A user's mistake or a full disk prints one sentence on stderr and gives exit code 2.
     """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # a standard stream was closed: no file opened here may get its descriptor
-    os.close(descriptor)
     code: int | str | None = 0
     with steady_output() as refusal:
         try:
