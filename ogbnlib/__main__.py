@@ -162,8 +162,7 @@ def predict(
         bool, typer.Option("--scores", help="Write the scores of all classes.")
     ] = False,
     embeddings: Annotated[
-        bool,
-        typer.Option("--embeddings", help="Write the last hidden layer (.npy or .parquet)."),
+        bool, typer.Option("--embeddings", help="Write the last hidden layer (.npy or .parquet).")
     ] = False,
     memory_limit: option.MemoryLimit = None,
     trust: option.Trust = False,

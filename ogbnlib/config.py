@@ -393,10 +393,7 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
             f"model_args: {config.model} takes {' '.join(known_arguments) or 'none'}, got "
             f"{config.model_args}",
         ),
-        (
-            not is_count,
-            f"model_args: expected heads of at least 1, a whole number, got {heads!r}",
-        ),
+        (not is_count, f"model_args: expected heads of at least 1, a whole number, got {heads!r}"),
         (
             kind.has_heads and is_count and config.hidden_channels % heads,
             f"hidden_channels: expected a multiple of heads={heads}, got {config.hidden_channels}",

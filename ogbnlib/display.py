@@ -133,11 +133,7 @@ class Live:
     """
 
     def __init__(
-        self,
-        text: Callable[[], tuple[str, str]],
-        how: str = "auto",
-        *,
-        at_once: bool = True,
+        self, text: Callable[[], tuple[str, str]], how: str = "auto", *, at_once: bool = True
     ):
         # A terminal or JupyterLab means that a person watches; papermill sets no session name.
         if how == "auto":

@@ -102,9 +102,7 @@ def examine(root: Path) -> list[_Check]:
             f"free 2 GB under {folder}, or work in another folder",
         ),
         _Check(
-            "data sets",
-            True,
-            f"{', '.join(names) or 'none'} in {root} (generated data needs none)",
+            "data sets", True, f"{', '.join(names) or 'none'} in {root} (generated data needs none)"
         ),
     ]
 
