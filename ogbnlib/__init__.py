@@ -48,10 +48,7 @@ def __getattr__(name: str) -> Any:
         if module not in sys.modules and name != "TrainConfig" and by_jedi:
             raise AttributeError(name)
         return getattr(importlib.import_module(module), name)
-    hint = ""
-    if not name.startswith("_") and name in importlib.import_module(f"{__name__}.notebook").__all__:
-        hint = f"; it is ogbnlib.notebook.{name}"
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,11 +1,5 @@
 """The command line: one thin function per command. See also `python -m ogbnlib COMMAND --help`."""
 
-import signal
-
-# The imports below take a second. Until they are done, Ctrl-C must end without a traceback.
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
 import contextlib
 import os
 import sys
@@ -17,7 +11,6 @@ import typer
 
 from . import data_commands as option
 from .config import TrainConfig
-from .config import parameters as config_parameters
 from .data_commands import app, read_options, say, show
 from .display import steady_output
 from .errors import InputError, clear_errors, naming
@@ -33,9 +26,6 @@ def plan(
     set_: option.Assignments = None,
     config: option.ConfigFile = None,
     memory_limit: option.MemoryLimit = None,
-    parameters: Annotated[
-        bool, typer.Option("--parameters", help="Print the meaning of each parameter.")
-    ] = False,
     ladder: Annotated[
         bool, typer.Option("--ladder", help="Print what to run from 512 GB down to 4 GB.")
     ] = False,
@@ -47,10 +37,6 @@ def plan(
     The data set is ogbn-papers100M unless --set dataset=... names another, or --set num_nodes=30M,
     num_edges, num_features and num_train give sizes. Exits with 1 for WILL NOT FIT.
     """
-    if parameters:
-        meanings = config_parameters()
-        text = "\n".join(f"{name}\n    {meaning}" for name, meaning in meanings.items())
-        return show(meanings, text, as_json)
     from .forecast import fitting, planner
     from .forecast.machine import probe
     from .sources.resolve import graph_for
@@ -176,8 +162,7 @@ def predict(
         bool, typer.Option("--scores", help="Write the scores of all classes.")
     ] = False,
     embeddings: Annotated[
-        bool,
-        typer.Option("--embeddings", help="Write the last hidden layer (.npy or .parquet)."),
+        bool, typer.Option("--embeddings", help="Write the last hidden layer (.npy or .parquet).")
     ] = False,
     memory_limit: option.MemoryLimit = None,
     trust: option.Trust = False,
@@ -325,7 +310,7 @@ def _run_to_its_end(start: Callable[[], Run]) -> Run:
     except RunStopped as stopped:
         return stopped.run
     except KeyboardInterrupt as stop:
-        say(stop)
+        say(str(stop) or "interrupted")
         raise typer.Exit(130) from None
 
 
@@ -334,13 +319,6 @@ def main() -> int:
 
     A user's mistake or a full disk prints one sentence on stderr and gives exit code 2.
     """
-    if sys.getfilesystemencoding() != "utf-8":  # in the C locale no file name could contain ü
-        if sys.argv[1:2] != ["watch"]:  # its command gets the environment unchanged
-            os.environ["PYTHONUTF8"] = "1"
-        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass  # a standard stream was closed: no file opened here may get its descriptor
-    os.close(descriptor)
     code: int | str | None = 0
     with steady_output() as refusal:
         try:
@@ -370,5 +348,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(main())

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from . import parameters as p
@@ -24,11 +24,9 @@ Loading: Any = Literal[tuple(POLICIES)]
 
 
 class Resume(NamedTuple):
-    """Mark of a parameter that a resumed run may change; the run reports changes with a note."""
+    """Mark of a parameter that a resumed run may change."""
 
-    # End of the sentence that reports the change, with its punctuation. None: no report, because
-    # the weights stay the same or, with `accumulate`, `training.checkpoint` reports the change.
-    note: str | None = None
+    is_noted: bool = False  # report a change, because weights or accuracies then differ
 
     @classmethod
     def of(cls, name: str) -> Self | None:
@@ -50,8 +48,7 @@ _REMOVED = {
     "progress": None,
 }
 _FREE = Resume()
-_NOTED = Resume("")
-_COMPARE = "; compare accuracies with this in mind"
+_NOTED = Resume(is_noted=True)
 
 
 class _Parameters(BaseModel):
@@ -84,9 +81,7 @@ class _Parameters(BaseModel):
     """Seeds per sampled batch."""
     accumulate: Annotated[p.Count, _FREE] = 1
     """Batches per optimizer step and process."""
-    eval_batch_size: Annotated[
-        p.OptionalCount, Resume(f"{_COMPARE}, unless eval_num_neighbors is one number")
-    ] = None
+    eval_batch_size: Annotated[p.OptionalCount, _NOTED] = None
     """Seeds per batch of an evaluation; None: batch_size."""
     num_workers: Annotated[p.CountOrZero, _FREE] = 0
     """Sampling processes per loader."""
@@ -132,9 +127,7 @@ class _Parameters(BaseModel):
     """Seed of weights, order, neighbors and dropout; on a CPU it determines the run."""
     device: Annotated[Literal["auto", "cpu", "cuda"], _FREE] = "auto"
     """auto: a GPU where there is one."""
-    num_threads: Annotated[
-        p.Threads, Resume("; torch sums in another order, and weights may differ slightly")
-    ] = "auto"
+    num_threads: Annotated[p.Threads, _NOTED] = "auto"
     """Threads of torch in each process; auto: one for small steps, all of the job's cores for large
     ones, and in a resumed run as many as before; None: torch's own choice. config.json has the
     number."""
@@ -146,7 +139,7 @@ class _Parameters(BaseModel):
     """Epochs between evaluations; the last epoch is always evaluated."""
     eval_splits: Annotated[p.Splits, _FREE] = ("valid", "test")
     """Splits to evaluate; may be ("valid",) or () for none."""
-    eval_num_neighbors: Annotated[p.EvalFanOut, Resume(_COMPARE)] = None
+    eval_num_neighbors: Annotated[p.EvalFanOut, _NOTED] = None
     """Fan-out of evaluations: one number per layer, or one for all (-1: all neighbors); None:
     num_neighbors. With one for all, accuracies are the same for every eval_batch_size, except for
     gcn, whose degrees depend on the batch."""
@@ -170,8 +163,8 @@ class TrainConfig(_Parameters):
     """Parameters of one training run, frozen. Every field also accepts the string that a command
     line or papermill passes.
 
-    Build it with `TrainConfig.create(dataset=..., ...)`; `python -m ogbnlib plan --parameters`
-    explains each parameter.
+    Build it with `TrainConfig.create(dataset=..., ...)`; `help(TrainConfig.create)` explains each
+    parameter.
     """
 
     def __init__(self, /, **values: Any):
@@ -183,9 +176,7 @@ class TrainConfig(_Parameters):
             super().__init__(**values)
         except ValidationError as error:
             problems += [
-                _problem(item, *item["loc"][:1])
-                for item in error.errors()
-                if item["type"] != "extra_forbidden"
+                _problem(item) for item in error.errors() if item["type"] != "extra_forbidden"
             ]
             raise InputError("; ".join(problems)) from None
 
@@ -326,33 +317,22 @@ class TrainConfig(_Parameters):
             rule = Resume.of(name)
             if rule is None:
                 refused.append(f"{name} was {earlier!r}, now {value!r}")
-            elif rule.note is not None:
-                notes.append(f"{name} is {value} from here on, {earlier} before{rule.note}")
+            elif rule.is_noted:
+                notes.append(f"{name} is {value} from here on, {earlier} before")
         return refused, notes
 
 
-def _problem(item: ErrorDetails, name: object = "") -> str:
+def _problem(item: ErrorDetails) -> str:
     """Return one of pydantic's errors as `name: expectation, got value`."""
-    if item["type"] == "missing":
-        return f"{name}: expected a value, got none"
-    if item["type"] == "value_error":  # raised by a check of this package
-        return ": ".join(filter(None, [str(name), str(item["ctx"]["error"])]))
+    names = [str(name) for name in item["loc"][:1]]  # none for a check of several parameters
     text = item["msg"]
-    return f"{name}: {text[0].lower()}{text[1:]}, got {item['input']!r}"
-
-
-def check_value(field: str, value: object, name: str = "") -> None:
-    """Refuse a value that the parameter `field` can't have.
-
-    The message calls the parameter `name`, by default `field`.
-    """
-    info = TrainConfig.model_fields[field]
-    kind: Any = Annotated[info.annotation, field, *info.metadata]  # Annotated needs an item
-    try:
-        TypeAdapter(kind, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
-    except ValidationError as error:
-        problems = [_problem(item, name or field) for item in error.errors()]
-        raise InputError("; ".join(problems)) from None
+    if item["type"] == "missing":
+        text = "expected a value, got none"
+    elif item["type"] == "value_error":  # raised by a check of this package
+        text = str(item["ctx"]["error"])
+    else:
+        text = f"{text[0].lower()}{text[1:]}, got {item['input']!r}"
+    return ": ".join([*names, text])
 
 
 def _conflict(config: TrainConfig) -> str:
@@ -413,10 +393,7 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
             f"model_args: {config.model} takes {' '.join(known_arguments) or 'none'}, got "
             f"{config.model_args}",
         ),
-        (
-            not is_count,
-            f"model_args: expected heads of at least 1, a whole number, got {heads!r}",
-        ),
+        (not is_count, f"model_args: expected heads of at least 1, a whole number, got {heads!r}"),
         (
             kind.has_heads and is_count and config.hidden_channels % heads,
             f"hidden_channels: expected a multiple of heads={heads}, got {config.hidden_channels}",

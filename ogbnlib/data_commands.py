@@ -39,8 +39,7 @@ _NewDtype = Annotated[
     ),
 ]
 _Undirected = Annotated[
-    bool | None,
-    typer.Option("--undirected/--directed", help="Add reverse edges, drop duplicates."),
+    bool | None, typer.Option("--undirected/--directed", help="Add reverse edges, drop duplicates.")
 ]
 _CacheLimit = Annotated[str | None, typer.Option(help='Such as "4 GB", page cache included.')]
 _StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
@@ -150,8 +149,7 @@ def convert(
     ],
     store_dir: Annotated[Path, typer.Argument(help="The new store's folder.")],
     description: Annotated[
-        Path | None,
-        typer.Option(help="Roles of files and columns; default: SOURCE/dataset.yaml."),
+        Path | None, typer.Option(help="Roles of files and columns; default: SOURCE/dataset.yaml.")
     ] = None,
     data_dir: DataDir = Path("dataset"),
     undirected: _Undirected = None,

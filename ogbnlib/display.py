@@ -8,8 +8,8 @@ import codecs
 import contextlib
 import html
 import io
+import math
 import os
-import re
 import shutil
 import sys
 import threading
@@ -32,7 +32,7 @@ ON_ANY_THEME = {
 }
 
 _LINE_EVERY_S = 30.0
-_BAR_EVERY_S = 0.5
+_SHOWN_EVERY_S = 0.5
 _DRAWN_EVERY_S = 2.0
 
 
@@ -139,50 +139,38 @@ class Live:
 
     Args:
         text: Returns the name of the present step and its details.
-        how: "bar": one line, cleared in the end. "lines", for logs: a line for each kind of step
-            that takes a second, and one every 30 s. "none": nothing. "auto": "bar" if a person
-            watches, else "lines".
-        apart: Print lines to standard error, because another command writes to standard output.
-        steps: Print the line for each kind of step; if False, only one line every 30 s remains.
+        how: "bar": one line, cleared in the end. "lines", for logs: a line every 30 s. "none":
+            nothing. "auto": "bar" if a person watches, else "lines".
+        at_once: Print the first line of a log at once, else after 30 s.
     """
 
     def __init__(
-        self,
-        text: Callable[[], tuple[str, str]],
-        how: str = "auto",
-        *,
-        apart: bool = False,
-        steps: bool = True,
+        self, text: Callable[[], tuple[str, str]], how: str = "auto", *, at_once: bool = True
     ):
         # A terminal or JupyterLab means that a person watches; papermill sets no session name.
         if how == "auto":
             how = "bar" if sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ else "lines"
         self.how = how
         self._text = text
-        self._apart = apart
-        self._steps = steps
         self._stack = contextlib.ExitStack()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._lock = threading.Lock()
         self._at_line_start = True
-        self._last_s = time.monotonic()
-        self._kinds: set[str] = set()
+        self._last_s = -math.inf if at_once else time.monotonic()
 
     def __enter__(self) -> Self:
         from tqdm import tqdm
 
         self._stack.enter_context(steady_output())
-        # A bar must not get into the file to which standard output is redirected. A notebook shows
-        # stderr like an error.
-        to_stderr = sys.stderr.isatty() if self.how == "bar" else self._apart and not in_notebook()
+        # Neither bar nor lines must get into the file to which standard output is redirected. A
+        # notebook shows stderr like an error.
+        to_stderr = sys.stderr.isatty() or (self.how == "lines" and not in_notebook())
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._draw = tqdm.status_printer(self._stream)
         if self.how != "none":
             self._show()
             self._stack.callback(self._clear)
-            # "lines": check each second, so that a step that takes a second gets its line
-            every_s = {"bar": _BAR_EVERY_S}.get(self.how, 1.0)
-            self._stack.enter_context(_repeated(self._show, every_s))
+            self._stack.enter_context(_repeated(self._show, _SHOWN_EVERY_S))
         return self
 
     def __exit__(self, *raised: object) -> None:
@@ -204,16 +192,13 @@ class Live:
 
     def _show(self) -> None:
         step, details = self._text()
-        kind = re.sub(r"\d+", "", step)
         line = printable(": ".join(filter(None, [step, details]))).replace("\n", " ")
         with self._lock:
-            new = self._steps and kind not in self._kinds
             if self.how == "bar" and self._at_line_start:
                 if self._stream.isatty():
                     line = line[: shutil.get_terminal_size().columns - 1]
                 self._draw(line)
-            elif self.how == "lines" and (new or time.monotonic() - self._last_s >= _LINE_EVERY_S):
-                self._kinds.add(kind)
+            elif self.how == "lines" and time.monotonic() - self._last_s >= _LINE_EVERY_S:
                 self._last_s = time.monotonic()
                 print(line, file=self._stream, flush=True)
 

@@ -1,5 +1,4 @@
-"""Checks of `python -m ogbnlib doctor`: versions, limits, disk, shared memory, leftovers, data
-sets.
+"""Checks of `python -m ogbnlib doctor`: versions, limits, disk, shared memory, data sets.
 
 No file is written. A memory cgroup is made and removed, since only that shows whether one can be
 made.
@@ -9,7 +8,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -17,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import format_bytes
-from .files import abandoned, home
+from .files import home
 from .memory.cgroup import effective_limit
 from .memory.limits import make_limit
-from .memory.reading import huge_pages
 
 _SHOWN = ("torch", "torch_geometric", "ogb", "numba", "pandas")
 
@@ -96,11 +93,6 @@ def examine(root: Path) -> list[_Check]:
         *checks,
         _Check("memory limit", True, f"{format_bytes(limit_bytes)}, from {source}"),
         _Check("limit by", True, f"{trial.name}{reasons}"),
-        _Check(
-            "huge pages",
-            True,
-            f"{huge_pages() or 'none'} (large steps gain from always or madvise)",
-        ),
         _at_least("/dev/shm", shm_bytes, 2**30, format_bytes(shm_bytes), grow),
         _at_least(
             "disk",
@@ -109,11 +101,8 @@ def examine(root: Path) -> list[_Check]:
             f"{format_bytes(free_bytes)} free",
             f"free 2 GB under {folder}, or work in another folder",
         ),
-        _leftovers(root, Path.cwd()),
         _Check(
-            "data sets",
-            True,
-            f"{', '.join(names) or 'none'} in {root} (generated data needs none)",
+            "data sets", True, f"{', '.join(names) or 'none'} in {root} (generated data needs none)"
         ),
     ]
 
@@ -121,23 +110,3 @@ def examine(root: Path) -> list[_Check]:
 def _at_least(name: str, size_bytes: int, least_bytes: int, result: str, fix: str) -> _Check:
     is_large = size_bytes >= least_bytes
     return _Check(name, is_large, result, "" if is_large else fix)
-
-
-def _leftovers(*places: Path) -> _Check:
-    """Files that killed processes left in these folders, and in the subfolders of the last one.
-
-    Otherwise only a new conversion or propagation to the same place would clear or resume them.
-    """
-    around = {folder.resolve() for folder in (*places, *places[-1].iterdir())}
-    folders = [path for path in around if path.is_dir() and os.access(path, os.R_OK | os.X_OK)]
-    parts = [path for folder in sorted(folders) for path in abandoned(folder)]
-    if not parts:
-        where = " and ".join(map(str, places))
-        return _Check("leftovers", True, f"none of killed processes in {where}")
-    size = sum(file.stat().st_size for path in parts for file in path.rglob("*") if file.is_file())
-    return _Check(
-        "leftovers",
-        False,
-        f"{format_bytes(size)} of killed processes",
-        f"rm -r {shlex.join(map(str, parts))}",
-    )

@@ -23,10 +23,6 @@ PARENT_VARIABLE = "OGBNLIB_PARENT"
 # machine code, "" if none can be written.
 KERNELS_VARIABLE = "OGBNLIB_KERNELS"
 
-# From papermill's engine (`notebook.kernel`) to the kernel: the file to which `runs.attempt` adds
-# the folder of each attempt.
-RUNS_VARIABLE = "OGBNLIB_RUNS_LOG"
-
 # From tests and benchmarks to `windows.plan`: "off", or bytes for windows whatever is free.
 WINDOWS_VARIABLE = "OGBNLIB_WINDOWS"
 

@@ -5,8 +5,6 @@ import difflib
 import errno
 import os
 import re
-import resource
-import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -62,22 +60,6 @@ def shortened(error: BaseException, lines: list[str] | None = None) -> BaseExcep
     return error
 
 
-@contextlib.contextmanager
-def no_exit() -> Iterator[None]:
-    """Turn a call of sys.exit by the user's code, which would look like a finished run, into an
-    `InputError`."""
-    try:
-        yield
-    except SystemExit as stop:
-        frames = traceback.extract_tb(stop.__traceback__)
-        # skip frames of the module that defines exit and quit
-        caller = [frame for frame in frames if "_sitebuiltins" not in frame.filename][-1]
-        raise InputError(
-            f"{caller.filename}, line {caller.lineno}: expected code that goes on, found "
-            f"sys.exit({stop.code!r}); raise an error there instead"
-        ) from None
-
-
 class RankHung(RuntimeError):
     """Another rank has shown no sign of life for minutes."""
 
@@ -90,6 +72,7 @@ _REMEDIES = {
     errno.EACCES: "change its permissions, or name a place of your own",
     errno.ENOSPC: "the disk is full: free space on it, or name a place on another",
     errno.EDQUOT: "your share of the disk is full: delete something, or name a place on another",
+    errno.EFBIG: "its file system or the limit of `ulimit -f` allows no larger file",
     errno.EIO: "its disk failed; look at `dmesg`, and bring the data to another disk",
     errno.EMFILE: "raise the limit of `ulimit -n`, or lower num_workers",
 }
@@ -98,15 +81,7 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # explained withou
 
 def remedy_of(number: int | None) -> str:
     """Return what to do about an error of the file system, by its errno."""
-    if number != errno.EFBIG:
-        return _REMEDIES.get(number or 0, "check the path and its disk")
-    limit_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if limit_bytes == resource.RLIM_INFINITY:
-        return "its file system allows no larger file; name a place on another"
-    return (
-        f"raise the limit of `ulimit -f`, which allows files of {format_bytes(limit_bytes)} here, "
-        "not a larger disk"
-    )
+    return _REMEDIES.get(number or 0, "check the path and its disk")
 
 
 def explained(error: BaseException) -> BaseException:
@@ -129,11 +104,6 @@ def clear_errors() -> Iterator[None]:
     """
     try:
         yield
-    except KeyboardInterrupt as stop:  # one line in a notebook
-        stop.args = stop.args or ("interrupted",)
-        if not hasattr(stop, "_render_traceback_"):
-            shortened(stop)
-        raise
     except OSError as error:
         clear = explained(error)
         if clear is error:
@@ -143,8 +113,7 @@ def clear_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]:
-    """Add `path`, if it is not None, to errors without a path, such as those of write(2), and to a
-    `KeyboardInterrupt`.
+    """Add `path`, if it is not None, to errors without a path, such as those of write(2).
 
     If `expected` describes the content, a library's error about it becomes an `InputError`, which
     ends with `remedy`.
@@ -152,9 +121,6 @@ def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]
     try:
         yield
     except InputError:
-        raise
-    except KeyboardInterrupt as stop:
-        stop.args = stop.args or (f"{path}: interrupted" if path else "interrupted",)
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:

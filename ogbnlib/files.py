@@ -210,19 +210,6 @@ def new_folder(path: StrPath) -> Iterator[Path]:
             _sync(path.parent)
 
 
-def abandoned(folder: Path) -> list[Path]:
-    """List the folders `.NAME.part`, and `.NAME.blocks` of a propagation, that killed processes
-    left in `folder`; write nothing."""
-    locks = {".part": ".lock", ".blocks": ".hops.lock"}
-    parts = []
-    for part in sorted(folder.glob(".*.*")):
-        if part.suffix in locks and part.is_dir() and not part.is_symlink():
-            with contextlib.suppress(OSError):  # another user's lock, or no locks on this disk
-                if not is_held(part.with_suffix(locks[part.suffix])):
-                    parts.append(part)
-    return parts
-
-
 def check_new(path: Path) -> None:
     """Refuse a target that is a file, a folder with content, or the working folder."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from .errors import InputError, naming, parse_bytes, split_name
@@ -157,8 +158,6 @@ def read_yaml(file: str | os.PathLike[str], example: str) -> dict[Text, Any]:
     Values are `Text`, because YAML 1.1 would read 010 as 8, 1:30 as 90 and off as false; or lists
     and maps of such values. `example` is a line of such a file, for messages.
     """
-    import yaml
-
     expected = f"YAML such as {example!r}"
     with naming(file, expected), open(file, encoding="utf-8") as opened:
         text = opened.read(_MOST_YAML + 1)
@@ -203,33 +202,20 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
     """Return names and values of a YAML file such as slurm/small.yaml.
 
     Values stay text, as `--set` passes them, or lists of text. Values of a map, such as model_args,
-    are read as JSON.
+    are read as JSON, else as YAML.
     """
     values = read_yaml(file, "batch_size: 128")
-    return {str(name): _parameter(value, file) for name, value in values.items()}
+    return {str(name): _parameter(value, in_map=False) for name, value in values.items()}
 
 
-def _parameter(value: Any, file: str | os.PathLike[str]) -> Any:
+def _parameter(value: Any, in_map: bool) -> Any:
     if isinstance(value, dict):
-        return _json_values(value, file)
-    return [_parameter(item, file) for item in value] if isinstance(value, list) else str(value)
-
-
-def _json_values(value: Any, file: str | os.PathLike[str]) -> Any:
-    """Return values of a map: text if it is quoted or text in YAML, else read as JSON."""
-    import yaml
-
-    if isinstance(value, dict):
-        return {str(name): _json_values(item, file) for name, item in value.items()}
+        return {str(name): _parameter(item, in_map=True) for name, item in value.items()}
     if isinstance(value, list):
-        return [_json_values(item, file) for item in value]
-    tag = yaml.SafeLoader("").resolve(yaml.ScalarNode, value, (True, False))
-    if value.is_quoted or tag.endswith(":str"):
+        return [_parameter(item, in_map) for item in value]
+    if not in_map or value.is_quoted:
         return str(value)
     try:
         return json.loads(value.lower())  # lower: YAML may write True
     except ValueError:
-        raise InputError(
-            f"{file}, line {value.line}: expected a value as JSON has it, such as 8, "
-            f"0.5, true or null, or text in quotes, found {value}"
-        ) from None
+        return yaml.safe_load(value)

@@ -30,16 +30,9 @@ class Count:
     what: str | None = None  # name of the work, if it differs from the step's
     phase: str | None = None  # phase of the run
     done: float = 0
-    per_s: float = 0.0
     loss: float | None = None  # loss of the epoch so far
     run_left_s: float | None = None  # remaining time of the whole run
     began_s: float = field(default_factory=time.time)
-
-    def add(self, number: float) -> None:
-        self.done += number
-        took_s = time.time() - self.began_s
-        if took_s > 0.5:  # in less time, cached data shows no real speed
-            self.per_s = self.done / took_s
 
     def __str__(self) -> str:
         from tqdm import tqdm
@@ -56,7 +49,6 @@ class Count:
                 self.total,
                 time.time() - self.began_s,
                 prefix=self.what or "",
-                rate=self.per_s,
                 postfix=", ".join(notes),
                 ascii=True,
                 unit="B" if in_bytes else "it",
@@ -116,7 +108,7 @@ def counted(
 
     def done(number: int) -> None:
         check()
-        count.add(number)
+        count.done += number
         if callable(progress):
             progress(count)
 

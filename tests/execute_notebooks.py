@@ -76,7 +76,7 @@ def execute(path: Path, folder: Path) -> None:
     mark_committed(book, today)
     book.metadata["ogbnlib"] = {
         "code_sha256": code_hash(book),
-        "date": today,  # `begin_notebook` names it
+        "date": today,
         "seconds": round(time.monotonic() - begin),
     }
     write_atomically(path, lambda file: file.write(nbformat.writes(book).encode() + b"\n"))

@@ -19,7 +19,6 @@ from conftest import files_of, left_in, python_child, tree, write_run
 from ogbnlib import TrainConfig, convert, files, list_runs, open_dataset, run
 from ogbnlib.errors import InputError, clear_errors, naming
 from ogbnlib.files import (
-    abandoned,
     home,
     is_held,
     locked,
@@ -105,11 +104,9 @@ def test_a_killed_process_leaves_a_lock_that_means_nothing(tmp_path: Path) -> No
             new_folder(tmp_path / "new"),
         ):
             pass
-        assert abandoned(tmp_path) == []
         process.kill()
         process.wait()
     assert left_in(tmp_path) == [".new.part"]
-    assert abandoned(tmp_path) == [tmp_path / ".new.part"]
     with new_folder(tmp_path / "new") as folder:
         (folder / "whole").write_text("x")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["new", "whole"]
@@ -181,7 +178,6 @@ def test_remains_are_not_cleared_through_a_link(tmp_path: Path) -> None:
     thesis.write_text("ten years")
     for name in (".papers.part", ".papers.blocks"):
         (tmp_path / name).symlink_to(tmp_path / "home")
-    assert abandoned(tmp_path) == []
     with pytest.raises(InputError, match="found a link"), new_folder(tmp_path / "papers"):
         pass
     assert thesis.read_text() == "ten years"
@@ -325,16 +321,11 @@ def test_a_home_that_is_unknown_is_refused_and_becomes_no_folder(
     assert home("./~/data") == Path("./~/data")
 
 
-@pytest.mark.parametrize(
-    ("locale", "output"), [({}, ""), ({"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "ascii")]
-)
-def test_names_with_other_letters_work_in_the_c_locale(
-    tmp_path: Path, locale: dict[str, str], output: str
-) -> None:
+def test_names_with_other_letters_work_in_the_c_locale(tmp_path: Path) -> None:
     keep = {
         name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))
     }
-    env = {**keep, "LC_ALL": "C", **locale} | ({"PYTHONIOENCODING": output} if output else {})
+    env = {**keep, "LC_ALL": "C"}
     commands = [
         ["synth", "dät/ü", "--scale", "0.0001"],
         ["verify", "dät/ü"],
@@ -363,7 +354,6 @@ def test_a_limit_on_the_size_of_files_is_no_full_disk(tmp_path: Path) -> None:
     assert done.returncode == 2
     said = done.stderr.splitlines()[-1]
     assert "`ulimit -f`" in said
-    assert "200 kB" in said
     call = f"ulimit -f 20; exec {sys.executable} -m ogbnlib watch --run-dir run -- "
     for command, code in (("head -c 100000 /dev/zero; exit 3", 3), ("kill -XFSZ $$", 153)):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
@@ -393,14 +383,10 @@ def test_a_missing_path_is_named_with_the_working_folder(
     assert tree(tmp_path) == {}
 
 
-def test_an_interrupted_conversion_leaves_one_line_and_no_file(
-    tmp_path: Path, tiny_dir: Path
-) -> None:
+def test_an_interrupted_conversion_leaves_no_file(tmp_path: Path, tiny_dir: Path) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.raises(KeyboardInterrupt):
         convert(tiny_dir, tmp_path / "a.store", check=stop)
-    (line,) = caught.value._render_traceback_()  # type: ignore[attr-defined]
-    assert line == f"KeyboardInterrupt: {tmp_path}/a.store: interrupted"
     assert tree(tmp_path) == {}

@@ -230,12 +230,7 @@ def _full_size() -> list[str]:
     return lines
 
 
-PAGES = {
-    "README": contents,
-    "parameters": parameters,
-    "api": api,
-    "numbers": numbers,
-}
+PAGES = {"README": contents, "parameters": parameters, "api": api, "numbers": numbers}
 
 if __name__ == "__main__":
     for page, write in PAGES.items():

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..config import TrainConfig
-from ..errors import InputError, clear_errors, format_bytes, no_exit
+from ..errors import InputError, clear_errors, format_bytes
 from ..files import StrPath, check_new, check_space, home, locked, sibling_path, write_atomically
 from ..graph.npz import Array
 from ..graph.store import Store
@@ -39,7 +39,6 @@ Nodes = StrPath | Array | torch.Tensor | Sequence[int] | Sequence[str]
 
 
 @clear_errors()
-@no_exit()
 @kept_random_state()
 def predict(
     run_dir: StrPath,

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import click
@@ -22,14 +21,13 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
-from ..environment import RUNS_VARIABLE
 from ..errors import format_bytes
 from ..memory.cgroup import counting_cgroup, effective_limit, read_whole
-from ..memory.reading import Reading, read_memory
+from ..memory.reading import Reading
 from ..memory.recorder import Recorder
 from ..memory.signals import Stopped, handled
 from ..runs.codes import STOPPED, of_code
-from ..runs.folder import Run, RunEnded, RunStopped
+from ..runs.folder import RunEnded, RunStopped
 from ..runs.render import words_of
 
 
@@ -46,17 +44,13 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
     def __init__(self, nb_man: NotebookExecutionManager, pending: set[int], **options: Any):
         super().__init__(nb_man, **options)
         self._pending = pending
-        self._cell_peak = 0
-        self._kills_before: int | None = None
+        self._kills_before = 0
         self._recorder: Recorder | None = None
         self._index: int | None = None  # of the code cell that is running or ran last
         self._error: BaseException | None = None
 
     def execute(self, **options: Any) -> Any:
-        with tempfile.TemporaryDirectory(prefix="ogbnlib-kernel-") as folder:
-            # a file to which the kernel appends the folder of each run that it starts
-            self._runs = Path(folder) / "runs"
-            self._runs.touch()
+        with tempfile.TemporaryDirectory(prefix="ogbnlib-kernel-") as self._folder:
             try:
                 return super().execute(**options)
             except BaseException as error:
@@ -67,23 +61,21 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
                     self._recorder.stop()
 
     def start_new_kernel(self, **options: Any) -> None:
-        # The kernel's memory is recorded in the temporary folder of `execute`, until `execute`
-        # ends. Without JPY_SESSION_NAME, a kernel prints progress as lines for a log.
+        # Without JPY_SESSION_NAME, a kernel prints progress as lines for a log.
         env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
-        super().start_new_kernel(env={**env, RUNS_VARIABLE: str(self._runs)}, **options)
+        super().start_new_kernel(env=env, **options)
         self._process = self.km.provisioner.process
         self._cgroup = counting_cgroup(self._process.pid)
-        self._recorder = Recorder(self._runs.parent).start(
-            self._process.pid, interval_s=0.1, on_sample=self._on_sample
+        self._recorder = Recorder(self._folder).start(
+            self._process.pid, interval_s=0.1, on_sample=self._forward_signals
         )
 
-    def _on_sample(self, reading: Reading) -> None:
-        """Note the cell's peak, and forward signals to the kernel.
+    def _forward_signals(self, _: Reading) -> None:
+        """Forward the received signals to the kernel.
 
         SIGUSR1 waits until the kernel has a handler for it, because without one it would end the
         kernel.
         """
-        self._cell_peak = max(self._cell_peak, reading.held_bytes or 0)
         for signum in sorted(self._pending):
             status = read_whole(f"/proc/{self._process.pid}/status")
             if status is None:  # the kernel has ended
@@ -100,16 +92,12 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         if cell.cell_type != "code":
             return super().execute_cell(cell, index)
         self._index = index
-        self._cell_peak = 0
         self._kills_before = self._kills()
         try:
             return super().execute_cell(cell, index)
         except BaseException as error:
             self._error = error
             raise
-        finally:
-            now = read_memory(self._process.pid, pss=True).held_bytes or 0
-            cell.metadata["ogbnlib"] = {"peak_bytes": max(self._cell_peak, now)}
 
     def _mark_failure(self, error: BaseException) -> BaseException:
         """Mark the cell at which the notebook ended as failed, and return the error to raise.
@@ -135,8 +123,8 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             self.nb_man.cell_exception(cell, cell_index=index)
         return error
 
-    def _kills(self) -> int | None:
-        return self._cgroup.count("oom_kill") if self._cgroup else None
+    def _kills(self) -> int:
+        return (self._cgroup.count("oom_kill") if self._cgroup else 0) or 0
 
     def _facts(self, recorder: Recorder) -> dict[str, str]:
         status = self._process.wait()
@@ -146,24 +134,16 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         end = of_code(code)
         cause = words_of(end.facts)
         remedy = end.remedy
-        kills_before = self._kills_before
-        kills = self._kills()
         if status == 0:
             cause = "exit with status 0 before the notebook's end"
             remedy = "look for os._exit in the cell that ran"
-        elif (
-            code == 137 and kills_before is not None and kills is not None and kills > kills_before
-        ):
+        elif code == 137 and self._kills() > self._kills_before:
             cause = "out of memory: killed by the kernel's out-of-memory killer, as its cgroup's counter shows"
             remedy = "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
         phase = "before the first cell"
         if self._index is not None:
-            lines = self.nb.cells[self._index].source.strip().splitlines()
-            phase = f"cell {self._index + 1} of {len(self.nb.cells)}: `{''.join(lines[:1])}`"
-            for folder in self._runs.read_text().splitlines()[-1:]:  # the last run that began
-                run = Run(folder)
-                if run.paths.timeline.exists() and run.exit_code is None:
-                    phase += f"; in it the run {run.run_dir}. {run.diagnosis}"
+            first_line = self.nb.cells[self._index].source.strip().partition("\n")[0]
+            phase = f"cell {self._index + 1} of {len(self.nb.cells)}: `{first_line}`"
         limit, source = effective_limit()
         peak = format_bytes(recorder.record.held_peak_bytes)
         return {
@@ -207,7 +187,7 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
                 0, v4.new_markdown_cell("\n".join(lines), metadata={"tags": [ERROR_MARKER_TAG]})
             )
         except CellTimeoutError:
-            pass  # raised again below
+            pass  # `raise_for_execution_errors` raises it
         try:
             raise_for_execution_errors(nb, nb.metadata.papermill["output_path"])
         except PapermillExecutionError as error:

@@ -8,7 +8,6 @@ after the cell.
 import ast
 import contextlib
 import io
-import itertools
 import os
 import pickle
 import re
@@ -18,7 +17,7 @@ import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -27,17 +26,11 @@ from ..errors import InputError, clear_errors, format_bytes, shortened
 from ..runs.names import next_run_dir
 
 if TYPE_CHECKING:
-    from IPython.core.displaypub import DisplayPublisher
     from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
     from ..runs.folder import Run
 
-# The line that the child prints in place of a display, with the display's number. Terminals do not
-# show lines of this kind.
-_DISPLAY = re.compile("\x1b_ogbnlib (\\d+)\n")
 _STATEMENT_LETTERS = 32  # most letters in the name of a statement's phase
-# the beginning of a `_DISPLAY` line, at the end of a text
-_DISPLAY_BEGUN = re.compile("\x1b(_[a-z]*( \\d*)?)?\\Z")
 
 
 class CellFailed(RuntimeError):
@@ -123,16 +116,16 @@ class _Magics:
 
     @clear_errors()
     def memory_limit(self, line: str, cell: str) -> None:
-        """%%memory_limit 4GB [--in a,b] [--out c] [--run runs/name] [--limit-by watchdog]
+        """%%memory_limit 4GB [--in a,b] [--out c] [--run runs/name]
 
         Run the cell in a child process under a memory limit. The kernel survives when the child is
         killed.
 
         The child gets copies of the variables after --in, and no others. Copies of the variables
-        after --out come back to the notebook. Output appears as it comes. If the limit kills the
-        child, the cause is shown; the cell fails only if --out is given. Each statement of the
-        cell is a phase of the record. With --run, the record stays in a new folder, and the
-        variable `name` is its `Run`.
+        after --out come back to the notebook. Text appears as it comes, pictures and tables below
+        it at the end. If the limit kills the child, the cause is shown; the cell fails only if
+        --out is given. Each statement of the cell is a phase of the record. With --run, the record
+        stays in a new folder, and the variable `name` is its `Run`.
         """
         from IPython.core.magic_arguments import MagicArgumentParser
         from IPython.display import display
@@ -144,7 +137,6 @@ class _Magics:
         parser.add_argument("--in", dest="inputs", nargs="+", default=[])
         parser.add_argument("--out", dest="outputs", nargs="+", default=[])
         parser.add_argument("--run")
-        parser.add_argument("--limit-by", default="auto")
         options = parser.parse_argstring(line)
         outputs = _split(options.outputs)
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as path:
@@ -152,18 +144,15 @@ class _Magics:
             self._write_job(folder, cell, _split(options.inputs), outputs)
             argv = [sys.executable, "-m", __name__, str(folder)]
             limit = " ".join(options.limit).strip("'\"")
-            limit_by = options.limit_by.strip("'\"")
-            stream = _Output(folder, sys.stdout, self._shell.display_pub)
             own_dir = Path(options.run) if options.run else folder / "memory_limit"
             run_dir = next_run_dir(own_dir.parent, own_dir.name)
             try:
-                with contextlib.redirect_stdout(stream):
-                    done = watch(argv, limit, run_dir=run_dir, limit_by=limit_by)
-                    stream.write("\n" * bool(stream.rest))
+                done = watch(argv, limit, run_dir=run_dir)
             except KeyboardInterrupt:
                 raise shortened(
                     KeyboardInterrupt("the limited cell was interrupted; its process has ended")
                 ) from None
+            self._show_displays(folder)
             if (folder / "error").exists():
                 error, lines = pickle.loads((folder / "error").read_bytes())
                 raise shortened(CellFailed(error), lines)
@@ -190,6 +179,13 @@ class _Magics:
                 )
             )
 
+    def _show_displays(self, folder: Path) -> None:
+        cut_off = (EOFError, pickle.UnpicklingError)  # after the last display, by a kill within it
+        with open(folder / "displays", "rb") as file, contextlib.suppress(*cut_off):
+            while True:
+                data, metadata, options = pickle.load(file)
+                self._shell.display_pub.publish(data, metadata, **options)
+
     def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
         for name in inputs:
             if name not in self._shell.user_ns:
@@ -206,6 +202,7 @@ class _Magics:
             "colors": self._shell.colors,
         }
         (folder / "job").write_bytes(pickle.dumps(job))
+        (folder / "displays").touch()
 
     def _draw(self, run: "Run", title: str) -> None:
         if not hasattr(self._shell, "kernel") or not len(run.samples):
@@ -227,33 +224,6 @@ def _split(names: list[str]) -> list[str]:
     return re.findall(r"[^\s,]+", " ".join(names))
 
 
-class _Output(io.TextIOBase):
-    """Stream that passes the child's output on to the notebook and shows each display in its
-    place."""
-
-    def __init__(self, folder: Path, stream: TextIO, publisher: "DisplayPublisher"):
-        self._folder = folder
-        self._stream = stream
-        self._publisher = publisher
-        self.rest = ""
-
-    def write(self, text: str) -> int:
-        text = self.rest + text
-        begun = _DISPLAY_BEGUN.search(text)
-        self.rest = begun[0] if begun else ""
-        text = text.removesuffix(self.rest)
-        for i, piece in enumerate(_DISPLAY.split(text)):
-            if i % 2:
-                call, args, options = pickle.loads((self._folder / f"display-{piece}").read_bytes())
-                getattr(self._publisher, call)(*args, **options)
-            elif piece:
-                self._stream.write(piece)
-        return len(text)
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-
 def _dump(folder: Path, name: str, value: object, option: str) -> None:
     try:
         with open(folder / f"{option}-{name}.pickle", "wb") as file:
@@ -266,20 +236,12 @@ def _dump(folder: Path, name: str, value: object, option: str) -> None:
 
 
 def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
-    """Create the child's shell. It sends displays to the kernel and stores the lines of a
-    traceback in `error_lines`."""
+    """Create the child's shell. It appends displays to a file and stores the lines of a traceback
+    in `error_lines`."""
     from IPython.core.displayhook import DisplayHook
     from IPython.core.displaypub import DisplayPublisher
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
-
-    numbers = itertools.count()
-
-    def send(call: str, *args: object, **options: object) -> None:
-        number = next(numbers)
-        (folder / f"display-{number}").write_bytes(cloudpickle.dumps((call, args, options)))
-        sys.stdout.flush()
-        os.write(1, f"\x1b_ogbnlib {number}\n".encode())  # the cell may have redirected sys.stdout
 
     class Publisher(DisplayPublisher):  # type: ignore[misc]
         def publish(
@@ -293,17 +255,18 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
         ) -> None:
             # Widgets exist only in the child, so the kernel can't show them.
             shown = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}
-            send("publish", shown, metadata, transient=transient, update=update)
+            with open(folder / "displays", "ab") as file:
+                pickle.dump((shown, metadata, {"transient": transient, "update": update}), file)
 
         def clear_output(self, wait: bool = False) -> None:
-            send("clear_output", wait)
+            pass  # the notebook has shown the earlier text already
 
     class Hook(DisplayHook):  # type: ignore[misc]
         def write_output_prompt(self) -> None:
             pass
 
-        def write_format_data(self, format_dict: object, md_dict: object = None) -> None:
-            send("publish", format_dict, md_dict)
+        def write_format_data(self, format_dict: dict[str, object], md: object = None) -> None:
+            self.shell.display_pub.publish(format_dict, md)
 
     class Shell(InteractiveShell):  # type: ignore[misc]
         display_pub_class = Publisher

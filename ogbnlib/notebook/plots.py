@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,11 +30,6 @@ PARTS = {
     "anon": ("anonymous", "#3b6fb6"),
     "shmem": ("shared (/dev/shm)", "#8e5bb0"),
     "file": ("file cache (reclaimable)", "#c9d8ea"),
-}
-CUDA_LAYERS = {
-    "cuda_allocated_bytes": ("allocated by tensors", "#3b6fb6"),
-    "cuda_unallocated_bytes": ("reserved, not allocated", "#f0a35e"),
-    "cuda_free_bytes": ("free", "#e8e8e8"),
 }
 # prefix of a phase's name -> label and colour; legends leave out labels with a leading "_"
 _SHADES = {
@@ -121,12 +115,12 @@ def _plain(text: object) -> str:
     return printable(text).replace("\n", " ").replace("$", r"\$")
 
 
-def _stacks(table: pd.DataFrame, layers: Iterable[str]) -> Array:
-    return np.asarray(table[[*layers]].fillna(0), np.float64).T  # bytes [layers, samples]
+def _stacks(samples: pd.DataFrame) -> Array:
+    return np.asarray(samples[[*PARTS]].fillna(0), np.float64).T  # bytes [parts, samples]
 
 
 def _top_bytes(run: Run) -> float:
-    highest = float(_stacks(held_memory(run.timeline), PARTS).sum(axis=0).max(initial=0))
+    highest = float(_stacks(held_memory(run.timeline)).sum(axis=0).max(initial=0))
     return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)
 
 
@@ -135,15 +129,14 @@ def _draw_run(
     run: Run,
     time_s: Array,
     stacks: Array,
-    layers: Mapping[str, tuple[str, str]],
     title: str | None,
-    begin_s: float = 0.0,
+    begin_s: float,
 ) -> float:
-    """Draw the stacked layers of a run from `begin_s` on; return its last moment, in seconds.
+    """Draw the stacked parts of a run's memory from `begin_s` on; return its last moment, in seconds.
 
     The axis is 2 % longer.
     """
-    names, colours = zip(*layers.values(), strict=True)
+    names, colours = zip(*PARTS.values(), strict=True)
     visible = stacks.max(axis=1, initial=0) > 0.005 * stacks.sum(axis=0).max(initial=0)
     labels = [name if seen else f"_{name}" for name, seen in zip(names, visible, strict=True)]
     ax.stackplot(time_s, stacks, labels=labels, colors=colours, linewidth=0, zorder=2)
@@ -165,7 +158,7 @@ def _shade(phase: Phase) -> tuple[str, str]:
 
 
 def _shade_phases(
-    ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array, begin_s: float = 0.0
+    ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array, begin_s: float
 ) -> None:
     is_training = run.paths.config.is_file()  # for other commands, every phase is drawn
     shown = (*_SHADES,) if is_training else ""
@@ -239,15 +232,8 @@ def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[t
 
 
 def _wrapped(label: str, lines: int) -> str:
-    """Return a name in at most so many lines, broken after blanks, underscores, dots and
-    parentheses."""
-    rows = [""]
-    for piece in re.findall(r"[^\s_.(]*[\s_.(]*", _plain(label)):
-        if rows[-1] and len((rows[-1] + piece).rstrip()) > _NAME_LETTERS:
-            rows.append("")
-        rows[-1] += piece
-    shown = "\n".join(row.rstrip() for row in rows[:lines])
-    return shown + "…" if rows[lines:] else shown
+    rows = textwrap.wrap(_plain(label), _NAME_LETTERS, max_lines=lines, placeholder="…")
+    return "\n".join(rows)
 
 
 def plot_timeline(
@@ -259,7 +245,6 @@ def plot_timeline(
     legend: bool = True,
     since: str | None = None,
     page_cache: bool = True,
-    gpu: bool = False,
 ) -> Axes:
     """Plot a run's memory over time: stacked anonymous, shared and file memory, with phases,
     limit, peak, and a kill.
@@ -268,22 +253,19 @@ def plot_timeline(
         top_bytes: The upper end of the axis, to draw several runs on one scale.
         since: The phase at which the picture begins, such as "train epoch 1".
         page_cache: Whether to plot file memory, too.
-        gpu: Whether to plot the GPU's memory: allocated, reserved but unallocated, and free.
     """
     run = Run.open(run)
-    if gpu:
-        return _plot_cuda(run)
     ax = _axes(ax)
     begin_s = next((phase.start_s for phase in run.phases if phase.label == since), 0.0)
     samples = held_memory(run.timeline)
     top_bytes = top_bytes or _top_bytes(run)
     unit, name, text = _unit(top_bytes / _ROOM)
     time_s, stacks = _with_gaps(
-        samples["time_s"].to_numpy(), _stacks(samples, PARTS) / unit, _resumed_s(run)
+        samples["time_s"].to_numpy(), _stacks(samples) / unit, _resumed_s(run)
     )
     if not page_cache:
         stacks[-1] = 0
-    end_s = _draw_run(ax, run, time_s, stacks, PARTS, title, begin_s)
+    end_s = _draw_run(ax, run, time_s, stacks, title, begin_s)
     ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
     in_use = stacks[0] + stacks[1]
     _shade_phases(ax, run, end_s, in_use, time_s, begin_s)
@@ -364,50 +346,6 @@ def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
     end_s = max(end_s, start_s + 0.015 * shown_s)  # within the axis, which is 2 % longer
     # behind the stack: over it, red and blue would mix to the colour of shared memory
     ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=1, label="killed in")
-
-
-def _plot_cuda(run: Run) -> Axes:
-    """A tick at the bottom marks a retried allocation, a cross a failed one.
-
-    The top of the stack is the most that the run may reserve, such as the cap `max_cuda_memory`.
-    """
-    table = run.cuda
-    if not len(table):
-        raise InputError(
-            f"{run.run_dir}: expected a run on a GPU, found no GPU memory in its events"
-        )
-    ax = _axes()
-    time_s = table["time_s"].to_numpy()
-    stacks = _stacks(table, CUDA_LAYERS)
-    unit, name, _ = _unit(float(stacks.sum(axis=0).max()))
-    stacks = stacks / unit
-    end_s = _draw_run(ax, run, time_s, stacks, CUDA_LAYERS, None)
-    ax.set(ylim=(0, 1.05 * float(stacks.sum(axis=0).max())), ylabel=f"GPU memory in {name}")
-    _shade_phases(ax, run, end_s, stacks[0], time_s)
-    base = stacks[0] + np.minimum((table["cuda_largest_free_bytes"] / unit).to_numpy(), stacks[1])
-    ax.plot(time_s, base, color=LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
-    where = time_s[(table["cuda_alloc_retries"].diff() > 0).to_numpy()]
-    ax.plot(
-        where,
-        np.zeros(len(where)),
-        "^",
-        color=GREY,
-        clip_on=False,
-        in_layout=False,
-        zorder=5,
-        label="allocation retried",
-    )
-    if run.exit_code == OUT_OF_CUDA_MEMORY:
-        ax.plot(
-            time_s[-1],
-            stacks[0][-1] + stacks[1][-1],
-            "X",
-            zorder=7,
-            label="allocation failed",
-            **_CROSS,
-        )
-    ax.legend(ncol=3, **_BELOW)
-    return ax
 
 
 def plot_runs(runs: Runs, *, columns: int = 3, one_time_axis: bool = False) -> Figure:

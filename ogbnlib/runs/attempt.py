@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from ..config import TrainConfig
-from ..environment import RUNS_VARIABLE
 from ..errors import InputError, explained, naming
 from ..files import check_own, home, locked, open_to_write, user_name, warn_if_remote, write_json
 from ..forecast.audit import audit
@@ -145,11 +144,6 @@ class Attempt:
             previous=earlier.result or None,
         )
         self.paths.result.unlink(missing_ok=True)
-        runs = Path(os.environ.get(RUNS_VARIABLE, ""))
-        # papermill's engine deletes it at its end, which this process may outlive
-        if runs.is_file():
-            with open(runs, "a") as file:
-                file.write(f"{self.run_dir.resolve()}\n")
         self._begin = time.monotonic()
 
     def end(

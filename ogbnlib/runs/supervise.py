@@ -65,7 +65,7 @@ def supervise(
     *,
     recorder: Recorder | None = None,
     env: Mapping[str, str] | None = None,  # added to this process's own environment
-    echo: bool = True,  # relay output (output.log has it anyway), show each kind of step
+    echo: bool = True,  # relay output (output.log has it anyway), show a line at once
     how: str = "none",  # the kind of live line, see `Live`
     # for a trainer: its stop signals stay blocked until it calls `signals.take_over`
     holds_back: bool = False,
@@ -161,7 +161,7 @@ class _Child:
             with (
                 handled(self._suspend, [signal.SIGTSTP]),
                 handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
-                Live(text, how, apart=not self.is_trainer, steps=echo) as live,
+                Live(text, how, at_once=echo) as live,
             ):
                 tail = self._relay(RunPaths(run_dir).output, live, echo)
                 names_left = self.tree.names_left()

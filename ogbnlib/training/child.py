@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE
-from ..errors import clear_errors, naming, no_exit
+from ..errors import clear_errors, naming
 from ..files import write_json
 from ..memory.signals import STOP_SIGNALS, Stopped, StopRequest, die_with_parent, take_over
 from ..runs.codes import UNFINISHED, exit_code_of
@@ -36,9 +36,9 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
     from ..sampling.workers import WorkerDied
 
     try:
-        with clear_errors(), no_exit():
+        with clear_errors():
             work()
-    except (Exception, Stopped) as error:
+    except (Exception, Stopped, SystemExit) as error:
         code = exit_code_of(error)
         if isinstance(error, Stopped):
             if os.environ.get("RANK", "0") == "0":

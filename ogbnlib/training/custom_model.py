@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import TrainConfig
-from ..errors import InputError, no_exit
+from ..errors import InputError
 from ..files import home, write_atomically
 from ..memory.record import RunPaths
 from ..registry import MODELS
@@ -30,7 +30,6 @@ _VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  #
 _SEEDS = 4  # number of seeds of the trial batch, and of nodes and edges at each of its hops
 
 
-@no_exit()
 def make_model(
     config: TrainConfig,
     num_features: int,

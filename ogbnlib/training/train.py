@@ -19,7 +19,7 @@ from torch import nn
 
 from .. import kernel_cache
 from ..config import TrainConfig, check_config
-from ..errors import InputError, clear_errors, naming, no_exit
+from ..errors import InputError, clear_errors, naming
 from ..files import home
 from ..forecast.available import available_bytes
 from ..forecast.memory_parts import hop_size
@@ -158,7 +158,6 @@ def _recorded(run: Run, config: TrainConfig) -> Iterator[None]:
         attempt.end(code)
 
 
-@no_exit()
 def train_prepared(
     config: TrainConfig,
     run_dir: Path | None,

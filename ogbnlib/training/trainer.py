@@ -92,7 +92,7 @@ class Progress:
         text = f"reading {name}"
         if self._read.what != text or self._read.total != total or self._read.done > done:
             self._read = Count(total, what=text)
-        self._read.add(done - self._read.done)
+        self._read.done = done
         self.keep(self._read)
 
     def over(
@@ -110,7 +110,7 @@ class Progress:
                 count.began_s = time.time()
             yield batch
             del batch
-            count.add(1)
+            count.done += 1
             self.keep(count, complete)
 
 

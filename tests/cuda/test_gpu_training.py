@@ -19,7 +19,6 @@ from torch_geometric.data import Data
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.cuda import OUT_OF_CUDA_MEMORY
 from ogbnlib.memory.recorder import EventLog
-from ogbnlib.notebook import plot_timeline
 from ogbnlib.propagation.hops import propagated
 from ogbnlib.registry import MODELS, POLICIES
 from ogbnlib.runs.folder import Run, diagnose
@@ -197,7 +196,6 @@ def test_the_timeline_of_allocated_reserved_and_free_memory_is_complete(finished
     assert len(later)
     for name in ("allocated", "reserved", "free"):
         assert later[f"cuda_{name}_bytes"].notna().all(), name
-    plot_timeline(finished, gpu=True)
 
 
 @pytest.mark.cuda
