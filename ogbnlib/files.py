@@ -24,21 +24,17 @@ StrPath = str | os.PathLike[str]
 def home(path: StrPath) -> Path:
     """Expand `~` where no shell has done so (a notebook, `--set`, JSON); refuse unusable paths."""
     if not isinstance(path, str | os.PathLike):
-        is_pyg = type(path).__module__.startswith("torch_geometric")
-        hint = "; ogbnlib.Store.from_data(data, path) writes it as a store" if is_pyg else ""
-        raise InputError(f"expected a path, got {type(path).__name__}{hint}")
+        raise InputError(f"expected a path, got {type(path).__name__}")
     text = os.fspath(path)
     if text != text.strip() or not text.isprintable():  # such as the CR of a Windows text file
         raise InputError(
             f"{text!r}: expected a path of visible characters, no blanks at its ends; rename it"
         )
     expanded = os.path.expanduser(text)
-    name = text.partition("/")[0]
-    no_home = name == "~" and os.environ.get("HOME") == ""  # "~/data" would be /data
-    if name.startswith("~") and (no_home or not os.path.isabs(expanded)):
+    if expanded.startswith("~"):
         raise InputError(
-            f"{text}: expected a path, found {name} without a home folder; set HOME, write the path "
-            f"in full, or ./{text} for a folder of that name"
+            f"{text}: expected a path, found {text.partition('/')[0]} without a home folder; set "
+            "HOME or write the path in full"
         )
     return Path(expanded)
 
@@ -231,17 +227,6 @@ def file_system(path: StrPath) -> str:
     return mounts.get(max(filter(real_path.is_relative_to, mounts), key=len, default=""), "")
 
 
-def warn_if_remote(path: StrPath, problem: str) -> None:
-    """Warn once per folder if it lies on a network file system; `problem` ends the warning."""
-    # On these file systems each machine caches pages and locks on its own.
-    kind = file_system(path)
-    if kind.startswith(("nfs", "cifs", "smb", "9p", "fuse.sshfs")):
-        warnings.warn(
-            f"{os.path.realpath(path)}: it lies on a network file system ({kind}): {problem}",
-            stacklevel=2,
-        )
-
-
 def check_space(path: StrPath, needed_bytes: int, expected: str) -> None:
     """Refuse to write to a disk with less than `needed_bytes` free; `expected` is their name in the
     message."""
@@ -271,33 +256,20 @@ def is_held(path: StrPath) -> bool:
     return False
 
 
-def _holder(path: StrPath) -> str:
+def _holder(path: Path) -> str:
     name = ""
-    uid = os.geteuid()
     with contextlib.suppress(OSError):  # the process may end now and remove it
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, errors="replace") as file:
             name = "".join(filter(str.isprintable, file.read(200)))
-            uid = os.fstat(descriptor).st_uid
-    names = [name or "another process"]
-    if uid != os.geteuid():
-        names.append(user_name(uid))
-    return " of ".join(names)
+    return name or "another process"
 
 
 def _hold(path: StrPath) -> int | None:
     # A killed process loses the lock. A child that inherits the descriptor shares the lock, which
     # lasts until the last of these processes ends.
     while True:
-        try:
-            descriptor = open_to_write(path, os.O_RDWR)
-        except InputError as error:
-            with contextlib.suppress(OSError):
-                if is_held(path):  # by a process of another user
-                    return None
-                if os.lstat(path).st_uid != os.geteuid():
-                    raise InputError(f"{error}. It was left by {_holder(path)}") from None
-            raise
+        descriptor = open_to_write(path, os.O_RDWR)
         with contextlib.ExitStack() as stack:
             stack.callback(os.close, descriptor)
             try:

@@ -1,4 +1,5 @@
-"""The folder of compiled kernels (numba functions), one for each version of their source files.
+"""The folder of compiled kernels (numba functions), one for each version of their source files
+and each kind of processor.
 
 numba's own cache checks only the file that declares a kernel. Kernels call each other across files,
 so after a change of one file it loads old machine code for the callers in other files. The cache
@@ -23,8 +24,9 @@ from .environment import KERNELS_VARIABLE
 from .errors import MB
 
 PACKAGE = Path(__file__).parent
-MOST_FOLDERS = 4  # each change of the sources adds one; older ones are deleted
+MOST_FOLDERS = 8  # each change of the sources or processor adds one; older ones are deleted
 _ROOM_BYTES = 8 * MB  # all kernels take 5 MB
+_COMPLETE = "complete"
 
 
 def sources() -> list[Path]:
@@ -46,9 +48,9 @@ def folder() -> Path | None:
             prepared = _prepare(parent)
         except OSError as error:
             refused.append(f"{parent} ({(error.strerror or str(error)).lower()})")
-            continue
-        os.environ[KERNELS_VARIABLE] = str(parent)
-        return prepared
+        else:
+            os.environ[KERNELS_VARIABLE] = str(parent)
+            return prepared
     if os.environ.get(KERNELS_VARIABLE) != "":
         warnings.warn(
             f"compiled kernels can't be stored in {', '.join(refused)}: each process compiles them "
@@ -61,35 +63,25 @@ def folder() -> Path | None:
 
 
 def complete_marker() -> Path | None:
-    """Return the file that exists once all training kernels are compiled for this processor."""
+    """Return the file that exists once all training kernels are compiled."""
     cache = folder()
-    return None if cache is None else cache / _marker()
-
-
-@functools.cache
-def _marker() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_bytes().splitlines()
-    except OSError:
-        lines = []
-    kind = {line for line in lines if line.startswith((b"model name", b"flags", b"Features"))}
-    return f"complete-{hashlib.sha256(b''.join(sorted(kind))).hexdigest()[:8]}"
+    return None if cache is None else cache / _COMPLETE
 
 
 def _parents() -> Iterator[Path]:
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(cache):
-        cache = os.path.expanduser("~/.cache")
-    # the user's own choice first
-    named = [os.environ.get("NUMBA_CACHE_DIR", ""), os.environ.get(KERNELS_VARIABLE, "")]
-    parents = [
-        *(os.path.abspath(os.path.expanduser(path)) for path in named if path),
-        *(str(PACKAGE / "__pycache__"), cache),
+    home_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    places = [
+        os.environ.get("NUMBA_CACHE_DIR"),  # the user's own choice first
+        os.environ.get(KERNELS_VARIABLE),
+        str(PACKAGE / "__pycache__"),
+        home_cache,
     ]
     with contextlib.suppress(OSError):  # no temporary folder can be written
-        parents.append(os.path.realpath(tempfile.gettempdir()))
-    # if the user has no home folder, `~` is left in the path
-    yield from (Path(path) for path in dict.fromkeys(parents) if os.path.isabs(path))
+        places.append(tempfile.gettempdir())
+    for place in filter(None, places):
+        path = os.path.expanduser(place)
+        if not path.startswith("~"):  # as for a user without a home folder
+            yield Path(os.path.abspath(path))
 
 
 def _prepare(parent: Path) -> Path:
@@ -107,33 +99,25 @@ def _prepare(parent: Path) -> Path:
     if above & stat.S_IWOTH and not above & stat.S_ISVTX:
         raise PermissionError(errno.EPERM, "everyone can rename what is in it")
     target = cache / _content()
-    is_new = not target.exists()
     target.mkdir(exist_ok=True)
     with tempfile.TemporaryFile(dir=target) as probe:
-        if not (target / _marker()).is_file():  # on a full disk only writing fails
-            probe.write(bytes(_ROOM_BYTES))
-            probe.flush()
-            os.fsync(probe.fileno())
+        if not (target / _COMPLETE).is_file():  # a full disk has room for an empty file
+            os.posix_fallocate(probe.fileno(), 0, _ROOM_BYTES)
     os.utime(target)
-    if is_new:
-        _delete_old(cache)
+    with contextlib.suppress(FileNotFoundError):  # another process deletes them
+        for old in sorted(cache.iterdir(), key=os.path.getmtime)[:-MOST_FOLDERS]:
+            shutil.rmtree(old, ignore_errors=True)
     return target
 
 
 def _content() -> str:
-    """Hash everything that decides the machine code but the processor, which numba checks."""
+    """Hash everything that decides the machine code: versions, processor and sources."""
     versions = [version(name) for name in ("numba", "llvmlite", "numpy")]
     content = hashlib.sha256(repr([str(PACKAGE), sys.implementation.cache_tag, versions]).encode())
+    cpu_lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    kinds = (b"model name", b"flags", b"Features")
+    content.update(b"".join(sorted({line for line in cpu_lines if line.startswith(kinds)})))
     for path in sources():
         text = path.read_bytes()
         content.update(f"{path.relative_to(PACKAGE)} {len(text)} ".encode() + text)
     return content.hexdigest()[:16]
-
-
-def _delete_old(cache: Path) -> None:
-    used = []
-    for entry in cache.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # another process has deleted it
-            used.append((entry.stat().st_mtime_ns, entry))
-    for _, entry in sorted(used)[:-MOST_FOLDERS]:
-        shutil.rmtree(entry, ignore_errors=True)

@@ -2,7 +2,6 @@
 refuses is said."""
 
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -10,9 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 from conftest import files_of, left_in, python_child, tree, write_run
 
@@ -24,7 +21,6 @@ from ogbnlib.files import (
     locked,
     new_folder,
     open_to_write,
-    warn_if_remote,
     write_json,
 )
 from ogbnlib.memory.recorder import Recorder
@@ -183,23 +179,6 @@ def test_remains_are_not_cleared_through_a_link(tmp_path: Path) -> None:
     assert thesis.read_text() == "ten years"
 
 
-def test_a_lock_names_the_user_and_process_that_left_it(tmp_path: Path) -> None:
-    if os.geteuid():
-        pytest.skip("only root can make another user's file")
-    lock = tmp_path / ".papers.lock"
-    lock.write_text("process 77 on node3\x1b[2J\n")
-    os.chown(lock, 65534, 65534)
-    with pytest.raises(InputError) as caught:
-        _convert(tmp_path)
-    assert str(caught.value).startswith(f"{lock}: ")
-    assert str(caught.value).endswith(" process 77 on node3[2J of nobody")
-    held = os.open(lock, os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    with pytest.raises(InputError, match=r"process 77 on .* of nobody; "):
-        _convert(tmp_path)
-    os.close(held)
-
-
 def test_a_file_is_emptied_only_after_it_was_checked(tmp_path: Path) -> None:
     file = tmp_path / "a"
     file.write_text("old")
@@ -287,16 +266,6 @@ def test_commands_that_answer_write_nothing_anywhere(tmp_path: Path, tiny_store:
     assert after == before
 
 
-def test_a_network_file_system_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mounts = [
-        SimpleNamespace(mountpoint="/", fstype="ext4"),
-        SimpleNamespace(mountpoint=str(tmp_path), fstype="nfs4"),
-    ]
-    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
-    with pytest.warns(UserWarning, match=rf"{tmp_path}: .*\(nfs4\): loose"):
-        warn_if_remote(tmp_path, "loose")
-
-
 def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert [home("~/data"), home("data/~")] == [Path("/home/me/data"), Path("data/~")]
@@ -304,19 +273,16 @@ def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
         home("data\r")
 
 
-@pytest.mark.parametrize("value", [None, "", "not/absolute"])
 def test_a_home_that_is_unknown_is_refused_and_becomes_no_folder(
-    monkeypatch: pytest.MonkeyPatch, value: str | None
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def unknown(uid: int) -> None:
         raise KeyError(uid)
 
     monkeypatch.delenv("HOME")
-    if value is not None:
-        monkeypatch.setenv("HOME", value)
     monkeypatch.setattr("pwd.getpwuid", unknown)  # such as docker run -u 12345
     for path in ("~", "~/data", "~nobody-here/data"):
-        with pytest.raises(InputError, match=rf"{path}: .*HOME.* \./~"):
+        with pytest.raises(InputError, match=rf"{path}: .*HOME"):
             home(path)
     assert home("./~/data") == Path("./~/data")
 

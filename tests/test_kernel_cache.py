@@ -150,12 +150,14 @@ def test_without_room_for_kernels_one_warning_is_printed(copy: Path) -> None:
 
 def test_a_named_folder_is_used_and_old_ones_are_deleted(copy: Path) -> None:
     named = {"env": {"NUMBA_CACHE_DIR": "~/named", "HOME": str(copy)}}
-    folders = []
-    for number in range(6):
-        with open(copy / "ogbnlib" / "kernels.py", "a") as file:
-            file.write(f"# {number}\n")
-        folders.append(Path(python(copy, WHERE, **named).strip()))
-    assert len(set(folders)) == 6
-    assert {folder.parents[1] for folder in folders} == {copy / "named"}
-    assert sorted(folders[0].parent.iterdir()) == sorted(folders[-kernel_cache.MOST_FOLDERS :])
+    first = Path(python(copy, WHERE, **named).strip())
+    assert first.parents[1] == copy / "named"
+    older = [first.with_name(str(number)) for number in range(kernel_cache.MOST_FOLDERS)]
+    for number, folder in enumerate(older):
+        folder.mkdir()
+        os.utime(folder, (number, number))
+    with open(copy / "ogbnlib" / "kernels.py", "a") as file:
+        file.write("# changed\n")
+    second = Path(python(copy, WHERE, **named).strip())
+    assert {*first.parent.iterdir()} == {first, second, *older[2:]}
     assert python(copy, WHERE).strip().startswith(str(copy / "ogbnlib" / "__pycache__"))

@@ -218,21 +218,15 @@ class Store(GraphSize):
         name: str,
         chunk_bytes: int = npz.CHUNK_BYTES,
         abandoned: threading.Event | None = None,
-        *,
-        by_page: bool = False,
     ) -> "DiskArray":
-        """Open array `name` to read rows past the page cache, with the check of `check_open`.
+        """Open array `name` to read rows past the page cache, with the check of `check_open`."""
+        from ..io.disk_array import DiskArray
 
-        With `by_page`, meant for few rows, reads go through the page cache.
-        """
-        from ..io.disk_array import DiskArray, PageArray
-
-        kind = PageArray if by_page else DiskArray
         info = self.files[name]
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
         file = self.file_path(name)
         try:
-            array = kind(file, HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes, abandoned)
+            array = DiskArray(file, HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes, abandoned)
         except FileNotFoundError:
             raise replaced(file) from None
         self.check_open(name, array.descriptor)

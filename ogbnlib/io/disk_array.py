@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -20,7 +19,6 @@ from .blocks import BLOCK, block_buffer, read_blocks
 
 CHUNK_BYTES = 8 * 2**20
 _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NVMe-like disk
-_ASKED_PAGES = 2**12  # requested between two checks of `abandoned`
 
 
 @kernel
@@ -340,43 +338,3 @@ class DiskArray:
             for size in sizes:
                 self.bytes_read += size
                 self.progress = self.progress[0] + size, self.progress[1]
-
-
-class PageArray(DiskArray):
-    """Rows of one array in a file; `read` reads only the needed pages, through the page cache.
-
-    For few rows. All pages are requested at once, and Linux reads many at a time. At papers100M's
-    size the rows of 40 batches of 128 seeds with num_neighbors=[3, 2] then take 5 s, instead of
-    15 s with reads one by one.
-    """
-
-    def read(self, index: Array, out: Array) -> None:
-        if not len(index):
-            return
-        width = out.dtype.itemsize * math.prod(out.shape[1:])
-        num_rows = -(-width // self.row_bytes)
-        for row in (int(index.min()), int(index.max())):
-            if row < 0 or self._byte_of(row + num_rows) > self.num_bytes:
-                raise self._wrong_index(row, num_rows)
-        places = self.offset + index.astype(np.int64) * self.row_bytes
-        is_needed = np.zeros(self.num_bytes // mmap.PAGESIZE + 1, bool)
-        is_needed[places // mmap.PAGESIZE] = True
-        is_needed[(places + width - 1) // mmap.PAGESIZE] = True
-        pages = np.flatnonzero(is_needed)
-        self.progress = 0, len(pages) * mmap.PAGESIZE
-        content = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
-        if len(content) < self.num_bytes:
-            raise self.damaged(f"expected {self.num_bytes} bytes, found the file's end")
-        content.madvise(mmap.MADV_RANDOM)  # read the page alone, none behind it
-        for part in np.array_split(pages, -(-len(pages) // _ASKED_PAGES)):
-            if self.abandoned.is_set():
-                raise Interrupted
-            for page in part.tolist():
-                content.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, mmap.PAGESIZE)
-        word = self._word(width)
-        count = (self.num_bytes - self.offset) // word.itemsize
-        words = np.frombuffer(content, word, count, self.offset)
-        target = out.reshape(len(out), -1).view(word)
-        _pick(words, 0, index, np.argsort(places), self.row_bytes // word.itemsize, target)
-        self.bytes_read += len(pages) * mmap.PAGESIZE
-        self.progress = 0, 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..config import TrainConfig
 from ..errors import InputError, explained, naming
-from ..files import check_own, home, locked, open_to_write, user_name, warn_if_remote, write_json
+from ..files import check_own, home, locked, open_to_write, user_name, write_json
 from ..forecast.audit import audit
 from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
@@ -36,9 +36,6 @@ def open_run_dir(
     """
     check_content(run_dir, resume=resume)
     run_dir.mkdir(0o700, parents=True, exist_ok=True)  # no other user may read it
-    warn_if_remote(
-        run_dir, "its lock may not keep out a second run from another machine; start none"
-    )
     with naming(run_dir), lock_of(run_dir) as lock:
         check_content(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)

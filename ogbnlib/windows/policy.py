@@ -10,7 +10,6 @@ import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..files import warn_if_remote
 from ..forecast.available import available_bytes, usable_bytes
 from ..forecast.memory_parts import store_bytes
 from ..forecast.pass_memory import Pass, Windows
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
 
     from .spool import Spool
     from .store_loader import StoreLoader
-
-
-# Where the files are larger than _LONG_PASS_BYTES, the first window has few batches, read by the
-# pages of their rows instead of in a pass of a minute. It reads about _FIRST_READS pages at most;
-# a cold disk gives 11,000 pages a second here. One batch of [15, 10, 5] x 1024 would read 217,000
-# pages, 20 s.
-_LONG_PASS_BYTES = 2**33
-_FIRST_READS = 2**17
 
 
 class StoreLoaders(DiskLoaders):
@@ -125,10 +116,6 @@ class StoreLoaders(DiskLoaders):
         run.phase(name, parts, cache_bytes, unsure_bytes)
 
     def _load(self, store: Store) -> Data:
-        warn_if_remote(
-            store.path,
-            "if another machine replaces a file of it, this process dies of SIGBUS; copy it here",
-        )
         self._ranks = local_ranks()
         self._spool_dir = spool_dir()
         room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
@@ -184,13 +171,6 @@ class StoreLoaders(DiskLoaders):
             with self.log.phase("load into page cache"):
                 self.store.fill_page_cache()
 
-    def _first_batches(self, loader_pass: Pass, windows: Windows) -> int:
-        files = store_bytes(self.config, self.store.size)
-        if not windows.prepared_ahead or sum(files.values()) <= _LONG_PASS_BYTES:
-            return 0
-        reads = max(1, 2 * loader_pass.batch.num_nodes + loader_pass.batch.num_edges)
-        return min(_FIRST_READS // reads, (windows.window_batches or 0) // 2)
-
     def _loader(
         self,
         split: str,
@@ -210,7 +190,6 @@ class StoreLoaders(DiskLoaders):
             preparation=Preparation(
                 windows,
                 last_epoch=self.config.epochs if training and self.prepares_epochs else None,
-                first_batches=self._first_batches(training, windows) if training else 0,
                 spool_dir=self._spool_dir,
                 evaluations=evaluations,
                 on_window=functools.partial(self.log.mark, "window", loader=split),

@@ -53,36 +53,30 @@ class WindowReader:
         self._sampler = sampler
         self._nodes = nodes
         self._batch_size = batch_size
-        self._first_batches = preparation.first_batches
         self.arrays = self._open()
-        self._page_arrays: dict[str, DiskArray] = {}  # open while a small first window is read
         self.spool: Spool | None = None
         if self.windows.spooling:
             self.spool = Spool(store, self.arrays, preparation, self.seeds, self.next_cursor)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
         self._ahead: tuple[Cursor, Future[Window]] | None = None
 
-    def _open(self, by_page: bool = False) -> dict[str, DiskArray]:
+    def _open(self) -> dict[str, DiskArray]:
         chunk_bytes = 1 << self.windows.chunk_bytes.bit_length() - 1
-        return {
-            name: self.store.disk_array(name, chunk_bytes, self.abandoned, by_page=by_page)
-            for name in _CONTENT
-        }
+        return {name: self.store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT}
 
     def progress(self) -> tuple[str, int, int] | None:
         """Return (content, bytes read, bytes to read) of the running read of the store; None
         without one."""
-        for name, array in [*self.arrays.items(), *self._page_arrays.items()]:
+        for name, array in self.arrays.items():
             done, total = array.progress
             if done < total:
                 return _CONTENT[name], done, total
         return None
 
-    def seeds(self, cursor: Cursor, num_batches: int = 0) -> Seeds:
-        """Return the seeds of the window at `cursor`, for `num_batches` batches or, if that is 0,
-        for the usual number."""
+    def seeds(self, cursor: Cursor) -> Seeds:
+        """Return the seeds of the window at `cursor`."""
         epoch, start, begin = cursor
-        end = begin + self._batch_size * (num_batches or self.windows.window_batches or 1)
+        end = begin + self._batch_size * (self.windows.window_batches or 1)
         # a copy, because a view would keep the whole order in memory
         batches = torch.split(self._order.share(epoch, start)[begin:end].clone(), self._batch_size)
         ids: list[Array] = [self._nodes[part].numpy() for part in batches]
@@ -123,17 +117,9 @@ class WindowReader:
         return None
 
     def _read(self, cursor: Cursor) -> Window:
-        first = self._first_batches
-        self._first_batches = 0
-        if self._order.count(cursor[1]) <= first * self._batch_size:
-            # the pass would end with this window, and an evaluation would begin while the first
-            # shard is recorded
-            first = 0
-        window = None
-        if self.spool is not None and not first:
-            window = self._read_spool(self.spool, cursor)
+        window = None if self.spool is None else self._read_spool(self.spool, cursor)
         # outside the handler of `DiskFull`, which would keep the spool's arrays in memory
-        return window or self._sample(cursor, first)
+        return window or self._sample(cursor)
 
     def _read_spool(self, spool: Spool, cursor: Cursor) -> Window | None:
         begun = time.monotonic()
@@ -153,27 +139,17 @@ class WindowReader:
         self._record(cursor, window, spool_s=round(time.monotonic() - begun, 3))
         return window
 
-    def _sample(self, cursor: Cursor, first: int) -> Window:
-        """Sample a window and gather its features in memory.
-
-        If `first` is not 0, the window has this many batches, and only the pages of their rows are
-        read.
-        """
+    def _sample(self, cursor: Cursor) -> Window:
+        """Sample a window and gather its features in memory."""
         self.store.check_maps()
         begun = time.monotonic()
         arrays = self.arrays
-        if first:
-            arrays = self._page_arrays = self._open(by_page=True)
         bytes_before = sum(array.bytes_read for array in arrays.values())
-        seeds = self.seeds(cursor, first)
-        following = self.next_cursor(cursor, seeds.positions)
-        if first and self.spool is not None and following is not None:
-            self.spool.prepare(following)
+        seeds = self.seeds(cursor)
         # the sample is dropped before the features are read
         window = Window.pack(seeds, sample_windows([seeds], arrays["colptr"], arrays["row"])[0])
         sampled = time.monotonic()
         window.read_features(arrays["x"], self.store.num_features, self.store.feature_dtype)
-        self._page_arrays = {}
         self._record(
             cursor,
             window,

@@ -89,8 +89,6 @@ class Preparation:
     # in each epoch before this one, the first window of the next epoch is prepared too; None for
     # never
     last_epoch: int | None = None
-    # batches in a small first window, to train on during the first pass; 0 for a usual window
-    first_batches: int = 0
     spool_dir: Path = Path(tempfile.gettempdir())
     # spools of evaluations, all of whose windows are prepared together with this loader's first
     # ones
@@ -159,10 +157,6 @@ class Spool:
         if stored.hot is not None:
             stored.hot.insert(window.ids, window.features, stored.num_ids - stored.num_rows)
         return window
-
-    def prepare(self, cursor: Cursor) -> None:
-        """Begin to record the first shard, from `cursor` on."""
-        self._next = submit(self._thread, self._record, cursor)
 
     def close(self) -> None:
         """End the threads and delete the files."""

@@ -155,19 +155,6 @@ def test_a_window_whose_packing_failed_is_sampled_again(
     assert len(loader.reader.spool.read((1, 0, 0)).hops) == 3
 
 
-def test_a_few_first_batches_come_before_the_first_pass(make: Build) -> None:
-    plain, spooled = make(0), make(100, first_batches=2)
-    for epoch in (1, 2):
-        assert_equal(batches_of(spooled, epoch), batches_of(plain, epoch))
-    windows = [window for window in spooled.seen if "epoch" in window]
-    assert [window["batches"] for window in windows][:6] == [2, 3, 3, 3, 3, 2]
-    assert ["spool_s" in window for window in windows[:6]] == [False] + [True] * 5
-    last = make(100, first_batches=2)
-    assert_equal(batches_of(last, 1, 96), batches_of(plain, 1, 96))
-    # no pass ends in the first window
-    assert "spool_s" in next(window for window in last.seen if "epoch" in window)
-
-
 @pytest.mark.parametrize("hot", HOT)
 @pytest.mark.parametrize(("start", "taken"), [(16, 0), (48, 4)])
 def test_it_goes_on_from_anywhere_and_after_a_pass_that_was_left(

@@ -4,7 +4,6 @@ drawn one by one."""
 import contextlib
 import errno
 import math
-import mmap
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.errors import InputError
-from ogbnlib.io.disk_array import CHUNK_BYTES, DiskArray, PageArray
+from ogbnlib.io.disk_array import CHUNK_BYTES, DiskArray
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.windows.window import Seeds, Window, sample_windows
 
@@ -32,7 +31,6 @@ def on_disk(
     *arrays: np.ndarray,
     offset: int = 0,
     chunk_bytes: int = CHUNK_BYTES,
-    kind: type[DiskArray] = DiskArray,
 ) -> Iterator[list[DiskArray]]:
     """Each array in a file of its own, `offset` bytes in, as a `DiskArray` that is closed at the
     end."""
@@ -42,7 +40,7 @@ def on_disk(
             path = folder / f"{number}.bin"
             path.write_bytes(os.urandom(offset) + array.tobytes())
             row_bytes = array.itemsize * math.prod(array.shape[1:])
-            opened.append(kind(path, offset, row_bytes, len(array), chunk_bytes))
+            opened.append(DiskArray(path, offset, row_bytes, len(array), chunk_bytes))
         yield opened
     finally:
         for disk in opened:
@@ -85,7 +83,6 @@ def chunk_bytes(request: pytest.FixtureRequest) -> int:
     num_rows=st.integers(1, 60),
     offset=st.integers(0, 3 * BLOCK),
     chunks=st.sampled_from([1, 2, 4]),
-    kind=st.sampled_from([DiskArray, PageArray]),
     data=st.data(),
 )
 def test_fetching_is_indexing_for_any_width_offset_and_chunk(
@@ -94,27 +91,13 @@ def test_fetching_is_indexing_for_any_width_offset_and_chunk(
     num_rows: int,
     offset: int,
     chunks: int,
-    kind: type[DiskArray],
     data: st.DataObject,
 ) -> None:
     rows = random_rows(num_rows, width, np.uint8)
     index = data.draw(st.lists(st.integers(0, num_rows - 1), max_size=80))
     size = chunks * BLOCK
-    with on_disk(tmp_path, rows, offset=offset, chunk_bytes=size, kind=kind) as (disk,):
+    with on_disk(tmp_path, rows, offset=offset, chunk_bytes=size) as (disk,):
         assert_fetches(disk, rows, index)
-
-
-def test_single_pages_are_read_for_few_rows(tmp_path: Path) -> None:
-    rows = random_rows(2**16, 64, "float32")  # 16 in each page
-    with on_disk(tmp_path, rows, kind=PageArray) as (disk,):
-        assert_fetches(disk, rows, [40_000, 3, 4, 40_001])
-        assert disk.bytes_read == 2 * mmap.PAGESIZE
-        for wrong in (-1, 2**16):
-            with pytest.raises(InputError, match=r"0\.bin: "):
-                fetched(disk, [5, wrong], rows)
-        os.truncate(disk.path, 1000 * 256)
-        with pytest.raises(InputError, match=r"0\.bin: "):
-            fetched(disk, [3], rows)
 
 
 def test_two_offsets_that_overlap_are_fetched_as_a_pair(chunk_bytes: int, tmp_path: Path) -> None:
