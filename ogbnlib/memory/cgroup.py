@@ -3,7 +3,7 @@
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -98,9 +98,9 @@ class Cgroup:
 
         Under v2: since its `oom` events numbered `ooms_before`. Under v1: at any time.
         """
-        if self.version == 2:
-            return (self.count("oom") or 0) > ooms_before
         limit = self.size("limit")
+        if self.version == 2:
+            return limit is not None and (self.count("oom") or 0) > ooms_before
         peak = self.size("peak")
         # Minus 2**21: a charge of several pages fails below the limit. `memory.failcnt` does not
         # help, since it stays 0 on recent kernels.
@@ -193,38 +193,6 @@ def _lineage_of(pid: int | str = "self") -> Iterator[Cgroup]:
     pair = find_cgroup(pid)
     if pair:
         yield from pair[0].lineage(pair[1])
-
-
-@dataclass(frozen=True)
-class Throttle:
-    """A cgroup whose `memory.high` slowed a run down, without a kill."""
-
-    cgroup: str
-    high_bytes: int
-    times: int
-
-
-def high_events(pid: int | str = "self") -> dict[str, int]:
-    """Return how often each cgroup around a process has slowed processes down, by cgroup path.
-
-    Only cgroups with a `memory.high` are included.
-    """
-    return {
-        str(group.path): group.count("high") or 0
-        for group in _lineage_of(pid)
-        if group.size("high") is not None
-    }
-
-
-def throttled_since(counted: Mapping[str, int]) -> list[Throttle]:
-    """Return the cgroups that have slowed processes down since `high_events` returned `counted`."""
-    throttles = []
-    for path, count in counted.items():
-        cgroup = Cgroup(Path(path), 2)
-        throttles.append(
-            Throttle(path, cgroup.size("high") or 0, (cgroup.count("high") or 0) - count)
-        )
-    return [throttle for throttle in throttles if throttle.times > 0]
 
 
 def pressure_file(cgroup: Cgroup | None) -> str:

@@ -19,19 +19,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes
-from .cgroup import (
-    Cgroup,
-    find_cgroup,
-    high_events,
-    pressure_file,
-    read_stalled_s,
-    throttled_since,
-)
+from .cgroup import Cgroup, find_cgroup, pressure_file, read_stalled_s
 from .reading import Reading, read_memory
 from .tree import Tree
 
@@ -58,7 +51,8 @@ class Limit:
     def __init__(self, limit_bytes: int | None):
         self.limit_bytes = limit_bytes
         self.tree: Tree | None = None
-        self._limits: list[tuple[Cgroup, int]] = []
+        # the cgroups around the tree, with their counts of "oom" and "high" so far
+        self._lineage: list[tuple[Cgroup, int, int]] = []
 
     def command(self, argv: list[str]) -> list[str]:
         return argv
@@ -106,7 +100,8 @@ class Limit:
     def evidence(self) -> dict[str, Any]:
         """Return facts about the end for result.json; call it after `ended`.
 
-        `kills_around` counts kills of processes outside the tree.
+        `kills_around` counts kills of processes outside the tree. `throttled` has each cgroup whose
+        `memory.high` slowed processes down meanwhile.
         """
         kills = self.oom_kills()
         of_others = self._around and self.killed_by != "kernel"
@@ -129,11 +124,21 @@ class Limit:
             "oom_kills": None if of_others else kills,
             "kills_around": (kills or 0) if of_others else 0,
             "outer_limit": outer,
+            "throttled": [
+                {"cgroup": str(group.path), "high_bytes": group.size("high"), "times": times}
+                for group, times in self._slowed_down()
+            ],
         }
 
+    def _slowed_down(self) -> Iterator[tuple[Cgroup, int]]:
+        for group, _, high_before in self._lineage:
+            times = (group.count("high") or 0) - high_before
+            if times > 0:
+                yield group, times
+
     def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
-        self._limits = [
-            (group, group.count("oom") or 0) for group in cgroups if group.size("limit") is not None
+        self._lineage = [
+            (group, group.count("oom") or 0, group.count("high") or 0) for group in cgroups
         ]
 
     def _count_kills_of(self, around: Cgroup) -> None:
@@ -146,7 +151,7 @@ class Limit:
             return  # its counters are gone
         # v2 also counts an event in all cgroups above, so the nearest cgroup with a new event is
         # the one whose limit was reached.
-        met = next((group for group, count in self._limits if group.met_its_limit(count)), None)
+        met = next((group for group, ooms, _ in self._lineage if group.met_its_limit(ooms)), None)
         if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
             self._outer = met
 
@@ -214,7 +219,6 @@ class _SystemdLimit(Limit):
     """Limit by a scope of the user's own systemd (`systemd-run --user --scope`)."""
 
     name = "systemd-run"
-    _high_before: Mapping[str, int] = {}
 
     def command(self, argv: list[str]) -> list[str]:
         start = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
@@ -229,16 +233,11 @@ class _SystemdLimit(Limit):
             pair = find_cgroup(self.tree.pid)
             if pair and pair != find_cgroup():
                 self.cgroup = pair[0]
-                self._high_before = high_events(self.tree.pid)
                 self._watch_limits(pair[0].lineage(pair[1]))
                 # The scope and its counter vanish with the scope's last process. v2 counts the
                 # scope's kills in the parent cgroup too.
                 self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
         return super().check(reading)
-
-    def evidence(self) -> dict[str, Any]:
-        # `Attempt` reads the cgroups around this process, but the scope lies in other cgroups.
-        return {**super().evidence(), "throttled": throttled_since(self._high_before)}
 
     def stalled_s(self) -> float | None:
         # Before the scope is known, the value would be that of another cgroup.

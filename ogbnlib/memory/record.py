@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .growth import Growth, Stalled
+from .growth import Growth
 from .reading import Reading
 
 
@@ -154,8 +154,9 @@ class Record:
         self.newest: Phase | None = None  # the phase that began last
         self._calls: list[Event] = []  # recorded calls that have not returned
         self._graphs = set[str]()  # names of the parts that are graphs of PyG's loaders
-        # time and `stalled_s` of the first sample, of two samples a minute apart, and of the last
-        self._stalls: list[tuple[float, float]] = []
+        # seconds in which a process waited for memory; None if the kernel does not count them
+        self.stalled_s: float | None = None
+        self._stalled_before_s: float | None = None
 
     @property
     def phase(self) -> Phase | None:
@@ -197,20 +198,6 @@ class Record:
         None without any."""
         levels = max(self._levels.values(), key=len, default=[])
         return Growth.of(levels) if levels else None
-
-    @property
-    def stalled(self) -> Stalled | None:
-        """Time lost waiting for memory; None if the kernel does not count it."""
-        if not self._stalls:
-            return None
-        first, late, _, last = self._stalls
-        total_s = last[1] - first[1]
-        late_over_s = last[0] - late[0]
-        share = total_s / max(last[0] - first[0], 1e-3)
-        late_share = (last[1] - late[1]) / max(late_over_s, 1e-3)
-        return Stalled(
-            round(total_s, 3), round(share, 3), round(late_share, 3), round(late_over_s, 3)
-        )
 
     def event(self, event: Event) -> None:
         """Take the next event."""
@@ -291,7 +278,9 @@ class Record:
         self.duration_s = max(0.0, time_s - self._began_s)  # the clock may be set back
         self._num_processes = reading.num_processes
         if reading.stalled_s is not None:
-            self._add_stall((time_s, reading.stalled_s))
+            if self._stalled_before_s is None:
+                self._stalled_before_s = reading.stalled_s
+            self.stalled_s = round(reading.stalled_s - self._stalled_before_s, 3)
         left_out = ("num_processes", "cgroup_limit_bytes", "stalled_s")
         sizes = {
             name: size
@@ -309,11 +298,3 @@ class Record:
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
         self.peaks |= {name: max(self.peaks.get(name, 0), size) for name, size in sizes.items()}
-
-    def _add_stall(self, point: tuple[float, float]) -> None:
-        points = self._stalls or [point] * 4
-        first, late, later, _ = points
-        if point[0] - later[0] >= 60:
-            late = later
-            later = point
-        self._stalls = [first, late, later, point]
