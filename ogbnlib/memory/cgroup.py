@@ -145,22 +145,12 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
         # In a container without its own cgroup namespace, the path is the host's and not visible
         # here. Then the mount point is the container's cgroup.
         folder = mount / os.path.relpath(inside[version], root)
-        if root.startswith("/.."):
-            # A new cgroup namespace that sees the mount of an outer one: the path begins at a
-            # directory of the mount whose name is not recorded anywhere.
-            folder = _holder(mount, pid)
-        elif ".." in folder.parts or not folder.is_dir():
+        if ".." in folder.parts or not folder.is_dir():
             folder = mount
         for group in Cgroup(folder, version).lineage(mount):
             if version == 1 or _counts_memory(group.path):
                 return group, mount
     return None
-
-
-def _holder(mount: Path, pid: int | str) -> Path:
-    searched_pid = os.getpid() if pid == "self" else int(pid)
-    folders = (Path(folder) for folder, *_ in os.walk(mount))
-    return next((folder for folder in folders if searched_pid in Cgroup(folder, 2).pids()), mount)
 
 
 def _counts_memory(path: Path) -> bool:

@@ -167,11 +167,6 @@ class _CgroupLimit(Limit):
     def __init__(self, limit_bytes: int | None, parent: Cgroup, mount: Path):
         super().__init__(limit_bytes)
         self.name = f"cgroup v{parent.version}"
-        # Remove cgroups that killed watchers left behind; rmdir(2) refuses one in use.
-        for old in parent.path.glob("ogbnlib-[0-9]*-*"):
-            if not Path("/proc", old.name.split("-")[1]).exists():
-                with contextlib.suppress(OSError):
-                    old.rmdir()
         path = parent.path / f"ogbnlib-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path.mkdir()
         self.cgroup = Cgroup(path, parent.version)
@@ -346,14 +341,13 @@ def _try_systemd(limit_bytes: int | None) -> Limit | str:
 def _left_by_a_scope() -> Cgroup | None:
     """Return the nearest limited cgroup that contains this process but not the user's scopes."""
     pair = find_cgroup()
-    manager = f"user@{os.getuid()}.service"  # the user's scopes lie in its app.slice
-    for group in pair[0].lineage(pair[1]) if pair else ():
-        has_manager = any(manager in names for _, names, _ in os.walk(group.path))
-        if has_manager or group.path.name in ("app.slice", manager):
-            break
-        if group.has_limit:
-            return group
-    return None
+    if pair is None:
+        return None
+    user = os.getuid()
+    scopes = pair[1] / f"user.slice/user-{user}.slice/user@{user}.service/app.slice"
+    around = pair[0].lineage(pair[1])
+    left = (g for g in around if g.has_limit and not scopes.is_relative_to(g.path))
+    return next(left, None)
 
 
 def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:

@@ -79,32 +79,22 @@ class Tree:
         self._watcher = os.getpid()
         self._members: set[int] = set()
         self._adopted: set[int] = set()
-        self._others: set[int] = set()  # children of the watcher outside the tree
 
     def pids(self) -> list[int]:
         """Return the ids of the present processes, the command first."""
         members = process_tree(self.pid)
         if self.mark:
-            self._adopt()
+            # The kernel gives an orphan to the first thread of its new parent. Several threads may
+            # be here at once, so no set is changed in place.
+            children = {*_children(self._watcher, self._watcher)} - {self.pid}
+            self._adopted = {
+                child for child in children if child in self._members or self._has_mark(child)
+            }
             members += [pid for child in self._adopted for pid in process_tree(child)]
             self._members = set(members)
         return members
 
-    def _adopt(self) -> None:
-        # The kernel gives an orphan to the first thread of its new parent. Several threads may be
-        # here at once, so no set is changed in place.
-        children = {*_children(self._watcher, self._watcher)} - {self.pid}
-        new = children - self._adopted - self._others
-        ours = {child for child in new if self._is_ours(child)}
-        self._adopted = (self._adopted & children) | ours
-        self._others = (self._others & children) | (new - ours)
-
-    def _is_ours(self, child: int) -> bool:
-        if child in self._members:
-            return True  # was seen below the command before
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(child) == self.pid:
-                return True
+    def _has_mark(self, child: int) -> bool:
         return self.mark.encode() in (read_whole(f"/proc/{child}/environ") or b"")
 
     def reap(self) -> None:

@@ -1,6 +1,5 @@
 """Promises of `cgroup`: this process's cgroup is found, wherever its tree is mounted."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -43,16 +42,3 @@ def test_limits_below_a_mount_point_with_blanks_are_found(
         monkeypatch.delenv(name, raising=False)
     (tree / "user.slice" / "memory.max").write_text(str(64 * MB))
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {tree / 'user.slice'}")
-
-
-def test_in_a_new_namespace_the_cgroup_that_lists_us_is_ours(
-    tree: Path, proc_files: dict[str, bytes]
-) -> None:
-    # as `unshare --cgroup` leaves it
-    proc_files["/proc/self/cgroup"] = b"0::/\n"
-    mounts = proc_files["/proc/self/mountinfo"]
-    proc_files["/proc/self/mountinfo"] = mounts.replace(b" 0:26 / ", b" 0:26 /../.. ")
-    assert find_cgroup() is None  # nowhere listed, and the mount counts no memory
-    inner = tree / "user.slice" / "run.scope"
-    (inner / "cgroup.procs").write_text(f"1\n{os.getpid()}\n")
-    assert find_cgroup() == (Cgroup(inner, 2), tree)

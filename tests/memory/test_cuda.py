@@ -16,7 +16,6 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.oom_suggestions import oom_suggestions
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, cuda_reading
-from ogbnlib.memory.reading import memory_now
 from ogbnlib.runs.diagnosis import explain_text
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.training.gpu import _allocator_environment, begin, end, prepare_allocator
@@ -160,26 +159,10 @@ def test_a_reading_has_the_allocators_counts_and_what_is_free(gpu: FakeGPU) -> N
     reading |= {"peak_allocated_bytes": 6 * GB, "peak_reserved_bytes": 8 * GB}
     assert cuda_reading() == {**reading, "free_bytes": 76 * GB}
     gpu.fraction = 0.0625  # 5 of 80 GB
-    largest = cuda_reading(largest=True)
-    assert largest is not None
-    assert largest.pop("took_s") >= 0
-    assert largest == {**reading, "free_bytes": GB, "largest_free_bytes": 300 * MB}
+    largest = {**reading, "free_bytes": GB, "largest_free_bytes": 300 * MB}
+    assert cuda_reading(largest=True) == largest
     gpu.backend = "cudaMallocAsync"  # which refuses to list its blocks
     assert cuda_reading(largest=True) == {**reading, "free_bytes": GB}
-
-
-def test_a_torch_whose_snapshot_has_no_options_is_read_too(gpu: FakeGPU) -> None:
-    def older(mempool_id: Any = None) -> list[dict[str, Any]]:
-        return gpu.snapshot(include_traces=False)
-
-    gpu.patch.setattr(torch.cuda, "memory_snapshot", older)
-    largest = cuda_reading(largest=True)
-    assert largest is not None
-    assert largest["largest_free_bytes"] == 300 * MB
-
-
-def test_memory_now_names_the_gpus(gpu: FakeGPU) -> None:
-    assert memory_now().endswith("; GPU: 3.00 GB allocated, 4.00 GB reserved, 76.00 GB free")
 
 
 def test_memory_is_released_every_k_batches(tiny_config: Config, tmp_path: Path) -> None:
@@ -194,20 +177,11 @@ def test_memory_is_released_every_k_batches(tiny_config: Config, tmp_path: Path)
     assert [event["after"] for event in events] == ["batch 3", "batch 6"]  # of 8
 
 
-# As torch 1.x has it.
-OLD = (
-    "RuntimeError: CUDA out of memory. Tried to allocate {}.00 GiB (GPU 0; 16.00 GiB total capacity; {}.00 GiB already "
-    "allocated; {}.00 GiB free; {}.00 GiB reserved in total by PyTorch)"
-)
-
-
 @pytest.mark.parametrize(
     ("message", "cause", "action"),
     [
         (MESSAGE, "fragmentation", "expandable segments"),
-        (OLD.format(3, 13, 1, 14), "size", "smaller step"),
-        (OLD.format(2, 1, 1, 1), "others", "free GPU"),
-        (OLD.format(1, 3, 0, 4).replace(" ", "\n"), "fragmentation", "expandable segments"),
+        (MESSAGE.replace(" ", "\n"), "fragmentation", "expandable segments"),
     ],
 )
 def test_a_pasted_message_is_read_as_pieces_size_or_others(
