@@ -74,14 +74,6 @@ def test_the_card_of_a_page_shows_a_foreign_name_as_text(made: Store) -> None:
     assert f'<td style="text-align:left">{made.path}</td>' in made._repr_html_()
 
 
-def test_tab_on_a_store_lists_what_a_reader_needs(made: Store) -> None:
-    names = {name for name in dir(made) if not name.startswith("_")}
-    needed = "x y colptr row splits num_nodes path size read chunks loader sampler to_data ids"
-    assert names >= set(needed.split())
-    assert not names & {"crc32", "stamps", "files", "check_open", "disk_array", "damaged"}
-    assert all(hasattr(made, name) for name in dir(made))
-
-
 def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:
     for name in FILES:
         array = np.load(made.path / f"{name}.npy", mmap_mode="r")
@@ -126,7 +118,7 @@ def test_features_that_the_wanted_type_cannot_hold_are_refused(
     stored = np.lib.format.open_memmap(path / "x.npy", mode="r+")
     stored[7, 1] = 1e6
     stored.flush()
-    with pytest.raises(InputError, match=r"x\.npy: .* beyond 65504.* row 7"):
+    with pytest.raises(InputError, match=r"x\.npy: .*65504.* row 7"):
         open_store(path).read("x", "float16")
     assert open_store(path).read("x")[7, 1] == 1e6
 
