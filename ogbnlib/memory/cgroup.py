@@ -168,11 +168,7 @@ def _mounts() -> Iterator[tuple[int, str, Path]]:
     for line in os.fsdecode(read_whole("/proc/self/mountinfo") or b"").splitlines():
         fields, _, options = line.partition(" - ")
         kind, _, options = options.split(" ", 2)
-        # mountinfo writes a blank as `\040` (proc(5))
-        root, mount = (
-            re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
-            for field in fields.split()[3:5]
-        )
+        root, mount = fields.split()[3:5]
         if kind == "cgroup2":
             yield 2, root, Path(mount)
         elif kind == "cgroup" and "memory" in options.split()[-1].split(","):
@@ -185,19 +181,15 @@ def _lineage_of(pid: int | str = "self") -> Iterator[Cgroup]:
         yield from pair[0].lineage(pair[1])
 
 
-def pressure_file(cgroup: Cgroup | None) -> str:
-    """Return the path of the kernel's record of time lost waiting for memory (PSI).
+def read_stalled_s(cgroup: Cgroup | None) -> float | None:
+    """Return the seconds so far in which a process waited for memory; None without PSI.
 
-    It is the record of a v2 cgroup, else that of the machine.
+    They are those of a v2 cgroup, else of the machine.
     """
-    path = f"{cgroup.path}/memory.pressure" if cgroup else ""
-    # v1 and the host's root cgroup have no such file
-    return path if os.path.exists(path) else "/proc/pressure/memory"
-
-
-def read_stalled_s(path: str) -> float | None:
-    """Return the seconds so far in which a process waited for memory; None without PSI."""
-    line = re.search(rb"^some .*total=(\d+)", read_whole(path) or b"")
+    text = read_whole(f"{cgroup.path}/memory.pressure") if cgroup else None
+    if text is None:  # v1 and the host's root cgroup have no such file
+        text = read_whole("/proc/pressure/memory") or b""
+    line = re.search(rb"^some .*total=(\d+)", text)
     return int(line[1]) / 1e6 if line else None
 
 

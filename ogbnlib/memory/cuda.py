@@ -22,12 +22,11 @@ def cuda_in_use() -> Any:
     return torch if torch and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
-def cuda_reading(largest: bool = False) -> dict[str, float] | None:
+def cuda_reading() -> dict[str, float] | None:
     """Return the memory of this process on its current GPU, or None if it has not used CUDA.
 
     `free_bytes` can still be reserved by the allocator, also under a cap. `alloc_retries` counts
-    allocations that failed until the cache was emptied. With `largest`, the reading also has the
-    size of the largest unallocated block.
+    allocations that failed until the cache was emptied.
     """
     torch = cuda_in_use()
     if torch is None:
@@ -36,7 +35,7 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     reserved = stats["reserved_bytes"]["all"]["current"]
     free, total = torch.cuda.mem_get_info()
     allowed = int(total * torch.cuda.memory.get_per_process_memory_fraction())
-    reading: dict[str, float] = {
+    return {
         "allocated_bytes": stats["allocated_bytes"]["all"]["current"],
         "reserved_bytes": reserved,
         "peak_allocated_bytes": stats["allocated_bytes"]["all"]["peak"],
@@ -45,19 +44,6 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
         "alloc_retries": stats["num_alloc_retries"],
         "ooms": stats["num_ooms"],
     }
-    # cudaMallocAsync has no list of blocks
-    if largest and torch.cuda.get_allocator_backend() == "native":
-        # with a recorded history, the snapshot would take seconds
-        segments = torch.cuda.memory_snapshot(include_traces=False)
-        device = torch.cuda.current_device()
-        free_sizes = (
-            int(block["size"])
-            for segment in segments
-            for block in segment["blocks"]
-            if segment["device"] == device and block["state"] == "inactive"
-        )
-        reading["largest_free_bytes"] = max(free_sizes, default=0)
-    return reading
 
 
 # Patterns for sizes in the allocator's message since torch 2.0 (CUDACachingAllocator.cpp)

@@ -11,7 +11,6 @@ instead of a kill.
 """
 
 import contextlib
-import functools
 import os
 import shutil
 import signal
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes
-from .cgroup import Cgroup, find_cgroup, pressure_file, read_stalled_s
+from .cgroup import Cgroup, find_cgroup, read_stalled_s
 from .reading import Reading, read_memory
 from .tree import Tree
 
@@ -79,11 +78,7 @@ class Limit:
 
         The time is that of the tree, else of the cgroup around it, else of the machine.
         """
-        return read_stalled_s(self._pressure_file)
-
-    @functools.cached_property
-    def _pressure_file(self) -> str:
-        return pressure_file(self.cgroup or self._around)
+        return read_stalled_s(self.cgroup or self._around)
 
     def oom_kills(self) -> int | None:
         counter = self._around or self.cgroup

@@ -70,7 +70,6 @@ class EventLog:
         self._lock = threading.RLock()  # collected garbage may make a mark in the middle of another
         self._began_s = began_s or time.time()
         self._last_cuda_s = 0.0
-        self._last_largest_s = 0.0
         self.open: list[str] = []  # labels of the open phases; kept without a file, too
         # RSS peaks of the open phases: a reset for an inner phase must not lose the outer peak
         self._peaks: list[int] = []
@@ -107,7 +106,7 @@ class EventLog:
             failed = {"failed": type(error).__name__}
             raise
         finally:
-            self.cuda(force=True, largest=True)
+            self.cuda(force=True)
             held_bytes, _, peak = own_memory()
             self._peaks = [max(outer, peak) for outer in self._peaks]
             self.mark(
@@ -119,23 +118,19 @@ class EventLog:
         """Record that the run now uses `size_bytes` under this name; 0 means freed."""
         self.mark("part", name=name, bytes=int(size_bytes))
 
-    def cuda(self, force: bool = False, largest: bool = False) -> None:
+    def cuda(self, force: bool = False) -> None:
         """Record this process's GPU memory, at most ten times a second, and 2,000 times in a run.
 
-        `force` reads at any time; `largest` includes the largest free block. Torch's own peaks, in
-        each reading, miss nothing in between.
+        `force` reads at any time. Torch's own peaks, in each reading, miss nothing in between.
         """
         now = time.time()
         pause_s = max(0.1, (now - self._began_s) / NUM_BINS)
         if self._file < 0 or not (force or now - self._last_cuda_s >= pause_s):
             return
-        # Finding the largest free block takes longer, so that is done once a second.
-        largest = largest or now - self._last_largest_s >= 1.0
-        reading = cuda_reading(largest)
+        reading = cuda_reading()
         if reading is None:
             return
         self._last_cuda_s = now
-        self._last_largest_s = now if largest else self._last_largest_s
         self.mark("cuda", **reading)
 
     def follow(self) -> Iterator[Event]:

@@ -9,14 +9,12 @@ import contextlib
 import ctypes
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 
 from .cgroup import read_whole
 
 _SET_SUBREAPER = 36  # prctl(2)
-_lock = threading.Lock()
 _contexts: list[None] = []  # one for each command that is watched now
 _ROUNDS = (
     100  # rounds of one signal; a program that starts others endlessly must not hang its watcher
@@ -55,16 +53,14 @@ def adopting() -> Iterator[None]:
     Afterwards nothing is adopted, because no code would reap the adopted processes.
     """
     libc = ctypes.CDLL(None)
-    with _lock:
-        _contexts.append(None)
-        libc.prctl(_SET_SUBREAPER, 1)
+    _contexts.append(None)
+    libc.prctl(_SET_SUBREAPER, 1)
     try:
         yield
     finally:
-        with _lock:
-            _contexts.pop()
-            if not _contexts:
-                libc.prctl(_SET_SUBREAPER, 0)
+        _contexts.pop()
+        if not _contexts:
+            libc.prctl(_SET_SUBREAPER, 0)
 
 
 class Tree:

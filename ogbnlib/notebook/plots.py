@@ -367,8 +367,6 @@ def _plot_cuda(run: Run) -> Axes:
     end_s = _draw_run(ax, run, time_s, stacks, CUDA_LAYERS, None)
     ax.set(ylim=(0, 1.05 * float(stacks.sum(axis=0).max())), ylabel=f"GPU memory in {name}")
     _shade_phases(ax, run, end_s, stacks[0], time_s)
-    base = stacks[0] + np.minimum((table["cuda_largest_free_bytes"] / unit).to_numpy(), stacks[1])
-    ax.plot(time_s, base, color=LIMIT, linewidth=1, zorder=3, label="of it the largest free block")
     where = time_s[(table["cuda_alloc_retries"].diff() > 0).to_numpy()]
     ax.plot(
         where,

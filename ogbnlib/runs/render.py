@@ -139,7 +139,7 @@ _CLAUSES = (
     "its last words: {last_output}",
     "the last line that it printed: {last_line}",
     "{requested_bytes} asked for[, {allocated_bytes} allocated][, {reserved_bytes} reserved]"
-    "[, {largest_free_bytes} the largest free block in it][, {free_bytes} free on the GPU]"
+    "[, {free_bytes} free on the GPU]"
     "[; {alloc_retries:.0f} allocations needed a second try]",
     "the kernel's out-of-memory killer struck {kills_around} times in its cgroup meanwhile",
     "rank {rank} was the first to end: {rank_words}",

