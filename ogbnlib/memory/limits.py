@@ -102,17 +102,14 @@ class Limit:
         of_others = self._around and self.killed_by != "kernel"
         outer = None
         if self._outer is not None:
-            # The tree has ended, so this memory is that of other processes. Linux takes a moment to
-            # free the tree's pages, so the smallest value within a second counts.
-            held_bytes = []
-            for _ in range(20):
-                anon, _, shmem = self._outer.parts()
-                held_bytes.append((anon or 0) + (shmem or 0))
-                time.sleep(0.05)
+            # The tree has ended, so this memory is that of other processes, once Linux has freed the
+            # tree's pages.
+            time.sleep(1)
+            anon, _, shmem = self._outer.parts()
             outer = {
                 "limit_bytes": self._outer.size("limit"),
                 "cgroup": str(self._outer.path),
-                "others_bytes": min(held_bytes),
+                "others_bytes": (anon or 0) + (shmem or 0),
             }
         return {
             "killed_by": self.killed_by,
@@ -131,14 +128,13 @@ class Limit:
             if times > 0:
                 yield group, times
 
-    def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
+    def _watch_limits(self, lineage: Iterable[Cgroup], around: Cgroup | None = None) -> None:
         self._lineage = [
-            (group, group.count("oom") or 0, group.count("high") or 0) for group in cgroups
+            (group, group.count("oom") or 0, group.count("high") or 0) for group in lineage
         ]
-
-    def _count_kills_of(self, around: Cgroup) -> None:
         self._around = around
-        self._kills_before = around.count("oom_kill") or 0
+        if around is not None:
+            self._kills_before = around.count("oom_kill") or 0
 
     def _blame_kernel(self) -> None:
         self.killed_by = "kernel"
@@ -223,10 +219,10 @@ class _SystemdLimit(Limit):
             pair = find_cgroup(self.tree.pid)
             if pair and pair != find_cgroup():
                 self.cgroup = pair[0]
-                self._watch_limits(pair[0].lineage(pair[1]))
                 # The scope and its counter vanish with the scope's last process. v2 counts the
                 # scope's kills in the parent cgroup too.
-                self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
+                parent = Cgroup(pair[0].path.parent, pair[0].version)
+                self._watch_limits(pair[0].lineage(pair[1]), parent)
         return super().check(reading)
 
     def stalled_s(self) -> float | None:
@@ -251,8 +247,7 @@ class Watchdog(Limit):
     def __init__(self, limit_bytes: int | None, around: tuple[Cgroup, Path] | None = None):
         super().__init__(limit_bytes)
         if around:
-            self._count_kills_of(around[0])
-            self._watch_limits(around[0].lineage(around[1]))
+            self._watch_limits(around[0].lineage(around[1]), around[0])
 
     def check(self, reading: Reading) -> Reading | None:
         if self.limit_bytes is None or self.killed_by or self.tree is None:

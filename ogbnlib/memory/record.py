@@ -141,7 +141,8 @@ class Record:
         # maximum of each sampled column, of `rss_bytes` (sum of RSS), and of `held_bytes` (in use)
         self.peaks: dict[str, int] = {}
         self.last: dict[str, int] = {}  # anonymous, shared and file bytes of the last sample
-        # the last event of each kind in `_LAST_KEPT` and of "start"; the first "rank ended"
+        self.start: Event = {}
+        # the last event of each kind in `_LAST_KEPT`; the first "rank ended"
         self.events: dict[str, Event] = {}
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
@@ -173,10 +174,6 @@ class Record:
     def graphs(self) -> dict[str, int]:
         """Bytes of the graph that each living loader of PyG keeps, by the loader's name."""
         return {name: size for name, size in self.parts.items() if name in self._graphs}
-
-    @property
-    def start(self) -> Event:
-        return self.events.get("start", {})
 
     @property
     def is_command(self) -> bool:
@@ -212,7 +209,7 @@ class Record:
                 phase.until_s = since_s
             self._reset(event["time_s"])
             self.attempt += 1
-            self.events[kind] = {name: value for name, value in event.items() if name != "previous"}
+            self.start = {name: value for name, value in event.items() if name != "previous"}
         elif kind == "begin":
             self._begin(event, since_s)
         elif kind == "end":
