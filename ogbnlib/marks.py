@@ -103,9 +103,6 @@ def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     finally:
-        if _run.log is not None:
-            with _never_raise():
-                _run.log.close()
         _forget()
         _run = outer
 
@@ -152,7 +149,7 @@ def _forget() -> None:
     """Stop marking without writing anything: this process may be a fork of the one that marks."""
     global _run
     if _run.log is not None:
-        _run.log.close(forget=True)
+        _run.log.close()
     if _run.lock >= 0:
         os.close(_run.lock)
     _run = _MarkedRun(None)

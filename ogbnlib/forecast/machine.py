@@ -13,7 +13,7 @@ import numpy as np
 from ..graph.store import GraphSize, Store
 from ..io.blocks import block_buffer
 from ..launcher import job_cores
-from ..memory.reading import processor
+from ..memory.cgroup import read_whole
 
 # Only for choosing windows and for times; measured on a 2-core machine with an NVMe-like disk.
 DISK_BYTES_PER_S = 1.2e9
@@ -72,7 +72,8 @@ def _bf16_product(flops_per_s: float) -> float:
     float32 on a Zen 4, 84 against 141 on a Xeon of the same year. One without them (AVX2) ran at a
     24th of float32, 2.4 against 57. That ratio is assumed then, without importing torch.
     """
-    if not processor() & {"avx512_bf16", "amx_bf16"}:
+    flags = read_whole("/proc/cpuinfo") or b""
+    if b"avx512_bf16" not in flags and b"amx_bf16" not in flags:
         return flops_per_s / 24
     import torch
 

@@ -65,28 +65,19 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
     after the cast."""
     dtype = np.dtype(dtype)
     begin = 0
-    most = float(np.finfo(dtype).max)
     for values in chunks:
         with np.errstate(over="ignore"):
             out = values.astype(dtype, order="C", copy=False)
-        # NaN makes both comparisons false.
-        if not (values.size == 0 or (float(values.max()) <= most and float(values.min()) >= -most)):
-            _refuse_infinite(
-                values, begin, f"{where}: expected finite values, found NaN or Inf, the first", ""
-            )
-            _refuse_infinite(
-                out,
-                begin,
-                f"{where}: found a value beyond {most:g}, the largest {dtype},",
-                "; use feature_dtype='float32'"
-                if dtype == np.float16
-                else "; scale the features down",
+        wrong = ~np.isfinite(out)
+        if wrong.any():
+            row = int(np.flatnonzero(wrong.any(axis=1))[0])
+            value = values[row][wrong[row]][0]
+            remedy = "replace it"
+            if np.isfinite(value):
+                remedy = "use feature_dtype='float32' or scale the features down"
+            raise InputError(
+                f"{where}: expected finite values up to {float(np.finfo(dtype).max):g}, the largest "
+                f"{dtype}, found {value:g} in row {begin + row}; {remedy}"
             )
         begin += len(values)
         yield out
-
-
-def _refuse_infinite(values: Array, begin: int, problem: str, remedy: str) -> None:
-    rows = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if len(rows):
-        raise InputError(f"{problem} in row {begin + rows[0]}{remedy}")

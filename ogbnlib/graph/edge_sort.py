@@ -9,7 +9,6 @@ import numpy as np
 
 from ..io.blocks import Stream
 from ..kernels import kernel
-from .node_set import NodeSet, put
 from .npz import Array
 from .store_format import index_dtype
 from .writer import ArrayWriter
@@ -127,25 +126,6 @@ def _csc(num_cols: int, col: Array, row: Array, unique: bool) -> tuple[Array, Ar
     return colptr, out[:count]
 
 
-@kernel
-def _survey(begin: int, colptr: Array, row: Array, both: bool, words: Array) -> int:
-    """Return the number of self-loops in columns from `begin` on; put nodes with edges into the set
-    of `words`.
-
-    If edges go both ways (`both`), a source is a column, too, and is not put in twice.
-    """
-    loops = 0
-    for v in range(len(colptr) - 1):
-        if colptr[v] < colptr[v + 1]:
-            put(words, begin + v)
-        for i in range(colptr[v], colptr[v + 1]):
-            if not both:
-                put(words, row[i])
-            if row[i] == begin + v:
-                loops += 1
-    return loops
-
-
 class EdgeSort:
     """External sort of an edge list into CSC: all edges go to disk as pairs, then range by range
     into `row` and `colptr`.
@@ -153,10 +133,7 @@ class EdgeSort:
     Sorting takes `workspace` bytes of memory, or more for a single node with more edges. With
     `undirected`, every edge is taken both ways; columns are then sorted and have no duplicates.
 
-    Attributes:
-        num_read: edges taken by `read`.
-        num_self_loops: self-loops in the columns written.
-        connected: the nodes with an edge.
+    `num_read` is the number of edges taken by `read`.
     """
 
     def __init__(
@@ -169,11 +146,8 @@ class EdgeSort:
         self.done = done
         self.chunk_edges = max(1, min(2**20, workspace // 128))
         self.num_read = 0
-        self.num_self_loops = 0
-        self.connected = NodeSet(num_nodes)
         self._dtype = index_dtype(num_nodes)
         self._serial = 0
-        self._num_written = 0  # columns
         self._edge_bytes = 3 * np.dtype(self._dtype).itemsize  # a pair, and its entry in row
         self._pairs = self._new_pairs(num_nodes, num_edges * (2 if undirected else 1))
 
@@ -212,10 +186,6 @@ class EdgeSort:
             if width == 1 or count * self._edge_bytes + width * 8 <= self.workspace:
                 part = pairs.all(number)
                 ptr, sources = _csc(width, part[:, 0], part[:, 1], self.undirected)
-                self.num_self_loops += _survey(
-                    self._num_written, ptr, sources, self.undirected, self.connected.words
-                )
-                self._num_written += width
                 colptr.write(ptr[1:] + row.length)
                 row.write(sources)
                 self.done(count * pairs.pair_bytes)

@@ -32,16 +32,14 @@ def load(file: Path) -> Array:
     """Map an .npy file."""
     with open(file, "rb") as stream:
         magic = stream.read(6)
-    if magic and magic != np.lib.format.MAGIC_PREFIX and not magic.startswith(b"PK"):
+    if magic != np.lib.format.MAGIC_PREFIX:
         raise InputError(
             f"{file}: expected a file of np.save, found no header, as np.memmap and tofile write; in Python: "
             f"np.save({'new_' + file.name!r}, np.memmap({file.name!r}, 'float32', 'r', shape=(N, "
             "F)))"
         )
     with naming(file, "a numpy array without objects"):
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
-    if not isinstance(array, np.ndarray):
-        raise InputError(f"{file}: expected one numpy array, found an .npz archive")
+        array: Array = np.load(file, mmap_mode="r", allow_pickle=False)
     return array
 
 

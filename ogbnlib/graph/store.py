@@ -86,14 +86,6 @@ class GraphSize:
         return html_card(self._card())
 
 
-# Attributes of a store that its readers don't need: TAB leaves them out.
-_INTERNAL_NAMES = {
-    *("advise_random", "check_maps", "check_open", "crc32", "damaged", "disk_array", "files"),
-    *("feature_itemsize", "file_path", "fill_page_cache", "from_arrays", "from_data", "int8"),
-    *("open_file", "origin", "stamps", "stored"),
-}
-
-
 def _mapped(name: str) -> cached_property[Any]:
     def mapped(store: "Store") -> Array | Text | None:
         info = store.files.get(name)
@@ -140,9 +132,6 @@ class Store(GraphSize):
 
     def __fspath__(self) -> str:  # for functions that expect a data set's path
         return str(self.path)
-
-    def __dir__(self) -> list[str]:
-        return [name for name in super().__dir__() if name not in _INTERNAL_NAMES]
 
     def _card(self) -> dict[str, str]:
         return super()._card() | {

@@ -1,6 +1,5 @@
 """The format of a store: its files, their headers, and store.json."""
 
-import difflib
 import json
 import os
 import zlib
@@ -112,33 +111,14 @@ def meta_crc32(meta: Mapping[str, Any]) -> int:
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
 
-def nearby(path: Path) -> str:
-    """Return the end of the message on a missing store: stores near it, else the working folder.
-
-    It has a "?", for which callers look, only if it names stores. If it names none and the path
-    exists, it is "".
-    """
-    path = path.absolute()  # the name of Path(".") is "", which `with_name` refuses
-    folders = [*path.parents[:2], path.parent / f"{path.name}.store"]
-    if path.is_dir():
-        folders += sorted(path.iterdir())
-    elif path.parent.is_dir():
-        names = [entry.name for entry in path.parent.iterdir()]
-        folders += [path.with_name(name) for name in difflib.get_close_matches(path.name, names)]
-    stores = [str(folder) for folder in folders if (folder / META).is_file()]
-    if stores:
-        return f"; did you mean the store {' or '.join(stores[:3])}?"
-    return "" if path.exists() else whereabouts()
-
-
 def read_meta(path: Path) -> dict[str, Any]:
     """Return the content of a store's store.json."""
     file = path / META
     if not file.is_file():
-        hint = nearby(path)
-        if "?" not in hint:
-            hint = f"; `python -m ogbnlib convert` makes one of other data{hint}"
-        raise InputError(f"{path}: expected a store ({META} in it), found none{hint}")
+        raise InputError(
+            f"{path}: expected a store ({META} in it), found none; `python -m ogbnlib convert` makes "
+            f"one of other data{whereabouts()}"
+        )
     text = file.read_bytes()
     with naming(file, "JSON", "convert again"):
         meta = json.loads(text)

@@ -43,8 +43,6 @@ class Text:
             yield from self[begin : begin + _CHUNK].tolist()
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
-        if copy is False:
-            raise ValueError("names are decoded into a new array: expected copy=None or True")
         out = np.empty(len(self), dtype or self.dtype)
         for begin in range(0, len(self), _CHUNK):
             out[begin : begin + _CHUNK] = self[begin : begin + _CHUNK]

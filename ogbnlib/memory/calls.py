@@ -72,7 +72,9 @@ def _record_load(load: Any) -> Any:
 
     @functools.wraps(load)
     def recorded(*args: Any, **kwargs: Any) -> Any:
-        size = _file_bytes([*args, *kwargs.values()][:1])
+        size = 0
+        with contextlib.suppress(OSError, TypeError, ValueError):
+            size = os.path.getsize(*[*args, *kwargs.values()][:1])
         # numpy's second argument is the mode of the map
         is_mapped = kwargs.get(argument) or (name == "numpy.load" and any(args[1:2]))
         if size < _LARGE_BYTES or is_mapped:
@@ -81,12 +83,6 @@ def _record_load(load: Any) -> Any:
             return load(*args, **kwargs)
 
     return recorded
-
-
-def _file_bytes(files: list[Any]) -> int:
-    with contextlib.suppress(OSError, TypeError, ValueError):
-        return os.path.getsize(*files)
-    return 0
 
 
 def _record_graph(build: Any) -> Any:

@@ -3,7 +3,7 @@
 import io
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -98,9 +98,9 @@ class Cgroup:
 
         Under v2: since its `oom` events numbered `ooms_before`. Under v1: at any time.
         """
-        if self.version == 2:
-            return (self.count("oom") or 0) > ooms_before
         limit = self.size("limit")
+        if self.version == 2:
+            return limit is not None and (self.count("oom") or 0) > ooms_before
         peak = self.size("peak")
         # Minus 2**21: a charge of several pages fails below the limit. `memory.failcnt` does not
         # help, since it stays 0 on recent kernels.
@@ -145,22 +145,12 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
         # In a container without its own cgroup namespace, the path is the host's and not visible
         # here. Then the mount point is the container's cgroup.
         folder = mount / os.path.relpath(inside[version], root)
-        if root.startswith("/.."):
-            # A new cgroup namespace that sees the mount of an outer one: the path begins at a
-            # directory of the mount whose name is not recorded anywhere.
-            folder = _holder(mount, pid)
-        elif ".." in folder.parts or not folder.is_dir():
+        if ".." in folder.parts or not folder.is_dir():
             folder = mount
         for group in Cgroup(folder, version).lineage(mount):
             if version == 1 or _counts_memory(group.path):
                 return group, mount
     return None
-
-
-def _holder(mount: Path, pid: int | str) -> Path:
-    searched_pid = os.getpid() if pid == "self" else int(pid)
-    folders = (Path(folder) for folder, *_ in os.walk(mount))
-    return next((folder for folder in folders if searched_pid in Cgroup(folder, 2).pids()), mount)
 
 
 def _counts_memory(path: Path) -> bool:
@@ -178,11 +168,7 @@ def _mounts() -> Iterator[tuple[int, str, Path]]:
     for line in os.fsdecode(read_whole("/proc/self/mountinfo") or b"").splitlines():
         fields, _, options = line.partition(" - ")
         kind, _, options = options.split(" ", 2)
-        # mountinfo writes a blank as `\040` (proc(5))
-        root, mount = (
-            re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
-            for field in fields.split()[3:5]
-        )
+        root, mount = fields.split()[3:5]
         if kind == "cgroup2":
             yield 2, root, Path(mount)
         elif kind == "cgroup" and "memory" in options.split()[-1].split(","):
@@ -195,51 +181,15 @@ def _lineage_of(pid: int | str = "self") -> Iterator[Cgroup]:
         yield from pair[0].lineage(pair[1])
 
 
-@dataclass(frozen=True)
-class Throttle:
-    """A cgroup whose `memory.high` slowed a run down, without a kill."""
+def read_stalled_s(cgroup: Cgroup | None) -> float | None:
+    """Return the seconds so far in which a process waited for memory; None without PSI.
 
-    cgroup: str
-    high_bytes: int
-    times: int
-
-
-def high_events(pid: int | str = "self") -> dict[str, int]:
-    """Return how often each cgroup around a process has slowed processes down, by cgroup path.
-
-    Only cgroups with a `memory.high` are included.
+    They are those of a v2 cgroup, else of the machine.
     """
-    return {
-        str(group.path): group.count("high") or 0
-        for group in _lineage_of(pid)
-        if group.size("high") is not None
-    }
-
-
-def throttled_since(counted: Mapping[str, int]) -> list[Throttle]:
-    """Return the cgroups that have slowed processes down since `high_events` returned `counted`."""
-    throttles = []
-    for path, count in counted.items():
-        cgroup = Cgroup(Path(path), 2)
-        throttles.append(
-            Throttle(path, cgroup.size("high") or 0, (cgroup.count("high") or 0) - count)
-        )
-    return [throttle for throttle in throttles if throttle.times > 0]
-
-
-def pressure_file(cgroup: Cgroup | None) -> str:
-    """Return the path of the kernel's record of time lost waiting for memory (PSI).
-
-    It is the record of a v2 cgroup, else that of the machine.
-    """
-    path = f"{cgroup.path}/memory.pressure" if cgroup else ""
-    # v1 and the host's root cgroup have no such file
-    return path if os.path.exists(path) else "/proc/pressure/memory"
-
-
-def read_stalled_s(path: str) -> float | None:
-    """Return the seconds so far in which a process waited for memory; None without PSI."""
-    line = re.search(rb"^some .*total=(\d+)", read_whole(path) or b"")
+    text = read_whole(f"{cgroup.path}/memory.pressure") if cgroup else None
+    if text is None:  # v1 and the host's root cgroup have no such file
+        text = read_whole("/proc/pressure/memory") or b""
+    line = re.search(rb"^some .*total=(\d+)", text)
     return int(line[1]) / 1e6 if line else None
 
 

@@ -5,10 +5,8 @@ Readings never import torch: where the process has not used CUDA, there is nothi
 
 from __future__ import annotations
 
-import inspect
 import re
 import sys
-import time
 from typing import Any
 
 # exit code of a run that ran out of GPU memory; see `runs.codes`
@@ -24,12 +22,11 @@ def cuda_in_use() -> Any:
     return torch if torch and torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
-def cuda_reading(largest: bool = False) -> dict[str, float] | None:
+def cuda_reading() -> dict[str, float] | None:
     """Return the memory of this process on its current GPU, or None if it has not used CUDA.
 
     `free_bytes` can still be reserved by the allocator, also under a cap. `alloc_retries` counts
-    allocations that failed until the cache was emptied. With `largest`, the reading also has the
-    size of the largest unallocated block, and the seconds that it took to find it.
+    allocations that failed until the cache was emptied.
     """
     torch = cuda_in_use()
     if torch is None:
@@ -38,7 +35,7 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
     reserved = stats["reserved_bytes"]["all"]["current"]
     free, total = torch.cuda.mem_get_info()
     allowed = int(total * torch.cuda.memory.get_per_process_memory_fraction())
-    reading: dict[str, float] = {
+    return {
         "allocated_bytes": stats["allocated_bytes"]["all"]["current"],
         "reserved_bytes": reserved,
         "peak_allocated_bytes": stats["allocated_bytes"]["all"]["peak"],
@@ -47,39 +44,16 @@ def cuda_reading(largest: bool = False) -> dict[str, float] | None:
         "alloc_retries": stats["num_alloc_retries"],
         "ooms": stats["num_ooms"],
     }
-    # cudaMallocAsync has no list of blocks
-    if largest and torch.cuda.get_allocator_backend() == "native":
-        begin_s = time.perf_counter()
-        # With a recorded history, the snapshot takes seconds. Older releases of torch cannot leave
-        # the history out.
-        accepted = inspect.signature(torch.cuda.memory_snapshot).parameters
-        options = {"include_traces": False} if "include_traces" in accepted else {}
-        segments = torch.cuda.memory_snapshot(**options)
-        device = torch.cuda.current_device()
-        free_sizes = (
-            int(block["size"])
-            for segment in segments
-            for block in segment["blocks"]
-            if segment["device"] == device and block["state"] == "inactive"
-        )
-        reading["largest_free_bytes"] = max(free_sizes, default=0)
-        reading["took_s"] = round(time.perf_counter() - begin_s, 6)
-    return reading
 
 
-# Patterns for sizes in the allocator's message (CUDACachingAllocator.cpp): as worded since torch
-# 2.0, as worded before, and as people list them, such as "Requested: 2 GiB".
+# Patterns for sizes in the allocator's message since torch 2.0 (CUDACachingAllocator.cpp)
 _SIZES = {
-    "requested_bytes": ("[Tt]ried to allocate:? {}", "[Rr]equested:? {}"),
-    "total_bytes": ("total capacity of {}", "{} total capacity"),
-    "free_bytes": (r"{} (?:is )?free\b", "[Ff]ree:? {}"),
-    "allowed_bytes": ("{} allowed",),
-    "allocated_bytes": ("{} is allocated by PyTorch", "{} already allocated"),
-    "unallocated_bytes": (
-        "{} (?:is )?reserved (?:by PyTorch )?but unallocated",
-        "[Rr]eserved but unallocated:? {}",
-    ),
-    "reserved_bytes": ("{} reserved in total by PyTorch",),
+    "requested_bytes": "Tried to allocate {}",
+    "total_bytes": "total capacity of {}",
+    "free_bytes": r"{} is free\b",
+    "allowed_bytes": "{} allowed",
+    "allocated_bytes": "{} is allocated by PyTorch",
+    "unallocated_bytes": "{} is reserved by PyTorch but unallocated",
 }
 
 
@@ -87,17 +61,12 @@ def oom_sizes(message: str) -> dict[str, int]:
     """Return the sizes in the message of a torch.OutOfMemoryError, in bytes."""
     sizes = {}
     units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-    for name, forms in _SIZES.items():
-        pattern = "|".join(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)") for form in forms)
-        match = re.search(pattern, message)
+    for name, form in _SIZES.items():
+        match = re.search(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)"), message)
         if match:
-            number, unit = filter(None, match.groups())
-            sizes[name] = int(float(number) * units[unit])
-    allocated = sizes.get("allocated_bytes", 0)
-    if "reserved_bytes" in sizes:
-        sizes["unallocated_bytes"] = sizes["reserved_bytes"] - allocated
-    elif "unallocated_bytes" in sizes and allocated:
-        sizes["reserved_bytes"] = allocated + sizes["unallocated_bytes"]
+            sizes[name] = int(float(match[1]) * units[match[2]])
+    if "unallocated_bytes" in sizes and "allocated_bytes" in sizes:
+        sizes["reserved_bytes"] = sizes["allocated_bytes"] + sizes["unallocated_bytes"]
     if "allowed_bytes" in sizes and "reserved_bytes" in sizes:
         free = max(0, sizes["allowed_bytes"] - sizes["reserved_bytes"])
         sizes["free_bytes"] = min(free, sizes.get("free_bytes", free))

@@ -1,4 +1,4 @@
-"""Whether the memory in use climbs from epoch to epoch, and the time lost waiting for memory."""
+"""Whether the memory in use climbs from epoch to epoch."""
 
 import itertools
 import statistics
@@ -60,19 +60,3 @@ def _climb(late: Sequence[int]) -> tuple[float, bool]:
     most_rise = sum(rise > 0 for rise in pairs) >= 0.85 * len(pairs)
     is_large = slope * (len(late) - 1) > max(8 * MB, 0.01 * late[0])
     return slope, most_rise and is_large and second >= 0.7 * first
-
-
-@dataclass(frozen=True)
-class Stalled:
-    """Time in which processes waited for memory that the kernel had taken back (PSI)."""
-
-    total_s: float
-    share: float  # of the attempt's time
-    late_share: float  # of the last `late_over_s`
-    late_over_s: float  # a minute or two
-
-    @property
-    def is_thrashing(self) -> bool:
-        """Whether memory is too short for the work."""
-        # Reading a file once in a full cgroup loses 7 % of the time, which is harmless.
-        return self.total_s >= 5 and max(self.share, self.late_share) >= 0.15

@@ -11,7 +11,6 @@ instead of a kill.
 """
 
 import contextlib
-import functools
 import os
 import shutil
 import signal
@@ -19,19 +18,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes
-from .cgroup import (
-    Cgroup,
-    find_cgroup,
-    high_events,
-    pressure_file,
-    read_stalled_s,
-    throttled_since,
-)
+from .cgroup import Cgroup, find_cgroup, read_stalled_s
 from .reading import Reading, read_memory
 from .tree import Tree
 
@@ -58,7 +50,8 @@ class Limit:
     def __init__(self, limit_bytes: int | None):
         self.limit_bytes = limit_bytes
         self.tree: Tree | None = None
-        self._limits: list[tuple[Cgroup, int]] = []
+        # the cgroups around the tree, with their counts of "oom" and "high" so far
+        self._lineage: list[tuple[Cgroup, int, int]] = []
 
     def command(self, argv: list[str]) -> list[str]:
         return argv
@@ -85,11 +78,7 @@ class Limit:
 
         The time is that of the tree, else of the cgroup around it, else of the machine.
         """
-        return read_stalled_s(self._pressure_file)
-
-    @functools.cached_property
-    def _pressure_file(self) -> str:
-        return pressure_file(self.cgroup or self._around)
+        return read_stalled_s(self.cgroup or self._around)
 
     def oom_kills(self) -> int | None:
         counter = self._around or self.cgroup
@@ -106,39 +95,46 @@ class Limit:
     def evidence(self) -> dict[str, Any]:
         """Return facts about the end for result.json; call it after `ended`.
 
-        `kills_around` counts kills of processes outside the tree.
+        `kills_around` counts kills of processes outside the tree. `throttled` has each cgroup whose
+        `memory.high` slowed processes down meanwhile.
         """
         kills = self.oom_kills()
         of_others = self._around and self.killed_by != "kernel"
         outer = None
         if self._outer is not None:
-            # The tree has ended, so this memory is that of other processes. Linux takes a moment to
-            # free the tree's pages, so the smallest value within a second counts.
-            held_bytes = []
-            for _ in range(20):
-                anon, _, shmem = self._outer.parts()
-                held_bytes.append((anon or 0) + (shmem or 0))
-                time.sleep(0.05)
+            # The tree has ended, so this memory is that of other processes, once Linux has freed the
+            # tree's pages.
+            time.sleep(1)
+            anon, _, shmem = self._outer.parts()
             outer = {
                 "limit_bytes": self._outer.size("limit"),
                 "cgroup": str(self._outer.path),
-                "others_bytes": min(held_bytes),
+                "others_bytes": (anon or 0) + (shmem or 0),
             }
         return {
             "killed_by": self.killed_by,
             "oom_kills": None if of_others else kills,
             "kills_around": (kills or 0) if of_others else 0,
             "outer_limit": outer,
+            "throttled": [
+                {"cgroup": str(group.path), "high_bytes": group.size("high"), "times": times}
+                for group, times in self._slowed_down()
+            ],
         }
 
-    def _watch_limits(self, cgroups: Iterable[Cgroup]) -> None:
-        self._limits = [
-            (group, group.count("oom") or 0) for group in cgroups if group.size("limit") is not None
-        ]
+    def _slowed_down(self) -> Iterator[tuple[Cgroup, int]]:
+        for group, _, high_before in self._lineage:
+            times = (group.count("high") or 0) - high_before
+            if times > 0:
+                yield group, times
 
-    def _count_kills_of(self, around: Cgroup) -> None:
+    def _watch_limits(self, lineage: Iterable[Cgroup], around: Cgroup | None = None) -> None:
+        self._lineage = [
+            (group, group.count("oom") or 0, group.count("high") or 0) for group in lineage
+        ]
         self._around = around
-        self._kills_before = around.count("oom_kill") or 0
+        if around is not None:
+            self._kills_before = around.count("oom_kill") or 0
 
     def _blame_kernel(self) -> None:
         self.killed_by = "kernel"
@@ -146,7 +142,7 @@ class Limit:
             return  # its counters are gone
         # v2 also counts an event in all cgroups above, so the nearest cgroup with a new event is
         # the one whose limit was reached.
-        met = next((group for group, count in self._limits if group.met_its_limit(count)), None)
+        met = next((group for group, ooms, _ in self._lineage if group.met_its_limit(ooms)), None)
         if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
             self._outer = met
 
@@ -162,11 +158,6 @@ class _CgroupLimit(Limit):
     def __init__(self, limit_bytes: int | None, parent: Cgroup, mount: Path):
         super().__init__(limit_bytes)
         self.name = f"cgroup v{parent.version}"
-        # Remove cgroups that killed watchers left behind; rmdir(2) refuses one in use.
-        for old in parent.path.glob("ogbnlib-[0-9]*-*"):
-            if not Path("/proc", old.name.split("-")[1]).exists():
-                with contextlib.suppress(OSError):
-                    old.rmdir()
         path = parent.path / f"ogbnlib-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path.mkdir()
         self.cgroup = Cgroup(path, parent.version)
@@ -214,7 +205,6 @@ class _SystemdLimit(Limit):
     """Limit by a scope of the user's own systemd (`systemd-run --user --scope`)."""
 
     name = "systemd-run"
-    _high_before: Mapping[str, int] = {}
 
     def command(self, argv: list[str]) -> list[str]:
         start = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
@@ -229,16 +219,11 @@ class _SystemdLimit(Limit):
             pair = find_cgroup(self.tree.pid)
             if pair and pair != find_cgroup():
                 self.cgroup = pair[0]
-                self._high_before = high_events(self.tree.pid)
-                self._watch_limits(pair[0].lineage(pair[1]))
                 # The scope and its counter vanish with the scope's last process. v2 counts the
                 # scope's kills in the parent cgroup too.
-                self._count_kills_of(Cgroup(pair[0].path.parent, pair[0].version))
+                parent = Cgroup(pair[0].path.parent, pair[0].version)
+                self._watch_limits(pair[0].lineage(pair[1]), parent)
         return super().check(reading)
-
-    def evidence(self) -> dict[str, Any]:
-        # `Attempt` reads the cgroups around this process, but the scope lies in other cgroups.
-        return {**super().evidence(), "throttled": throttled_since(self._high_before)}
 
     def stalled_s(self) -> float | None:
         # Before the scope is known, the value would be that of another cgroup.
@@ -262,8 +247,7 @@ class Watchdog(Limit):
     def __init__(self, limit_bytes: int | None, around: tuple[Cgroup, Path] | None = None):
         super().__init__(limit_bytes)
         if around:
-            self._count_kills_of(around[0])
-            self._watch_limits(around[0].lineage(around[1]))
+            self._watch_limits(around[0].lineage(around[1]), around[0])
 
     def check(self, reading: Reading) -> Reading | None:
         if self.limit_bytes is None or self.killed_by or self.tree is None:
@@ -347,14 +331,13 @@ def _try_systemd(limit_bytes: int | None) -> Limit | str:
 def _left_by_a_scope() -> Cgroup | None:
     """Return the nearest limited cgroup that contains this process but not the user's scopes."""
     pair = find_cgroup()
-    manager = f"user@{os.getuid()}.service"  # the user's scopes lie in its app.slice
-    for group in pair[0].lineage(pair[1]) if pair else ():
-        has_manager = any(manager in names for _, names, _ in os.walk(group.path))
-        if has_manager or group.path.name in ("app.slice", manager):
-            break
-        if group.has_limit:
-            return group
-    return None
+    if pair is None:
+        return None
+    user = os.getuid()
+    scopes = pair[1] / f"user.slice/user-{user}.slice/user@{user}.service/app.slice"
+    around = pair[0].lineage(pair[1])
+    left = (g for g in around if g.has_limit and not scopes.is_relative_to(g.path))
+    return next(left, None)
 
 
 def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:

@@ -8,14 +8,13 @@ import ctypes
 import functools
 import gc
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ..errors import format_bytes
-from .cgroup import Cgroup, effective_limit, read_fields, read_whole
-from .cuda import cuda_in_use, cuda_reading
+from .cgroup import Cgroup, read_fields, read_whole
+from .cuda import cuda_in_use
 from .tree import Tree, process_tree
 
 
@@ -79,13 +78,6 @@ def huge_pages() -> str:
     # The file's content is, for example, "always [madvise] never".
     text = read_whole("/sys/kernel/mm/transparent_hugepage/enabled") or b""
     return os.fsdecode(text).partition("[")[2].partition("]")[0]
-
-
-@functools.cache
-def processor() -> set[str]:
-    """Return the processor's flags, such as "avx512_bf16"; empty if the kernel lists none."""
-    text = os.fsdecode(read_whole("/proc/cpuinfo") or b"")
-    return {word for flags in re.findall(r"^flags\s*: (.*)$", text, re.M) for word in flags.split()}
 
 
 @functools.cache
@@ -157,28 +149,6 @@ def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = F
     rss = read_sums(pids, "status")
     shares: list[int | None] = read_sums(pids, "smaps_rollup") if pss else [None] * 4
     return Reading(len(pids), *rss, *shares, *counted)
-
-
-def memory_now() -> str:
-    """Return one line on the memory in use by this process and its children, and its limit.
-
-    The line includes the GPU's memory if this process uses the GPU.
-    """
-    reading = read_memory(os.getpid(), pss=True)
-    limit, source = effective_limit()
-    anon, shmem, file = reading.held() or (0, 0, 0)
-    text = (
-        f"{format_bytes(anon + shmem)} in use of {format_bytes(limit)} ({source}): "
-        f"{format_bytes(anon)} anonymous, {format_bytes(shmem)} shared; "
-        f"{format_bytes(file)} page cache and mapped files"
-    )
-    gpu = cuda_reading()
-    if gpu:
-        allocated, reserved, free = (
-            format_bytes(gpu[f"{name}_bytes"]) for name in ("allocated", "reserved", "free")
-        )
-        text += f"; GPU: {allocated} allocated, {reserved} reserved, {free} free"
-    return text
 
 
 def own_disk_bytes() -> dict[str, int]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from .growth import Growth, Stalled
+from .growth import Growth
 from .reading import Reading
 
 
@@ -141,7 +141,8 @@ class Record:
         # maximum of each sampled column, of `rss_bytes` (sum of RSS), and of `held_bytes` (in use)
         self.peaks: dict[str, int] = {}
         self.last: dict[str, int] = {}  # anonymous, shared and file bytes of the last sample
-        # the last event of each kind in `_LAST_KEPT` and of "start"; the first "rank ended"
+        self.start: Event = {}
+        # the last event of each kind in `_LAST_KEPT`; the first "rank ended"
         self.events: dict[str, Event] = {}
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
@@ -154,8 +155,9 @@ class Record:
         self.newest: Phase | None = None  # the phase that began last
         self._calls: list[Event] = []  # recorded calls that have not returned
         self._graphs = set[str]()  # names of the parts that are graphs of PyG's loaders
-        # time and `stalled_s` of the first sample, of two samples a minute apart, and of the last
-        self._stalls: list[tuple[float, float]] = []
+        # seconds in which a process waited for memory; None if the kernel does not count them
+        self.stalled_s: float | None = None
+        self._stalled_before_s: float | None = None
 
     @property
     def phase(self) -> Phase | None:
@@ -172,10 +174,6 @@ class Record:
     def graphs(self) -> dict[str, int]:
         """Bytes of the graph that each living loader of PyG keeps, by the loader's name."""
         return {name: size for name, size in self.parts.items() if name in self._graphs}
-
-    @property
-    def start(self) -> Event:
-        return self.events.get("start", {})
 
     @property
     def is_command(self) -> bool:
@@ -198,20 +196,6 @@ class Record:
         levels = max(self._levels.values(), key=len, default=[])
         return Growth.of(levels) if levels else None
 
-    @property
-    def stalled(self) -> Stalled | None:
-        """Time lost waiting for memory; None if the kernel does not count it."""
-        if not self._stalls:
-            return None
-        first, late, _, last = self._stalls
-        total_s = last[1] - first[1]
-        late_over_s = last[0] - late[0]
-        share = total_s / max(last[0] - first[0], 1e-3)
-        late_share = (last[1] - late[1]) / max(late_over_s, 1e-3)
-        return Stalled(
-            round(total_s, 3), round(share, 3), round(late_share, 3), round(late_over_s, 3)
-        )
-
     def event(self, event: Event) -> None:
         """Take the next event."""
         kind = event["event"]
@@ -225,7 +209,7 @@ class Record:
                 phase.until_s = since_s
             self._reset(event["time_s"])
             self.attempt += 1
-            self.events[kind] = {name: value for name, value in event.items() if name != "previous"}
+            self.start = {name: value for name, value in event.items() if name != "previous"}
         elif kind == "begin":
             self._begin(event, since_s)
         elif kind == "end":
@@ -291,7 +275,9 @@ class Record:
         self.duration_s = max(0.0, time_s - self._began_s)  # the clock may be set back
         self._num_processes = reading.num_processes
         if reading.stalled_s is not None:
-            self._add_stall((time_s, reading.stalled_s))
+            if self._stalled_before_s is None:
+                self._stalled_before_s = reading.stalled_s
+            self.stalled_s = round(reading.stalled_s - self._stalled_before_s, 3)
         left_out = ("num_processes", "cgroup_limit_bytes", "stalled_s")
         sizes = {
             name: size
@@ -309,11 +295,3 @@ class Record:
             sizes["held_bytes"] = size
             self.phases[name] = max(self.phases.get(name, 0), size)
         self.peaks |= {name: max(self.peaks.get(name, 0), size) for name, size in sizes.items()}
-
-    def _add_stall(self, point: tuple[float, float]) -> None:
-        points = self._stalls or [point] * 4
-        first, late, later, _ = points
-        if point[0] - later[0] >= 60:
-            late = later
-            later = point
-        self._stalls = [first, late, later, point]

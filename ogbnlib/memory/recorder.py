@@ -15,9 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Self
 
-from ..errors import MB
 from ..files import open_to_write, write_all
 from .cuda import cuda_reading
 from .limits import Limit
@@ -25,44 +24,11 @@ from .reading import Reading, list_processes, own_memory, read_memory
 from .record import BOUNDARIES, SAMPLE_COLUMNS, Event, Record, RunPaths, parse_events, phase_label
 from .tree import Tree
 
-T = TypeVar("T")
 # Closes a line that a kill cut off. Without it, half a number in the last column would pass for a
 # whole one.
 TORN = " torn\n"
 NUM_BINS = 2000  # time bins of a run so far; a plot has no more columns of pixels
 _CHUNK_BYTES = 2**20
-
-
-class _Thinning(Generic[T]):
-    """Thinning of an endless series to the largest item of each time bin, a 2,000th of the time."""
-
-    # A bin is as long as a 2,000th of the time so far. At first every item is kept, later 2,000
-    # each time the run gets e times as long: 19,000 of a week's 12 million.
-    def __init__(self, began_s: float | None):  # None: the time begins with the first item
-        self.best: tuple[float, T] | None = None
-        self._began_s = began_s
-        self._bin_s = 0.0
-
-    def add(self, time_s: float, size: float, item: T) -> T | None:
-        """Take one item; if `time_s` ends the current time bin, return that bin's largest item."""
-        ended = None
-        if self._began_s is None:
-            self._began_s = time_s
-        if self.best is None or time_s - self._bin_s >= (time_s - self._began_s) / NUM_BINS:
-            ended = self.close()
-            self._bin_s = time_s
-        if self.best is None or size > self.best[0]:
-            self.best = size, item
-        return ended
-
-    def close(self) -> T | None:
-        """Close the current time bin and return its largest item.
-
-        Phase boundaries close a bin, so that each phase keeps its largest item.
-        """
-        best = self.best
-        self.best = None
-        return best and best[1]
 
 
 def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None]:
@@ -102,8 +68,8 @@ class EventLog:
                 RunPaths(run_dir).events, os.O_APPEND
             )
         self._lock = threading.RLock()  # collected garbage may make a mark in the middle of another
-        self._last_cuda_s = self._last_largest_s = 0.0
-        self._cuda = _Thinning[Event](began_s)
+        self._began_s = began_s or time.time()
+        self._last_cuda_s = 0.0
         self.open: list[str] = []  # labels of the open phases; kept without a file, too
         # RSS peaks of the open phases: a reset for an inner phase must not lose the outer peak
         self._peaks: list[int] = []
@@ -140,7 +106,7 @@ class EventLog:
             failed = {"failed": type(error).__name__}
             raise
         finally:
-            self.cuda(force=True, largest=True)
+            self.cuda(force=True)
             held_bytes, _, peak = own_memory()
             self._peaks = [max(outer, peak) for outer in self._peaks]
             self.mark(
@@ -152,28 +118,20 @@ class EventLog:
         """Record that the run now uses `size_bytes` under this name; 0 means freed."""
         self.mark("part", name=name, bytes=int(size_bytes))
 
-    def cuda(self, force: bool = False, largest: bool = False) -> None:
-        """Record this process's GPU memory, thinned, at most ten times a second.
+    def cuda(self, force: bool = False) -> None:
+        """Record this process's GPU memory, at most ten times a second, and 2,000 times in a run.
 
-        `force` reads at any time and keeps the reading; `largest` includes the largest free block.
+        `force` reads at any time. Torch's own peaks, in each reading, miss nothing in between.
         """
         now = time.time()
-        if self._file < 0 or not (force or now - self._last_cuda_s >= 0.1):
+        pause_s = max(0.1, (now - self._began_s) / NUM_BINS)
+        if self._file < 0 or not (force or now - self._last_cuda_s >= pause_s):
             return
-        # Finding the largest free block takes longer, so that is done once a second.
-        largest = largest or now - self._last_largest_s >= 1.0
-        reading = cuda_reading(largest)
+        reading = cuda_reading()
         if reading is None:
             return
         self._last_cuda_s = now
-        self._last_largest_s = now if largest else self._last_largest_s
-        reading["time_s"] = round(now, 4)
-        due = [self._cuda.add(now, reading["allocated_bytes"], reading)]
-        if force:
-            best = self._cuda.close()
-            due += [best, reading] if best is not reading else [reading]
-        for event in filter(None, due):
-            self.mark("cuda", **event)
+        self.mark("cuda", **reading)
 
     def follow(self) -> Iterator[Event]:
         """Yield the events that any process added since this log was opened or last followed."""
@@ -184,41 +142,50 @@ class EventLog:
             self._read_from += whole or len(data)  # no line that we write is longer than 1 MB
             yield from parse_events(data[:whole])
 
-    def close(self, *, forget: bool = False) -> None:
-        """Close the file after writing the last GPU reading, which `forget` leaves out."""
+    def close(self) -> None:
         if self._file >= 0:
-            best = self._cuda.close()
-            if best and not forget:
-                self.mark("cuda", **best)
             os.close(self._file)
             self._file = -1
 
 
 class _TimelineWriter:
-    """Writer of the thinned timeline.csv.
+    """Writer of timeline.csv, thinned to the largest sample of each time bin.
 
     The file ends with the largest sample of the current time bin and with the last sample.
     """
 
+    # A bin is as long as a 2,000th of the time so far. At first every sample is kept, later 2,000
+    # each time the run gets e times as long: 19,000 of a week's 12 million.
+
     def __init__(self, path: Path):
         self.path = path
-        (self._file, self._end, began_s) = _open_for_append(path)
+        self._file, self._end, self._began_s = _open_for_append(path)
         if not self._end:
             self._end = os.pwrite(self._file, (",".join(SAMPLE_COLUMNS) + "\n").encode(), 0)
         # A run that another version began keeps the columns of its file.
         header = os.pread(self._file, 1000, 0).partition(b"\n")[0].decode(errors="replace")
         self._columns = header.split(",")[1:]
         self._size = self._end
-        self._thinning = _Thinning[bytes](began_s)
+        self._bin_s = 0.0
+        self._best = (
+            b""  # the line of the current time bin's largest sample, and that sample's size
+        )
+        self._best_bytes = 0
 
     def add(self, time_s: float, reading: Reading) -> None:
         texts = {name: str(value) for name, value in vars(reading).items() if value is not None}
         values = [texts.get(name, "") for name in self._columns]
         line = f"{time_s:.4f},{','.join(values)}\n".encode()
-        self._end += len(self._thinning.add(time_s, reading.held_bytes or 0, line) or b"")
-        assert self._thinning.best is not None
-        best = self._thinning.best[1]
-        block = line if line is best else best + line
+        if self._began_s is None:
+            self._began_s = time_s
+        if not self._best or time_s - self._bin_s >= (time_s - self._began_s) / NUM_BINS:
+            self.boundary()
+            self._bin_s = time_s
+        size = reading.held_bytes or 0
+        if not self._best or size > self._best_bytes:
+            self._best = line
+            self._best_bytes = size
+        block = line if line is self._best else self._best + line
         # Truncate before writing: the rest of a longer line could pass for a sample.
         if self._end + len(block) < self._size:
             os.ftruncate(self._file, self._end)
@@ -227,7 +194,8 @@ class _TimelineWriter:
 
     def boundary(self) -> None:
         """Close the time bin where a phase begins or ends, so that no bin spans two phases."""
-        self._end += len(self._thinning.close() or b"")
+        self._end += len(self._best)
+        self._best = b""
 
     def close(self) -> None:
         os.close(self._file)
@@ -243,10 +211,7 @@ class Recorder:
         self.log = EventLog(run_dir)
         self.record = Record()
         self._rows = _TimelineWriter(RunPaths(run_dir).timeline)
-        # earliest and due time of the next reading of PSS, and the sum of RSS at the last one
-        self._pss_allowed_s = 0.0
-        self._pss_due_s = 0.0
-        self._pss_sum = 0
+        self._pss_due_s = 0.0  # when PSS is read next
         self._listed_bytes = 0  # memory of the processes when they were last listed
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -267,7 +232,7 @@ class Recorder:
 
         Args:
             limit: Gets each reading.
-            interval_s: Time from one sample to the next; longer while memory does not change.
+            interval_s: Time from one sample to the next.
             on_error: Called on an error in the thread; `stop` raises that error.
             on_unwritable: Called at each failure to write; sampling goes on because the limit
                 needs it.
@@ -299,8 +264,6 @@ class Recorder:
     ) -> None:
         """Write a sample each interval, and one after `stop` unless the first process is gone."""
         is_last = False
-        last_bytes = 0
-        unchanged = 0
         while True:
             begin = time.monotonic()
             reading = self._sample(tree, limit)
@@ -309,13 +272,7 @@ class Recorder:
             write(reading)
             if is_last:
                 return
-            held_bytes = reading.held_bytes or 0
-            # A sample takes 0.1 to 0.6 ms of CPU time. Once ten samples in a row (by default half a
-            # second) differed by at most 0.5 %, a third of the samples is enough.
-            unchanged = unchanged + 1 if abs(held_bytes - last_bytes) <= last_bytes / 200 else 0
-            last_bytes = held_bytes
-            pause_s = max(interval_s, 0.15) if unchanged >= 10 else interval_s
-            pause_s = min(pause_s, limit.longest_pause_s)
+            pause_s = min(interval_s, limit.longest_pause_s)
             is_last = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin)))
             if is_last and not Path(f"/proc/{tree.pid}").exists():
                 return
@@ -334,22 +291,15 @@ class Recorder:
     def _sample(self, tree: Tree, limit: Limit) -> Reading | None:
         # PSS makes the kernel walk page tables, so it is read at most once a second and for about
         # 0.5 % of the time. Without a cgroup, only PSS gives the memory of several processes. Then
-        # it is read for up to 5 % of the time, and as soon as the sum of RSS has grown, so that no
-        # peak falls between two readings.
+        # it is read for 5 % of the time, so that few peaks fall between two readings.
         begin = time.monotonic()
         cgroup = limit.cgroup  # None until systemd has made its scope
         begin_cpu_s = time.thread_time()  # elapsed time is not the cost on a busy machine
         reading = read_memory(tree, cgroup=cgroup, pss=begin >= self._pss_due_s)
-        summed = reading.rss_sum_bytes
-        grown = summed > 1.02 * self._pss_sum + MB
-        if reading.held_bytes is None and grown and begin >= self._pss_allowed_s:
-            reading = read_memory(tree, cgroup=cgroup, pss=True)
         if reading.pss_bytes is not None:
             cost_s = time.thread_time() - begin_cpu_s
             is_needed = cgroup is None and (reading.num_processes or 1) > 1
-            self._pss_allowed_s = begin + 20 * cost_s
-            self._pss_sum = summed
-            self._pss_due_s = begin + max(1.0, (20 if is_needed else 200) * cost_s)
+            self._pss_due_s = begin + (20 * cost_s if is_needed else max(1.0, 200 * cost_s))
         tree.reap()
         checked = limit.check(reading)
         return checked and dataclasses.replace(checked, stalled_s=limit.stalled_s())

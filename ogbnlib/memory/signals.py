@@ -40,24 +40,21 @@ class StopRequest:
 
 
 class Forward(StopRequest):
-    """Handler that passes signals on to a process, including signals from before its start."""
+    """Handler that passes signals on to a process, including the last one from before its start."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
-        self._waiting: list[int] = []
 
     def __call__(self, number: int, frame: object = None) -> None:
         self.number = number
-        if self._pid is None:
-            self._waiting.append(number)
-            return
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, number)
+            if self._pid is not None:
+                os.kill(self._pid, number)
 
     def begin(self, pid: int) -> None:
         self._pid = pid
-        for number in self._waiting:
-            self(number)
+        if self.number:
+            self(self.number)
 
     def end(self) -> None:
         """Call this before waiting for the process: afterwards its id may belong to another one."""

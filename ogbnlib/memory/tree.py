@@ -9,14 +9,12 @@ import contextlib
 import ctypes
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 
 from .cgroup import read_whole
 
 _SET_SUBREAPER = 36  # prctl(2)
-_lock = threading.Lock()
 _contexts: list[None] = []  # one for each command that is watched now
 _ROUNDS = (
     100  # rounds of one signal; a program that starts others endlessly must not hang its watcher
@@ -55,16 +53,14 @@ def adopting() -> Iterator[None]:
     Afterwards nothing is adopted, because no code would reap the adopted processes.
     """
     libc = ctypes.CDLL(None)
-    with _lock:
-        _contexts.append(None)
-        libc.prctl(_SET_SUBREAPER, 1)
+    _contexts.append(None)
+    libc.prctl(_SET_SUBREAPER, 1)
     try:
         yield
     finally:
-        with _lock:
-            _contexts.pop()
-            if not _contexts:
-                libc.prctl(_SET_SUBREAPER, 0)
+        _contexts.pop()
+        if not _contexts:
+            libc.prctl(_SET_SUBREAPER, 0)
 
 
 class Tree:
@@ -79,32 +75,22 @@ class Tree:
         self._watcher = os.getpid()
         self._members: set[int] = set()
         self._adopted: set[int] = set()
-        self._others: set[int] = set()  # children of the watcher outside the tree
 
     def pids(self) -> list[int]:
         """Return the ids of the present processes, the command first."""
         members = process_tree(self.pid)
         if self.mark:
-            self._adopt()
+            # The kernel gives an orphan to the first thread of its new parent. Several threads may
+            # be here at once, so no set is changed in place.
+            children = {*_children(self._watcher, self._watcher)} - {self.pid}
+            self._adopted = {
+                child for child in children if child in self._members or self._has_mark(child)
+            }
             members += [pid for child in self._adopted for pid in process_tree(child)]
             self._members = set(members)
         return members
 
-    def _adopt(self) -> None:
-        # The kernel gives an orphan to the first thread of its new parent. Several threads may be
-        # here at once, so no set is changed in place.
-        children = {*_children(self._watcher, self._watcher)} - {self.pid}
-        new = children - self._adopted - self._others
-        ours = {child for child in new if self._is_ours(child)}
-        self._adopted = (self._adopted & children) | ours
-        self._others = (self._others & children) | (new - ours)
-
-    def _is_ours(self, child: int) -> bool:
-        if child in self._members:
-            return True  # was seen below the command before
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(child) == self.pid:
-                return True
+    def _has_mark(self, child: int) -> bool:
         return self.mark.encode() in (read_whole(f"/proc/{child}/environ") or b"")
 
     def reap(self) -> None:

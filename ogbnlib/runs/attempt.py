@@ -12,7 +12,6 @@ from ..config import TrainConfig
 from ..errors import InputError, explained, naming
 from ..files import check_own, home, locked, open_to_write, user_name, write_json
 from ..forecast.audit import audit
-from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
 from ..registry import MODELS
@@ -129,14 +128,12 @@ class Attempt:
         self._sizes = {
             path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
         }
-        self._high = high_events()
         self._job = os.environ.get("SLURM_JOB_ID")
         if "SLURM_ARRAY_TASK_ID" in os.environ:
             self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format(**os.environ)
         self.recorder.log.mark(
             "start",
             **info,
-            memory_high=self._high or None,
             slurm_job=self._job,
             previous=earlier.result or None,
         )
@@ -166,7 +163,6 @@ class Attempt:
             "exit_code": exit_code,
             "memory_limit_bytes": memory_limit_bytes,
             **dict.fromkeys(("limit_by", "killed_by", "oom_kills")),
-            "throttled": throttled_since(self._high),
             **evidence,
             "duration_s": round(time.monotonic() - self._begin, 3),
             "peak_bytes": kernel_peak or record.held_peak_bytes,

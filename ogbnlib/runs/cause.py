@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import FiniteFloat
 
-from ..memory.cgroup import Throttle
-from ..memory.growth import Growth, Stalled
+from ..memory.growth import Growth
 
 Cause: TypeAlias = Literal[
     "finished",
@@ -103,8 +102,9 @@ class Facts:
     rank: int | None = None  # the first rank to end
     rank_exit_code: int | None = None
     growth: Growth | None = None
-    stalled: Stalled | None = None  # time spent waiting for memory
-    throttled: list[Throttle] = field(default_factory=list)  # cgroups whose `memory.high` was met
+    stalled_s: _Number | None = None  # time in which a process waited for memory (PSI)
+    # cgroups whose `memory.high` slowed the run down: `cgroup`, `high_bytes` and `times`
+    throttled: list[dict[str, Any]] = field(default_factory=list)
 
     # of a Slurm job
     job: Mapping[str, str] = field(default_factory=dict)  # by sacct's names

@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 
 from ..config import TrainConfig
 from ..errors import MB, InputError
-from ..memory.cgroup import throttled_since
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action, KilledBy
 from ..memory.record import Record, RunPaths
@@ -141,7 +140,7 @@ def _with_record(result: Facts, record: Record, run_dir: Path) -> Facts:
         rank=rank.get("rank"),
         rank_exit_code=rank.get("exit_code"),
         growth=record.growth,
-        stalled=record.stalled,
+        stalled_s=record.stalled_s,
     )
 
 
@@ -158,7 +157,6 @@ def _at_work(facts: Facts, record: Record) -> Diagnosis:
         facts,
         sign="at work",
         memory_limit_bytes=record.start.get("memory_limit_bytes"),
-        throttled=throttled_since(record.start.get("memory_high") or {}),
     )
     if record.phase:
         since_s = max(0.0, time.time() - record.phase.start_s)

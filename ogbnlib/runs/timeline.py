@@ -20,7 +20,6 @@ _CUDA_COLUMNS = [
     "allocated_bytes",
     "reserved_bytes",
     "free_bytes",
-    "largest_free_bytes",
     "alloc_retries",
     "ooms",
     "peak_allocated_bytes",
@@ -80,8 +79,6 @@ def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
         .rename(columns={name: f"cuda_{name}" for name in _CUDA_COLUMNS})
     )
     cuda["time_s"] -= origin_s
-    # not every reading has this column: keep the last value
-    cuda["cuda_largest_free_bytes"] = cuda["cuda_largest_free_bytes"].ffill()
     cuda.insert(
         3, "cuda_unallocated_bytes", cuda["cuda_reserved_bytes"] - cuda["cuda_allocated_bytes"]
     )

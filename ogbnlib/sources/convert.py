@@ -168,8 +168,6 @@ class _Conversion:
             "edges_read": edges.num_read,
             "dropped_edges": source.num_edges - edges.num_read,
             "merged_edges": (1 + undirected) * edges.num_read - row.length,
-            "self_loops": edges.num_self_loops,
-            "isolated_nodes": source.num_nodes - edges.connected.count(),
         }
 
     def _write_nodes(self, splits: Mapping[str, Array]) -> None:

@@ -18,10 +18,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import InputError
-from ..files import shown, write_atomically
+from ..files import shown, whereabouts, write_atomically
 from ..graph.npz import load
 from ..graph.store import is_store
-from ..graph.store_format import SPLITS, nearby
+from ..graph.store_format import SPLITS
 from .columns import Table
 from .description import FILE_ROLES, LEFT_OUT, DataFile, Description, missing_roles
 from .formats import READABLE, ending, files_of, format_of, is_parts
@@ -96,12 +96,14 @@ class _Draft:
 def no_data(path: Path) -> InputError:
     """Return the error for a path that is no folder of data, such as a file that only torch reads."""
     found = "no such folder"
-    hint = nearby(path)
+    hint = ""
     if path.is_dir():
         found = f"no files of {READABLE}"
     elif path.is_file():
         found = "a file"
-        hint = hint or "; name its folder, unpack an archive"
+        hint = "; name its folder, unpack an archive"
+    else:
+        hint = whereabouts()
     saved = [*path.glob("*.pt"), *path.glob("processed/[!p]*.pt"), path]
     if saved[0].suffix == ".pt":
         load_it = f"torch.load({str(saved[0])!r}, weights_only=False)"

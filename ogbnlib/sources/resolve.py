@@ -8,9 +8,9 @@ from typing import Self, get_args
 
 from ..config import TrainConfig
 from ..errors import InputError
-from ..files import StrPath, check_new, home
+from ..files import StrPath, check_new, home, whereabouts
 from ..graph.store import GraphSize, Store, is_store, open_store
-from ..graph.store_format import nearby, stamp
+from ..graph.store_format import stamp
 from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official, not_there
 from .sizes import PUBLIC
 
@@ -91,11 +91,10 @@ def resolve(request: DataRequest) -> Store | _Pending:
 
 
 def _no_data_set(name: str) -> InputError:
-    hint = nearby(Path(name))
-    if not Path(name).exists() or "?" in hint:
+    if not Path(name).exists():
         return InputError(
             f"dataset: {name}: expected a store or an official name ({', '.join(KNOWN)}), found "
-            f"none{hint}"
+            f"none{whereabouts()}"
         )
     store = f"{name.rstrip('/')}.store"
     return InputError(

@@ -344,5 +344,5 @@ class Checkpointer:
         return Diverged(
             f"diverged: {problem} in epoch {epoch}, after {state.position:,} seeds, with lr={lr:g} and "
             f"precision={self.learner.config.precision}; {remedy}; `python -m ogbnlib verify` looks for "
-            "features that are not finite"
+            "damaged features"
         )

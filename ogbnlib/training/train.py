@@ -226,7 +226,7 @@ def _recorded_cuda_oom(config: TrainConfig, log: EventLog) -> Iterator[None]:
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         text = first_line.partition(" If reserved but unallocated")[0]
-        sizes = {**(cuda_reading(largest=True) or {}), **oom_sizes(text)}
+        sizes = {**(cuda_reading() or {}), **oom_sizes(text)}
         log.mark("cuda_oom", message=text, suggestions=oom_suggestions(config, sizes), **sizes)
         raise
 

@@ -188,7 +188,7 @@ def test_the_timeline_of_allocated_reserved_and_free_memory_is_complete(finished
     assert (readings["cuda_allocated_bytes"] <= readings["cuda_reserved_bytes"]).all()
     assert (readings["cuda_allocated_bytes"] <= readings["cuda_peak_allocated_bytes"]).all()
     assert readings["cuda_peak_allocated_bytes"].max() > 64 * MB
-    for name in ("allocated", "reserved", "free", "largest_free"):
+    for name in ("allocated", "reserved", "free"):
         assert readings[f"cuda_{name}_bytes"].notna().all(), name
     assert (readings["cuda_free_bytes"] > 0).all()
     timeline = finished.timeline

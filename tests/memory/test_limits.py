@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MB, python_child, touched, uncached_file
+from conftest import MB, touched, uncached_file
 
 from ogbnlib.errors import InputError
 from ogbnlib.memory import limits
@@ -29,25 +29,6 @@ WORKER = (
 
 def start(code: str, folder: Path, limit: Limit, *arguments: str) -> Outcome:
     return supervise([sys.executable, "-c", code, *arguments], folder, limit, echo=False)
-
-
-def test_cgroups_of_killed_parents_go_with_the_next_one(
-    kernel_limit: Callable[[int], Limit],
-) -> None:
-    code = "import os\nfrom ogbnlib.memory.limits import make_limit\nmake_limit(2**30)\nprint('ready', flush=True)\n"
-    with python_child(code + "import time; time.sleep(60)") as child:
-        pass  # which kills it
-    limit = kernel_limit(80 * MB)
-    assert limit.cgroup is not None
-    parent = limit.cgroup.path.parent
-    assert not list(parent.glob(f"ogbnlib-{child.pid}-*"))
-    mine = parent / f"ogbnlib-{os.getpid()}-0"
-    mine.mkdir()
-    try:
-        assert kernel_limit(80 * MB).name == limit.name
-        assert mine.is_dir()  # as this process lives
-    finally:
-        mine.rmdir()
 
 
 def test_a_parent_ending_after_its_worker_was_killed_ends_in_137(

@@ -62,14 +62,3 @@ def test_a_run_never_leaves_the_limit_of_its_own_scope(linux_systemd: Machine, l
     else:
         assert result["killed_by"] == "kernel"
         assert result["outer_limit"]["limit_bytes"] == 140 * MB
-
-
-def test_a_new_namespace_hides_neither_limit_nor_kill(linux_systemd: Machine) -> None:
-    code = "from ogbnlib.memory.cgroup import effective_limit; print(*effective_limit())"
-    inside = f"{SCOPE} MemoryMax=90M unshare -rC $python -c '{code}'"
-    done = linux_systemd.run(inside)
-    assert done.stdout.startswith(f"{90 * MB} memory cgroup v2 {APP_SLICE}/run-")
-    run = f'ogbnlib watch --memory-limit "60 MB" --run-dir r -- $python -c {HOG}'
-    result = linux_systemd.result(f"unshare -rC $python -m {run}")
-    assert (result["limit_by"], result["killed_by"]) == ("systemd-run", "kernel")
-    assert result["oom_kills"] == 1

@@ -10,9 +10,8 @@ import psutil
 import pytest
 from conftest import MB, python_child
 
-from ogbnlib.errors import format_bytes
 from ogbnlib.memory.cgroup import Cgroup, effective_limit
-from ogbnlib.memory.reading import memory_now, read_memory, read_sums
+from ogbnlib.memory.reading import read_memory, read_sums
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 MAPPED = (
@@ -106,16 +105,3 @@ def test_the_arrays_of_a_cell_that_failed_are_given_back(tmp_path: Path) -> None
     env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", FAILING], env=env, capture_output=True, text=True)
     assert int(done.stdout.rpartition("freed ")[2]) > 390 * MB, done
-
-
-def test_memory_now_counts_children_and_names_the_limit() -> None:
-    def in_use() -> float:
-        number, unit = memory_now().split()[:2]
-        return float(number) * {"MB": 1, "GB": 1024}[unit]
-
-    before = in_use()
-    with python_child(f"block = b'x' * (500 << 20); {READY}"):
-        assert 480 < in_use() - before < 560
-    limit, source = effective_limit()
-    assert f" in use of {format_bytes(limit)} ({source}): " in memory_now()
-    assert "GPU" not in memory_now()

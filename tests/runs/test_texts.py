@@ -11,7 +11,7 @@ import pytest
 from conftest import MB, write_run
 
 from ogbnlib.errors import GB, InputError
-from ogbnlib.memory.growth import Growth, Stalled
+from ogbnlib.memory.growth import Growth
 from ogbnlib.runs import codes, render, texts
 from ogbnlib.runs.cause import Cause, Facts
 from ogbnlib.runs.diagnosis import explain_code, explain_text
@@ -251,7 +251,7 @@ KNOWN_ENDS = [
 def test_every_cause_sign_and_action_has_words() -> None:
     assert len(CLUES) <= 20
     assert {clue.cause for clue in CLUES if clue.cause} <= {*get_args(Cause)}
-    rest = Growth("climbs", 10.0 * MB, 9, 5 * MB, 95 * MB), Stalled(29.0, 0.6, 0.6, 49.0)
+    rest = {"growth": Growth("climbs", 10.0 * MB, 9, 5 * MB, 95 * MB), "stalled_s": 29.0}
     run = Facts(
         duration_s=3.0, phase="x", memory_limit_bytes=GB, limit_by="cgroup v2", parts={"a": MB}
     )
@@ -259,7 +259,7 @@ def test_every_cause_sign_and_action_has_words() -> None:
     for end in KNOWN_ENDS:
         assert end.cause in get_args(Cause)
         assert {action.id for action in end.actions} <= {*render._ACTIONS}
-        shown = Facts(**{**vars(end.facts), **known, "growth": rest[0], "stalled": rest[1]})
+        shown = Facts(**{**vars(end.facts), **known, **rest})
         for facts in (end.facts, shown):
             text = Diagnosis(end.cause, facts, end.actions).text
             sentences = re.sub(r"Evidence: .*?\. Next", "Next", text)

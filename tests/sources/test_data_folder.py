@@ -325,14 +325,14 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
     return [
         # Numbers
         ({"features.parquet": parquet(x=lists)}, r"row 1: expected a list of 1 numbers, found"),
-        ({"features.parquet": parquet(x=[[1.0, None]] * SMALL)}, "found NaN"),
+        ({"features.parquet": parquet(x=[[1.0, None]] * SMALL)}, "found nan"),
         ({"features.csv": lines(["oops", *x[1:, 0]], *x.T[1:], header="a,b,c")}, "'a', row 0: .* number, found 'oops'"),
         ({"features.csv": lines([*x[1:, 0], "oops"], *x.T[1:], header="a,b,c")}, "'a', row 39: .* found 'oops'"),
         ({"features.csv": lines(["-1,341"] * 40, ids, header="a;b", sep=";")}, "row 0: .*'-1,341'; decimals have"),
         ({"features.csv": lines(['"1,770.84"'] * 40, x[:, 0], header="a,b")}, "column 'a', row 0: .*'1,770.84'"),
         ({"features.csv": lines(['"1.5, 2"'] * 40, x[:, 0], header="a,b")}, "row 0: .*; .*lists are"),
-        ({"features.csv": lines(["", *x[1:, 0]], *x.T[1:], header="a,b,c")}, "found NaN or Inf, the first in row 0"),
-        ({"features.npy": np.where(x == x[7, 2], np.nan, x)}, "found NaN .* row 7"),
+        ({"features.csv": lines(["", *x[1:, 0]], *x.T[1:], header="a,b,c")}, "found nan in row 0"),
+        ({"features.npy": np.where(x == x[7, 2], np.nan, x)}, "found nan in row 7"),
         ({"features.csv": lines(*x.T, header="a,b,a")}, "each column's name once, found 'a' again"),
         ({"features.csv": lines(ids[::-1], *x.T, header="id,a,b,c"), "nodes.npy": ids}, "row 0: .*order.*'39'"),
         # Edges
