@@ -17,7 +17,7 @@ from web import Remote
 from ogbnlib.__main__ import app
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.fitting import FITS
-from ogbnlib.forecast.planner import STOCK_LOOP, ladder, plan
+from ogbnlib.forecast.planner import ladder, plan
 from ogbnlib.parameters import parse_assignments, read_parameters
 from ogbnlib.registry import MODELS, POLICIES
 from ogbnlib.runs.diagnosis import explain_code, explain_text
@@ -170,15 +170,6 @@ def sections(page: Path) -> list[dict[str, list[str]]]:
             }
         )
     return found
-
-
-@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
-def test_readme_compares_by_the_rates_that_plan_uses(page: str) -> None:
-    text = (ROOT / page).read_text()
-    for shape, (stock, trimmed, trainer) in STOCK_LOOP.items():
-        batch = shape.rpartition(" x ")[0]
-        row = rf"\| {re.escape(batch)}\D.* \| {stock:g} \(\d\) \| {trimmed:g} \(\d\) \| .*\*\*{trainer:g}\*\*"
-        assert re.search(row, text), shape
 
 
 def test_a_figure_on_several_pages_is_that_of_its_source() -> None:

@@ -6,6 +6,7 @@ nodes and edges. Those of an evaluation are batches of the run.
 
 import functools
 import math
+import operator
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,11 @@ class BatchShape:
     @property
     def num_edges(self) -> int:
         return sum(self.hop_edges)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of nodes and edges."""
+        return self.num_nodes + self.num_edges
 
 
 class _Extrapolated(BatchShape):
@@ -142,7 +148,7 @@ def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int)
     largest = bound = BatchShape(most_nodes, most_edges)
     if drawn.heaviest is not None:
         candidates = [drawn.heaviest] if drawn.is_complete else [drawn.heaviest, largest]
-        largest = bound = max(candidates, key=_weight)
+        largest = bound = max(candidates, key=operator.attrgetter("num_rows"))
         if not drawn.is_complete:
             degree = _highest_degree(store.path, store.crc32)
             bound = with_hub(largest, draw.num_neighbors, store, degree)
@@ -163,10 +169,6 @@ def _mean_and_most(
 
 def _rounded(values: Sequence[float] | Array) -> tuple[int, ...]:
     return tuple(round(float(value)) for value in values)
-
-
-def _weight(shape: BatchShape) -> int:
-    return shape.num_nodes + shape.num_edges
 
 
 def with_hub(
@@ -230,7 +232,8 @@ def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
             not draw.training and draw.num_neighbors[-1] < 0 and len(counted) == len(batches)
         )
     is_whole = not any(shape.is_extrapolated for shape in shapes + heavy)
-    return _Drawn(shapes, max(heavy, key=_weight, default=None), is_complete and is_whole, is_whole)
+    heaviest = max(heavy, key=operator.attrgetter("num_rows"), default=None)
+    return _Drawn(shapes, heaviest, is_complete and is_whole, is_whole)
 
 
 def _batches(ids: Array, draw: Draw, count: int) -> list[Array]:

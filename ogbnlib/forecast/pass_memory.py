@@ -12,7 +12,7 @@ from ..graph.store_format import SPLITS
 from . import memory_parts as sizes
 from .batches import Batches, BatchShape, Draw, batch_bytes, draw_batches, num_queued, with_hub
 from .machine import DISK_BYTES_PER_S
-from .step_memory import activation_bytes, fuses, model_state_bytes
+from .step_memory import Step, model_state_bytes
 
 MODEL = "model, gradients, Adam"
 BATCH = "batch in use"
@@ -167,16 +167,19 @@ class Pass:
             return max(0, self.own_batches - 1)
         return max(0.0, self.size.num_seeds[self.split] / max(1, self.batch.hop_nodes[0]) - 1)
 
-    def _largest(self, on_gpu: bool = False) -> tuple[int, int, int]:
+    def computation(self, batch: BatchShape, on_gpu: bool = False) -> Step:
+        """The computation on one of its batches."""
         size = self.size
+        sizes = size.num_features, size.num_classes
+        return Step(self.config, batch, *sizes, self.training, on_gpu)
+
+    def _largest(self, on_gpu: bool = False) -> tuple[int, int, int]:
         largest = self.batches.largest
         widened = 0
-        if self.itemsize == 2 and not fuses(self.config, on_gpu):
-            widened = 4 * largest.num_nodes * size.num_features
-        activations = activation_bytes(
-            self.config, largest, size.num_features, size.num_classes, self.training, on_gpu
-        )
-        return self._batch_bytes(largest), widened, activations
+        step = self.computation(largest, on_gpu)
+        if self.itemsize == 2 and not step.fuses:
+            widened = 4 * largest.num_nodes * self.size.num_features
+        return self._batch_bytes(largest), widened, step.activation_bytes
 
     def on_gpu(self) -> dict[str, int]:
         """Peak of the GPU memory that torch allocates in a step, with the model; the batch is

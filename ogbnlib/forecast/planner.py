@@ -5,20 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..config import TrainConfig
 from ..errors import GB, MB, InputError, clear_errors, format_bytes, parse_bytes
-from ..files import shown
 from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import MODELS
 from ..sources.resolve import graph_for
 from .fitting import (
     FITS,
-    TIGHT,
-    WILL_NOT_FIT,
     Changes,
     assignments,
     changes_that_fit,
@@ -50,27 +46,10 @@ RUNGS: tuple[Changes, ...] = (
     {"loading": "store", "feature_dtype": "float16", **_MEDIUM},
     {"loading": "store", "feature_dtype": "float16", **_SMALL},
 )
-# Training batches a second of GraphSAGE by shape: a loop of plain PyG, the same with layers trimmed
-# by `num_sampled_nodes_per_hop`, and our trainer. Measured by tests/benchmarks/bench_training.py on
-# two Zen 4 cores in fp32, with one or two threads, whichever is faster; plain PyG samples with
-# torch-sparse 0.6.18, which has no hop counts, and the trimmed loop with `store.sampler`.
-STOCK_LOOP = {
-    "[3, 2] x 128 x 16": (267, 475, 1055),
-    "[15, 10, 5] x 1024 x 64": (0.41, 1.38, 9.41),
-}
 # Disk for the spool (windows kept on disk) in the ladder: a fixed size, so that the ladder's
 # figures are equal on all machines.
 LADDER_SPOOL = "24 GB"
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
-
-
-def _convert_hint(forecast: Forecast) -> str:
-    config = forecast.config
-    if not config.policy.reads_disk or forecast.size.stored == "store":
-        return ""
-    undirected = " --undirected" if config.undirected or forecast.size.undirected else ""
-    dtype = f" --feature-dtype {config.feature_dtype}" if config.feature_dtype != "float32" else ""
-    return f" (after `python -m ogbnlib convert{undirected}{dtype}`)"
 
 
 @dataclass(frozen=True)
@@ -108,10 +87,7 @@ class Advice:
         return f"#SBATCH --mem={-(-need // GB)}G"
 
     def __str__(self) -> str:
-        sections = (
-            *(_heading, _phases, _disk, _stock_loop, _int8),
-            *(_step, _uncertainty, _verdict, _shared_sampler),
-        )
+        sections = (_heading, _phases, _notes, _verdict)
         return "\n".join(line for section in sections for line in section(self))
 
     def to_dict(self) -> dict[str, object]:
@@ -153,8 +129,7 @@ def _heading(advice: Advice) -> Iterator[str]:
     both_ways = " (and their reverse)" if config.undirected and not size.undirected else ""
     yield (
         f"{size.name}: {size.num_nodes:,} nodes, {size.num_edges:,} edges{both_ways}; "
-        f"loading={config.loading}"
-        f"{_convert_hint(advice.forecast)}, {batches} x {config.batch_size}, {config.num_workers} workers, "
+        f"loading={config.loading}, {batches} x {config.batch_size}, {config.num_workers} workers, "
         f"num_threads={advice.forecast.num_threads}"
     )
     yield ""
@@ -172,77 +147,22 @@ def _phases(advice: Advice) -> Iterator[str]:
     yield f"peak {format_bytes(peak.held_bytes)} in '{peak.name}'; {advice.sbatch}"
 
 
-def _disk(advice: Advice) -> Iterator[str]:
-    forecast = advice.forecast
-    if forecast.cache_bytes:
-        yield (
-            f"page cache: {format_bytes(forecast.cache_bytes)} would be used, and is given back "
-            "under pressure"
-        )
-    if forecast.reading is not None:
-        moved = format_bytes(forecast.reading.moved_bytes)
-        yield f"the store is read in {forecast.reading}"
-        yield (
-            f"an epoch of training moves {moved} from and to disk, "
-            f"and takes {seconds(forecast.epoch_s)}"
-        )
-    if forecast.propagation is not None:
-        yield f"the graph is propagated over once, in {forecast.propagation}"
-
-
-def _int8(advice: Advice) -> Iterator[str]:
+def _notes(advice: Advice) -> Iterator[str]:
     forecast = advice.forecast
     config = forecast.config
-    smaller = replace(forecast.size, feature_itemsize=1)
-    if not config.policy.reads_disk:
-        return
-    coded = config.replace(feature_dtype="int8")
-    if feature_itemsize(coded, smaller) >= feature_itemsize(config, forecast.size):
-        return
-    changed = predict(
-        coded,
-        smaller,
-        memory_limit_bytes=advice.limit_bytes,
-        machine=forecast.machine,
-    )
-    moved = changed.reading.moved_bytes if changed.reading else 0
-    today = forecast.reading.moved_bytes if forecast.reading else 0
-    new_verdict = replace(advice, forecast=changed).verdict
-    is_rescue = new_verdict == FITS and advice.verdict != FITS
-    if not (is_rescue or 0 < 1.5 * moved <= today):
-        return
-    is_store = forecast.size.stored == "store"
-    store = shown(Path(config.dataset)) if is_store else "DATASET"
-    yield (
-        f"with int8 features: peak {format_bytes(changed.peak_bytes)}, {new_verdict}; an epoch moves "
-        f"{format_bytes(moved)} and takes {seconds(changed.epoch_s)} "
-        f"(after `python -m ogbnlib convert {store} NEW_STORE --feature-dtype int8`)"
-    )
-    yield (
-        "  a column with a few very large values loses its small ones in int8: compare accuracies "
-        "before you keep only that store"
-    )
-
-
-def _stock_loop(advice: Advice) -> Iterator[str]:
-    if not advice.forecast.config.policy.is_stock:
-        return
-    plain = " and ".join(
-        f"{trainer / loop:.2g} ({trainer / trimmed:.2g}) times as long at {shape}"
-        for shape, (loop, trimmed, trainer) in STOCK_LOOP.items()
-    )
-    yield (
-        f"an epoch by our trainer takes {seconds(advice.forecast.epoch_s)}; a loop of plain "
-        f"PyG (with layers trimmed by num_sampled_nodes_per_hop) took {plain}"
-    )
-
-
-def _step(advice: Advice) -> Iterator[str]:
-    config = advice.forecast.config
-    yield (
-        f"a training step on a GPU: {format_bytes(sum(advice.forecast.gpu.values()))} allocated, "
-        "beside the CUDA context"
-    )
+    if forecast.cache_bytes:
+        cache = format_bytes(forecast.cache_bytes)
+        yield f"page cache: {cache} would be used, and is given back under pressure"
+    moving = ""
+    if forecast.reading is not None:
+        yield f"the store is read in {forecast.reading}"
+        moved = format_bytes(forecast.reading.moved_bytes)
+        moving = f" and moves {moved} from and to disk"
+    if forecast.propagation is not None:
+        yield f"the graph is propagated over once, in {forecast.propagation}"
+    yield f"an epoch by our trainer takes {seconds(forecast.epoch_s)}{moving}"
+    step = format_bytes(sum(forecast.gpu.values()))
+    yield f"a training step on a GPU: {step} allocated, beside the CUDA context"
     if advice.model_problem:
         yield (
             f"uncertain: {config.model} was not measured ({advice.model_problem}). Its memory and times are "
@@ -250,42 +170,29 @@ def _step(advice: Advice) -> Iterator[str]:
             "nodes in each layer"
         )
     elif config.model not in MODELS:
-        scaled = ", and the time scaled by the speed of matrix products to the machine of this plan"
-        yield (
-            f"{config.model}: memory and time of a step were measured here on small random batches"
-            f"{scaled * (advice.forecast.machine is REFERENCE)}"
-        )
-
-
-def _uncertainty(advice: Advice) -> Iterator[str]:
-    config = advice.forecast.config
-    reason = _UNCERTAIN.get(advice.forecast.train.batches.source)
-    if reason is None:
-        return
-    if -1 in (*config.fan_out(training=True), *config.fan_out(training=False)):
-        reason += ", and with all neighbors a batch may be the whole graph"
-    yield f"uncertain: {reason}; the margin is {format_bytes(advice.forecast.margin_bytes)}"
+        yield f"{config.model}: memory and time of a step were measured here on small random batches"
+    reason = _UNCERTAIN.get(forecast.train.batches.source)
+    if reason is not None:
+        yield f"uncertain: {reason}; the margin is {format_bytes(forecast.margin_bytes)}"
 
 
 def _verdict(advice: Advice) -> Iterator[str]:
     if advice.limit_bytes is None:
         return
+    config = advice.forecast.config
+    size = advice.forecast.size
     yield f"under {format_bytes(advice.limit_bytes)}: {advice.verdict}"
+    if advice.verdict == FITS:
+        return
     if advice.alternatives:
         yield "what would fit, the smallest change first:"
-    elif advice.verdict != FITS:
-        need = smallest_limit(advice.forecast.config, advice.forecast.size)
+    else:
+        need = smallest_limit(config, size)
         yield f"no change that was tried fits; the smallest limit is {-(-need // MB)} MB"
     for changes, changed in advice.alternatives:
-        yield (
-            f"  {assignments(changes)}: peak "
-            f"{format_bytes(changed.peak_bytes)}{_convert_hint(changed)}"
-        )
-
-
-def _shared_sampler(advice: Advice) -> Iterator[str]:
-    forecast = predict(advice.forecast.config, advice.forecast.size, share_sampler=True)
-    if advice.verdict in (TIGHT, WILL_NOT_FIT) and forecast.peak_bytes < advice.forecast.peak_bytes:
+        yield f"  {assignments(changes)}: peak {format_bytes(changed.peak_bytes)}"
+    forecast = predict(config, size, share_sampler=True)
+    if forecast.peak_bytes < advice.forecast.peak_bytes:
         yield (
             "in your own loop, with neighbor_sampler=train_loader.node_sampler in the other loaders: "
             f"{replace(advice, forecast=forecast).in_short}"
@@ -332,17 +239,12 @@ def plan(
 
 
 @clear_errors()
-def ladder(
-    dataset: str = "ogbn-papers100M", *, max_epoch_s: float | None = None, **settings: object
-) -> pd.DataFrame:
+def ladder(dataset: str = "ogbn-papers100M", **settings: object) -> pd.DataFrame:
     """One row per allocation from 512 GB down to 4 GB: the best configuration, its peak, and an
     epoch's time.
 
     Times are those of a 2-core machine with 24 GB of disk for the spool: compare them with each
     other. `settings` replace values of every configuration, such as `spool`.
-
-    Args:
-        max_epoch_s: Leave out configurations whose epoch takes longer.
     """
     import pandas as pd
 
@@ -351,18 +253,15 @@ def ladder(
         for rung in RUNGS
     ]
     return pd.DataFrame(
-        [_best(configs, parse_bytes(allocation), max_epoch_s) for allocation in ALLOCATIONS],
+        [_best(configs, parse_bytes(allocation)) for allocation in ALLOCATIONS],
         index=pd.Index(ALLOCATIONS, name="you have"),
     )
 
 
-def _best(
-    configs: Sequence[TrainConfig], limit_bytes: int, max_epoch_s: float | None
-) -> dict[str, object]:
+def _best(configs: Sequence[TrainConfig], limit_bytes: int) -> dict[str, object]:
     for config in configs:
         best = predict(config, memory_limit_bytes=limit_bytes)
-        is_fast = max_epoch_s is None or best.epoch_s <= max_epoch_s
-        if is_fast and verdict(best, limit_bytes) == FITS:
+        if verdict(best, limit_bytes) == FITS:
             itemsize = feature_itemsize(config, best.size)
             return {
                 "loading": config.loading,
@@ -373,8 +272,6 @@ def _best(
                 "peak GB": round(best.peak_bytes / GB, 1),
                 "epoch min": float(f"{best.epoch_s / 60:.3g}"),
             }
-    return {
-        "loading": "nothing fits" if max_epoch_s is None else "nothing fits in time",
-        **dict.fromkeys(("features", "batch_size", "num_neighbors", "hidden"), ""),
-        **dict.fromkeys(("peak GB", "epoch min"), ""),
-    }
+    blank = ("features", "batch_size", "num_neighbors", "hidden")
+    figures = ("peak GB", "epoch min")
+    return {"loading": "nothing fits", **dict.fromkeys((*blank, *figures), "")}

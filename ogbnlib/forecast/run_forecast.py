@@ -18,7 +18,7 @@ from .batches import BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
 from .pass_memory import MODEL, Pass, Windows, sweep_s
-from .step_memory import choose_threads, model_state_bytes, step_s
+from .step_memory import choose_threads, model_state_bytes
 
 # The phase in which a run makes the propagated features, if no store has them yet.
 PROPAGATE = "propagate"
@@ -205,11 +205,12 @@ class Forecast(Ledger):
         return first_s + max(train_s, read_s - first_s + train_s / 2)
 
     def _pass_s(self, loader_pass: Pass) -> float:
-        step = loader_pass.batch, self.size.num_features, self.size.num_classes
         # 0.7 ms a batch, 0.3 us a node for sampling and gathering; measured at [3, 2] x 128 x 16
         # and [15, 10, 5] x 1024 x 64 and x 256, on one thread and on two.
         batch_s = 0.7e-3 + 0.3e-6 * loader_pass.batch.num_nodes
-        batch_s += step_s(self.config, *step, self.machine, self.num_threads, loader_pass.training)
+        batch_s += loader_pass.computation(loader_pass.batch).seconds(
+            self.machine, self.num_threads
+        )
         return loader_pass.num_batches * batch_s
 
     @property

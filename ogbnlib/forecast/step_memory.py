@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from .. import kernel_cache
 from ..config import TrainConfig
 from ..environment import CONFIG_VARIABLE, STEP_VARIABLE
@@ -21,7 +19,7 @@ from ..errors import MB, InputError
 from ..files import home
 from ..graph.store import GraphSize
 from ..memory.malloc import trainer_environment
-from ..model import BaseModel, Layer, LayerMemory
+from ..model import BaseModel, Layer
 from ..registry import MODELS
 from .batches import BatchShape
 from .machine import Machine
@@ -49,17 +47,7 @@ class _Trial:
     state_bytes: int
     training: tuple[float, float]
     evaluation: tuple[float, float]
-    # Steps on growing batches: their nodes and edges, the seconds of the first step, and the
-    # operations of products that take as long as the rest of each step.
-    rows: tuple[int, ...]
-    fixed_s: float
-    flops: tuple[float, ...]
-
-    def step_flops(self, rows: int) -> float:
-        """Interpolate `flops`; beyond the largest batch they grow as between the last two."""
-        slope = (self.flops[-1] - self.flops[-2]) / (self.rows[-1] - self.rows[-2])
-        larger = max(0, rows - self.rows[-1])
-        return float(np.interp(rows, self.rows, self.flops)) + slope * larger
+    flops_per_row: float  # operations of products that take as long as a node or edge of a step
 
 
 _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
@@ -110,104 +98,126 @@ def is_measured(config: TrainConfig, size: GraphSize) -> bool:
 # with one thread, and at 375 with two, which wait for each other in a loop (GraphSAGE no longer has
 # a second thread there). A step of [15, 10, 5] x 1024 x 64 (7 GFLOP) ran at 4.5 and 7.4.
 LARGE_FLOPS = 5e8
-
-
-def fuses(config: TrainConfig, on_gpu: bool = False) -> bool:
-    """Whether `training.fused_sage.Layers`, which read float16 features in place, train the model;
-    see `GNN.fuses`."""
-    return config.model in MODELS and _formulas_of(config).fused and not on_gpu
-
-
-def _layers_of(
-    config: TrainConfig,
-    batch: BatchShape,
-    num_features: int,
-    num_classes: int,
-    on_gpu: bool = False,
-) -> list[Layer]:
-    """The layers of a step, first to last.
-
-    Layer i of L reads the nodes within L - i hops of a seed and writes those within L - i - 1 hops.
-    The user's own model computes every layer for all nodes, from an edge list, as `forward(x,
-    edge_index)` does.
-    """
-    is_own = config.model not in MODELS
-    depth = config.depth
-    widths = _formulas_of(config).widths(depth, num_features, config.hidden_channels, num_classes)
-    layers = []
-    for i, (inputs, outputs) in enumerate(widths):
-        # batches of propagated features have no hops; their models may have more layers than hops
-        reach = depth + 1 if is_own else max(1, depth - i)
-        layers.append(
-            Layer(
-                sources=sum(batch.hop_nodes[: reach + 1]),
-                targets=sum(batch.hop_nodes[:reach]),
-                edges=sum(batch.hop_edges[:reach]),
-                inputs=inputs,
-                outputs=outputs,
-                first=i == 0,
-                last=i == len(widths) - 1,
-                heads=config.heads,
-                hops=config.hops,
-                half=config.precision != "fp32",
-                dropout=config.dropout > 0,
-                fused=fuses(config, on_gpu),
-                edge_list=is_own,
-            )
-        )
-    return layers
-
-
-def _step_flops(
-    config: TrainConfig,
-    batch: BatchShape,
-    num_features: int,
-    num_classes: int,
-    training: bool = True,
-) -> int:
-    """Floating-point operations of the matrix products in one step."""
-    # The backward pass takes twice as many as the forward pass, in the first layer as many, as x
-    # needs no gradient.
-    model = _formulas_of(config)
-    flops = 0
-    for layer in _layers_of(config, batch, num_features, num_classes):
-        rows = layer.sources if model.transforms_sources else layer.targets
-        forward = 2 * rows * model.weights(layer)
-        backward = forward if layer.first else 2 * forward
-        flops += forward + backward * training
-    return flops
-
-
 # Operations of a float32 product that take as long as writing a byte: one Zen 4 core copied rows of
 # 256 bytes at 13 GB/s, and reached 57 GFLOP/s in the products of a step.
 _FLOPS_PER_BYTE = 4.4
 
 
-def step_s(
-    config: TrainConfig,
-    batch: BatchShape,
-    num_features: int,
-    num_classes: int,
-    machine: Machine,
-    threads: int,
-    training: bool = True,
-) -> float:
-    """Seconds of a step's computation on a machine.
+@dataclass(frozen=True)
+class Step:
+    """The computation on a batch, to train or to evaluate."""
 
-    A registered model's step has matrix products, writes each array of its layers once, and has
-    work on edges. For the user's own model the time lies between those of measured
-    steps, and is scaled with the speed of the machine's products.
-    """
-    step = config, batch, num_features, num_classes
-    rate = machine.products_per_s(config.precision, threads)
-    share = 1 if training else 1 / 3  # the backward pass computes two gradients
-    trial = _trial(config, num_features, num_classes)
-    if trial is not None:
-        return share * (trial.fixed_s + trial.step_flops(batch.num_nodes + batch.num_edges) / rate)
-    model = _formulas_of(config)
-    written = sum(model.memory(layer).peak + model.edge_bytes(layer) for layer in _layers_of(*step))
-    others_s = _FLOPS_PER_BYTE * written / machine.products_per_s("fp32", threads)
-    return _step_flops(*step, training=training) / rate + share * others_s
+    config: TrainConfig
+    batch: BatchShape
+    num_features: int
+    num_classes: int
+    training: bool = True
+    on_gpu: bool = False
+
+    @property
+    def _trial(self) -> _Trial | None:
+        return _trial(self.config, self.num_features, self.num_classes)
+
+    @property
+    def fuses(self) -> bool:
+        """Whether `training.fused_sage.Layers`, which read float16 features in place, train the
+        model; see `GNN.fuses`."""
+        is_own = self.config.model not in MODELS
+        return not is_own and _formulas_of(self.config).fused and not self.on_gpu
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers, first to last.
+
+        Layer i of L reads the nodes within L - i hops of a seed and writes those within L - i - 1
+        hops. The user's own model computes every layer for all nodes, from an edge list, as
+        `forward(x, edge_index)` does.
+        """
+        config = self.config
+        batch = self.batch
+        is_own = config.model not in MODELS
+        depth = config.depth
+        sizes = depth, self.num_features, config.hidden_channels, self.num_classes
+        widths = _formulas_of(config).widths(*sizes)
+        layers = []
+        for i, (inputs, outputs) in enumerate(widths):
+            # batches of propagated features have no hops; their models may have more layers
+            reach = depth + 1 if is_own else max(1, depth - i)
+            layers.append(
+                Layer(
+                    sources=sum(batch.hop_nodes[: reach + 1]),
+                    targets=sum(batch.hop_nodes[:reach]),
+                    edges=sum(batch.hop_edges[:reach]),
+                    inputs=inputs,
+                    outputs=outputs,
+                    first=i == 0,
+                    last=i == len(widths) - 1,
+                    heads=config.heads,
+                    hops=config.hops,
+                    half=config.precision != "fp32",
+                    dropout=config.dropout > 0,
+                    fused=self.fuses,
+                    edge_list=is_own,
+                )
+            )
+        return layers
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of the matrix products."""
+        # The backward pass takes twice as many as the forward pass, in the first layer as many, as
+        # x needs no gradient.
+        model = _formulas_of(self.config)
+        flops = 0
+        for layer in self.layers:
+            rows = layer.sources if model.transforms_sources else layer.targets
+            forward = 2 * rows * model.weights(layer)
+            backward = forward if layer.first else 2 * forward
+            flops += forward + backward * self.training
+        return flops
+
+    def seconds(self, machine: Machine, threads: int) -> float:
+        """Seconds of the computation on a machine.
+
+        A registered model's step has matrix products, writes each array of its layers once, and
+        has work on edges. The time of the user's own model is that of a measured step, for each
+        node and edge, and is scaled with the speed of the machine's products.
+        """
+        rate = machine.products_per_s(self.config.precision, threads)
+        share = 1 if self.training else 1 / 3  # the backward pass computes two gradients
+        trial = self._trial
+        if trial is not None:
+            return share * trial.flops_per_row * self.batch.num_rows / rate
+        model = _formulas_of(self.config)
+        written = sum(model.memory(layer).peak + model.edge_bytes(layer) for layer in self.layers)
+        others_s = _FLOPS_PER_BYTE * written / machine.products_per_s("fp32", threads)
+        return self.flops / rate + share * others_s
+
+    # The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % above and 25 % below
+    # this, in steps of more than a few MB; sage took 8 % more with checkpointing, autocast and
+    # dropout together.
+    @property
+    def activation_bytes(self) -> int:
+        """Peak bytes, without the batch's own x and the gradients of weights."""
+        trial = self._trial
+        if trial is not None:
+            fixed_bytes, rate = trial.training if self.training else trial.evaluation
+            return max(0, int(fixed_bytes + rate * self.batch.num_rows))
+        # A layer's peak comes on top of the bytes that earlier layers keep. With activation
+        # checkpointing, they keep only their outputs and sparse matrices, but a layer is computed
+        # again while the gradient of its output is in memory. An evaluation has only a layer and
+        # its input in memory.
+        peak = 0
+        kept = 0
+        for layer in map(_formulas_of(self.config).memory, self.layers):
+            is_again = self.training and self.config.activation_checkpointing
+            again = layer.checkpointed if is_again else 0
+            peak = max(peak, kept + again + layer.peak)
+            if self.training:
+                kept += again or layer.saved
+            else:
+                kept = layer.checkpointed
+        return max(peak, kept)
 
 
 def choose_threads(
@@ -217,12 +227,7 @@ def choose_threads(
     `cores` for large ones."""
     if config.num_threads != "auto":
         return config.num_threads or cores
-    return cores if _step_flops(config, batch, num_features, num_classes) >= LARGE_FLOPS else 1
-
-
-def _parameter_count(config: TrainConfig, num_features: int, num_classes: int) -> int:
-    layers = _layers_of(config, BatchShape((), ()), num_features, num_classes)
-    return sum(map(_formulas_of(config).weights, layers))
+    return cores if Step(config, batch, num_features, num_classes).flops >= LARGE_FLOPS else 1
 
 
 def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:
@@ -231,86 +236,22 @@ def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) 
     trial = _trial(config, num_features, num_classes)
     if trial is not None:
         return trial.state_bytes
-    return 16 * _parameter_count(config, num_features, num_classes)
-
-
-def _layer_memory(
-    config: TrainConfig,
-    batch: BatchShape,
-    num_features: int,
-    num_classes: int,
-    on_gpu: bool = False,
-) -> list[LayerMemory]:
-    layers = _layers_of(config, batch, num_features, num_classes, on_gpu)
-    return [*map(_formulas_of(config).memory, layers)]
-
-
-# In all models, precisions and shapes of the tests, this was within 1 % of the measured bytes or up
-# to 25 % too high (measured with hooks on tensors that autograd saves).
-def saved_bytes(
-    config: TrainConfig,
-    batch: BatchShape,
-    num_features: int,
-    num_classes: int,
-    on_gpu: bool = False,
-) -> int:
-    """Bytes saved between the forward and the backward pass over one batch, without the batch's own
-    x and the parameters."""
-    layers = _layer_memory(config, batch, num_features, num_classes, on_gpu)
-    if config.activation_checkpointing:  # the layers' inputs, log-probabilities and labels
-        return sum(layer.checkpointed for layer in layers) + 8 * batch.hop_nodes[0]
-    # Autocast keeps a half-width copy of the weights as well.
-    copies = 0
-    if config.precision != "fp32":
-        copies = 2 * _parameter_count(config, num_features, num_classes)
-    return sum(layer.saved for layer in layers) + copies
-
-
-# The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % above and 25 % below this, in
-# steps of more than a few MB; sage took 8 % more with checkpointing, autocast and dropout together.
-def activation_bytes(
-    config: TrainConfig,
-    batch: BatchShape,
-    num_features: int,
-    num_classes: int,
-    training: bool = True,
-    on_gpu: bool = False,
-) -> int:
-    """Peak bytes of one step's computation, without the batch's own x and the gradients of
-    weights."""
-    trial = _trial(config, num_features, num_classes)
-    if trial is not None:
-        fixed_bytes, rate = trial.training if training else trial.evaluation
-        return max(0, int(fixed_bytes + rate * (batch.num_nodes + batch.num_edges)))
-    # A layer's peak comes on top of the bytes that earlier layers keep. With activation
-    # checkpointing, they keep only their outputs and sparse matrices, but a layer is computed again
-    # while the gradient of its output is in memory. An evaluation has only a layer and its input in
-    # memory.
-    peak = 0
-    kept = 0
-    for layer in _layer_memory(config, batch, num_features, num_classes, on_gpu):
-        again = layer.checkpointed if training and config.activation_checkpointing else 0
-        peak = max(peak, kept + again + layer.peak)
-        if training:
-            kept += again or layer.saved
-        else:
-            kept = layer.checkpointed
-    return max(peak, kept)
+    layers = Step(config, BatchShape((), ()), num_features, num_classes).layers
+    return 16 * sum(map(_formulas_of(config).weights, layers))
 
 
 # The trial of the user's own model.
 
-# Most edges or nodes of the random batch, and most bytes of its step by the formulas: it takes a
-# fraction of a second.
-_TRIAL_EDGES = 2**14
+# Most bytes of a random batch's step by the formulas, and most edges or nodes of the batches for
+# memory: they take a fraction of a second.
 _TRIAL_BYTES = 64 * MB
+_TRIAL_EDGES = 2**14
 _SMALLER = 0.4  # the share of it that a second batch has
-# A step that outgrows the caches takes longer for a node: EdgeConv with 64 channels took 6.2, 8.2,
-# 11.2 and 14.5 us for a node or edge of batches of 11, 45, 182 and 728 thousand. So growing batches
-# are timed, up to the run's own or these bytes.
-_TIMED_BYTES = 256 * MB
-_TIMED_SHARES = tuple(4.0**-i for i in (4, 3, 2, 1, 0))
-_LEAST_TIMED = 2**12  # nodes and edges whose time stands out from the clock's noise
+# Fewest nodes and edges whose time stands out from the clock's noise. A step that outgrows the
+# caches takes longer for a node: EdgeConv with 64 channels took 6.2, 8.2, 11.2 and 14.5 us for a
+# node or edge of batches of 11, 45, 182 and 728 thousand. So the timed batch is as large as the
+# run's own where `_TRIAL_BYTES` allow it.
+_LEAST_TIMED = 2**12
 
 
 def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None) -> dict[str, str]:
@@ -322,35 +263,26 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     """
     size = hop_size(size, config)
     key = _trial_key(config, size.num_features, size.num_classes)
-    measured = _measure(config, size, *_trial_batches(config, size), run_dir)
+    measured = _measure(config, size, _trial_batches(config, size), run_dir)
     _trials[key] = _Trial(config.num_neighbors, **measured)
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
 
 
-def _trial_batches(
-    config: TrainConfig, size: GraphSize
-) -> tuple[list[BatchShape], list[BatchShape]]:
-    """Batches in the proportions of the run's: a smaller and a larger one for memory, and growing
-    ones for time."""
+def _trial_batches(config: TrainConfig, size: GraphSize) -> list[BatchShape]:
+    """Batches in the proportions of the run's: a smaller and a larger one for memory, and one for
+    time."""
     shape = size, config.undirected, config.batch_size, config.fan_out(training=True)
     batch = expected_batch(*shape, even=True)
-    step_bytes = activation_bytes(config, batch, size.num_features, size.num_classes)
-    scale = min(
-        _TRIAL_EDGES / max(batch.num_nodes, batch.num_edges),
-        _TRIAL_BYTES / step_bytes,
-    )
-    least = _LEAST_TIMED / (batch.num_nodes + batch.num_edges)
-    largest = min(_TIMED_BYTES / step_bytes, max(1.0, least))
-    return (
-        [_scaled(batch, share * scale, 2) for share in (_SMALLER, 1.0)],
-        # a wide model's batches are tiny, and grow all the same
-        [_scaled(batch, share * largest, 2 + i) for i, share in enumerate(_TIMED_SHARES)],
-    )
+    step_bytes = Step(config, batch, size.num_features, size.num_classes).activation_bytes
+    most = _TRIAL_BYTES / step_bytes
+    scale = min(_TRIAL_EDGES / max(batch.num_nodes, batch.num_edges), most)
+    timed = min(max(1.0, _LEAST_TIMED / batch.num_rows), most)
+    return [_scaled(batch, share) for share in (_SMALLER * scale, scale, timed)]
 
 
-def _scaled(batch: BatchShape, scale: float, least: int) -> BatchShape:
+def _scaled(batch: BatchShape, scale: float) -> BatchShape:
     nodes, edges = (
-        tuple(max(least, round(scale * count)) for count in counts)
+        tuple(max(2, round(scale * count)) for count in counts)
         for counts in (batch.hop_nodes, batch.hop_edges)
     )
     return BatchShape(nodes, edges)
@@ -360,7 +292,6 @@ def _measure(
     config: TrainConfig,
     size: GraphSize,
     shapes: list[BatchShape],
-    timed: list[BatchShape],
     run_dir: Path | None,
 ) -> dict[str, Any]:
     kernel_cache.folder()  # tells the child its place, as the child's TMPDIR is another
@@ -371,7 +302,6 @@ def _measure(
             *(sys.executable, "-m", "ogbnlib.training.child", "--try"),
             *(str(size.num_features), str(size.num_classes)),
             json.dumps([asdict(shape) for shape in shapes]),
-            json.dumps([asdict(shape) for shape in timed]),
             *(str(file), str(run_dir or "")),
         ]
         env = {

@@ -96,12 +96,10 @@ def main(arguments: list[str]) -> int:
     return exit_code(train)
 
 
-def try_model(
-    num_features: str, num_classes: str, shapes: str, timed: str, file: str, run_dir: str
-) -> int:
+def try_model(num_features: str, num_classes: str, shapes: str, file: str, run_dir: str) -> int:
     """Create a model, measure its steps, and write the result to `file`.
 
-    The config is in the environment variable `CONFIG_VARIABLE`. `shapes` and `timed` are lists of
+    The config is in the environment variable `CONFIG_VARIABLE`. `shapes` is a list of
     `BatchShape`s as JSON; `run_dir` may be empty.
     """
     from ..config import TrainConfig
@@ -112,7 +110,7 @@ def try_model(
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
         widths = int(num_features), int(num_classes)
         make = functools.partial(make_model, config, *widths, Path(run_dir) if run_dir else None)
-        measured = measure_step(config, make, widths[0], json.loads(shapes), json.loads(timed))
+        measured = measure_step(config, make, widths[0], json.loads(shapes))
         write_json(Path(file), measured)
 
     return exit_code(work)

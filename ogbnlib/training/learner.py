@@ -258,13 +258,12 @@ def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[fl
     return fixed + large - rate * counts[1], rate
 
 
-# Time of the steps on a batch, at most three. A step that takes so much longer than the first one
-# is the last.
-_TIMED_S = 0.5
+_TIMED_S = 0.5  # for the steps on a batch, at most three
 
 
 def _step_s(learner: Learner, batch: Data) -> float:
     size = learner.config.batch_size
+    learner.begin(epoch=1)
     # not the first step of an epoch, which has more checks
     step = functools.partial(learner.step, itertools.repeat(batch), 1, size, 2 * size)
     times_s: list[float] = []
@@ -275,38 +274,18 @@ def _step_s(learner: Learner, batch: Data) -> float:
     return min(times_s)
 
 
-def _times(
-    learner: Learner, num_features: int, shapes: Iterable[Mapping[str, Sequence[int]]]
-) -> dict[str, object]:
-    """Return the time of training steps on random batches of growing shapes, as
-    `forecast.step_memory._Trial` keeps it."""
-    rows: list[int] = []
-    times_s: list[float] = []
-    learner.begin(epoch=1)
-    for shape in shapes:
-        batch = random_batch(**shape, num_features=num_features)
-        rows.append(batch.num_nodes + batch.num_edges)
-        times_s.append(max([_step_s(learner, batch), *times_s]))
-        if times_s[-1] - times_s[0] > _TIMED_S:
-            break
-    flops_per_s = probe().products_per_s(learner.config.precision, threads=1)
-    flops = [flops_per_s * (step_s - times_s[0]) for step_s in times_s]
-    return {"rows": rows, "fixed_s": times_s[0], "flops": flops}
-
-
 def measure_step(
     config: TrainConfig,
     make: Callable[[], nn.Module],
     num_features: int,
     shapes: Iterable[Mapping[str, Sequence[int]]],
-    timed: Iterable[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
     """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it.
 
     Its state in bytes, the memory (see `_memory`) of training and evaluating random batches of two
-    `shapes`, and the time of training steps on growing ones, `timed`.
+    `shapes`, and the time of a training step on a third.
     """
-    batches = [random_batch(**shape, num_features=num_features) for shape in shapes]
+    *batches, timed = [random_batch(**shape, num_features=num_features) for shape in shapes]
     learners: list[Learner] = []
     created = allocations(
         lambda: learners.append(
@@ -330,7 +309,7 @@ def measure_step(
         created += allocations(functools.partial(train, batches[0]))
         training = _memory(train, batches)
         evaluation = _memory(evaluate, batches)
-        times = _times(learner, num_features, timed)
+        flops = probe().products_per_s(config.precision, threads=1) * _step_s(learner, timed)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise InputError(
             f"{config.model}: a training step fails on a random batch: {' '.join(str(error).split())}"
@@ -346,5 +325,5 @@ def measure_step(
         "state_bytes": state_bytes,
         "training": training,
         "evaluation": evaluation,
-        **times,
+        "flops_per_row": flops / (timed.num_nodes + timed.num_edges),
     }

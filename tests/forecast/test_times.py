@@ -1,18 +1,16 @@
-"""Times of a forecast: the work of each model, of a model of one's own, and of plain PyG's loop."""
+"""Times of a forecast: the work of each model, and of a model of one's own."""
 
 from pathlib import Path
 
 import pytest
 from all_models import KINDS, PROPAGATED, SAMPLED
-from all_policies import settings
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.batches import BatchShape
 from ogbnlib.forecast.machine import REFERENCE
 from ogbnlib.forecast.planner import plan
-from ogbnlib.forecast.step_memory import _Trial, _trial_batches, step_s
+from ogbnlib.forecast.step_memory import Step
 from ogbnlib.graph.store import GraphSize
-from ogbnlib.registry import POLICIES
 
 SIZE = GraphSize("mine", 20_000, 300_000, 16, 4, {"train": 5000, "valid": 0, "test": 100})
 MODELS = """
@@ -44,7 +42,8 @@ def seconds(name: str, edges: int, *, training: bool = True) -> float:
         dataset="mine", model=name, loading="propagated" if propagated else "shared"
     )
     batch = BatchShape((8, 64, 512), (64, edges))
-    return step_s(config, batch, 16 * (1 + config.hops), 4, REFERENCE, 1, training)
+    step = Step(config, batch, 16 * (1 + config.hops), 4, training)
+    return step.seconds(REFERENCE, threads=1)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
@@ -55,21 +54,6 @@ def test_a_step_takes_longer_the_more_edges_it_has(name: str) -> None:
 @pytest.mark.parametrize("name", PROPAGATED)
 def test_a_step_on_propagated_features_has_no_edges(name: str) -> None:
     assert 0 < seconds(name, 512, training=False) < seconds(name, 512) == seconds(name, 1024)
-
-
-@pytest.mark.parametrize(("batch_size", "hidden_channels"), [(2, 16), (1024, 64), (8, 200_000)])
-def test_timed_batches_grow(batch_size: int, hidden_channels: int) -> None:
-    config = TrainConfig.create(
-        dataset="mine", model="m.py:Net", batch_size=batch_size, hidden_channels=hidden_channels
-    )
-    rows = [batch.num_nodes + batch.num_edges for batch in _trial_batches(config, SIZE)[1]]
-    assert all(rows[i] < rows[i + 1] for i in range(4))
-
-
-def test_a_step_takes_as_long_as_the_timed_ones_around_it() -> None:
-    trial = _Trial((3, 2), 0, (0, 0), (0, 0), rows=(10, 110, 1110), fixed_s=1, flops=(0, 50, 1050))
-    steps = {10: 0, 60: 25, 110: 50, 610: 550, 2110: 2050}
-    assert {rows: trial.step_flops(rows) for rows in steps} == pytest.approx(steps)
 
 
 def test_the_time_of_ones_own_model_is_that_of_its_measured_step(tmp_path: Path) -> None:
@@ -85,10 +69,3 @@ def test_the_time_of_ones_own_model_is_that_of_its_measured_step(tmp_path: Path)
     )
     assert edge_wise.forecast.epoch_s > 2 * dense.forecast.epoch_s
     assert "memory and time of a step were measured" in str(edge_wise)
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-def test_pygs_own_loaders_get_the_time_of_a_plain_loop(policy: str) -> None:
-    config = TrainConfig.create(dataset="mine", **settings(policy))
-    text = str(plan(config, size=SIZE))
-    assert ("by our trainer takes" in text) == POLICIES[policy].is_stock

@@ -17,9 +17,10 @@ from graphs import make_store
 from ogbnlib import InputError, TrainConfig, open_store, plan, propagate, run
 from ogbnlib.errors import GB
 from ogbnlib.forecast.batches import BatchShape
-from ogbnlib.forecast.step_memory import _layer_memory, _parameter_count
+from ogbnlib.forecast.step_memory import Step, model_state_bytes
 from ogbnlib.memory.limits import Limit
 from ogbnlib.propagation.plan import NORMS
+from ogbnlib.registry import MODELS
 from ogbnlib.training.network import registered_model
 from ogbnlib.training.train import train
 
@@ -163,7 +164,8 @@ def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> Non
     config = TrainConfig.create(dataset="none", model=model, **values)
     net = registered_model(config, 4 * 40, 7)
     seeds = 1000
-    assert sum(weight.numel() for weight in net.parameters()) == _parameter_count(config, 4 * 40, 7)
+    weights = sum(weight.numel() for weight in net.parameters())
+    assert 16 * weights == model_state_bytes(config, 4 * 40, 7)
     x, kept = torch.randn(seeds, 4 * 40), {}
     known = {value.untyped_storage().data_ptr() for value in (x, *net.parameters())}
 
@@ -174,8 +176,7 @@ def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> Non
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         F.cross_entropy(net(x), torch.zeros(seeds, dtype=torch.int64)).backward()
     found = sum(storage.nbytes() for key, storage in kept.items() if key not in known)
-    foretold = sum(
-        step.saved for step in _layer_memory(config, BatchShape((seeds,), ()), 4 * 40, 7)
-    )
+    layers = Step(config, BatchShape((seeds,), ()), 4 * 40, 7).layers
+    foretold = sum(MODELS[model].load().memory(layer).saved for layer in layers)
     assert found <= foretold * 1.01 + 20_000
     assert foretold <= 1.8 * found + 20_000

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.batches import BatchShape
-from ogbnlib.forecast.step_memory import activation_bytes, saved_bytes
+from ogbnlib.forecast.step_memory import Step
 from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
+from ogbnlib.registry import MODELS
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.catalog import open_for
 from ogbnlib.training.learner import allocations, loss_and_gradient, peak_of
@@ -93,6 +94,18 @@ def fused_kept(model: GNN, batch: Any) -> set[Tensor]:
     return {out, *(part for layer in kept for part in layer[:2] if part is not None)} - {batch.x}
 
 
+def saved_bytes(step: Step) -> int:
+    """Bytes that by the formulas are kept for the backward pass, without x and the parameters."""
+    model = MODELS[step.config.model].load()
+    layers = [model.memory(layer) for layer in step.layers]
+    if step.config.activation_checkpointing:  # the layers' inputs, log-probabilities and labels
+        return sum(layer.checkpointed for layer in layers) + 8 * step.batch.hop_nodes[0]
+    # Autocast keeps a half-width copy of the weights as well.
+    half = step.config.precision != "fp32"
+    copies = 2 * half * sum(map(model.weights, step.layers))
+    return sum(layer.saved for layer in layers) + copies
+
+
 @pytest.fixture(scope="module")
 def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
     """Measures one optimizer step on the CPU, on `accumulate` batches whose graphs are freed one by
@@ -140,8 +153,9 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
             BatchShape(tuple(batch.num_sampled_nodes), tuple(batch.num_sampled_edges))
             for batch in batches
         ]
-        forecast_saved = max(saved_bytes(config, shape, *classes) for shape in shapes)
-        forecast_peak = max(activation_bytes(config, shape, *classes) for shape in shapes)
+        steps = [Step(config, shape, *classes) for shape in shapes]
+        forecast_saved = max(map(saved_bytes, steps))
+        forecast_peak = max(step.activation_bytes for step in steps)
         return saved, peak, forecast_saved / saved, forecast_peak / peak
 
     yield measured
