@@ -234,12 +234,11 @@ def watch(
 @app.command()
 def status(
     run_dir: option.RunDir,
-    follow: Annotated[bool, typer.Option("--follow", help="Show it until the run ends.")] = False,
     as_json: option.Json = False,
 ) -> None:
     """Print the state of a run: its phase, time and memory while it works, or the cause of its
     end."""
-    run = Run.open(run_dir).follow() if follow else Run.open(run_dir)
+    run = Run.open(run_dir)
     show(run.status, f"{run_dir}: {run.diagnosis}", as_json)
 
 

@@ -123,7 +123,7 @@ def begin_notebook() -> None:
     if "JPY_SESSION_NAME" in os.environ:  # in JupyterLab, the user waits and may close the tab
         print(
             "the imports below take 10 to 20 s the first time; a run continues when this tab is "
-            'closed, and then\nRun.open("runs/NAME").follow() in a new cell shows it'
+            'closed, and then\nRun.open("runs/NAME") in a new cell shows it'
         )
         # the user's own notebook has no date, and a console has no file
         with contextlib.suppress(OSError, ValueError, KeyError):

@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from pydantic import ValidationError
 
 from ..config import TrainConfig
-from ..display import Live, html_card
-from ..errors import InputError, clear_errors, format_bytes, shortened
+from ..display import html_card
+from ..errors import InputError, clear_errors, format_bytes
 from ..files import StrPath, home, is_held, whereabouts
 from ..memory.growth import Growth
 from ..memory.record import (
@@ -130,13 +129,6 @@ class Run:
             record.event(event)
         return phases
 
-    @property
-    def has_loaded(self) -> bool:
-        """Whether a training run began to load its data; True for any other command."""
-        return not self.paths.config.is_file() or any(
-            phase.name not in ("open", "compile kernels") for phase in self.phases
-        )
-
     @cached_property
     def samples(self) -> pd.DataFrame:
         """The samples in timeline.csv, `time_s` in `time.time()` seconds."""
@@ -235,9 +227,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         rows = {"run": str(self.run_dir)}
-        sketch = ""
         try:
-            memory = _tables().held_memory(self.timeline)
             status = self.status
             limit_bytes = status["memory_limit_bytes"]
             peak = f"{format_bytes(self.held_peak_bytes)} held"
@@ -254,11 +244,9 @@ class Run:
             if best is not None:
                 rows["last accuracy"] = _accuracy(evaluated.iloc[-1])
                 rows["best epoch"] = _accuracy(best)
-            if len(memory):
-                sketch = _tables().sketch(memory, limit_bytes)
         except InputError as error:
             rows["damaged"] = str(error)
-        return f"{html_card(rows)}{sketch}"
+        return html_card(rows)
 
     @cached_property
     def diagnosis(self) -> Diagnosis:
@@ -306,34 +294,6 @@ class Run:
             "memory_limit_bytes": record.start.get("memory_limit_bytes"),
             "duration_s": record.duration_s,
         }
-
-    def follow(self, on_epoch: Callable[[dict[str, float]], object] = lambda row: None) -> Run:
-        """Show the run's progress until it ends, as `run` does; return the ended run.
-
-        `on_epoch` is called with each epoch's row of metrics.csv, first with the rows that exist
-        already.
-        """
-        epochs = 0
-
-        def text() -> tuple[str, str]:
-            now = Run(self._folder)
-            return standing(self._folder, now.record, now.memory_limit_bytes)
-
-        try:
-            with Live(text) if self.is_at_work else contextlib.nullcontext():
-                at_work = True
-                while at_work:
-                    now = Run(self._folder)
-                    at_work = now.is_at_work  # before its metrics, so that the last row is read
-                    for row in now.metrics.iloc[epochs:].to_dict("records"):
-                        on_epoch(row)
-                    epochs = max(epochs, len(now.metrics))
-                    time.sleep(0.5 * at_work)
-        except KeyboardInterrupt:
-            raise shortened(
-                KeyboardInterrupt(f"{self.run_dir}: no longer followed; the run goes on")
-            ) from None
-        return Run(self._folder)
 
     @property
     def parts(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .. import kernel_cache, memory
 from ..config import TrainConfig, check_config
-from ..display import drawn, in_notebook
+from ..display import in_notebook
 from ..environment import (
     CONFIG_VARIABLE,
     LIMIT_VARIABLE,
@@ -141,7 +141,6 @@ def run(
     resume: bool = False,
     limit_by: str = "auto",
     echo: bool = True,
-    live: bool = False,
     num_ranks: int = 1,
     trust: bool = False,
 ) -> Run:
@@ -163,11 +162,10 @@ def run(
         limit_by: "auto", or one of `limits.KINDS`.
         echo: Relay the child's output, which is in `output.log` in any case. If False, a log still
             gets a progress line every 30 s.
-        live: In a notebook, draw the run's memory as it grows.
         num_ranks: Processes on this machine that train together, under one common limit.
         trust: Allow the code of a model (model.py) in another user's run folder.
     """
-    config = _check_arguments(config, run_dir, resume, live, num_ranks)
+    config = _check_arguments(config, run_dir, resume, num_ranks)
     limit_bytes, notes = _attainable(memory_limit, say=echo, before=run_dir if resume else None)
     check_trainer_limit(limit_bytes)
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
@@ -186,17 +184,14 @@ def run(
         notes,
         resume=resume,
         echo=echo,
-        live=live,
         num_ranks=num_ranks,
         trust=trust,
     )
 
 
 def _check_arguments(
-    config: TrainConfig | None, run_dir: StrPath | None, resume: bool, live: bool, num_ranks: int
+    config: TrainConfig | None, run_dir: StrPath | None, resume: bool, num_ranks: int
 ) -> TrainConfig:
-    if live and not in_notebook():
-        raise InputError("live: expected a notebook to draw in, found none; leave it out")
     if config is None:
         if run_dir is None or not resume:
             raise InputError(
@@ -218,7 +213,6 @@ def _train(
     *,
     resume: bool,
     echo: bool,
-    live: bool,
     num_ranks: int,
     trust: bool,
 ) -> Run:
@@ -254,8 +248,6 @@ def _train(
             "TMPDIR": stack.enter_context(_own_tmp()),
             **trainer_environment(os.environ),
         }
-        if live:
-            stack.enter_context(drawn(lambda: Run(folder)._repr_html_()))
         return _carry_out(
             attempt, argv, limit, refused, notes, env=env, echo=echo, inherited=(lock,)
         )

@@ -275,7 +275,7 @@ def test_every_way_to_run_a_notebook_has_one_working_folder(
     text = capsys.readouterr().out
     assert re.search(r"torch 2\.\d+.*, Python 3\.\d+\.\d+\n.*, \d+ cores, .* GB", text)
     assert f" {tmp_path}: " in text
-    assert "follow()" not in text
+    assert "Run.open" not in text
     book = v4.new_notebook(metadata={"ogbnlib": {"date": "2026-01-31"}})
     nbformat.write(book, tmp_path / "a.ipynb")
     monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "a.ipynb"))  # JupyterLab
@@ -283,7 +283,7 @@ def test_every_way_to_run_a_notebook_has_one_working_folder(
     assert Path.cwd() == tmp_path
     text = capsys.readouterr().out
     assert f"working in {tmp_path}" not in text
-    assert 'Run.open("runs/NAME").follow()' in text
+    assert 'Run.open("runs/NAME")' in text
     assert "2026-01-31" in text  # of the outputs that a reader sees
     for content in ("no notebook", '{"metadata": {}}'):
         (tmp_path / "a.ipynb").write_text(content)
