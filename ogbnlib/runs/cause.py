@@ -28,9 +28,6 @@ Cause: TypeAlias = Literal[
     "out of memory",
     "memory limit met, cause unknown",
     "out of GPU memory",
-    "out of GPU memory: fragmentation",
-    "out of GPU memory: size",
-    "out of GPU memory: others on the GPU",
     "SIGKILL, cause unknown",
     "SIGTERM",
     "SIGHUP",
@@ -43,7 +40,6 @@ Cause: TypeAlias = Literal[
     "node failure",
     "pending",
     "running",
-    "several tasks",
     "unknown",
 ]
 # Causes that an exit code alone leaves open: evidence in the output decides.
@@ -111,7 +107,6 @@ class Facts:
     run_dir: str = ""
     log_line: str = ""  # the line of its log that tells most about the end
     unasked: str = ""  # why neither sacct nor scontrol answered
-    counts: Mapping[str, int] = field(default_factory=dict)  # tasks of an array by cause
 
     @property
     def held_peak_bytes(self) -> int | None:

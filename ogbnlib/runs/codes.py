@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..display import in_notebook
-from ..errors import GB, MB, Diverged, InputError, RankHung, explained
+from ..errors import Diverged, InputError, RankHung, explained
 from ..files import shown
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action
@@ -30,20 +29,16 @@ _CODES: dict[str, tuple[Cause, str]] = {
     "1": ("error", "read output"),
     "2": ("bad input", "fix input"),
     "75": ("stopped at a checkpoint", "resume"),
-    "76": ("out of GPU memory", "smaller step"),
+    "76": ("out of GPU memory", "free GPU"),
     "77": ("diverged", "resume"),
     "78": ("not finished", "resume"),
-    "120": ("error", "read output"),
     "124": ("time limit", "more time"),
-    "125": ("never started", "read output"),
     "126": ("never started", "check command"),
     "127": ("never started", "check command"),
     "129": ("SIGHUP", "resume"),
     "130": ("interrupted", "resume"),
     "132": ("error", "check libraries"),
-    "134": ("error", "read output"),
     "135": ("error", "more shared memory"),
-    "136": ("error", "read output"),
     "137": ("SIGKILL, cause unknown", "find sender"),
     "138": ("SIGUSR1", "resume"),
     "139": ("error", "check libraries"),
@@ -51,7 +46,6 @@ _CODES: dict[str, tuple[Cause, str]] = {
     "143": ("SIGTERM", "resume"),
     "152": ("time limit", "more time"),
     "153": ("error", "raise ulimit"),
-    "255": ("error", "read output"),
     "0:125": ("out of memory", "more memory"),
     "0:53": ("never started", "make folder"),
 }
@@ -77,22 +71,6 @@ _STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
     "NODE_FAIL": ("node failure", ("resume", "avoid node")),
     "BOOT_FAIL": ("node failure", ("resume",)),
 }  # fmt: skip
-# squeue's short names
-_SHORT_STATES = {
-    "PD": "PENDING",
-    "R": "RUNNING",
-    "CG": "COMPLETING",
-    "S": "SUSPENDED",
-    "CD": "COMPLETED",
-    "F": "FAILED",
-    "OOM": "OUT_OF_MEMORY",
-    "TO": "TIMEOUT",
-    "DL": "DEADLINE",
-    "PR": "PREEMPTED",
-    "CA": "CANCELLED",
-    "NF": "NODE_FAIL",
-    "BF": "BOOT_FAIL",
-}
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -143,11 +121,10 @@ def code_key(code: int | str) -> str:
 
 
 def state_key(text: str) -> str:
-    """Full name of a job state such as OUT_OF_ME+, `CANCELLED by 1000` or TO; "" if it is none."""
+    """Full name of a job state such as OUT_OF_ME+ or `CANCELLED by 1000`; "" if it is none."""
     word = text.strip().upper().partition(" BY ")[0]
     if word.endswith("+"):
         return next((name for name in _STATES if name.startswith(word[:-1])), "")
-    word = _SHORT_STATES.get(word, word)
     return word if word in _STATES else ""
 
 
@@ -194,34 +171,18 @@ def specified(end: Diagnosis, by_id: Mapping[str, Action]) -> Diagnosis:
     return replace(end, actions=tuple(specific))
 
 
-def resubmission(run_dir: Path) -> str:
-    """The command that resumes a run in a Slurm job, for the folder of the first submission."""
+def resumption(run_dir: Path) -> Action:
+    """The action that resumes a run; inside a Slurm job, in another job."""
+    if "SLURM_JOB_ID" in os.environ:
+        return resubmission(run_dir)
+    path = str(run_dir.absolute())  # the reader's working folder may be another one
+    return Action("resume", {"run_dir": path, "quoted": shlex.quote(path)})
+
+
+def resubmission(run_dir: Path) -> Action:
+    """The action that resumes a run in a Slurm job, for the folder of the first submission."""
     script = "train"
     if run_dir.name.startswith("train_ddp"):
         script = "train_ddp"
-    folder = shlex.quote(str(shown(run_dir.resolve())))
-    return f"sbatch slurm/{script}.sbatch --run-dir {folder} --resume"
-
-
-def resumption(run_dir: Path, limit: float | None) -> Action:
-    """The action that resumes a run: the call in Python and the shell command.
-
-    Inside a Slurm job the command submits another job, and the call is given in a notebook only.
-    """
-    run_dir = run_dir.absolute()  # the reader's working folder may be another one
-    command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
-    arguments = [f'run_dir="{run_dir}"']
-    if limit:
-        size = f"{limit / MB:g} MB"
-        if limit >= GB:
-            size = f"{limit / GB:g} GB"
-        arguments.append(f'memory_limit="{size}"')
-        command += f" --memory-limit '{size}'"
-    call = f"run({', '.join(arguments)}, resume=True)"
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:
-        return Action("resume", {"how": f"{call}, or `{command}`"})
-    how = f"`{resubmission(run_dir)}`, unless Slurm requeued job {job}"
-    if in_notebook():
-        how = f"{call}, or {how}"
-    return Action("resume", {"how": how})
+    quoted = shlex.quote(str(shown(run_dir.resolve())))
+    return Action("submit to resume", {"script": script, "quoted": quoted})

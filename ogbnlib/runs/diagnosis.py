@@ -57,9 +57,7 @@ def explain_code(code: str) -> Diagnosis:
             "--exit-code: expected 0 to 255, -N for signal N, its name such as SIGKILL, Slurm's "
             f"pair such as 0:125 or a job's state such as OUT_OF_MEMORY, got {code!r}"
         )
-    end = of_code(code)
-    is_job = ":" in code and end.actions == (Action("read output"),)
-    return replace(end, actions=(Action("ask job"),)) if is_job else end
+    return of_code(code)
 
 
 def explain_text(text: str) -> Diagnosis:
@@ -109,7 +107,7 @@ def explain(
     if RunPaths(run_dir).output.is_file():
         specific["read output"] = Action("read file", {"file": "output.log"})
     if config is not None:
-        specific["resume"] = resumption(run_dir, result.memory_limit_bytes)
+        specific["resume"] = resumption(run_dir)
     return specified(end, specific)
 
 

@@ -24,7 +24,8 @@ _COMMON: dict[str, object] = {
     "kept": "a loss that is added up without .item(), outputs or batches in a list",
     "less": "make a step smaller: batch_size with accumulate, precision=bf16, activation_checkpointing=True, "
     "num_neighbors",
-    "how": "resume=True (--resume)",
+    "run_dir": "RUN",
+    "quoted": "RUN",
     "job": "ID",
     "restarts": RESTARTS_VARIABLE,
     "allocator": ALLOCATOR_VARIABLES[0],
@@ -61,18 +62,14 @@ _ENDS = {
     "76": "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
     "77": "diverged: the loss, a weight or a score was not finite",
     "78": "ended before the training was finished, without an error: code of the model ended a process, or hung",
-    "120": "ended with 120: Python could not write the rest of its output, as a disk was full or its reader gone",
     "124": "ended with 124: the time of the command `timeout` was up",
-    "125": "ended with 125: docker, podman or `timeout` itself failed, before the command began",
     "126": "never started: its file can't be executed",
     "127": "never started: it, or its interpreter, was not found",
     "129": "ended by SIGHUP: its terminal was closed",
     "130": "interrupted (SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button)",
     "132": "ended by SIGILL: a library was compiled for another processor",
-    "134": "ended by SIGABRT: compiled code gave up, and its message stands above the end",
     "135": "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became "
     "shorter",
-    "136": "ended by SIGFPE: compiled code divided by zero",
     "137": "ended by SIGKILL, cause unknown: an out-of-memory killer, scancel, a time limit (`ulimit -t` too), "
     "preemption or kill -9 sends it",
     "138": "ended by SIGUSR1, which came before it could stop at a checkpoint, or which it does not catch",
@@ -81,7 +78,6 @@ _ENDS = {
     "143": "ended by SIGTERM: scancel, a time limit, preemption or kill",
     "152": "ended by SIGXCPU: its CPU time, limited by `ulimit -t`, was used up",
     "153": "ended by SIGXFSZ: a file grew past the limit of `ulimit -f`, not of the disk",
-    "255": "ended with 255, which ssh, srun and container launchers use when the launcher itself failed",
     "0:125": "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY); srun itself returns 1 for such a "
     "step",
     "0:53": "never started: Slurm could not open the batch script's output file or working directory",
@@ -103,7 +99,6 @@ _ENDS = {
     "requeues itself",
     "as run": "ended as its run did",
     "run unfinished": "ended with exit code 0, but its run did not finish",
-    "array": "is an array; of {num_tasks} tasks: {by_cause}",
     # lines of a text
     "unknown text": "cause unknown: it has no message that is known",
     "kernel kill": "the kernel's out-of-memory killer ended {who}[, which held {anon_bytes} of anonymous memory], "
@@ -115,13 +110,6 @@ _ENDS = {
     "limit met": "the job met its memory limit, which page cache does without a kill, too",
     "allocation refused": "Linux refused an allocation[ of {asked_bytes} at once]: more than the machine, or a "
     "limit of `ulimit -v`, has left",
-    "allocation on the GPU failed": "an allocation on the GPU failed, and the message has no sizes",
-    "out of GPU memory: size": "out of GPU memory, by size: a step needs more than the GPU has, even in pieces",
-    "out of GPU memory: fragmentation": "out of GPU memory, by fragmentation: with {unallocated_bytes} reserved but "
-    "unallocated [and {free_bytes} free ]there was enough, but not in one piece",
-    "out of GPU memory: others on the GPU": "out of GPU memory, by others on the GPU: {others_bytes} is used "
-    "outside torch's "
-    "allocator, mostly by other processes",
     "file descriptors": "ran out of file descriptors: DataLoader workers pass each tensor by one of them",
     "shared memory": "ran out of shared memory: DataLoader workers pass batches through /dev/shm",
     "label out of range": "a label lies outside of 0 to the number of classes - 1, such as a NaN turned into an "
@@ -155,7 +143,10 @@ _MEMORY_CLAUSES = (
 )
 _WITHOUT_MEMORY = ("bad input", "stopped at a checkpoint", "diverged")
 _ACTIONS = {
-    "resume": "go on with {how}[ and the same {options}][, with a smaller {lower}]",
+    "resume": "go on with run(run_dir=\"{run_dir}\", resume=True), or `python -m ogbnlib train --run-dir {quoted} "
+    "--resume`[, with a smaller {lower}]",
+    "submit to resume": "go on with `sbatch slurm/{script}.sbatch --run-dir {quoted} --resume` and the same options of "
+    "sbatch, unless Slurm has requeued the job[, with a smaller {lower}]",
     "submit again": "submit it again[, with a smaller {lower}]",
     "resume if dead": "if no process of it is alive, go on with resume=True",
     "start again": "start it again",
@@ -213,11 +204,8 @@ _ACTIONS = {
     "more shared memory": "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else "
     "check the data (`python -m ogbnlib verify`)",
     "raise ulimit": "raise the limit (`ulimit -n 65536` for open files, `ulimit -f unlimited` for their size)",
-    "smaller step": "set expandable_segments=True, or {less}",
-    "expandable segments": "set expandable_segments=True, in a script of your own "
-    "{allocator}=expandable_segments:True",
-    "free GPU": "look with nvidia-smi for another process on the GPU, and end it or use another; if there is none, "
-    "{less}",
+    "free GPU": "look with nvidia-smi for another process on the GPU; if there is none, set expandable_segments=True "
+    "(in a script of your own {allocator}=expandable_segments:True), or {less}",
     "no workers": "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
     "ask sacct": "ask sacct -j ID on the cluster's login node for the job's state",
     "ask job": "ask `python -m ogbnlib diagnose --job {job}`, which reads code, log and run",
@@ -295,7 +283,7 @@ def _remedy(end: Diagnosis) -> str:
         text = _filled(_ACTIONS[action.id], {**_COMMON, **action.arguments})
         if texts:
             joint = "or"
-            if action.id in ("resume", "submit again"):
+            if action.id in ("resume", "submit to resume", "submit again"):
                 joint = "then"
             text = f"{joint} {text}"
         texts.append(text)
@@ -354,12 +342,9 @@ def _values(facts: Facts) -> dict[str, Any]:
         values[name] = (values[name] or "").rstrip(".")
     if facts.rank_exit_code is not None:
         values["rank_words"] = words_of(Facts(str(facts.rank_exit_code)))
-    counts = facts.counts.items()
     return {
         **values,
         **_memory_values(facts),
-        "num_tasks": sum(facts.counts.values()),
-        "by_cause": ", ".join(f"{count} {cause}" for cause, count in counts),
         "signal": _signal_name(facts.sign),
     }
 

@@ -112,5 +112,5 @@ def test_stop_ends_a_run_in_seconds_in_any_phase(
     assert Run.open(folder).result["exit_code"] == 130
     if presses == 2:
         call = said[-1].partition("go on with ")[2].partition(", or ")[0]
-        assert call == f'run(run_dir="{folder}", memory_limit="2 GB", resume=True)'
+        assert call == f'run(run_dir="{folder}", resume=True)'
         assert eval(call, {"run": run}).is_finished  # though there was no checkpoint yet
