@@ -75,7 +75,6 @@ class Facts:
     # of a run
     duration_s: _Number | None = None
     phase: str | None = None  # the innermost phase that was open, or that an exception left
-    phase_s: _Number | None = None  # how long it has been open, in a run at work
     memory_limit_bytes: _Number | None = None
     limit_by: str | None = None
     killed_by: str | None = None  # "kernel" or "watchdog"
@@ -94,8 +93,7 @@ class Facts:
     parts: Mapping[str, int] = field(default_factory=dict)  # named parts of memory in use
     processes: str = ""  # the three largest, as of the last growth of a command's memory
     last_output: str | None = None  # the line of the output that tells most about the end
-    last_line: str = ""  # the last line that a command without an open phase printed
-    printed_bytes: _Number | None = None  # memory in use when a command last printed a line
+    unwritable: str | None = None  # why samples or output could not be recorded
     rank: int | None = None  # the first rank to end
     rank_exit_code: int | None = None
     growth: Growth | None = None

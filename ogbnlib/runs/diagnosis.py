@@ -5,9 +5,6 @@ cgroup's `oom_kill` counter, this library's own watchdog, or a known message in 
 evidence the answer is "cause unknown".
 """
 
-import contextlib
-import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +21,10 @@ from ..memory.record import Record, RunPaths
 from .cause import OPEN_CAUSES, Facts
 from .codes import code_key, of_code, of_state, resumption, specified, state_key
 from .render import Diagnosis
-from .texts import exception_line, find, find_in_message, last_line
+from .texts import exception_line, find, find_in_message
 
 Remedy: TypeAlias = Callable[[TrainConfig, Record, KilledBy], tuple[Action, ...]]
-_LETTERS = 60  # most letters of a phase or of a printed line in an action
-_TAIL_BYTES = 2**13  # from the end of the output, to find its last line
+_LETTERS = 60  # most letters of a phase in an action
 _FACTS = TypeAdapter(Facts)
 _DIAGNOSIS = TypeAdapter(Diagnosis)
 
@@ -84,7 +80,7 @@ def explain(
     `memory_remedy`; with None the remedy is the command that asks the planner.
     """
     foreign = _is_foreign(record)
-    facts = _with_record(result, record, run_dir)
+    facts = _with_record(result, record)
     code = result.exit_code
     if at_work:
         return _at_work(facts, record)
@@ -116,15 +112,13 @@ def _is_foreign(record: Record) -> bool:
     return bool(command) and command[1:3] != ["-m", "ogbnlib"]
 
 
-def _with_record(result: Facts, record: Record, run_dir: Path) -> Facts:
+def _with_record(result: Facts, record: Record) -> Facts:
     phase = record.phase
     # An exception leaves its phases; a killed process leaves them open.
     if phase is None and result.exit_code != 137:
         phase = record.failed
     if phase is not None:
         result = replace(result, phase=phase.label)
-    elif _is_foreign(record):
-        result = replace(result, last_line=_last_line(run_dir))
     rank = record.events.get("rank ended") or {}
     return replace(
         result,
@@ -143,14 +137,6 @@ def _with_record(result: Facts, record: Record, run_dir: Path) -> Facts:
     )
 
 
-def _last_line(run_dir: Path) -> str:
-    data = b""
-    with contextlib.suppress(OSError), open(RunPaths(run_dir).output, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        data = file.read()
-    return last_line(data.decode(errors="replace"))[:200]
-
-
 def _at_work(facts: Facts, record: Record) -> Diagnosis:
     present = replace(
         facts,
@@ -158,11 +144,6 @@ def _at_work(facts: Facts, record: Record) -> Diagnosis:
         memory_limit_bytes=record.start.get("memory_limit_bytes"),
         throttled=throttled_since(record.start.get("memory_high") or {}),
     )
-    if record.phase:
-        since_s = max(0.0, time.time() - record.phase.start_s)
-        present = replace(present, phase_s=since_s)
-    elif not _is_foreign(record) and record.newest is None:
-        present = replace(present, phase="starting")
     return Diagnosis("at work", present)
 
 
@@ -181,9 +162,8 @@ def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:
 def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
     names = [name for name in oom if name.endswith("_bytes") or name == "alloc_retries"]
     sizes = {name: oom[name] for name in names if oom[name]}
-    words = end.facts.last_output if sizes else str(oom.get("message"))
     options = tuple(Action("set on GPU", {"option": text}) for text in oom.get("suggestions") or ())
-    facts = replace(end.facts, sizes=sizes, last_output=words)
+    facts = replace(end.facts, sizes=sizes)
     return replace(end, facts=facts, actions=options or end.actions)
 
 
@@ -212,50 +192,47 @@ def _memory_actions(
         return (Action("limit command"),)
     if not facts.killed_by:
         return (Action("less at once"),)
-    return _script_actions(record, killed, facts)
+    return _script_actions(record, killed)
 
 
-def _script_actions(record: Record, killed: KilledBy, facts: Facts) -> tuple[Action, ...]:
+def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:
     """What helps a killed script or cell, from the facts of its record.
 
     The planner knows nothing of a script's content. So an action names what was recorded: a call
-    that was open at the end, the graphs that PyG's loaders keep, or where and by how much memory
-    grew since the phase began or the script last printed a line.
+    that was open at the end, the graphs that PyG's loaders keep, or by how much memory grew in the
+    open phase.
     """
-    call = record.call
+    call = record.call or {}
     lines = [name.partition(", ")[2] for name in record.graphs]
-    if call is not None and not call.get("argument"):  # a loader is being built
+    if call and not call.get("argument"):  # a loader is being built
         lines.append(call["line"])
     growth = record.growth
     if growth and growth.verdict == "climbs":
         action = Action("find leak", {"slope_bytes": growth.slope_bytes})
-    elif call is not None and call.get("argument"):
-        names = ("call", "argument", "line")
-        arguments = {name: call[name] for name in names}
+    elif call.get("argument"):
+        arguments = {name: call[name] for name in ("call", "argument", "line")}
         action = Action("map file", {**arguments, "file_bytes": call.get("bytes")})
     elif len(lines) > 1:
         graph_bytes = max(record.graphs.values())
         shared = {"num_loaders": len(lines), "lines": [*dict.fromkeys(lines)]}
         action = Action("share graph", {**shared, "graph_bytes": graph_bytes})
     else:
-        action = _hold_less(record, killed, facts)
+        action = _hold_less(record, killed)
     if killed.limit_bytes is None:
         return (action,)
     return (action, Action(killed.raising, {"cgroup": killed.cgroup}))
 
 
-def _hold_less(record: Record, killed: KilledBy, facts: Facts) -> Action:
+def _hold_less(record: Record, killed: KilledBy) -> Action:
     # the last sample may be 50 ms older than the kill, which came at the limit
     held_bytes = killed.left_bytes if killed.limit_bytes else record.held_bytes or 0
     where: dict[str, Any] = {}
-    earlier_bytes = facts.printed_bytes
+    earlier_bytes = None
     if record.call is not None:
         where = {"line": record.call["line"]}
         earlier_bytes = record.call.get("held_bytes")
     elif record.phase is not None:
         where = {"phase": record.phase.label[:_LETTERS]}
         earlier_bytes = record.phase.info.get("held_bytes")
-    elif facts.last_line:
-        where = {"printed": facts.last_line[:_LETTERS]}
     grown_bytes = max(0, held_bytes - (earlier_bytes or 0))
     return Action("hold less", {**where, "held_bytes": held_bytes, "grown_bytes": grown_bytes})

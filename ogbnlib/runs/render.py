@@ -39,7 +39,7 @@ _FIRST = "[; its first process then ended with exit code {ended_with}]"
 _RUNS = {
     "0": f"finished without an error in {{duration_s:.1f}} s{_LIMIT}[; it held {{held_peak_bytes}} at most]"
     "[, {counted_bytes} with page cache]",
-    "at work": f"at work{_WHERE}[ for {{phase_s:.1f}} s]; after {{duration_s:.1f}} s it holds {{held_bytes}}"
+    "at work": f"at work{_WHERE}; after {{duration_s:.1f}} s it holds {{held_bytes}}"
     "[ of {memory_limit_bytes}][, {held_peak_bytes} at most]",
     "no result": f"no result was written, as the watching process was itself killed{_WHEN}",
     "not started": "not started: by forecast it takes {forecast_bytes} in phase '{phase}', and {limit_by} leaves "
@@ -125,7 +125,7 @@ _CLAUSES = (
     "the log ends with: {log_line}",
     "evidence: {line}",
     "its last words: {last_output}",
-    "the last line that it printed: {last_line}",
+    "its record has gaps: {unwritable}",
     "{requested_bytes} asked for[, {allocated_bytes} allocated][, {reserved_bytes} reserved]"
     "[, {largest_free_bytes} the largest free block in it][, {free_bytes} free on the GPU]"
     "[; {alloc_retries:.0f} allocations needed a second try]",
@@ -192,8 +192,7 @@ _ACTIONS = {
     "shows where a script of your own needs its memory",
     "less at once": "ask for less at once in the line that the traceback names; {page} has the usual causes",
     "hold less": "hold less at once: memory in use grew to {held_bytes}[, {grown_bytes} of it in {line}]"
-    "[, {grown_bytes} of it in '{phase}'][, {grown_bytes} of it after it printed '{printed}']; {page} has the usual "
-    "causes",
+    "[, {grown_bytes} of it in '{phase}']; {page} has the usual causes",
     "map file": "map the file in place of reading it whole: {call}(..., {argument}) in {line}, whose file has "
     "{file_bytes}",
     "share graph": "let {num_loaders} loaders share one graph (each keeps {graph_bytes}): pass "
@@ -338,7 +337,7 @@ def _values(facts: Facts) -> dict[str, Any]:
         if not values.get(name, "")[:1].isdigit():
             values[name] = ""
     values["Reason"] = values.get("Reason") or "no reason in its log"
-    for name in ("line", "log_line", "last_line", "last_output"):
+    for name in ("line", "log_line", "last_output"):
         values[name] = (values[name] or "").rstrip(".")
     if facts.rank_exit_code is not None:
         values["rank_words"] = words_of(Facts(str(facts.rank_exit_code)))

@@ -435,6 +435,9 @@ def _carry_out(
             inherited=inherited,
             stdin=None if reads_input else subprocess.DEVNULL,
         )
+        words = ""
+        if outcome.exit_code:
+            words = last_words(outcome.tail, killed=outcome.exit_code == 137)
         done = attempt.end(
             outcome.exit_code,
             with_forecast=config is not None,
@@ -442,9 +445,7 @@ def _carry_out(
             memory_limit_bytes=limit.limit_bytes,
             limit_by=None if limit.limit_bytes is None else limit.name,
             kernel_peak_bytes=outcome.peak_bytes,
-            last_output=outcome.unwritable
-            or (outcome.exit_code and last_words(outcome.tail, killed=outcome.exit_code == 137))
-            or None,
+            last_output=words or None,
             limits_refused=limits_refused,
             notes=notes,
             **outcome.evidence,

@@ -352,11 +352,6 @@ def exception_line(text: str) -> str:
     return ["", *_EXCEPTION.findall(cleaned(text))][-1]
 
 
-def last_line(output: str) -> str:
-    """The last line of a command's output that has a word; "" without one."""
-    return ["", *filter(_WORD.search, _lines(output))][-1]
-
-
 def _lines(output: str) -> list[str]:
     return [line.strip(" \t│") for line in cleaned(output).splitlines()]
 
@@ -365,7 +360,7 @@ def last_words(output: str, *, killed: bool = False) -> str:
     """Return the line of a command's output that tells most about its end; "" without one.
 
     In this order: the command's own "error: ..." line, the evidence of `find`, an exception's line,
-    and the last line. For a `killed` command only the first two count.
+    and the last line. A `killed` command raised no exception.
     """
     errors = [line for line in _lines(output) if line.startswith("error: ")]
     if errors:
@@ -373,6 +368,5 @@ def last_words(output: str, *, killed: bool = False) -> str:
     end = find(output, killed=killed)
     if end:
         return end.facts.line
-    if killed:
-        return ""
-    return exception_line(output) or last_line(output)
+    raised = "" if killed else exception_line(output)
+    return raised or ["", *filter(_WORD.search, _lines(output))][-1]

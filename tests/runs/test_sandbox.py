@@ -5,11 +5,9 @@ import json
 import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import MB, tree, wait_until
@@ -17,15 +15,13 @@ from conftest import MB, tree, wait_until
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, InputError
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
-from ogbnlib.memory.limits import KINDS, make_limit
+from ogbnlib.memory.limits import KINDS
 from ogbnlib.memory.malloc import trainer_environment
-from ogbnlib.memory.recorder import _TimelineWriter
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.attempt import open_run_dir
 from ogbnlib.runs.codes import STOPPED
 from ogbnlib.runs.folder import Run, RunEnded
 from ogbnlib.runs.sandbox import run, scaled_limit, watch
-from ogbnlib.runs.supervise import supervise
 from ogbnlib.sources.synth import synthesize_store
 
 Config = Callable[..., TrainConfig]
@@ -196,47 +192,6 @@ def test_what_the_child_refuses_ends_in_2_with_its_message(
     assert result.result["last_output"].startswith("error: ")
     assert "Traceback" not in (result.run_dir / "output.log").read_text()
     assert (tmp_path / "run" / "checkpoint.pt").read_bytes() == b"torn"
-
-
-def test_a_run_whose_folder_is_full_stops_at_a_checkpoint(
-    tiny_config: Config,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    folder, name = tmp_path / "run", "timeline.csv"
-    full = OSError(28, "No space left on device")
-
-    def refuse(write: Callable[..., Any]) -> Callable[..., Any]:
-        def writing(*given: Any) -> Any:
-            if (folder / "checkpoint.pt").exists():
-                raise full
-            return write(*given)
-
-        return writing
-
-    monkeypatch.setattr(_TimelineWriter, "add", refuse(_TimelineWriter.add))
-    done = run(tiny_config(epochs=10**6), run_dir=folder, echo=False)
-    assert done.exit_code == STOPPED
-    said = (
-        f"{folder / name}: No space left on device; free some space there and go on with --resume"
-    )
-    assert capsys.readouterr().err == f"error: {said}\n"
-    assert said in json.loads((folder / "result.json").read_text())["diagnosis"]["text"]
-    assert (folder / "checkpoint.pt").is_file()
-
-
-def test_a_trainer_that_does_not_stop_is_killed_after_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ogbnlib.runs.supervise.GRACE_S", 0.5)
-    (tmp_path / "output.log").mkdir()  # so that it can't be opened
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); time.sleep(99)"
-    outcome = supervise(
-        [sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False, holds_back=True
-    )
-    assert outcome.exit_code in (137, 143)
-    assert str(outcome.unwritable).startswith(f"{tmp_path / 'output.log'}: Is a directory; ")
 
 
 def test_a_limit_below_pythons_own_memory_is_refused(tiny_config: Config, tmp_path: Path) -> None:

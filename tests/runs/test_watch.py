@@ -170,7 +170,7 @@ def test_a_command_goes_on_where_it_can_not_be_recorded(monkeypatch: pytest.Monk
     monkeypatch.setattr(_TimelineWriter, "add", full)
     done = watch(["-c", "import time; time.sleep(0.3); print('survived'); exit(3)"])
     assert (done.exit_code, (done.run_dir / "output.log").read_text()) == (3, "survived\n")
-    assert "No space left on device" in done.diagnosis.facts.last_output
+    assert "No space left on device" in done.diagnosis.facts.unwritable
 
 
 def test_status_and_diagnose_say_where_a_run_is_that_goes_on() -> None:
@@ -196,7 +196,6 @@ def test_status_and_diagnose_say_where_a_run_is_that_goes_on() -> None:
     at_work = json.loads(cli("diagnose", "run", "--json").stdout)
     assert (at_work["cause"], at_work["phase"]) == ("at work", "epoch 3")
     assert at_work["facts"]["memory_limit_bytes"] == 300 * MB
-    assert 0 < at_work["facts"]["phase_s"] < 60
     stands = json.loads(cli("status", "run", "--json").stdout)
     assert (stands["state"], stands["phase"], stands["memory_limit_bytes"]) == (
         "at work",
@@ -233,11 +232,11 @@ def facts() -> Facts:
     return Run("run").diagnosis.facts
 
 
-def test_a_kill_without_a_phase_has_last_line_and_processes() -> None:
+def test_a_kill_without_a_phase_has_last_words_and_processes() -> None:
     arguments = ["--memory-limit", "200 MB", "--limit-by", "watchdog", "--run-dir", "run", "--"]
     done = cli("watch", *arguments, sys.executable, script(SPEAKING), "grow")
     assert done.returncode == 137
-    assert (facts().phase, facts().last_line) == (None, "reading edges")
+    assert (facts().phase, facts().last_output) == (None, "reading edges")
     pids = Path("pids").read_text().split()
     listed = re.findall(r"python\S* (\d+) with \d+ MB", facts().processes)
     assert {*listed} >= {*pids}
