@@ -34,7 +34,6 @@ _LIMIT = "[ under a limit of {memory_limit_bytes} ({limit_by})]"
 _WHERE = "[, in phase '{phase}']"
 _WHEN = f" after {{duration_s:.1f}} s{_WHERE}"
 _KERNEL = "killed by the kernel's out-of-memory killer (exit code {exit_code}[, oom_kill counter {oom_kills}])"
-_FIRST = "[; its first process then ended with exit code {ended_with}]"
 # Whole ends of runs, by `Facts.sign`.
 _RUNS = {
     "0": f"finished without an error in {{duration_s:.1f}} s{_LIMIT}[; it held {{held_peak_bytes}} at most]"
@@ -44,10 +43,10 @@ _RUNS = {
     "no result": f"no result was written, as the watching process was itself killed{_WHEN}",
     "not started": "not started: by forecast it takes {forecast_bytes} in phase '{phase}', and {limit_by} leaves "
     "{room_bytes} beside this notebook",
-    "killed by watchdog": f"killed by this library's watchdog (exit code {{exit_code}}){_LIMIT}{_WHEN}{_FIRST}",
-    "killed by kernel": f"{_KERNEL}{_LIMIT}{_WHEN}{_FIRST}",
+    "killed by watchdog": f"killed by this library's watchdog (exit code {{exit_code}}){_LIMIT}{_WHEN}",
+    "killed by kernel": f"{_KERNEL}{_LIMIT}{_WHEN}",
     "killed around": f"{_KERNEL} for the limit of {{outer_bytes}} of the cgroup {{outer_cgroup}} around it"
-    f"[, not for its own limit of {{memory_limit_bytes}}]{_WHEN}{_FIRST}",
+    f"[, not for its own limit of {{memory_limit_bytes}}]{_WHEN}",
 }  # fmt: skip
 _ENDED_RUN = f"exit code {{exit_code}}: {{words}}; it ended{_LIMIT}{_WHEN}"
 _JOB = "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {code})]"
@@ -60,7 +59,7 @@ _ENDS = {
     "other 2": "ended with 2, which most commands use for wrong arguments",
     "75": "stopped at a batch boundary on a signal; its checkpoint is written",
     "76": "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
-    "77": "diverged: the loss, a weight or a score was not finite",
+    "77": "diverged: the loss, a weight or a score was not finite, mostly as lr is too large",
     "78": "ended before the training was finished, without an error: code of the model ended a process, or hung",
     "124": "ended with 124: the time of the command `timeout` was up",
     "126": "never started: its file can't be executed",
@@ -117,7 +116,7 @@ _ENDS = {
     "worker gone": "a DataLoader worker[ ({who})] ended, and the message does not say why",
     "rank gone": "a rank waited for another one, which had ended, hung or lost its connection",
 }  # fmt: skip
-_QUEUED = "is {State}: {Reason}"
+_QUEUED = "is {State}[: {Reason}]"
 _SIGNAL = "ended by {signal}"
 _NO_MEANING = "ended with exit code {code}, which has no fixed meaning"
 # Evidence, in the order of the sentence; a clause with an unknown name is left out.
@@ -125,12 +124,13 @@ _CLAUSES = (
     "the log ends with: {log_line}",
     "evidence: {line}",
     "its last words: {last_output}",
+    "ended what it left behind: {left_behind} (to keep a daemon, start it outside of watch)",
     "its record has gaps: {unwritable}",
     "{requested_bytes} asked for[, {allocated_bytes} allocated][, {reserved_bytes} reserved]"
     "[, {largest_free_bytes} the largest free block in it][, {free_bytes} free on the GPU]"
     "[; {alloc_retries:.0f} allocations needed a second try]",
     "the kernel's out-of-memory killer struck {kills_around} times in its cgroup meanwhile",
-    "rank {rank} was the first to end: {rank_words}",
+    "rank {rank} was the first to end, with exit code {rank_exit_code}",
     "it was slowed down {times} times, as its memory passed memory.high ({high_bytes}) of the cgroup {cgroup}: raise "
     "it (MemoryHigh= of systemd) or use less",
     "processes waited for memory for {total_s:.0f} s, {share:.0%} of its time and {late_share:.0%} of the last "
@@ -144,10 +144,10 @@ _MEMORY_CLAUSES = (
 _WITHOUT_MEMORY = ("bad input", "stopped at a checkpoint", "diverged")
 _ACTIONS = {
     "resume": "go on with run(run_dir=\"{run_dir}\", resume=True), or `python -m ogbnlib train --run-dir {quoted} "
-    "--resume`[, with a smaller {lower}]",
+    "--resume`",
     "submit to resume": "go on with `sbatch slurm/{script}.sbatch --run-dir {quoted} --resume` and the same options of "
-    "sbatch, unless Slurm has requeued the job[, with a smaller {lower}]",
-    "submit again": "submit it again[, with a smaller {lower}]",
+    "sbatch, unless Slurm has requeued the job",
+    "submit again": "submit it again",
     "resume if dead": "if no process of it is alive, go on with resume=True",
     "start again": "start it again",
     "read output": "read what it printed",
@@ -162,8 +162,6 @@ _ACTIONS = {
     "check labels": "check the labels with `python -m ogbnlib verify`; {guide} has the line for a script of your own",
     "find sender": "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get "
     "evidence",
-    "find other sender": "look for who sent it, as the limit's own evidence shows no out-of-memory kill: the job's "
-    "state in sacct, or dmesg if the whole machine had no memory left",
     "find leak": "find what keeps {slope_bytes} in each epoch, since smaller batches or a larger limit would only "
     "delay "
     "the kill: {kept} ({page})",
@@ -239,12 +237,24 @@ class Diagnosis:
 
     @property
     def text(self) -> str:
-        return _paragraph(self)
+        """At most three sentences: the end, the evidence, and what to do next."""
+        then = self.remedy
+        sentences = [_subject(self), _evidence(self), then and f"next: {then}"]
+        return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
 
     @property
     def remedy(self) -> str:
         """The actions in words."""
-        return _remedy(self)
+        texts: list[str] = []
+        for action in self.actions:
+            text = _filled(_ACTIONS[action.id], {**_COMMON, **action.arguments})
+            if texts:
+                joint = "or"
+                if action.id in ("resume", "submit to resume", "submit again"):
+                    joint = "then"
+                text = f"{joint} {text}"
+            texts.append(text)
+        return "; ".join(texts)
 
     def to_dict(self) -> dict[str, Any]:
         """Cause, facts and actions for JSON, with their words; unknown facts are left out."""
@@ -266,27 +276,6 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         return f'<p style="max-width:60em">{html.escape(str(self))}</p>'
-
-
-def _paragraph(end: Diagnosis) -> str:
-    """At most three sentences: the end, the evidence, and what to do next."""
-    then = _remedy(end)
-    sentences = [_subject(end), _evidence(end), then and f"next: {then}"]
-    return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
-
-
-def _remedy(end: Diagnosis) -> str:
-    """The actions in words."""
-    texts: list[str] = []
-    for action in end.actions:
-        text = _filled(_ACTIONS[action.id], {**_COMMON, **action.arguments})
-        if texts:
-            joint = "or"
-            if action.id in ("resume", "submit to resume", "submit again"):
-                joint = "then"
-            text = f"{joint} {text}"
-        texts.append(text)
-    return "; ".join(texts)
 
 
 def words_of(facts: Facts) -> str:
@@ -333,14 +322,8 @@ def _evidence(end: Diagnosis) -> str:
 
 def _values(facts: Facts) -> dict[str, Any]:
     values = {**_COMMON, **vars(facts), **facts.sizes, **facts.job}
-    for name in ("Elapsed", "Timelimit", "ReqMem"):  # Slurm writes words for unknown values
-        if not values.get(name, "")[:1].isdigit():
-            values[name] = ""
-    values["Reason"] = values.get("Reason") or "no reason in its log"
     for name in ("line", "log_line", "last_output"):
         values[name] = (values[name] or "").rstrip(".")
-    if facts.rank_exit_code is not None:
-        values["rank_words"] = words_of(Facts(str(facts.rank_exit_code)))
     return {
         **values,
         **_memory_values(facts),
@@ -396,5 +379,4 @@ def _signal_name(sign: str) -> str:
     if not sign.isdigit() or not 0 < int(sign) - 128 < signal.NSIG:
         return ""
     number = int(sign) - 128
-    names = {item.value: item.name for item in signal.Signals}
-    return names.get(number, f"signal {number}")
+    return next((item.name for item in signal.Signals if item == number), f"signal {number}")

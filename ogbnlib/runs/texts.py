@@ -301,10 +301,8 @@ def failed_rank(text: str) -> re.Match[str] | None:
     for pattern in _FAILED_RANKS:
         ranks = list(re.finditer(pattern, text, re.DOTALL))
         failed = [rank for rank in ranks if code_key(rank["code"]) not in ("0", "143")]
-        # a rank on another node ends with 1 once its peer is gone
-        killed = [rank for rank in failed if rank["code"] != "1"]
         if failed:
-            return (killed or failed)[0]
+            return failed[0]
     return None
 
 

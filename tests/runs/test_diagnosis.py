@@ -19,7 +19,7 @@ from ogbnlib.runs.sandbox import watch
 @pytest.mark.parametrize(
     ("result", "cause", "action"),
     [
-        ({"exit_code": 137, "oom_kills": 0}, "SIGKILL, cause unknown", "find other sender"),
+        ({"exit_code": 137, "oom_kills": 0}, "SIGKILL, cause unknown", "find sender"),
         (
             {"exit_code": 1, "last_output": "_ArrayMemoryError: Unable to allocate 53.0 GiB"},
             "out of memory",

@@ -215,8 +215,6 @@ def test_log_and_run_say_more_than_the_exit_code(says: Says, name: str) -> None:
     assert found.cause == cause, found.text
     assert [found.facts.sign, found.facts.who, actions] == expected
     assert "= " not in found.text
-    if cause == "diverged":
-        assert found.actions[0].arguments["lower"] == "lr"
     if "read file" in actions:
         assert Path(found.actions[0].arguments["file"]).name == LOG_FILE
 
