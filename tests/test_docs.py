@@ -152,7 +152,7 @@ def test_what_troubleshooting_says_of_an_exit_code_is_what_diagnose_says() -> No
         assert heading == code
         assert "no fixed meaning" not in explain_code(code).text
     (message,) = re.findall(r'--text "(.*)"', page)
-    assert explain_text(message).cause == "out of GPU memory: fragmentation"
+    assert explain_text(message).cause == "out of GPU memory"
 
 
 def sections(page: Path) -> list[dict[str, list[str]]]:

@@ -72,7 +72,7 @@ def begin_notebook() -> None:
     if "JPY_SESSION_NAME" in os.environ:  # in JupyterLab, the user waits and may close the tab
         print(
             "the imports below take 10 to 20 s the first time; a run continues when this tab is "
-            'closed, and then\nRun.open("runs/NAME").follow() in a new cell shows it'
+            'closed, and then\nRun.open("runs/NAME") in a new cell shows it'
         )
     if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
         os.chdir("..")

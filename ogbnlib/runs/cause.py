@@ -27,9 +27,6 @@ Cause: TypeAlias = Literal[
     "out of memory",
     "memory limit met, cause unknown",
     "out of GPU memory",
-    "out of GPU memory: fragmentation",
-    "out of GPU memory: size",
-    "out of GPU memory: others on the GPU",
     "SIGKILL, cause unknown",
     "SIGTERM",
     "SIGHUP",
@@ -42,7 +39,6 @@ Cause: TypeAlias = Literal[
     "node failure",
     "pending",
     "running",
-    "several tasks",
     "unknown",
 ]
 # Causes that an exit code alone leaves open: evidence in the output decides.
@@ -78,7 +74,6 @@ class Facts:
     # of a run
     duration_s: _Number | None = None
     phase: str | None = None  # the innermost phase that was open, or that an exception left
-    phase_s: _Number | None = None  # how long it has been open, in a run at work
     memory_limit_bytes: _Number | None = None
     limit_by: str | None = None
     killed_by: str | None = None  # "kernel" or "watchdog"
@@ -87,18 +82,16 @@ class Facts:
     oom_kills: int | None = None
     kills_around: int | None = None  # in a cgroup that other processes share
     outer_limit: OuterLimit | None = None  # set if the kernel killed for it
-    ended_with: int | None = None  # exit code of the first process, if the kill hit another one
     held_bytes: _Number | None = None
     # the kernel's counter, with page cache, else the largest sample, by `peak_source`
     peak_bytes: _Number | None = None
     peak_source: str | None = None
     sampled_peaks_bytes: Mapping[str, _Number] = field(default_factory=dict)
-    last_sample: Mapping[str, int] = field(default_factory=dict)
     parts: Mapping[str, int] = field(default_factory=dict)  # named parts of memory in use
     processes: str = ""  # the three largest, as of the last growth of a command's memory
     last_output: str | None = None  # the line of the output that tells most about the end
-    last_line: str = ""  # the last line that a command without an open phase printed
-    printed_bytes: _Number | None = None  # memory in use when a command last printed a line
+    left_behind: list[str] = field(default_factory=list)  # processes that outlived the command
+    unwritable: str | None = None  # why samples or output could not be recorded
     rank: int | None = None  # the first rank to end
     rank_exit_code: int | None = None
     growth: Growth | None = None
@@ -111,7 +104,6 @@ class Facts:
     run_dir: str = ""
     log_line: str = ""  # the line of its log that tells most about the end
     unasked: str = ""  # why neither sacct nor scontrol answered
-    counts: Mapping[str, int] = field(default_factory=dict)  # tasks of an array by cause
 
     @property
     def held_peak_bytes(self) -> int | None:

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..display import in_notebook
-from ..errors import GB, MB, Diverged, InputError, RankHung, explained
+from ..errors import Diverged, InputError, RankHung, explained
 from ..files import shown
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action
@@ -30,20 +29,16 @@ _CODES: dict[str, tuple[Cause, str]] = {
     "1": ("error", "read output"),
     "2": ("bad input", "fix input"),
     "75": ("stopped at a checkpoint", "resume"),
-    "76": ("out of GPU memory", "smaller step"),
+    "76": ("out of GPU memory", "free GPU"),
     "77": ("diverged", "resume"),
     "78": ("not finished", "resume"),
-    "120": ("error", "read output"),
     "124": ("time limit", "more time"),
-    "125": ("never started", "read output"),
     "126": ("never started", "check command"),
     "127": ("never started", "check command"),
     "129": ("SIGHUP", "resume"),
     "130": ("interrupted", "resume"),
     "132": ("error", "check libraries"),
-    "134": ("error", "read output"),
     "135": ("error", "more shared memory"),
-    "136": ("error", "read output"),
     "137": ("SIGKILL, cause unknown", "find sender"),
     "138": ("SIGUSR1", "resume"),
     "139": ("error", "check libraries"),
@@ -51,14 +46,13 @@ _CODES: dict[str, tuple[Cause, str]] = {
     "143": ("SIGTERM", "resume"),
     "152": ("time limit", "more time"),
     "153": ("error", "raise ulimit"),
-    "255": ("error", "read output"),
     "0:125": ("out of memory", "more memory"),
     "0:53": ("never started", "make folder"),
 }
 _OURS = ("2", *map(str, range(STOPPED, UNFINISHED + 1)))  # of other commands they mean anything
 
 # a job in any other state is explained by its exit code
-_STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
+STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
     "COMPLETED": ("finished", ()),
     "FAILED": ("error", ("ask job",)),
     **dict.fromkeys(
@@ -77,22 +71,6 @@ _STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
     "NODE_FAIL": ("node failure", ("resume", "avoid node")),
     "BOOT_FAIL": ("node failure", ("resume",)),
 }  # fmt: skip
-# squeue's short names
-_SHORT_STATES = {
-    "PD": "PENDING",
-    "R": "RUNNING",
-    "CG": "COMPLETING",
-    "S": "SUSPENDED",
-    "CD": "COMPLETED",
-    "F": "FAILED",
-    "OOM": "OUT_OF_MEMORY",
-    "TO": "TIMEOUT",
-    "DL": "DEADLINE",
-    "PR": "PREEMPTED",
-    "CA": "CANCELLED",
-    "NF": "NODE_FAIL",
-    "BF": "BOOT_FAIL",
-}
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -113,42 +91,26 @@ def exit_code_of(error: BaseException) -> int:
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
-# Signals N that kill. A shell turns them into 128 + N, sacct of Slurm 22.05 shows these as N:0, and
-# Python's sys.exit(-N) gives 256 - N. Other small numbers are taken for a script's own exit codes.
+# Signals N that kill: sacct of Slurm 22.05 shows these as N:0.
 _OFTEN = (6, 7, 9, 10, 11, 13, 15)
 
 
 def code_key(code: int | str) -> str:
-    """The code in its usual form: "137" for -9, 247, 9:0, 0:9 and SIGKILL; "" if it is no code."""
+    """The code as a shell reports it: "137" for -9, 0:9, 9:0 and SIGKILL; "" if it is no code."""
     text = str(code).strip()
-    if text in _CODES:
-        return text
-    name = re.fullmatch(r"(?:SIG)?([A-Z]+\d?)", text.upper())
-    if name:
-        number = getattr(signal, f"SIG{name[1]}", None)
-        return str(128 + number) if isinstance(number, signal.Signals) else ""
+    signals = {item.name: str(128 + item) for item in signal.Signals}
+    if text in _CODES or text in signals:
+        return signals.get(text, text)
     pair = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)
     if pair:
-        status, number = int(pair[1]), int(pair[2])
-        if number:
-            # Slurm adds 128 to the signal of a process that dumped core
-            return f"0:{number}" if f"0:{number}" in _CODES else str(128 + number % 128)
-        return str(128 + status) if status in _OFTEN else code_key(status)
-    if not re.fullmatch(r"-\d{1,2}|\d{1,3}", text) or not -64 <= int(text) <= 255:
+        status = int(pair[1])
+        number = int(pair[2]) % 128  # Slurm adds 128 to the signal of a process that dumped core
+        if status in _OFTEN:
+            number = status
+        return str(128 + number) if number else code_key(status)
+    if not re.fullmatch(r"-?\d{1,3}", text) or not -64 <= int(text) <= 255:
         return ""
-    number = int(text)
-    if 256 - number in _OFTEN:
-        number -= 256
-    return str(128 - number if number < 0 else number)  # Python's subprocess and torchrun give -N
-
-
-def state_key(text: str) -> str:
-    """Full name of a job state such as OUT_OF_ME+, `CANCELLED by 1000` or TO; "" if it is none."""
-    word = text.strip().upper().partition(" BY ")[0]
-    if word.endswith("+"):
-        return next((name for name in _STATES if name.startswith(word[:-1])), "")
-    word = _SHORT_STATES.get(word, word)
-    return word if word in _STATES else ""
+    return str(128 - int(text)) if text[0] == "-" else text  # subprocess and torchrun give -N
 
 
 def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnosis:
@@ -168,16 +130,12 @@ def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnos
     facts = Facts(sign=sign, who=who, code=str(code))
     if key.isdigit():
         facts = replace(facts, exit_code=int(key))
-    arguments = {}
-    if cause == "diverged":
-        arguments["lower"] = "lr"
-    actions = tuple(Action(name, arguments) for name in filter(None, [action]))
-    return Diagnosis(cause, facts, actions)
+    return Diagnosis(cause, facts, tuple(map(Action, filter(None, [action]))))
 
 
 def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:
     """Diagnosis of a job's state; `job` has sacct's fields of the job, `line` proves the state."""
-    cause, actions = _STATES[state]
+    cause, actions = STATES[state]
     facts = Facts(sign=state, job={**job, "State": state}, line=line)
     arguments = {"job": job["JobID"]} if "JobID" in job else {}
     return Diagnosis(cause, facts, tuple(Action(action, arguments) for action in actions))
@@ -185,43 +143,22 @@ def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:
 
 def specified(end: Diagnosis, by_id: Mapping[str, Action]) -> Diagnosis:
     """Return the diagnosis with more specific actions in place of those with these ids."""
-    specific = []
-    for action in end.actions:
-        specific_action = by_id.get(action.id, action)
-        specific.append(
-            replace(specific_action, arguments={**action.arguments, **specific_action.arguments})
-        )
-    return replace(end, actions=tuple(specific))
+    specific = tuple(by_id.get(action.id, action) for action in end.actions)
+    return replace(end, actions=specific)
 
 
-def resubmission(run_dir: Path) -> str:
-    """The command that resumes a run in a Slurm job, for the folder of the first submission."""
+def resumption(run_dir: Path) -> Action:
+    """The action that resumes a run; inside a Slurm job, in another job."""
+    if "SLURM_JOB_ID" in os.environ:
+        return resubmission(run_dir)
+    path = str(run_dir.absolute())  # the reader's working folder may be another one
+    return Action("resume", {"run_dir": path, "quoted": shlex.quote(path)})
+
+
+def resubmission(run_dir: Path) -> Action:
+    """The action that resumes a run in a Slurm job, for the folder of the first submission."""
     script = "train"
     if run_dir.name.startswith("train_ddp"):
         script = "train_ddp"
-    folder = shlex.quote(str(shown(run_dir.resolve())))
-    return f"sbatch slurm/{script}.sbatch --run-dir {folder} --resume"
-
-
-def resumption(run_dir: Path, limit: float | None) -> Action:
-    """The action that resumes a run: the call in Python and the shell command.
-
-    Inside a Slurm job the command submits another job, and the call is given in a notebook only.
-    """
-    run_dir = run_dir.absolute()  # the reader's working folder may be another one
-    command = f"python -m ogbnlib train --run-dir {shlex.quote(str(run_dir))} --resume"
-    arguments = [f'run_dir="{run_dir}"']
-    if limit:
-        size = f"{limit / MB:g} MB"
-        if limit >= GB:
-            size = f"{limit / GB:g} GB"
-        arguments.append(f'memory_limit="{size}"')
-        command += f" --memory-limit '{size}'"
-    call = f"run({', '.join(arguments)}, resume=True)"
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None:
-        return Action("resume", {"how": f"{call}, or `{command}`"})
-    how = f"`{resubmission(run_dir)}`, unless Slurm requeued job {job}"
-    if in_notebook():
-        how = f"{call}, or {how}"
-    return Action("resume", {"how": how})
+    quoted = shlex.quote(str(shown(run_dir.resolve())))
+    return Action("submit to resume", {"script": script, "quoted": quoted})

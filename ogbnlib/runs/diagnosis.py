@@ -5,9 +5,6 @@ cgroup's `oom_kill` counter, this library's own watchdog, or a known message in 
 evidence the answer is "cause unknown".
 """
 
-import contextlib
-import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +18,12 @@ from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action, KilledBy
 from ..memory.record import Record, RunPaths
 from .cause import OPEN_CAUSES, Facts
-from .codes import code_key, of_code, of_state, resumption, specified, state_key
+from .codes import code_key, of_code, resumption, specified
 from .render import Diagnosis
-from .texts import exception_line, find, find_in_message, last_line
+from .texts import exception_line, find, find_in_message
 
 Remedy: TypeAlias = Callable[[TrainConfig, Record, KilledBy], tuple[Action, ...]]
-_LETTERS = 60  # most letters of a phase or of a printed line in an action
-_TAIL_BYTES = 2**13  # from the end of the output, to find its last line
+_LETTERS = 60  # most letters of a phase in an action
 _FACTS = TypeAdapter(Facts)
 _DIAGNOSIS = TypeAdapter(Diagnosis)
 
@@ -47,26 +43,19 @@ def read_diagnosis(result: Mapping[str, Any]) -> Diagnosis | None:
 
 
 def explain_code(code: str) -> Diagnosis:
-    """Diagnosis of an exit code, a signal's name, Slurm's `EXIT:SIGNAL` pair or a job's state."""
-    state = state_key(code)
-    if state:
-        return of_state(state, {})
+    """Diagnosis of an exit code, a signal's name, or Slurm's `EXIT:SIGNAL` pair."""
     if not code_key(code):
         raise InputError(
-            "--exit-code: expected 0 to 255, -N for signal N, its name such as SIGKILL, Slurm's "
-            f"pair such as 0:125 or a job's state such as OUT_OF_MEMORY, got {code!r}"
+            "--exit-code: expected 0 to 255, -N for signal N, its name such as SIGKILL, or Slurm's "
+            f"pair such as 0:125, got {code!r}"
         )
-    end = of_code(code)
-    is_job = ":" in code and end.actions == (Action("read output"),)
-    return replace(end, actions=(Action("ask job"),)) if is_job else end
+    return of_code(code)
 
 
 def explain_text(text: str) -> Diagnosis:
     """Diagnose a pasted text, such as a message, a log's end, or lines of dmesg."""
     if not text.strip():
         raise InputError("--text: expected a message or the end of a log, got nothing")
-    if code_key(text) or state_key(text):
-        return explain_code(text.strip())
     unknown = Facts("unknown text", line=exception_line(text)[:200])
     return find_in_message(text) or Diagnosis("unknown", unknown, (Action("read guide"),))
 
@@ -85,7 +74,7 @@ def explain(
     `memory_remedy`; with None the remedy is the command that asks the planner.
     """
     foreign = _is_foreign(record)
-    facts = _with_record(result, record, run_dir)
+    facts = _with_record(result, record)
     code = result.exit_code
     if at_work:
         return _at_work(facts, record)
@@ -108,7 +97,7 @@ def explain(
     if RunPaths(run_dir).output.is_file():
         specific["read output"] = Action("read file", {"file": "output.log"})
     if config is not None:
-        specific["resume"] = resumption(run_dir, result.memory_limit_bytes)
+        specific["resume"] = resumption(run_dir)
     return specified(end, specific)
 
 
@@ -117,15 +106,13 @@ def _is_foreign(record: Record) -> bool:
     return bool(command) and command[1:3] != ["-m", "ogbnlib"]
 
 
-def _with_record(result: Facts, record: Record, run_dir: Path) -> Facts:
+def _with_record(result: Facts, record: Record) -> Facts:
     phase = record.phase
     # An exception leaves its phases; a killed process leaves them open.
     if phase is None and result.exit_code != 137:
         phase = record.failed
     if phase is not None:
         result = replace(result, phase=phase.label)
-    elif _is_foreign(record):
-        result = replace(result, last_line=_last_line(run_dir))
     rank = record.events.get("rank ended") or {}
     return replace(
         result,
@@ -134,7 +121,6 @@ def _with_record(result: Facts, record: Record, run_dir: Path) -> Facts:
         limit_by=result.limit_by or record.start.get("limit_by"),
         held_bytes=record.held_bytes,
         sampled_peaks_bytes=result.sampled_peaks_bytes or record.peaks,
-        last_sample=dict(record.last),
         parts=dict(record.parts),
         processes=record.events.get("processes", {}).get("text", ""),
         rank=rank.get("rank"),
@@ -144,25 +130,12 @@ def _with_record(result: Facts, record: Record, run_dir: Path) -> Facts:
     )
 
 
-def _last_line(run_dir: Path) -> str:
-    data = b""
-    with contextlib.suppress(OSError), open(RunPaths(run_dir).output, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-        data = file.read()
-    return last_line(data.decode(errors="replace"))[:200]
-
-
 def _at_work(facts: Facts, record: Record) -> Diagnosis:
     present = replace(
         facts,
         sign="at work",
         memory_limit_bytes=record.start.get("memory_limit_bytes"),
     )
-    if record.phase:
-        since_s = max(0.0, time.time() - record.phase.start_s)
-        present = replace(present, phase_s=since_s)
-    elif not _is_foreign(record) and record.newest is None:
-        present = replace(present, phase="starting")
     return Diagnosis("at work", present)
 
 
@@ -172,18 +145,14 @@ def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:
         end = find(facts.last_output or "", killed=code == 137) or end
     shown = end.facts
     merged = replace(facts, sign=shown.sign, who=shown.who, sizes=shown.sizes, code=shown.code)
-    end = replace(end, facts=merged)
-    if end.cause == "SIGKILL, cause unknown" and facts.memory_limit_bytes:
-        return replace(end, actions=(Action("find other sender"),))
-    return end
+    return replace(end, facts=merged)
 
 
 def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
     names = [name for name in oom if name.endswith("_bytes") or name == "alloc_retries"]
     sizes = {name: oom[name] for name in names if oom[name]}
-    words = end.facts.last_output if sizes else str(oom.get("message"))
     options = tuple(Action("set on GPU", {"option": text}) for text in oom.get("suggestions") or ())
-    facts = replace(end.facts, sizes=sizes, last_output=words)
+    facts = replace(end.facts, sizes=sizes)
     return replace(end, facts=facts, actions=options or end.actions)
 
 
@@ -212,50 +181,47 @@ def _memory_actions(
         return (Action("limit command"),)
     if not facts.killed_by:
         return (Action("less at once"),)
-    return _script_actions(record, killed, facts)
+    return _script_actions(record, killed)
 
 
-def _script_actions(record: Record, killed: KilledBy, facts: Facts) -> tuple[Action, ...]:
+def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:
     """What helps a killed script or cell, from the facts of its record.
 
     The planner knows nothing of a script's content. So an action names what was recorded: a call
-    that was open at the end, the graphs that PyG's loaders keep, or where and by how much memory
-    grew since the phase began or the script last printed a line.
+    that was open at the end, the graphs that PyG's loaders keep, or by how much memory grew in the
+    open phase.
     """
-    call = record.call
+    call = record.call or {}
     lines = [name.partition(", ")[2] for name in record.graphs]
-    if call is not None and not call.get("argument"):  # a loader is being built
+    if call and not call.get("argument"):  # a loader is being built
         lines.append(call["line"])
     growth = record.growth
     if growth and growth.verdict == "climbs":
         action = Action("find leak", {"slope_bytes": growth.slope_bytes})
-    elif call is not None and call.get("argument"):
-        names = ("call", "argument", "line")
-        arguments = {name: call[name] for name in names}
+    elif call.get("argument"):
+        arguments = {name: call[name] for name in ("call", "argument", "line")}
         action = Action("map file", {**arguments, "file_bytes": call.get("bytes")})
     elif len(lines) > 1:
         graph_bytes = max(record.graphs.values())
         shared = {"num_loaders": len(lines), "lines": [*dict.fromkeys(lines)]}
         action = Action("share graph", {**shared, "graph_bytes": graph_bytes})
     else:
-        action = _hold_less(record, killed, facts)
+        action = _hold_less(record, killed)
     if killed.limit_bytes is None:
         return (action,)
     return (action, Action(killed.raising, {"cgroup": killed.cgroup}))
 
 
-def _hold_less(record: Record, killed: KilledBy, facts: Facts) -> Action:
+def _hold_less(record: Record, killed: KilledBy) -> Action:
     # the last sample may be 50 ms older than the kill, which came at the limit
     held_bytes = killed.left_bytes if killed.limit_bytes else record.held_bytes or 0
     where: dict[str, Any] = {}
-    earlier_bytes = facts.printed_bytes
+    earlier_bytes = None
     if record.call is not None:
         where = {"line": record.call["line"]}
         earlier_bytes = record.call.get("held_bytes")
     elif record.phase is not None:
         where = {"phase": record.phase.label[:_LETTERS]}
         earlier_bytes = record.phase.info.get("held_bytes")
-    elif facts.last_line:
-        where = {"printed": facts.last_line[:_LETTERS]}
     grown_bytes = max(0, held_bytes - (earlier_bytes or 0))
     return Action("hold less", {**where, "held_bytes": held_bytes, "grown_bytes": grown_bytes})

@@ -24,7 +24,8 @@ _COMMON: dict[str, object] = {
     "kept": "a loss that is added up without .item(), outputs or batches in a list",
     "less": "make a step smaller: batch_size with accumulate, precision=bf16, activation_checkpointing=True, "
     "num_neighbors",
-    "how": "resume=True (--resume)",
+    "run_dir": "RUN",
+    "quoted": "RUN",
     "job": "ID",
     "restarts": RESTARTS_VARIABLE,
     "allocator": ALLOCATOR_VARIABLES[0],
@@ -33,20 +34,19 @@ _LIMIT = "[ under a limit of {memory_limit_bytes} ({limit_by})]"
 _WHERE = "[, in phase '{phase}']"
 _WHEN = f" after {{duration_s:.1f}} s{_WHERE}"
 _KERNEL = "killed by the kernel's out-of-memory killer (exit code {exit_code}[, oom_kill counter {oom_kills}])"
-_FIRST = "[; its first process then ended with exit code {ended_with}]"
 # Whole ends of runs, by `Facts.sign`.
 _RUNS = {
     "0": f"finished without an error in {{duration_s:.1f}} s{_LIMIT}[; it held {{held_peak_bytes}} at most]"
     "[, {counted_bytes} with page cache]",
-    "at work": f"at work{_WHERE}[ for {{phase_s:.1f}} s]; after {{duration_s:.1f}} s it holds {{held_bytes}}"
+    "at work": f"at work{_WHERE}; after {{duration_s:.1f}} s it holds {{held_bytes}}"
     "[ of {memory_limit_bytes}][, {held_peak_bytes} at most]",
     "no result": f"no result was written, as the watching process was itself killed{_WHEN}",
     "not started": "not started: by forecast it takes {forecast_bytes} in phase '{phase}', and {limit_by} leaves "
     "{room_bytes} beside this notebook",
-    "killed by watchdog": f"killed by this library's watchdog (exit code {{exit_code}}){_LIMIT}{_WHEN}{_FIRST}",
-    "killed by kernel": f"{_KERNEL}{_LIMIT}{_WHEN}{_FIRST}",
+    "killed by watchdog": f"killed by this library's watchdog (exit code {{exit_code}}){_LIMIT}{_WHEN}",
+    "killed by kernel": f"{_KERNEL}{_LIMIT}{_WHEN}",
     "killed around": f"{_KERNEL} for the limit of {{outer_bytes}} of the cgroup {{outer_cgroup}} around it"
-    f"[, not for its own limit of {{memory_limit_bytes}}]{_WHEN}{_FIRST}",
+    f"[, not for its own limit of {{memory_limit_bytes}}]{_WHEN}",
 }  # fmt: skip
 _ENDED_RUN = f"exit code {{exit_code}}: {{words}}; it ended{_LIMIT}{_WHEN}"
 _JOB = "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {code})]"
@@ -59,20 +59,16 @@ _ENDS = {
     "other 2": "ended with 2, which most commands use for wrong arguments",
     "75": "stopped at a batch boundary on a signal; its checkpoint is written",
     "76": "out of GPU memory: an allocation failed (torch.OutOfMemoryError)",
-    "77": "diverged: the loss, a weight or a score was not finite",
+    "77": "diverged: the loss, a weight or a score was not finite, mostly as lr is too large",
     "78": "ended before the training was finished, without an error: code of the model ended a process, or hung",
-    "120": "ended with 120: Python could not write the rest of its output, as a disk was full or its reader gone",
     "124": "ended with 124: the time of the command `timeout` was up",
-    "125": "ended with 125: docker, podman or `timeout` itself failed, before the command began",
     "126": "never started: its file can't be executed",
     "127": "never started: it, or its interpreter, was not found",
     "129": "ended by SIGHUP: its terminal was closed",
     "130": "interrupted (SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button)",
     "132": "ended by SIGILL: a library was compiled for another processor",
-    "134": "ended by SIGABRT: compiled code gave up, and its message stands above the end",
     "135": "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became "
     "shorter",
-    "136": "ended by SIGFPE: compiled code divided by zero",
     "137": "ended by SIGKILL, cause unknown: an out-of-memory killer, scancel, a time limit (`ulimit -t` too), "
     "preemption or kill -9 sends it",
     "138": "ended by SIGUSR1, which came before it could stop at a checkpoint, or which it does not catch",
@@ -81,7 +77,6 @@ _ENDS = {
     "143": "ended by SIGTERM: scancel, a time limit, preemption or kill",
     "152": "ended by SIGXCPU: its CPU time, limited by `ulimit -t`, was used up",
     "153": "ended by SIGXFSZ: a file grew past the limit of `ulimit -f`, not of the disk",
-    "255": "ended with 255, which ssh, srun and container launchers use when the launcher itself failed",
     "0:125": "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY); srun itself returns 1 for such a "
     "step",
     "0:53": "never started: Slurm could not open the batch script's output file or working directory",
@@ -103,7 +98,6 @@ _ENDS = {
     "requeues itself",
     "as run": "ended as its run did",
     "run unfinished": "ended with exit code 0, but its run did not finish",
-    "array": "is an array; of {num_tasks} tasks: {by_cause}",
     # lines of a text
     "unknown text": "cause unknown: it has no message that is known",
     "kernel kill": "the kernel's out-of-memory killer ended {who}[, which held {anon_bytes} of anonymous memory], "
@@ -115,13 +109,6 @@ _ENDS = {
     "limit met": "the job met its memory limit, which page cache does without a kill, too",
     "allocation refused": "Linux refused an allocation[ of {asked_bytes} at once]: more than the machine, or a "
     "limit of `ulimit -v`, has left",
-    "allocation on the GPU failed": "an allocation on the GPU failed, and the message has no sizes",
-    "out of GPU memory: size": "out of GPU memory, by size: a step needs more than the GPU has, even in pieces",
-    "out of GPU memory: fragmentation": "out of GPU memory, by fragmentation: with {unallocated_bytes} reserved but "
-    "unallocated [and {free_bytes} free ]there was enough, but not in one piece",
-    "out of GPU memory: others on the GPU": "out of GPU memory, by others on the GPU: {others_bytes} is used "
-    "outside torch's "
-    "allocator, mostly by other processes",
     "file descriptors": "ran out of file descriptors: DataLoader workers pass each tensor by one of them",
     "shared memory": "ran out of shared memory: DataLoader workers pass batches through /dev/shm",
     "label out of range": "a label lies outside of 0 to the number of classes - 1, such as a NaN turned into an "
@@ -129,7 +116,7 @@ _ENDS = {
     "worker gone": "a DataLoader worker[ ({who})] ended, and the message does not say why",
     "rank gone": "a rank waited for another one, which had ended, hung or lost its connection",
 }  # fmt: skip
-_QUEUED = "is {State}: {Reason}"
+_QUEUED = "is {State}[: {Reason}]"
 _SIGNAL = "ended by {signal}"
 _NO_MEANING = "ended with exit code {code}, which has no fixed meaning"
 # Evidence, in the order of the sentence; a clause with an unknown name is left out.
@@ -137,12 +124,13 @@ _CLAUSES = (
     "the log ends with: {log_line}",
     "evidence: {line}",
     "its last words: {last_output}",
-    "the last line that it printed: {last_line}",
+    "ended what it left behind: {left_behind} (to keep a daemon, start it outside of watch)",
+    "its record has gaps: {unwritable}",
     "{requested_bytes} asked for[, {allocated_bytes} allocated][, {reserved_bytes} reserved]"
     "[, {free_bytes} free on the GPU]"
     "[; {alloc_retries:.0f} allocations needed a second try]",
     "the kernel's out-of-memory killer struck {kills_around} times in its cgroup meanwhile",
-    "rank {rank} was the first to end: {rank_words}",
+    "rank {rank} was the first to end, with exit code {rank_exit_code}",
     "it was slowed down {times} times, as its memory passed memory.high ({high_bytes}) of the cgroup {cgroup}: raise "
     "it (MemoryHigh= of systemd) or use less",
     "processes waited for memory for {waited_s:.0f} s, {waited_share:.0%} of its time: raise the limit, or use less",
@@ -154,8 +142,11 @@ _MEMORY_CLAUSES = (
 )
 _WITHOUT_MEMORY = ("bad input", "stopped at a checkpoint", "diverged")
 _ACTIONS = {
-    "resume": "go on with {how}[ and the same {options}][, with a smaller {lower}]",
-    "submit again": "submit it again[, with a smaller {lower}]",
+    "resume": "go on with run(run_dir=\"{run_dir}\", resume=True), or `python -m ogbnlib train --run-dir {quoted} "
+    "--resume`",
+    "submit to resume": "go on with `sbatch slurm/{script}.sbatch --run-dir {quoted} --resume` and the same options of "
+    "sbatch, unless Slurm has requeued the job",
+    "submit again": "submit it again",
     "resume if dead": "if no process of it is alive, go on with resume=True",
     "start again": "start it again",
     "read output": "read what it printed",
@@ -170,8 +161,6 @@ _ACTIONS = {
     "check labels": "check the labels with `python -m ogbnlib verify`; {guide} has the line for a script of your own",
     "find sender": "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get "
     "evidence",
-    "find other sender": "look for who sent it, as the limit's own evidence shows no out-of-memory kill: the job's "
-    "state in sacct, or dmesg if the whole machine had no memory left",
     "find leak": "find what keeps {slope_bytes} in each epoch, since smaller batches or a larger limit would only "
     "delay "
     "the kill: {kept} ({page})",
@@ -200,8 +189,7 @@ _ACTIONS = {
     "shows where a script of your own needs its memory",
     "less at once": "ask for less at once in the line that the traceback names; {page} has the usual causes",
     "hold less": "hold less at once: memory in use grew to {held_bytes}[, {grown_bytes} of it in {line}]"
-    "[, {grown_bytes} of it in '{phase}'][, {grown_bytes} of it after it printed '{printed}']; {page} has the usual "
-    "causes",
+    "[, {grown_bytes} of it in '{phase}']; {page} has the usual causes",
     "map file": "map the file in place of reading it whole: {call}(..., {argument}) in {line}, whose file has "
     "{file_bytes}",
     "share graph": "let {num_loaders} loaders share one graph (each keeps {graph_bytes}): pass "
@@ -212,11 +200,8 @@ _ACTIONS = {
     "more shared memory": "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else "
     "check the data (`python -m ogbnlib verify`)",
     "raise ulimit": "raise the limit (`ulimit -n 65536` for open files, `ulimit -f unlimited` for their size)",
-    "smaller step": "set expandable_segments=True, or {less}",
-    "expandable segments": "set expandable_segments=True, in a script of your own "
-    "{allocator}=expandable_segments:True",
-    "free GPU": "look with nvidia-smi for another process on the GPU, and end it or use another; if there is none, "
-    "{less}",
+    "free GPU": "look with nvidia-smi for another process on the GPU; if there is none, set expandable_segments=True "
+    "(in a script of your own {allocator}=expandable_segments:True), or {less}",
     "no workers": "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
     "ask sacct": "ask sacct -j ID on the cluster's login node for the job's state",
     "ask job": "ask `python -m ogbnlib diagnose --job {job}`, which reads code, log and run",
@@ -251,12 +236,24 @@ class Diagnosis:
 
     @property
     def text(self) -> str:
-        return _paragraph(self)
+        """At most three sentences: the end, the evidence, and what to do next."""
+        then = self.remedy
+        sentences = [_subject(self), _evidence(self), then and f"next: {then}"]
+        return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
 
     @property
     def remedy(self) -> str:
         """The actions in words."""
-        return _remedy(self)
+        texts: list[str] = []
+        for action in self.actions:
+            text = _filled(_ACTIONS[action.id], {**_COMMON, **action.arguments})
+            if texts:
+                joint = "or"
+                if action.id in ("resume", "submit to resume", "submit again"):
+                    joint = "then"
+                text = f"{joint} {text}"
+            texts.append(text)
+        return "; ".join(texts)
 
     def to_dict(self) -> dict[str, Any]:
         """Cause, facts and actions for JSON, with their words; unknown facts are left out."""
@@ -278,27 +275,6 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         return f'<p style="max-width:60em">{html.escape(str(self))}</p>'
-
-
-def _paragraph(end: Diagnosis) -> str:
-    """At most three sentences: the end, the evidence, and what to do next."""
-    then = _remedy(end)
-    sentences = [_subject(end), _evidence(end), then and f"next: {then}"]
-    return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
-
-
-def _remedy(end: Diagnosis) -> str:
-    """The actions in words."""
-    texts: list[str] = []
-    for action in end.actions:
-        text = _filled(_ACTIONS[action.id], {**_COMMON, **action.arguments})
-        if texts:
-            joint = "or"
-            if action.id in ("resume", "submit again"):
-                joint = "then"
-            text = f"{joint} {text}"
-        texts.append(text)
-    return "; ".join(texts)
 
 
 def words_of(facts: Facts) -> str:
@@ -345,20 +321,11 @@ def _evidence(end: Diagnosis) -> str:
 
 def _values(facts: Facts) -> dict[str, Any]:
     values = {**_COMMON, **vars(facts), **facts.sizes, **facts.job}
-    for name in ("Elapsed", "Timelimit", "ReqMem"):  # Slurm writes words for unknown values
-        if not values.get(name, "")[:1].isdigit():
-            values[name] = ""
-    values["Reason"] = values.get("Reason") or "no reason in its log"
-    for name in ("line", "log_line", "last_line", "last_output"):
+    for name in ("line", "log_line", "last_output"):
         values[name] = (values[name] or "").rstrip(".")
-    if facts.rank_exit_code is not None:
-        values["rank_words"] = words_of(Facts(str(facts.rank_exit_code)))
-    counts = facts.counts.items()
     return {
         **values,
         **_memory_values(facts),
-        "num_tasks": sum(facts.counts.values()),
-        "by_cause": ", ".join(f"{count} {cause}" for cause, count in counts),
         "signal": _signal_name(facts.sign),
     }
 
@@ -413,5 +380,4 @@ def _signal_name(sign: str) -> str:
     if not sign.isdigit() or not 0 < int(sign) - 128 < signal.NSIG:
         return ""
     number = int(sign) - 128
-    names = {item.value: item.name for item in signal.Signals}
-    return names.get(number, f"signal {number}")
+    return next((item.name for item in signal.Signals if item == number), f"signal {number}")

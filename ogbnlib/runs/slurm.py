@@ -1,20 +1,17 @@
 """Explain why a Slurm job ended or waits.
 
-Sources are sacct, else scontrol, else the job's log, and the job's run.
+Sources are scontrol, else sacct, else the job's log, and the job's run.
 """
 
 import re
 import subprocess
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ..errors import InputError, printable
+from ..errors import InputError
 from ..memory.killed import Action
 from .cause import OPEN_CAUSES, Facts
-from .codes import code_key, of_code, of_state, resubmission, specified, state_key
-from .diagnosis import read_diagnosis
+from .codes import STATES, code_key, of_code, of_state, resubmission, specified
 from .folder import Run, is_run
 from .render import Diagnosis
 from .texts import cleaned, failed_rank, find, job_rows, job_state, last_words
@@ -23,39 +20,17 @@ _FORMAT = "--format=JobID,State,ExitCode,ReqMem,NNodes,Elapsed,Timelimit,NodeLis
 _RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 
 
-@dataclass(frozen=True, repr=False)
-class _JobDiagnosis(Diagnosis):
-    """Diagnosis of a Slurm job; that of its run is `inner`."""
+def _ask(job_id: str) -> tuple[list[dict[str, str]], str]:
+    """Return the rows of the job and its steps, and why a command without an answer has none.
 
-    job_id: str = ""
-    state: str | None = None  # Slurm's own word; None when Slurm does not know the job
-    sources: list[str] = field(default_factory=list)
-    steps: list[dict[str, str]] = field(default_factory=list)
-    run_dir: str | None = None
-    tasks: list["_JobDiagnosis"] = field(default_factory=list)  # of a job array
-
-    def to_dict(self) -> dict[str, Any]:
-        names = ("job_id", "state", "sources", "steps", "run_dir")
-        shown = {name: getattr(self, name) for name in names}
-        return {**super().to_dict(), **shown, "tasks": [task.to_dict() for task in self.tasks]}
-
-    def __str__(self) -> str:
-        return "\n".join([printable(self.text), *map(str, self.tasks)])
-
-
-def _ask(job_id: str) -> tuple[list[dict[str, str]], list[str]]:
-    """Return sacct's rows, else scontrol's, with the command that answered or why neither did."""
-    recorded, refusal = _answer(["sacct", "-j", job_id, "--parsable2", _FORMAT], job_id)
-    shown, another = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id)
-    if not recorded:
-        return shown, ["scontrol"] if shown else [refusal, another]
-    # sacct knows neither the job's script nor the reason why the job waits now
-    present = {row["JobID"]: row for row in shown}
-    rows = []
-    for row in recorded:
-        current = present.get(row["JobID"], row)
-        rows.append({**current, **row, "Reason": current.get("Reason", "")})
-    return rows, ["sacct"]
+    scontrol knows the job's log and the reason why it waits now, but forgets a job minutes after
+    its end; sacct does not.
+    """
+    rows, refusal = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id)
+    if rows:
+        return rows, ""
+    rows, another = _answer(["sacct", "-j", job_id, "--parsable2", _FORMAT], job_id)
+    return rows, f"{another}; {refusal}"
 
 
 def _answer(argv: list[str], job_id: str) -> tuple[list[dict[str, str]], str]:
@@ -104,9 +79,6 @@ class _Job:
         self.log = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))[-1]
         self.rank = failed_rank(cleaned(self.log))
         lines = [line for line in self.log.splitlines() if line.strip()]
-        self.words = [
-            line for line in lines if not line.startswith(("ogbnlib: ", "slurmstepd", "srun: "))
-        ]
         self.proven, _ = job_state(lines)  # the state that the log alone proves
         self.run = _find_run(job_id, work_dir, self.log)
         self.run_code, self.diagnosis = _end_in_job(self.run, job_id)
@@ -121,13 +93,12 @@ class _Job:
         )
         self.resumption = Action("submit again")
         if self.run and self.run.paths.config.is_file():
-            how = f"`{resubmission(self.run.run_dir)}`"
-            self.resumption = Action("resume", {"how": how, "options": "options of sbatch"})
+            self.resumption = resubmission(self.run.run_dir)
 
     def end(self) -> Diagnosis:
         """Cause, facts and actions of the end: by Slurm's state, else by the exit code."""
-        state = state_key(self.state)
-        by_state = of_state(state, self.row) if state else None
+        state = self.state
+        by_state = of_state(state, self.row) if state in STATES else None
         states = [self.proven, *(step.get("State") for step in self.steps)]
         is_over = by_state is None or by_state.cause not in ("pending", "running")
         if is_over and "OUT_OF_MEMORY" in states:
@@ -181,41 +152,28 @@ class _Job:
             )
         return code != "2" or self.run_code == 2
 
-    def diagnose(self, asked: list[str]) -> _JobDiagnosis:
+    def diagnose(self, asked: str) -> Diagnosis:
         end = self.end()
-        is_resumable = self.resumption.id == "resume"
+        is_resumable = self.resumption.id == "submit to resume"
         killed = ("SIGKILL, cause unknown", "worker died, cause unknown")
         if is_resumable and end.cause in killed and Action("resume") not in end.actions:
             end = replace(end, actions=(*end.actions, Action("resume")))
         # The end of rank 0's run is only a consequence of another rank's end.
-        is_logged = bool(self.words) and (self.diagnosis is None or self.rank is not None)
+        is_logged = self.diagnosis is None or self.rank is not None
         is_over = end.cause not in ("pending", "finished")
-        run_dir = str(self.run.run_dir) if self.run else ""
         facts = replace(
             end.facts,
             job={**self.row, "JobID": self.job_id, **end.facts.job},
             line="",
-            log_line=last_words(self.log) or self.words[-1] if is_logged and is_over else "",
-            run_dir=run_dir,
-            unasked="" if self.row else "; ".join(asked),
+            log_line=last_words(self.log) if is_logged and is_over else "",
+            run_dir=str(self.run.run_dir) if self.run else "",
+            unasked="" if self.row else asked,
         )
         specific = {"resume": self.resumption}
         if self.log_path and not (self.run and self.run.paths.output.is_file()):
             # torchrun writes no output.log
             specific["read output"] = Action("read file", {"file": str(self.log_path)})
-        end = specified(end, specific)
-        files = [str(self.log_path) if self.words else "", run_dir]
-        return _JobDiagnosis(
-            end.cause,
-            facts,
-            end.actions,
-            self.diagnosis,
-            self.job_id,
-            self.row.get("State"),
-            [*(asked if self.row else []), *filter(None, files)],
-            self.steps,
-            run_dir or None,
-        )
+        return specified(replace(end, facts=facts, inner=self.diagnosis), specific)
 
 
 def _log_path(job_id: str, row: dict[str, str], work_dir: Path) -> Path | None:
@@ -233,50 +191,29 @@ def _end_of(path: Path | None) -> str:
 
 
 def _end_in_job(run: Run | None, job_id: str) -> tuple[int | None, Diagnosis | None]:
-    """Exit code and diagnosis of a run's last attempt in this job; None without such an attempt.
-
-    If a later job resumed the run, the run's present result says nothing about this job.
-    """
-    if run is None:
+    """Exit code and diagnosis of a run whose last attempt was in this job, or in no job."""
+    if run is None or run.record.start.get("slurm_job") not in (None, job_id):
         return None, None
-    starts = [event for event in run.events if event["event"] == "start"]
-    numbers = [i for i, event in enumerate(starts) if event.get("slurm_job") == job_id]
-    if numbers[-1:] == [len(starts) - 1] or not any(event.get("slurm_job") for event in starts):
-        return run.exit_code, run.diagnosis
-    if not numbers:
-        return None, None
-    previous = starts[numbers[-1] + 1].get("previous") or {}
-    return previous.get("exit_code"), read_diagnosis(previous)
+    return run.exit_code, run.diagnosis
 
 
-def _task_number(job: _Job) -> tuple[int, int]:
-    _, _, number = job.job_id.partition("_")
-    return "[" in number, int([*re.findall(r"\d+", number), 0][0])
-
-
-def diagnose_job(job_id: str | int) -> _JobDiagnosis:
-    """Diagnose the end or the wait of a Slurm job by its id: 123 (all tasks of an array), or 123_4
-    for one task."""
+def diagnose_job(job_id: str | int) -> Diagnosis:
+    """Diagnose the end or the wait of a Slurm job, or of one task of an array, by its id: 123 or
+    123_4."""
     name = str(job_id).strip()
     if not re.fullmatch(r"\d+(_\d+)?", name):
         raise InputError(f"--job: expected a Slurm job id such as 123 or 123_4, got {job_id!r}")
-    rows, sources = _ask(name)
+    rows, refusals = _ask(name)
     jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}
-    if not jobs and "_" not in name and _find_run(name, Path()) is None:
-        jobs = {
-            name + folder.name.rpartition(name)[2]: {}
-            for folder in sorted(Path().glob(f"runs/*-{name}_*"))
-        }
-    ends = [_Job(job_id, row, rows) for job_id, row in (jobs or {name: {}}).items()]
-    if not any(job.row or job.run or job.words or job.proven for job in ends):
+    if len(jobs) > 1:
         raise InputError(
-            f"--job: nothing is left of job {name}: {'; '.join(sources)}; and {Path().resolve()} has no "
+            f"--job: {name} is an array; expected one of its tasks, such as {' or '.join(jobs)}"
+        )
+    ((found, row),) = (jobs or {name: {}}).items()
+    job = _Job(found, row, rows)
+    if not (row or job.run or job.log):
+        raise InputError(
+            f"--job: nothing is left of job {name}: {refusals}; and {Path().resolve()} has no "
             f"runs/*-{name} and no slurm-*-{name}.out. Start this in the folder that you submitted from."
         )
-    tasks = [job.diagnose(sources) for job in sorted(ends, key=_task_number)]
-    if len(tasks) == 1:
-        return tasks[0]
-    counts: Counter[str] = Counter(task.cause for task in tasks)
-    facts = Facts("array", job={"JobID": name}, counts=dict(counts))
-    all_sources = sorted({source for task in tasks for source in task.sources})
-    return _JobDiagnosis("several tasks", facts, job_id=name, sources=all_sources, tasks=tasks)
+    return job.diagnose(refusals)

@@ -1,7 +1,6 @@
 """Run a command in a child process under a limit: relay and record it, end all its processes."""
 
 import contextlib
-import errno
 import fcntl
 import functools
 import os
@@ -12,27 +11,24 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..display import Live
 from ..environment import MARKS_VARIABLE
-from ..errors import InputError, remedy_of
 from ..files import open_to_write, write_all
 from ..memory.limits import Limit
-from ..memory.record import Record, RunPaths
+from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
 from ..memory.tree import Tree, adopting
 from .codes import STOPPED
 from .folder import standing
 
-GRACE_S = 120.0  # for a checkpoint, when a run must stop because its folder can't be written
 # Bytes of the output's end, for its last words: a traceback through DataLoader workers or ranks
 # takes 5,000.
 TAIL_BYTES = 2**15
@@ -43,18 +39,15 @@ STOP_S = 4.0  # for a checkpoint, when a person waits for the end
 class Outcome:
     """The end of a supervised process tree. `exit_code` is 128 + N after signal N.
 
-    `evidence` is the result of `Limit.evidence`, with `ended_with` or `left_behind` where they
+    `evidence` is the result of `Limit.evidence`, with `left_behind` and `unwritable` where they
     apply.
     """
 
     exit_code: int
     tail: str
-    record: Record
     evidence: dict[str, Any]
     peak_bytes: int | None
     interrupted: bool = False
-    # why the command had to stop: its samples or output could not be written
-    unwritable: str | None = None
     forwarded: int = 0  # the last signal that was passed on, 0 without one
 
 
@@ -76,8 +69,7 @@ def supervise(
     processes.
 
     In the main thread, signals that would end this process are passed on to the child. SIGINT stops
-    the child in order, a second SIGINT at once. A command that can't be executed has exit code 126
-    or 127, as in a shell.
+    the child in order, a second SIGINT at once.
     """
     recorder = recorder or Recorder(run_dir)
     forward = Forward()
@@ -88,6 +80,7 @@ def supervise(
         adopting(),
         handled(forward, FORWARDED),
         handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]),
+        open(RunPaths(run_dir).output, "ab", opener=open_to_write) as log,
     ):
         try:
             with block_stop_signals() if holds_back else contextlib.nullcontext():
@@ -106,21 +99,13 @@ def supervise(
                         **(env or {}),
                     },
                 )
-        except BaseException as error:
-            return _not_started(error, argv[0], limit, recorder)
+        except BaseException:
+            recorder.stop()
+            limit.close()  # no process was started in it
+            raise
         tree = Tree(process.pid, marks.rpartition(":")[2])
         child = _Child(process, tree, limit, recorder, forward, interrupts, holds_back)
-        return child.follow(run_dir, echo, how)
-
-
-def _not_started(error: BaseException, name: str, limit: Limit, recorder: Recorder) -> Outcome:
-    evidence = limit.evidence()
-    limit.close()  # no process was started in it
-    recorder.stop()
-    if not isinstance(error, OSError):
-        raise error
-    code = 127 if error.errno == errno.ENOENT else 126
-    return Outcome(code, f"error: {name}: {error.strerror}", recorder.record, evidence, None)
+        return child.follow(log, run_dir, echo, how)
 
 
 @dataclass
@@ -135,14 +120,11 @@ class _Child:
     interrupts: list[int]
     is_trainer: bool
     stop_until_s: float | None = None  # when SIGKILL follows the SIGTERM of an interrupt
-    unwritable: str | None = None  # why the folder of the run can't be written
-    printed_bytes: int | None = None  # memory in use when the command last printed a line
-    timer: threading.Timer = field(init=False)  # kills a trainer that does not stop after that
+    unwritable: str | None = None  # why samples or output could not be written
 
-    def follow(self, run_dir: Path, echo: bool, how: str) -> Outcome:
-        """Record the command and relay its output until it ends; `echo` and `how` as in
-        `supervise`."""
-        self.timer = threading.Timer(GRACE_S, self.tree.kill)
+    def follow(self, log: BinaryIO, run_dir: Path, echo: bool, how: str) -> Outcome:
+        """Record the command and relay its output, also to `log`, until it ends; `echo` and `how`
+        as in `supervise`."""
         tail = ""
         status = -signal.SIGKILL
         names_left: list[str] = []
@@ -163,11 +145,10 @@ class _Child:
                 handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
                 Live(text, how, at_once=echo) as live,
             ):
-                tail = self._relay(RunPaths(run_dir).output, live, echo)
+                tail = self._relay(log, live, echo)
                 names_left = self.tree.names_left()
         finally:
             self.forward.end()
-            self.timer.cancel()  # before the wait, after which the process id may be another's
             self.tree.end()
             try:
                 status = self.process.wait()
@@ -177,66 +158,39 @@ class _Child:
         code = 128 - status if status < 0 else status
         if evidence["killed_by"]:
             code = 137  # also where the killer chose a worker, or the parent ended first
-            if status >= 0:
-                evidence["ended_with"] = status
         elif interrupted:
             code = 130
         elif names_left:
             evidence["left_behind"] = names_left
-        evidence["printed_bytes"] = self.printed_bytes
+        evidence["unwritable"] = self.unwritable
         return Outcome(
             code,
             tail,
-            self.recorder.record,
             evidence,
             peak,
             interrupted,
-            self.unwritable,
             self.forward.number,
         )
 
-    def _relay(self, path: Path, live: Live, echo: bool) -> str:
+    def _relay(self, log: BinaryIO, live: Live, echo: bool) -> str:
         """Copy the command's output to the log, and to `live` with `echo`, until it ends; return
         the output's tail."""
         tail = b""
-        log = -1
-        try:
-            log = open_to_write(path, os.O_WRONLY | os.O_APPEND)
-        except OSError as error:
-            self._note_unwritable(error)
-        except InputError:  # the path is not a file of this user's own, such as a link
-            self._note_unwritable(OSError(errno.EPERM, "expected a file of your own", str(path)))
-        try:
-            for data in _output(self.process, lambda: self._stop_if_asked(live)):
-                tail = (tail + data)[-TAIL_BYTES:]
-                if b"\n" in data:
-                    self.printed_bytes = self.recorder.record.held_bytes
-                try:
-                    write_all(log, data)
-                except OSError as error:
-                    self._note_unwritable(OSError(error.errno, error.strerror, str(path)))
-                if echo:
-                    live.write(data)
-        finally:
-            if log >= 0:
-                os.close(log)
+        for data in _output(self.process, lambda: self._stop_if_asked(live)):
+            tail = (tail + data)[-TAIL_BYTES:]
+            try:
+                write_all(log.fileno(), data)
+            except OSError as error:
+                self._note_unwritable(OSError(error.errno, error.strerror, log.name))
+            if echo:
+                live.write(data)
         return tail.decode(errors="replace")
 
     def _note_unwritable(self, error: OSError) -> None:
-        """Stop a trainer whose folder can't be written: SIGTERM, and SIGKILL after `GRACE_S`."""
-        # Another command goes on: its work is worth more than its record.
-        if self.unwritable is not None:
-            return
-        then = "the command is no longer recorded"
-        if self.is_trainer:
-            then = "free some space there and go on with --resume"
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                then = f"{remedy_of(error.errno)}, then go on with --resume"
-        self.unwritable = f"{error.filename}: {error.strerror}; {then}"
-        print(f"error: {self.unwritable}", file=sys.stderr, flush=True)
-        if self.is_trainer:
-            self.timer.start()
-            os.kill(self.tree.pid, signal.SIGTERM)
+        """Report once that the record has gaps; the work is worth more than its record."""
+        if self.unwritable is None:
+            self.unwritable = f"{error.filename}: {error.strerror}"
+            print(f"error: {self.unwritable}; the record has gaps", file=sys.stderr, flush=True)
 
     def _suspend(self, number: int, frame: object) -> None:
         """Handle Ctrl-Z, which reaches this process alone: stop the command, then this process.

@@ -77,7 +77,7 @@ _EXCEPTIONS = [
         "less memory",
     ),
     _Clue(
-        "allocation on the GPU failed",
+        "76",
         r"CUDA out of memory|OutOfMemoryError|CUDA error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)",
         "out of GPU memory",
         "free GPU",
@@ -171,10 +171,6 @@ _EXCEPTION = re.compile(
     re.MULTILINE,
 )
 _WORD = re.compile(r"[^\W_]")  # ruled lines (====) do not match
-_TRACEBACK = "Traceback (most recent call last):"
-_CHAINED = re.compile(
-    r"(?:direct cause of the following exception|another exception occurred):[\s\w\[\]:]*$"
-)
 _RANK_PREFIX = re.compile(r"^\[(?:rank)?\d+\]: ?", re.MULTILINE)
 # Escape sequences of colors and titles, and control characters except tab, newline and return.
 _ESCAPES = re.compile(
@@ -192,9 +188,8 @@ def find(text: str, *, foreign: bool = True, killed: bool = False) -> Diagnosis 
     """Find the cause of a process's end in a text; None if none is known.
 
     A line counts only where it can be the end: lines of the kernel and Slurm anywhere; then the
-    exception with which the program ended, not one that was caught and followed by another; then a
-    launcher's report. A line that merely mentions memory proves nothing. A `killed` program raised
-    no exception, so only the first kind counts.
+    last exception; then a launcher's report. A line that merely mentions memory proves nothing. A
+    `killed` program raised no exception, so only the first kind counts.
 
     `foreign` tells whether exit codes in the text come from commands that are not this package's
     own.
@@ -209,10 +204,10 @@ def find(text: str, *, foreign: bool = True, killed: bool = False) -> Diagnosis 
 
 def find_in_message(text: str) -> Diagnosis | None:
     """Find the cause in a pasted text, which may be a message without its exception's name."""
-    # The last tries join the lines, because a terminal may have broken a message.
+    # joined, because a terminal may have broken a message
     joined = " ".join(text.split())
     begun = [clue for clue in _EXCEPTIONS if re.match(clue.pattern, joined)]
-    return find(text) or find(joined) or _first(begun, joined)
+    return find(text) or _first(begun, joined)
 
 
 def _first(clues: Iterable[_Clue], text: str) -> Diagnosis | None:
@@ -235,8 +230,9 @@ def _end_by(clue: _Clue, match: re.Match[str]) -> Diagnosis:
     who = groups.get("pid", "")
     if "name" in groups:
         who = f"process {who} ({groups['name']})"
-    end = Diagnosis(clue.cause, Facts(clue.sign, who, line, sizes), (Action(clue.action),))
-    return _by_sizes(end, match.string) if clue.cause == "out of GPU memory" else end
+    if clue.cause == "out of GPU memory":
+        sizes = oom_sizes(" ".join(match.string[match.start() :].split()))
+    return Diagnosis(clue.cause, Facts(clue.sign, who, line, sizes), (Action(clue.action),))
 
 
 def _line_of(match: re.Match[str]) -> str:
@@ -305,10 +301,8 @@ def failed_rank(text: str) -> re.Match[str] | None:
     for pattern in _FAILED_RANKS:
         ranks = list(re.finditer(pattern, text, re.DOTALL))
         failed = [rank for rank in ranks if code_key(rank["code"]) not in ("0", "143")]
-        # a rank on another node ends with 1 once its peer is gone
-        killed = [rank for rank in failed if rank["code"] != "1"]
         if failed:
-            return (killed or failed)[0]
+            return failed[0]
     return None
 
 
@@ -318,7 +312,7 @@ def _by_rank(text: str, *, foreign: bool) -> Diagnosis | None:
         return None
     who = f"rank {rank['rank']}"
     # code 1 is a Python exception, whose traceback stands somewhere in the text
-    inner = _of_exceptions(text) if rank["code"] == "1" else None
+    inner = _by_exception(text) if rank["code"] == "1" else None
     if inner is not None:
         return replace(inner, facts=replace(inner.facts, who=who))
     end = of_code(rank["code"], foreign=foreign, who=who)
@@ -326,57 +320,34 @@ def _by_rank(text: str, *, foreign: bool) -> Diagnosis | None:
 
 
 def _by_exception(text: str) -> Diagnosis | None:
-    """Find the cause in the exception with which the program ended, and in those that it names."""
-    failure = _last_failure(text)
-    endings = _EXCEPTION.findall(failure)
-    if endings and _CONSEQUENCES.search(endings[-1]):
-        return _of_exceptions(text)
-    if _TRACEBACK not in failure:
-        failure = failure[failure.rfind(endings[-1]) :] if endings else ""
-    return _of_exceptions(failure)
-
-
-def _of_exceptions(text: str) -> Diagnosis | None:
+    """Find the cause in the last exception; if that only reports another process's end, in an
+    earlier one."""
     messages = [text[match.start() :] for match in _EXCEPTION.finditer(text)]
+    end = None
+    for message in reversed(messages):
+        first_line = message.partition("\n")[0]
+        is_consequence = _CONSEQUENCES.search(first_line)
+        known = _by_message(message)
+        if known and not is_consequence:
+            return known
+        end = end or known
+        if not is_consequence:
+            break
+    return end
+
+
+def _by_message(message: str) -> Diagnosis | None:
+    first_line = message.partition("\n")[0]
     for clue in _EXCEPTIONS:
-        for message in reversed(messages):
-            first_line = message.partition("\n")[0]
-            match = re.search(clue.pattern, first_line)
-            if match:
-                return _end_by(clue, re.search(clue.pattern, message) or match)
+        match = re.search(clue.pattern, first_line)
+        if match:
+            return _end_by(clue, re.search(clue.pattern, message) or match)
     return None
 
 
-def _last_failure(text: str) -> str:
-    """The text from the last traceback on, with the earlier ones that it names as its cause."""
-    parts = text.split(_TRACEBACK)
-    begin = len(parts) - 1
-    while begin > 1 and _CHAINED.search(parts[begin - 1]):
-        begin -= 1
-    return _TRACEBACK.join(parts[begin:])
-
-
 def exception_line(text: str) -> str:
-    """Return the line `Type: message` of the last traceback; "" without one.
-
-    If the message ends with a colon, the next line is added.
-    """
-    _, traceback, report = cleaned(text).rpartition(_TRACEBACK)
-    lines = [line for line in report.split("\n")[1:] if line.strip()]
-    # frames: indented, or marked by loguru's ">"
-    while lines and not re.match(r"[^\W\d]", lines[0]):
-        del lines[0]
-    if not traceback or not lines:
-        return ""
-    message, *following = [line.strip() for line in lines[:2]]
-    if message.endswith(":") and _WORD.search("".join(following)):
-        return f"{message} {following[0]}"
-    return message
-
-
-def last_line(output: str) -> str:
-    """The last line of a command's output that has a word; "" without one."""
-    return ["", *filter(_WORD.search, _lines(output))][-1]
+    """Return the line `Type: message` of the last exception; "" without one."""
+    return ["", *_EXCEPTION.findall(cleaned(text))][-1]
 
 
 def _lines(output: str) -> list[str]:
@@ -387,7 +358,7 @@ def last_words(output: str, *, killed: bool = False) -> str:
     """Return the line of a command's output that tells most about its end; "" without one.
 
     In this order: the command's own "error: ..." line, the evidence of `find`, an exception's line,
-    and the last line. For a `killed` command only the first two count.
+    and the last line. A `killed` command raised no exception.
     """
     errors = [line for line in _lines(output) if line.startswith("error: ")]
     if errors:
@@ -395,32 +366,5 @@ def last_words(output: str, *, killed: bool = False) -> str:
     end = find(output, killed=killed)
     if end:
         return end.facts.line
-    if killed:
-        return ""
-    return exception_line(output) or last_line(output)
-
-
-def _by_sizes(end: Diagnosis, message: str) -> Diagnosis:
-    """Tell fragmentation, other processes, and a step too large for the GPU apart, by the sizes in
-    torch's message; without sizes `end` is returned."""
-    *_, last = re.split(r"(?=CUDA out of memory)", message)
-    sizes = oom_sizes(" ".join(last.split()))
-    if "requested_bytes" not in sizes:
-        return end
-    requested = sizes["requested_bytes"]
-    unallocated = sizes.get("unallocated_bytes", 0)
-    free = sizes.get("free_bytes", 0)
-    used = sizes.get("reserved_bytes", 0) + free
-    foreign_bytes = 0
-    if "total_bytes" in sizes and "allowed_bytes" not in sizes and used:
-        foreign_bytes = sizes["total_bytes"] - used
-    cause: Cause = "out of GPU memory: size"
-    action = "smaller step"
-    if unallocated and unallocated + free >= requested:
-        cause = "out of GPU memory: fragmentation"
-        action = "expandable segments"
-    elif foreign_bytes > 2**30 + requested:  # CUDA itself takes 0.3 to 0.6 GB
-        cause = "out of GPU memory: others on the GPU"
-        action = "free GPU"
-        sizes["others_bytes"] = foreign_bytes
-    return Diagnosis(cause, replace(end.facts, sign=cause, sizes=sizes), (Action(action),))
+    raised = "" if killed else exception_line(output)
+    return raised or ["", *filter(_WORD.search, _lines(output))][-1]

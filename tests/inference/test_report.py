@@ -43,10 +43,3 @@ def test_a_report_has_scikit_learns_figures(
     assert valid.png().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"^split: .*train, valid, test"):
         Run.open(run_dir).report("all", **QUIET)
-
-
-def test_follow_hands_out_each_epoch(tiny_config: Config, tmp_path: Path) -> None:
-    train(tiny_config(), tmp_path / "run")
-    rows: list[dict[str, float]] = []
-    Run.open(tmp_path / "run").follow(rows.append)
-    assert [row["epoch"] for row in rows] == [1, 2]

@@ -38,7 +38,9 @@ begin_notebook()
 while not Path("runs/{AGAIN}/events.jsonl").exists():
     time.sleep(0.1)
 print(Run.open("runs/{AGAIN}").state)
-print(Run.open("runs/{AGAIN}").follow().state)
+while (run := Run.open("runs/{AGAIN}")).is_at_work:
+    time.sleep(0.1)
+print(run.state)
 """
 NAMES = ["import ogbnlib\nfrom ogbnlib import TrainConfig", "ogbnlib.", "TrainConfig.create("]
 # What JupyterLab holds of the notebook that is open: windowing leaves cells out of the page that

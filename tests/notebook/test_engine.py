@@ -202,13 +202,13 @@ def test_every_way_to_run_a_notebook_has_one_working_folder(
     text = capsys.readouterr().out
     assert re.search(r"torch 2\.\d+.*, Python 3\.\d+\.\d+\n.*, \d+ cores, .* GB", text)
     assert f" {tmp_path}: " in text
-    assert "follow()" not in text
+    assert "Run.open" not in text
     monkeypatch.setenv("JPY_SESSION_NAME", "a.ipynb")  # JupyterLab
     begin_notebook()  # the cell again, or papermill in the checkout
     assert Path.cwd() == tmp_path
     text = capsys.readouterr().out
     assert f"working in {tmp_path}" not in text
-    assert 'Run.open("runs/NAME").follow()' in text
+    assert 'Run.open("runs/NAME")' in text
 
 
 def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(

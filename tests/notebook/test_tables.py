@@ -1,7 +1,6 @@
 """Promises of `tables`: a run's forecast stands beside its measurement, and runs of a folder become
 a table."""
 
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -69,11 +68,8 @@ def test_all_runs_below_a_folder_are_one_table(
     assert set(rows) == {"a", "deep/a", "b", "c", "watched"}
     assert ("137" in rows["a"]["ended"], rows["a"]["peak GB"]) == (True, 0.5)
     assert rows["deep/a"][BEST].tolist() == [0.6, 0.5, 2]
-    # what differs between runs
-    assert (rows["a"]["settings"], rows["deep/a"]["settings"]) == ("lr=0.1", "lr=0.2")
     assert rows["b"]["ended"] == "no result"
     assert rows["c"]["ended"].startswith("damaged: ")
-    assert rows["watched"]["command"].startswith(f"{Path(sys.executable).name} -c")
     sound = table.index[~table["ended"].str.startswith("damaged")]
     assert compare_runs(sound)["ended"].tolist() == table.loc[sound, "ended"].tolist()
     assert compare_runs([tmp_path / "deep" / "a"])[["last valid", "last test"]].values.tolist() == [

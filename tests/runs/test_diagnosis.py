@@ -19,7 +19,7 @@ from ogbnlib.runs.sandbox import watch
 @pytest.mark.parametrize(
     ("result", "cause", "action"),
     [
-        ({"exit_code": 137, "oom_kills": 0}, "SIGKILL, cause unknown", "find other sender"),
+        ({"exit_code": 137, "oom_kills": 0}, "SIGKILL, cause unknown", "find sender"),
         (
             {"exit_code": 1, "last_output": "_ArrayMemoryError: Unable to allocate 53.0 GiB"},
             "out of memory",
@@ -79,7 +79,7 @@ def test_how_to_go_on_is_said_with_a_path_valid_everywhere(
     monkeypatch.chdir(tmp_path)
     found = Run.open(write_run(Path("runs/a"), exit_code=75, memory_limit_bytes=1536 * MB))
     monkeypatch.chdir("/")  # a script's working folder may change
-    call = f'run(run_dir="{tmp_path}/runs/a", memory_limit="1.5 GB", resume=True)'
+    call = f'run(run_dir="{tmp_path}/runs/a", resume=True)'
     assert found.diagnosis.remedy.startswith(f"go on with {call}")
 
 
@@ -104,7 +104,7 @@ def test_inside_a_slurm_job_a_run_goes_on_in_another_job(
     for name, script in (("train-7", "train"), ("train_ddp-7", "train_ddp")):
         found = diagnose(write_run(tmp_path / "runs" / name, exit_code=75))
         command = f"`sbatch slurm/{script}.sbatch --run-dir runs/{name} --resume`"
-        assert found.remedy == f"go on with {command}, unless Slurm requeued job 7"
+        assert found.remedy.startswith(f"go on with {command}")
 
 
 def test_an_exception_and_its_exit_code_are_one_thing() -> None:
@@ -151,7 +151,7 @@ def test_a_line_that_mentions_memory_is_no_cause_of_a_sigkill(tmp_path: Path, ti
     code = f"import os; print({tip!r}, flush=True); os.kill(os.getpid(), 9)"
     found = watch([sys.executable, "-c", code], run_dir=tmp_path / "run", echo=False).diagnosis
     assert found.cause == "SIGKILL, cause unknown"
-    assert found.facts.last_line or found.facts.last_output == tip
+    assert found.facts.last_output == tip
 
 
 @pytest.mark.parametrize("tip", TIPS[:3])

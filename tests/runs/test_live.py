@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 
-from ogbnlib import display
 from ogbnlib.config import TrainConfig
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
@@ -69,8 +68,8 @@ def test_a_log_has_lines_from_the_start_on(
 
 
 @pytest.mark.parametrize("at_work", [0.1], indirect=True)
-def test_a_run_at_work_can_be_followed_from_elsewhere(
-    at_work: tuple[subprocess.Popen[str], Path], monkeypatch: pytest.MonkeyPatch
+def test_a_run_at_work_is_seen_from_elsewhere(
+    at_work: tuple[subprocess.Popen[str], Path],
 ) -> None:
     process, folder = at_work
 
@@ -84,19 +83,11 @@ def test_a_run_at_work_can_be_followed_from_elsewhere(
     found = Run.open(folder)
     assert found.state == "at work"
     assert str(found.diagnosis).startswith("At work, in phase '")
-    told: list[str] = []
-
-    def stop(live: display.Live) -> None:
-        told.append(live._text()[0])
-        if len(told) == 2:
-            os.kill(process.pid, signal.SIGTERM)
-
-    monkeypatch.setattr(display.Live, "_show", stop)
-    ended = Run.open(folder).follow()
+    process.send_signal(signal.SIGTERM)
+    process.wait(180)
+    ended = Run.open(folder)
     assert ended.exit_code == 75
-    assert all(line.startswith("r: ") for line in told)
     assert ended.status["progress"] is None
-    assert ended.follow().exit_code == 75  # at once
 
 
 @pytest.mark.parametrize(
@@ -121,5 +112,5 @@ def test_stop_ends_a_run_in_seconds_in_any_phase(
     assert Run.open(folder).result["exit_code"] == 130
     if presses == 2:
         call = said[-1].partition("go on with ")[2].partition(", or ")[0]
-        assert call == f'run(run_dir="{folder}", memory_limit="2 GB", resume=True)'
+        assert call == f'run(run_dir="{folder}", resume=True)'
         assert eval(call, {"run": run}).is_finished  # though there was no checkpoint yet

@@ -204,7 +204,7 @@ def test_a_file_that_is_mapped_as_the_remedy_says_finishes(name: str, imports_by
 FACTS: dict[str, tuple[str, dict[str, Any]]] = {  # code -> what the remedy names
     "a table": (
         "import pandas as pd\nprint('reading the table')\npd.read_csv('x.csv')",
-        {"printed": "reading the table"},
+        {},
     ),
     "a list": (
         "import ogbnlib\nkept = []\nfor i in range(90):\n"
@@ -217,7 +217,7 @@ FACTS: dict[str, tuple[str, dict[str, Any]]] = {  # code -> what the remedy name
     ),
     "a phase that ended": (
         "import ogbnlib\nwith ogbnlib.phase('fill'):\n    x = bytearray(10**6)\nprint('then')\nx = bytearray(10**9)",
-        {"printed": "then"},
+        {},
     ),
     "an inner phase that ended": (
         "import ogbnlib\nwith ogbnlib.phase('outer'):\n    with ogbnlib.phase('inner'):\n        pass\n"
@@ -254,8 +254,7 @@ def test_one_graph_for_all_loaders_brings_no_advice_on_loaders(imports_bytes: in
     code += "del other\nprint('rows')\nx = bytearray(10**9)\n"
     done = killed(code, imports_bytes + 336 * MB)
     assert [*done.record.graphs.values()] == [EDGES * 16]
-    assert (first := done.diagnosis.actions[0]).id == "hold less"
-    assert first.arguments["printed"] == "rows"
+    assert done.diagnosis.actions[0].id == "hold less"
 
 
 @pytest.mark.slow

@@ -97,12 +97,12 @@ TEXTS = {
     "a mapping of torch": (
         "RuntimeError: unable to mmap 1024 bytes from file </torch_12_34>: Cannot allocate memory (12)", OOM,
         "allocation refused", ""),
-    "torch on the GPU": (CUDA, f"{GPU}: size", f"{GPU}: size", ""),
+    "torch on the GPU": (CUDA, GPU, "76", ""),
     "CUDA, plain": (
         "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", GPU,
-        "allocation on the GPU failed", ""),
+        "76", ""),
     "cuBLAS": ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", GPU,
-               "allocation on the GPU failed", ""),
+               "76", ""),
     "a worker": (RAISED + "x\n" + WORKER.format(75890, "Killed"), KILLED, "137", "DataLoader worker 75890"),
     "a worker, chained": (
         RAISED + "x\n" + WORKER.format(7, "Killed") + CHAIN + RAISED + "x\n" + LEFT, KILLED, "137",
@@ -118,7 +118,7 @@ TEXTS = {
     "a rank": (ROOT_CAUSE.format(code=-9, other=-15), KILLED, "137", "rank 1"),
     "a rank, and its peer": (ROOT_CAUSE.format(code=-9, other=1), KILLED, "137", "rank 1"),
     "a rank's exception": (
-        OF_LABELLED + ROOT_CAUSE.format(code=1, other=-15), f"{GPU}: size", f"{GPU}: size", "rank 1"),
+        OF_LABELLED + ROOT_CAUSE.format(code=1, other=-15), GPU, "76", "rank 1"),
     "torchrun's line": ("E1122 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 12105) of binary: /x", KILLED,
                         "137", "rank 0"),
     "spawn": (
@@ -172,7 +172,6 @@ TABLES = {
         "JobID|State|ExitCode|ReqMem\n7|FAILED|1:0|64G\n7.0|OUT_OF_MEMORY|0:125|\n", OOM),
     "sacct, a row": ("1234567  train  gpu  OUT_OF_ME+  0:125  64G", OOM),
     "a state": ("OUT_OF_MEMORY\n", OOM),
-    "a code": (" 137\n", KILLED),
 }  # fmt: skip
 
 
@@ -211,19 +210,14 @@ def test_an_unknown_text_leads_to_the_guide(text: str, line: str) -> None:
 
 
 CODES = {
-    **dict.fromkeys(("-9", "9:0", "0:9", "137:0", "137", "247", "SIGKILL", "sigkill", "KILL"), (KILLED, 137)),
-    **dict.fromkeys(("-15", "15:0", "0:15", "143:0", "241", "SIGTERM"), ("SIGTERM", 143)),
+    **dict.fromkeys(("-9", "9:0", "0:9", "137:0", "137", "SIGKILL"), (KILLED, 137)),
+    **dict.fromkeys(("-15", "15:0", "0:15", "143:0", "SIGTERM"), ("SIGTERM", 143)),
     **dict.fromkeys(("-7", "0:7", "SIGBUS"), ("error", 135)),
-    **dict.fromkeys(("-6", "0:6", "0:134", "134", "250", "SIGABRT"), ("error", 134)),
+    **dict.fromkeys(("-6", "0:6", "0:134", "134", "SIGABRT"), ("error", 134)),
     **dict.fromkeys(("124", "124:0"), ("time limit", 124)),
     **dict.fromkeys(("1", "1:0"), ("error", 1)),
     "0:0": ("finished", 0),
-    **dict.fromkeys(("0:125", "OUT_OF_MEMORY", "OUT_OF_ME+", "oom"), (OOM, None)),
-    **dict.fromkeys(("TIMEOUT", "TO"), ("time limit", None)),
-    **dict.fromkeys(("CANCELLED by 1000", "CANCELLED+"), ("cancelled", None)),
-    "NODE_FAIL": ("node failure", None),
-    "FAILED": ("error", None),
-    "COMPLETED": ("finished", None),
+    "0:125": (OOM, None),
 }  # fmt: skip
 
 
@@ -231,7 +225,7 @@ CODES = {
 def test_a_code_is_understood_in_every_form(code: str) -> None:
     found = explain_code(code)
     assert (found.cause, found.exit_code) == CODES[code]
-    assert found.facts.sign in render._ENDS
+    assert "no fixed meaning" not in found.text
 
 
 @pytest.mark.parametrize("code", ["256", "-65", "x", "", "1:2:3", "SIGNOTHING", "999:0"])
@@ -243,7 +237,7 @@ def test_what_is_no_code_is_refused(code: str) -> None:
 CLUES = [*texts._SYSTEM, *texts._EXCEPTIONS, *texts._LAUNCHERS]
 KNOWN_ENDS = [
     *map(codes.of_code, [*codes._CODES, "131", "99"]),
-    *(codes.of_state(state, {}) for state in codes._STATES),
+    *(codes.of_state(state, {}) for state in codes.STATES),
     *(explain_text(text) for text, *_ in TEXTS.values()),
 ]
 
@@ -272,9 +266,6 @@ OUTPUTS = {  # output, exit code -> last words
     "ruled lines": ("it failed\n=========\n---------\n*** ***\n", "it failed"),
     "a message of several lines": (
         RAISED + "x\nValueError: shapes differ\n  expected 3\nfound 4\nsee the manual\n", "ValueError: shapes differ"),
-    "a colon": (
-        RAISED + "x\nRuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s): \"a\"\n",
-        'RuntimeError: Error(s) in loading state_dict for Net: Missing key(s): "a"'),
     "a last state": ("checking ...\rno license\n", "no license"),
     "colors": ("\x1b[31mit failed\x1b[0m\n", "it failed"),
     "control characters": ("\x1b]0;title\x07it \x9b31mfailed\x08\x1b[2J\n", "it 31mfailed"),

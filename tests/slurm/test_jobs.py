@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -71,8 +72,8 @@ def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def diagnose(slurm: Cluster, site: Path) -> Callable[[str], dict[str, object]]:
-    def call(job_id: str) -> dict[str, object]:
+def diagnose(slurm: Cluster, site: Path) -> Callable[[str], dict[str, Any]]:
+    def call(job_id: str) -> dict[str, Any]:
         done = slurm.call(
             sys.executable, "-m", "ogbnlib", "diagnose", "--job", job_id, "--json", cwd=site
         )
@@ -87,7 +88,7 @@ def output(site: Path, job_id: str) -> str:
 
 
 def test_a_first_submission_trains_with_the_resources_named_to_sbatch(
-    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, object]]
+    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, Any]]
 ) -> None:
     job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_store}", *QUICK, cwd=site)
     (job,) = slurm.wait(job_id)
@@ -98,11 +99,13 @@ def test_a_first_submission_trains_with_the_resources_named_to_sbatch(
     assert TrainConfig.load(run / "config.json").batch_size == 16
     assert "Epoch 001 | Loss: " in output(site, job_id)
     found = diagnose(job_id)
-    assert (found["cause"], found["state"], found["run_dir"]) == ("finished", "COMPLETED", str(run))
+    facts = found["facts"]
+    assert (found["cause"], facts["job"]["State"]) == ("finished", "COMPLETED")
+    assert facts["run_dir"] == str(run)
 
 
 def test_a_job_killed_for_its_memory_is_out_of_memory_and_diagnose_names_phase_and_remedy(
-    slurm: Cluster, site: Path, large_dir: Path, diagnose: Callable[[str], dict[str, object]]
+    slurm: Cluster, site: Path, large_dir: Path, diagnose: Callable[[str], dict[str, Any]]
 ) -> None:
     values = f"dataset={large_dir}", "loading=eager", "device=cpu"
     job_id = slurm.sbatch("--mem=640", "slurm/train.sbatch", *values, cwd=site)
@@ -119,7 +122,7 @@ def test_a_job_killed_for_its_memory_is_out_of_memory_and_diagnose_names_phase_a
 
 
 def test_an_array_trains_one_run_for_each_line_of_the_file(
-    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, object]]
+    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, Any]]
 ) -> None:
     (site / "params.txt").write_text('# two tasks\nlr=0.1 num_neighbors="2 1"\n\nlr=0.01')
     sweep = "--array=1-3", "slurm/sweep.sbatch", "params.txt"
@@ -133,11 +136,10 @@ def test_an_array_trains_one_run_for_each_line_of_the_file(
     assert [config.lr for config in configs] == [0.1, 0.01]
     assert [config.num_neighbors for config in configs] == [(2, 1), (3, 2)]
     assert "submit with --array=1-2" in output(site, f"{job_id}_3")
-    found = diagnose(job_id)
-    assert {task["job_id"]: task["cause"] for task in found["tasks"]} == {  # type: ignore[attr-defined]
-        f"{job_id}_1": "finished", f"{job_id}_2": "finished", f"{job_id}_3": "bad input",
-    }  # fmt: skip
-    assert diagnose(f"{job_id}_2")["run_dir"] == str(site / "runs" / f"sweep-{job_id}_2")
+    causes = [diagnose(f"{job_id}_{task}")["cause"] for task in (1, 2, 3)]
+    assert causes == ["finished", "finished", "bad input"]
+    run = diagnose(f"{job_id}_2")["facts"]["run_dir"]
+    assert run == str(site / "runs" / f"sweep-{job_id}_2")
 
 
 def test_a_requeued_task_of_an_array_leaves_the_others_alone(slurm: Cluster, site: Path) -> None:
@@ -161,7 +163,7 @@ def test_a_requeued_task_of_an_array_leaves_the_others_alone(slurm: Cluster, sit
 def test_a_run_stopped_at_a_checkpoint_goes_back_to_the_queue_but_not_for_ever(
     slurm: Cluster,
     site: Path,
-    diagnose: Callable[[str], dict[str, object]],
+    diagnose: Callable[[str], dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     activate(site, 'python() { echo "$*" >> calls; [[ $1 == -c ]] || return 75; }')
@@ -295,7 +297,7 @@ def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_lef
 
 
 def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
-    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, object]]
+    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, Any]]
 ) -> None:
     job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_store}", *LONG, cwd=site)
     run = site / "runs" / f"train-{job_id}"
@@ -322,11 +324,12 @@ def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
     assert job["JobState"] == "COMPLETED", output(site, again)
     assert not (site / "runs" / f"train-{again}").exists()
     assert "no checkpoint" not in output(site, again)
-    assert (diagnose(again)["cause"], diagnose(again)["run_dir"]) == ("finished", str(run))
+    found = diagnose(again)
+    assert (found["cause"], found["facts"]["run_dir"]) == ("finished", str(run))
 
 
 def test_a_signal_before_python_listens_sends_the_job_back_to_the_queue_once(
-    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
+    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, Any]]
 ) -> None:
     """A lead of --signal not shorter than --time does so in every attempt: the second one says what
     is wrong."""
@@ -368,7 +371,7 @@ def test_ranks_find_their_environment_in_a_job_that_was_given_none(
 
 
 def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
-    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, object]]
+    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, Any]]
 ) -> None:
     job_id = slurm.sbatch(
         "--mem=4000", *SMALL[1:], "slurm/notebook.sbatch", "00_quickstart", "-p", "scale", "0.0005",
