@@ -16,7 +16,7 @@ import psutil
 import pytest
 from conftest import files_of, left_in, python_child, tree, write_run
 
-from ogbnlib import TrainConfig, convert, files, list_runs, open_dataset, run
+from ogbnlib import TrainConfig, convert, files, list_runs, open_store, run
 from ogbnlib.errors import InputError, clear_errors, naming
 from ogbnlib.files import (
     abandoned,
@@ -31,7 +31,7 @@ from ogbnlib.files import (
 from ogbnlib.memory.recorder import Recorder
 from ogbnlib.runs.attempt import open_run_dir
 from ogbnlib.runs.folder import Run
-from ogbnlib.sources.catalog import made_once
+from ogbnlib.sources.resolve import made_once
 
 
 def test_what_the_disk_refuses_is_path_cause_and_remedy() -> None:
@@ -381,7 +381,7 @@ def test_a_missing_path_is_named_with_the_working_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for look in (
-        open_dataset,
+        open_store,
         Run.open,
         list_runs,
         lambda path: run(TrainConfig.create(dataset=path), "1 GB"),

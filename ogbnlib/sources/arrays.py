@@ -1,20 +1,18 @@
-"""Arrays and torch tensors in RAM, as a `Source` or written in OGB's binary layout."""
+"""Arrays and torch tensors, as a `Source` or as a store."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, clear_errors, split_name
-from ..files import StrPath, new_folder
+from ..errors import InputError, split_name
+from ..files import StrPath
 from ..graph import npz
-from ..graph.array_checks import finite
 from ..graph.npz import Array, slices
 from ..graph.store import Store
 from ..graph.store_format import SPLITS
-from .convert import checked_splits, convert
+from .convert import convert
 from .labels import (
     MAX_CLASSES,
     by_node,
@@ -24,8 +22,6 @@ from .labels import (
     count_classes,
     refuse_several_labels,
 )
-from .leaks import refuse_leaks
-from .ogb import open_raw, write_layout
 from .source import Source, checked_edges
 
 
@@ -40,7 +36,7 @@ def from_arrays(
 ) -> Source:
     """Check arrays or torch tensors and return them as a `Source`, without a copy where possible.
 
-    The arguments are those of `write_raw`. With `targets`, `y` has float targets [N] or [N, T].
+    The arguments are those of `store_from_arrays`.
     """
     edges = as_numpy(edge_index, "edge_index")
     features = as_numpy(x, "x")
@@ -215,36 +211,3 @@ def as_ids(values: object, num_nodes: int, name: str, *, are_mask: bool = False)
         expected = f"a mask of {num_nodes} booleans" if are_mask else "node ids [n] or a mask [N]"
         raise InputError(f"{name}: expected {expected}, got {ids.dtype} {[*ids.shape]}{hint}")
     return ids.astype(np.int64)
-
-
-@clear_errors()
-def write_raw(
-    path: StrPath,
-    *,
-    edge_index: object,
-    x: object,
-    y: object,
-    splits: Mapping[str, object],
-    num_classes: int | None = None,
-    name: str | None = None,
-) -> Source:
-    """Write any graph in OGB's binary layout, that of ogbn-papers100M.
-
-    OGB's own classes can open it, too. All input is checked before anything is written, and the
-    folder appears whole or not at all. Arrays may be numpy arrays or torch tensors.
-
-    Args:
-        edge_index: whole numbers [2, E]; row 0 has the sources, row 1 the destinations.
-        x: features [N, F], finite; stored as float32.
-        y: labels [N] or [N, 1]; -1 or NaN for an unlabelled node.
-        splits: node ids, or boolean masks over all nodes, of train, valid and test.
-    """
-    source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
-    checked_splits(source)
-    refuse_leaks(source)
-    chunks = finite(source.x_chunks(), np.float32, "x")
-    for _ in itertools.chain(chunks, source.edge_chunks(2**20)):
-        pass
-    with new_folder(path) as folder:
-        write_layout(folder, source)
-    return open_raw(path)

@@ -10,14 +10,15 @@ class, in a low-rank space, plus noise.
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 
 from ..errors import InputError, clear_errors, format_bytes
-from ..files import StrPath, check_space, home, new_folder
+from ..files import StrPath, check_space, home, new_folder, shown
 from ..graph.npz import Array
-from ..graph.store import Store
+from ..graph.store import Store, is_store, open_store
 from ..kernels import kernel, kernel_with
 from ..progress import Progress, counted
 from ..splitmix64 import GAMMA, mix
@@ -25,6 +26,7 @@ from .convert import convert
 from .description import FeatureDtype
 from .official import KNOWN
 from .ogb import open_raw, write_layout
+from .resolve import check_direction, find_store, made_once
 from .source import Source
 
 PAPERS = KNOWN["ogbn-papers100M"]
@@ -32,9 +34,6 @@ BLOCK = 1024  # papers that appear at once; class sizes are multiples of 1 / BLO
 _NODES = 2**15  # nodes per chunk: 16 MB of 128 features
 # the period of each split, as shares of the papers in order of time
 _PERIODS = {"train": (0.2, 0.7), "valid": (0.7, 0.82), "test": (0.82, 1.0)}
-# As in ogbn-papers100M, valid papers are from 2018 and test papers from 2019 or later.
-_FIRST_YEAR = 1980
-_VALID_YEAR = 2018
 # Tuned at scale 0.01 with an MLP on [x, Ax, AAx]: accuracy 0.21 on features alone, 0.40 with one
 # hop, 0.47 with two; with reverse edges 0.58 and 0.68. For papers100M, 0.49 and 0.63-0.66 are
 # reported (pyg-team#9386).
@@ -289,16 +288,6 @@ class _CitationGraph:
             out[ids - begin] = values
             yield out
 
-    def year_chunks(self) -> Iterator[Array]:
-        valid, test = (int(_PERIODS[split][0] * self._period) for split in ("valid", "test"))
-        begins = [*np.linspace(0, valid, _VALID_YEAR - _FIRST_YEAR + 1), test]
-        for begin, end in self._spans(_NODES):
-            ids = np.arange(begin, end)
-            times = (ids - self._order[3]) % self.num_nodes * self._order[2] % self.num_nodes
-            # `_PERIODS` are shares of the field's papers, so time is counted in the field's blocks
-            times = times // (BLOCK * self._num_fields) * BLOCK + times % BLOCK
-            yield _FIRST_YEAR - 1 + np.searchsorted(begins, times, side="right")
-
 
 def _shuffled_order(num_nodes: int, random: np.random.Generator) -> Array:
     """Return N, a multiplier, its inverse modulo N, and a shift, int64 [4].
@@ -344,7 +333,6 @@ def _citations_like(
         x_chunks=graph.x_chunks,
         label_chunks=graph.label_chunks,
         read_splits=graph.read_splits,
-        year_chunks=graph.year_chunks,
         generated={"synthetic": {"scale": scale, "seed": seed}},
     )
 
@@ -405,3 +393,43 @@ def synthesize_store(
         progress=progress,
         check=check,
     )
+
+
+@clear_errors()
+def prepare_dataset(
+    dataset: StrPath,
+    data_dir: StrPath,
+    scale: float,
+    seed: int = 0,
+    *,
+    undirected: bool | None = None,
+) -> str:
+    """Return the folder of a data set's store for a notebook.
+
+    If `dataset` is "", the data set is synthetic, of this `scale` and `seed`; its store is made in
+    `data_dir` on first use.
+    """
+    if dataset:
+        store = find_store(dataset)
+        check_direction(store, undirected)
+    else:
+        store = _synthetic_store(home(data_dir), scale, seed, bool(undirected))
+    print(
+        f"{shown(store.path)}: "
+        f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
+        f"{format_bytes(store.nbytes)}"
+    )
+    return str(store.path)
+
+
+def _synthetic_store(data_dir: Path, scale: float, seed: int, undirected: bool) -> Store:
+    name = f"synthetic-{scale:g}-seed{seed}"
+    if undirected:
+        name += "-undirected"
+    path = data_dir / f"{name}.store"
+    if not is_store(path):
+        with made_once(path, lambda: None):
+            if not is_store(path):  # another process may have made it meanwhile
+                print(f"{path}: generating it, once")
+                synthesize_store(path, scale, seed, undirected=undirected)
+    return open_store(path)

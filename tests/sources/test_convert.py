@@ -15,6 +15,7 @@ import pytest
 from conftest import csc_of, left_in, random_arrays, raw_arrays
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ogb_layout import write_raw
 
 from ogbnlib.errors import InputError
 from ogbnlib.graph import edge_sort, npz
@@ -25,7 +26,7 @@ from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.supervise import supervise
 from ogbnlib.sources import convert as module
-from ogbnlib.sources.arrays import from_arrays, write_raw
+from ogbnlib.sources.arrays import from_arrays
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
 from ogbnlib.sources.source import Source

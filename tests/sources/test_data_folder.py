@@ -14,10 +14,10 @@ import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from conftest import left_in
+from ogb_layout import write_raw
 
 from ogbnlib import InputError, convert
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import open_source
 
 Arrays = dict[str, Any]
