@@ -29,6 +29,7 @@ from ogbnlib.files import (
     write_json,
 )
 from ogbnlib.memory.recorder import Recorder
+from ogbnlib.progress import Count
 from ogbnlib.runs.attempt import open_run_dir
 from ogbnlib.runs.folder import Run
 from ogbnlib.sources.resolve import made_once
@@ -396,11 +397,11 @@ def test_a_missing_path_is_named_with_the_working_folder(
 def test_an_interrupted_conversion_leaves_one_line_and_no_file(
     tmp_path: Path, tiny_dir: Path
 ) -> None:
-    def stop() -> None:
+    def stop(count: Count) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        convert(tiny_dir, tmp_path / "a.store", check=stop)
+        convert(tiny_dir, tmp_path / "a.store", progress=stop)
     (line,) = caught.value._render_traceback_()  # type: ignore[attr-defined]
     assert line == f"KeyboardInterrupt: {tmp_path}/a.store: interrupted"
     assert tree(tmp_path) == {}

@@ -115,7 +115,7 @@ def store_from_arrays(
         num_classes: by default the largest label plus one.
         targets: whether `y` has numbers [N] or [N, T] instead of classes, NaN for none.
         name: the store's name, by default that of its folder.
-        options: undirected, feature_dtype, memory_limit, progress, check: as in `convert`.
+        options: undirected, feature_dtype, memory_limit, progress: as in `convert`.
     """
     name = name or Path(path).absolute().name
     source = from_arrays(name, edge_index, x, y, splits, num_classes, targets)
@@ -148,33 +148,14 @@ def _split_ids(splits: object, num_nodes: int) -> dict[str, Array]:
     return {split: ids_of[split] for split in SPLITS}
 
 
-def is_sparse(value: object) -> bool:
-    """Whether a value is a sparse matrix of torch, torch_sparse or scipy."""
-    return str(getattr(value, "layout", "")).startswith("torch.sparse") or hasattr(value, "nnz")
-
-
-def sparse_remedy(name: str, function: str = "to_edge_index") -> str:
-    """Return a hint for messages: how to turn the sparse matrix `name` into an edge_index."""
-    return (
-        f"torch_geometric.utils.{function}({name})[0] if its rows are sources, and that .flip(0) "
-        "if they are destinations, as in PyG's adj_t"
-    )
-
-
-def _refuse_sparse(value: Any, name: str) -> None:
-    if not is_sparse(value):
-        return
-    remedy = ""
-    if name == "edge_index":
-        is_scipy = type(value).__module__.startswith("scipy")
-        function = "from_scipy_sparse_matrix" if is_scipy else "to_edge_index"
-        remedy = f"; pass {sparse_remedy(name, function)}"
-    raise InputError(f"{name}: expected a dense array, got a sparse one{remedy}")
-
-
 def as_numpy(value: Any, name: str) -> Array:
     """Return an array or a torch tensor (on any device) as numpy, without a copy where possible."""
-    _refuse_sparse(value, name)
+    if str(getattr(value, "layout", "")).startswith("torch.sparse") or hasattr(value, "nnz"):
+        raise InputError(
+            f"{name}: expected a dense array, got a sparse one; an edge_index is torch_geometric.utils"
+            ".to_edge_index(matrix)[0] if its rows are sources, and that .flip(0) if they are "
+            "destinations, as in PyG's adj_t; for scipy it is from_scipy_sparse_matrix"
+        )
     try:
         # numpy has no bfloat16; float32 holds its values exactly
         if str(getattr(value, "dtype", "")) == "torch.bfloat16":
@@ -192,18 +173,17 @@ def as_numpy(value: Any, name: str) -> Array:
 
 
 def as_ids(values: object, num_nodes: int, name: str, *, are_mask: bool = False) -> Array:
-    """Return int64 node ids from ids [n], or from a mask [N] of booleans or of zeros and ones.
+    """Return int64 node ids from ids [n], or from a mask [N] of booleans.
 
-    The range of the ids is not checked. Zeros and ones of one or two nodes are ids, unless their
-    name says that they `are_mask`.
+    The range of the ids is not checked. Numbers are ids, unless their name says that they
+    `are_mask`: then zeros and ones.
     """
     ids = as_numpy(values, name)
-    if ids.ndim == 1 and np.isin(ids, (0, 1)).all():
-        are_mask |= ids.dtype.kind == "b" or len(ids) == num_nodes > 2
-        if are_mask and len(ids) != num_nodes:
+    is_flags = ids.dtype.kind == "b" or (are_mask and np.isin(ids, (0, 1)).all())
+    if ids.ndim == 1 and is_flags:
+        if len(ids) != num_nodes:
             raise InputError(f"{name}: found a mask of {len(ids)} values for {num_nodes} nodes")
-        if are_mask:
-            return np.flatnonzero(ids)
+        return np.flatnonzero(ids)
     if are_mask or ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         hint = ""
         if ids.ndim == 2:

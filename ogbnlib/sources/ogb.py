@@ -8,7 +8,7 @@ whole array of the .npz files in memory.
 import gzip
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -100,26 +100,18 @@ def read_split_dict(file: Path) -> dict[str, Array]:
 
 
 def _read_splits(folder: Path, num_nodes: int) -> dict[str, Array]:
-    """Return the int64 ids in the files of the split folder, not checked but for their number."""
-    from .columns import numbers  # imports pyarrow and pandas
+    """Return the int64 ids in the files of the split folder."""
+    from .nodes import Nodes, read_splits  # imports pyarrow and pandas
     from .tables import open_table
 
     if (folder / _SPLIT_DICT).is_file():
         return read_split_dict(folder / _SPLIT_DICT)
-    splits = {}
+    tables = []
     for split in SPLITS:
-        file = folder / f"{split}.csv.gz"
-        if file.is_file() and not file.stat().st_size:
-            raise InputError(
-                f"{file}: expected gzipped lines of a node id each, found an empty file"
-            )
-        table = open_table(file, header=False)
-        # a small compressed file may have billions of lines
-        if table.num_rows > num_nodes:
-            raise InputError(f"{file}: expected at most {num_nodes} lines, found {table.num_rows}")
-        ids = [numbers(piece.cast("int64", "a node id")) for piece in table.pieces("1")]
-        splits[split] = np.concatenate([np.empty(0, np.int64), *ids])
-    return splits
+        table = open_table(folder / f"{split}.csv.gz", header=False)
+        table.roles = {"1": split}
+        tables.append(table)
+    return read_splits(tables, Nodes(num_nodes, "node_feat"))
 
 
 def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
@@ -252,26 +244,15 @@ def _years(source: Source) -> Iterator[Array]:
         yield 2017 + valid.contains(ids) + 2 * test.contains(ids)
 
 
-def write_layout(
-    folder: Path, source: Source, done: Callable[[int], object] = lambda count: None
-) -> None:
-    """Write any `Source` in OGB's binary layout, without checks.
-
-    `done` is called with the bytes of each chunk of edges and features.
-    """
+def write_layout(folder: Path, source: Source) -> None:
+    """Write any `Source` in OGB's binary layout, without checks."""
     for part in ("raw", "split/time", "processed"):  # ogb does not create processed/
         (folder / part).mkdir(parents=True)
     num_nodes = source.num_nodes
     rows = (chunk[way] for way in (0, 1) for chunk in source.edge_chunks(2**20))
-
-    def counted(chunks: Iterable[Array]) -> Iterator[Array]:
-        for chunk in chunks:
-            yield chunk
-            done(chunk.nbytes)
-
     data: dict[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]] = {
-        "edge_index": ((2, source.num_edges), np.int64, counted(rows)),
-        "node_feat": ((num_nodes, source.num_features), np.float32, counted(source.x_chunks())),
+        "edge_index": ((2, source.num_edges), np.int64, rows),
+        "node_feat": ((num_nodes, source.num_features), np.float32, source.x_chunks()),
         "node_year": ((num_nodes, 1), np.int64, _years(source)),
         "num_nodes_list": ((1,), np.int64, [np.array([num_nodes])]),
         "num_edges_list": ((1,), np.int64, [np.array([source.num_edges])]),

@@ -70,11 +70,6 @@ def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
         )
     sizes = {**_OTHERS, **{name: _number(name, value) for name, value in values.items()}}
     seeds = {split: sizes.pop(f"num_{split}") for split in SPLITS}
-    if sum(seeds.values()) > sizes["num_nodes"]:
-        raise InputError(
-            f"num_train, num_valid and num_test: expected at most num_nodes together, {sizes['num_nodes']:,}, "
-            f"got {sum(seeds.values()):,}"
-        )
     return GraphSize(
         name="your graph",
         num_nodes=sizes["num_nodes"],

@@ -9,18 +9,18 @@ class, in a low-rank space, plus noise.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 
 from ..errors import InputError, clear_errors, format_bytes
-from ..files import StrPath, check_space, home, new_folder, shown
+from ..files import StrPath, home, new_folder, shown
 from ..graph.npz import Array
 from ..graph.store import Store, is_store, open_store
 from ..kernels import kernel, kernel_with
-from ..progress import Progress, counted
+from ..progress import Progress
 from ..splitmix64 import GAMMA, mix
 from .convert import convert
 from .description import FeatureDtype
@@ -345,7 +345,6 @@ def synthesize(
     *,
     num_features: int = 128,
     num_classes: int = 172,
-    progress: bool = True,
 ) -> Source:
     """Write a data set like ogbn-papers100M, `scale` times its size, in OGB's binary layout.
 
@@ -355,13 +354,8 @@ def synthesize(
     million nodes, 16 million edges) and at 0.03.
     """
     model = _citations_like(path, scale, seed, num_features, num_classes)
-    # Measured sizes after compression: 2.2 of 4 bytes per feature; per edge, 0.1 bytes for the
-    # source and up to 5 for the cited paper.
-    needed = round(1.05 * (model.num_nodes * (num_features * 2.2 + 1) + model.num_edges * 4.5))
-    check_space(path, needed, f"{format_bytes(needed)} of free disk space")
-    total = model.num_edges * 16 + model.num_nodes * num_features * 4
-    with new_folder(path) as folder, counted("synthesize", total, progress) as done:
-        write_layout(folder, model, done)
+    with new_folder(path) as folder:
+        write_layout(folder, model)
     return open_raw(path)
 
 
@@ -376,7 +370,6 @@ def synthesize_store(
     undirected: bool = False,
     memory_limit: str | int | None = None,
     progress: Progress = True,
-    check: Callable[[], None] = lambda: None,
 ) -> Store:
     """Write the data set of `synthesize` as a store, without its files in OGB's layout.
 
@@ -391,7 +384,6 @@ def synthesize_store(
         undirected=undirected,
         memory_limit=memory_limit,
         progress=progress,
-        check=check,
     )
 
 

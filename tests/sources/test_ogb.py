@@ -223,8 +223,8 @@ def test_a_split_of_more_lines_than_nodes_is_refused_before_it_is_in_memory(
 
 BAD_CSV = {
     "raw/edge": (gzip.compress(b"src,dst\n1,2\n"), "column '1', row 0: .*'src'"),
-    "raw/node-feat": (gzip.compress(bytes(range(200)))[:-30], "damage .*download"),
-    "split/time/test": (gzip.compress(b"1\n")[:-9], "damage .*download"),
+    "raw/node-feat": (gzip.compress(bytes(range(200)))[:-30], "damage"),
+    "split/time/test": (gzip.compress(b"1\n")[:-9], "damage"),
 }
 
 
