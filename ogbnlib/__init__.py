@@ -23,7 +23,6 @@ _NAMES = {
     "memory.reading": "release_memory",
     "graph.store": "Store open_store",
     "sources.convert": "convert",
-    "sources.catalog": "open_dataset",
     "sampling.sampler": "CSCSampler",
     "sampling.pyg_stores": "sample_without_pyg_lib",
     "propagation.hops": "propagate",

@@ -58,8 +58,8 @@ class _Parameters(BaseModel):
 
     # data
     dataset: Annotated[p.Dataset, _FREE]
-    """A store, or an official name such as "ogbn-arxiv", which stands for the data in the folder
-    "dataset"; `convert` makes a store of other data."""
+    """A store, or an official name such as "ogbn-arxiv", which stands for its store in the
+    folder "dataset"; `convert` makes a store of other data."""
     undirected: p.OptionalBool = None
     """Add reverse edges. If omitted, an existing store's own setting is used, and a new store is
     directed."""

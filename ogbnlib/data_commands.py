@@ -113,9 +113,7 @@ def synth(
         raise InputError(f"--format: expected raw or store, got {format!r}")
     if undirected:
         raise InputError("--undirected: expected with --format store only, got --format raw")
-    _print_dataset(
-        synthesize(directory, scale=scale, seed=seed, progress=progress), "OGB raw layout", as_json
-    )
+    _print_dataset(synthesize(directory, scale=scale, seed=seed), "OGB raw layout", as_json)
 
 
 @app.command()

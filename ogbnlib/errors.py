@@ -23,36 +23,6 @@ class InputError(ValueError):
         return [printable(f"{type(self).__name__}: {self}")]
 
 
-class Problems:
-    """A user's mistakes in one input, collected so that one error reports all of them."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._texts)
-
-    def add(self, text: str) -> None:
-        if text not in self._texts:
-            self._texts.append(text)
-
-    @contextlib.contextmanager
-    def catch(self) -> Iterator[None]:
-        """Collect an `InputError` that the block raises; the block ends at that point."""
-        try:
-            yield
-        except InputError as error:
-            self.add(str(error))
-
-    def refuse(self) -> None:
-        """Raise one `InputError` for all mistakes, if there are any: a single mistake as it is,
-        several as a list."""
-        if len(self._texts) == 1:
-            raise InputError(self._texts[0])
-        if self._texts:
-            raise InputError("\n- ".join([f"{len(self._texts)} mistakes:", *self._texts]))
-
-
 def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
     """Make IPython show these lines, by default one, in place of the error's traceback."""
     shown = lines or [f"{type(error).__name__}: {error}"]

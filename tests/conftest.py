@@ -308,7 +308,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     Labels are NaN outside the splits, as in papers100M.
     """
-    from ogbnlib.sources.arrays import write_raw
+    from ogb_layout import write_raw
 
     random = np.random.default_rng(0)
     n = 300

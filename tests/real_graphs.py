@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from ogb_layout import write_raw
 
 from ogbnlib import TrainConfig
-from ogbnlib.sources.arrays import write_raw
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

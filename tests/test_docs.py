@@ -38,7 +38,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """What OGB's server has, at the scale of these tests."""
     folder = tmp_path_factory.mktemp("remote")
-    synthesize(folder / "papers100M-bin", scale=SCALE, progress=False)
+    synthesize(folder / "papers100M-bin", scale=SCALE)
     return Path(
         shutil.make_archive(str(folder / "papers100M-bin"), "zip", folder, "papers100M-bin")
     ).read_bytes()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import files_of, left_in, python_child, tree, write_run
 
-from ogbnlib import TrainConfig, convert, files, list_runs, open_dataset, run
+from ogbnlib import TrainConfig, convert, files, list_runs, open_store, run
 from ogbnlib.errors import InputError, clear_errors, naming
 from ogbnlib.files import (
     home,
@@ -24,9 +24,10 @@ from ogbnlib.files import (
     write_json,
 )
 from ogbnlib.memory.recorder import Recorder
+from ogbnlib.progress import Count
 from ogbnlib.runs.attempt import open_run_dir
 from ogbnlib.runs.folder import Run
-from ogbnlib.sources.catalog import made_once
+from ogbnlib.sources.resolve import made_once
 
 
 def test_what_the_disk_refuses_is_path_cause_and_remedy() -> None:
@@ -337,7 +338,7 @@ def test_a_missing_path_is_named_with_the_working_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for look in (
-        open_dataset,
+        open_store,
         Run.open,
         list_runs,
         lambda path: run(TrainConfig.create(dataset=path), "1 GB"),
@@ -350,9 +351,9 @@ def test_a_missing_path_is_named_with_the_working_folder(
 
 
 def test_an_interrupted_conversion_leaves_no_file(tmp_path: Path, tiny_dir: Path) -> None:
-    def stop() -> None:
+    def stop(count: Count) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(tiny_dir, tmp_path / "a.store", check=stop)
+        convert(tiny_dir, tmp_path / "a.store", progress=stop)
     assert tree(tmp_path) == {}

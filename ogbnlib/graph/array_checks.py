@@ -46,7 +46,10 @@ def split_problems(
             continue
         repeats = len(ids) - len(np.unique(ids))
         if repeats:
-            yield name, f"expected each node once, found {repeats} repeats"
+            yield (
+                name,
+                f"expected each node once, found {repeats} repeats; masks have true and false",
+            )
         bare = ids[~labelled(ids)]
         if bare.size:
             yield (

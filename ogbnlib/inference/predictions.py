@@ -23,9 +23,9 @@ from ..progress import Progress
 from ..registry import MODELS
 from ..runs.attempt import refuse_foreign_code
 from ..sampling.pyg_stores import node_ids
-from ..sources.catalog import open_for
 from ..sources.formats import format_of
 from ..sources.node_names import read_ids
+from ..sources.resolve import find_store
 from ..training.checkpoint import SavedModel
 from ..training.train import kept_random_state
 from .batches import Rows, propagated_scores, sampled_scores
@@ -82,7 +82,7 @@ def predict(
     config = saved.config
     refuse_foreign_code(config, saved.path.parent)
     target, ids_path = _check_target(out, config, scores, embeddings)
-    graph = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
+    graph = find_store(config.dataset)
     store = config.policy.load().trained_store(
         graph, config, EventLog(None), say=say, progress=progress
     )

@@ -21,7 +21,7 @@ from ..graph.store import Store
 from ..graph.store_format import SPLITS
 from ..progress import Progress
 from ..runs.folder import Run, RunLike
-from ..sources.catalog import open_for
+from ..sources.resolve import find_store
 from ..training.checkpoint import SavedModel
 from .predictions import predict
 
@@ -123,7 +123,7 @@ def report(
         raise InputError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
     run_dir = Run.open(run).run_dir
     saved = SavedModel.open(run_dir)
-    store = open_for(saved.config, memory_limit=memory_limit, say=say, progress=progress is True)
+    store = find_store(saved.config.dataset)
     nodes = store.splits[split]
     if not len(nodes):
         raise InputError(f"split: expected nodes in {split} of {store.path}, found none")

@@ -9,7 +9,7 @@ _NAMES = {
     "notebook.plots": "epoch_times plot_accuracy plot_forecast plot_parts plot_runs plot_timeline",
     "notebook.tables": "best_epochs compare_runs compare_steps forecast_table loader_costs"
     " memory_in_use",
-    "sources.catalog": "prepare_dataset",
+    "sources.synth": "prepare_dataset",
     "runs.sandbox": "scaled_limit",
     "forecast.planner": "ladder",
 }

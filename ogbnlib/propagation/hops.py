@@ -44,9 +44,8 @@ from ..graph.writer import StoreWriter, check_for_training
 from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
-from ..sources.catalog import made_once
 from ..sources.convert import FeatureDtype
-from ..sources.resolve import check_hops, check_store
+from ..sources.resolve import check_hops, check_store, made_once
 from .columns import Columns, Done, pick
 from .plan import (
     NORMS,

@@ -51,7 +51,7 @@ from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
 from ..registry import MODELS
-from ..sources.resolve import DataRequest, check_trainable, resolve, size_of
+from ..sources.resolve import check_trainable, find_store, size_of
 from .attempt import Attempt, check_content, open_run_dir, refuse_foreign_code
 from .cause import Facts
 from .codes import STOPPED
@@ -449,6 +449,6 @@ def check_inputs(config: TrainConfig) -> GraphSize:
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)
-    size = resolve(DataRequest.of(config)).size
-    check_trainable(size, config)
-    return size
+    store = find_store(config.dataset)
+    check_trainable(store, config)
+    return store.size

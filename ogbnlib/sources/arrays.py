@@ -1,20 +1,18 @@
-"""Arrays and torch tensors in RAM, as a `Source` or written in OGB's binary layout."""
+"""Arrays and torch tensors, as a `Source` or as a store."""
 
-import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, clear_errors, split_name
-from ..files import StrPath, new_folder
+from ..errors import InputError, split_name
+from ..files import StrPath
 from ..graph import npz
-from ..graph.array_checks import finite
 from ..graph.npz import Array, slices
 from ..graph.store import Store
 from ..graph.store_format import SPLITS
-from .convert import checked_splits, convert
+from .convert import convert
 from .labels import (
     MAX_CLASSES,
     by_node,
@@ -24,8 +22,6 @@ from .labels import (
     count_classes,
     refuse_several_labels,
 )
-from .leaks import refuse_leaks
-from .ogb import open_raw, write_layout
 from .source import Source, checked_edges
 
 
@@ -40,7 +36,7 @@ def from_arrays(
 ) -> Source:
     """Check arrays or torch tensors and return them as a `Source`, without a copy where possible.
 
-    The arguments are those of `write_raw`. With `targets`, `y` has float targets [N] or [N, T].
+    The arguments are those of `store_from_arrays`.
     """
     edges = as_numpy(edge_index, "edge_index")
     features = as_numpy(x, "x")
@@ -119,7 +115,7 @@ def store_from_arrays(
         num_classes: by default the largest label plus one.
         targets: whether `y` has numbers [N] or [N, T] instead of classes, NaN for none.
         name: the store's name, by default that of its folder.
-        options: undirected, feature_dtype, memory_limit, progress, check: as in `convert`.
+        options: undirected, feature_dtype, memory_limit, progress: as in `convert`.
     """
     name = name or Path(path).absolute().name
     source = from_arrays(name, edge_index, x, y, splits, num_classes, targets)
@@ -152,33 +148,14 @@ def _split_ids(splits: object, num_nodes: int) -> dict[str, Array]:
     return {split: ids_of[split] for split in SPLITS}
 
 
-def is_sparse(value: object) -> bool:
-    """Whether a value is a sparse matrix of torch, torch_sparse or scipy."""
-    return str(getattr(value, "layout", "")).startswith("torch.sparse") or hasattr(value, "nnz")
-
-
-def sparse_remedy(name: str, function: str = "to_edge_index") -> str:
-    """Return a hint for messages: how to turn the sparse matrix `name` into an edge_index."""
-    return (
-        f"torch_geometric.utils.{function}({name})[0] if its rows are sources, and that .flip(0) "
-        "if they are destinations, as in PyG's adj_t"
-    )
-
-
-def _refuse_sparse(value: Any, name: str) -> None:
-    if not is_sparse(value):
-        return
-    remedy = ""
-    if name == "edge_index":
-        is_scipy = type(value).__module__.startswith("scipy")
-        function = "from_scipy_sparse_matrix" if is_scipy else "to_edge_index"
-        remedy = f"; pass {sparse_remedy(name, function)}"
-    raise InputError(f"{name}: expected a dense array, got a sparse one{remedy}")
-
-
 def as_numpy(value: Any, name: str) -> Array:
     """Return an array or a torch tensor (on any device) as numpy, without a copy where possible."""
-    _refuse_sparse(value, name)
+    if str(getattr(value, "layout", "")).startswith("torch.sparse") or hasattr(value, "nnz"):
+        raise InputError(
+            f"{name}: expected a dense array, got a sparse one; an edge_index is torch_geometric.utils"
+            ".to_edge_index(matrix)[0] if its rows are sources, and that .flip(0) if they are "
+            "destinations, as in PyG's adj_t; for scipy it is from_scipy_sparse_matrix"
+        )
     try:
         # numpy has no bfloat16; float32 holds its values exactly
         if str(getattr(value, "dtype", "")) == "torch.bfloat16":
@@ -196,18 +173,17 @@ def as_numpy(value: Any, name: str) -> Array:
 
 
 def as_ids(values: object, num_nodes: int, name: str, *, are_mask: bool = False) -> Array:
-    """Return int64 node ids from ids [n], or from a mask [N] of booleans or of zeros and ones.
+    """Return int64 node ids from ids [n], or from a mask [N] of booleans.
 
-    The range of the ids is not checked. Zeros and ones of one or two nodes are ids, unless their
-    name says that they `are_mask`.
+    The range of the ids is not checked. Numbers are ids, unless their name says that they
+    `are_mask`: then zeros and ones.
     """
     ids = as_numpy(values, name)
-    if ids.ndim == 1 and np.isin(ids, (0, 1)).all():
-        are_mask |= ids.dtype.kind == "b" or len(ids) == num_nodes > 2
-        if are_mask and len(ids) != num_nodes:
+    is_flags = ids.dtype.kind == "b" or (are_mask and np.isin(ids, (0, 1)).all())
+    if ids.ndim == 1 and is_flags:
+        if len(ids) != num_nodes:
             raise InputError(f"{name}: found a mask of {len(ids)} values for {num_nodes} nodes")
-        if are_mask:
-            return np.flatnonzero(ids)
+        return np.flatnonzero(ids)
     if are_mask or ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         hint = ""
         if ids.ndim == 2:
@@ -215,36 +191,3 @@ def as_ids(values: object, num_nodes: int, name: str, *, are_mask: bool = False)
         expected = f"a mask of {num_nodes} booleans" if are_mask else "node ids [n] or a mask [N]"
         raise InputError(f"{name}: expected {expected}, got {ids.dtype} {[*ids.shape]}{hint}")
     return ids.astype(np.int64)
-
-
-@clear_errors()
-def write_raw(
-    path: StrPath,
-    *,
-    edge_index: object,
-    x: object,
-    y: object,
-    splits: Mapping[str, object],
-    num_classes: int | None = None,
-    name: str | None = None,
-) -> Source:
-    """Write any graph in OGB's binary layout, that of ogbn-papers100M.
-
-    OGB's own classes can open it, too. All input is checked before anything is written, and the
-    folder appears whole or not at all. Arrays may be numpy arrays or torch tensors.
-
-    Args:
-        edge_index: whole numbers [2, E]; row 0 has the sources, row 1 the destinations.
-        x: features [N, F], finite; stored as float32.
-        y: labels [N] or [N, 1]; -1 or NaN for an unlabelled node.
-        splits: node ids, or boolean masks over all nodes, of train, valid and test.
-    """
-    source = from_arrays(name or Path(path).absolute().name, edge_index, x, y, splits, num_classes)
-    checked_splits(source)
-    refuse_leaks(source)
-    chunks = finite(source.x_chunks(), np.float32, "x")
-    for _ in itertools.chain(chunks, source.edge_chunks(2**20)):
-        pass
-    with new_folder(path) as folder:
-        write_layout(folder, source)
-    return open_raw(path)

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..errors import InputError, Problems, clear_errors, format_bytes, parse_bytes
+from ..errors import InputError, clear_errors, format_bytes, parse_bytes
 from ..files import StrPath, check_new, check_space, home, new_folder
 from ..graph.array_checks import finite, is_labelled, split_problems
 from ..graph.edge_sort import EdgeSort
@@ -86,13 +86,11 @@ def checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]
             bare = (ids >= 0) & (ids < source.num_nodes)
             bare[bare] = ~labelled.contains(ids[bare])
             splits[name] = ids[~bare]
-    problems = Problems()
     for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
         hint = ""
         if source.path is not None and "without a label" in problem:
             hint = "; drop_unlabelled: true in dataset.yaml leaves them out"
-        problems.add(f"{source.where(name)}: {problem}{hint}")
-    problems.refuse()
+        raise InputError(f"{source.where(name)}: {problem}{hint}")
     counts: dict[str, object] = {"unlabelled_nodes": source.num_nodes - labelled.count()}
     if source.num_classes:
         counts = count_labels(sizes, source.num_nodes)
@@ -284,7 +282,6 @@ def convert(
     feature_dtype: FeatureDtype | None = None,
     memory_limit: str | int | None = None,
     progress: Progress = True,
-    check: Callable[[], None] = lambda: None,
 ) -> Store:
     """Convert a data set to a store in bounded memory; the store appears whole or not at all.
 
@@ -301,7 +298,6 @@ def convert(
         memory_limit: "4 GB" or bytes for this process, written pages included. By default 95 % of
             its limit, at most 1 GB more than it uses now, which is enough for ogbn-papers100M.
         progress: show a bar, or in a log a line every 30 s; a function is called instead.
-        check: called between chunks; its exception ends the conversion.
     """
     if not isinstance(source, Source):
         source = open_source(source, description=description)
@@ -327,7 +323,7 @@ def convert(
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     splits, counts = checked_splits(source)
     refuse_leaks(source)
-    with new_folder(target) as folder, counted("convert", total, progress, check=check) as done:
+    with new_folder(target) as folder, counted("convert", total, progress) as done:
         writer = StoreWriter(folder)
         writer.entries["summary"] = counts
         _Conversion(source, writer, x_dtype, done).write(splits, add_reverse, workspace)

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
-from ..errors import InputError, Problems, unknown_name
+from ..errors import InputError, unknown_name
 from ..files import home
 from ..graph.store_format import SPLITS
 from ..parameters import Text, read_yaml
@@ -133,20 +133,16 @@ def read_description(file: Path, folder: Path) -> Description:
         InputError: a role, file or option is unknown; the message names the line and the nearest
             known name.
     """
-    problems = Problems()
     files: list[DataFile] = []
     options = Options()
     for name, value in read_yaml(file, _EXAMPLE).items():
         where = f"{file}, line {name.line}"
-        with problems.catch():
-            if name != "files":
-                options = _with_option(options, where, name, value)
-            elif not isinstance(value, dict):
-                raise InputError(f"{where}: expected lines such as {_EXAMPLE!r}")
-        for path, roles in value.items() if name == "files" and isinstance(value, dict) else ():
-            with problems.catch():
-                files.append(_data_file(file, folder, path, roles))
-    problems.refuse()
+        if name != "files":
+            options = _with_option(options, where, name, value)
+        elif isinstance(value, dict):
+            files = [_data_file(file, folder, path, roles) for path, roles in value.items()]
+        else:
+            raise InputError(f"{where}: expected lines such as {_EXAMPLE!r}")
     return Description(folder, files, options=options)
 
 

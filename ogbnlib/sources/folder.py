@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import InputError, Problems
+from ..errors import InputError
 from ..graph.npz import CHUNK_BYTES, Array, slices
 from ..graph.store_format import SPLITS
 from .columns import Piece, Table, numbers
@@ -56,14 +56,13 @@ def _open_table(file: DataFile) -> Table:
     used = {key for keys in keys_of.values() for key in keys}
     unknown = [key for key in file.columns if key not in used]
     if unknown:
-        hint = "".join(
-            f"did you mean {n!r}? " for n in get_close_matches(unknown[0], table.names, 1)
-        )
-        if table.header and format_of(file.path) not in ("parquet", "feather"):
-            hint += "A file without a header has `header: none` among its columns. "
+        near = get_close_matches(unknown[0], table.names) or table.names[:20]
+        hint = ""
+        if table.header and format_of(file.path) != "parquet":
+            hint = "; a file without a header has `header: none` among its columns"
         raise InputError(
-            f"{file.where}: unknown column {unknown[0]!r} of {file.path.name}: {hint}It has "
-            f"{table.shown()}"
+            f"{file.where}: unknown column {unknown[0]!r} of {file.path.name}: it has "
+            f"{', '.join(map(repr, near))}{hint}"
         )
     bare = [repr(name) for name, keys in keys_of.items() if not keys]
     if bare:
@@ -108,10 +107,7 @@ def open_official(located: Located) -> Source:
     # as OGB's own reader adds them
     has_reverses = located.meta["add_inverse_edge"] == "True" or None
     num_classes = int(located.meta["num classes"])
-    try:
-        source = open_folder(located.folder, num_classes=num_classes, undirected=has_reverses)
-    except InputError as error:
-        raise InputError(f"{error}; download the data set again if it is damaged") from None
+    source = open_folder(located.folder, num_classes=num_classes, undirected=has_reverses)
     return replace(source, name=located.name)
 
 
@@ -120,16 +116,9 @@ def _open_described(description: Description) -> Source:
 
     Labels and splits are read here. A file of text is read once to count its rows.
     """
-    problems = Problems()
-    tables = []
-    for file in description.files:
-        if file.role != LEFT_OUT:
-            with problems.catch():
-                tables.append(_open_table(file))
-    problems.refuse()
-    for text in missing_roles([[*table.roles.values()] for table in tables]):
-        problems.add(f"{description.folder}: {text}")
-    problems.refuse()
+    tables = [_open_table(file) for file in description.files if file.role != LEFT_OUT]
+    for problem in missing_roles([[*table.roles.values()] for table in tables]):
+        raise InputError(f"{description.folder}: {problem}")
     return _Folder(description, tables).source()
 
 

@@ -12,14 +12,14 @@ from ..files import whereabouts
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # arrow decompresses them in pieces
 FORMATS = {
-    **{".npy": "array", ".parquet": "parquet", ".feather": "feather"},
+    **{".npy": "array", ".parquet": "parquet"},
     **{
         f"{end}{packed}": "text"
         for end in (".csv", ".tsv", ".txt")
         for packed in ("", *COMPRESSIONS)
     },
 }
-READABLE = ".npy, .parquet, .feather, .csv, .tsv or .txt, also .gz, .bz2 or .zst"
+READABLE = ".npy, .parquet, .csv, .tsv or .txt, also .gz, .bz2 or .zst"
 
 
 def ending(name: str) -> str:
@@ -31,8 +31,6 @@ def ending(name: str) -> str:
 
 def format_of(file: Path) -> str | None:
     """Return one of the values of `FORMATS`, or None for a file that can't be read."""
-    if file.name.startswith("part-") and not file.suffix:  # Hadoop's text files
-        return "text"
     return FORMATS.get(ending(file.name))
 
 

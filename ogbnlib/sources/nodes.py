@@ -101,18 +101,12 @@ class Nodes:
     def is_mask(self, table: Table, split: str) -> bool:
         """Whether a column of the role train, valid or test is a mask of nodes, and not their ids.
 
-        It is one beside columns of other roles; if its values are true and false; and if they are 1 and
-        0 for each of more than two nodes, because ids would then come twice.
+        It is one beside columns of other roles, and if it has true and false.
         """
         if any(role not in (split, LEFT_OUT) for role in table.roles.values()):
             return True
-        words = ["true", "false", ""]
-        if table.num_rows == self.num_nodes > 2:
-            words += ["1", "0", "1.0", "0.0"]
-        pieces = table.pieces(table.all(split)[0])
-        texts = (pc.fill_null(piece.cast("string", "ids or a mask"), "") for piece in pieces)
-        are_flags = (pc.is_in(pc.utf8_lower(text), value_set=pa.array(words)) for text in texts)
-        return table.num_rows > 0 and all(np.asarray(part).all() for part in are_flags)
+        first = next((piece.values[0].as_py() for piece in table.pieces(table.all(split)[0])), None)
+        return str(first).strip().lower() in ("true", "false")
 
     def find(self, piece: Piece) -> Array:
         """Return the row of each id, int64; -1 for a name that no node has."""
@@ -157,18 +151,17 @@ _SPLIT_OF = {
 }
 
 
-def _check_rows(table: Table, nodes: Nodes, one_each: bool = False) -> None:
-    """Refuse more rows than nodes, or with `one_each` any other number than that of the nodes.
+def _check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:
+    """Refuse more rows than nodes, or fewer than `least`.
 
     This comes before memory use grows with the file: a small compressed file may have billions of
     rows.
     """
-    if table.num_rows > nodes.num_nodes or (one_each and table.num_rows != nodes.num_nodes):
-        expected = f"{nodes.num_nodes} rows, one for each node"
-        if not one_each:
-            expected = f"at most {nodes.num_nodes} rows, the number of nodes"
+    if not least <= table.num_rows <= nodes.num_nodes:
+        at_most = "at most " * (not least)
         raise InputError(
-            f"{table.file}: expected {expected}, found {table.num_rows}; blank lines do not count"
+            f"{table.file}: expected {at_most}{nodes.num_nodes} rows, one for each node, found "
+            f"{table.num_rows}; blank lines do not count"
         )
 
 
@@ -180,7 +173,7 @@ def _by_node(
     Without a column of ids or names, row i is node i.
     """
     ids_column = table.first("id", "name")
-    _check_rows(table, nodes, one_each=ids_column is None)
+    _check_rows(table, nodes, 0 if ids_column else nodes.num_nodes)
     seen = np.zeros(nodes.num_nodes, bool)
     for pieces in table.batches([*names, *filter(None, [ids_column])]):
         begin = pieces[0].begin

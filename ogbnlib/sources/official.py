@@ -24,6 +24,7 @@ REFUSED = {
     "ogbn-proteins": "it has 112 labels a node and no features; Store.from_arrays makes a store of "
     "it for a loop of your own (notebooks/guide/data.md); else train it with a script of your own "
     "under `python -m ogbnlib watch`",
+    "ogbn-mag": "it has several kinds of nodes; Store.from_arrays makes a store of one kind",
     "ogbl-": "it is for predicting links, and models here classify nodes",
     "ogbg-": "it is for classifying graphs, and models here classify nodes",
 }
@@ -135,9 +136,7 @@ def locate_official(name: str, root: StrPath) -> Located:
         if name.startswith(prefix):
             raise InputError(f"dataset: {name} can't be converted: {reason}")
     if name not in KNOWN:
-        raise InputError(
-            f"dataset: {unknown_name(name, {*KNOWN, 'ogbn-proteins'}, 'official data set')}"
-        )
+        raise InputError(f"dataset: {unknown_name(name, KNOWN, 'official data set')}")
     master = importlib.util.find_spec("ogb").submodule_search_locations[0]  # type: ignore[union-attr, index]
     with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
         meta = {row[""]: row[name] for row in csv.DictReader(file)}

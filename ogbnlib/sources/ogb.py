@@ -7,9 +7,8 @@ whole array of the .npz files in memory.
 
 import gzip
 import json
-import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -19,26 +18,21 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, naming
 from ..files import StrPath, home, write_json
 from ..graph import npz
+from ..graph.node_set import NodeSet
 from ..graph.npz import Array, Member
 from ..graph.store_format import SPLITS
 from .description import DESCRIPTION, DataFile, Description
 from .labels import MAX_CLASSES, by_node, check_num_classes, clean_labels, count_classes
 from .source import Source, checked_edges, stamped
 
+_YEARS = 2**20  # nodes per chunk of their years
 _SPLIT_DICT = "split_dict.pt"  # the splits of a data set that OGB's DatasetSaver wrote
-Layout = Mapping[str, Mapping[str, str]]  # columns with their roles, by the path of the file
-# As ogbn-arxiv has it (snap-stanford/ogb, docs of read_graph_pyg).
-OGB_CSV: Layout = {
+# Columns with their roles, by the path of the file, as ogbn-arxiv has them (snap-stanford/ogb, docs
+# of read_graph_pyg).
+_CSV: Mapping[str, Mapping[str, str]] = {
     "raw/edge.csv.gz": {"1": "source", "2": "target"},
     "raw/node-feat.csv.gz": {"*": "feature"},
     "raw/node-label.csv.gz": {"*": "label"},
-}
-# ogbn-mag (ogb/io/read_graph_raw.py). Of its nodes only the papers are read, which have the
-# features, the labels and the splits.
-OGB_MAG: Layout = {
-    "raw/relations/paper___cites___paper/edge.csv.gz": {"1": "source", "2": "target"},
-    "raw/node-feat/paper/node-feat.csv.gz": {"*": "feature"},
-    "raw/node-label/paper/node-label.csv.gz": {"*": "label"},
 }
 
 
@@ -58,20 +52,12 @@ def split_folder(path: Path) -> Path:
 
 def csv_layout(folder: Path) -> Description | None:
     """Return the description of a folder in OGB's csv layout; None for any other folder."""
-    layout = next((paths for paths in (OGB_CSV, OGB_MAG) if (folder / min(paths)).is_file()), None)
-    if layout is None and (folder / "raw" / "triplet-type-list.csv.gz").is_file():
+    if (folder / "raw" / "triplet-type-list.csv.gz").is_file():
         raise InputError(f"{folder}: expected one kind of nodes, found several in OGB's layout")
-    if layout is None:
+    if not (folder / min(_CSV)).is_file():
         return None
     splits = split_folder(folder)
-    if layout is OGB_MAG:
-        splits /= "paper"
-        print(
-            f"{folder}: papers and their citations are read, not authors, institutions and fields "
-            "of study",
-            file=sys.stderr,
-        )
-    columns: dict[Path, Mapping[str, str]] = {folder / name: layout[name] for name in layout}
+    columns = {folder / name: roles for name, roles in _CSV.items()}
     columns |= {splits / f"{split}.csv.gz": {"1": split} for split in SPLITS}
     files = [
         DataFile(path, str(path), columns=roles, header=False) for path, roles in columns.items()
@@ -114,26 +100,18 @@ def read_split_dict(file: Path) -> dict[str, Array]:
 
 
 def _read_splits(folder: Path, num_nodes: int) -> dict[str, Array]:
-    """Return the int64 ids in the files of the split folder, not checked but for their number."""
-    from .columns import numbers  # imports pyarrow and pandas
+    """Return the int64 ids in the files of the split folder."""
+    from .nodes import Nodes, read_splits  # imports pyarrow and pandas
     from .tables import open_table
 
     if (folder / _SPLIT_DICT).is_file():
         return read_split_dict(folder / _SPLIT_DICT)
-    splits = {}
+    tables = []
     for split in SPLITS:
-        file = folder / f"{split}.csv.gz"
-        if file.is_file() and not file.stat().st_size:
-            raise InputError(
-                f"{file}: expected gzipped lines of a node id each, found an empty file"
-            )
-        table = open_table(file, header=False)
-        # a small compressed file may have billions of lines
-        if table.num_rows > num_nodes:
-            raise InputError(f"{file}: expected at most {num_nodes} lines, found {table.num_rows}")
-        ids = [numbers(piece.cast("int64", "a node id")) for piece in table.pieces("1")]
-        splits[split] = np.concatenate([np.empty(0, np.int64), *ids])
-    return splits
+        table = open_table(folder / f"{split}.csv.gz", header=False)
+        table.roles = {"1": split}
+        tables.append(table)
+    return read_splits(tables, Nodes(num_nodes, "node_feat"))
 
 
 def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
@@ -253,31 +231,32 @@ def _write_npz(
                     member.write(np.ascontiguousarray(chunk, dtype).reshape(-1).view(np.uint8).data)
 
 
-def write_layout(
-    folder: Path, source: Source, done: Callable[[int], object] = lambda count: None
-) -> None:
-    """Write any `Source` in OGB's binary layout, without checks.
+def _years(source: Source) -> Iterator[Array]:
+    """Yield the years of the nodes, which OGB's own class for ogbn-papers100M expects.
 
-    `done` is called with the bytes of each chunk of edges, features and years.
+    As there, nodes of valid are of 2018 and nodes of test of 2019; all others are of 2017 here.
     """
+    splits = source.read_splits()
+    valid = NodeSet(source.num_nodes, splits["valid"])
+    test = NodeSet(source.num_nodes, splits["test"])
+    for begin in range(0, source.num_nodes, _YEARS):
+        ids = np.arange(begin, min(begin + _YEARS, source.num_nodes))
+        yield 2017 + valid.contains(ids) + 2 * test.contains(ids)
+
+
+def write_layout(folder: Path, source: Source) -> None:
+    """Write any `Source` in OGB's binary layout, without checks."""
     for part in ("raw", "split/time", "processed"):  # ogb does not create processed/
         (folder / part).mkdir(parents=True)
     num_nodes = source.num_nodes
     rows = (chunk[way] for way in (0, 1) for chunk in source.edge_chunks(2**20))
-
-    def counted(chunks: Iterable[Array]) -> Iterator[Array]:
-        for chunk in chunks:
-            yield chunk
-            done(chunk.nbytes)
-
     data: dict[str, tuple[Sequence[int], DTypeLike, Iterable[Array]]] = {
-        "edge_index": ((2, source.num_edges), np.int64, counted(rows)),
-        "node_feat": ((num_nodes, source.num_features), np.float32, counted(source.x_chunks())),
+        "edge_index": ((2, source.num_edges), np.int64, rows),
+        "node_feat": ((num_nodes, source.num_features), np.float32, source.x_chunks()),
+        "node_year": ((num_nodes, 1), np.int64, _years(source)),
         "num_nodes_list": ((1,), np.int64, [np.array([num_nodes])]),
         "num_edges_list": ((1,), np.int64, [np.array([source.num_edges])]),
     }
-    if source.year_chunks is not None:
-        data["node_year"] = ((num_nodes, 1), np.int64, counted(source.year_chunks()))
     _write_npz(folder / "raw" / "data.npz", data)
     labels = (
         np.where(chunk < 0, np.float32("nan"), chunk.astype(np.float32))

@@ -1,93 +1,39 @@
-"""Names of data sets, resolved to a store or to official data that `catalog` converts to one; and
-the sizes of data sets."""
+"""Names of data sets, resolved to stores; the sizes of data sets; and stores that are made once.
 
+The store of an official data set is `NAME.store` in the folder "dataset".
+"""
+
+import contextlib
 import shlex
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self, get_args
+from typing import get_args
 
 from ..config import TrainConfig
 from ..errors import InputError
-from ..files import StrPath, check_new, home, whereabouts
+from ..files import StrPath, home, locked, sibling_path, whereabouts
 from ..graph.store import GraphSize, Store, is_store, open_store
-from ..graph.store_format import stamp
-from .official import KNOWN, OFFICIAL_DIR, Located, is_official, locate_official, not_there
-from .sizes import PUBLIC
+from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, not_there
 
 
-@dataclass(frozen=True)
-class DataRequest:
-    """A data set's name and the options of `open_dataset` that select its store."""
-
-    dataset: StrPath
-    data_dir: StrPath | None = None
-    undirected: bool | None = None
-    feature_dtype: str | None = None
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> Self:
-        """Return the request of a run with this configuration."""
-        # If the policy loads features into RAM, they are rounded while they are read, and the
-        # store's own dtype does not matter.
-        is_stored = config.policy.reads_disk and config.feature_dtype != "float32"
-        dtype = config.feature_dtype if is_stored else None
-        return cls(config.dataset, None, config.undirected, dtype)
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """An official data set, and the place of the store to make from it."""
-
-    official: Located
-    target: Path
-
-    @property
-    def size(self) -> GraphSize:
-        return KNOWN[self.official.name]
-
-    def existing(self) -> Store | None:
-        """Return the store that was made from these data before, or None.
-
-        Raises an `InputError` if the store at that place is of other or changed data. Once it
-        exists, the raw files may be deleted.
-        """
-        if not is_store(self.target):
-            return None
-        store = open_store(self.target)
-        folder = self.official.folder
-        files: dict[str, list[int]] = store.origin.get("files", {})
-        sizes = {name: [*stamp(folder / name)[:2]] for name in files if (folder / name).is_file()}
-        if folder.exists() and files != sizes:
-            raise InputError(
-                f"{store.path}: expected the store of {folder}, found one of other or changed "
-                "data; delete it to convert the data again, or name it as the data set"
-            )
-        return store
-
-
-def resolve(request: DataRequest) -> Store | _Pending:
-    """Return the store that a name refers to, or the official data to convert, after all checks of
-    `open_dataset`."""
-    name = str(home(request.dataset))
-    if is_store(name):
-        store = open_store(name)
-        _check_direction(store, request.undirected)
-        return store
+def find_store(dataset: StrPath) -> Store:
+    """Open the store that a name refers to: its folder, or the official name of its data."""
+    path = home(dataset)
+    if is_store(path):
+        return open_store(path)
+    name = str(path)
     if not is_official(name):
         raise _no_data_set(name)
-    data_dir = home(request.data_dir or OFFICIAL_DIR)
-    official = locate_official(name, data_dir)
-    stem = official.folder.name + "-undirected" * bool(request.undirected)
-    if request.feature_dtype not in (None, "float32"):
-        stem += f"-{request.feature_dtype}"
-    pending = _Pending(official, data_dir / f"{stem}.store")
-    store_of_it = pending.existing()
-    if store_of_it is not None:
-        return store_of_it
+    official = locate_official(name, OFFICIAL_DIR)
+    store = official.folder.with_suffix(".store")
+    if is_store(store):
+        return open_store(store)
     if not official.folder.exists():
         raise not_there(official)
-    check_new(pending.target)
-    return pending
+    raise InputError(
+        f"dataset: {store}: expected the store of {name}, found none; make it once: "
+        f"python -m ogbnlib convert {name} {store}"
+    )
 
 
 def _no_data_set(name: str) -> InputError:
@@ -103,7 +49,7 @@ def _no_data_set(name: str) -> InputError:
     )
 
 
-def _check_direction(store: GraphSize, undirected: bool | None) -> None:
+def check_direction(store: GraphSize, undirected: bool | None) -> None:
     if undirected in (None, store.undirected):
         return
     path = getattr(store, "path", store.name)
@@ -115,37 +61,30 @@ def _check_direction(store: GraphSize, undirected: bool | None) -> None:
     )
 
 
-def size_of(dataset: str, data_dir: StrPath | None = None) -> GraphSize:
-    """Return the sizes of a data set for planning.
-
-    They are those of its store if there is one, else the known sizes of an official or public data
-    set, else those of the data. Nothing is written or downloaded.
-    """
-    graph = _graph_of(DataRequest(dataset, data_dir))
+def size_of(dataset: str) -> GraphSize:
+    """Return the sizes of a data set for planning: those of its store, else of an official name."""
+    graph = _graph_of(dataset)
     return graph.size if isinstance(graph, Store) else graph
 
 
 def graph_for(config: TrainConfig) -> GraphSize:
-    """Return the store of a run's data set, or the sizes of the data set if it has no store yet."""
-    return _graph_of(DataRequest.of(config))
+    """Return the store of a run's data set, or the sizes of official data without one."""
+    return _graph_of(config.dataset)
 
 
-def _graph_of(request: DataRequest) -> GraphSize:
-    name = str(request.dataset)
-    known = KNOWN.get(name) if is_official(name) else PUBLIC.get(name)
+def _graph_of(dataset: str) -> GraphSize:
     try:
-        data = resolve(request)
-    except (InputError, OSError):
-        if known is None:
+        return find_store(dataset)
+    except InputError:
+        if dataset not in KNOWN or not is_official(dataset):
             raise
-        return known
-    return data if isinstance(data, Store) else data.size
+        return KNOWN[dataset]
 
 
 def check_store(size: GraphSize, config: TrainConfig) -> None:
     """Refuse a data set whose direction or propagated hops are not those that `config` needs."""
     if size.stored == "store":
-        _check_direction(size, config.undirected)
+        check_direction(size, config.undirected)
     hops = config.policy.hops(config)
     if hops is not None and size.hops not in (None, hops):
         raise InputError(
@@ -196,3 +135,12 @@ def check_hops(size: GraphSize, hops: int, norm: str, nodes: str) -> None:
         raise InputError(
             f"{size.name}: expected a graph, found the features of {size.hops} hops, without edges"
         )
+
+
+def made_once(target: Path, check: Callable[[], None]) -> contextlib.AbstractContextManager[int]:
+    """Return a lock under which one process creates `target` while the others wait.
+
+    `check` is called while waiting; its exception ends the wait.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return locked(sibling_path(target, "once"), f"{target}: it is being made", wait=check)

@@ -1,4 +1,4 @@
-"""Sizes of graphs for planning: of official and public data sets, and of a graph of one's own."""
+"""Sizes of graphs for planning: of official data sets, and of a graph of one's own."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ from ..graph.store_format import SPLITS
 def _size(
     name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int, **more: Any
 ) -> GraphSize:
-    """Return the sizes of a public data set; `seeds` are the node counts of `SPLITS`."""
+    """Return the sizes of an official data set; `seeds` are the node counts of `SPLITS`."""
     splits = dict(zip(SPLITS, seeds, strict=True))
     return GraphSize(name, nodes, edges, features, classes, splits, **more)
 
@@ -33,12 +33,6 @@ KNOWN = {
             undirected=True,
             stored="csv",
         ),
-        # only its papers and their citations
-        _size(
-            *("ogbn-mag", 736_389, 5_416_271, 128, 349),
-            *(629_571, 64_879, 41_939),
-            stored="csv",
-        ),
         _size(
             *("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172),
             *(1_207_179, 125_265, 214_338),
@@ -47,26 +41,6 @@ KNOWN = {
 }
 
 
-def _igb(name: str, nodes: int, edges: int) -> GraphSize:
-    fifth = nodes // 5
-    return _size(f"igb-{name}", nodes, edges, 1024, 19, nodes - 2 * fifth, fifth, fifth)
-
-
-# Illinois Graph Benchmark (Khatua et al., KDD 2023), and the papers of MAG240M with their
-# citations (Hu et al., OGB-LSC, NeurIPS 2021; test is both parts of its test papers).
-PUBLIC = {
-    size.name: size
-    for size in (
-        _igb("tiny", 100_000, 547_416),
-        _igb("small", 1_000_000, 12_070_502),
-        _igb("medium", 10_000_000, 120_077_694),
-        _igb("large", 100_000_000, 1_223_571_364),
-        _size(
-            *("mag240m-papers", 121_751_666, 1_297_748_926, 768, 153),
-            *(1_112_392, 138_949, 146_818),
-        ),
-    )
-}
 _NEEDED = ("num_nodes", "num_edges", "num_features", "num_train")
 # Defaults of the optional sizes. Classes add little memory. Without valid and test nodes, the plan
 # has no evaluation.
@@ -96,11 +70,6 @@ def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
         )
     sizes = {**_OTHERS, **{name: _number(name, value) for name, value in values.items()}}
     seeds = {split: sizes.pop(f"num_{split}") for split in SPLITS}
-    if sum(seeds.values()) > sizes["num_nodes"]:
-        raise InputError(
-            f"num_train, num_valid and num_test: expected at most num_nodes together, {sizes['num_nodes']:,}, "
-            f"got {sum(seeds.values()):,}"
-        )
     return GraphSize(
         name="your graph",
         num_nodes=sizes["num_nodes"],

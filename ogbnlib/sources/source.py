@@ -39,8 +39,6 @@ class Source:
         node_names: returns the dtype of the nodes' names and an iterator over chunks of the names,
             in the order of the nodes; None if nodes have no names.
         label_names: the names of the classes, UTF-8 bytes [C]; None if labels were numbers.
-        year_chunks: yields years int64 [n]; None if the nodes have no years. Only OGB's layout
-            stores them.
         undirected: whether the edges already include the reverse of each edge.
         features_at: the place of the features, such as a file, for messages.
         feature_names: the name of each feature, [] if they have none.
@@ -65,7 +63,6 @@ class Source:
         default=lambda: None, repr=False
     )
     label_names: Array | None = field(default=None, repr=False)
-    year_chunks: Callable[[], Iterator[Array]] | None = field(default=None, repr=False)
     target_shape: tuple[int, ...] = ()
     undirected: bool = False
     features_at: str = "features"

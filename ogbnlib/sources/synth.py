@@ -9,22 +9,24 @@ class, in a low-rank space, plus noise.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 
 from ..errors import InputError, clear_errors, format_bytes
-from ..files import StrPath, check_space, home, new_folder
+from ..files import StrPath, home, new_folder, shown
 from ..graph.npz import Array
-from ..graph.store import Store
+from ..graph.store import Store, is_store, open_store
 from ..kernels import kernel, kernel_with
-from ..progress import Progress, counted
+from ..progress import Progress
 from ..splitmix64 import GAMMA, mix
 from .convert import convert
 from .description import FeatureDtype
 from .official import KNOWN
 from .ogb import open_raw, write_layout
+from .resolve import check_direction, find_store, made_once
 from .source import Source
 
 PAPERS = KNOWN["ogbn-papers100M"]
@@ -32,9 +34,6 @@ BLOCK = 1024  # papers that appear at once; class sizes are multiples of 1 / BLO
 _NODES = 2**15  # nodes per chunk: 16 MB of 128 features
 # the period of each split, as shares of the papers in order of time
 _PERIODS = {"train": (0.2, 0.7), "valid": (0.7, 0.82), "test": (0.82, 1.0)}
-# As in ogbn-papers100M, valid papers are from 2018 and test papers from 2019 or later.
-_FIRST_YEAR = 1980
-_VALID_YEAR = 2018
 # Tuned at scale 0.01 with an MLP on [x, Ax, AAx]: accuracy 0.21 on features alone, 0.40 with one
 # hop, 0.47 with two; with reverse edges 0.58 and 0.68. For papers100M, 0.49 and 0.63-0.66 are
 # reported (pyg-team#9386).
@@ -289,16 +288,6 @@ class _CitationGraph:
             out[ids - begin] = values
             yield out
 
-    def year_chunks(self) -> Iterator[Array]:
-        valid, test = (int(_PERIODS[split][0] * self._period) for split in ("valid", "test"))
-        begins = [*np.linspace(0, valid, _VALID_YEAR - _FIRST_YEAR + 1), test]
-        for begin, end in self._spans(_NODES):
-            ids = np.arange(begin, end)
-            times = (ids - self._order[3]) % self.num_nodes * self._order[2] % self.num_nodes
-            # `_PERIODS` are shares of the field's papers, so time is counted in the field's blocks
-            times = times // (BLOCK * self._num_fields) * BLOCK + times % BLOCK
-            yield _FIRST_YEAR - 1 + np.searchsorted(begins, times, side="right")
-
 
 def _shuffled_order(num_nodes: int, random: np.random.Generator) -> Array:
     """Return N, a multiplier, its inverse modulo N, and a shift, int64 [4].
@@ -344,7 +333,6 @@ def _citations_like(
         x_chunks=graph.x_chunks,
         label_chunks=graph.label_chunks,
         read_splits=graph.read_splits,
-        year_chunks=graph.year_chunks,
         generated={"synthetic": {"scale": scale, "seed": seed}},
     )
 
@@ -357,7 +345,6 @@ def synthesize(
     *,
     num_features: int = 128,
     num_classes: int = 172,
-    progress: bool = True,
 ) -> Source:
     """Write a data set like ogbn-papers100M, `scale` times its size, in OGB's binary layout.
 
@@ -367,13 +354,8 @@ def synthesize(
     million nodes, 16 million edges) and at 0.03.
     """
     model = _citations_like(path, scale, seed, num_features, num_classes)
-    # Measured sizes after compression: 2.2 of 4 bytes per feature; per edge, 0.1 bytes for the
-    # source and up to 5 for the cited paper.
-    needed = round(1.05 * (model.num_nodes * (num_features * 2.2 + 1) + model.num_edges * 4.5))
-    check_space(path, needed, f"{format_bytes(needed)} of free disk space")
-    total = model.num_edges * 16 + model.num_nodes * num_features * 4
-    with new_folder(path) as folder, counted("synthesize", total, progress) as done:
-        write_layout(folder, model, done)
+    with new_folder(path) as folder:
+        write_layout(folder, model)
     return open_raw(path)
 
 
@@ -388,7 +370,6 @@ def synthesize_store(
     undirected: bool = False,
     memory_limit: str | int | None = None,
     progress: Progress = True,
-    check: Callable[[], None] = lambda: None,
 ) -> Store:
     """Write the data set of `synthesize` as a store, without its files in OGB's layout.
 
@@ -403,5 +384,44 @@ def synthesize_store(
         undirected=undirected,
         memory_limit=memory_limit,
         progress=progress,
-        check=check,
     )
+
+
+@clear_errors()
+def prepare_dataset(
+    dataset: StrPath,
+    data_dir: StrPath,
+    scale: float,
+    seed: int = 0,
+    *,
+    undirected: bool | None = None,
+) -> str:
+    """Return the folder of a data set's store for a notebook.
+
+    If `dataset` is "", the data set is synthetic, of this `scale` and `seed`; its store is made in
+    `data_dir` on first use.
+    """
+    if dataset:
+        store = find_store(dataset)
+        check_direction(store, undirected)
+    else:
+        store = _synthetic_store(home(data_dir), scale, seed, bool(undirected))
+    print(
+        f"{shown(store.path)}: "
+        f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features, "
+        f"{format_bytes(store.nbytes)}"
+    )
+    return str(store.path)
+
+
+def _synthetic_store(data_dir: Path, scale: float, seed: int, undirected: bool) -> Store:
+    name = f"synthetic-{scale:g}-seed{seed}"
+    if undirected:
+        name += "-undirected"
+    path = data_dir / f"{name}.store"
+    if not is_store(path):
+        with made_once(path, lambda: None):
+            if not is_store(path):  # another process may have made it meanwhile
+                print(f"{path}: generating it, once")
+                synthesize_store(path, scale, seed, undirected=undirected)
+    return open_store(path)

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.ipc
 import pyarrow.parquet
 
 from ..errors import InputError, format_bytes, naming
@@ -77,14 +76,12 @@ def _to_arrow(values: np.ndarray) -> pa.Array:
 class _Lines:
     """Filter for blocks of text before the csv parser.
 
-    It refuses too long lines, and drops comments (after `mark`). With `blanks` it leaves one blank
-    between fields.
+    It refuses too long lines, and drops comments (after `mark`).
     """
 
-    def __init__(self, where: Path, mark: bytes, blanks: bool) -> None:
+    def __init__(self, where: Path, mark: bytes) -> None:
         self.where = where
         self.mark = mark
-        self.blanks = blanks
         self._rest = b""
         self._comment = (
             re.compile(rb"^(%s)?[ \t]*%s.*\n?" % (_BOM, mark), re.MULTILINE) if mark else None
@@ -103,13 +100,6 @@ class _Lines:
             raise _too_long(self.where)
         if self._comment and self.mark in data:
             data = self._comment.sub(b"", data)
-        if self.blanks:
-            data = data.replace(b"\t", b" ")
-            while b"  " in data:
-                data = data.replace(b"  ", b" ")
-            for padded, bare in ((b" \r", b"\r"), (b" \n", b"\n"), (b"\n ", b"\n")):
-                data = data.replace(padded, bare)
-            data = data.removeprefix(b" ").removesuffix(b" ")
         return data
 
 
@@ -123,8 +113,6 @@ def _too_long(file: Path) -> InputError:
 def _first_lines(file: Path) -> Iterator[str]:
     with io.TextIOWrapper(_inflated(file), "utf-8-sig", errors="replace") as stream:
         while line := stream.readline(_BLOCK_BYTES):
-            if line.startswith("\ufffd\ufffd"):
-                raise InputError(f"{file}: expected UTF-8, found UTF-16; save it as UTF-8")
             if len(line) == _BLOCK_BYTES:
                 raise _too_long(file)
             if line.strip():
@@ -145,15 +133,16 @@ def _head(file: Path) -> tuple[str, str, list[str]]:
     # the names in a .csv file may have blanks
     signs = "\t,;" if ending(file.name).startswith(".csv") else "\t,; "
     separator = next((sign for sign in signs if sign in bare), ",")
-    fields = start.split()
-    if separator != " ":
-        # a quoted name may span lines
-        fields = next(csv.reader(itertools.chain([start], lines), delimiter=separator), [])
+    # a quoted name may span lines
+    fields = next(csv.reader(itertools.chain([start.strip(" ")], lines), delimiter=separator), [])
     return mark, separator, [text.strip() for text in fields]
 
 
 def _inflated(file: Path) -> pa.NativeFile:
-    return pa.input_stream(str(file), compression=COMPRESSIONS.get(file.suffix.lower()))
+    compression = COMPRESSIONS.get(file.suffix.lower())
+    if compression and not file.stat().st_size:
+        raise InputError(f"{file}: expected text packed by {compression}, found an empty file")
+    return pa.input_stream(str(file), compression=compression)
 
 
 class _TextTable(Table):
@@ -185,7 +174,7 @@ class _TextTable(Table):
 
     def _batches(self, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
         texts = {f"f{i}": pa.binary() for i in columns}
-        lines = _Lines(self.file, self.mark, self.separator == " ")
+        lines = _Lines(self.file, self.mark)
         wrong: list[pa.csv.InvalidRow] = []
 
         def keep(row: pa.csv.InvalidRow) -> str:
@@ -221,12 +210,7 @@ class _TextTable(Table):
             raise
 
 
-# --------------------------------------------------------------------------------- parquet and arrow
-
-
-def _index_of(schema: pa.Schema) -> list[str]:
-    columns = (schema.pandas_metadata or {}).get("index_columns", [])
-    return [name for name in columns if isinstance(name, str)]
+# ----------------------------------------------------------------------------------------- parquet
 
 
 class _ParquetTable(Table):
@@ -236,32 +220,13 @@ class _ParquetTable(Table):
         self._open = partial(pa.parquet.ParquetFile, file, buffer_size=2**20, pre_buffer=False)
         opened = self._open()
         super().__init__(file, opened.schema_arrow.names)
-        self.index = _index_of(opened.schema_arrow)
+        columns = (opened.schema_arrow.pandas_metadata or {}).get("index_columns", [])
+        self.index = [name for name in columns if isinstance(name, str)]
         self.num_rows = opened.metadata.num_rows
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
         for batch in self._open().iter_batches(rows, columns=list(columns)):
             yield [batch.column(name) for name in columns]
-
-
-class _FeatherTable(Table):
-    """A Feather file (an Arrow file), memory-mapped."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        schema = self._open([]).schema
-        super().__init__(file, schema.names)
-        self.index = _index_of(schema)
-
-    def _open(self, columns: Sequence[int]) -> pa.ipc.RecordBatchFileReader:
-        options = pa.ipc.IpcReadOptions(included_fields=sorted(columns))
-        return pa.ipc.open_file(pa.memory_map(str(self.file)), options=options)
-
-    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
-        batches = self._open([self.names.index(name) for name in columns])
-        for batch in map(batches.get_batch, range(batches.num_record_batches)):
-            for begin in range(0, batch.num_rows, rows):
-                yield [batch.column(name).slice(begin, rows) for name in columns]
 
 
 # ------------------------------------------------------------------------------------------- parts
@@ -277,9 +242,6 @@ class _PartsTable(Table):
         self.header = first.header
         self.index = first.index
         for part in self._parts[1:]:
-            # the Unix command split(1) leaves the header in the first part only
-            if first.header and not part.header and len(part.names) == len(first.names):
-                part.names = first.names
             if part.names != first.names:
                 raise InputError(
                     f"{part.file}: expected the columns of {first.file.name}, "
@@ -333,4 +295,4 @@ def _open(path: Path, header: bool | None, role: str) -> Table:
     if kind == "parquet":
         return _ParquetTable(path)
     # a file of an unknown ending is text
-    return _FeatherTable(path) if kind == "feather" else _TextTable(path, header)
+    return _TextTable(path, header)

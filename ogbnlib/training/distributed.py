@@ -25,7 +25,7 @@ from ..launcher import launch, resolve_device
 from ..memory.signals import Stopped, StopRequest
 from ..progress import seconds
 
-_TIMEOUT = datetime.timedelta(hours=12)  # another rank may download and convert the data set
+_TIMEOUT = datetime.timedelta(hours=12)  # another rank may propagate the features
 # A training rank counts as hung if it shows no sign of life for ten minutes plus the time of one
 # pass over the store on a slow disk. After a stop signal it counts as hung after one minute,
 # because the time limit is near.

@@ -21,7 +21,6 @@ from .. import kernel_cache
 from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, naming
 from ..files import home
-from ..forecast.available import available_bytes
 from ..forecast.memory_parts import hop_size
 from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.pass_memory import MODEL, Pass
@@ -29,7 +28,6 @@ from ..forecast.step_memory import choose_threads
 from ..graph.store import Store
 from ..launcher import job_cores, local_ranks, resolve_device
 from ..memory.cuda import cuda_reading, oom_sizes
-from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
 from ..registry import MODELS
@@ -39,7 +37,7 @@ from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
 from ..sampling.policies import Loaders
 from ..sampling.workers import workers_ended
-from ..sources.catalog import open_for
+from ..sources.resolve import find_store
 from ..windows.window import compile_kernels
 from . import gpu
 from .checkpoint import Checkpointer, Row, fingerprint
@@ -232,9 +230,9 @@ def _open_in_turn(
     config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest, ranks: Ranks
 ) -> Store:
     with log.phase("open"):
-        for converts in (True, False):
+        for makes in (True, False):
             with ranks.together():
-                if converts == (ranks.local_rank == 0):
+                if makes == (ranks.local_rank == 0):
                     store = _open(config, log, progress, stop)
     log.mark("dataset", path=str(store.path), **asdict(store.size))
     log.mark("note", ranks=ranks.num_ranks)
@@ -247,16 +245,10 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
             name = signal.Signals(stop.number).name
             log.mark("stop", signal=name, epoch=0, position=0)
             raise Stopped(
-                f"stopped by {name} while the data set was converted; go on with resume=True (--resume)"
+                f"stopped by {name} while features were propagated; go on with resume=True (--resume)"
             )
 
-    graph = open_for(
-        config,
-        memory_limit=own_memory()[0] + min(available_bytes(), 2**30),
-        say=progress.say,
-        progress=progress.keep,
-        check=check,
-    )
+    graph = find_store(config.dataset)
     loaders = config.policy.load()
     store: Store = loaders.trained_store(
         graph, config, log, say=progress.say, progress=progress.keep, check=check

@@ -45,8 +45,8 @@ from ogbnlib.propagation.plan import propagated_path
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sources.arrays import from_arrays
-from ogbnlib.sources.catalog import prepare_dataset
 from ogbnlib.sources.convert import convert
+from ogbnlib.sources.synth import prepare_dataset
 from ogbnlib.training.custom_model import make_model
 from ogbnlib.training.distributed import Ranks
 from ogbnlib.training.learner import Learner

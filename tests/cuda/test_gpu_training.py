@@ -24,7 +24,7 @@ from ogbnlib.registry import MODELS, POLICIES
 from ogbnlib.runs.folder import Run, diagnose
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.policies import Loaders
-from ogbnlib.sources.catalog import open_for
+from ogbnlib.sources.resolve import find_store
 from ogbnlib.training.train import train
 
 Config = Callable[..., TrainConfig]
@@ -144,7 +144,7 @@ def test_a_run_of_a_gpu_goes_on_without_one(tiny_config: Config, tmp_path: Path)
 
 
 def loaders_of(config: TrainConfig) -> Loaders:
-    store = open_for(config, say=lambda line: None)
+    store = find_store(config.dataset)
     if config.policy.hops(config):
         store = propagated(store, config, say=lambda line: None, progress=lambda *count: None)
     loaders: Loaders = config.policy.load()(store, config, EventLog(None))

@@ -107,7 +107,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
     """An epoch of each policy at 0.2 % of papers100M."""
     folder = tmp_path_factory.mktemp("audit")
-    synthesize(folder / "raw", scale=0.002, progress=False)
+    synthesize(folder / "raw", scale=0.002)
     convert(folder / "raw", folder / "store", progress=False)
     convert(folder / "raw", folder / "both", undirected=True, progress=False)
     compile_all([3, 2])  # compiling them takes 90 MB that later runs do not

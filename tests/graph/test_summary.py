@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ogb_layout import write_raw
 from typer.testing import CliRunner
 
 from ogbnlib import convert
 from ogbnlib.data_commands import app
 from ogbnlib.graph.store import Store
 from ogbnlib.graph.summary import summarized
-from ogbnlib.sources.arrays import write_raw
 
 # 0 -> 1 comes twice and its reverse once, 2 has a self-loop; 3 -> 4; 5 to 8 have no edge.
 EDGES = np.array([[0, 0, 1, 2, 3], [1, 1, 0, 2, 4]])

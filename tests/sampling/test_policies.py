@@ -22,8 +22,8 @@ from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.policies import Loaders
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sampling.workers import workers_ended
-from ogbnlib.sources.catalog import open_for
 from ogbnlib.sources.convert import convert
+from ogbnlib.sources.resolve import find_store
 
 Make = Callable[..., Loaders]
 
@@ -36,7 +36,7 @@ def make(tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> Iterator[Ma
         config = tiny_config(**changes)
         kind = config.policy.load()
         log = EventLog(tmp_path)
-        graph = open_for(config, say=len)
+        graph = find_store(config.dataset)
         store = kind.trained_store(graph, config, log, say=len, progress=False)
         made.append(kind(store, config, log))
         return made[-1]

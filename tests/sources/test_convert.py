@@ -15,6 +15,7 @@ import pytest
 from conftest import csc_of, left_in, random_arrays, raw_arrays
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from ogb_layout import write_raw
 
 from ogbnlib.errors import InputError
 from ogbnlib.graph import edge_sort, npz
@@ -23,9 +24,10 @@ from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.signals import Stopped
+from ogbnlib.progress import Count
 from ogbnlib.runs.supervise import supervise
 from ogbnlib.sources import convert as module
-from ogbnlib.sources.arrays import from_arrays, write_raw
+from ogbnlib.sources.arrays import from_arrays
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
 from ogbnlib.sources.source import Source
@@ -167,7 +169,7 @@ def test_a_file_that_is_replaced_meanwhile_ends_it(
     folder = Path(shutil.copytree(raw, tmp_path / "raw"))
     times = (folder / file).stat()
 
-    def replace_once() -> None:
+    def replace_once(count: Count) -> None:
         if not calls:
             shutil.copyfile(folder / file, tmp_path / "other")
             if how == "replaced":  # by a file of the same size and time: only the inode is another
@@ -179,7 +181,7 @@ def test_a_file_that_is_replaced_meanwhile_ends_it(
 
     calls: list[int] = []
     with pytest.raises(InputError, match=f"{file}: "):
-        convert(folder, tmp_path / "s", progress=False, check=replace_once)
+        convert(folder, tmp_path / "s", progress=replace_once)
     assert not (tmp_path / "s").exists()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
@@ -210,7 +212,7 @@ def test_it_lives_in_a_cgroup_smaller_than_the_raw_file(
     from ogbnlib.sources.synth import synthesize
 
     limit = kernel_limit(340 * 2**20)
-    dataset = synthesize(tmp_path / "raw", 0.005, progress=False)
+    dataset = synthesize(tmp_path / "raw", 0.005)
     assert (
         4 * dataset.num_nodes * dataset.num_features + 16 * dataset.num_edges > 400 * 2**20 * 0.97
     )
@@ -223,7 +225,7 @@ def test_it_lives_in_a_cgroup_smaller_than_the_raw_file(
     assert_same(open_store(tmp_path / "s"), dataset.path, undirected=True)
 
 
-def test_a_check_that_raises_ends_a_conversion_and_its_threads(
+def test_an_error_ends_a_conversion_and_its_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(npz, "CHUNK_BYTES", 64)  # many chunks
@@ -231,12 +233,12 @@ def test_a_check_that_raises_ends_a_conversion_and_its_threads(
     source = from_arrays("made", np.zeros((2, 10), np.int64), np.ones((500, 4)), labels, splits)
     before, calls = set(threading.enumerate()), itertools.count()
 
-    def check() -> None:
+    def stop(count: Count) -> None:
         if next(calls) == 20:
             raise Stopped("enough")
 
     with pytest.raises(Stopped, match="enough") as caught:
-        convert(source, tmp_path / "store", progress=False, check=check)
+        convert(source, tmp_path / "store", progress=stop)
     assert left_in(tmp_path) == []
     # Its frames, which hold what they iterated over, are still there.
     assert caught.value.__traceback__ is not None

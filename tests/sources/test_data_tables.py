@@ -87,11 +87,10 @@ def test_parts_of_other_columns_are_refused(tmp_path: Path) -> None:
 REFUSED = {
     "raw.npy": (np.arange(9.0).tobytes(), r"np.memmap\('raw.npy', 'float32', 'r'"),
     "empty.npy": (b"", "empty.npy: "),
-    "a.feather": (b"nothing of it", "a.feather: "),
+    "a.parquet": (b"nothing of it", "a.parquet: "),
     "a.csv": (b"1,2\n3,4\n" + b"5" * 2**24, "longer than 4 MB"),
     "b.csv": (b"1,2\n3,4\n" + b'"5\n' + b"6\n" * 2**23, "longer than 4 MB, or a quote"),
     "c.csv.gz": (b"1,2\n", "c.csv.gz: "),
-    "c.txt": ("1 2\n".encode("utf-16"), "UTF-16"),
     "d.txt": (b"#" * 2**23, "longer than 4 MB"),
 }
 

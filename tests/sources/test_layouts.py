@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import official_csv, random_arrays
+from ogb_layout import write_raw
 
 from ogbnlib import InputError, convert
-from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.ogb import read_split_dict
 
@@ -39,42 +39,6 @@ def test_a_graph_in_ogbs_csv_layout_is_a_data_set(
     (folder / "raw" / "node-feat.csv.gz").unlink()
     with pytest.raises(InputError, match=r"node-feat.csv.gz: "):
         open_source(folder)
-
-
-def write_mag(root: Path, graph: dict[str, Any], name: str = "ogbn_mag") -> Path:
-    """ogbn-mag's folders: the csv files of its papers in folders of their own."""
-    own = official_csv(root / "csv", **graph)
-    folder = root / name
-    places = {
-        "raw/edge": "raw/relations/paper___cites___paper/edge",
-        "raw/num-edge-list": "raw/relations/paper___cites___paper/num-edge-list",
-        "raw/node-feat": "raw/node-feat/paper/node-feat",
-        "raw/node-label": "raw/node-label/paper/node-label",
-        **{f"split/time/{name}": f"split/time/paper/{name}" for name in graph["splits"]},
-    }
-    for old, new in places.items():
-        (folder / new).parent.mkdir(parents=True, exist_ok=True)
-        (own / f"{old}.csv.gz").rename(folder / f"{new}.csv.gz")
-    (folder / "raw" / "triplet-type-list.csv.gz").write_bytes(gzip.compress(b"author,writes,paper"))
-    (folder / "RELEASE_v2.txt").touch()
-    return folder
-
-
-@pytest.mark.parametrize("given", ["mine", "mine/raw", "ogbn-mag"])
-def test_the_papers_of_ogbn_mag_are_a_data_set(
-    tmp_path: Path, graph: dict[str, Any], given: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = write_mag(tmp_path, graph, given.split("/")[0].replace("-", "_"))
-    name = given if given == "ogbn-mag" else tmp_path / given
-    source = open_source(name, tmp_path)
-    ends = np.concatenate([np.stack(pair) for pair in source.edge_chunks(64)], axis=1)
-    np.testing.assert_array_equal(ends, graph["edge_index"])
-    np.testing.assert_array_equal(source.read_splits()["valid"], graph["splits"]["valid"])
-    assert source.num_classes == (349 if given == "ogbn-mag" else C)
-    assert f"{folder}: papers" in capsys.readouterr().err
-    shutil.rmtree(folder / "raw" / "relations")
-    with pytest.raises(InputError, match=r"one kind|found none"):
-        open_source(name, tmp_path)
 
 
 def test_what_ogbs_dataset_saver_writes_is_a_data_set(

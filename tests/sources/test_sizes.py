@@ -1,4 +1,4 @@
-"""A plan for any graph, by its sizes alone, and for public data sets that are not here."""
+"""A plan for any graph, by its sizes alone."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from ogbnlib.__main__ import app
 from ogbnlib.errors import InputError
-from ogbnlib.sources.sizes import PUBLIC, take_sizes
+from ogbnlib.sources.sizes import take_sizes
 
 SIZES = {"num_nodes": "30M", "num_edges": "0.3B", "num_features": "128", "num_train": "300k"}
 
@@ -37,7 +37,6 @@ def test_sizes_are_numbers_with_units() -> None:
         ({"num_edges": "1.5"}, "num_edges: "),
         ({"num_features": None}, "num_features: .*num_nodes, num_edges, num_train"),
         ({"dataset": "data/papers"}, "dataset"),
-        ({"num_train": "20M", "num_test": "20M"}, "30,000,000, got 40,000,000"),
     ],
 )
 def test_sizes_that_are_none_are_refused(changed: dict[str, Any], match: str) -> None:
@@ -53,11 +52,3 @@ def test_a_plan_follows_the_sizes() -> None:
     features = 30 * 10**6 * 128 * 4
     assert features < small["peak_bytes"] < features + 4 * 3 * 10**8 + 2**30
     assert plan(*assignments, "loading=store")["verdict"] == "FITS"
-
-
-@pytest.mark.parametrize("name", sorted(PUBLIC))
-def test_public_data_sets_are_planned_before_they_are_here(name: str) -> None:
-    planned = plan(f"dataset={name}", "loading=shared", "feature_dtype=float16")
-    size = PUBLIC[name]
-    assert planned["dataset"] == name
-    assert planned["peak_bytes"] > 2 * size.num_nodes * size.num_features

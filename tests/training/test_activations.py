@@ -29,7 +29,7 @@ from ogbnlib.memory.reading import release_memory
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.registry import MODELS
 from ogbnlib.sampling.policies import set_epoch
-from ogbnlib.sources.catalog import open_for
+from ogbnlib.sources.resolve import find_store
 from ogbnlib.training.learner import allocations, loss_and_gradient, peak_of
 from ogbnlib.training.network import GNN
 from ogbnlib.windows.window import compile_kernels
@@ -120,7 +120,7 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
         if sizes not in drawn:
             compile_kernels(list(config.num_neighbors))
             with contextlib.closing(
-                config.policy.load()(open_for(config), config, EventLog(None))
+                config.policy.load()(find_store(config.dataset), config, EventLog(None))
             ) as loaders:
                 loader = loaders.train_loader()
                 set_epoch(loader, 1)

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_arrays
+from ogb_layout import write_raw
 from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import Store
-from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
 from ogbnlib.training import learner
 from ogbnlib.training.train import train

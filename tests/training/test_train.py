@@ -1,12 +1,8 @@
 """Promises of `train`: a run is a function of its config, whatever the policy, the workers and the
 interruptions."""
 
-import dataclasses
-import os
 import shutil
-import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +10,14 @@ import numpy as np
 import pytest
 import torch
 from all_policies import SAMPLED, settings
-from conftest import left_in, raw_arrays, same, scores, weights
+from conftest import raw_arrays, same, scores, weights
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.graph.store import open_store
 from ogbnlib.memory.record import METRIC_COLUMNS
-from ogbnlib.memory.signals import Stopped
 from ogbnlib.registry import POLICIES
-from ogbnlib.runs.folder import Run, diagnose
-from ogbnlib.sources.arrays import write_raw
+from ogbnlib.runs.folder import Run
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
 from ogbnlib.training.train import TrainResult, train
@@ -57,37 +51,6 @@ def test_losses_and_accuracies_of_all_policies_agree_exactly(
 def fresh(tiny_dir: Path, tmp_path: Path) -> dict[str, Any]:
     """`tiny_dir` as the arguments of a new raw folder."""
     return {**raw_arrays(tiny_dir), "splits": open_raw(tiny_dir).read_splits()}
-
-
-def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
-    tiny_config: Config,
-    fresh: dict[str, Any],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = write_raw(tmp_path / "dataset" / "ogbn_papers100M", **fresh).path
-    source = open_raw(folder, num_classes=172)
-    config = tiny_config(dataset="ogbn-papers100M", loading="eager")
-
-    def chunks() -> Iterator[np.ndarray]:
-        os.kill(os.getpid(), signal.SIGUSR1)
-        time.sleep(0.1)
-        yield from source.x_chunks()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "ogbnlib.sources.folder.open_raw",
-            lambda *_, num_classes: dataclasses.replace(source, x_chunks=chunks),
-        )
-        words = "stopped by SIGUSR1 while the data set was converted; go on with resume=True"
-        with pytest.raises(Stopped, match=words):
-            train(config, tmp_path / "run")
-    assert left_in(tmp_path / "dataset") == ["ogbn_papers100M"]
-    found = diagnose(tmp_path / "run")
-    assert (found.exit_code, found.phase) == (75, "open")
-    resumed = train(config, tmp_path / "run", resume=True)
-    assert scores(resumed.history) == scores(train(config).history)
 
 
 @pytest.mark.parametrize(("policy", "persistent"), [("lazy", False), ("shared", True)])

@@ -33,7 +33,7 @@ from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.order import EpochSampler
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sources.catalog import open_for
+from ogbnlib.sources.resolve import find_store
 from ogbnlib.training.train import train
 from ogbnlib.windows import plan
 from ogbnlib.windows.plan import spool_bytes
@@ -385,7 +385,7 @@ def test_a_rank_may_have_no_batch(
     asked = {"dataset": str(synth_dir), **SPOOLED, "batch_size": batch_size}
     config = tiny_config(**asked, epochs=4, spool="1 GB", eval_batch_size=130)
     loaders = config.policy.load()(
-        open_for(config, say=len), config, EventLog(None), rank=1, num_ranks=2
+        find_store(config.dataset), config, EventLog(None), rank=1, num_ranks=2
     )
     with contextlib.closing(loaders):
         trained = loaders.train_loader()

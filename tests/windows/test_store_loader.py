@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import MB, batches_of, force_windows, scores, wait_until
+from ogb_layout import write_raw
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
@@ -30,7 +31,6 @@ from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.order import EpochSampler
 from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
-from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
 from ogbnlib.training.train import train
 from ogbnlib.windows.spool import Preparation

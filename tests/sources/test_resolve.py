@@ -1,7 +1,5 @@
-"""Promises of `catalog`: one place says what a name means; what is no store becomes one once, and
-is found again."""
+"""One place says what the name of a data set means, and how its store is made."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import left_in, official_csv, random_arrays
+from ogb_layout import write_raw
 from torch_geometric.data import Data
 
 from ogbnlib import propagate
@@ -23,11 +22,10 @@ from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.graph.store import open_store
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.runs.sandbox import check_inputs
-from ogbnlib.sources.arrays import write_raw
-from ogbnlib.sources.catalog import open_dataset, prepare_dataset
 from ogbnlib.sources.convert import convert as make_store
 from ogbnlib.sources.official import KNOWN, fetch
-from ogbnlib.sources.resolve import DataRequest, resolve, size_of
+from ogbnlib.sources.resolve import find_store, size_of
+from ogbnlib.sources.synth import prepare_dataset
 from ogbnlib.training.train import train
 
 
@@ -41,17 +39,6 @@ def raw(tmp_path: Path, arrays: dict[str, Any]) -> Path:
     return write_raw(tmp_path / "mine", num_classes=4, **arrays).path
 
 
-@pytest.fixture
-def said() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def opened(said: list[str]) -> Callable[..., Any]:
-    """`open_dataset` that notes what it says."""
-    return lambda dataset, **how: open_dataset(str(dataset), say=said.append, progress=False, **how)
-
-
 @pytest.mark.parametrize("kind", ["csv", "raw", "empty"])
 def test_any_other_folder_is_one_sentence_with_the_command(
     kind: str, raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -62,7 +49,7 @@ def test_any_other_folder_is_one_sentence_with_the_command(
     if kind == "csv":
         (folder / "edges.csv").write_text("source,target\n1,2\n")
     config = TrainConfig.create(dataset=folder)
-    doors = (size_of, open_dataset, lambda _: plan(config), lambda _: check_inputs(config), train)
+    doors = (size_of, find_store, lambda _: plan(config), lambda _: check_inputs(config), train)
     command = f"python -m ogbnlib convert '?{folder}'? '?{folder}.store'?$"
     for door in doors:
         with pytest.raises(InputError, match=command) as error:
@@ -70,51 +57,29 @@ def test_any_other_folder_is_one_sentence_with_the_command(
         assert "\n" not in str(error.value)
 
 
-def test_what_is_asked_for_is_in_the_name_of_the_store(
-    tmp_path: Path, arrays: dict[str, Any], opened: Any
+def test_an_official_name_is_its_store_once_that_is_made(
+    tmp_path: Path, arrays: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    official_csv(tmp_path, **arrays)
-    assert not opened("ogbn-arxiv", data_dir=tmp_path, undirected=False).undirected
-    both = opened("ogbn-arxiv", data_dir=tmp_path, undirected=True, feature_dtype="float16")
-    assert both.path.name == "ogbn_arxiv-undirected-float16.store"
-    assert (both.undirected, both.feature_dtype) == (True, "float16")
-    with pytest.raises(InputError, match=r"undirected: .*ogbn_arxiv STORE --directed"):
-        opened(both.path, undirected=False)
-
-
-def test_an_official_csv_data_set_is_converted_once_beside_its_folder(
-    tmp_path: Path, arrays: dict[str, Any], opened: Any, said: list[str]
-) -> None:
-    folder = official_csv(tmp_path, **arrays)
-    store = opened("ogbn-arxiv", data_dir=tmp_path)
-    assert store.path == tmp_path / "ogbn_arxiv.store"
+    monkeypatch.chdir(tmp_path)
+    assert size_of("ogbn-arxiv") is KNOWN["ogbn-arxiv"]
+    with pytest.raises(InputError, match=r"ogbn-arxiv .*: python -m ogbnlib download ogbn-arxiv$"):
+        find_store("ogbn-arxiv")
+    official_csv(tmp_path / "dataset", **arrays)
+    command = "convert ogbn-arxiv dataset/ogbn_arxiv.store$"
+    with pytest.raises(InputError, match=command):
+        find_store("ogbn-arxiv")
+    assert size_of("ogbn-arxiv") is KNOWN["ogbn-arxiv"]
+    store = make_store("ogbn-arxiv", "dataset/ogbn_arxiv.store", progress=False)
     assert (store.name, store.num_classes, store.num_edges) == ("ogbn-arxiv", 40, 400)
     x = arrays["x"].astype(np.float64).round(3).astype(np.float32)
     np.testing.assert_array_equal(store.x, x)
     np.testing.assert_array_equal(store.splits["valid"], arrays["splits"]["valid"])
-    assert opened("ogbn-arxiv", data_dir=tmp_path) == store
-    os.utime(folder / "raw" / "edge.csv.gz")
-    with pytest.raises(InputError, match=f"{store.path}: .*{folder}"):
-        opened("ogbn-arxiv", data_dir=tmp_path)
-    assert opened(store.path) == store
-    shutil.rmtree(folder)
-    assert opened("ogbn-arxiv", data_dir=tmp_path) == store
-    assert resolve(DataRequest("ogbn-arxiv", data_dir=tmp_path)).size == store.size
-    assert len(said) == 2
-
-
-def test_a_known_data_set_has_its_size_wherever_it_is(
-    tmp_path: Path, arrays: dict[str, Any], opened: Any
-) -> None:
-    assert size_of("ogbn-arxiv", data_dir=tmp_path) is KNOWN["ogbn-arxiv"]
-    with pytest.raises(
-        InputError, match=f"ogbn-arxiv.*: .* download ogbn-arxiv --data-dir {tmp_path}"
-    ):
-        resolve(DataRequest("ogbn-arxiv", data_dir=tmp_path))
-    official_csv(tmp_path, **arrays)
-    assert size_of("ogbn-arxiv", data_dir=tmp_path) is KNOWN["ogbn-arxiv"]
-    store = opened("ogbn-arxiv", data_dir=tmp_path)
-    assert size_of("ogbn-arxiv", data_dir=tmp_path) == store.size
+    assert find_store("ogbn-arxiv") == store
+    assert size_of("ogbn-arxiv") == store.size
+    config = TrainConfig.create(dataset="ogbn-arxiv", undirected=True)
+    for door in (check_inputs, plan, train):
+        with pytest.raises(InputError, match=r"undirected: .*ogbn_arxiv STORE --undirected"):
+            door(config)
     with pytest.raises(InputError, match="did you mean 'ogbn-arxiv'"):
         size_of("ogbn-arxive")
 
@@ -123,6 +88,7 @@ def test_a_known_data_set_has_its_size_wherever_it_is(
     ("name", "reason"),
     [
         ("ogbn-proteins", "112 labels a node .*watch"),
+        ("ogbn-mag", "several kinds"),
         ("ogbl-collab", "predicting links"),
         ("ogbg-molhiv", "classifying graphs"),
         ("ogbn_arxiv", "did you mean 'ogbn-arxiv'"),
@@ -133,11 +99,10 @@ def test_every_door_refuses_a_name_that_can_not_be_a_store(
 ) -> None:
     config = TrainConfig.create(dataset=name)
     doors: list[Callable[[], Any]] = [
-        lambda: size_of(name, data_dir=tmp_path),
-        lambda: resolve(DataRequest(name, data_dir=tmp_path)),
+        lambda: size_of(name),
+        lambda: find_store(name),
         lambda: fetch(name, tmp_path),
         lambda: make_store(name, tmp_path / "store"),
-        lambda: open_dataset(name, data_dir=tmp_path),
         lambda: predict(config),
         lambda: plan(config, "100 GB"),
         lambda: ladder(name),
@@ -154,7 +119,7 @@ def test_every_door_refuses_a_name_that_can_not_be_a_store(
 
 DOORS: dict[str, Callable[[Any], Any]] = {
     "open_store": open_store,
-    "open_dataset": open_dataset,
+    "find_store": find_store,
     "prepare_dataset": lambda path: prepare_dataset(path, "out", 0.001),
     "convert": lambda path: make_store(path, "out/new", progress=False),
 }
@@ -178,7 +143,7 @@ def test_what_is_no_path_is_named(door: str, tmp_path: Path) -> None:
 
 def test_a_store_stands_for_its_path(tiny_store: Path, tmp_path: Path) -> None:
     store = open_store(tiny_store)
-    assert open_store(store) == open_dataset(store) == store
+    assert open_store(store) == find_store(store) == store
     assert prepare_dataset(store, tmp_path, 0.001) == str(tiny_store)
     assert TrainConfig.create(dataset=store).dataset == str(tiny_store)
     assert propagate(tiny_store, tmp_path / "hops", hops=1, progress=False).hops == 1
@@ -202,18 +167,17 @@ def test_planning_imports_no_kernels() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
-OPEN = """
+MAKE = """
 import sys
-from ogbnlib.sources.catalog import open_dataset
+from ogbnlib.sources.synth import prepare_dataset
 print("ready", flush=True)
 sys.stdin.readline()
-print("STORE", open_dataset("ogbn-arxiv", data_dir=sys.argv[1], progress=False).path)
+prepare_dataset("", sys.argv[1], 1e-4)
 """
 
 
-def test_two_processes_at_once_convert_once(tmp_path: Path, arrays: dict[str, Any]) -> None:
-    official_csv(tmp_path, **arrays)
-    command = [sys.executable, "-c", OPEN, str(tmp_path)]
+def test_two_processes_at_once_generate_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MAKE, str(tmp_path)]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         for _ in range(2)
@@ -229,9 +193,8 @@ def test_two_processes_at_once_convert_once(tmp_path: Path, arrays: dict[str, An
     for process in processes:
         outputs.append(process.communicate(timeout=120)[0])
         assert process.returncode == 0
-    assert sum("converting it, once" in output for output in outputs) == 1
-    assert all(f"STORE {tmp_path / 'ogbn_arxiv.store'}" in output for output in outputs)
-    assert verify_store(tmp_path / "ogbn_arxiv.store") == []
+    assert sum("generating it, once" in output for output in outputs) == 1
+    assert verify_store(tmp_path / "synthetic-0.0001-seed0.store") == []
 
 
 def test_a_generated_data_set_is_made_once_for_all(
