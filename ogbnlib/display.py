@@ -33,6 +33,7 @@ ON_ANY_THEME = {
 
 _LINE_EVERY_S = 30.0
 _SHOWN_EVERY_S = 0.5
+_DRAWN_EVERY_S = 2.0
 
 
 def in_notebook() -> bool:
@@ -118,6 +119,19 @@ def _repeated(function: Callable[[], object], every_s: float) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+@contextlib.contextmanager
+def drawn(content: Callable[[], str]) -> Iterator[None]:
+    """Show HTML in the running cell, updated every 2 s and at the end."""
+    from IPython.display import HTML, display
+
+    handle = display(HTML(content()), display_id=True)
+    try:
+        with _repeated(lambda: handle.update(HTML(content())), _DRAWN_EVERY_S):
+            yield
+    finally:
+        handle.update(HTML(content()))
 
 
 class Live:

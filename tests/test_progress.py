@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import wait_until
 
+from ogbnlib.config import TrainConfig
 from ogbnlib.display import Live
-from ogbnlib.errors import GB
+from ogbnlib.errors import GB, InputError
 from ogbnlib.progress import Count, counted, details, read_count, seconds
+from ogbnlib.runs.sandbox import run
 
 
 class Terminal(io.StringIO):
@@ -96,3 +98,9 @@ def test_what_is_no_count_is_none(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "progress.json").write_bytes(damage)
     assert read_count(tmp_path / "progress.json") is None
     assert read_count(tmp_path / "none") is None
+
+
+def test_a_picture_that_grows_is_refused_outside_of_a_notebook(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^live: .*notebook"):
+        run(TrainConfig.create(dataset="somewhere"), run_dir=tmp_path / "run", live=True)
+    assert not (tmp_path / "run").exists()

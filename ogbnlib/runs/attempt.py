@@ -51,15 +51,18 @@ def open_run_dir(
 
 
 def refuse_foreign_code(config: TrainConfig, run_dir: Path) -> None:
-    """Refuse a custom model in another user's run folder, since its code would run as this user."""
-    code = RunPaths(run_dir).model
-    if config.model in MODELS or not code.is_file():
+    """Refuse a custom model in another user's run folder, since its code would run as this user.
+
+    The folder's config names the code, which may be a file, or a module that Python finds anywhere.
+    """
+    paths = RunPaths(run_dir)
+    if config.model in MODELS or not paths.config.is_file():
         return
-    for path in (run_dir, code):
-        if path.stat().st_uid != os.geteuid():
+    for path in (run_dir, paths.config, paths.model):
+        if path.exists() and path.stat().st_uid != os.geteuid():
             raise InputError(
-                f"{path}: expected a run of your own, found another user's, whose {code} would run "
-                "as you; read it, and copy the folder"
+                f"{path}: expected a run of your own, found another user's, whose {config.model} "
+                "would run as you; read its code, and copy the folder"
             )
 
 

@@ -219,15 +219,19 @@ class Run:
 
     def _repr_html_(self) -> str:
         rows = {"run": str(self.run_dir), "state": self.state}
+        sketch = ""
         try:
             rows["diagnosis"] = str(self.diagnosis)
             best = self.best_epoch
             if best is not None:
                 accuracies = f"valid {best['valid']:.4f}, test {best['test']:.4f}"
                 rows["best epoch"] = f"{accuracies} after epoch {best['epoch']:.0f}"
+            memory = _tables().held_memory(self.timeline)
+            if len(memory):
+                sketch = _tables().sketch(memory, self.memory_limit_bytes)
         except InputError as error:
             rows["damaged"] = str(error)
-        return html_card(rows)
+        return f"{html_card(rows)}{sketch}"
 
     @cached_property
     def diagnosis(self) -> Diagnosis:

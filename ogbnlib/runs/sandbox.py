@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .. import kernel_cache, memory
 from ..config import TrainConfig, check_config
-from ..display import in_notebook
+from ..display import drawn, in_notebook
 from ..environment import (
     CONFIG_VARIABLE,
     LIMIT_VARIABLE,
@@ -135,6 +135,7 @@ def run(
     resume: bool = False,
     limit_by: str = "auto",
     echo: bool = True,
+    live: bool = False,
     num_ranks: int = 1,
 ) -> Run:
     """Train in a child process under a memory limit; return the run, even if it ran out of memory.
@@ -155,9 +156,10 @@ def run(
         limit_by: "auto", or one of `limits.KINDS`.
         echo: Relay the child's output, which is in `output.log` in any case. If False, a log still
             gets a progress line every 30 s.
+        live: In a notebook, draw the run's memory as it grows.
         num_ranks: Processes on this machine that train together, under one common limit.
     """
-    config = _check_arguments(config, run_dir, resume, num_ranks)
+    config = _check_arguments(config, run_dir, resume, live, num_ranks)
     limit_bytes = _attainable(memory_limit, run_dir if resume else None)
     check_trainer_limit(limit_bytes)
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
@@ -175,13 +177,16 @@ def run(
         limit_by,
         resume=resume,
         echo=echo,
+        live=live,
         num_ranks=num_ranks,
     )
 
 
 def _check_arguments(
-    config: TrainConfig | None, run_dir: StrPath | None, resume: bool, num_ranks: int
+    config: TrainConfig | None, run_dir: StrPath | None, resume: bool, live: bool, num_ranks: int
 ) -> TrainConfig:
+    if live and not in_notebook():
+        raise InputError("live: expected a notebook to draw in, found none; leave it out")
     if config is None:
         if run_dir is None or not resume:
             raise InputError(
@@ -202,6 +207,7 @@ def _train(
     *,
     resume: bool,
     echo: bool,
+    live: bool,
     num_ranks: int,
 ) -> Run:
     check_content(folder, resume=resume)  # before kernels are compiled, which takes minutes
@@ -240,6 +246,8 @@ def _train(
             "TMPDIR": stack.enter_context(tmp),
             **trainer_environment(os.environ),
         }
+        if live:
+            stack.enter_context(drawn(lambda: Run(folder)._repr_html_()))
         return _carry_out(attempt, argv, limit, refused, env=env, echo=echo, inherited=(lock,))
 
 

@@ -159,3 +159,22 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
         ]
         memory[part] = sum(columns) if part == "anon" else sum(columns).fillna(0.0)
     return memory[table["rss_anon_bytes"].notna() & memory["anon"].notna()]
+
+
+def sketch(held: pd.DataFrame, limit_bytes: float | None) -> str:
+    """A small picture (SVG) of anonymous + shared memory over time, with the limit as a dashed
+    line."""
+    width = 240.0
+    height = 48.0
+    sizes = held["anon"] + held["shmem"]
+    times = held["time_s"]
+    top = 1.1 * max(float(sizes.max()), limit_bytes or 0.0, 1.0)
+    x = width * times / max(float(times.max()), 1e-3)
+    points = " ".join(
+        f"{i:.1f},{height * (1 - size / top):.1f}" for i, size in zip(x, sizes, strict=True)
+    )
+    lines = f'<polygon points="0,{height} {points} {x.max():.1f},{height}" fill="#3b6fb6"/>'
+    if limit_bytes:
+        y = height * (1 - limit_bytes / top)
+        lines += f'<line x1="0" x2="{width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#c0392b" stroke-dasharray="4"/>'
+    return f'<svg width="{width}" height="{height}" style="background:#f4f4f4">{lines}</svg>'

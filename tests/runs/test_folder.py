@@ -204,7 +204,7 @@ def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config)
     train(tiny_config(), tmp_path / "a<b")
     shown = Run(tmp_path / "a<b")._repr_html_()
     assert f"{tmp_path}/a&lt;b" in shown
-    for words in (">finished<", ">diagnosis<", ">best epoch<", "after epoch"):
+    for words in (">finished<", ">diagnosis<", ">best epoch<", "after epoch", "<polygon "):
         assert words in shown
     (tmp_path / "a<b" / "timeline.csv").write_text("nonsense\n")
     assert ">damaged<" in Run(tmp_path / "a<b")._repr_html_()

@@ -444,14 +444,20 @@ def test_it_is_refused_before_anything_is_written(own: Config) -> None:
     assert left_in(Path()) == before
 
 
+@pytest.mark.parametrize("model", ["mine.py:Net", "other_module:Net"])
 def test_code_in_the_run_folder_of_another_user_is_refused(
-    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     Path("mine.py").write_text(RESIDUAL)
-    config = tiny_config(model="mine.py:Net", epochs=1)
+    Path("other_module.py").write_text(RESIDUAL)
+    config = tiny_config(model=model, epochs=1)
     train(config, "run")
-    Path("run/model.py").write_text("raise SystemExit('it ran')")
+    Path("run/model.py").unlink()
+    sys.modules.pop("other_module", None)
+    for file in ("mine.py", "other_module.py"):
+        Path(file).write_text("raise SystemExit('it ran')")
     if os.getuid() != 0:
         pytest.skip("only root can give a file to another user")
     os.chown("run", 12345, 12345)
