@@ -173,7 +173,8 @@ def convert(
 
 @app.command()
 def verify(store_dir: _StoreDir, as_json: Json = False) -> None:
-    """Read a whole store and compare its checksums. Exits with 1 if anything is wrong."""
+    """Read a whole store and check checksums, offsets and splits. Exits with 1 if anything is
+    wrong."""
     from .graph.writer import verify_store
 
     problems = verify_store(store_dir, progress=not as_json)

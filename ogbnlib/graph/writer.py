@@ -14,13 +14,13 @@ from ..errors import InputError, explained
 from ..files import StrPath, write_json
 from ..io.blocks import Stream
 from ..progress import counted
+from .array_checks import is_labelled, split_problems
 from .npz import Array
 from .store import Store, open_store
 from .store_format import (
     FORMAT,
     HEADER_BYTES,
     META,
-    SPLITS,
     TARGETS_VERSION,
     VERSION,
     FileInfo,
@@ -109,21 +109,39 @@ class StoreWriter:
 
 
 def check_for_training(store: Store) -> None:
-    """Compare the checksums of offsets, labels and splits, whose wrong values would read foreign
-    memory.
+    """Refuse a store with offsets, splits or labels that training can't use; it may have been made
+    by hand, or have changed since it was written.
 
     Ids in `row` are checked where they are read: by the kernels, or with the checksum.
     """
-    for name in ("colptr", "y", *SPLITS):
-        for _ in store.chunks(name, checked=True):
-            pass
+    last = 0
+    for begin, offsets in store.chunks("colptr"):
+        falls = np.flatnonzero(np.diff(offsets, prepend=offsets.dtype.type(last)) < 0)
+        if len(falls):
+            raise store.damaged(
+                "colptr", f"expected ascending offsets, found a lower one at {begin + falls[0]}"
+            )
+        last = int(offsets[-1])
+    if (store.colptr[0], last) != (0, store.num_edges):
+        raise store.damaged(
+            "colptr",
+            f"expected to begin with 0 and to end with {store.num_edges} edges, found "
+            f"{store.colptr[0]} and {last}",
+        )
+
+    def labelled(ids: Array) -> Array:
+        labels = store.y[ids]
+        return is_labelled(labels) & (store.has_targets or labels < store.num_classes)
+
+    for name, problem in split_problems(store.splits, store.num_nodes, labelled):
+        raise store.damaged(name, problem)
 
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     """Read every byte of a store once, in bounded memory; return a list of problems, empty for a
     sound store.
 
-    A conversion refuses bad values before it writes a checksum, so that checksums are enough.
+    A conversion refuses other bad values before it writes a checksum.
     """
     problems = []
     try:
@@ -139,6 +157,8 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
                         f"{store.file_path(name)}: expected the checksum {info.crc32:08x}, found "
                         f"{crc32:08x}; copy or convert the store again"
                     )
+        if not problems:
+            check_for_training(store)
     except (InputError, OSError) as error:
         problems.append(str(explained(error)))
     return problems

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import csc_of, flip, raw_arrays
+from damage import change_meta, rewrite
 
 from ogbnlib.errors import InputError, format_bytes
 from ogbnlib.graph.store import Store, open_store
-from ogbnlib.graph.store_format import HEADER_BYTES, META, SPLITS, meta_crc32
+from ogbnlib.graph.store_format import HEADER_BYTES, META, SPLITS
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.propagation.hops import propagate
 from ogbnlib.sources.convert import convert
@@ -37,12 +40,6 @@ def plain(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture
 def copy(made: Store, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made.path, tmp_path / "copy"))
-
-
-def change_meta(path: Path, meta: dict[str, Any]) -> None:
-    """Write store.json with a right checksum."""
-    meta.pop("crc32", None)
-    (path / META).write_text(json.dumps({**meta, "crc32": meta_crc32(meta)}, indent=2) + "\n")
 
 
 def test_a_store_and_its_sizes_print_as_a_short_card(made: Store, tmp_path: Path) -> None:
@@ -164,6 +161,26 @@ def test_a_truncated_or_missing_file_is_named(copy: Path, name: str, left: str) 
         open_store(copy)
     assert file.name in str(error.value)
     assert verify_store(copy) == [str(error.value)]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "match"),
+    [
+        ("colptr", lambda v: v.__setitem__(0, 1), "ascending|found 1 and"),
+        ("colptr", lambda v: v.__setitem__(5, v[-1] + 1), "ascending .*6"),
+        ("colptr", lambda v: v.__setitem__(-1, v[-1] + 1), "end with"),
+        ("train", lambda v: v.__setitem__(0, 10**6), "1000000"),
+        ("train", lambda v: v.__setitem__(0, -1), "-1"),
+        ("train", lambda v: v.__setitem__(0, v[1]), "1 repeats"),
+        ("y", lambda v: v.__setitem__(slice(None), 10**3), "label"),
+    ],
+)
+def test_impossible_values_with_a_right_checksum_are_found(
+    copy: Path, name: str, change: Callable[[np.ndarray], object], match: str
+) -> None:
+    rewrite(copy, name, change)
+    (problem,) = verify_store(copy)
+    assert re.search(match, problem), problem
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from all_policies import SAMPLED, settings
-from conftest import batches_of, flip
+from conftest import batches_of
+from damage import rewrite
 from torch_geometric.loader import NodeLoader
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.graph.store_format import HEADER_BYTES
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.registry import POLICIES
 from ogbnlib.runs.folder import Run
@@ -130,12 +130,22 @@ def test_persistent_workers_end_with_their_loader(make: Make, policy: str, split
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["train", "y", "colptr"])
-def test_no_policy_takes_damaged_ids_labels_or_offsets(
-    make: Make, tiny_store: Path, tmp_path: Path, policy: str, name: str
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [
+        ("train", 0, -1),
+        ("valid", 1, 10**9),
+        ("train", slice(None), 0),
+        ("colptr", -1, 10**12),
+        ("colptr", slice(1, -1), 10**12),
+    ],
+    ids=str,
+)
+def test_no_policy_takes_ids_labels_or_offsets_out_of_range(
+    make: Make, tiny_store: Path, tmp_path: Path, policy: str, name: str, at: int, value: int
 ) -> None:
     store = shutil.copytree(tiny_store, tmp_path / "data" / "store")
-    flip(store / f"{name}.npy", HEADER_BYTES)
+    rewrite(store, name, lambda values: values.__setitem__(at, value))
     with pytest.raises(InputError, match=rf"{name}\.npy: expected"):
         make(dataset=str(store), **settings(policy))
     assert [*store.parent.iterdir()] == [store]  # no propagated table

@@ -1,0 +1,29 @@
+"""Damage to a store whose checksums are right, as by a hand or a wrong program."""
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ogbnlib.graph.store_format import HEADER_BYTES, META, meta_crc32
+
+
+def rewrite(path: Path, name: str, change: Callable[[np.ndarray], object]) -> None:
+    """Change an array and its checksum, so that only the values show the damage."""
+    values = np.load(path / f"{name}.npy")
+    change(values)
+    with open(path / f"{name}.npy", "r+b") as file:
+        file.seek(HEADER_BYTES)
+        file.write(values.tobytes())
+    meta = json.loads((path / META).read_text())
+    meta["files"][name]["crc32"] = zlib.crc32(values.tobytes())
+    change_meta(path, meta)
+
+
+def change_meta(path: Path, meta: dict[str, Any]) -> None:
+    """Write store.json with a right checksum."""
+    meta.pop("crc32", None)
+    (path / META).write_text(json.dumps({**meta, "crc32": meta_crc32(meta)}, indent=2) + "\n")
