@@ -58,7 +58,7 @@ def _open_table(file: DataFile) -> Table:
     if unknown:
         near = get_close_matches(unknown[0], table.names) or table.names[:20]
         hint = ""
-        if table.header and format_of(file.path) != "parquet":
+        if table.header and format_of(file.path) == "text":
             hint = "; a file without a header has `header: none` among its columns"
         raise InputError(
             f"{file.where}: unknown column {unknown[0]!r} of {file.path.name}: it has "

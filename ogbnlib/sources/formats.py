@@ -12,14 +12,14 @@ from ..files import whereabouts
 
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}  # arrow decompresses them in pieces
 FORMATS = {
-    **{".npy": "array", ".parquet": "parquet"},
+    **{".npy": "array", ".parquet": "parquet", ".feather": "feather"},
     **{
         f"{end}{packed}": "text"
         for end in (".csv", ".tsv", ".txt")
         for packed in ("", *COMPRESSIONS)
     },
 }
-READABLE = ".npy, .parquet, .csv, .tsv or .txt, also .gz, .bz2 or .zst"
+READABLE = ".npy, .parquet, .feather, .csv, .tsv or .txt, also .gz, .bz2 or .zst"
 
 
 def ending(name: str) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.ipc
 import pyarrow.parquet
 
 from ..errors import InputError, format_bytes, naming
@@ -213,6 +214,11 @@ class _TextTable(Table):
 # ----------------------------------------------------------------------------------------- parquet
 
 
+def _index_of(schema: pa.Schema) -> list[str]:
+    columns = (schema.pandas_metadata or {}).get("index_columns", [])
+    return [name for name in columns if isinstance(name, str)]
+
+
 class _ParquetTable(Table):
     def __init__(self, file: Path) -> None:
         # With a buffer, a row group is read page by page; without one, each of its columns is in
@@ -220,13 +226,32 @@ class _ParquetTable(Table):
         self._open = partial(pa.parquet.ParquetFile, file, buffer_size=2**20, pre_buffer=False)
         opened = self._open()
         super().__init__(file, opened.schema_arrow.names)
-        columns = (opened.schema_arrow.pandas_metadata or {}).get("index_columns", [])
-        self.index = [name for name in columns if isinstance(name, str)]
+        self.index = _index_of(opened.schema_arrow)
         self.num_rows = opened.metadata.num_rows
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
         for batch in self._open().iter_batches(rows, columns=list(columns)):
             yield [batch.column(name) for name in columns]
+
+
+class _FeatherTable(Table):
+    """A Feather file (an Arrow file), memory-mapped."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        schema = self._open([]).schema
+        super().__init__(file, schema.names)
+        self.index = _index_of(schema)
+
+    def _open(self, columns: Sequence[int]) -> pa.ipc.RecordBatchFileReader:
+        options = pa.ipc.IpcReadOptions(included_fields=sorted(columns))
+        return pa.ipc.open_file(pa.memory_map(str(self.file)), options=options)
+
+    def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
+        batches = self._open([self.names.index(name) for name in columns])
+        for batch in map(batches.get_batch, range(batches.num_record_batches)):
+            for begin in range(0, batch.num_rows, rows):
+                yield [batch.column(name).slice(begin, rows) for name in columns]
 
 
 # ------------------------------------------------------------------------------------------- parts
@@ -294,5 +319,7 @@ def _open(path: Path, header: bool | None, role: str) -> Table:
         return _ArrayTable(path, role)
     if kind == "parquet":
         return _ParquetTable(path)
+    if kind == "feather":
+        return _FeatherTable(path)
     # a file of an unknown ending is text
     return _TextTable(path, header)

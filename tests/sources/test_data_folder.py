@@ -3,12 +3,14 @@ file and the row."""
 
 import bz2
 import gzip
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet
 import pytest
 from conftest import left_in
@@ -88,6 +90,12 @@ def same(found: Arrays, expected: Arrays) -> None:
         np.testing.assert_array_equal(np.sort(found["splits"][split]), ids, err_msg=split)
 
 
+def feather(**columns: Any) -> bytes:
+    out = io.BytesIO()
+    pyarrow.feather.write_feather(pa.table(columns), out)
+    return out.getvalue()
+
+
 def right_files(g: Arrays) -> list[dict[str, Any]]:
     """Files that all give the arrays of `small`, by canonical names or a `dataset.yaml`."""
     src, dst = g["edge_index"]
@@ -132,6 +140,8 @@ def right_files(g: Arrays) -> list[dict[str, Any]]:
         # Arrays in other shapes, Arrow, and parts in the order of their names
         {"edges.npy": np.ascontiguousarray(g["edge_index"].T)},
         {"edges.npy": np.asfortranarray(g["edge_index"].astype(">i4"))},
+        {"edges.feather": feather(source=src, target=dst)},
+        {"features.feather": feather(x=list(x))},
         {**spark, "edges.parquet/_SUCCESS": b"", "edges.parquet/.part-00000.crc": b""},
         parts,
         {"edges/a.csv": table, "edges/b.csv": b"", "edges/c.csv": "source,target\n"},
