@@ -595,7 +595,7 @@ def _draw_parts(ax: Axes, row: int, parts: Mapping[str, int], unit: int) -> None
         middle = left + width / 2
         if width * letters > max(map(len, name.split())):
             words = _plain(name).replace(" ", "\n")
-            ax.text(middle, row, words, ha="center", va="center", fontsize=7.5)
+            ax.text(middle, row, words, ha="center", va="center", fontsize=7.5, color="black")
         elif width * letters > 1:
             _mark(
                 ax,
