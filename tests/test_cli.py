@@ -89,13 +89,8 @@ def test_a_deleted_working_folder_is_named(tmp_path: Path, command: str) -> None
 
 
 def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path / "run",
-        exit_code=137,
-        killed_by="kernel",
-        oom_kills=1,
-        memory_limit_bytes=256 * MB,
-    )
+    kill = {"killed_by": "kernel", "oom_kills": 1, "memory_limit_bytes": 256 * MB}
+    run = write_run(tmp_path / "run", exit_code=137, **kill)
     before = tree(tmp_path)
     text, found = cli("diagnose", str(run)), cli("diagnose", str(run), "--json")
     assert (text.returncode, found.returncode) == (0, 0)
