@@ -25,7 +25,6 @@ from papermill.exceptions import PapermillExecutionError
 
 from ogbnlib.memory.limits import Limit
 from ogbnlib.notebook.engine import Engine, ParameterError, begin_notebook, check_parameters
-from ogbnlib.runs.folder import Run
 
 ROOT = Path(__file__).parents[2]
 PARAMETERS = """
@@ -284,39 +283,3 @@ def test_a_signal_ends_the_notebook_and_completes_no_later_cell(tmp_path: Path) 
         process.communicate()
     assert statuses(tmp_path) == ["failed", "pending"]
     assert "ended by SIGTERM" in banners(tmp_path)
-
-
-TRAINED = """
-import os, threading
-from pathlib import Path
-from ogbnlib import TrainConfig, run, watch
-first = watch(["-c", "pass"], name="first")
-config = TrainConfig.create(dataset="DATA", batch_size=16, epochs=30, device="cpu")
-def stop():
-    while "train epoch" not in (events.read_text() if events.exists() else ""):
-        threading.Event().wait(0.05)
-    os.kill(os.getpid(), 10)
-events = Path("runs/second/events.jsonl")
-if "OGBNLIB_AGAIN" not in os.environ:
-    threading.Thread(target=stop).start()
-second = run(config, name="second")
-"""
-
-
-@pytest.mark.slow
-def test_a_requeued_notebook_reads_ended_runs_and_resumes_others(
-    execute: Callable[..., Any], tmp_path: Path, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cell = TRAINED.replace("DATA", str(tiny_store))
-    with pytest.raises(click.ClickException) as caught:
-        execute(cell, "print('after')", cwd=tmp_path)
-    assert caught.value.exit_code == 75
-    assert statuses(tmp_path) == ["failed", "pending"]
-    monkeypatch.setenv("OGBNLIB_AGAIN", "1")
-    execute(cell, "print('after')", cwd=tmp_path)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "second"]
-    second = Run.open(tmp_path / "runs" / "second")
-    assert second.is_finished
-    first = Run.open(tmp_path / "runs" / "first")
-    starts = [[event["event"] for event in run.events].count("start") for run in (first, second)]
-    assert starts == [1, 2]
