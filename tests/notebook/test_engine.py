@@ -150,6 +150,15 @@ def test_a_value_of_another_type_is_refused_with_an_example(
     assert "unknown parameter 'nothing'" in second
 
 
+def test_a_kernel_that_is_not_installed_is_refused(
+    command: Callable[..., Result], tmp_path: Path
+) -> None:
+    write_book(tmp_path, "print(epochs)")
+    done = command("-k", "pythn3")
+    assert done.exit_code == 2
+    assert re.search("-k: .*'pythn3': .*'python3'", done.stderr)
+
+
 def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_path: Path) -> None:
     write_book(
         tmp_path,
