@@ -340,15 +340,11 @@ def tiny_config(tiny_store: Path) -> Callable[..., TrainConfig]:
 
 
 @pytest.fixture
-def command_line(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def command_line() -> Callable[..., int]:
     """Runs a command of ogbnlib in this process and returns its exit code."""
     from ogbnlib.__main__ import main
 
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr("sys.argv", ["ogbnlib", *arguments])
-        return main()
-
-    return run
+    return lambda *arguments: main([*arguments])
 
 
 @pytest.fixture(params=[16, npz.CHUNK_BYTES], ids="chunks of {}".format)

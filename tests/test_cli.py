@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from conftest import MB, official_csv, raw_arrays, tree, write_run
@@ -29,9 +28,8 @@ def cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        mock.patch("sys.argv", ["ogbnlib", *arguments]),
     ):
-        code = main()
+        code = main([*arguments])
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
