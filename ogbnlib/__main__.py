@@ -303,8 +303,8 @@ def _run_to_its_end(start: Callable[[], Run]) -> Run:
         raise typer.Exit(130) from None
 
 
-def main() -> int:
-    """Run the command line and return its exit code.
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line, by default that of this process, and return its exit code.
 
     A user's mistake or a full disk prints one sentence on stderr and gives exit code 2.
     """
@@ -318,7 +318,7 @@ def main() -> int:
                 # As `python -m` does, for a model in a module of the working folder.
                 if not sys.flags.safe_path and folder not in sys.path:
                     sys.path.append(folder)
-                app(standalone_mode=True)
+                app(arguments)
         except InputError as error:
             say(f"error: {error}")
             code = 2
@@ -332,7 +332,8 @@ def main() -> int:
             typer.echo(
                 f"error: standard output: {refused.strerror}; the rest is not shown", err=True
             )
-            code = code or (2 if {*sys.argv[1:2]} & {*_ANSWERS} else 0)
+            command = (arguments or sys.argv[1:])[:1]
+            code = code or (2 if {*command} & {*_ANSWERS} else 0)
     return int(code or 0)
 
 

@@ -168,17 +168,10 @@ class TrainConfig(_Parameters):
     """
 
     def __init__(self, /, **values: Any):
-        fields = type(self).model_fields
-        problems = [
-            unknown_name(name, fields, "parameter") for name in values if name not in fields
-        ]
         try:
             super().__init__(**values)
         except ValidationError as error:
-            problems += [
-                _problem(item) for item in error.errors() if item["type"] != "extra_forbidden"
-            ]
-            raise InputError("; ".join(problems)) from None
+            raise InputError("; ".join(map(_problem, error.errors()))) from None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -326,6 +319,8 @@ def _problem(item: ErrorDetails) -> str:
     """Return one of pydantic's errors as `name: expectation, got value`."""
     names = [str(name) for name in item["loc"][:1]]  # none for a check of several parameters
     text = item["msg"]
+    if item["type"] == "extra_forbidden":
+        return unknown_name(names[0], TrainConfig.model_fields, "parameter")
     if item["type"] == "missing":
         text = "expected a value, got none"
     elif item["type"] == "value_error":  # raised by a check of this package

@@ -62,27 +62,21 @@ def read_options(
     return {**values, **parse_assignments(pairs or [])}, limit_in_file if limit is None else limit
 
 
-def _print_dataset(dataset: Any, kind: str, as_json: bool) -> None:
-    facts = {
-        "path": str(dataset.path),
-        "format": kind,
-        "num_nodes": dataset.num_nodes,
-        "num_edges": dataset.num_edges,
-        "num_features": dataset.num_features,
-        "num_classes": dataset.num_classes,
-    }
-    text = f"{dataset.path}: {dataset.num_nodes:,} nodes, {dataset.num_edges:,} edges, {kind}"
-    if kind == "store":
-        from .graph.summary import summarized
+def _print_store(store: Any, as_json: bool) -> None:
+    from .graph.summary import summarized
 
-        facts |= {
-            "bytes": dataset.nbytes,
-            "undirected": dataset.undirected,
-            "splits": dict(dataset.num_seeds),
-            **dataset.summary,
-        }
-        text = summarized(dataset)
-    show(facts, text, as_json)
+    facts = {
+        "path": str(store.path),
+        "num_nodes": store.num_nodes,
+        "num_edges": store.num_edges,
+        "num_features": store.num_features,
+        "num_classes": store.num_classes,
+        "bytes": store.nbytes,
+        "undirected": store.undirected,
+        "splits": dict(store.num_seeds),
+        **store.summary,
+    }
+    show(facts, summarized(store), as_json)
 
 
 @app.command()
@@ -108,12 +102,13 @@ def synth(
         store = synthesize_store(
             directory, scale=scale, seed=seed, undirected=undirected, progress=progress
         )
-        return _print_dataset(store, "store", as_json)
+        return _print_store(store, as_json)
     if format != "raw":
         raise InputError(f"--format: expected raw or store, got {format!r}")
     if undirected:
         raise InputError("--undirected: expected with --format store only, got --format raw")
-    _print_dataset(synthesize(directory, scale=scale, seed=seed), "OGB raw layout", as_json)
+    raw = synthesize(directory, scale=scale, seed=seed)
+    show({"path": str(raw.path)}, f"{raw.path}: OGB's layout, {raw.num_nodes:,} nodes", as_json)
 
 
 @app.command()
@@ -168,7 +163,7 @@ def convert(
         memory_limit=memory_limit,
         progress=not as_json,
     )
-    _print_dataset(store, "store", as_json)
+    _print_store(store, as_json)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from typing import Any
 
 import linux_machine
 import numpy as np
+import pandas as pd
 import pytest
 from slurm_cluster import Cluster, cluster, unavailable
 
@@ -42,11 +43,8 @@ NOBODY += [
 
 def tree(folder: Path) -> dict[str, bytes]:
     """Every file under `folder` and its content, to show that nothing was written."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 180.0) -> Any:
@@ -60,21 +58,12 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = 180.0
 
 # The longest come first, so that no process of pytest-xdist is alone with one at the end. The first
 # compiles the kernels, while the second one's files need none.
-FIRST = (
-    "test_faults.py",
-    "test_engine.py",
-    "test_watch.py",
-    "test_sandbox.py",
-    "test_audit.py",
-    "test_jobs.py",
-    "test_linux_v2.py",
-    "test_three_commands.py",
-)
+FIRST = ["faults", "engine", "watch", "sandbox", "audit", "jobs", "linux_v2", "three_commands"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with `FIRST`; the other files keep their order."""
-    places = {name: place for place, name in enumerate(FIRST)}
+    places = {f"test_{name}.py": place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path.name, len(FIRST)))
 
 
@@ -177,16 +166,10 @@ def uncached_file(path: Path, num_bytes: int) -> Path:
 def raw_arrays(path: Path) -> dict[str, np.ndarray]:
     """edge_index, x and y (-1 where there is no label) of a folder in OGB's binary layout, as numpy
     reads them."""
-    with (
-        np.load(path / "raw" / "data.npz") as data,
-        np.load(path / "raw" / "node-label.npz") as label,
-    ):
-        y = label["node_label"].ravel()
-        return {
-            "edge_index": data["edge_index"],
-            "x": data["node_feat"],
-            "y": np.nan_to_num(y, nan=-1).astype(int),
-        }
+    data = np.load(path / "raw" / "data.npz")
+    labels = np.load(path / "raw" / "node-label.npz")["node_label"].ravel()
+    y = np.nan_to_num(labels, nan=-1).astype(int)
+    return {"edge_index": data["edge_index"], "x": data["node_feat"], "y": y}
 
 
 def random_arrays(
@@ -256,9 +239,8 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 def scores(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Losses and accuracies of each epoch, without the times, which differ between equal runs."""
-    return [
-        {name: row[name] for name in ("epoch", "loss", "train", "valid", "test")} for row in history
-    ]
+    names = ("epoch", "loss", "train", "valid", "test")
+    return [{name: row[name] for name in names} for row in history]
 
 
 def batches_of(loader: Any, epoch: int, start: int = 0) -> list[Any]:
@@ -313,15 +295,9 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(0)
     n = 300
     classes = random.integers(4, size=n)
-    x = (np.eye(4)[classes] @ random.normal(size=(4, 8)) + 0.5 * random.normal(size=(n, 8))).astype(
-        np.float32
-    )
-    ids = random.permutation(n)
-    splits = {
-        "train": np.sort(ids[:120]),
-        "valid": np.sort(ids[120:160]),
-        "test": np.sort(ids[160:210]),
-    }
+    x = np.eye(4)[classes] @ random.normal(size=(4, 8)) + 0.5 * random.normal(size=(n, 8))
+    parts = np.split(random.permutation(n)[:210], [120, 160])
+    splits = dict(zip(("train", "valid", "test"), map(np.sort, parts), strict=True))
     y = np.full(n, np.nan, np.float32)
     for part in splits.values():
         y[part] = classes[part]
@@ -329,14 +305,9 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     edge_index = random.integers(n, size=(2, 3000))
     for i in range(2000):
         edge_index[0, i] = random.choice(np.flatnonzero(classes == classes[edge_index[1, i]]))
-    write_raw(
-        path,
-        edge_index=edge_index[:, random.permutation(3000)],
-        x=x,
-        y=y,
-        splits=splits,
-        num_classes=4,
-    )
+    edge_index = edge_index[:, random.permutation(3000)]
+    arrays = {"edge_index": edge_index, "x": x.astype(np.float32), "y": y}
+    write_raw(path, **arrays, splits=splits, num_classes=4)
     return path
 
 
@@ -362,28 +333,18 @@ def tiny_config(tiny_store: Path) -> Callable[..., TrainConfig]:
 
     def make(*, lookahead: str | int = "auto", **changes: Any) -> TrainConfig:
         force_windows(lookahead)
-        values = {
-            "dataset": str(tiny_store),
-            "epochs": 2,
-            "batch_size": 16,
-            "hidden_channels": 8,
-            "device": "cpu",
-        }
-        return TrainConfig.create({**values, **changes})
+        values = {"dataset": str(tiny_store), "epochs": 2, "batch_size": 16, "hidden_channels": 8}
+        return TrainConfig.create({**values, "device": "cpu", **changes})
 
     return make
 
 
 @pytest.fixture
-def command_line(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def command_line() -> Callable[..., int]:
     """Runs a command of ogbnlib in this process and returns its exit code."""
     from ogbnlib.__main__ import main
 
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr("sys.argv", ["ogbnlib", *arguments])
-        return main()
-
-    return run
+    return lambda *arguments: main([*arguments])
 
 
 @pytest.fixture(params=[16, npz.CHUNK_BYTES], ids="chunks of {}".format)
@@ -449,9 +410,8 @@ def write_run(
     """The folder of a run as `sandbox.run` leaves it, written by hand. Without `exit_code` it has
     no result.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    TrainConfig.create({"dataset": "somewhere", "loading": "eager", **(config or {})}).save(
-        folder / "config.json"
-    )
+    values = {"dataset": "somewhere", "loading": "eager", **(config or {})}
+    TrainConfig.create(values).save(folder / "config.json")
     if events is None:
         events = [
             {"time_s": 100.0, "event": "start"},
@@ -462,29 +422,16 @@ def write_run(
         ]
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     if samples is None:
+        same = {"rss_shmem_bytes": 0, "rss_file_bytes": 30 * MB}
         samples = [
-            {
-                "time_s": 100.5 + i,
-                "rss_anon_bytes": (50 + 40 * i) * MB,
-                "rss_shmem_bytes": 0,
-                "rss_file_bytes": 30 * MB,
-            }
-            for i in range(5)
+            {"time_s": 100.5 + i, "rss_anon_bytes": (50 + 40 * i) * MB, **same} for i in range(5)
         ]
-    lines = [",".join(SAMPLE_COLUMNS)] + [
-        ",".join(str(s.get(name, "")) for name in SAMPLE_COLUMNS) for s in samples
-    ]
-    (folder / "timeline.csv").write_text("\n".join(lines) + "\n")
+    table = pd.DataFrame(samples, columns=[*SAMPLE_COLUMNS])
+    table.to_csv(folder / "timeline.csv", index=False)
     if exit_code is not None:
-        known = {
-            "exit_code": exit_code,
-            "memory_limit_bytes": None,
-            "limit_by": None,
-            "killed_by": None,
-        }
-        (folder / "result.json").write_text(
-            json.dumps({**known, "oom_kills": None, "duration_s": 5.0, **result})
-        )
+        names = ("memory_limit_bytes", "limit_by", "killed_by", "oom_kills")
+        known = {"exit_code": exit_code, **dict.fromkeys(names), "duration_s": 5.0}
+        (folder / "result.json").write_text(json.dumps({**known, **result}))
     return folder
 
 

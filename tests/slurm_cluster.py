@@ -13,18 +13,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 TOOLS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
-ENDED = (
-    "COMPLETED",
-    "FAILED",
-    "OUT_OF_MEMORY",
-    "TIMEOUT",
-    "CANCELLED",
-    "NODE_FAIL",
-    "PREEMPTED",
-    "BOOT_FAIL",
-)
+ENDED = ["COMPLETED", "FAILED", "OUT_OF_MEMORY", "TIMEOUT"]
+ENDED += ["CANCELLED", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"]
 
 SLURM_CONF = """\
 ClusterName=test{port}
@@ -139,22 +132,11 @@ class Cluster:
     def start(self) -> None:
         """Start the daemons and wait until every node takes jobs."""
         folder = self.folder
-        files = {
-            "key-file": "munge.key",
-            "socket": "munge.socket",
-            "pid-file": "munge.pid",
-            "seed-file": "munge.seed",
-        }
-        options = [f"--{option}={folder / file}" for option, file in files.items()]
+        names = {"key-file": "key", "socket": "socket", "pid-file": "pid", "seed-file": "seed"}
+        options = [f"--{option}={folder / 'munge'}.{name}" for option, name in names.items()]
+        options.append(f"--log-file={folder / 'munged.log'}")
         # --force: the folder lies below /tmp, which everyone may write to; this one only its owner may.
-        self._start(
-            "munged",
-            "munged",
-            "--foreground",
-            "--force",
-            *options,
-            f"--log-file={folder / 'munged.log'}",
-        )
+        self._start("munged", "munged", "--foreground", "--force", *options)
         self._wait((folder / "munge.socket").exists, "munged")
         self._start("slurmctld", "slurmctld", "-D", "-c")
         for node in self.nodes:
@@ -187,12 +169,10 @@ class Cluster:
     def call(
         self, *argv: str, cwd: Path | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            argv, env=self.env, cwd=cwd, capture_output=True, text=True, timeout=60
-        )
-        assert not check or done.returncode == 0, (
-            f"{argv}: {done.stdout}{done.stderr}\n{self.logs()}"
-        )
+        how: Any = {"capture_output": True, "text": True, "timeout": 60}
+        done = subprocess.run(argv, env=self.env, cwd=cwd, **how)
+        text = f"{argv}: {done.stdout}{done.stderr}"
+        assert not check or done.returncode == 0, f"{text}\n{self.logs()}"
         return done
 
     def sbatch(self, *argv: str, cwd: Path) -> str:
@@ -226,10 +206,9 @@ class Cluster:
             self.call("scancel", "--full", "--signal=KILL", "--user=root", check=False)
             self.call("scancel", "--user=root", check=False)
             deadline = time.monotonic() + 10
-            while (
-                self.call("squeue", "--noheader", check=False).stdout.strip()
-                and time.monotonic() < deadline
-            ):
+            while time.monotonic() < deadline:
+                if not self.call("squeue", "--noheader", check=False).stdout.strip():
+                    break
                 time.sleep(0.1)
         for _, process in reversed(self.processes):
             process.terminate()

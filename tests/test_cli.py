@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from conftest import MB, official_csv, raw_arrays, tree, write_run
@@ -29,9 +28,8 @@ def cli(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
         contextlib.chdir(cwd or Path.cwd()),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        mock.patch("sys.argv", ["ogbnlib", *arguments]),
     ):
-        code = main()
+        code = main([*arguments])
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
@@ -89,13 +87,8 @@ def test_a_deleted_working_folder_is_named(tmp_path: Path, command: str) -> None
 
 
 def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path: Path) -> None:
-    run = write_run(
-        tmp_path / "run",
-        exit_code=137,
-        killed_by="kernel",
-        oom_kills=1,
-        memory_limit_bytes=256 * MB,
-    )
+    kill = {"killed_by": "kernel", "oom_kills": 1, "memory_limit_bytes": 256 * MB}
+    run = write_run(tmp_path / "run", exit_code=137, **kill)
     before = tree(tmp_path)
     text, found = cli("diagnose", str(run)), cli("diagnose", str(run), "--json")
     assert (text.returncode, found.returncode) == (0, 0)

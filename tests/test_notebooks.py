@@ -53,23 +53,9 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def execute(
     path: Path, folder: Path, data_dir: Path, user: list[str] | None = None
 ) -> nbformat.NotebookNode:
-    argv = [
-        *(user or []),
-        sys.executable,
-        "-m",
-        "papermill",
-        "--engine",
-        "ogbnlib",
-        str(path),
-        "out.ipynb",
-    ]
-    argv += [
-        *OF_ITS_OWN.get(path.stem, SMOKE),
-        "-p",
-        "data_dir",
-        str(data_dir),
-        *EXTRA.get(path.stem, []),
-    ]
+    argv = [*(user or []), sys.executable, "-m", "papermill", "--engine", "ogbnlib"]
+    argv += [str(path), "out.ipynb", "-p", "data_dir", str(data_dir)]
+    argv += [*OF_ITS_OWN.get(path.stem, SMOKE), *EXTRA.get(path.stem, [])]
     env = {**os.environ, **({"HOME": str(folder), "PYTHONPATH": str(ROOT)} if user else {})}
     result = subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=env)
     assert result.returncode == 0, result.stderr[-4000:]
@@ -103,26 +89,19 @@ def lend_caches(home: Path) -> None:
         os.chown(path, 65534, 65534)
 
 
+def outputs_of(cells: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    return [output for cell in cells for output in cell.get("outputs", [])]
+
+
+def shown(cells: list[nbformat.NotebookNode], kind: str) -> list[str]:
+    """The outputs of cells that have a form such as "image/png", in that form."""
+    return [out.data[kind] for out in outputs_of(cells) if kind in out.get("data", {})]
+
+
 def text_of(book: nbformat.NotebookNode) -> str:
     """All text output of an executed notebook."""
-    parts = []
-    for cell in book.cells:
-        for output in cell.get("outputs", []):
-            parts.append(output.get("text", "") or output.get("data", {}).get("text/plain", ""))
-    return "\n".join(parts)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_headless_and_draws_its_timeline(path: Path, executed) -> None:  # type: ignore[no-untyped-def]
-    book = executed(path)
-    pictures = [
-        o
-        for cell in book.cells
-        for o in cell.get("outputs", [])
-        if "image/png" in o.get("data", {})
-    ]
-    assert pictures
+    streams = [output.get("text", "") for output in outputs_of(book.cells)]
+    return "\n".join([*streams, *shown(book.cells, "text/plain")])
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -133,16 +112,11 @@ def test_a_notebook_is_committed_as_it_was_executed_last(path: Path) -> None:
     )
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
-    first, *_ = outputs = [output for cell in code for output in cell.outputs]
+    first, *_ = outputs = outputs_of(code)
     assert re.match(r"ogbnlib \d\S*, torch \S+, .*\n.* cores, .* of memory, ", first.text)
-    assert not [
-        output
-        for output in outputs
-        if output.output_type == "error" or output.get("name") == "stderr"
-    ]
-    assert not re.search(
-        r"(?<![\w.])/(home|root|tmp|work|Users)/|warning", json.dumps(outputs), re.IGNORECASE
-    )
+    assert not {"error", "stderr"} & {out.get("name", out.output_type) for out in outputs}
+    foreign = r"(?<![\w.])/(home|root|tmp|work|Users)/|warning"
+    assert not re.search(foreign, json.dumps(outputs), re.IGNORECASE)
     assert path.stat().st_size < 1_000_000
 
 
@@ -170,17 +144,8 @@ def test_a_notebook_is_short_and_leaves_its_logic_to_the_package(path: Path) -> 
     links = re.findall(r"\]\((?!http)([^)#]+)\)", "\n".join(prose))
     assert [link for link in links if not (path.parent / link).exists()] == []
     assert any("verdicts.table(" in cell.source for cell in book.cells)
-    drawn = [
-        any("image/png" in o.get("data", {}) for o in cell.get("outputs", []))
-        for cell in book.cells
-    ]
-    kinds = [
-        "figure" if is_drawn else cell.cell_type
-        for cell, is_drawn in zip(book.cells, drawn, strict=True)
-    ]
-    assert ("figure", "code") not in [*itertools.pairwise(kinds)], (
-        "a figure needs a sentence under it"
-    )
+    kinds = ["figure" if shown([cell], "image/png") else cell.cell_type for cell in book.cells]
+    assert ("figure", "code") not in [*itertools.pairwise(kinds)], "a sentence under each figure"
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     (parameters,) = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
     for line in parameters.source.splitlines():
@@ -194,20 +159,14 @@ def test_a_notebook_is_short_and_leaves_its_logic_to_the_package(path: Path) -> 
     python = [cell.source for cell in code if not cell.source.startswith("%")]
     python = [re.sub("^%.*", "", source, flags=re.MULTILINE) for source in python]
     nodes = list(ast.walk(ast.parse("\n".join(python))))
-    assert not [
-        node for node in nodes if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef)
-    ]
+    logic = (ast.FunctionDef, ast.Lambda, ast.ClassDef)
+    assert not [node for node in nodes if isinstance(node, logic)]
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-    assert {name for name in modules if name.startswith("ogbnlib")} <= {
-        "ogbnlib",
-        "ogbnlib.notebook",
-    }, "public names"
-    assert {name.split(".")[0] for name in modules} <= {
-        "ogbnlib",
-        *WELL_KNOWN,
-        *sys.stdlib_module_names,
-    }
+    public = {"ogbnlib", "ogbnlib.notebook"}
+    assert {name for name in modules if name.startswith("ogbnlib")} <= public
+    known = {"ogbnlib", *WELL_KNOWN, *sys.stdlib_module_names}
+    assert {name.split(".")[0] for name in modules} <= known
 
 
 def num_words(text: str) -> int:
@@ -218,32 +177,23 @@ def num_words(text: str) -> int:
 
 def verdicts(book: nbformat.NotebookNode) -> dict[str, tuple[str, str]]:
     """The measurement and the consequence of each claim in a notebook's table."""
-    printed = [
-        output["data"]["text/plain"]
-        for cell in book.cells
-        for output in cell.get("outputs", [])
-        if 'class="verdicts"' in output.get("data", {}).get("text/html", "")
-    ]
+    tables = [cell for cell in book.cells if 'class="verdicts"' in str(shown([cell], "text/html"))]
+    printed = shown(tables, "text/plain")
     rows = re.findall(r"^(\S.*)\n    (.*)\n    (.*)$", "\n".join(printed), re.MULTILINE)
     return {claim: (measured, so) for claim, measured, so in rows}
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_table_of_a_notebook_has_few_rows_of_short_sentences(path: Path) -> None:
+def test_a_notebook_ends_with_few_verdicts_an_exercise_and_references(path: Path) -> None:
     book = nbformat.read(path, as_version=4)
     rows = verdicts(book)
     assert 3 <= len(rows) <= 4
     for claim, (measured, so) in rows.items():
         assert max(len(text.split()) for text in (claim, measured, so)) <= 25, claim
-        assert so != "Not so here.", "the committed run does not carry it"
-        assert so != "Not measured here."
+        assert so not in ("Not so here.", "Not measured here."), "of the committed run"
     # A cell that JupyterLab shows in a box of its own to scroll in.
     assert not [cell for cell in book.cells if cell.metadata.get("scrolled")]
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_ends_with_an_exercise_and_two_references(path: Path) -> None:
-    last = nbformat.read(path, as_version=4).cells[-1].source
+    last = book.cells[-1].source
     assert "**Exercise.**" in last
     assert "<details><summary>Answer</summary>\n\n" in last
     assert len(re.findall(r"\]\(https://", last.partition("**Read on.**")[2])) == 2
@@ -278,14 +228,15 @@ TEXTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CARRIED)
-def test_a_notebook_reaches_its_verdicts_at_smoke_scale(name: str, executed) -> None:  # type: ignore[no-untyped-def]
-    book = executed(ROOT / "notebooks" / f"{name}.ipynb")
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_headless_and_reaches_its_verdicts(path: Path, executed) -> None:  # type: ignore[no-untyped-def]
+    book = executed(path)
+    assert shown(book.cells, "image/png")
     rows = verdicts(book)
-    for begin in CARRIED[name]:
+    for begin in CARRIED.get(path.stem, []):
         (so,) = (so for claim, (_, so) in rows.items() if claim.startswith(begin))
         assert not so.startswith(("Not ", "Undecided")), rows
-    for text in TEXTS.get(name, []):
+    for text in TEXTS.get(path.stem, []):
         assert text in text_of(book)
 
 

@@ -28,18 +28,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # The house: imports go only down. A room may also import within itself, without circles.
 ROOMS = [
-    "memory",
-    "io",
-    "graph",
-    "sources",
-    "forecast",
-    "sampling",
-    "windows",
-    "propagation",
-    "runs",
-    "training",
-    "inference",
-    "notebook",
+    *("memory", "io", "graph", "sources", "forecast", "sampling", "windows", "propagation"),
+    *("runs", "training", "inference", "notebook"),
 ]
 DOOR = {
     "environment": -4,
@@ -82,12 +72,8 @@ def test_environment_and_pyproject_name_the_same_requirements() -> None:
 
 def test_the_pinned_releases_are_within_the_ranges_and_those_of_these_tests() -> None:
     wanted = {item.name: item.specifier for item in map(Requirement, PROJECT["dependencies"])}
-    pins = [
-        line
-        for line in (ROOT / "constraints.txt").read_text().splitlines()
-        if not line.startswith("#")
-    ]
-    for pin in map(Requirement, pins):
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    for pin in (Requirement(line) for line in lines if not line.startswith("#")):
         installed = version(pin.name)
         # tests/versions.sh tries other releases
         assert installed in pin.specifier or "OGBNLIB_OTHER_RELEASES" in os.environ
@@ -160,10 +146,14 @@ def test_a_wheel_runs_outside_the_repository(wheel_site: Path) -> None:
         assert not tree(home)
 
 
-def loads_torch(code: str) -> bool:
-    code += "\nimport sys; print('torch' in sys.modules)"
+def printed(code: str) -> str:
+    """The last line that a Python process prints."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()[-1] == "True"
+    return done.stdout.splitlines()[-1]
+
+
+def loads_torch(code: str) -> bool:
+    return printed(f"{code}\nimport sys; print('torch' in sys.modules)") == "True"
 
 
 def test_help_and_everything_that_plans_watches_and_explains_come_without_torch() -> None:
@@ -176,33 +166,20 @@ def test_help_and_everything_that_plans_watches_and_explains_come_without_torch(
 
 
 def test_import_says_that_it_needs_linux() -> None:
-    argv = [
-        sys.executable,
-        "-W",
-        "error",
-        "-c",
-        "import sys; sys.platform = 'darwin'; import ogbnlib",
-    ]
-    assert (
-        "needs Linux, found darwin" in subprocess.run(argv, capture_output=True, text=True).stderr
-    )
+    code = "import sys; sys.platform = 'darwin'; import ogbnlib"
+    argv = [sys.executable, "-W", "error", "-c", code]
+    assert "Linux, found darwin" in subprocess.run(argv, capture_output=True, text=True).stderr
 
 
 def test_tab_lists_the_names_without_torch() -> None:
     code = "import jedi, ogbnlib; names = {name.name: name.type for name in jedi.Interpreter('ogbnlib.', [vars()])"
-    assert not loads_torch(
-        code + ".complete()}\nassert {'run', 'train', 'TrainConfig'} <= {*names}"
-    )
+    code += ".complete()}\nassert {'run', 'train', 'TrainConfig'} <= {*names}"
+    assert not loads_torch(code)
 
 
 def test_import_loads_neither_jupyterlab_nor_papermill() -> None:
     code = "import sys, ogbnlib, ogbnlib.__main__; print({'jupyterlab', 'papermill', 'IPython'} & {*sys.modules})"
-    assert (
-        subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        == "set()\n"
-    )
+    assert printed(code) == "set()"
 
 
 def test_the_public_names_are_found_where_they_are_said_to_be() -> None:
@@ -216,14 +193,12 @@ def test_the_public_names_are_found_where_they_are_said_to_be() -> None:
 def test_no_public_name_turns_into_a_module_once_its_module_was_imported() -> None:
     # A notebook's first cell is run twice; after the first time each imported submodule is an
     # attribute.
-    modules = ", ".join(
-        f"ogbnlib.{name}" for name in MODULES if name not in ("__main__", "__init__")
-    )
+    names = [name for name in MODULES if name not in ("__main__", "__init__")]
+    modules = ", ".join(f"ogbnlib.{name}" for name in names)
     code = f"import types, {modules}\n"
     code += "names = set(ogbnlib.__all__) - {'list_runs'}\n"
     code += "print([n for n in names if isinstance(getattr(ogbnlib, n), types.ModuleType)])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert printed(code) == "[]"
 
 
 # Bounds of what `tests/benchmarks/house.py` prints. They leave room: an honest addition passes.

@@ -96,26 +96,21 @@ def parameters() -> str:
     return "\n".join(lines) + "\n"
 
 
+class _Dots:
+    def __repr__(self) -> str:
+        return "..."
+
+
 def signature(value: Any) -> str:
-    """The names of a function's parameters; those with a default in the form `name=...`."""
+    """The parameters of a function with their defaults; "" for a class."""
     if inspect.isclass(value):
         return ""
-    names = []
+    items = []
     for item in inspect.signature(value).parameters.values():
-        mark = {item.VAR_POSITIONAL: "*", item.VAR_KEYWORD: "**"}.get(item.kind, "")
-        default = (
-            ""
-            if item.default is item.empty
-            else f"={'...' if callable(item.default) else repr(item.default)}"
-        )
-        if (
-            item.kind is item.KEYWORD_ONLY
-            and "*" not in names
-            and not any(name.startswith("*") for name in names)
-        ):
-            names.append("*")
-        names.append(f"{mark}{item.name}{default}")
-    return f"({', '.join(names)})"
+        has_function = callable(item.default) and item.default is not item.empty
+        default = _Dots() if has_function else item.default
+        items.append(item.replace(annotation=item.empty, default=default))
+    return str(inspect.Signature(items))
 
 
 def first_paragraph(value: Any) -> str:

@@ -33,6 +33,11 @@ class _Engine:
     def execute_notebook(self, nb: Any, kernel_name: str, **options: Any) -> Any:
         """Check the parameters, then execute `nb`. If the parameters are refused, the output file
         stays as it was."""
+        from jupyter_client.kernelspec import KernelSpecManager
+
+        kernels = KernelSpecManager().find_kernel_specs()
+        if kernel_name not in kernels:
+            raise ParameterError(f"-k: {unknown_name(kernel_name, kernels, 'kernel')}")
         tagged = (cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", []))
         defaults = "".join(cell.source for cell in itertools.islice(tagged, 1))
         check_parameters(dict(nb.metadata.papermill.get("parameters") or {}), defaults)

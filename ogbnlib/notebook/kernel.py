@@ -155,16 +155,6 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             "phase": phase,
         }
 
-    def output(self, outs: list[NotebookNode], *args: Any) -> Any:
-        """Merge successive outputs of one stream; save only the last state of a progress bar."""
-        out = super().output(outs, *args)
-        if out is not None and out.output_type == "stream" and outs[-1:] == [out]:
-            same = len(outs) > 1 and outs[-2].output_type == "stream" and outs[-2].name == out.name
-            text = (outs.pop(-2).text if same else "") + out.text
-            # remove text that \r overwrites
-            outs[-1] = NotebookNode({**out, "text": re.sub(r".*\r(?=[^\n])", "", text)})
-        return out
-
 
 class NotebookEngine(NBClientEngine):  # type: ignore[misc]
     """papermill's engine, with `_Client` and with exit codes that show how the notebook ended."""
@@ -215,6 +205,7 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
     ) -> None:
         del options["input_path"]
         options |= {"timeout": execution_timeout, "startup_timeout": start_timeout, "log": logger}
+        options["coalesce_streams"] = True  # one output of a cell's text, without overwritten lines
         pending: set[int] = set()  # signals to forward
         with handled(lambda number, _: pending.add(number)):
             _Client(nb_man, pending, kernel_name=kernel_name, **options).execute()

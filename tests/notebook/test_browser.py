@@ -1,7 +1,5 @@
-"""JupyterLab as a person sees it, in Debian's chromium: signs of life, stop, a run from elsewhere,
-completion."""
+"""JupyterLab as a person sees it, in Debian's chromium: signs of life, stop, a run from elsewhere."""
 
-import contextlib
 import os
 import shutil
 import signal
@@ -42,7 +40,6 @@ while (run := Run.open("runs/{AGAIN}")).is_at_work:
     time.sleep(0.1)
 print(run.state)
 """
-NAMES = ["import ogbnlib\nfrom ogbnlib import TrainConfig", "ogbnlib.", "TrainConfig.create("]
 # What JupyterLab holds of the notebook that is open: windowing leaves cells out of the page that
 # are out of sight.
 CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.model.type == "code").map(cell => ({
@@ -52,8 +49,8 @@ CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => c
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[str]:
-    """The address of a JupyterLab with three notebooks: the first one, one that looks at its run,
-    one with names."""
+    """The address of a JupyterLab with two notebooks: the first one, and one that looks at its
+    run."""
     (tmp_path / "notebooks").mkdir()
     text = (ROOT / "notebooks" / "00_quickstart.ipynb").read_text()
     for default, small in SMALL.items():
@@ -61,23 +58,14 @@ def lab(tmp_path: Path) -> Iterator[str]:
         text = text.replace(default, small)
     (tmp_path / "notebooks" / "00_quickstart.ipynb").write_text(text)
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    for name, sources in {"elsewhere": [ELSEWHERE], "names": NAMES}.items():
-        cells = [nbformat.v4.new_code_cell(source) for source in sources]
-        nbformat.write(
-            nbformat.v4.new_notebook(cells=cells, metadata=kernel),
-            tmp_path / "notebooks" / f"{name}.ipynb",
-        )
+    cells = [nbformat.v4.new_code_cell(ELSEWHERE)]
+    book = nbformat.v4.new_notebook(cells=cells, metadata=kernel)
+    nbformat.write(book, tmp_path / "notebooks" / "elsewhere.ipynb")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    argv = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--no-browser",
-        "--allow-root",
-        "--expose-app-in-browser",
-    ]
+    argv = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    argv += ["--expose-app-in-browser"]
     argv += [f"--ServerApp.port={port}", "--ServerApp.token=t", f"--ServerApp.root_dir={tmp_path}"]
     own = {
         "HOME": str(tmp_path),
@@ -86,13 +74,9 @@ def lab(tmp_path: Path) -> Iterator[str]:
     }
     with open(tmp_path / "lab.log", "wb") as log:
         server = subprocess.Popen(
-            argv,
-            cwd=tmp_path,
-            env={**os.environ, **own},
-            stdout=log,
-            stderr=log,
+            argv, cwd=tmp_path, env={**os.environ, **own}, stdout=log, stderr=log,
             start_new_session=True,
-        )
+        )  # fmt: skip
 
     def answers() -> bool:
         try:
@@ -183,28 +167,3 @@ def test_a_notebook_runs_stops_and_is_seen_from_elsewhere(
     lines = text_of(second.evaluate(CELLS)[0]).splitlines()
     assert "at work" in lines
     assert lines[-1].strip() == "finished"
-
-
-def test_tab_completes_names_and_shift_tab_shows_the_explanation(
-    browser: Any, lab: str, tmp_path: Path
-) -> None:
-    page = open_book(browser, lab, tmp_path / "notebooks", "names")
-    run_cell(page, NAMES[0])
-    wait_until(lambda: not page.evaluate(CELLS)[0]["running"], "the imports")
-    for number, expected in ((1, "TrainConfig"), (2, "batch_size=")):
-        page.click(f".jp-Notebook .jp-Cell >> nth={number} >> .cm-content")
-        page.keyboard.press("End")
-        begin_s, names = (
-            time.monotonic(),
-            page.locator(f".jp-Completer:visible >> text={expected}").first,
-        )
-        for _ in range(20):  # where the machine is busy, JupyterLab gives up after a second
-            page.keyboard.press("Tab")
-            with contextlib.suppress(playwright.TimeoutError):
-                names.wait_for(timeout=3000)
-                break
-        assert names.is_visible()
-        print(f"TAB after {NAMES[number]} shows names in {time.monotonic() - begin_s:.2f} s")
-        page.keyboard.press("Escape")
-    page.keyboard.press("Shift+Tab")
-    assert "A store, or an official name" in page.inner_text(".jp-Tooltip")

@@ -22,33 +22,23 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_notebooks_are_the_committed_ones_without_outputs(course: Path) -> None:
+def test_it_has_the_files_of_the_checkout_but_outputs(course: Path) -> None:
+    files = {path for path in (ROOT / "slurm").rglob("*") if path.is_file()}
+    files |= {*(ROOT / "notebooks").rglob("*.md"), ROOT / "environment.yml"}
+    for path in (*files, ROOT / "constraints.txt"):
+        assert (course / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
     committed = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    assert [path.name for path in sorted((course / "notebooks").glob("*.ipynb"))] == [
-        path.name for path in committed
-    ]
+    assert len(tree(course)) == len(files) + len(committed) + 2  # constraints.txt and README.md
     for path in committed:
-        book = nbformat.read(course / "notebooks" / path.name, as_version=4)
+        book = nbformat.read(course / path.relative_to(ROOT), as_version=4)
         nbformat.validate(book)
         original = nbformat.read(path, as_version=4)
         assert "ogbnlib" in original.metadata
         assert "ogbnlib" not in book.metadata  # of the committed run
-        assert [(cell.id, cell.source, cell.metadata) for cell in book.cells] == [
-            (cell.id, cell.source, cell.metadata) for cell in original.cells
-        ]
-        code = [cell for cell in book.cells if cell.cell_type == "code"]
-        assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
-
-
-def test_other_files_are_those_of_the_checkout(course: Path) -> None:
-    ours = {
-        *(ROOT / "notebooks").rglob("*.md"),
-        *(path for path in (ROOT / "slurm").rglob("*") if path.is_file()),
-        *(ROOT / name for name in ("environment.yml", "constraints.txt")),
-    }
-    for path in ours:
-        assert (course / path.relative_to(ROOT)).read_bytes() == path.read_bytes()
-    assert len(tree(course)) == len(ours) + len([*(ROOT / "notebooks").glob("*.ipynb")]) + 1
+        for cell, first in zip(book.cells, original.cells, strict=True):
+            assert (cell.id, cell.source, cell.metadata) == (first.id, first.source, first.metadata)
+            assert cell.get("outputs", []) == []
+            assert cell.get("execution_count") is None
 
 
 def test_every_link_in_it_leads_somewhere(course: Path) -> None:

