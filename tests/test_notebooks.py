@@ -70,7 +70,8 @@ def execute(
         str(data_dir),
         *EXTRA.get(path.stem, []),
     ]
-    env = {**os.environ, **({"HOME": str(folder), "PYTHONPATH": str(ROOT)} if user else {})}
+    own = {"HOME": str(folder), "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": ""}
+    env = {**os.environ, **(own if user else {})}
     result = subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=env)
     assert result.returncode == 0, result.stderr[-4000:]
     return nbformat.read(folder / "out.ipynb", as_version=4)

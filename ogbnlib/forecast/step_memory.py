@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import kernel_cache
 from ..config import TrainConfig
 from ..environment import CONFIG_VARIABLE, STEP_VARIABLE
 from ..errors import MB, InputError
@@ -363,7 +362,6 @@ def _measure(
     timed: list[BatchShape],
     run_dir: Path | None,
 ) -> dict[str, Any]:
-    kernel_cache.folder()  # tells the child its place, as the child's TMPDIR is another
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
         log = Path(folder, "stderr")
