@@ -291,16 +291,12 @@ def test_a_home_that_is_unknown_is_refused_and_becomes_no_folder(
     assert home("./~/data") == Path("./~/data")
 
 
-@pytest.mark.parametrize(
-    ("locale", "output"), [({}, ""), ({"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, "ascii")]
-)
-def test_names_with_other_letters_work_in_the_c_locale(
-    tmp_path: Path, locale: dict[str, str], output: str
-) -> None:
+def test_names_with_other_letters_work_in_the_c_locale(tmp_path: Path) -> None:
     keep = {
         name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))
     }
-    env = {**keep, "LC_ALL": "C", **locale} | ({"PYTHONIOENCODING": output} if output else {})
+    ascii_only = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
+    env = {**keep, "LC_ALL": "C", **ascii_only}
     commands = [
         ["synth", "dät/ü", "--scale", "0.0001"],
         ["verify", "dät/ü"],

@@ -16,7 +16,6 @@ import functools
 import itertools
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -93,7 +92,7 @@ class Preparation:
     # spools of evaluations, all of whose windows are prepared together with this loader's first
     # ones
     evaluations: Sequence[Spool] = ()
-    # called with seconds and bytes of each window, and of each pass for windows on disk
+    # called for each window, and for each pass over the features for windows on disk
     on_window: Callable[..., None] = lambda **info: None
     on_pass: Callable[..., None] = lambda **info: None
     waiting: Waiting = lambda reading: False
@@ -140,18 +139,16 @@ class Spool:
         """Read the window at `cursor`; record it first if necessary."""
         if cursor not in self._shard and self._next is not None:
             coming, self._next = self._next, None
-            used, self._shard = self._shard, {}
+            self._shard = {}  # frees its file
             with contextlib.suppress(Interrupted):  # recorded for a pass that was left early
                 self._shard = coming.result()
-            self._thread.submit(used.clear)  # to free a file of 10 GB takes Linux two seconds
-            del coming, used
+            del coming  # its error refers to this frame
         if cursor not in self._shard:
             self._shard = {}  # frees its file
             self._shard = submit(self._thread, self._record, cursor).result()
         following = self._following(self._shard)
         if self._next is None and following is not None:
             self._next = submit(self._thread, self._record, following)
-            submit(self._thread, self._sample_ahead, self._next, next(iter(self._shard)))
         stored = self._shard[cursor]
         window = Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
         if stored.hot is not None:
@@ -172,19 +169,9 @@ class Spool:
         last = next(reversed(shard))
         return self._next_cursor(last, shard[last].positions)
 
-    def _sample_ahead(self, recorded: Future[Shard], used: Cursor) -> None:
-        # Only if both shards on disk are of the current structure file; otherwise disk space may
-        # not suffice. An error ends only this call: the shard that needs the file samples it again,
-        # and raises the error.
-        following = self._following(recorded.result())
-        if used in self._structure and following is not None and following not in self._structure:
-            self._sample([self], following)
-
     def _record(self, cursor: Cursor) -> Shard:
         evaluations: Sequence[Spool] = ()
-        packings = [packing for _, packing in self._structure.values()]
-        failed = any(packing.done() and packing.exception() for packing in packings)
-        if failed or cursor not in self._structure:
+        if cursor not in self._structure:
             evaluations = self._evaluations
             self._evaluations = ()
             if not self._shard:
@@ -268,7 +255,9 @@ class Spool:
                 # raises the error of packing; also waits, as memory has room for the samples of
                 # one pass only
                 packing.result()
-            sampled = self._sample_jobs([seeds for *_, seeds in jobs[:count]])
+            sampled = sample_windows(
+                [seeds for *_, seeds in jobs[:count]], self._arrays["colptr"], self._arrays["row"]
+            )
             for number, file, key, seeds in jobs[:count]:
                 packing = submit(self._packers, self._pack, file, seeds, sampled.pop(0))
                 self._packing.append(packing)
@@ -298,18 +287,6 @@ class Spool:
                 yield number, file, following, seeds
                 following = spool._next_cursor(following, seeds.positions)
 
-    def _sample_jobs(self, windows: Sequence[Seeds]) -> list[Sampled]:
-        arrays = [self._arrays["colptr"], self._arrays["row"]]
-        begun = time.monotonic()
-        bytes_before = sum(array.bytes_read for array in arrays)
-        sampled = sample_windows(windows, *arrays)
-        self._preparation.on_pass(
-            batches=sum(len(seeds.ids) for seeds in windows),
-            sample_s=round(time.monotonic() - begun, 3),
-            bytes_read=sum(array.bytes_read for array in arrays) - bytes_before,
-        )
-        return sampled
-
     def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> _StoredWindow:
         window = Window.pack(seeds, sampled)
         with self._writing:
@@ -321,8 +298,6 @@ class Spool:
         self, shards: Sequence[Shard], buffer_bytes: int, fresh: HotRows | None
     ) -> list[Shard]:
         x = self._arrays["x"]
-        begun = time.monotonic()
-        bytes_before = x.bytes_read
         filled = list[Shard]()
         targets = list[tuple[SpoolFile, int]]()
         for shard in shards:
@@ -362,9 +337,6 @@ class Spool:
         hot = fresh or self._hot
         self._preparation.on_pass(
             windows=len(windows),
-            distinct_nodes=len(index),
-            features_s=round(time.monotonic() - begun, 3),
-            bytes_read=x.bytes_read - bytes_before,
             bytes_written=int(bounds[-2]) * x.row_bytes,
             kept_rows=0 if hot is None else len(hot.rows),
         )
