@@ -274,7 +274,7 @@ class _Spool:
         else:
             room = (self.room_bytes - structures) // 2 // max(1, self.rows_bytes)
             picked = min(file_batches, most, room)
-        # One pass over the features is made while the last windows are packed.
+        # The memory of packing may not be free yet when the pass over the features begins.
         features = min(self.working // 4, 2 * WINDOW_BYTES, picked * self.rows_bytes)
         # before that pass, the rows for memory are chosen with one byte per node
         visits = self.num_nodes if hot_bytes else 0

@@ -17,7 +17,7 @@ import itertools
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -58,9 +58,8 @@ class _StoredWindow(NamedTuple):
     hot: HotRows | None = None  # in a shard: the rows in memory
 
 
+# the windows of a structure file, or of a shard
 Shard = dict[Cursor, _StoredWindow]
-# cursor of each window -> its number of batches, and the window
-Structure = dict[Cursor, tuple[int, "Future[_StoredWindow]"]]
 
 
 def submit(
@@ -124,16 +123,12 @@ class Spool:
         self._seeds = seeds
         self._next_cursor = next_cursor
         self._evaluations = preparation.evaluations
-        self._structure: Structure = {}
+        self._structure: Shard = {}
         self._shard: Shard = {}
         self._hot: HotRows | None = None
         self._next: Future[Shard] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        # Two threads only, because packing takes a set of all nodes, 21 MB for papers100M. The
-        # thread with the lock may write.
-        self._packers = ThreadPoolExecutor(2, thread_name_prefix="pack")
-        self._writing = threading.Lock()
-        self._packing: list[Future[_StoredWindow]] = []  # of the last call of `_sample`
+        self._writing = threading.Lock()  # held by the packing thread that may write
 
     def read(self, cursor: Cursor) -> Window:
         """Read the window at `cursor`; record it first if necessary."""
@@ -156,11 +151,9 @@ class Spool:
         return window
 
     def close(self) -> None:
-        """End the threads and delete the files."""
-        for threads in (self._thread, self._packers):
-            threads.shutdown(cancel_futures=True)
+        """End the thread and delete the files."""
+        self._thread.shutdown(cancel_futures=True)
         self._structure = {}
-        self._packing = []
         self._shard = {}
         self._next = None
         self._hot = None
@@ -180,13 +173,10 @@ class Spool:
                 self._hot = None
             self._sample([self, *evaluations], cursor)
         fresh = self._choose_hot() if (self._hot is None and self._spooling.hot_bytes) else None
+        # with all windows of the evaluations' structure files
         shards = [
             self._picked(cursor, fresh or self._hot),
-            # all windows of the evaluations' structure files
-            *(
-                {key: packing.result() for key, (_, packing) in spool._structure.items()}
-                for spool in evaluations
-            ),
+            *(spool._structure for spool in evaluations),
         ]
         # for features on their way from the store's file to the shard's
         buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
@@ -199,7 +189,7 @@ class Spool:
 
     def _choose_hot(self) -> HotRows:
         chosen = HotRows.chosen(
-            (packing.result().arrays[0]() for _, packing in self._structure.values()),
+            (stored.arrays[0]() for stored in self._structure.values()),
             self._store.num_nodes,
             self._store.num_features,
             self._store.feature_dtype,
@@ -212,20 +202,18 @@ class Spool:
         """Return the windows of the shard from `cursor` on; `cursor` is in the structure file.
 
         Room was planned for batches without common nodes. A window has each of its nodes once, so
-        more windows may fit. Windows that are not packed yet are estimated by the mean of the
-        windows so far.
+        more windows may fit. The windows behind are estimated by the mean of the windows so far.
         """
         windows = list(itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items()))
-        total = sum(number for _, (number, _) in windows)
+        total = sum(len(stored.hops) for _, stored in windows)
         room = self._spooling.picked_batches
         shard = Shard()
         batches = rows = nodes = 0
-        for window_cursor, (number, packing) in windows:
-            stored = packing.result()
+        for window_cursor, stored in windows:
             if hot is not None:
                 stored = stored._replace(num_rows=len(hot.missing(stored.arrays[0]())), hot=hot)
             rows_before = rows
-            batches += number
+            batches += len(stored.hops)
             rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
             parts = -(-rows * total // (room * nodes))  # shards needed, rounded up in integers
@@ -237,54 +225,43 @@ class Spool:
 
     def _sample(self, spools: Sequence[Spool], cursor: Cursor) -> None:
         """Sample structure files: this spool's windows from `cursor` on, and all windows of the
-        other spools.
-
-        Other threads pack and write the windows, the last ones while the features of the first
-        shard are read.
-        """
-        # packing for a pass that was left early may still run
-        wait([packing for packing in self._packing if not packing.cancel()])
-        self._structure = {}
-        self._packing = []
-        structures: list[Structure] = [{} for _ in spools]
+        other spools."""
+        self._structure = {}  # frees its file
+        structures = {spool: Shard() for spool in spools}
         jobs = list(self._jobs(spools, cursor))
         while jobs:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
+            # memory has room for the samples of one pass
             count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
-            for packing in self._packing:
-                # raises the error of packing; also waits, as memory has room for the samples of
-                # one pass only
-                packing.result()
             sampled = sample_windows(
                 [seeds for *_, seeds in jobs[:count]], self._arrays["colptr"], self._arrays["row"]
             )
-            for number, file, key, seeds in jobs[:count]:
-                packing = submit(self._packers, self._pack, file, seeds, sampled.pop(0))
-                self._packing.append(packing)
-                structures[number][key] = len(seeds.ids), packing
+            # two threads only, because packing takes a set of all nodes, 21 MB for papers100M
+            with ThreadPoolExecutor(2, thread_name_prefix="pack") as packers:
+                packings = [
+                    submit(packers, self._pack, file, seeds, sampled.pop(0))
+                    for _, file, _, seeds in jobs[:count]
+                ]
+            for (spool, _, key, _), packing in zip(jobs, packings, strict=False):
+                structures[spool][key] = packing.result()
             jobs = jobs[count:]
-        for spool, structure in zip(spools, structures, strict=True):
+        for spool, structure in structures.items():
             spool._structure = structure
 
     def _jobs(
         self, spools: Sequence[Spool], cursor: Cursor
-    ) -> Iterator[tuple[int, SpoolFile, Cursor, Seeds]]:
-        """Yield (number of the spool, file, cursor, seeds) of the windows of each spool's structure
-        file.
-
-        Evaluations come first, because the pass that fills the first shard needs all of their
-        windows.
-        """
-        for number, spool in reversed(list(enumerate(spools))):
+    ) -> Iterator[tuple[Spool, SpoolFile, Cursor, Seeds]]:
+        """Yield (spool, file, cursor, seeds) of the windows of each spool's structure file."""
+        for spool in spools:
             file = SpoolFile(self._preparation.spool_dir)
-            following: Cursor | None = (0, 0, 0) if number else cursor
+            following: Cursor | None = cursor if spool is self else (0, 0, 0)
             room = self._spooling.structure_batches
             while following is not None:
                 seeds = spool._seeds(following)
                 room -= len(seeds.ids)
-                if not number and room < 0 and following != cursor:
+                if spool is self and room < 0 and following != cursor:
                     break
-                yield number, file, following, seeds
+                yield spool, file, following, seeds
                 following = spool._next_cursor(following, seeds.positions)
 
     def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> _StoredWindow:
