@@ -32,6 +32,8 @@ from ogbnlib.memory.limits import Limit, make_limit
 from ogbnlib.memory.record import SAMPLE_COLUMNS
 
 MB = 2**20
+# for this process and all others
+os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(npz.__file__).parents[1] / "__pycache__"))
 
 # Another user who may read everything, as Python may be installed in root's home, and write only
 # own files.
@@ -131,8 +133,11 @@ def python_child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def force_windows(memory: str | int) -> None:
-    """Set the memory for windows in this process and its children, until the test ends."""
-    is_size = memory not in ("auto", "off") and isinstance(memory, str)
+    """Set the memory for windows in this process and its children, until the test ends; "off" is
+    enough for any store."""
+    if memory == "off":
+        memory = "1 TB"
+    is_size = memory != "auto" and isinstance(memory, str)
     os.environ[WINDOWS_VARIABLE] = str(parse_bytes(memory) if is_size else memory)
 
 

@@ -65,7 +65,8 @@ sleep 60
 """
 
 OWN = """\
-export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
+export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 NUMBA_CACHE_DIR=/tmp
+if [ $(id -u) = 0 ]; then NUMBA_CACHE_DIR={kernels}; fi
 number=$(basename "$0" .sh)
 python={executable}
 ogbnlib() {{ $python -m ogbnlib "$@"; }}
@@ -90,7 +91,7 @@ enter() {{
 }}
 # The same folder of the machine outside, where one in memory hides it.
 share() {{ mkdir -p "$1" && mount -t hostfs none "$1" -o "$1"; }}
-as_user() {{ setpriv --reuid=1000 --regid=1000 --clear-groups "$@"; }}
+as_user() {{ NUMBA_CACHE_DIR=/tmp setpriv --reuid=1000 --regid=1000 --clear-groups "$@"; }}
 """
 
 
@@ -193,6 +194,7 @@ class Machine:
         # a Python of the system is that of the machine's own /usr
         parts = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[1])} - {"/usr"}
         names = {"folder": folder, "python": " ".join(sorted(parts)), "executable": sys.executable}
+        names["kernels"] = os.environ["NUMBA_CACHE_DIR"]
         shell = "sh -c" if debian is None else "su -l me -c"
         begin = OWN + (BEGIN if debian is None else BEGIN_AS_USER)
         boot = BOOT if debian is None else BOOT_SYSTEMD

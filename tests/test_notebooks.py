@@ -56,7 +56,8 @@ def execute(
     argv = [*(user or []), sys.executable, "-m", "papermill", "--engine", "ogbnlib"]
     argv += [str(path), "out.ipynb", "-p", "data_dir", str(data_dir)]
     argv += [*OF_ITS_OWN.get(path.stem, SMOKE), *EXTRA.get(path.stem, [])]
-    env = {**os.environ, **({"HOME": str(folder), "PYTHONPATH": str(ROOT)} if user else {})}
+    own = {"HOME": str(folder), "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": ""}
+    env = {**os.environ, **(own if user else {})}
     result = subprocess.run(argv, cwd=folder, capture_output=True, text=True, env=env)
     assert result.returncode == 0, result.stderr[-4000:]
     return nbformat.read(folder / "out.ipynb", as_version=4)

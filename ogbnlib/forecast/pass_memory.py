@@ -46,8 +46,6 @@ class Windows:
     """The way in which a loader reads its store."""
 
     window_batches: int | None  # None where batches are drawn through the page cache
-    # whether the next window is prepared while one is used, so that two are in memory
-    overlapped: bool
     window_bytes: int
     available_bytes: int
     num_windows: int = 0
@@ -58,15 +56,10 @@ class Windows:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak memory: one or two windows, and the passes that prepare windows on disk."""
+        """Peak memory: a window in use, the next one, and the passes that prepare windows on
+        disk."""
         working = self.spooling.working_bytes if self.spooling else 0
-        return (2 if self.overlapped else 1) * self.window_bytes + working
-
-    @property
-    def prepared_ahead(self) -> bool:
-        """Whether the next epoch's first window is prepared at the end of an epoch and stays during
-        evaluations."""
-        return self.window_batches is not None and self.overlapped
+        return 2 * self.window_bytes + working
 
     @property
     def chunk_bytes(self) -> int:
@@ -77,7 +70,7 @@ class Windows:
         free = format_bytes(self.available_bytes)
         if self.window_batches is None:
             return f"batches are drawn through the page cache ({free} available)"
-        where = "two held, one being prepared" if self.overlapped else "one held"
+        where = "two held, one being prepared"
         if self.spooling:
             where = (
                 f"from a spool of {format_bytes(self.spooling.disk_bytes)} on disk at most, two "

@@ -196,8 +196,6 @@ class Forecast(Ledger):
             return train_s
         read_s = self.reading.moved_bytes / (_PASS_SHARE * self.machine.disk_bytes_per_s)
         read_s += _SAMPLING_S_PER_NODE * self.train.num_batches * self.batch.num_nodes
-        if not self.reading.overlapped:
-            return train_s + read_s
         # Training begins once the first window is there. Up to half of the training is done while
         # the others are read.
         first_share = self.reading.first_bytes / self.reading.moved_bytes

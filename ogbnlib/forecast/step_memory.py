@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import kernel_cache
 from ..config import TrainConfig
 from ..environment import CONFIG_VARIABLE, STEP_VARIABLE
 from ..errors import MB, InputError
@@ -294,7 +293,6 @@ def _measure(
     shapes: list[BatchShape],
     run_dir: Path | None,
 ) -> dict[str, Any]:
-    kernel_cache.folder()  # tells the child its place, as the child's TMPDIR is another
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
         log = Path(folder, "stderr")

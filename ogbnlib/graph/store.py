@@ -34,6 +34,7 @@ from .store_format import (
     Stamp,
     check_file,
     check_layout,
+    check_same,
     read_meta,
     replaced,
     stamp,
@@ -97,8 +98,6 @@ def _mapped(name: str) -> cached_property[Any]:
                 array = np.empty(info.shape, info.dtype).view(np.memmap)
             else:
                 array = np.memmap(file, info.dtype, "r", offset=HEADER_BYTES, shape=info.shape)
-        # for another process, which maps the file by its path
-        array.stamp = store.stamps[name]  # type: ignore[attr-defined]
         return Text(array) if array.dtype.kind == "S" else array
 
     return cached_property(mapped)
@@ -127,7 +126,10 @@ class Store(GraphSize):
     summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._check_meta()  # already here: an error in a process that is just starting gets lost
+        # already here: an error in a process that is just starting gets lost
+        self._check_meta()
+        for name, opened in self.stamps.items():
+            check_same(self.file_path(name), opened)
         return _reopen, (self.path, self.crc32)
 
     def __fspath__(self) -> str:  # for functions that expect a data set's path

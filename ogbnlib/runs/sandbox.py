@@ -288,7 +288,6 @@ def _prepare_code(
 
     Returns the environment variable with the trial's result. `run_dir` is the run to resume.
     """
-    kernel_cache.folder()  # chosen here for the children, whose TMPDIR differs
     trial: dict[str, str] = {}
     if config.model not in MODELS:
         with doing(f"trying out {config.model}", display):

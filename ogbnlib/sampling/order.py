@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler, SequentialSampler
 
-from ..errors import InputError
 from ..graph.neighbors import batch_key
 
 
@@ -89,7 +88,7 @@ class EpochSampler(Sampler[int]):
 
 
 class BorrowedOrder(EpochSampler):
-    """The positions of another sampler, in its order; each is below `num_nodes` and may repeat.
+    """The positions of another sampler, in its order; they may repeat.
 
     A user passes a sampler to draw rare classes more often. Lightning puts its own sampler into a
     loader for predictions, for `overfit_batches`, and for several processes. Where a sampler would
@@ -99,13 +98,11 @@ class BorrowedOrder(EpochSampler):
     def __init__(
         self,
         sampler: Collection[int],
-        num_nodes: int,
         batch_size: int,
         drop_last: bool = False,
         seed: int = 0,
     ) -> None:
         self.sampler = sampler
-        self.num_nodes = num_nodes
         super().__init__(
             len(sampler),
             seed=seed,
@@ -123,11 +120,4 @@ class BorrowedOrder(EpochSampler):
         if getattr(sampler, "generator", self) is None:
             sampler = copy.copy(sampler)
             sampler.generator = self._generator(epoch)  # type: ignore[attr-defined]
-        positions = torch.tensor(list(sampler), dtype=torch.int64)[: self.n]
-        wrong = positions[(positions < 0) | (positions >= self.num_nodes)]
-        if len(wrong):
-            raise InputError(
-                f"sampler: expected positions from 0 to {self.num_nodes - 1} among the loader's "
-                f"nodes, got {wrong[0]}"
-            )
-        return positions
+        return torch.tensor(list(sampler), dtype=torch.int64)[: self.n]

@@ -45,7 +45,6 @@ class Loaders:
     """
 
     labels: dict[str, Tensor]  # of each split's nodes, int16 or int64 in RAM
-    drop_last = False  # an incomplete last batch is trained on too
     # whether all loaders are built before training and stay; else only the train loader does
     all_resident = False
 
@@ -115,7 +114,6 @@ class Loaders:
             rank=self._rank,
             num_ranks=self._num_ranks,
             batch_size=self.config.seeds_per_batch(training=shuffle),
-            drop_last=self.drop_last,
         )
 
     def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
@@ -125,7 +123,6 @@ class Loaders:
         return {
             "input_nodes": self.splits[split],
             "batch_size": self.config.seeds_per_batch(training=shuffle),
-            "drop_last": self.drop_last,
             "sampler": self._order(split, shuffle),
             "num_workers": config.num_workers,
             "persistent_workers": config.persistent_workers,

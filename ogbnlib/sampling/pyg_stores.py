@@ -127,13 +127,24 @@ class _PassSampler(CSCSampler):
         return super().batch_key(int(torch.randint(2**62, ())), epoch)
 
 
+class _StoreSampler(_PassSampler):
+    """A sampler over a store's mapped files, pickled by the store's path."""
+
+    def __init__(self, store: Store, num_neighbors: Sequence[int], seed: int) -> None:
+        super().__init__(store.colptr, store.row, num_neighbors, seed=seed)
+        self._store = store
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _StoreSampler, (self._store, self.num_neighbors, self.seed)
+
+
 def sampler(store: Store, num_neighbors: Sequence[int], seed: int = 0) -> CSCSampler:
     """Return a sampler for PyG's node and link loaders; torch's generator decides each batch.
 
     Pass it to `NeighborLoader` or `LinkNeighborLoader` as `neighbor_sampler`. The `num_neighbors`
     of the sampler are used, not those of the loader.
     """
-    return _PassSampler(store.colptr, store.row, num_neighbors, seed=seed)
+    return _StoreSampler(store, num_neighbors, seed)
 
 
 def sample_without_pyg_lib() -> None:

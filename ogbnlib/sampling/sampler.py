@@ -4,10 +4,9 @@ The sampled neighbors of a node are a pure function of (seed, epoch, batch, hop,
 `graph.neighbors`. They do not depend on where the graph is stored.
 """
 
-import functools
-import mmap
+import copy
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -31,7 +30,6 @@ from ..graph.neighbors import (
     damaged,
     sample_all,
 )
-from ..graph.store_format import Stamp, check_same
 from ..kernels import Array
 
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # a NodeLoader fills in each batch's edges
@@ -40,43 +38,11 @@ NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # a NodeLoader fills in each 
 Hops = list[tuple[list[int], list[int]]]
 
 
-def _read_only(name: str, part: Array | Tensor, *dtypes: str) -> Array:
-    array = np.asarray(part)
-    if (
-        array.ndim != 1
-        or not array.flags.c_contiguous
-        or not array.flags.aligned
-        or array.dtype not in dtypes
-    ):
-        raise InputError(
-            f"{name}: expected contiguous {' or '.join(dtypes)} of one dimension, got "
-            f"{array.dtype} {list(array.shape)}"
-        )
-    view = array.view()
+def _read_only(part: Array | Tensor) -> Array:
+    view = np.asarray(part).view(np.ndarray)
     # one kind of view, so that numba compiles one variant per dtype of `row`
     view.flags.writeable = False
     return view
-
-
-def _pickled(array: Any) -> Any:
-    base = getattr(array, "base", None)  # the base of a slice is another array
-    is_file = isinstance(array, np.memmap) and isinstance(base, mmap.mmap)
-    if not is_file or not array.filename or array.mode == "c":
-        return array
-    stamp = getattr(array, "stamp", None)
-    # checked here too, because the error of a process that is starting is lost
-    if stamp is not None:
-        check_same(array.filename, stamp)
-    layout = (array.dtype.str, "r", array.offset, array.shape)
-    return functools.partial(_map, str(array.filename), stamp, layout)
-
-
-def _map(file: str, stamp: Stamp | None, layout: tuple[Any, ...]) -> Array:
-    array = np.memmap(file, *layout)
-    if stamp is not None:
-        check_same(file, stamp)
-        array.stamp = stamp  # type: ignore[attr-defined]
-    return array
 
 
 class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
@@ -88,8 +54,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     discovery, with min(k, degree) distinct in-edges (a duplicated edge counts as two edges). `edge`
     is None: the sampler is for graphs without edge attributes.
 
-    Safe to call from several threads at once, to fork and to pickle; a whole-file `np.memmap` is
-    pickled by its path.
+    Safe to call from several threads at once, and to fork.
 
     Args:
         colptr: int64 [num_nodes + 1], ascending from 0 to num_edges: the in-edges of `v` lie at
@@ -129,11 +94,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self.graph = (colptr, row)
         # nodes of the last batch, to size the next one's table; affects speed only
         self._expected = 0
-        self._prepare(torch.zeros(1, dtype=torch.int64))
-
-    def _prepare(self, epoch: Tensor) -> None:
-        self._colptr = _read_only("colptr", self.graph[0], "int64")
-        self._row = _read_only("row", self.graph[1], "int32", "int64")
+        self._colptr = _read_only(colptr)
+        self._row = _read_only(row)
         edges = len(self._row)
         if not len(self._colptr) or self._colptr[0] != 0 or self._colptr[-1] != edges:
             problem = f"colptr: expected offsets from 0 to the {edges} entries of row, found others"
@@ -141,25 +103,12 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         if len(self._colptr) > 2**32:  # a table entry has 32 bits for an id
             raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self._colptr) - 1}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
-        self._share_epoch(epoch)
+        self._share_epoch(0)
         # compiles the kernels here, once, and not in each forked worker
         self.sample_batches(np.empty(0, np.int64), 0, [np.uint64(0)])
 
-    def _share_epoch(self, epoch: Tensor) -> None:
-        self._shared_epoch = epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self._epoch = epoch.numpy()
-
-    def __getstate__(self) -> dict[str, object]:
-        names = ("num_neighbors", "seed", "fixed", "_where", "_shared_epoch", "_expected")
-        return {name: getattr(self, name) for name in names} | {
-            "graph": [_pickled(part) for part in self.graph]
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        colptr, row = (part() if callable(part) else part for part in state["graph"])
-        self.graph = (colptr, row)
-        self._prepare(self._shared_epoch)
+    def _share_epoch(self, epoch: int) -> None:
+        self._epoch = torch.tensor([epoch]).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, and so draw other neighbors from now on, also in DataLoader workers that
@@ -168,28 +117,23 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
 
     def at_epoch(self, epoch: int) -> Self:
         """Return a sampler over the same arrays with an epoch of its own."""
-        sampler = object.__new__(type(self))
-        sampler.__dict__.update(self.__dict__)  # `copy` would pickle the graph
-        sampler._share_epoch(torch.tensor([epoch]))
+        sampler = copy.copy(self)
+        sampler._share_epoch(epoch)
         return sampler
 
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: object) -> SamplerOutput:
-        """Sample the neighborhood of `inputs.node` (int64 [batch_size], global ids).
+        """Sample the neighborhood of `inputs.node` (integers [batch_size], global ids).
 
         `inputs.input_id[0]` identifies the batch within its epoch, or `inputs.node[0]` if there is
         no `input_id`. Local ids are in order of discovery. Edges come hop by hop, ascending by
         target; the edges of one target are in stored order. A repeated seed has a local id and
         edges of its own, as in PyG.
         """
-        seeds = inputs.node.numpy()
+        seeds = np.ascontiguousarray(inputs.node.numpy(), np.int64)
         ids = inputs.input_id
-        if seeds.dtype != np.int64 or seeds.ndim != 1:
-            raise InputError(
-                f"inputs.node: expected int64 of one dimension, got {seeds.dtype} {list(seeds.shape)}"
-            )
         positions = seeds if ids is None else ids.numpy()
         key = self.batch_key(int(positions[0]) if len(seeds) else 0)
-        node, edges, hops = self.sample_batches(np.ascontiguousarray(seeds), len(seeds), [key])
+        node, edges, hops = self.sample_batches(seeds, len(seeds), [key])
         row, col = edges.view(2, -1)
         return SamplerOutput(node, row, col, None, None, *hops[0], metadata=(ids, inputs.time))
 

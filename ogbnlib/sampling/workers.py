@@ -9,6 +9,7 @@ import contextlib
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from multiprocessing import connection, parent_process, popen_fork
 from multiprocessing.context import ForkContext, ForkProcess
@@ -17,7 +18,7 @@ from typing import Any
 from ..errors import InputError
 from ..memory.signals import block_stop_signals, die_with_parent, take_over
 
-_started: set["_Worker"] = set()
+_started = weakref.WeakSet["_Worker"]()
 
 
 class WorkerDied(RuntimeError):
@@ -28,10 +29,7 @@ class WorkerDied(RuntimeError):
 
     def __init__(self, pid: int, code: int):
         end = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
-        super().__init__(
-            f"a DataLoader worker (process {pid}) ended {end}; go on with num_workers=0 "
-            "(--resume --set num_workers=0), or in a container with more /dev/shm"
-        )
+        super().__init__(f"a DataLoader worker (process {pid}) ended {end}")
         self.exit_code = code if code > 0 else 128 - code
 
 
@@ -49,14 +47,9 @@ class _Worker(ForkProcess):
                 self.wait(5)
 
     def start(self) -> None:
-        _forget_ended()
         with block_stop_signals():  # blocked until `_begin` ignores them
             super().start()
         _started.add(self)
-
-
-def _forget_ended() -> None:
-    _started.difference_update([worker for worker in _started if worker.exitcode is not None])
 
 
 class _Context(ForkContext):
@@ -85,8 +78,9 @@ def _begin(worker_id: int) -> None:
 
 @contextlib.contextmanager
 def workers_ended() -> Iterator[None]:
-    """End all workers if an error occurs inside; raise `WorkerDied` if one had ended by itself."""
-    _forget_ended()  # workers of an earlier run do not matter for this run's errors
+    """End all workers that were started inside if an error occurs; raise `WorkerDied` if one had
+    ended by itself."""
+    _started.clear()
     try:
         yield
     except BaseException as error:

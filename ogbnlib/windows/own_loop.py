@@ -1,8 +1,7 @@
 """Loader over a store for the user's own training loop, with the same batches as the trainer's."""
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from numpy.typing import ArrayLike
@@ -11,77 +10,22 @@ from torch_geometric.data import Data
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes, split_name
-from ..forecast.available import usable_bytes
+from ..forecast.available import available_bytes, usable_bytes
 from ..forecast.batches import batch_bytes, num_queued
-from ..forecast.pass_memory import Pass
+from ..forecast.pass_memory import Pass, Windows
 from ..graph.store import Store
+from ..graph.writer import check_for_training
+from ..launcher import launch, local_ranks
 from ..memory.reading import own_memory
-from ..memory.recorder import EventLog
 from ..sampling.order import BorrowedOrder, EpochSampler
+from ..sampling.policies import STREAM
 from ..sampling.pyg_stores import node_ids
-from .policy import StoreLoaders
+from ..sampling.sampler import CSCSampler
+from ..sampling.workers import worker_arguments
+from ..sources.resolve import check_store
+from .plan import Budget, spool_bytes, spool_dir
+from .spool import Preparation
 from .store_loader import StoreLoader
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The arguments of `loader` that a run of the trainer does not have."""
-
-    split: str
-    ids: Tensor
-    limit: int | None
-    drop_last: bool
-    transform: Callable[[Data], Data] | None
-    order: Collection[int] | None
-
-
-class _OneLoader(StoreLoaders):
-    """The policy `loading="store"` for a single loader, over one split or over node ids."""
-
-    prepares_epochs = False
-
-    def __init__(self, store: Store, config: TrainConfig, request: _Request):
-        self._request = request
-        self._node_ids = request.ids.numpy()
-        self.drop_last = request.drop_last
-        super().__init__(store, config, EventLog(None))
-
-    def _load(self, store: Store) -> Data:
-        split = self._request.split
-        self.splits[split] = self._request.ids
-        loaded = super()._load(store)
-        if not store.has_targets:
-            self.labels[split] = self.labels[split].long()
-        if self._request.limit is not None:
-            room = max(0, usable_bytes(self._request.limit) - own_memory()[0])
-            available = min(self.budget.available_bytes or 0, room)
-            self.budget = replace(self.budget, available_bytes=available)
-        return loaded
-
-    def _pass(self, split: str, training: bool) -> Pass:
-        loader_pass = super()._pass(split, training)
-        # A quarter of the available memory is left for the model and its step.
-        per_batch_bytes = batch_bytes(loader_pass.batch, self.num_features, itemsize=4)
-        reserved = per_batch_bytes * num_queued(per_batch_bytes)
-        reserved += (self.budget.available_bytes or 0) // 4
-        return replace(loader_pass, reserve=(reserved, reserved))
-
-    def _order(self, split: str, shuffle: bool) -> EpochSampler:
-        if self._request.order is None:
-            return super()._order(split, shuffle)
-        return BorrowedOrder(
-            self._request.order,
-            len(self._request.ids),
-            self.config.batch_size,
-            self.drop_last,
-            self.config.seed,
-        )
-
-    def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
-        return super()._arguments(split, shuffle) | {
-            "next_epoch": int(shuffle),
-            "transform": self._request.transform,
-        }
 
 
 def _limit_bytes(memory_limit: str | int) -> int:
@@ -93,6 +37,56 @@ def _limit_bytes(memory_limit: str | int) -> int:
             f"uses, got {format_bytes(limit)}"
         )
     return limit
+
+
+def _order(
+    sampler: Collection[int] | None,
+    num_nodes: int,
+    config: TrainConfig,
+    shuffle: bool,
+    drop_last: bool,
+) -> EpochSampler:
+    num_seeds = num_nodes if sampler is None else len(sampler)
+    if drop_last and num_seeds < config.batch_size:  # there would be no batch at all
+        raise InputError(
+            f"drop_last: expected at least a batch of {config.batch_size} nodes, got {num_seeds}"
+        )
+    if sampler is not None:
+        return BorrowedOrder(sampler, config.batch_size, drop_last, config.seed)
+    return EpochSampler(
+        num_nodes,
+        seed=config.seed,
+        shuffle=shuffle,
+        batch_size=config.batch_size,
+        drop_last=drop_last,
+    )
+
+
+def _choose_windows(
+    store: Store,
+    config: TrainConfig,
+    split: str,
+    ids: Tensor,
+    order: EpochSampler,
+    limit: int | None,
+) -> Windows:
+    available = available_bytes()
+    if limit is not None:
+        available = min(available, max(0, usable_bytes(limit) - own_memory()[0]))
+    ranks = local_ranks()
+    loader_pass = Pass.over(config, store, split, order.shuffle, ids.numpy())
+    # A quarter of the available memory is left for the model and its step.
+    per_batch_bytes = batch_bytes(loader_pass.batch, store.num_features, itemsize=4)
+    reserved = per_batch_bytes * num_queued(per_batch_bytes) + available // 4
+    loader_pass = replace(
+        loader_pass,
+        own_batches=-(-len(order) // config.batch_size),
+        sharers=ranks,
+        reserve=(reserved, reserved),
+    )
+    return Budget(available, spool_bytes(config.spool, spool_dir(), ranks), ranks).loader(
+        loader_pass
+    )
 
 
 @clear_errors()
@@ -116,8 +110,7 @@ def loader(
 
     Each pass is an epoch: with `shuffle`, every epoch has a new order and new neighbors, else all
     epochs are the same. To continue after an interruption, `set_epoch(k)` makes the next pass
-    epoch k, counted from 1. `state_dict()` and `load_state_dict(state)` continue within an epoch;
-    Lightning calls both.
+    epoch k, counted from 1, and `set_epoch(k, start=n * batch_size)` its remainder after n batches.
 
     A batch has `x` float32 [n, F], `edge_index` int64 [2, e] of local ids, and `n_id` int64 [n],
     the seeds first. Its `y` is for the seeds alone: int64 [batch_size] (-1 if there is no label),
@@ -141,10 +134,6 @@ def loader(
             `ImbalancedSampler`, one of torch's samplers, or a list. If the sampler has no
             generator of its own, `seed` and the epoch decide what it draws.
     """
-    if sampler is not None and shuffle:
-        raise InputError("sampler, shuffle: expected one of them, as a sampler decides the order")
-    if sampler is not None and not hasattr(sampler, "__len__"):
-        raise InputError("sampler: expected one with a length, as torch's samplers have it")
     if shuffle is None or sampler is not None:
         shuffle = sampler is not None or (isinstance(nodes, str) and nodes == "train")
     config = TrainConfig.create(
@@ -156,16 +145,41 @@ def loader(
         num_workers=num_workers,
         persistent_workers=persistent_workers,
     )
+    check_store(store, config)
+    check_for_training(store)
     limit = None if memory_limit is None else _limit_bytes(memory_limit)
     ids = torch.from_numpy(node_ids(nodes, store))
-    num_seeds = len(ids) if sampler is None else len(sampler)
-    if drop_last and num_seeds < config.batch_size:  # there would be no batch at all
-        raise InputError(
-            f"drop_last: expected at least a batch of {config.batch_size} nodes, got {num_seeds}"
-        )
+    order = _order(sampler, len(ids), config, shuffle, drop_last)
     split = split_name(nodes) if isinstance(nodes, str) else "train"
-    request = _Request(split, ids, limit, drop_last, transform, sampler)
-    policy = _OneLoader(store, config, request)
-    result = policy._build(split, shuffle)
+    labels = torch.from_numpy(store.y[ids.numpy()])
+    store.advise_random()
+    windows = _choose_windows(store, config, split, ids, order, limit)
+    if shuffle and windows.window_batches is None and launch().local_rank == 0:
+        store.fill_page_cache()
+    node_sampler = CSCSampler(
+        store.colptr,
+        store.row,
+        config.num_neighbors,
+        seed=config.seed + STREAM[split],
+        fixed=not shuffle,
+        where=str(store.path),
+    )
+    result = StoreLoader(
+        store,
+        node_sampler,
+        ids,
+        labels if store.has_targets else labels.long(),
+        Preparation(windows, spool_dir=spool_dir()),
+        next_epoch=int(shuffle),
+        transform=transform,
+        batch_size=config.batch_size,
+        drop_last=drop_last,
+        sampler=order,
+        num_workers=config.num_workers,
+        persistent_workers=config.persistent_workers,
+        **worker_arguments(config.num_workers),
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator().manual_seed(config.seed),
+    )
     result.set_epoch(int(shuffle))
     return result

@@ -9,6 +9,7 @@ import itertools
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,15 +26,12 @@ from ..forecast.memory_parts import (
     store_bytes,
     trained_edges,
 )
-from ..forecast.pass_memory import Pass, Spooling, Windows, read_bytes, sweep_s
+from ..forecast.pass_memory import Pass, Spooling, Windows, read_bytes
 from ..forecast.step_memory import model_state_bytes
 from ..graph.npz import CHUNK_BYTES
 from ..graph.store_format import index_dtype
 from ..launcher import sampling_threads
 
-# Seconds of training per sampled node on a 2-core machine, for the choice of windows only. A wrong
-# value only costs time: it decides whether reading and training overlap.
-_TRAIN_S_PER_NODE = 2.5e-6
 # largest window in a spool, read in one piece; only large batches gain from a larger one
 WINDOW_BYTES = 2**28
 _SEEDS_BYTES = 2500  # in memory: seeds and sizes of a batch in a spool
@@ -91,17 +89,14 @@ def window_bytes(loader_pass: Pass, windows: Windows) -> int:
 
 
 def lookahead() -> str:
-    """Memory for windows, "auto", "off" or bytes, as `WINDOWS_VARIABLE` sets it."""
+    """Memory for windows, "auto" or bytes, as `WINDOWS_VARIABLE` sets it."""
     return os.environ.get(WINDOWS_VARIABLE, "auto")
 
 
 def spool_dir() -> Path:
     """The folder for a spool: SLURM_TMPDIR, the local disk of a Slurm job, else the folder of
     temporary files (TMPDIR)."""
-    # The places of tempfile.gettempdir(), which itself tries each by writing a file.
-    places = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")] + ["/tmp", "/var/tmp"]
-    usable = (folder for folder in places if folder and os.access(folder, os.W_OK))
-    return Path(os.environ.get("SLURM_TMPDIR") or next(usable, os.curdir)).absolute()
+    return Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()).absolute()
 
 
 def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
@@ -135,7 +130,7 @@ def choose_windows(
         or not loader_pass.num_batches
         or sum(files.values()) <= (available - beside_cache) * loader_pass.sharers
     ):
-        return Windows(None, True, 0, available or 0)
+        return Windows(None, 0, available or 0)
     memory = max(0, available - beside_windows)
     in_memory = _in_memory(loader_pass, files, memory, available)
     spooled = _Spool(loader_pass, files, memory, room_bytes).best()
@@ -157,20 +152,13 @@ def _step_reserve(loader_pass: Pass) -> tuple[int, int]:
 
 
 def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, available: int) -> Windows:
-    """Plan windows in memory.
-
-    A pass over the files costs the same for a large window as for a small one, so the fewest
-    windows win. The exception is a single window that can't be prepared during training: it may
-    cost more than several that can.
-    """
+    """Plan windows in memory: as few as possible, because a pass over the files costs the same for
+    a large window as for a small one."""
     batch = loader_pass.batch
     size = loader_pass.size
     num_batches = loader_pass.num_batches
-    num_hops = len(batch.hop_edges)
     fixed = _window_fixed_bytes(size.num_nodes)
     packed_bytes = _compact_batch_bytes(batch, size.num_features * loader_pass.itemsize)
-    sweep = sweep_s(files, num_hops)
-    train_s = num_batches * batch.num_nodes * _TRAIN_S_PER_NODE
     # Two windows in training leave a tenth to evaluations.
     half = (0.45 if loader_pass.training else 0.5) * memory
     # Besides the windows in use, memory holds the one being prepared: its sampled batches, and
@@ -178,18 +166,12 @@ def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, availab
     sampling, result = sampled_bytes(loader_pass, batch)
     samples = max(sampling, result + 8 * batch.num_nodes)
     buffers = 3 * read_bytes(available)
-    alone = -(-num_batches // max(1, int((memory - fixed - buffers) / (packed_bytes + samples))))
-    paired = -(
-        -num_batches // max(1, int((half - fixed - buffers / 2) / (packed_bytes + samples / 2)))
-    )
-    fits = half >= fixed + packed_bytes + (buffers + samples) / 2
-    overlapped = fits and max(paired * sweep, train_s) <= alone * sweep + train_s
-    count = -(-num_batches // (paired if overlapped else alone))
+    room = int((half - fixed - buffers / 2) / (packed_bytes + samples / 2))
+    number = -(-num_batches // max(1, room))
+    count = -(-num_batches // number)
     number = -(-num_batches // count)
-    moved = number * (files["x"] + num_hops * (files["colptr"] + files["row"]))
-    return Windows(
-        count, overlapped, count * packed_bytes + fixed, available, number, moved, moved // number
-    )
+    moved = number * (files["x"] + len(batch.hop_edges) * (files["colptr"] + files["row"]))
+    return Windows(count, count * packed_bytes + fixed, available, number, moved, moved // number)
 
 
 class _Spool:
@@ -292,7 +274,7 @@ class _Spool:
         else:
             room = (self.room_bytes - structures) // 2 // max(1, self.rows_bytes)
             picked = min(file_batches, most, room)
-        # One pass over the features is made while the last windows are packed.
+        # The memory of packing may not be free yet when the pass over the features begins.
         features = min(self.working // 4, 2 * WINDOW_BYTES, picked * self.rows_bytes)
         # before that pass, the rows for memory are chosen with one byte per node
         visits = self.num_nodes if hot_bytes else 0
@@ -334,7 +316,6 @@ class _Spool:
         prepared = again * (moved + self.total * batch_bytes) // self.passes
         windows = Windows(
             self.size,
-            True,
             self.size * self.packed_bytes,
             self.memory,
             -(-self.num_batches // self.size),
@@ -355,17 +336,14 @@ class Budget:
 
     def bytes_beside(self, training: Windows | None = None) -> int | None:
         """Bytes for the windows of one loader, beside those of the training loader if it has some;
-        None to draw batches from the mapped files, whatever the store's size."""
+        None without a limit."""
         asked = lookahead()
-        if asked == "off":
-            return None
-        # If training has two windows, the next one is being prepared during an evaluation, and the
-        # evaluation gets the rest, about a tenth. If training has one window, it is used up by
-        # then, and the evaluation gets everything.
+        # During an evaluation the next window to train on is being prepared, and the evaluation gets
+        # the rest, about a tenth.
         budget = self.available_bytes
         if asked != "auto":
             budget = int(asked) // self.sharers
-        if budget is None or training is None or not training.prepared_ahead:
+        if budget is None or training is None or training.window_batches is None:
             return budget
         return budget - training.peak_bytes
 

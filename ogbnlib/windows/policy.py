@@ -14,7 +14,6 @@ from ..forecast.available import available_bytes, usable_bytes
 from ..forecast.memory_parts import store_bytes
 from ..forecast.pass_memory import Pass, Windows
 from ..forecast.run_forecast import Ledger
-from ..graph.npz import Array
 from ..graph.store import Store
 from ..launcher import launch, local_ranks
 from ..sampling.policies import STREAM, DiskLoaders
@@ -32,15 +31,11 @@ class StoreLoaders(DiskLoaders):
     """Loaders of the policy `store`, whose graph and features stay on disk. In memory, a loader
     has its seeds, their labels, and the batches that are ready or being prepared."""
 
-    # whether windows of later epochs and of their evaluations are prepared ahead
-    prepares_epochs = True
-    _node_ids: Array | None = None  # of the seeds, if they are no split
-
     @classmethod
     def phases(cls, run: Ledger) -> None:
         cls._forecast(run)
         if lookahead() == "auto":
-            smallest = Ledger(run.config, run.size, 0)  # windows of one batch, one at a time
+            smallest = Ledger(run.config, run.size, 0)  # windows of one batch
             cls._forecast(smallest)
             run.least_bytes = min(run.peak_bytes, smallest.peak_bytes)
 
@@ -102,7 +97,7 @@ class StoreLoaders(DiskLoaders):
         if batches is None:
             cache_bytes = sum(store_bytes(run.config, run.size).values())
         else:
-            is_paired = windows.overlapped and windows.num_windows * num_passes > 1
+            is_paired = windows.num_windows * num_passes > 1
             parts["windows"] = (2 if is_paired else 1) * window_bytes(loader_pass, windows)
             if windows.spooling is None:
                 largest = loader_pass.batches.largest
@@ -124,79 +119,60 @@ class StoreLoaders(DiskLoaders):
         return super()._load(store)
 
     def _pass(self, split: str, training: bool) -> Pass:
-        # without windows to choose, no batch is drawn
-        size = self.store.size if lookahead() == "off" else self.store
         # A rank without a batch makes the same choice as a rank with a single batch.
         num_seeds = max(1, len(self._order(split, training))) if len(self.splits[split]) else 0
         num_batches = -(-num_seeds // self.config.seeds_per_batch(training))
         return dataclasses.replace(
-            Pass.over(self.config, size, split, training, self._node_ids),
+            Pass.over(self.config, self.store, split, training),
             own_batches=num_batches,
             sharers=self._ranks,
         )
 
     def _build_resident(self) -> dict[str, NodeLoader]:
         with self.log.phase("build train loader"):
-            loader_pass = self._pass("train", training=True)
             evaluations = {
                 name: self._pass(name, training=False)
                 for name in STREAM
                 # this rank has seeds of that split
                 if self.config.num_evaluations(name) and len(self._order(name, False))
             }
-            windows, kept = self.budget.loaders(loader_pass, evaluations)
+            windows, kept = self.budget.loaders(self._pass("train", training=True), evaluations)
             evals = {name: self._loader(name, chosen) for name, chosen in kept.items()}
             readers = [loader.reader for loader in evals.values() if loader.reader]
             spools = [reader.spool for reader in readers if reader.spool]
-            train = self._loader("train", windows, loader_pass, spools)
-        self._fill_page_cache(windows)
-        return {**{f"eval {name}": loader for name, loader in evals.items()}, "train": train}
-
-    def _build(self, split: str, shuffle: bool) -> StoreLoader:
-        with self.log.phase(f"build {split} loader"):
-            loader_pass = self._pass(split, shuffle)
-            # An evaluation shares memory with the training loader's windows, if that loader is
-            # alive.
-            train = None if shuffle else self._resident.get("train")
-            train_windows = None if train is None else train.windows
-            windows = self.budget.loader(loader_pass, train_windows)
-            loader = self._loader(split, windows, loader_pass if shuffle else None)
-        if shuffle:
-            self._fill_page_cache(windows)
-        return loader
-
-    def _fill_page_cache(self, windows: Windows) -> None:
-        fills = launch().local_rank == 0  # one rank fills the page cache for its whole node
-        if windows.window_batches is None and lookahead() != "off" and fills:
+            train = self._loader("train", windows, training=True, evaluations=spools)
+        # one rank fills the page cache for its whole node
+        if windows.window_batches is None and launch().local_rank == 0:
             with self.log.phase("load into page cache"):
                 self.store.fill_page_cache()
+        return {**{f"eval {name}": loader for name, loader in evals.items()}, "train": train}
 
     def _loader(
         self,
         split: str,
         windows: Windows,
-        training: Pass | None = None,
+        *,
+        training: bool = False,
         evaluations: Sequence[Spool] = (),
     ) -> StoreLoader:
         from .spool import Preparation
         from .store_loader import StoreLoader
 
-        batches = windows.window_batches
-        self.log.mark("note", loader=split, windows=str(windows), window_batches=batches)
+        self.log.mark("note", loader=split, windows=str(windows))
         return StoreLoader(
             self.store,
-            self._sampler(split, self.store.colptr, self.store.row, training is not None),
+            self._sampler(split, self.store.colptr, self.store.row, training),
             labels=self.labels[split],
             preparation=Preparation(
                 windows,
-                last_epoch=self.config.epochs if training and self.prepares_epochs else None,
+                last_epoch=self.config.epochs if training else None,
                 spool_dir=self._spool_dir,
                 evaluations=evaluations,
                 on_window=functools.partial(self.log.mark, "window", loader=split),
                 on_pass=functools.partial(self.log.mark, "pass", loader=split),
                 waiting=self.waiting,
             ),
-            **self._arguments(split, training is not None),
+            **self._arguments(split, training),
         )
 
     def eval_loader(self, split: str) -> NodeLoader:
@@ -205,15 +181,20 @@ class StoreLoaders(DiskLoaders):
         resident = self._resident.get(f"eval {split}")
         if resident is not None:
             return resident
-        # also for `train`, because the training loader may hold its next window
-        loader = self._build(split, shuffle=False)
-        if loader.windows.spooling is not None and self.config.num_evaluations(split) > 1:
+        # The training loader, if there is one, may hold its next window. So an evaluation of its
+        # split, too, has a loader of its own, and shares memory with these windows.
+        train = self._resident.get("train")
+        train_windows = None if train is None else train.windows
+        with self.log.phase(f"build {split} loader"):
+            windows = self.budget.loader(self._pass(split, training=False), train_windows)
+            loader = self._loader(split, windows)
+        if windows.spooling is not None and self.config.num_evaluations(split) > 1:
             self._resident[f"eval {split}"] = loader
         return loader
 
 
 def _prepared_ahead(train: Pass, windows: Windows) -> dict[str, int]:
-    if not windows.prepared_ahead:
+    if windows.window_batches is None:
         return {}
     parts = {"next window to train on": window_bytes(train, windows)}
     spooling = windows.spooling

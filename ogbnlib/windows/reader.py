@@ -4,9 +4,7 @@ A window is a group of batches that are sampled together, see `plan`.
 """
 
 import contextlib
-import dataclasses
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -100,7 +98,7 @@ class WindowReader:
             if window is None:
                 window = submit(self._thread, self._read, cursor).result()
             cursor = self.next_cursor(cursor, window.positions)
-            if self.windows.overlapped and cursor is not None:
+            if cursor is not None:
                 self._ahead = cursor, submit(self._thread, self._read, cursor)
             yield window
             del window
@@ -117,14 +115,19 @@ class WindowReader:
         return None
 
     def _read(self, cursor: Cursor) -> Window:
-        window = None if self.spool is None else self._read_spool(self.spool, cursor)
-        # outside the handler of `DiskFull`, which would keep the spool's arrays in memory
-        return window or self._sample(cursor)
+        window = None
+        if self.spool is not None:
+            window = self._read_spool(self.spool, cursor)
+        from_spool = window is not None
+        if window is None:
+            # outside the handler of `DiskFull`, which would keep the spool's arrays in memory
+            window = self._sample(cursor)
+        self.preparation.on_window(epoch=cursor[0], batches=len(window.hops), from_spool=from_spool)
+        return window
 
     def _read_spool(self, spool: Spool, cursor: Cursor) -> Window | None:
-        begun = time.monotonic()
         try:
-            window = spool.read(cursor)
+            return spool.read(cursor)
         except DiskFull as error:
             warnings.warn(
                 f"spool: {explained(error)}; the windows are kept in memory from here on",
@@ -132,40 +135,19 @@ class WindowReader:
             )
             spool.close()
             self.spool = None
-            self.windows = self.windows.in_memory or dataclasses.replace(
-                self.windows, spooling=None
-            )
+            assert self.windows.in_memory
+            self.windows = self.windows.in_memory
             return None
-        self._record(cursor, window, spool_s=round(time.monotonic() - begun, 3))
-        return window
 
     def _sample(self, cursor: Cursor) -> Window:
         """Sample a window and gather its features in memory."""
         self.store.check_maps()
-        begun = time.monotonic()
         arrays = self.arrays
-        bytes_before = sum(array.bytes_read for array in arrays.values())
         seeds = self.seeds(cursor)
         # the sample is dropped before the features are read
         window = Window.pack(seeds, sample_windows([seeds], arrays["colptr"], arrays["row"])[0])
-        sampled = time.monotonic()
         window.read_features(arrays["x"], self.store.num_features, self.store.feature_dtype)
-        self._record(
-            cursor,
-            window,
-            sample_s=round(sampled - begun, 3),
-            features_s=round(time.monotonic() - sampled, 3),
-            bytes_read=sum(array.bytes_read for array in arrays.values()) - bytes_before,
-        )
         return window
-
-    def _record(self, cursor: Cursor, window: Window, **figures: float) -> None:
-        self.preparation.on_window(
-            epoch=cursor[0],
-            batches=len(window.hops),
-            distinct_nodes=len(window.ids),
-            **figures,
-        )
 
     def close(self) -> None:
         """End the threads, delete the spool, and close the store's files."""

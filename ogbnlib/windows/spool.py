@@ -16,9 +16,8 @@ import functools
 import itertools
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -59,9 +58,8 @@ class _StoredWindow(NamedTuple):
     hot: HotRows | None = None  # in a shard: the rows in memory
 
 
+# the windows of a structure file, or of a shard
 Shard = dict[Cursor, _StoredWindow]
-# cursor of each window -> its number of batches, and the window
-Structure = dict[Cursor, tuple[int, "Future[_StoredWindow]"]]
 
 
 def submit(
@@ -93,7 +91,7 @@ class Preparation:
     # spools of evaluations, all of whose windows are prepared together with this loader's first
     # ones
     evaluations: Sequence[Spool] = ()
-    # called with seconds and bytes of each window, and of each pass for windows on disk
+    # called for each window, and for each pass over the features for windows on disk
     on_window: Callable[..., None] = lambda **info: None
     on_pass: Callable[..., None] = lambda **info: None
     waiting: Waiting = lambda reading: False
@@ -125,33 +123,27 @@ class Spool:
         self._seeds = seeds
         self._next_cursor = next_cursor
         self._evaluations = preparation.evaluations
-        self._structure: Structure = {}
+        self._structure: Shard = {}
         self._shard: Shard = {}
         self._hot: HotRows | None = None
         self._next: Future[Shard] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        # Two threads only, because packing takes a set of all nodes, 21 MB for papers100M. The
-        # thread with the lock may write.
-        self._packers = ThreadPoolExecutor(2, thread_name_prefix="pack")
-        self._writing = threading.Lock()
-        self._packing: list[Future[_StoredWindow]] = []  # of the last call of `_sample`
+        self._writing = threading.Lock()  # held by the packing thread that may write
 
     def read(self, cursor: Cursor) -> Window:
         """Read the window at `cursor`; record it first if necessary."""
         if cursor not in self._shard and self._next is not None:
             coming, self._next = self._next, None
-            used, self._shard = self._shard, {}
+            self._shard = {}  # frees its file
             with contextlib.suppress(Interrupted):  # recorded for a pass that was left early
                 self._shard = coming.result()
-            self._thread.submit(used.clear)  # to free a file of 10 GB takes Linux two seconds
-            del coming, used
+            del coming  # its error refers to this frame
         if cursor not in self._shard:
             self._shard = {}  # frees its file
             self._shard = submit(self._thread, self._record, cursor).result()
         following = self._following(self._shard)
         if self._next is None and following is not None:
             self._next = submit(self._thread, self._record, following)
-            submit(self._thread, self._sample_ahead, self._next, next(iter(self._shard)))
         stored = self._shard[cursor]
         window = Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
         if stored.hot is not None:
@@ -159,11 +151,9 @@ class Spool:
         return window
 
     def close(self) -> None:
-        """End the threads and delete the files."""
-        for threads in (self._thread, self._packers):
-            threads.shutdown(cancel_futures=True)
+        """End the thread and delete the files."""
+        self._thread.shutdown(cancel_futures=True)
         self._structure = {}
-        self._packing = []
         self._shard = {}
         self._next = None
         self._hot = None
@@ -172,19 +162,9 @@ class Spool:
         last = next(reversed(shard))
         return self._next_cursor(last, shard[last].positions)
 
-    def _sample_ahead(self, recorded: Future[Shard], used: Cursor) -> None:
-        # Only if both shards on disk are of the current structure file; otherwise disk space may
-        # not suffice. An error ends only this call: the shard that needs the file samples it again,
-        # and raises the error.
-        following = self._following(recorded.result())
-        if used in self._structure and following is not None and following not in self._structure:
-            self._sample([self], following)
-
     def _record(self, cursor: Cursor) -> Shard:
         evaluations: Sequence[Spool] = ()
-        packings = [packing for _, packing in self._structure.values()]
-        failed = any(packing.done() and packing.exception() for packing in packings)
-        if failed or cursor not in self._structure:
+        if cursor not in self._structure:
             evaluations = self._evaluations
             self._evaluations = ()
             if not self._shard:
@@ -193,13 +173,10 @@ class Spool:
                 self._hot = None
             self._sample([self, *evaluations], cursor)
         fresh = self._choose_hot() if (self._hot is None and self._spooling.hot_bytes) else None
+        # with all windows of the evaluations' structure files
         shards = [
             self._picked(cursor, fresh or self._hot),
-            # all windows of the evaluations' structure files
-            *(
-                {key: packing.result() for key, (_, packing) in spool._structure.items()}
-                for spool in evaluations
-            ),
+            *(spool._structure for spool in evaluations),
         ]
         # for features on their way from the store's file to the shard's
         buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
@@ -212,7 +189,7 @@ class Spool:
 
     def _choose_hot(self) -> HotRows:
         chosen = HotRows.chosen(
-            (packing.result().arrays[0]() for _, packing in self._structure.values()),
+            (stored.arrays[0]() for stored in self._structure.values()),
             self._store.num_nodes,
             self._store.num_features,
             self._store.feature_dtype,
@@ -225,20 +202,18 @@ class Spool:
         """Return the windows of the shard from `cursor` on; `cursor` is in the structure file.
 
         Room was planned for batches without common nodes. A window has each of its nodes once, so
-        more windows may fit. Windows that are not packed yet are estimated by the mean of the
-        windows so far.
+        more windows may fit. The windows behind are estimated by the mean of the windows so far.
         """
         windows = list(itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items()))
-        total = sum(number for _, (number, _) in windows)
+        total = sum(len(stored.hops) for _, stored in windows)
         room = self._spooling.picked_batches
         shard = Shard()
         batches = rows = nodes = 0
-        for window_cursor, (number, packing) in windows:
-            stored = packing.result()
+        for window_cursor, stored in windows:
             if hot is not None:
                 stored = stored._replace(num_rows=len(hot.missing(stored.arrays[0]())), hot=hot)
             rows_before = rows
-            batches += number
+            batches += len(stored.hops)
             rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
             parts = -(-rows * total // (room * nodes))  # shards needed, rounded up in integers
@@ -250,65 +225,44 @@ class Spool:
 
     def _sample(self, spools: Sequence[Spool], cursor: Cursor) -> None:
         """Sample structure files: this spool's windows from `cursor` on, and all windows of the
-        other spools.
-
-        Other threads pack and write the windows, the last ones while the features of the first
-        shard are read.
-        """
-        # packing for a pass that was left early may still run
-        wait([packing for packing in self._packing if not packing.cancel()])
-        self._structure = {}
-        self._packing = []
-        structures: list[Structure] = [{} for _ in spools]
+        other spools."""
+        self._structure = {}  # frees its file
+        structures = {spool: Shard() for spool in spools}
         jobs = list(self._jobs(spools, cursor))
         while jobs:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
+            # memory has room for the samples of one pass
             count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
-            for packing in self._packing:
-                # raises the error of packing; also waits, as memory has room for the samples of
-                # one pass only
-                packing.result()
-            sampled = self._sample_jobs([seeds for *_, seeds in jobs[:count]])
-            for number, file, key, seeds in jobs[:count]:
-                packing = submit(self._packers, self._pack, file, seeds, sampled.pop(0))
-                self._packing.append(packing)
-                structures[number][key] = len(seeds.ids), packing
+            sampled = sample_windows(
+                [seeds for *_, seeds in jobs[:count]], self._arrays["colptr"], self._arrays["row"]
+            )
+            # two threads only, because packing takes a set of all nodes, 21 MB for papers100M
+            with ThreadPoolExecutor(2, thread_name_prefix="pack") as packers:
+                packings = [
+                    submit(packers, self._pack, file, seeds, sampled.pop(0))
+                    for _, file, _, seeds in jobs[:count]
+                ]
+            for (spool, _, key, _), packing in zip(jobs, packings, strict=False):
+                structures[spool][key] = packing.result()
             jobs = jobs[count:]
-        for spool, structure in zip(spools, structures, strict=True):
+        for spool, structure in structures.items():
             spool._structure = structure
 
     def _jobs(
         self, spools: Sequence[Spool], cursor: Cursor
-    ) -> Iterator[tuple[int, SpoolFile, Cursor, Seeds]]:
-        """Yield (number of the spool, file, cursor, seeds) of the windows of each spool's structure
-        file.
-
-        Evaluations come first, because the pass that fills the first shard needs all of their
-        windows.
-        """
-        for number, spool in reversed(list(enumerate(spools))):
+    ) -> Iterator[tuple[Spool, SpoolFile, Cursor, Seeds]]:
+        """Yield (spool, file, cursor, seeds) of the windows of each spool's structure file."""
+        for spool in spools:
             file = SpoolFile(self._preparation.spool_dir)
-            following: Cursor | None = (0, 0, 0) if number else cursor
+            following: Cursor | None = cursor if spool is self else (0, 0, 0)
             room = self._spooling.structure_batches
             while following is not None:
                 seeds = spool._seeds(following)
                 room -= len(seeds.ids)
-                if not number and room < 0 and following != cursor:
+                if spool is self and room < 0 and following != cursor:
                     break
-                yield number, file, following, seeds
+                yield spool, file, following, seeds
                 following = spool._next_cursor(following, seeds.positions)
-
-    def _sample_jobs(self, windows: Sequence[Seeds]) -> list[Sampled]:
-        arrays = [self._arrays["colptr"], self._arrays["row"]]
-        begun = time.monotonic()
-        bytes_before = sum(array.bytes_read for array in arrays)
-        sampled = sample_windows(windows, *arrays)
-        self._preparation.on_pass(
-            batches=sum(len(seeds.ids) for seeds in windows),
-            sample_s=round(time.monotonic() - begun, 3),
-            bytes_read=sum(array.bytes_read for array in arrays) - bytes_before,
-        )
-        return sampled
 
     def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> _StoredWindow:
         window = Window.pack(seeds, sampled)
@@ -321,8 +275,6 @@ class Spool:
         self, shards: Sequence[Shard], buffer_bytes: int, fresh: HotRows | None
     ) -> list[Shard]:
         x = self._arrays["x"]
-        begun = time.monotonic()
-        bytes_before = x.bytes_read
         filled = list[Shard]()
         targets = list[tuple[SpoolFile, int]]()
         for shard in shards:
@@ -362,9 +314,6 @@ class Spool:
         hot = fresh or self._hot
         self._preparation.on_pass(
             windows=len(windows),
-            distinct_nodes=len(index),
-            features_s=round(time.monotonic() - begun, 3),
-            bytes_read=x.bytes_read - bytes_before,
             bytes_written=int(bounds[-2]) * x.row_bytes,
             kept_rows=0 if hot is None else len(hot.rows),
         )

@@ -29,7 +29,7 @@ from ..sampling.pyg_stores import StoreData, mapped_features
 from ..sampling.sampler import NO_EDGES, CSCSampler, Hops
 from .reader import WindowReader
 from .spool import Preparation
-from .window import Window, decode_rows, take_rows
+from .window import Window, decode_rows
 
 # Attributes of PyG's loaders that decide how one batch is drawn.
 _FIXED = {
@@ -70,7 +70,6 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         self.preparation = preparation
         self.next_epoch = next_epoch
         self._next_start = 0
-        self._place = next_epoch or 0, 0  # epoch and position behind the batch handed out last
         self._running_passes = 0  # over windows
         # for prediction, Lightning copies a loader by its attributes
         batches = arguments.pop("batch_sampler", None)
@@ -81,7 +80,6 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         if not isinstance(arguments["sampler"], EpochSampler):
             arguments["sampler"] = BorrowedOrder(
                 arguments["sampler"],
-                len(input_nodes),
                 arguments["batch_size"],
                 arguments.get("drop_last", False),
                 node_sampler.seed,
@@ -129,39 +127,13 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         for number in (epoch, start):
             if not isinstance(number, Integral) or number < 0:
                 raise InputError(f"set_epoch: expected a whole number from 0 on, got {number!r}")
+        start = min(start, self.sampler.n)  # the last batch may be smaller than the others
         self.sampler.set_epoch(epoch, start)
         self.node_sampler.set_epoch(epoch)
         self.sampler.is_chosen = False
         if self.next_epoch is not None:
             self.next_epoch = epoch
             self._next_start = start
-            self._place = epoch, start
-
-    def state_dict(self) -> dict[str, int]:
-        """Return the place after the last batch handed out (the epoch, and the number of its seeds
-        so far), and the values that the order of seeds depends on."""
-        epoch, position = self._place
-        return {"epoch": epoch, "position": position, **self._order()}
-
-    def _order(self) -> dict[str, int]:
-        return {
-            "num_seeds": self.sampler.count(0),
-            "seed": self.sampler.seed,
-            "shuffle": self.sampler.shuffle,
-        }
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Make the next pass continue from the place of `state_dict`, or begin the next epoch if
-        that epoch was complete."""
-        order = self._order()
-        names = {"epoch", "position", *order}
-        if not isinstance(state, dict) or state.keys() != names or {**state, **order} != state:
-            expected = ", ".join(f"{name}={value}" for name, value in order.items())
-            raise InputError(f"state_dict: expected that of a loader with {expected}, got {state}")
-        if state["position"] < order["num_seeds"]:
-            self.set_epoch(state["epoch"], state["position"])
-        else:
-            self.set_epoch(state["epoch"] + self.sampler.shuffle)
 
     def __iter__(self) -> Iterator[Data]:
         self.store.check_maps()
@@ -178,14 +150,12 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         if shuffle and self.sampler.is_chosen and chosen != self.next_epoch:
             self.set_epoch(chosen)
         epoch = self.next_epoch
-        position = self._next_start
-        self.set_epoch(epoch, position)
+        start = self._next_start
+        self.set_epoch(epoch, start)
         self.next_epoch = epoch + shuffle
         self._next_start = 0
         drawn_by_workers = self.reader is None and self.num_workers > 0
-        for batch in self._pass(epoch, position):
-            position = min(position + self.batch_size, self.sampler.count(0))
-            self._place = epoch, position
+        for batch in self._pass(epoch, start):
             if self.transform is not None and not drawn_by_workers:
                 batch = self.transform(batch)
             last = [batch]
@@ -237,9 +207,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
     def _take(self, features: Tensor, rows: Array) -> Tensor:
         int8 = self.store.int8
         if int8 is None:
-            x = features.new_empty(len(rows), features.shape[1])
-            take_rows(features.view(torch.uint8).numpy(), rows, x.view(torch.uint8).numpy())
-            return x
+            # in one thread: torch's `index_select` would start its own
+            return torch.from_numpy(features.numpy().take(rows, axis=0))
         x = torch.empty(len(rows), features.shape[1])
         decode_rows(features.numpy(), rows, *int8, x.numpy())
         return x

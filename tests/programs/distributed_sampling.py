@@ -43,12 +43,13 @@ def train(rank: int, world_size: int, path: str) -> None:
     sage = GraphSAGE(store.num_features, 64, 2, store.num_classes)
     model = DistributedDataParallel(sage)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    loader = own_loader(path, rank, world_size)
     for epoch in range(1, 6):
         model.train()
         total = 0.0
         count = 0
-        for _ in range(2):  # an epoch in two attempts, the second with a new loader
+        for start in (0, 32):  # an epoch in two attempts, each with a new loader
+            loader = own_loader(path, rank, world_size)
+            loader.set_epoch(epoch, start)
             for batch in loader:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(
@@ -58,11 +59,8 @@ def train(rank: int, world_size: int, path: str) -> None:
                 optimizer.step()
                 total += float(loss.detach()) * batch.batch_size
                 count += batch.batch_size
-                if loader.state_dict()["position"] == 32:
+                if count == 32:
                     break
-            state = loader.state_dict()
-            loader = own_loader(path, rank, world_size)
-            loader.load_state_dict(state)
         assert count == len(loader.dataset), "each node once"
         if rank == 0:
             print(f"Epoch: {epoch:02d}, Loss: {total / count:.4f}")

@@ -18,9 +18,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.registry import POLICIES
-from ogbnlib.runs.folder import Run
 from ogbnlib.sampling.policies import Loaders
-from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sampling.workers import workers_ended
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.resolve import find_store
@@ -75,24 +73,6 @@ def test_every_policy_hands_out_the_same_batches(
         seen.append(contents(loader, 3))
     assert all(batches == seen[0] for batches in seen)
     assert len(seen[0]) > 2
-
-
-def test_shared_loaders_hold_no_coo_and_share_one_csc(make: Make, tmp_path: Path) -> None:
-    loaders = make(loading="shared")
-    loaders_made = [
-        loaders.train_loader(),
-        loaders.eval_loader("valid"),
-        loaders.eval_loader("test"),
-    ]
-    for loader in loaders_made:
-        sampler = loader.node_sampler
-        assert isinstance(sampler, CSCSampler)
-        assert np.shares_memory(sampler._colptr, loaders.colptr)  # type: ignore[attr-defined]
-        assert np.shares_memory(sampler._row, loaders.row)  # type: ignore[attr-defined]
-        assert loader.data.edge_index.numel() == 0
-        assert loader.data.x.data_ptr() == loaders.data.x.data_ptr()
-    assert loaders.row.dtype == np.int32  # type: ignore[attr-defined]
-    assert not [name for name in Run(tmp_path).parts if "COO" in name or "loader" in name]
 
 
 def test_evaluating_the_train_split_leaves_the_next_epoch(make: Make) -> None:

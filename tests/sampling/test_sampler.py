@@ -165,16 +165,9 @@ def test_the_batch_depends_on_neither_memory_nor_dtype(
     )
 
 
-@pytest.mark.parametrize(
-    ("nodes", "message"),
-    [
-        (torch.tensor([3, -1]), "from 0 to 299, found -1$"),
-        (torch.tensor([1, 2], dtype=torch.int32), r"inputs\.node"),
-    ],
-)
-def test_wrong_seeds_are_refused_by_name(nodes: torch.Tensor, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        CSCSampler(*random_graph(), [2]).sample_from_nodes(NodeSamplerInput(None, nodes))
+def test_wrong_seeds_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"from 0 to 299, found -1$"):
+        CSCSampler(*random_graph(), [2]).sample_from_nodes(seeds_of(3, -1, position=None))
 
 
 @pytest.mark.parametrize("num_nodes", [2, 300])
@@ -202,17 +195,9 @@ def test_a_repeated_seed_is_a_node_with_the_same_neighbors(
     assert not {*again.row.tolist()} & {2, 3, 4}  # each node is the source of its edges once
 
 
-@pytest.mark.parametrize(
-    ("colptr", "row", "message"),
-    [
-        (np.array([0, 1], np.int32), np.zeros(1, np.int64), "colptr: .*int64"),
-        (np.array([0, 2]), np.zeros(4, np.int64)[::2], "row: .*contiguous"),
-        (np.array([0, 2]), np.zeros(1, np.int64), "colptr: .*1 entries"),
-    ],
-)
-def test_arrays_that_are_no_csc_graph_are_refused(colptr: Any, row: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        CSCSampler(colptr, row, [1])
+def test_offsets_of_another_number_of_edges_are_refused() -> None:
+    with pytest.raises(InputError, match=r"colptr: .*1 entries"):
+        CSCSampler(np.array([0, 2]), np.zeros(1, np.int64), [1])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.sources.official import KNOWN
 from ogbnlib.windows.plan import Budget, choose_windows
 
-PAIR = Windows(10, True, 450 * MB, GB, 5)
+PAIR = Windows(10, 450 * MB, GB, 5)
 
 
 def test_ranks_share_a_lookahead_of_a_size() -> None:
@@ -22,8 +22,6 @@ def test_ranks_share_a_lookahead_of_a_size() -> None:
     assert Budget(None, 0).bytes_beside(PAIR) is None
     force_windows(GB)
     assert Budget(5 * GB, 0, sharers=4).bytes_beside() == GB // 4
-    force_windows("off")
-    assert Budget(GB, 0).bytes_beside(PAIR) is None
 
 
 def test_windows_on_disk_are_chosen_fast() -> None:

@@ -10,7 +10,6 @@ import json
 import os
 import threading
 import time
-import weakref
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from conftest import batches_of, files_of, python_child, same, scores, wait_until
-from torch_geometric.data import Data
+import store_loaders
+from conftest import batches_of, files_of, python_child, same, scores
+from store_loaders import assert_equal
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.files import file_system
@@ -30,18 +29,15 @@ from ogbnlib.io.disk_array import DiskArray, Interrupted
 from ogbnlib.io.spool_file import DiskFull, SpoolFile
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.folder import Run
-from ogbnlib.sampling.order import EpochSampler
 from ogbnlib.sampling.policies import set_epoch
-from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.resolve import find_store
 from ogbnlib.training.train import train
 from ogbnlib.windows import plan
 from ogbnlib.windows.plan import spool_bytes
-from ogbnlib.windows.spool import Preparation, Spool
+from ogbnlib.windows.spool import Spool
 from ogbnlib.windows.store_loader import StoreLoader
-from ogbnlib.windows.window import Window
 
-WINDOWS = Windows(3, True, 0, 2**20)
+WINDOWS = Windows(3, 0, 2**20)
 GB = 2**30
 HOT = [0, 60_000, GB]  # bytes for rows in memory: none, some, all that come twice
 Build = Callable[..., Any]
@@ -61,8 +57,6 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def make(store: Store, tmp_path: Path) -> Iterator[Build]:
     """A loader of 8 batches over the train split; `picked` batches are kept on disk at a time, 0
     for windows in memory.
-
-    `loader.seen` has what `on_window` was called with.
     """
     loaders: list[StoreLoader] = []
 
@@ -70,52 +64,21 @@ def make(store: Store, tmp_path: Path) -> Iterator[Build]:
         picked: int,
         sampled: int = 5,
         structure: int = 2,
-        num_neighbors: Any = (4, 3),
-        shuffle: bool = True,
         last_epoch: int | None = 3,
         hot: int = 0,
-        **preparation: Any,
+        **options: Any,
     ) -> Any:
-        ids = torch.from_numpy(store.splits["train"])
         spooling = None
         if picked:
             spooling = Spooling(sampled, picked * structure, picked, 2**20, 0, hot)
         windows = dataclasses.replace(WINDOWS, spooling=spooling, in_memory=WINDOWS)
-        seen: list[dict[str, Any]] = []
-
-        def see(**info: Any) -> None:
-            seen.append(info)
-
-        recorded: dict[str, Any] = {"on_window": see, "on_pass": see, **preparation}
-        loader: Any = StoreLoader(
-            store,
-            CSCSampler(store.colptr, store.row, num_neighbors, seed=3, fixed=not shuffle),
-            ids,
-            torch.from_numpy(np.array(store.y[ids.numpy()])),
-            Preparation(windows, last_epoch=last_epoch, spool_dir=tmp_path, **recorded),
-            batch_size=16,
-            sampler=EpochSampler(len(ids), shuffle=shuffle, seed=3),
-        )
-        loaders.append(loader)
-        loader.seen = seen
-        return loader
+        options |= {"last_epoch": last_epoch, "spool_dir": tmp_path}
+        loaders.append(store_loaders.build(store, windows, **options))
+        return loaders[-1]
 
     yield build
     for loader in loaders:
         loader.close()
-
-
-def assert_equal(batches: list[Data], others: list[Data]) -> None:
-    assert len(batches) == len(others)
-    for one, other in zip(batches, others, strict=True):
-        assert one.keys() == other.keys()
-        for name in one.keys():  # noqa: SIM118  # not a dict
-            assert (
-                torch.equal(one[name], other[name])
-                if torch.is_tensor(one[name])
-                else one[name] == other[name]
-            ), name
-            assert not torch.is_tensor(one[name]) or one[name].dtype == other[name].dtype, name
 
 
 def bytes_read(loader: Any) -> int:
@@ -131,28 +94,10 @@ def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int
         assert_equal(batches_of(spooled, epoch), batches_of(plain, epoch))
     if picked == sampled == 100:  # one pass serves all epochs
         assert bytes_read(spooled) < bytes_read(plain) / 3
-    passes = [window for window in spooled.seen if "features_s" in window]
-    assert sum(window["windows"] for window in passes) == 9  # of three epochs, each prepared once
+    passes = [event for event in spooled.seen if "windows" in event]
+    assert sum(event["windows"] for event in passes) == 9  # of three epochs, each prepared once
     assert len(passes) <= -(-9 // max(1, picked // 3))
-    assert ["spool_s" in window for window in spooled.seen].count(True) == 9
-
-
-def test_a_window_whose_packing_failed_is_sampled_again(
-    make: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loader, pack, samples = make(3, 100), Window.pack, list[Any]()
-
-    def fail_once(seeds: Any, sampled: Any) -> Window:
-        samples.append(weakref.ref(sampled))
-        if len(samples) == 1:
-            raise MemoryError
-        return pack(seeds, sampled)
-
-    monkeypatch.setattr(Window, "pack", fail_once)
-    with pytest.raises(MemoryError):
-        loader.reader.spool.read((1, 0, 0))
-    wait_until(lambda: samples[0]() is None, "the failed sample to be freed")
-    assert len(loader.reader.spool.read((1, 0, 0)).hops) == 3
+    assert [event.get("from_spool") for event in spooled.seen].count(True) == 9
 
 
 @pytest.mark.parametrize("hot", HOT)
@@ -371,11 +316,11 @@ def test_a_run_scores_the_same_with_and_without(
     assert [event["epoch"] for event in moved] == [1, 2, 3]
     if file_system(tmp_path) not in ("tmpfs", "ramfs"):  # which are no disk
         assert 0 < moved[0]["write_bytes"] <= moved[2]["write_bytes"]
-    read = Counter(window["loader"] for window in windows if "bytes_read" in window)
+    read = Counter(event["loader"] for event in windows if not event.get("from_spool"))
     assert not list(scratch.iterdir())
     assert read["train"] > 0 == read["valid"] == read["test"]  # with the first pass of training
     # of three epochs and nine evaluations
-    assert 1 <= sum("features_s" in window for window in windows) < 3
+    assert 1 <= sum(event["event"] == "pass" for event in windows) < 3
 
 
 @pytest.mark.parametrize("batch_size", [64, 2000])

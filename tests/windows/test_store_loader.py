@@ -1,9 +1,7 @@
 """Promises of `StoreLoader` and the policy `store`: the same batches and losses, within the memory
 that is given."""
 
-import functools
 import gc
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -12,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import store_loaders
 import torch
 from conftest import MB, batches_of, force_windows, scores, wait_until
-from ogb_layout import write_raw
+from store_loaders import BATCH_SIZE, NUM_NEIGHBORS, assert_equal
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch_geometric.data import Data
 from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.config import TrainConfig
@@ -33,135 +31,49 @@ from ogbnlib.sampling.policies import set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
 from ogbnlib.training.train import train
-from ogbnlib.windows.spool import Preparation
 from ogbnlib.windows.store_loader import StoreLoader
 
-N, FEATURES, CLASSES, BATCH, NUM_NEIGHBORS = 1500, 301, 4, 16, [3, 2]
-Make = Callable[..., StoreLoader]
-
-
-@pytest.fixture(scope="module")
-def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """1,500 nodes, 9,000 edges; 230 / 50 / 70 labelled, so that the last batch of each split is a
-    partial one."""
-    rng = np.random.default_rng(0)
-    classes = rng.integers(CLASSES, size=N)
-    x = (
-        np.eye(CLASSES)[classes] @ rng.normal(size=(CLASSES, FEATURES))
-        + rng.normal(size=(N, FEATURES))
-    ) / 4
-    ids = rng.permutation(N)
-    splits = {"train": ids[:230], "valid": ids[230:280], "test": ids[280:350]}
-    y = np.full(N, -1)
-    y[ids[:350]] = classes[ids[:350]]
-    path = tmp_path_factory.mktemp("data") / "raw"
-    write_raw(
-        path,
-        edge_index=rng.integers(N, size=(2, 9000)),
-        x=x,
-        y=y,
-        splits=splits,
-        num_classes=CLASSES,
-    )
-    return path
-
-
-@pytest.fixture(scope="module")
-def stores(raw: Path) -> Callable[..., Store]:
-    """`raw` as a store, float32 unless told; each made once."""
-    made: dict[str, Store] = {}
-
-    def get(**changes: Any) -> Store:
-        options: dict[str, Any] = {"feature_dtype": "float32", **changes}
-        if str(options) not in made:
-            made[str(options)] = convert(
-                raw, raw.parent / f"store{len(made)}", progress=False, **options
-            )
-        return made[str(options)]
-
-    return get
-
-
-@pytest.fixture(scope="module")
-def config(
-    stores: Callable[..., Store], tiny_config: Callable[..., TrainConfig]
-) -> Callable[..., TrainConfig]:
-    return functools.partial(tiny_config, **{"dataset": str(stores().path), "batch_size": BATCH})
+CLASSES = 4
+Make = Callable[..., Any]
 
 
 @pytest.fixture
-def make(stores: Callable[..., Store]) -> Iterator[Make]:
-    """A loader over the train split with `on_window` recorded in `loader.seen`; closed at the
-    end."""
+def make(store: Store) -> Iterator[Make]:
+    """A loader with windows of so many batches; closed at the end."""
     made: list[StoreLoader] = []
 
-    def build(
-        window_batches: int | None,
-        overlapped: bool = True,
-        store: Store | None = None,
-        shuffle: bool = True,
-        last_epoch: int | None = None,
-    ) -> StoreLoader:
-        store = store or stores()
-        seen: list[dict[str, Any]] = []
-        ids = torch.from_numpy(store.splits["train"])
-        loader = StoreLoader(
-            store,
-            CSCSampler(store.colptr, store.row, NUM_NEIGHBORS, seed=3),
-            ids,
-            torch.from_numpy(np.array(store.y[ids.numpy()])),
-            Preparation(
-                Windows(window_batches, overlapped, 0, 2**20),
-                last_epoch=last_epoch,
-                on_window=lambda **info: seen.append(info),
-            ),
-            batch_size=BATCH,
-            sampler=EpochSampler(len(ids), shuffle=shuffle, seed=3),
-        )
-        loader.seen = seen
-        made.append(loader)
-        return loader
+    def build(window_batches: int | None, store: Store = store, **preparation: Any) -> Any:
+        windows = Windows(window_batches, 0, 2**20)
+        made.append(store_loaders.build(store, windows, **preparation))
+        return made[-1]
 
     yield build
     for loader in made:
         loader.close()
 
 
-def expected_batches(
-    store: Store, epoch: int, start: int = 0, shuffle: bool = True
-) -> Iterator[dict[str, Any]]:
-    """What a loader of `make` has to hand out, from plain indexing and one sampled batch after
-    another."""
+def expected_batches(store: Store, epoch: int) -> list[dict[str, Any]]:
+    """The batches of a loader of `make`, from plain indexing and one sampled batch after another."""
     ids, colptr, row = store.splits["train"], np.array(store.colptr), np.array(store.row)
     sampler = CSCSampler(colptr, row, NUM_NEIGHBORS, seed=3)
     sampler.set_epoch(epoch)
-    for positions in (
-        EpochSampler(len(ids), shuffle=shuffle, seed=3).order(epoch)[start:].split(BATCH)
-    ):
+    batches = []
+    for positions in EpochSampler(len(ids), seed=3).order(epoch).split(BATCH_SIZE):
         seeds = torch.from_numpy(ids)[positions]
         out = sampler.sample_from_nodes(NodeSamplerInput(input_id=positions, node=seeds))
-        yield {
-            "x": torch.from_numpy(store.x[out.node.numpy()]),
-            "y": torch.from_numpy(store.y[seeds.numpy()]),
-            "edge_index": torch.stack([out.row, out.col]),
-            "n_id": out.node,
-            "input_id": positions,
-            "num_sampled_nodes": list(out.num_sampled_nodes),
-            "num_sampled_edges": list(out.num_sampled_edges),
-            "batch_size": len(positions),
-        }
-
-
-def assert_same(batches: list[Data], expected: Iterator[dict[str, Any]]) -> None:
-    wanted = list(expected)
-    assert len(batches) == len(wanted) > 0
-    for batch, values in zip(batches, wanted, strict=True):
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor):
-                assert batch[name].dtype == value.dtype, name
-                assert torch.equal(batch[name], value), name
-            else:
-                assert batch[name] == value, name
+        batches.append(
+            {
+                "x": torch.from_numpy(store.x[out.node.numpy()]),
+                "y": torch.from_numpy(store.y[seeds.numpy()]),
+                "edge_index": torch.stack([out.row, out.col]),
+                "n_id": out.node,
+                "input_id": positions,
+                "num_sampled_nodes": list(out.num_sampled_nodes),
+                "num_sampled_edges": list(out.num_sampled_edges),
+                "batch_size": len(positions),
+            }
+        )
+    return batches
 
 
 def new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
@@ -172,42 +84,33 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-@pytest.mark.parametrize("window_batches", [None, 1, 4, 100])
-@pytest.mark.parametrize("overlapped", [False, True])
+@pytest.mark.parametrize("window_batches", [None, 1, 3, 100])
 @pytest.mark.parametrize("kind", [{}, {"feature_dtype": "float16", "undirected": True}], ids=str)
 def test_any_window_gives_the_batches_of_plain_indexing(
-    make: Make,
-    stores: Callable[..., Store],
-    window_batches: int | None,
-    overlapped: bool,
-    kind: dict[str, Any],
+    make: Make, tiny_dir: Path, tmp_path: Path, window_batches: int | None, kind: dict[str, Any]
 ) -> None:
-    store = stores(**kind)
-    loader = make(window_batches, overlapped, store)
-    assert len(loader) == 15
-    assert_same(batches_of(loader, 1), expected_batches(store, 1))
+    store = convert(tiny_dir, tmp_path / "store", progress=False, **kind)
+    loader = make(window_batches, store)
+    assert len(loader) == 8
+    assert_equal(batches_of(loader, 1), expected_batches(store, 1))
     _, second, *others = batches_of(loader, 2)
     assert len({batch.x.untyped_storage().data_ptr() for batch in (second, others[0])}) == 1 + (
         window_batches == 1
     )
     # they share neither rows nor the version by which autograd finds changed tensors
     second.x.zero_()
-    assert_same(others, itertools.islice(expected_batches(store, 2), 2, None))
+    assert_equal(others, expected_batches(store, 2)[2:])
     assert not any(batch.x._version for batch in others)
-    if window_batches is not None:  # the windows cover each epoch exactly
-        full, rest = divmod(15, window_batches)
-        assert [window["batches"] for window in loader.seen] == (
-            [window_batches] * full + [rest] * (rest > 0)
-        ) * 2
-        assert [window["epoch"] for window in loader.seen] == [1] * (full + (rest > 0)) + [2] * (
-            full + (rest > 0)
-        )
+    sizes = {None: [], 1: [1] * 8, 3: [3, 3, 2], 100: [8]}[window_batches]
+    seen = [(window["epoch"], window["batches"]) for window in loader.seen]
+    assert seen == [(epoch, size) for epoch in (1, 2) for size in sizes]
 
 
 @pytest.mark.parametrize(("window_batches", "taken"), [(None, 1), (4, 1), (4, 5)])
 def test_a_left_epoch_leaves_no_thread_and_no_open_file(
-    make: Make, stores: Callable[..., Store], window_batches: int | None, taken: int
+    make: Make, store: Store, window_batches: int | None, taken: int
 ) -> None:
+    expected = expected_batches(store, 1)  # which maps the store
     gc.collect()  # loaders of other tests
     before, loader = set(threading.enumerate()), make(window_batches, last_epoch=9)
     files = open_files() - (0 if window_batches is None else 3)
@@ -220,7 +123,7 @@ def test_a_left_epoch_leaves_no_thread_and_no_open_file(
             if number == taken:
                 break
         assert "prefetch_0" not in [thread.name for thread in new_threads(before)]
-    assert_same(batches_of(loader, 1), expected_batches(stores(), 1))
+    assert_equal(batches_of(loader, 1), expected)
     loader.close()
     assert not new_threads(before)
     assert open_files() == files
@@ -231,39 +134,33 @@ ALL = {"dropout": 0.5, "train_eval": "every_epoch"}
 
 
 @pytest.fixture(scope="module")
-def shared(config: Callable[..., TrainConfig]) -> list[dict[str, Any]]:
-    return scores(train(config(**ALL)).history)
+def shared(tiny_config: Callable[..., TrainConfig]) -> list[dict[str, Any]]:
+    return scores(train(tiny_config(loading="shared", **ALL)).history)
 
 
-@pytest.mark.parametrize("lookahead", ["auto", "1 MB", "1 kB"])
+@pytest.mark.parametrize("lookahead", ["auto", "20 kB", "1 kB"])
 def test_losses_and_accuracies_are_those_of_the_policy_shared(
-    config: Callable[..., TrainConfig],
-    stores: Callable[..., Store],
+    tiny_config: Callable[..., TrainConfig],
     shared: list[dict[str, Any]],
     lookahead: str,
     tmp_path: Path,
 ) -> None:
     before = set(threading.enumerate())
-    changes = {"dataset": str(stores().path), "loading": "store", "lookahead": lookahead, **ALL}
-    folder = tmp_path / "run" if lookahead in ("auto", "1 MB") else None
-    assert scores(train(config(**changes), folder).history) == shared
+    config = tiny_config(loading="store", lookahead=lookahead, spool="off", **ALL)
+    assert scores(train(config, tmp_path / "run").history) == shared
     assert not new_threads(before)
-    if folder is not None:
-        windows = [event for event in Run(folder).events if event["event"] == "window"]
-        trained = [
-            window for window in windows if window["loader"] == "train" and window["epoch"] > 0
-        ]
-        assert bool(windows) == (lookahead == "1 MB")
-        assert sum(window["batches"] for window in trained) == (30 if windows else 0)
-        assert {window["loader"] for window in windows} == (
-            {"train", "valid", "test"} if windows else set()
-        )
+    windows = [event for event in Run(tmp_path / "run").events if event["event"] == "window"]
+    trained = [event for event in windows if event["loader"] == "train" and event["epoch"] > 0]
+    is_read = lookahead != "auto"
+    assert sum(window["batches"] for window in trained) == 2 * 8 * is_read
+    loaders = {"train", "valid", "test"} if is_read else set()
+    assert {window["loader"] for window in windows} == loaders
 
 
 def test_another_direction_than_the_stores_is_refused(
-    config: Callable[..., TrainConfig], stores: Callable[..., Store], tmp_path: Path
+    tiny_config: Callable[..., TrainConfig], tmp_path: Path
 ) -> None:
-    wanted = config(dataset=str(stores().path), loading="store", undirected=True)
+    wanted = tiny_config(loading="store", undirected=True)
     for refuse in (
         lambda: train(wanted, tmp_path / "here"),
         lambda: run(wanted, run_dir=tmp_path / "child"),
