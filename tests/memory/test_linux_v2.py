@@ -52,17 +52,6 @@ def test_a_worker_past_the_limit_ends_the_whole_run_and_is_named(linux_v2: Machi
     assert "under a limit of 100 MB (cgroup v2)" in result["diagnosis"]["text"]
 
 
-def test_a_lower_limit_around_the_run_is_the_one_that_is_blamed(linux_v2: Machine) -> None:
-    result = linux_v2.result(
-        "enter slice/session\necho 110M >/sys/fs/cgroup/slice/memory.max\n"
-        f'ogbnlib watch --memory-limit "1 GB" --run-dir r -- $python -c {HOG}',
-    )
-    assert (result["exit_code"], result["killed_by"]) == (137, "kernel")
-    assert result["outer_limit"]["cgroup"] == "/sys/fs/cgroup/slice"
-    assert result["outer_limit"]["limit_bytes"] == result["memory_limit_bytes"] == 110 * MB
-    assert "of the cgroup /sys/fs/cgroup/slice around it" in result["diagnosis"]["text"]
-
-
 def test_a_run_slowed_down_by_memory_high_is_told_so(linux_v2: Machine) -> None:
     code = (
         "held = []\n"
