@@ -22,10 +22,6 @@ PROGRAM = "linux.uml"
 HOG = "\"held = []\nwhile True: held.append(bytearray(b'x' * 2**20))\""
 TIED = ("setpriv", "--pdeathsig", "KILL")  # a machine must not outlive these tests
 MEMORY = "2500M"
-# Pages in this kernel that do not lie side by side are a mapping each outside. Above the default of 65,530, 250 MB, it
-# kills the process that asks for more.
-MAX_MAP_COUNT = 2**20
-SETTING = Path("/proc/sys/vm/max_map_count")
 
 BOOT = """\
 #!/bin/sh
@@ -88,8 +84,6 @@ enter() {{
     done
     echo $$ >$path/cgroup.procs
 }}
-# The same folder of the machine outside, where one in memory hides it.
-share() {{ mkdir -p "$1" && mount -t hostfs none "$1" -o "$1"; }}
 as_user() {{ setpriv --reuid=1000 --regid=1000 --clear-groups "$@"; }}
 """
 
@@ -269,16 +263,11 @@ class Machine:
 def machine(debian: Path | None = None) -> Iterator[Machine]:
     """A machine for the length of a `with`. `unavailable()` says whether one can be had, with a
     Debian of `make_debian` `systemd_unavailable()`."""
-    before = SETTING.read_text()
+    # Processes in it must stay below 250 MB: pages that do not lie side by side are a mapping each
+    # outside, of which vm.max_map_count allows 65,530.
     with tempfile.TemporaryDirectory(prefix="uml-") as folder:
-        if int(before) < MAX_MAP_COUNT and os.access(SETTING, os.W_OK):
-            SETTING.write_text(str(MAX_MAP_COUNT))
-        booted = None
+        booted = Machine(Path(folder), debian)
         try:
-            booted = Machine(Path(folder), debian)
             yield booted
         finally:
-            if booted:
-                booted.stop()
-            with contextlib.suppress(OSError):
-                SETTING.write_text(before)
+            booted.stop()
