@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes
-from .cgroup import Cgroup, find_cgroup, read_stalled_s
+from .cgroup import Cgroup, find_cgroup
 from .reading import Reading, read_memory
 from .tree import Tree
 
@@ -74,11 +74,10 @@ class Limit:
         return None if self.killed_by else reading
 
     def stalled_s(self) -> float | None:
-        """Return the seconds so far in which a process waited for memory.
-
-        The time is that of the tree, else of the cgroup around it, else of the machine.
-        """
-        return read_stalled_s(self.cgroup or self._around)
+        """Return the seconds so far in which a process of the tree, or else of the v2 cgroup around
+        it, waited for memory."""
+        cgroup = self.cgroup or self._around
+        return cgroup.stalled_s() if cgroup else None
 
     def oom_kills(self) -> int | None:
         counter = self._around or self.cgroup
@@ -224,10 +223,6 @@ class _SystemdLimit(Limit):
                 parent = Cgroup(pair[0].path.parent, pair[0].version)
                 self._watch_limits(pair[0].lineage(pair[1]), parent)
         return super().check(reading)
-
-    def stalled_s(self) -> float | None:
-        # Before the scope is known, the value would be that of another cgroup.
-        return super().stalled_s() if self.cgroup else None
 
 
 class Watchdog(Limit):
