@@ -359,7 +359,10 @@ class PageArray(DiskArray):
             if row < 0 or self._byte_of(row + num_rows) > self.num_bytes:
                 raise self._wrong_index(row, num_rows)
         places = self.offset + index.astype(np.int64) * self.row_bytes
-        pages = np.unique(np.concatenate([places, places + width - 1]) // mmap.PAGESIZE)
+        is_needed = np.zeros(self.num_bytes // mmap.PAGESIZE + 1, bool)
+        is_needed[places // mmap.PAGESIZE] = True
+        is_needed[(places + width - 1) // mmap.PAGESIZE] = True
+        pages = np.flatnonzero(is_needed)
         self.progress = 0, len(pages) * mmap.PAGESIZE
         content = mmap.mmap(self.descriptor, 0, prot=mmap.PROT_READ)
         if len(content) < self.num_bytes:
@@ -370,9 +373,10 @@ class PageArray(DiskArray):
                 raise Interrupted
             for page in part.tolist():
                 content.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, mmap.PAGESIZE)
-        # a row of `out` may span several rows of the file, so these overlap
-        shape = (int(index.max()) + 1, width)
-        rows = np.ndarray(shape, np.uint8, content, self.offset, (self.row_bytes, 1))
-        out.reshape(len(out), -1).view(np.uint8)[:] = rows[index]
+        word = self._word(width)
+        count = (self.num_bytes - self.offset) // word.itemsize
+        words = np.frombuffer(content, word, count, self.offset)
+        target = out.reshape(len(out), -1).view(word)
+        _pick(words, 0, index, np.argsort(places), self.row_bytes // word.itemsize, target)
         self.bytes_read += len(pages) * mmap.PAGESIZE
         self.progress = 0, 0
