@@ -181,6 +181,12 @@ def _mounts() -> Iterator[tuple[int, str, Path]]:
             yield 1, root, Path(mount)
 
 
+def counting_cgroup(pid: int) -> Cgroup | None:
+    """Return the cgroup whose counter of kills has those of a process."""
+    pair = find_cgroup(pid)
+    return pair[0] if pair else None
+
+
 def effective_limit() -> tuple[int, str]:
     """Return the lowest memory limit of this process, in bytes, and its source.
 

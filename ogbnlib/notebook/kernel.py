@@ -24,7 +24,7 @@ from papermill.log import logger
 
 from ..environment import RUNS_VARIABLE
 from ..errors import format_bytes
-from ..memory.cgroup import effective_limit, find_cgroup, read_whole
+from ..memory.cgroup import counting_cgroup, effective_limit, read_whole
 from ..memory.reading import Reading, read_memory
 from ..memory.recorder import Recorder
 from ..memory.signals import Stopped, handled
@@ -72,7 +72,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
         super().start_new_kernel(env={**env, RUNS_VARIABLE: str(self._runs)}, **options)
         self._process = self.km.provisioner.process
-        self._around = find_cgroup(self._process.pid)
+        self._cgroup = counting_cgroup(self._process.pid)
         self._recorder = Recorder(self._runs.parent).start(
             self._process.pid, interval_s=0.1, on_sample=self._on_sample
         )
@@ -136,7 +136,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         return error
 
     def _kills(self) -> int | None:
-        return self._around[0].count("oom_kill") if self._around else None
+        return self._cgroup.count("oom_kill") if self._cgroup else None
 
     def _facts(self, recorder: Recorder) -> dict[str, str]:
         status = self._process.wait()
