@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -110,22 +110,21 @@ class Limit:
                 "cgroup": str(self._outer.path),
                 "others_bytes": (anon or 0) + (shmem or 0),
             }
+        throttled = []
+        for group, _, high_before in self._lineage:
+            times = (group.count("high") or 0) - high_before
+            if times > 0:
+                high_bytes = group.size("high")
+                throttled.append(
+                    {"cgroup": str(group.path), "high_bytes": high_bytes, "times": times}
+                )
         return {
             "killed_by": self.killed_by,
             "oom_kills": None if of_others else kills,
             "kills_around": (kills or 0) if of_others else 0,
             "outer_limit": outer,
-            "throttled": [
-                {"cgroup": str(group.path), "high_bytes": group.size("high"), "times": times}
-                for group, times in self._slowed_down()
-            ],
+            "throttled": throttled,
         }
-
-    def _slowed_down(self) -> Iterator[tuple[Cgroup, int]]:
-        for group, _, high_before in self._lineage:
-            times = (group.count("high") or 0) - high_before
-            if times > 0:
-                yield group, times
 
     def _watch_limits(self, lineage: Iterable[Cgroup], around: Cgroup | None = None) -> None:
         self._lineage = [
@@ -328,11 +327,13 @@ def _left_by_a_scope() -> Cgroup | None:
     pair = find_cgroup()
     if pair is None:
         return None
+    group, mount = pair
     user = os.getuid()
-    scopes = pair[1] / f"user.slice/user-{user}.slice/user@{user}.service/app.slice"
-    around = pair[0].lineage(pair[1])
-    left = (g for g in around if g.has_limit and not scopes.is_relative_to(g.path))
-    return next(left, None)
+    scopes = mount / f"user.slice/user-{user}.slice/user@{user}.service/app.slice"
+    for ancestor in group.lineage(mount):
+        if ancestor.has_limit and not scopes.is_relative_to(ancestor.path):
+            return ancestor
+    return None
 
 
 def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:
