@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from ..display import html_card, text_card
+from ..display import text_card
 from ..errors import InputError, clear_errors, format_bytes, naming
 from ..files import StrPath, home
 from ..registry import STORE_METHODS
@@ -82,9 +82,6 @@ class GraphSize:
 
     def __repr__(self) -> str:
         return text_card(self._card())
-
-    def _repr_html_(self) -> str:
-        return html_card(self._card())
 
 
 def _mapped(name: str) -> cached_property[Any]:

@@ -115,6 +115,12 @@ class Cgroup:
         anon, file, shmem = (values[name] for name in names)
         return anon, max(file - shmem, 0), shmem  # both versions count shared memory as cache
 
+    def stalled_s(self) -> float | None:
+        """Return the seconds so far in which a process in this cgroup waited for memory (PSI)."""
+        text = read_whole(f"{self.path}/memory.pressure") or b""
+        line = re.search(rb"^some .*total=(\d+)", text)
+        return int(line[1]) / 1e6 if line else None
+
     def lineage(self, mount: Path) -> Iterator["Cgroup"]:
         """Yield this cgroup and its ancestors up to the mount point; all their limits apply."""
         for path in (self.path, *self.path.parents):
@@ -175,31 +181,10 @@ def _mounts() -> Iterator[tuple[int, str, Path]]:
             yield 1, root, Path(mount)
 
 
-def _lineage_of(pid: int | str = "self") -> Iterator[Cgroup]:
-    pair = find_cgroup(pid)
-    if pair:
-        yield from pair[0].lineage(pair[1])
-
-
-def read_stalled_s(cgroup: Cgroup | None) -> float | None:
-    """Return the seconds so far in which a process waited for memory; None without PSI.
-
-    They are those of a v2 cgroup, else of the machine.
-    """
-    text = read_whole(f"{cgroup.path}/memory.pressure") if cgroup else None
-    if text is None:  # v1 and the host's root cgroup have no such file
-        text = read_whole("/proc/pressure/memory") or b""
-    line = re.search(rb"^some .*total=(\d+)", text)
-    return int(line[1]) / 1e6 if line else None
-
-
 def counting_cgroup(pid: int) -> Cgroup | None:
-    """Return the nearest cgroup of `pid` with an oom_kill counter.
-
-    The kernel counts a kill in the victim's own cgroup.
-    """
-    groups = (group for group in _lineage_of(pid) if group.count("oom_kill") is not None)
-    return next(groups, None)
+    """Return the cgroup whose counter of kills has those of a process."""
+    pair = find_cgroup(pid)
+    return pair[0] if pair else None
 
 
 def effective_limit() -> tuple[int, str]:
@@ -209,6 +194,7 @@ def effective_limit() -> tuple[int, str]:
     """
     import psutil
 
+    pair = find_cgroup()
     # Slurm's MB are 2**20 bytes, and its --mem=0 means all memory of the node.
     node_bytes = _number("SLURM_MEM_PER_NODE") * MB
     cpus_bytes = _number("SLURM_MEM_PER_CPU") * MB * max(1, _number("SLURM_CPUS_ON_NODE"))
@@ -219,7 +205,7 @@ def effective_limit() -> tuple[int, str]:
         (cpus_bytes, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"),
         *(
             (cgroup.size("limit") or 0, f"memory cgroup v{cgroup.version} {cgroup.path}")
-            for cgroup in _lineage_of()
+            for cgroup in (pair[0].lineage(pair[1]) if pair else ())
         ),
     ]
     return min(limit for limit in limits if limit[0] > 0)

@@ -18,12 +18,12 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, format_bytes
-from .cgroup import Cgroup, find_cgroup, read_stalled_s
+from .cgroup import Cgroup, find_cgroup
 from .reading import Reading, read_memory
 from .tree import Tree
 
@@ -74,11 +74,10 @@ class Limit:
         return None if self.killed_by else reading
 
     def stalled_s(self) -> float | None:
-        """Return the seconds so far in which a process waited for memory.
-
-        The time is that of the tree, else of the cgroup around it, else of the machine.
-        """
-        return read_stalled_s(self.cgroup or self._around)
+        """Return the seconds so far in which a process of the tree, or else of the v2 cgroup around
+        it, waited for memory."""
+        cgroup = self.cgroup or self._around
+        return cgroup.stalled_s() if cgroup else None
 
     def oom_kills(self) -> int | None:
         counter = self._around or self.cgroup
@@ -111,22 +110,21 @@ class Limit:
                 "cgroup": str(self._outer.path),
                 "others_bytes": (anon or 0) + (shmem or 0),
             }
+        throttled = []
+        for group, _, high_before in self._lineage:
+            times = (group.count("high") or 0) - high_before
+            if times > 0:
+                high_bytes = group.size("high")
+                throttled.append(
+                    {"cgroup": str(group.path), "high_bytes": high_bytes, "times": times}
+                )
         return {
             "killed_by": self.killed_by,
             "oom_kills": None if of_others else kills,
             "kills_around": (kills or 0) if of_others else 0,
             "outer_limit": outer,
-            "throttled": [
-                {"cgroup": str(group.path), "high_bytes": group.size("high"), "times": times}
-                for group, times in self._slowed_down()
-            ],
+            "throttled": throttled,
         }
-
-    def _slowed_down(self) -> Iterator[tuple[Cgroup, int]]:
-        for group, _, high_before in self._lineage:
-            times = (group.count("high") or 0) - high_before
-            if times > 0:
-                yield group, times
 
     def _watch_limits(self, lineage: Iterable[Cgroup], around: Cgroup | None = None) -> None:
         self._lineage = [
@@ -224,10 +222,6 @@ class _SystemdLimit(Limit):
                 parent = Cgroup(pair[0].path.parent, pair[0].version)
                 self._watch_limits(pair[0].lineage(pair[1]), parent)
         return super().check(reading)
-
-    def stalled_s(self) -> float | None:
-        # Before the scope is known, the value would be that of another cgroup.
-        return super().stalled_s() if self.cgroup else None
 
 
 class Watchdog(Limit):
@@ -333,11 +327,13 @@ def _left_by_a_scope() -> Cgroup | None:
     pair = find_cgroup()
     if pair is None:
         return None
+    group, mount = pair
     user = os.getuid()
-    scopes = pair[1] / f"user.slice/user-{user}.slice/user@{user}.service/app.slice"
-    around = pair[0].lineage(pair[1])
-    left = (g for g in around if g.has_limit and not scopes.is_relative_to(g.path))
-    return next(left, None)
+    scopes = mount / f"user.slice/user-{user}.slice/user@{user}.service/app.slice"
+    for ancestor in group.lineage(mount):
+        if ancestor.has_limit and not scopes.is_relative_to(ancestor.path):
+            return ancestor
+    return None
 
 
 def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, list[str]]:

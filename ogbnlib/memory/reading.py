@@ -93,9 +93,6 @@ _FIELDS = {
 }
 
 
-_LISTED = 3  # most processes in a list
-
-
 def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
     """Return the sums over processes of the sizes in a file of /proc/PID, in bytes.
 
@@ -121,8 +118,7 @@ def list_processes(pids: Iterable[int]) -> str:
         name = read_whole(f"/proc/{pid}/comm")
         if sizes and name:
             rows.append((sum(sizes.values()), pid, os.fsdecode(name).strip()))
-    rows.sort(reverse=True)
-    largest = rows[:_LISTED]
+    largest = sorted(rows, reverse=True)[:3]
     return ", ".join(f"{name} {pid} with {format_bytes(size)}" for size, pid, name in largest)
 
 

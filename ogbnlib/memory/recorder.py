@@ -119,11 +119,12 @@ class EventLog:
         self.mark("part", name=name, bytes=int(size_bytes))
 
     def cuda(self, force: bool = False) -> None:
-        """Record this process's GPU memory, at most ten times a second, and 2,000 times in a run.
+        """Record this process's GPU memory, unless the last reading is recent.
 
         `force` reads at any time. Torch's own peaks, in each reading, miss nothing in between.
         """
         now = time.time()
+        # ten readings a second at first, later 2,000 each time the run gets e times as long
         pause_s = max(0.1, (now - self._began_s) / NUM_BINS)
         if self._file < 0 or not (force or now - self._last_cuda_s >= pause_s):
             return

@@ -62,13 +62,10 @@ def test_a_store_and_its_sizes_print_as_a_short_card(made: Store, tmp_path: Path
     assert "edges      none, 2 hops" in repr(hops)
 
 
-def test_the_card_of_a_page_shows_a_foreign_name_as_text(made: Store) -> None:
-    size = replace(made.size, name="<b>a\x1b[2J", num_classes=0)
-    assert "\x1b" not in repr(size)
-    page = size._repr_html_()
-    assert ">&lt;b&gt;a[2J</td>" in page
-    assert "none, but targets" in page
-    assert f'<td style="text-align:left">{made.path}</td>' in made._repr_html_()
+def test_the_card_shows_a_foreign_name_as_text(made: Store) -> None:
+    card = repr(replace(made.size, name="a\x1b[2J", num_classes=0))
+    assert "\x1b" not in card
+    assert "none, but targets" in card
 
 
 def test_anyone_can_map_the_files_with_numpy(made: Store) -> None:

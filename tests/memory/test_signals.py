@@ -182,35 +182,3 @@ def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
     child.send_signal(signal.SIGUSR1)
     said, _ = child.communicate("\n", timeout=180)
     assert (child.returncode, said) == (0, f"{int(signal.SIGUSR1)}\n")
-
-
-def test_the_command_line_ends_with_75_and_goes_on_with_resume(
-    tiny_store: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    settings = (f"dataset={tiny_store}", "batch_size=16", "epochs=100000", "device=cpu")
-    values = [word for setting in settings for word in ("--set", setting)]
-    command = [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(run)]
-    process = subprocess.Popen(
-        [*command, *values], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        wait_until(lambda: (run / "checkpoint.pt").exists(), "the first checkpoint")
-        children = process_tree(process.pid)[1:]
-        # as Slurm sends it, to every process of the job step
-        for pid in (process.pid, process.pid, *children):
-            os.kill(pid, signal.SIGUSR1)
-        said, errors = process.communicate(timeout=180)
-    finally:
-        process.kill()
-    assert process.returncode == STOPPED, said + errors
-    assert "stopped by SIGUSR1 in epoch" in said
-    assert "Traceback" not in errors
-    assert Run(run).result["diagnosis"]["cause"] == "stopped at a checkpoint"
-    assert not any(is_alive(pid) for pid in children)
-    done = position(run)[0]
-    again = subprocess.run(
-        [*command, "--resume", "--set", f"epochs={done + 1}"], capture_output=True, text=True
-    )
-    assert again.returncode == 0, again.stderr
-    assert Run(run).metrics["epoch"].tolist() == list(range(1, done + 2))

@@ -6,13 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from conftest import MB, is_alive, touched, wait_until
 
-from ogbnlib.environment import MARKS_VARIABLE
 from ogbnlib.memory.limits import make_limit
 from ogbnlib.memory.tree import _state_of, process_tree
 from ogbnlib.runs.folder import Run
@@ -85,62 +83,35 @@ def test_other_children_of_the_watcher_are_left_alone(tmp_path: Path) -> None:
             other.wait()
 
 
-@contextlib.contextmanager
-def watched(folder: Path, *options: str) -> Iterator[tuple[int, list[int]]]:
-    """A watcher of a command with a child; yields its number and theirs."""
-    ready = folder / "ready"
+@pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
+def test_a_stopped_watcher_stops_its_command(tmp_path: Path, limit_by: str) -> None:
+    ready = tmp_path / "ready"
     child = f"import time\nopen({str(ready)!r}, 'w')\nwhile True:\n    time.sleep(0.01)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    argv = [sys.executable, "-m", "ogbnlib", "watch", "--run-dir", str(folder / "run"), *options]
-    watcher = subprocess.Popen(
-        [*argv, "--", sys.executable, "-c", code], stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    options = ["--run-dir", str(tmp_path / "run"), "--memory-limit", "1 GB", "--limit-by", limit_by]
+    argv = [sys.executable, "-m", "ogbnlib", "watch", *options, "--", sys.executable, "-c", code]
+    watcher = subprocess.Popen(argv, stderr=subprocess.DEVNULL, start_new_session=True)
+    members: list[int] = []
 
-    def marked() -> list[int]:
-        """The members of the tree, without the watcher."""
-        mark = f"{MARKS_VARIABLE}=".encode()
-        pids = process_tree(watcher.pid)
-        environs = {pid: Path(f"/proc/{pid}/environ") for pid in pids}
-        with contextlib.suppress(OSError):
-            return [pid for pid, path in environs.items() if mark in path.read_bytes()]
-        return []
+    def states() -> set[str]:
+        return {_state_of(pid) for pid in (watcher.pid, *members)}
 
     try:
         wait_until(ready.exists, "the command's child")
-        wait_until(lambda: len(marked()) == 2, "both")
-        yield watcher.pid, marked()
+        members += process_tree(watcher.pid)[1:]
+        for _ in range(2):
+            os.kill(watcher.pid, signal.SIGTSTP)
+            wait_until(lambda: states() == {"T"}, "all to stop")
+            os.kill(watcher.pid, signal.SIGCONT)
+            wait_until(lambda: "T" not in states(), "all to go on")
+        os.kill(watcher.pid, signal.SIGTERM)
+        wait_until(lambda: not any(is_alive(pid) for pid in members), "their end")
+        wait_until(lambda: Run(tmp_path / "run").exit_code == 143, "the result")
     finally:
-        left = marked()
-        for pid in [watcher.pid, *left]:
+        for pid in [watcher.pid, *members]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         watcher.wait()
-
-
-CASES = [
-    (signal.SIGTSTP, ()),
-    (signal.SIGTSTP, ("--memory-limit", "1 GB")),
-    (signal.SIGTSTP, ("--memory-limit", "1 GB", "--limit-by", "watchdog")),
-]
-
-
-@pytest.mark.parametrize(("number", "options"), CASES)
-def test_a_stopped_watcher_stops_its_command(
-    tmp_path: Path, number: signal.Signals, options: tuple[str, ...]
-) -> None:
-    with watched(tmp_path, *options) as (watcher, members):
-        for _ in range(2):
-            os.kill(watcher, number)
-            wait_until(
-                lambda: {_state_of(pid) for pid in (watcher, *members)} == {"T"}, "all to stop"
-            )
-            os.kill(watcher, signal.SIGCONT)
-            wait_until(
-                lambda: "T" not in {_state_of(pid) for pid in (watcher, *members)}, "all to go on"
-            )
-        os.kill(watcher, signal.SIGTERM)
-        wait_until(lambda: not any(is_alive(pid) for pid in members), "their end")
-        wait_until(lambda: Run(tmp_path / "run").exit_code == 143, "the result")
 
 
 def test_after_a_command_nothing_is_adopted(tmp_path: Path) -> None:
