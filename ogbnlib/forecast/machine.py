@@ -3,22 +3,21 @@
 import contextlib
 import io
 import os
+import random
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ..graph.store import GraphSize, Store
-from ..io.blocks import block_buffer
+from ..io.blocks import BLOCK, block_buffer
 from ..launcher import job_cores
-from ..memory.reading import processor
+from ..memory.cgroup import read_whole
 
 # Only for choosing windows and for times; measured on a 2-core machine with an NVMe-like disk.
 DISK_BYTES_PER_S = 1.2e9
-_READ_BYTES = 8 * 2**20  # one read of `DiskArray`
-_THREADS = 3
+_READ_BYTES = 2**26
 _PROBE_S = 0.1
 
 
@@ -65,54 +64,18 @@ def _product() -> float:
     return 2 * 64**3 * done / (time.thread_time() - begin)
 
 
-def _bf16_product(flops_per_s: float) -> float:
-    """Operations per second of one core in a bfloat16 matrix product.
-
-    A processor with bfloat16 instructions may gain much or lose by them: 215 GFLOP/s against 98 in
-    float32 on a Zen 4, 84 against 141 on a Xeon of the same year. One without them (AVX2) ran at a
-    24th of float32, 2.4 against 57. That ratio is assumed then, without importing torch.
-    """
-    if not processor() & {"avx512_bf16", "amx_bf16"}:
-        return flops_per_s / 24
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    a = torch.ones(512, 512, dtype=torch.bfloat16)
-    torch.mm(a, a)
-    done = 0
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < _PROBE_S:
-        torch.mm(a, a)
-        done += 1
-    seconds = time.perf_counter() - begin
-    torch.set_num_threads(threads)
-    return 2 * 512**3 * done / seconds
-
-
 def _read(path: Path) -> float:
-    """Bytes per second of large reads past the page cache, at places all over a file; 0.0 for a
-    small file."""
+    """Bytes per second of a large read past the page cache, at a random place; 0.0 for a small
+    file."""
     pieces = path.stat().st_size // _READ_BYTES
-    if pieces < 64:  # in 0.1 s the reads would reach the same pieces again
+    if pieces < 8:
         return 0.0
-    begin = time.perf_counter()
-
-    def part(thread: int) -> int:
-        buffer = block_buffer(_READ_BYTES)
-        done = 0
-        while time.perf_counter() - begin < _PROBE_S:
-            # each read is 37 pieces further, so that reads lie far apart
-            piece = (thread + done * _THREADS) * 37 % pieces
-            done += os.preadv(file.fileno(), [buffer], piece * _READ_BYTES) // _READ_BYTES
-        return done
-
-    with (
-        io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file,
-        ThreadPoolExecutor(_THREADS) as pool,
-    ):
-        done = sum(pool.map(part, range(_THREADS)))
-    return done * _READ_BYTES / (time.perf_counter() - begin)
+    buffer = block_buffer(_READ_BYTES)
+    buffer[::BLOCK] = bytes(_READ_BYTES // BLOCK)  # else page faults count
+    with io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file:
+        begin = time.perf_counter()
+        done = os.preadv(file.fileno(), [buffer], random.randrange(pieces) * _READ_BYTES)
+    return done / (time.perf_counter() - begin)
 
 
 def probe(size: GraphSize | None = None) -> Machine:
@@ -123,5 +86,10 @@ def probe(size: GraphSize | None = None) -> Machine:
         with contextlib.suppress(OSError):
             disk = _read(size.file_path("x"))
     flops_per_s = _product()
-    bf16_flops_per_s = _bf16_product(flops_per_s)
+    # A processor with bfloat16 instructions may gain much or lose by them: 215 GFLOP/s against 98
+    # in float32 on a Zen 4, 84 against 141 on a Xeon of the same year. One without them (AVX2) ran
+    # at a 24th of float32, 2.4 against 57.
+    flags = read_whole("/proc/cpuinfo") or b""
+    has_bf16 = b"avx512_bf16" in flags or b"amx_bf16" in flags
+    bf16_flops_per_s = flops_per_s * (2 if has_bf16 else 1 / 24)
     return Machine(job_cores(), flops_per_s, disk or DISK_BYTES_PER_S, bf16_flops_per_s)

@@ -5,6 +5,7 @@ For the user's own model, steps on two small random batches are measured in anot
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -51,26 +52,16 @@ class _Trial:
 
 
 _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
+# Parameters that change a step of a model, beside its batch.
+_OF_STEP = {"model", "model_args", "hidden_channels", "dropout", "precision"}
 
 
 def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
-    return json.dumps(
-        [
-            config.model,
-            config.model_args,
-            config.hidden_channels,
-            config.dropout,
-            config.precision,
-            min(2, config.accumulate),
-            formula_of(config),
-            config.depth,
-            num_features,
-            num_classes,
-            stamp,
-        ]
-    )
+    values = config.model_dump(mode="json", include=_OF_STEP)
+    depth = formula_of(config), config.depth, min(2, config.accumulate)
+    return json.dumps([values, depth, num_features, num_classes, stamp])
 
 
 def _trial(config: TrainConfig, num_features: int, num_classes: int) -> _Trial | None:
@@ -193,6 +184,13 @@ class Step:
         others_s = _FLOPS_PER_BYTE * written / machine.products_per_s("fp32", threads)
         return self.flops / rate + share * others_s
 
+    def threads(self, cores: int) -> int:
+        """Number of torch threads: that of the config, where "auto" means one for small steps and
+        `cores` for large ones."""
+        if self.config.num_threads != "auto":
+            return self.config.num_threads or cores
+        return cores if self.flops >= LARGE_FLOPS else 1
+
     # The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % above and 25 % below
     # this, in steps of more than a few MB; sage took 8 % more with checkpointing, autocast and
     # dropout together.
@@ -218,16 +216,6 @@ class Step:
             else:
                 kept = layer.checkpointed
         return max(peak, kept)
-
-
-def choose_threads(
-    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, cores: int
-) -> int:
-    """Number of torch threads: that of the config, where "auto" means one for small steps and
-    `cores` for large ones."""
-    if config.num_threads != "auto":
-        return config.num_threads or cores
-    return cores if Step(config, batch, num_features, num_classes).flops >= LARGE_FLOPS else 1
 
 
 def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:
@@ -329,13 +317,8 @@ def _measure(
 
 
 def _why_trial_failed(model: str, code: int, log: str) -> str:
-    lines = [line for line in log.splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    errors = re.findall(r"^error: (.*)", log, re.MULTILINE)
     if code > 0 and errors:
-        return errors[-1]
-    if code > 0 and lines:
-        return "\n".join([f"{model}: trying it out failed:", *lines])
-    return (
-        f"{model}: trying it out failed: its code ended the process with exit code {code}, where it "
-        "was expected to return"
-    )
+        return str(errors[-1])
+    problem = f"{model}: trying it out ended with exit code {code}, expected 0"
+    return "\n".join([problem, *filter(str.strip, log.splitlines())])

@@ -185,9 +185,7 @@ class Attempt:
         if with_forecast and self.config is not None:
             # without it the size comes from the data set's files
             event = record.events.get("dataset")
-            forecast = audit(
-                self.config, memory_limit_bytes, record.phases, record.largest_parts, event
-            )
+            forecast = audit(self.config, memory_limit_bytes, record.phases, event)
             values["forecast"] = {"size_from": "run" if event else "files", **forecast}
         end = not_started or explain(
             self.run_dir, self.config, read_facts(values), record, False, remedy_of

@@ -184,9 +184,8 @@ def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
     names = [name for name in oom if name.endswith("_bytes") or name == "alloc_retries"]
     sizes = {name: oom[name] for name in names if oom[name]}
     words = end.facts.last_output if sizes else str(oom.get("message"))
-    options = tuple(Action("set on GPU", {"option": text}) for text in oom.get("suggestions") or ())
     facts = replace(end.facts, sizes=sizes, last_output=words)
-    return replace(end, facts=facts, actions=options or end.actions)
+    return replace(end, facts=facts)
 
 
 def _memory_actions(

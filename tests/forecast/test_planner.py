@@ -17,12 +17,11 @@ from conftest import force_windows
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.forecast import planner, run_forecast
+from ogbnlib.forecast import run_forecast
 from ogbnlib.forecast.fitting import FITS, TIGHT, WILL_NOT_FIT, verdict
 from ogbnlib.forecast.machine import Machine, probe
 from ogbnlib.forecast.planner import ALLOCATIONS, ladder, plan
 from ogbnlib.forecast.run_forecast import margin_bytes, predict
-from ogbnlib.forecast.step_memory import choose_threads
 from ogbnlib.memory.limits import Limit
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.official import KNOWN
@@ -65,13 +64,6 @@ def test_a_plan_says_whether_its_batches_were_drawn(tiny_store: Path) -> None:
     assert [advice.to_dict()["batches"] for advice in (unseen, drawn)] == ["degrees", "drawn"]
 
 
-def test_a_plan_says_that_a_model_not_measured_is_taken_for_sage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(planner, "try_model", Mock(side_effect=InputError("no such file")))
-    assert "planned as those of model=sage" in str(plan(config(model="my_model.py:Net")))
-
-
 @pytest.mark.parametrize("policy", ["eager", "lazy", "shared", "store", "propagated"])
 def test_a_run_without_epochs_has_a_plan(policy: str) -> None:
     model = "sign" if policy == "propagated" else "sage"
@@ -111,14 +103,8 @@ def test_the_guides_times_are_those_of_the_planner() -> None:
 
 
 def test_auto_takes_one_thread_for_small_steps_and_all_cores_for_large_ones() -> None:
-    threads = [
-        choose_threads(one, predict(one).batch, 128, 172, cores=8)
-        for one in (
-            config(),
-            config(**LARGE),
-            config(num_threads=3, **LARGE),
-        )
-    ]
+    forecasts = map(predict, (config(), config(**LARGE), config(num_threads=3, **LARGE)))
+    threads = [one.train.computation(one.batch).threads(cores=8) for one in forecasts]
     assert threads == [1, 8, 3]
     machine = Machine(8, 75e9, 1.2e9, 150e9)
     advice = plan(config(**LARGE), size=KNOWN["ogbn-papers100M"], machine=machine)

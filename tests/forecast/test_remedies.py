@@ -15,12 +15,11 @@ from benchmarks.bench_planner import configuration
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB, MB, parse_bytes
-from ogbnlib.forecast.audit import _kept_by_model, memory_remedy
+from ogbnlib.forecast.audit import memory_remedy
 from ogbnlib.forecast.fitting import FITS
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
 from ogbnlib.forecast.planner import plan
 from ogbnlib.forecast.run_forecast import predict
-from ogbnlib.memory.growth import Growth
 from ogbnlib.memory.killed import Action, KilledBy
 from ogbnlib.memory.limits import Limit
 from ogbnlib.memory.reading import Reading
@@ -158,20 +157,6 @@ def test_a_run_whose_memory_climbs_is_told_to_find_the_leak_and_no_parameter() -
         record.event({"event": "end", "time_s": epoch + 0.5, "phase": "train epoch", **held})
     (action,) = memory_remedy(PAPERS, record, KilledBy(GB))
     assert (action.id, action.arguments) == ("find leak", {"slope_bytes": 50.0 * MB})
-
-
-@pytest.mark.parametrize(
-    ("levels", "is_said"),
-    [([], False), ([400], False), ([400, 402], False), ([400, 380, 401], False)]
-    + [([400, 450], True), ([400, 430, 460], True)],
-)
-def test_a_model_is_said_to_keep_memory_only_where_it_rose_over_epochs(
-    levels: list[int], is_said: bool
-) -> None:
-    growth = Growth.of([size * MB for size in levels]) if levels else None
-    action = _kept_by_model(predict(PAPERS), growth)
-    assert (action is not None) == is_said
-    assert action is None or action.arguments["first_bytes"] == 400 * MB
 
 
 @pytest.mark.parametrize("phase", ["", "open"])

@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.forecast.oom_suggestions import oom_suggestions
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, cuda_reading
 from ogbnlib.memory.reading import memory_now
 from ogbnlib.runs.diagnosis import explain_text
@@ -246,50 +244,5 @@ def test_running_out_of_gpu_memory_is_a_result(tiny_config: Config, tmp_path: Pa
         "train epoch 1",
     ):
         assert words in found.text.replace("Exit code 76", "exit code 76")
-    assert found.remedy.startswith("expandable_segments=True")
+    assert found.actions[0].id == "smaller step"
     assert [event["event"] for event in Run(tmp_path / "run").events].count("cuda_oom") == 1
-
-
-def test_suggestions_come_in_the_order_of_their_cost() -> None:
-    oom = {
-        "requested_bytes": GB,
-        "allocated_bytes": 3 * GB,
-        "reserved_bytes": 4 * GB,
-        "free_bytes": 0,
-    }
-    config = TrainConfig.create(
-        dataset="ogbn-papers100M",
-        num_neighbors=[15, 10, 5],
-        batch_size=1024,
-        hidden_channels=256,
-        loading="store",
-    )
-    suggestions = oom_suggestions(config, oom)
-    names = [re.split(r"[= ]", text)[0] for text in suggestions]
-    # Without activation_checkpointing: a layer of sage is at its widest while it is computed again.
-    assert names == [
-        "expandable_segments",
-        "release_every",
-        "batch_size",
-        "precision",
-        "num_neighbors",
-    ]
-    assert "1.00 GB was reserved but unallocated" in suggestions[0]
-    assert "more than the request" in suggestions[0]
-    assert "enough" not in "".join(suggestions)  # the request was free, but in pieces
-    little = {**oom, "requested_bytes": 2 * GB, "free_bytes": GB - 20 * MB}
-    assert oom_suggestions(config, little)[2].endswith("which would have been enough")
-    assert oom_suggestions(config, little)[0].endswith("unallocated")
-    parts = {"requested_bytes": 4.15 * GB, "free_bytes": 3.84 * GB, "unallocated_bytes": 3.56 * GB}
-    assert oom_suggestions(config, parts)[0].endswith("request, but not in one piece")
-    assert oom_suggestions(config, {**oom, "requested_bytes": 50 * GB})[2].endswith(
-        "not enough by itself"
-    )
-
-
-def test_a_propagated_model_gets_no_option_of_sampling() -> None:
-    config = TrainConfig.create(dataset="ogbn-papers100M", loading="propagated", model="sign")
-    text = " ".join(oom_suggestions(config, {"requested_bytes": GB}))
-    assert "batch_size=32 accumulate=4" in text
-    assert "num_neighbors" not in text
-    assert "activation_checkpointing" not in text
