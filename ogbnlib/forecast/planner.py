@@ -13,15 +13,7 @@ from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import MODELS
 from ..sources.resolve import graph_for
-from .fitting import (
-    FITS,
-    Changes,
-    assignments,
-    changes_that_fit,
-    smallest_limit,
-    spaced,
-    verdict,
-)
+from .fitting import FITS, Changes, assignments, changes_that_fit, smallest_limit, spaced, verdict
 from .machine import REFERENCE, Machine
 from .memory_parts import feature_itemsize
 from .run_forecast import Forecast, margin_bytes, predict
@@ -214,11 +206,7 @@ def plan(
     if not is_measured(config, size):
         try_model(config, size)
     forecast = predict(
-        config,
-        size,
-        memory_limit_bytes=limit_bytes,
-        machine=machine,
-        share_sampler=share_sampler,
+        config, size, memory_limit_bytes=limit_bytes, machine=machine, share_sampler=share_sampler
     )
     alternatives: list[tuple[Changes, Forecast]] = []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:

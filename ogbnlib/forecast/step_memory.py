@@ -78,10 +78,10 @@ def is_measured(config: TrainConfig, size: GraphSize) -> bool:
     """Whether the step of the config's model is known: by formulas or by a trial."""
     size = hop_size(size, config)
     trial = _trial(config, size.num_features, size.num_classes)
+    if trial is None:
+        return config.model in MODELS
     # a trial with other fan-outs has other shares of nodes and edges
-    return config.model in MODELS or (
-        trial is not None and [*trial.num_neighbors] == [*config.num_neighbors]
-    )
+    return [*trial.num_neighbors] == [*config.num_neighbors]
 
 
 # Steps of at least this many operations gain from a second thread. On two cores a step of
@@ -251,7 +251,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     """
     size = hop_size(size, config)
     key = _trial_key(config, size.num_features, size.num_classes)
-    measured = _measure(config, size, _trial_batches(config, size), run_dir)
+    measured = _measure(config, size, run_dir)
     _trials[key] = _Trial(config.num_neighbors, **measured)
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
 
@@ -269,19 +269,13 @@ def _trial_batches(config: TrainConfig, size: GraphSize) -> list[BatchShape]:
 
 
 def _scaled(batch: BatchShape, scale: float) -> BatchShape:
-    nodes, edges = (
-        tuple(max(2, round(scale * count)) for count in counts)
-        for counts in (batch.hop_nodes, batch.hop_edges)
-    )
-    return BatchShape(nodes, edges)
+    nodes = [max(2, round(scale * count)) for count in batch.hop_nodes]
+    edges = [max(2, round(scale * count)) for count in batch.hop_edges]
+    return BatchShape(tuple(nodes), tuple(edges))
 
 
-def _measure(
-    config: TrainConfig,
-    size: GraphSize,
-    shapes: list[BatchShape],
-    run_dir: Path | None,
-) -> dict[str, Any]:
+def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, Any]:
+    shapes = [asdict(shape) for shape in _trial_batches(config, size)]
     kernel_cache.folder()  # tells the child its place, as the child's TMPDIR is another
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
@@ -289,8 +283,7 @@ def _measure(
         argv = [
             *(sys.executable, "-m", "ogbnlib.training.child", "--try"),
             *(str(size.num_features), str(size.num_classes)),
-            json.dumps([asdict(shape) for shape in shapes]),
-            *(str(file), str(run_dir or "")),
+            *(json.dumps(shapes), str(file), str(run_dir or "")),
         ]
         env = {
             **os.environ,
@@ -301,19 +294,13 @@ def _measure(
             "TMPDIR": folder,
         }
         # Files, not pipes: a process that the model has started may hold a pipe open for ever.
+        nothing = subprocess.DEVNULL
         with open(log, "w") as stderr:
-            done = subprocess.run(
-                argv,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-            )
+            done = subprocess.run(argv, env=env, stdin=nothing, stdout=nothing, stderr=stderr)
         if done.returncode == 0 and file.is_file():
             return json.loads(file.read_bytes())
-        raise InputError(
-            _why_trial_failed(config.model, done.returncode, log.read_text(errors="replace"))
-        )
+        text = log.read_text(errors="replace")
+        raise InputError(_why_trial_failed(config.model, done.returncode, text))
 
 
 def _why_trial_failed(model: str, code: int, log: str) -> str:

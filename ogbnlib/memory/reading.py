@@ -8,7 +8,6 @@ import ctypes
 import functools
 import gc
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -79,13 +78,6 @@ def huge_pages() -> str:
     # The file's content is, for example, "always [madvise] never".
     text = read_whole("/sys/kernel/mm/transparent_hugepage/enabled") or b""
     return os.fsdecode(text).partition("[")[2].partition("]")[0]
-
-
-@functools.cache
-def processor() -> set[str]:
-    """Return the processor's flags, such as "avx512_bf16"; empty if the kernel lists none."""
-    text = os.fsdecode(read_whole("/proc/cpuinfo") or b"")
-    return {word for flags in re.findall(r"^flags\s*: (.*)$", text, re.M) for word in flags.split()}
 
 
 @functools.cache
