@@ -10,12 +10,10 @@ from dataclasses import fields
 from ..config import Resume, TrainConfig
 from ..errors import InputError
 from ..graph.store import GraphSize, Store
-from ..memory.growth import Growth
 from ..memory.killed import Action, KilledBy
 from ..memory.record import Record
-from ..registry import MODELS
 from ..sources.resolve import graph_for
-from .fitting import FITS, assignments, changes_that_fit, smallest_limit, verdict
+from .fitting import assignments, changes_that_fit, smallest_limit
 from .memory_parts import RUNTIME_BYTES
 from .run_forecast import PROPAGATE, Forecast, PhaseForecast, margin_bytes, predict
 from .step_memory import is_measured
@@ -47,34 +45,25 @@ def _predicted_by_kind(forecast: Forecast) -> dict[str, PhaseForecast]:
 def _graph_of_run(
     config: TrainConfig, event: Mapping[str, object] | None, phases: Collection[str]
 ) -> GraphSize:
-    """The graph of a run: its store if that still has the size in the run's event `dataset`, else
-    that size.
+    """The graph of a run: its data set, or the size in the run's event `dataset` if that is gone.
 
-    Without an event, the data set's files decide. After a run's phase `propagate`, it is the size
-    of the graph before propagation. Raises `InputError` or `OSError` if no size is known.
+    After a run's phase `propagate`, it is the size of the graph before propagation. Raises
+    `InputError` or `OSError` if no size is known.
     """
-    size = None
-    if event is not None:
-        # the fields with which the event was written
-        size = GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)})  # type: ignore[arg-type]
     try:
         graph = graph_for(config)
     except (InputError, OSError):
-        if size is None:
+        if event is None:
             raise
-        return size
-    if PROPAGATE in phases:
-        return graph.size if isinstance(graph, Store) else graph
-    if size is None or (isinstance(graph, Store) and graph.size == size):
-        return graph  # batches are drawn from a store
-    return size
+        # the fields with which the event was written
+        return GraphSize(**{item.name: event[item.name] for item in fields(GraphSize)})  # type: ignore[arg-type]
+    return graph.size if isinstance(graph, Store) and PROPAGATE in phases else graph
 
 
 def audit(
     config: TrainConfig,
     memory_limit_bytes: int | None,
     measured: Mapping[str, int],
-    marked: Mapping[str, int],
     event: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
     """The entry `forecast` of result.json: predicted and measured bytes.
@@ -83,7 +72,6 @@ def audit(
 
     Args:
         measured: Peak by phase name, "" between phases.
-        marked: Largest size of each named part.
         event: The run's `dataset`; without it, the size is read from the data set's files.
     """
     try:
@@ -92,7 +80,6 @@ def audit(
         return {"skipped": str(error)}
     forecast = predict(config, size, memory_limit_bytes=memory_limit_bytes)
     peaks = _measured_by_kind(measured)
-    forecast_parts = {name for phase in forecast.phases for name in phase.parts}
     return {
         "peak_phase": forecast.peak.name,
         "peak_bytes": {
@@ -106,14 +93,6 @@ def audit(
                 "parts": dict(phase.parts),
             }
             for kind, phase in _predicted_by_kind(forecast).items()
-        },
-        "parts": {
-            name: {
-                "predicted": max(phase.parts.get(name, 0) for phase in forecast.phases),
-                "measured": size_bytes,
-            }
-            for name, size_bytes in marked.items()
-            if name in forecast_parts
         },
     }
 
@@ -138,10 +117,6 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> tupl
         need_bytes = smallest_limit(config, size, unforeseen)
         if not has_data:
             return (killed.raised(need_bytes, fixed_bytes=RUNTIME_BYTES),)
-        if config.model not in MODELS and verdict(forecast, killed.left_bytes) == FITS:
-            kept = _kept_by_model(forecast, growth)
-            if kept:
-                return (kept,)
         changes = _by_change(forecast, size, unforeseen, killed.left_bytes)
         return (*changes, killed.raised(need_bytes))
     except (InputError, OSError) as error:  # the data set is gone, or damaged
@@ -154,19 +129,6 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> tupl
 def _last_phase(record: Record) -> str:
     phase = record.phase or record.newest
     return "" if phase is None else phase.name
-
-
-def _kept_by_model(forecast: Forecast, growth: Growth | None) -> Action | None:
-    if growth is None or not growth.has_risen:
-        return None
-    facts = {
-        "model": forecast.config.model,
-        "epochs": growth.epochs,
-        "first_bytes": growth.first_bytes,
-        "last_bytes": growth.last_bytes,
-        "peak_bytes": forecast.peak_bytes,
-    }
-    return Action("find leak of model", facts)
 
 
 def _by_change(

@@ -3,22 +3,21 @@
 import contextlib
 import io
 import os
+import random
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ..graph.store import GraphSize, Store
-from ..io.blocks import block_buffer
+from ..io.blocks import BLOCK, block_buffer
 from ..launcher import job_cores
 from ..memory.cgroup import read_whole
 
 # Only for choosing windows and for times; measured on a 2-core machine with an NVMe-like disk.
 DISK_BYTES_PER_S = 1.2e9
-_READ_BYTES = 8 * 2**20  # one read of `DiskArray`
-_THREADS = 3
+_READ_BYTES = 2**26
 _PROBE_S = 0.1
 
 
@@ -92,28 +91,17 @@ def _bf16_product(flops_per_s: float) -> float:
 
 
 def _read(path: Path) -> float:
-    """Bytes per second of large reads past the page cache, at places all over a file; 0.0 for a
-    small file."""
+    """Bytes per second of a large read past the page cache, at a random place; 0.0 for a small
+    file."""
     pieces = path.stat().st_size // _READ_BYTES
-    if pieces < 64:  # in 0.1 s the reads would reach the same pieces again
+    if pieces < 8:
         return 0.0
-    begin = time.perf_counter()
-
-    def part(thread: int) -> int:
-        buffer = block_buffer(_READ_BYTES)
-        done = 0
-        while time.perf_counter() - begin < _PROBE_S:
-            # each read is 37 pieces further, so that reads lie far apart
-            piece = (thread + done * _THREADS) * 37 % pieces
-            done += os.preadv(file.fileno(), [buffer], piece * _READ_BYTES) // _READ_BYTES
-        return done
-
-    with (
-        io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file,
-        ThreadPoolExecutor(_THREADS) as pool,
-    ):
-        done = sum(pool.map(part, range(_THREADS)))
-    return done * _READ_BYTES / (time.perf_counter() - begin)
+    buffer = block_buffer(_READ_BYTES)
+    buffer[::BLOCK] = bytes(_READ_BYTES // BLOCK)  # else page faults count
+    with io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file:
+        begin = time.perf_counter()
+        done = os.preadv(file.fileno(), [buffer], random.randrange(pieces) * _READ_BYTES)
+    return done / (time.perf_counter() - begin)
 
 
 def probe(size: GraphSize | None = None) -> Machine:

@@ -146,11 +146,7 @@ def shared_nodes(
 
 
 def rows_left(
-    size: GraphSize,
-    undirected: bool | None,
-    batch: BatchShape,
-    num_batches: int,
-    num_windows: int,
+    size: GraphSize, undirected: bool | None, batch: BatchShape, num_batches: int, num_windows: int
 ) -> tuple[Array, Array]:
     """The share of rows that windows still need if the rows of some nodes stay in memory.
 

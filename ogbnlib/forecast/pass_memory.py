@@ -70,18 +70,13 @@ class Windows:
         free = format_bytes(self.available_bytes)
         if self.window_batches is None:
             return f"batches are drawn through the page cache ({free} available)"
-        where = "two held, one being prepared"
+        where = "two in memory, one being prepared"
         if self.spooling:
-            where = (
-                f"from a spool of {format_bytes(self.spooling.disk_bytes)} on disk at most, two "
-                "held"
-            )
-            if self.spooling.hot_bytes:
-                where += f", the rows visited most in {format_bytes(self.spooling.hot_bytes)}"
-        return (
-            f"windows of {self.window_batches} batches, about {format_bytes(self.window_bytes)} "
-            f"each, {where} ({free} available)"
-        )
+            disk = format_bytes(self.spooling.disk_bytes)
+            hot = format_bytes(self.spooling.hot_bytes)
+            where += f", from a spool of {disk} on disk at most, the rows visited most in {hot}"
+        size = format_bytes(self.window_bytes)
+        return f"windows of {self.window_batches} batches, about {size} each, {where} ({free} available)"
 
 
 def sweep_s(

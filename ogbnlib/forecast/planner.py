@@ -8,24 +8,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..config import TrainConfig
-from ..errors import GB, MB, InputError, clear_errors, format_bytes, parse_bytes
+from ..errors import GB, MB, clear_errors, format_bytes, parse_bytes
 from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import MODELS
 from ..sources.resolve import graph_for
-from .fitting import (
-    FITS,
-    Changes,
-    assignments,
-    changes_that_fit,
-    smallest_limit,
-    spaced,
-    verdict,
-)
+from .fitting import FITS, Changes, assignments, changes_that_fit, smallest_limit, spaced, verdict
 from .machine import REFERENCE, Machine
 from .memory_parts import feature_itemsize
 from .run_forecast import Forecast, margin_bytes, predict
-from .step_memory import formula_of, is_measured, try_model
+from .step_memory import is_measured, try_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +52,6 @@ class Advice:
     limit_bytes: int | None
     # changes that fit, each with its own forecast
     alternatives: Sequence[tuple[Changes, Forecast]] = ()
-    model_problem: str = ""  # why the user's own model was not measured
 
     @property
     def verdict(self) -> str | None:
@@ -110,7 +101,6 @@ class Advice:
                 for phase in forecast.phases
             ],
             "gpu": dict(forecast.gpu),
-            "model_taken_for": formula_of(forecast.config),
             "would_fit": [
                 {"changes": changes, "peak_bytes": changed.peak_bytes}
                 for changes, changed in self.alternatives
@@ -163,13 +153,7 @@ def _notes(advice: Advice) -> Iterator[str]:
     yield f"an epoch by our trainer takes {seconds(forecast.epoch_s)}{moving}"
     step = format_bytes(sum(forecast.gpu.values()))
     yield f"a training step on a GPU: {step} allocated, beside the CUDA context"
-    if advice.model_problem:
-        yield (
-            f"uncertain: {config.model} was not measured ({advice.model_problem}). Its memory and times are "
-            f"planned as those of model={formula_of(config)} of the same width that computes all sampled "
-            "nodes in each layer"
-        )
-    elif config.model not in MODELS:
+    if config.model not in MODELS:
         yield f"{config.model}: memory and time of a step were measured here on small random batches"
     reason = _UNCERTAIN.get(forecast.train.batches.source)
     if reason is not None:
@@ -219,23 +203,15 @@ def plan(
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     size = size or graph_for(config)
-    problem = ""
     if not is_measured(config, size):
-        try:
-            try_model(config, size)
-        except InputError as error:  # the model may be on another machine, where it will be trained
-            problem = str(error)
+        try_model(config, size)
     forecast = predict(
-        config,
-        size,
-        memory_limit_bytes=limit_bytes,
-        machine=machine,
-        share_sampler=share_sampler,
+        config, size, memory_limit_bytes=limit_bytes, machine=machine, share_sampler=share_sampler
     )
     alternatives: list[tuple[Changes, Forecast]] = []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
         alternatives = changes_that_fit(config, size, limit_bytes)
-    return Advice(forecast, limit_bytes, alternatives, problem)
+    return Advice(forecast, limit_bytes, alternatives)
 
 
 @clear_errors()

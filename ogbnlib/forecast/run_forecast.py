@@ -18,7 +18,7 @@ from .batches import BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
 from .pass_memory import MODEL, Pass, Windows, sweep_s
-from .step_memory import choose_threads, model_state_bytes
+from .step_memory import model_state_bytes
 
 # The phase in which a run makes the propagated features, if no store has them yet.
 PROPAGATE = "propagate"
@@ -162,13 +162,7 @@ class Forecast(Ledger):
     @property
     def num_threads(self) -> int:
         # one number for the whole run, by the training step, as the trainer chooses it
-        return choose_threads(
-            self.config,
-            self.batch,
-            self.size.num_features,
-            self.size.num_classes,
-            self.machine.cores,
-        )
+        return self.train.computation(self.batch).threads(self.machine.cores)
 
     @property
     def margin_bytes(self) -> int:

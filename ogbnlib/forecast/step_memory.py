@@ -5,6 +5,7 @@ For the user's own model, steps on two small random batches are measured in anot
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -50,26 +51,16 @@ class _Trial:
 
 
 _trials: dict[str, _Trial] = {}  # of this process, by `_trial_key`
+# Parameters that change a step of a model, beside its batch.
+_OF_STEP = {"model", "model_args", "hidden_channels", "dropout", "precision"}
 
 
 def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
-    return json.dumps(
-        [
-            config.model,
-            config.model_args,
-            config.hidden_channels,
-            config.dropout,
-            config.precision,
-            min(2, config.accumulate),
-            formula_of(config),
-            config.depth,
-            num_features,
-            num_classes,
-            stamp,
-        ]
-    )
+    values = config.model_dump(mode="json", include=_OF_STEP)
+    depth = formula_of(config), config.depth, min(2, config.accumulate)
+    return json.dumps([values, depth, num_features, num_classes, stamp])
 
 
 def _trial(config: TrainConfig, num_features: int, num_classes: int) -> _Trial | None:
@@ -86,10 +77,10 @@ def is_measured(config: TrainConfig, size: GraphSize) -> bool:
     """Whether the step of the config's model is known: by formulas or by a trial."""
     size = hop_size(size, config)
     trial = _trial(config, size.num_features, size.num_classes)
+    if trial is None:
+        return config.model in MODELS
     # a trial with other fan-outs has other shares of nodes and edges
-    return config.model in MODELS or (
-        trial is not None and [*trial.num_neighbors] == [*config.num_neighbors]
-    )
+    return [*trial.num_neighbors] == [*config.num_neighbors]
 
 
 # Steps of at least this many operations gain from a second thread. On two cores a step of
@@ -192,6 +183,13 @@ class Step:
         others_s = _FLOPS_PER_BYTE * written / machine.products_per_s("fp32", threads)
         return self.flops / rate + share * others_s
 
+    def threads(self, cores: int) -> int:
+        """Number of torch threads: that of the config, where "auto" means one for small steps and
+        `cores` for large ones."""
+        if self.config.num_threads != "auto":
+            return self.config.num_threads or cores
+        return cores if self.flops >= LARGE_FLOPS else 1
+
     # The CPU allocator's own record (torch 2.13, PyG 2.8) was at most 5 % above and 25 % below
     # this, in steps of more than a few MB; sage took 8 % more with checkpointing, autocast and
     # dropout together.
@@ -219,16 +217,6 @@ class Step:
         return max(peak, kept)
 
 
-def choose_threads(
-    config: TrainConfig, batch: BatchShape, num_features: int, num_classes: int, cores: int
-) -> int:
-    """Number of torch threads: that of the config, where "auto" means one for small steps and
-    `cores` for large ones."""
-    if config.num_threads != "auto":
-        return config.num_threads or cores
-    return cores if Step(config, batch, num_features, num_classes).flops >= LARGE_FLOPS else 1
-
-
 def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:
     """Parameters, gradients and Adam's two moments, float32 (Kingma and Ba 2015): 16 bytes a
     weight."""
@@ -242,14 +230,15 @@ def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) 
 # The trial of the user's own model.
 
 # Most bytes of a random batch's step by the formulas, and most edges or nodes of the batches for
-# memory: they take a fraction of a second.
+# memory: they take a fraction of a second, the batch for time a few seconds.
 _TRIAL_BYTES = 64 * MB
+_TIMED_BYTES = 256 * MB
 _TRIAL_EDGES = 2**14
 _SMALLER = 0.4  # the share of it that a second batch has
 # Fewest nodes and edges whose time stands out from the clock's noise. A step that outgrows the
 # caches takes longer for a node: EdgeConv with 64 channels took 6.2, 8.2, 11.2 and 14.5 us for a
 # node or edge of batches of 11, 45, 182 and 728 thousand. So the timed batch is as large as the
-# run's own where `_TRIAL_BYTES` allow it.
+# run's own where `_TIMED_BYTES` allow it.
 _LEAST_TIMED = 2**12
 
 
@@ -262,7 +251,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     """
     size = hop_size(size, config)
     key = _trial_key(config, size.num_features, size.num_classes)
-    measured = _measure(config, size, _trial_batches(config, size), run_dir)
+    measured = _measure(config, size, run_dir)
     _trials[key] = _Trial(config.num_neighbors, **measured)
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
 
@@ -273,34 +262,27 @@ def _trial_batches(config: TrainConfig, size: GraphSize) -> list[BatchShape]:
     shape = size, config.undirected, config.batch_size, config.fan_out(training=True)
     batch = expected_batch(*shape, even=True)
     step_bytes = Step(config, batch, size.num_features, size.num_classes).activation_bytes
-    most = _TRIAL_BYTES / step_bytes
-    scale = min(_TRIAL_EDGES / max(batch.num_nodes, batch.num_edges), most)
-    timed = min(max(1.0, _LEAST_TIMED / batch.num_rows), most)
+    most_edges = _TRIAL_EDGES / max(batch.num_nodes, batch.num_edges)
+    scale = min(most_edges, _TRIAL_BYTES / step_bytes)
+    timed = min(max(1.0, _LEAST_TIMED / batch.num_rows), _TIMED_BYTES / step_bytes)
     return [_scaled(batch, share) for share in (_SMALLER * scale, scale, timed)]
 
 
 def _scaled(batch: BatchShape, scale: float) -> BatchShape:
-    nodes, edges = (
-        tuple(max(2, round(scale * count)) for count in counts)
-        for counts in (batch.hop_nodes, batch.hop_edges)
-    )
-    return BatchShape(nodes, edges)
+    nodes = [max(2, round(scale * count)) for count in batch.hop_nodes]
+    edges = [max(2, round(scale * count)) for count in batch.hop_edges]
+    return BatchShape(tuple(nodes), tuple(edges))
 
 
-def _measure(
-    config: TrainConfig,
-    size: GraphSize,
-    shapes: list[BatchShape],
-    run_dir: Path | None,
-) -> dict[str, Any]:
+def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, Any]:
+    shapes = [asdict(shape) for shape in _trial_batches(config, size)]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
         log = Path(folder, "stderr")
         argv = [
             *(sys.executable, "-m", "ogbnlib.training.child", "--try"),
             *(str(size.num_features), str(size.num_classes)),
-            json.dumps([asdict(shape) for shape in shapes]),
-            *(str(file), str(run_dir or "")),
+            *(json.dumps(shapes), str(file), str(run_dir or "")),
         ]
         env = {
             **os.environ,
@@ -311,29 +293,18 @@ def _measure(
             "TMPDIR": folder,
         }
         # Files, not pipes: a process that the model has started may hold a pipe open for ever.
+        nothing = subprocess.DEVNULL
         with open(log, "w") as stderr:
-            done = subprocess.run(
-                argv,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-            )
+            done = subprocess.run(argv, env=env, stdin=nothing, stdout=nothing, stderr=stderr)
         if done.returncode == 0 and file.is_file():
             return json.loads(file.read_bytes())
-        raise InputError(
-            _why_trial_failed(config.model, done.returncode, log.read_text(errors="replace"))
-        )
+        text = log.read_text(errors="replace")
+        raise InputError(_why_trial_failed(config.model, done.returncode, text))
 
 
 def _why_trial_failed(model: str, code: int, log: str) -> str:
-    lines = [line for line in log.splitlines() if line.strip()]
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    errors = re.findall(r"^error: (.*)", log, re.MULTILINE)
     if code > 0 and errors:
-        return errors[-1]
-    if code > 0 and lines:
-        return "\n".join([f"{model}: trying it out failed:", *lines])
-    return (
-        f"{model}: trying it out failed: its code ended the process with exit code {code}, where it "
-        "was expected to return"
-    )
+        return str(errors[-1])
+    problem = f"{model}: trying it out ended with exit code {code}, expected 0"
+    return "\n".join([problem, *filter(str.strip, log.splitlines())])

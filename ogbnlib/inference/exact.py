@@ -198,7 +198,7 @@ def _layer_by_layer(
 ) -> Chunks:
     # At most `most` columns of all nodes are in memory at a time.
     edges = Edges(store)
-    total = max(1, len(layers) - 1) * edges.nbytes  # bytes to read, approximately
+    total = len(layers) * edges.nbytes  # bytes to read, approximately
     itemsize = store.feature_itemsize
     for layer in layers:
         rows_bytes = store.num_nodes * layer.neighbors.shape[0] * itemsize

@@ -34,11 +34,6 @@ class Growth:
             verdict = "too few epochs"
         return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1])
 
-    @property
-    def has_risen(self) -> bool:
-        """Whether memory rose over at least two epochs, by more than the noise of 8 MB."""
-        return self.epochs >= 2 and self.last_bytes > self.first_bytes + 8 * MB
-
 
 def _climb(late: Sequence[int]) -> tuple[float, bool]:
     """Return the slope, and whether memory climbs as in a leak."""

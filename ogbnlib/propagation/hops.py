@@ -9,9 +9,6 @@ is computed as a mean, as with norm "row". So no value between hops exceeds the 
 
 import contextlib
 import functools
-import itertools
-import json
-import os
 import shutil
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -23,21 +20,10 @@ import psutil
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes
-from ..files import (
-    StrPath,
-    check_new,
-    check_own,
-    check_space,
-    home,
-    locked,
-    new_folder,
-    sibling_path,
-    write_json,
-)
-from ..forecast.run_forecast import HopPlan
+from ..files import StrPath, check_space, home, new_folder
 from ..graph.array_checks import finite
 from ..graph.node_set import NodeSet
-from ..graph.npz import CHUNK_BYTES, Array, load
+from ..graph.npz import CHUNK_BYTES, Array
 from ..graph.store import Store, is_store, open_store
 from ..graph.store_format import index_dtype
 from ..graph.writer import StoreWriter, check_for_training
@@ -47,21 +33,12 @@ from ..progress import Progress, counted
 from ..sources.convert import FeatureDtype
 from ..sources.resolve import check_hops, check_store, made_once
 from .columns import Columns, Done, pick
-from .plan import (
-    NORMS,
-    OWN_SHARE,
-    columns_room,
-    fixed_bytes,
-    plan_hops,
-    propagated_path,
-)
+from .plan import NORMS, OWN_SHARE, columns_room, fixed_bytes, plan_hops, propagated_path
 from .sweep import SLICE_NODES, Edges, in_order
 
 Norm = Literal["row", "sym", "gcn"]
 Nodes = Literal["labelled", "all"]
 Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows progress in bytes
-# file in a hop's folder with the propagation's parameters and the checksum of each file's data
-_SEAL = "hop.json"
 
 
 def left_bytes(memory_limit: str | int | None) -> int:
@@ -82,7 +59,7 @@ class _Propagation:
 
     The folder of each hop has files `kept-FIRST.npy`, the result for the nodes in `output_nodes`.
     All hops but the last also have `rows-FIRST.npy`, the input of the next hop. FIRST is a file's
-    first column. A folder is written whole or not at all.
+    first column.
     """
 
     def __init__(
@@ -104,9 +81,9 @@ class _Propagation:
         """Find the nodes that each hop must compute, and the columns' scales.
 
         This verifies the checksums of graph and features. It reads the features once, and the graph
-        once per hop but the last, at least once.
+        once per hop.
         """
-        total = self.store.files["x"].bytes + max(1, self.hops - 1) * self.edges.nbytes
+        total = self.store.files["x"].bytes + self.hops * self.edges.nbytes
         with shown("reading the graph", total) as done:
             self.reached = self.edges.needed(self.output_nodes, self.hops, done)
             self.scale = self._scales(done)
@@ -142,16 +119,16 @@ class _Propagation:
         powers = np.clip(14 - exponents, -100, 100) * (self.dtype == np.float16)
         return np.ldexp(np.float32(1), powers).astype(np.float32)
 
-    def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> dict[str, int]:
-        """Write the files of hop `number`, `width` columns at a time; return their checksums."""
+    def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> None:
+        """Write the files of hop `number`, `width` columns at a time, into a new folder."""
         store = self.store
+        folder.mkdir(parents=True)
         if number == 1:
             source = Columns.features(store)
         else:
             source = Columns.open(
                 folder.with_name(str(number - 1)), "rows", store.num_nodes, self.reached[number - 2]
             )
-        crc32: dict[str, int] = {}
         firsts = range(0, store.num_features, width)
         total = len(firsts) * (source.nbytes + self.edges.nbytes)
         with (
@@ -160,12 +137,11 @@ class _Propagation:
         ):
             for first in firsts:
                 columns = slice(first, min(first + width, store.num_features))
-                crc32 |= self._write_columns(number, source, columns, folder, done)
-        return crc32
+                self._write_columns(number, source, columns, folder, done)
 
     def _write_columns(
         self, number: int, source: Columns, columns: slice, folder: Path, done: Done
-    ) -> dict[str, int]:
+    ) -> None:
         width = columns.stop - columns.start
         scale = self.scale[columns]
         targets = self.reached[number - 1]
@@ -206,7 +182,6 @@ class _Propagation:
             slices = stack.enter_context(contextlib.closing(hop))
             for values in finite(results(), self.dtype, where):
                 writers["kept"].write(values)
-        return {f"{name}-{columns.start}": writer.crc32 for name, writer in writers.items()}
 
     def rows(self, work: Path) -> Generator[Array, None, None]:
         """Yield chunks of the result: each kept node's own features, then those of each hop."""
@@ -230,47 +205,32 @@ class _Propagation:
             columns.close()
 
 
-def _is_sound(folder: Path, plan: Mapping[str, object]) -> bool:
-    with contextlib.suppress(FileNotFoundError, ValueError):
-        crc32 = {path.stem: zlib.crc32(load(path).data) for path in folder.glob("*.npy")}
-        return bool(json.loads((folder / _SEAL).read_bytes()) == {"plan": plan, "crc32": crc32})
-    return False
-
-
-def _write(run: _Propagation, work: Path, target: Path, origin: Mapping[str, object]) -> None:
+def _write(run: _Propagation, work: Path, folder: Path, origin: Mapping[str, object]) -> None:
     store = run.store
-    with new_folder(target) as folder:
-        writer = StoreWriter(folder)
-        width = (run.hops + 1) * store.num_features
-        with (
-            writer.create("x", run.dtype, (width,)) as x,
-            contextlib.closing(run.rows(work)) as rows,
-        ):
-            for values in rows:
-                x.write(values)
-        writer.write("row", np.empty(0, index_dtype(run.num_outputs)))
-        with writer.create("colptr", "<i8") as colptr:
-            for first in range(0, run.num_outputs + 1, 2**20):
-                colptr.write(np.zeros(min(2**20, run.num_outputs + 1 - first), np.int64))
-        for name in ("y", "node_id", "node_name", "label_name"):
-            if name in store.files:
-                nodes = None if name == "label_name" else run.output_nodes
-                with writer.create(name, store.files[name].dtype) as out:
-                    for first, values in store.chunks(name, checked=True):
-                        for begin in range(0, len(values), SLICE_NODES):
-                            out.write(
-                                pick(nodes, first + begin, values[begin : begin + SLICE_NODES])
-                            )
-        if "node_id" not in store.files and run.output_nodes is not None:
-            writer.write("node_id", run.output_nodes.members())
-        for name, ids in store.splits.items():
-            writer.write(
-                name,
-                ids if run.output_nodes is None else run.output_nodes.ranks(ids).astype(np.int64),
-            )
-        writer.finish(
-            store.name, store.num_classes, undirected=store.undirected, origin=origin, hops=run.hops
-        )
+    writer = StoreWriter(folder)
+    width = (run.hops + 1) * store.num_features
+    with writer.create("x", run.dtype, (width,)) as x, contextlib.closing(run.rows(work)) as rows:
+        for values in rows:
+            x.write(values)
+    writer.write("row", np.empty(0, index_dtype(run.num_outputs)))
+    with writer.create("colptr", "<i8") as colptr:
+        for first in range(0, run.num_outputs + 1, 2**20):
+            colptr.write(np.zeros(min(2**20, run.num_outputs + 1 - first), np.int64))
+    for name in ("y", "node_id", "node_name", "label_name"):
+        if name in store.files:
+            nodes = None if name == "label_name" else run.output_nodes
+            with writer.create(name, store.files[name].dtype) as out:
+                for first, values in store.chunks(name, checked=True):
+                    for begin in range(0, len(values), SLICE_NODES):
+                        out.write(pick(nodes, first + begin, values[begin : begin + SLICE_NODES]))
+    if "node_id" not in store.files and run.output_nodes is not None:
+        writer.write("node_id", run.output_nodes.members())
+    for name, ids in store.splits.items():
+        rows_of = ids if run.output_nodes is None else run.output_nodes.ranks(ids)
+        writer.write(name, rows_of.astype(np.int64))
+    writer.finish(
+        store.name, store.num_classes, undirected=store.undirected, origin=origin, hops=run.hops
+    )
 
 
 @clear_errors()
@@ -291,8 +251,7 @@ def propagate(
 
     Returns a store without edges: `x` [kept nodes, (hops + 1) * F] has a node's own features, then
     A X, A^2 X, ... `node_id` has the kept nodes' ids in the graph. The store is written whole or
-    not at all. After a call that was ended or killed, the next call reuses the complete hops. The
-    result does not depend on the memory limit.
+    not at all. The result does not depend on the memory limit.
 
     Args:
         store: an open store, or its folder.
@@ -317,8 +276,6 @@ def propagate(
         raise InputError(f"feature_dtype: expected float16 or float32, got {feature_dtype!r}")
     # not float16 for int8: it can be coarser than the codes
     dtype = np.dtype(feature_dtype or (store.feature_dtype if store.int8 is None else np.float32))
-    target = Path(os.path.realpath(home(path)))
-    check_new(target)
     check_for_training(store)
     members = NodeSet(store.num_nodes, *store.splits.values()) if nodes == "labelled" else None
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
@@ -330,54 +287,28 @@ def propagate(
             plan_hops, store.size, hops, left_bytes=room, itemsize=dtype.itemsize
         )
         planned(num_outputs=0, reached=[0] * hops)
-        target.parent.mkdir(parents=True, exist_ok=True)
         shown = functools.partial(counted, progress=progress, check=check)
-        with locked(sibling_path(target, "hops.lock"), f"{target}: it is being written"):
-            check_new(target)
-            work = sibling_path(target, "blocks")
-            check_own(work)
+        with new_folder(path) as folder:
             run.survey(shown)
             plan = planned(num_outputs=run.num_outputs, reached=run.num_reached)
-            facts: dict[str, object] = {
+            disk = f"{format_bytes(plan.disk_bytes)} of disk, most of it until it is done"
+            check_space(home(path), plan.disk_bytes, disk)
+            say(f"{store.path}: {plan}")
+            work = folder / "hops"
+            for number, width in enumerate(plan.widths, 1):
+                run.write_hop(number, work / str(number), width, shown)
+            origin = {
+                "propagated": str(store.path),
                 "hops": hops,
                 "norm": run.norm,
                 "self_loops": run.loops,
                 "nodes": nodes,
                 "made_of": _made_of(store),
-            }
-            _write_hops(run, plan, work, target, {**facts, "dtype": dtype.name}, shown, say)
-            origin = {
-                "propagated": str(store.path),
-                **facts,
                 "num_nodes": store.origin.get("num_nodes", store.num_nodes),
             }
-            _write(run, work, target, origin)
+            _write(run, work, folder, origin)
             shutil.rmtree(work)
-    return open_store(target)
-
-
-def _write_hops(
-    run: _Propagation, plan: HopPlan, work: Path, target: Path, facts: Mapping[str, object], shown: Shown,
-    say: Callable[[str], object],
-) -> None:  # fmt: skip
-    numbers = range(1, run.hops + 1)
-    sound = [*itertools.takewhile(lambda k: _is_sound(work / str(k), facts), numbers)]
-    for old in {*work.glob("*")} - {work / str(k) for k in sound}:
-        shutil.rmtree(old, ignore_errors=True)
-    present = [*work.rglob("*"), *sibling_path(target, "part").rglob("*")]
-    needed = plan.disk_bytes - sum(file.stat().st_size for file in present)
-    check_space(
-        target, needed, f"{format_bytes(needed)} of free disk space, most of it until it is done"
-    )
-    say(f"{run.store.path}: {plan}")
-    for number in numbers[len(sound) :]:
-        with new_folder(work / str(number)) as folder:
-            crc32 = run.write_hop(number, folder, plan.widths[number - 1], shown)
-            write_json(folder / _SEAL, {"plan": facts, "crc32": crc32})
-    if not all(_is_sound(work / str(k), facts) for k in numbers):
-        raise InputError(
-            f"{work}: checksum mismatch in the files of a hop; propagate again to repeat it"
-        )
+    return open_store(home(path))
 
 
 def propagated(
@@ -423,14 +354,10 @@ def _check_parameters(result: Store, config: TrainConfig) -> None:
     recorded = result.origin.get("norm"), result.origin.get("self_loops")
     if recorded == NORMS[config.norm]:
         return
-    names: dict[object, str] = {pair: f"norm={name!r}" for name, pair in NORMS.items()}
-    old = (
-        f"norm={recorded[0]!r}, self_loops={recorded[1]}, which this version does not have; "
-        f"propagate the graph again with one of {', '.join(NORMS)}"
-    )
+    norms: dict[object, str] = {pair: name for name, pair in NORMS.items()}
+    found = norms.get(recorded, f"{recorded[0]}, self_loops={recorded[1]}, of an earlier version")
     raise InputError(
-        f"norm: {result.path} has features propagated with {names.get(recorded, old)}, got "
-        f"{config.norm!r}"
+        f"norm: {result.path} has features propagated with norm={found}, got {config.norm!r}"
     )
 
 

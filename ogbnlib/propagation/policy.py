@@ -20,14 +20,7 @@ from ..memory.reading import malloc_trim
 from ..memory.recorder import EventLog
 from ..progress import Progress
 from ..sampling.policies import DiskLoaders
-from .plan import (
-    KERNEL_BYTES,
-    OWN_SHARE,
-    columns_room,
-    fixed_bytes,
-    plan_hops,
-    propagated_path,
-)
+from .plan import KERNEL_BYTES, OWN_SHARE, columns_room, fixed_bytes, plan_hops, propagated_path
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data

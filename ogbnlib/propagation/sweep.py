@@ -168,9 +168,6 @@ class Edges:
         self.num_nodes = store.num_nodes
         self._colptr = store.disk_array("colptr")
         self._row = store.disk_array("row")
-        self.slices = range(0, store.num_nodes, SLICE_NODES)
-        # by slice, whether a node has an edge to itself; `needed` finds out
-        self._has_loops = np.ones(len(self.slices), bool)
 
     def close(self) -> None:
         self._colptr.close()
@@ -196,72 +193,49 @@ class Edges:
                 "row", f"found the id {int(piece[-1 - at])}, which is no node's"
             )
 
+    def _surveyed(self, first: int, ptr: Array, inside: Array, reached: Array) -> Array:
+        loops = np.zeros(len(ptr) - 1, np.int64)
+        at = 0
+        for begin, piece in self._pieces(ptr):
+            at = _survey(ptr, first, piece, begin, at, inside, reached, self.num_nodes, loops)
+            self._check(at, piece)
+        return loops
+
     def needed(
         self, wanted: NodeSet | None, hops: int, done: Callable[[int], object]
     ) -> list[NodeSet | None]:
         """Return the nodes that each hop must compute so that the last one gives `wanted`.
 
-        None stands for all nodes. The graph is read in order, once per hop but the last. It is read
-        at least once, to check its checksums.
+        None stands for all nodes. The graph is read once to check its checksums, and once per hop
+        but the last.
         """
+        for name in ("colptr", "row"):
+            for _, values in self.store.chunks(name, checked=True):
+                done(values.nbytes)
         needed = [wanted]
-        for _ in range(max(1, hops - 1)):
+        for _ in range(hops - 1):
             inside = needed[0]
-            reached = None if inside is None else NodeSet(self.num_nodes)
-            words = _NO_WORDS if inside is None else inside.words
-            target = _NO_WORDS if reached is None else reached.words
-            for _, values in self.store.chunks("colptr", checked=True):
-                done(values.nbytes)
-            self._has_loops[:] = False
-            at = 0
-            number = -1
-            first = 0
-            ptr = np.zeros(1, np.int64)
-            for begin, values in self.store.chunks("row", checked=True):
-                position = 0
-                while position < len(values):
-                    while begin + position >= ptr[-1]:
-                        at = 0
-                        number += 1
-                        first = self.slices[number]
-                        ptr = self._offsets(first, first + SLICE_NODES)
-                        loops = np.zeros(len(ptr) - 1, np.int64)
-                    part = values[
-                        position : position + int(min(ptr[-1] - begin - position, len(values)))
-                    ]
-                    at = _survey(
-                        ptr, first, part, begin + position, at, words, target, self.num_nodes, loops
-                    )
-                    self._check(at, part)
-                    self._has_loops[number] |= loops.any()
-                    position += len(part)
-                done(values.nbytes)
-            if reached is not None and inside is not None:
+            reached = None
+            if inside is not None:
+                reached = NodeSet(self.num_nodes)
+                for first in range(0, self.num_nodes, SLICE_NODES):
+                    ptr = self._offsets(first, first + SLICE_NODES)
+                    self._surveyed(first, ptr, inside.words, reached.words)
+                    done(self.nbytes * (len(ptr) - 1) // self.num_nodes)
                 reached.words |= inside.words
             needed.insert(0, reached)
-        return needed[-hops:]
+        return needed
 
     def degrees(self, first: int, end: int, loops: bool) -> Array:
         """Return the in-degrees of the nodes `first` to `end`, int64 [end - first].
 
-        With `loops`, each node has exactly one self-loop. Until `needed` has been called, every
-        slice is read as if it had self-loops.
+        With `loops`, each node has exactly one self-loop.
         """
         ptr = self._offsets(first, end)
         degrees = np.diff(ptr)
         if not loops:
             return degrees
-        # Few slices have self-loops; only their edges are read.
-        if self._has_loops[first // SLICE_NODES : -(-end // SLICE_NODES)].any():
-            self_loops = np.zeros(end - first, np.int64)
-            at = 0
-            for begin, piece in self._pieces(ptr):
-                at = _survey(
-                    ptr, first, piece, begin, at, _NO_WORDS, _NO_WORDS, self.num_nodes, self_loops
-                )
-                self._check(at, piece)
-            degrees -= self_loops
-        return degrees + 1
+        return degrees - self._surveyed(first, ptr, _NO_WORDS, _NO_WORDS) + 1
 
     def sweep(
         self, values: Array, members: NodeSet | None, wanted: NodeSet | None, *, loops: bool,

@@ -153,10 +153,7 @@ class Attempt:
         if with_forecast and self.config is not None:
             # without it the size comes from the data set's files
             event = record.events.get("dataset")
-            forecast = audit(
-                self.config, memory_limit_bytes, record.phases, record.largest_parts, event
-            )
-            values["forecast"] = forecast
+            values["forecast"] = audit(self.config, memory_limit_bytes, record.phases, event)
         end = not_started or explain(
             self.run_dir, self.config, read_facts(values), record, False, remedy_of
         )

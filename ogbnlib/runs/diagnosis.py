@@ -151,9 +151,8 @@ def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:
 def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
     names = [name for name in oom if name.endswith("_bytes") or name == "alloc_retries"]
     sizes = {name: oom[name] for name in names if oom[name]}
-    options = tuple(Action("set on GPU", {"option": text}) for text in oom.get("suggestions") or ())
-    facts = replace(end.facts, sizes=sizes)
-    return replace(end, facts=facts, actions=options or end.actions)
+    words = end.facts.last_output if sizes else str(oom.get("message"))
+    return replace(end, facts=replace(end.facts, sizes=sizes, last_output=words))
 
 
 def _memory_actions(

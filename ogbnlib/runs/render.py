@@ -164,13 +164,9 @@ _ACTIONS = {
     "find leak": "find what keeps {slope_bytes} in each epoch, since smaller batches or a larger limit would only "
     "delay "
     "the kill: {kept} ({page})",
-    "find leak of model": "find what {model} keeps from batch to batch ({kept}): over {epochs} epochs memory rose "
-    "from "
-    "{first_bytes} to {last_bytes}, while by a measured step the run takes {peak_bytes}",
     # changes of parameters, from the planner
     "set": "{how} with {changes} ({peak_bytes} by forecast)",
     "nothing fits": "no change that the planner knows fits {limit_bytes}",
-    "set on GPU": "{option}",
     "raise memory_limit": "raise memory_limit[ to {limit}][: Python and torch alone take {fixed_bytes}, whatever the "
     "data]",
     "raise cgroup": "give the cgroup {cgroup} more memory[, {limit}] (a Slurm job by --mem)[: Python and torch alone "

@@ -22,9 +22,7 @@ from ..config import TrainConfig, check_config
 from ..errors import InputError, clear_errors, naming
 from ..files import home
 from ..forecast.memory_parts import hop_size
-from ..forecast.oom_suggestions import oom_suggestions
 from ..forecast.pass_memory import MODEL, Pass
-from ..forecast.step_memory import choose_threads
 from ..graph.store import Store
 from ..launcher import job_cores, local_ranks, resolve_device
 from ..memory.cuda import cuda_reading, oom_sizes
@@ -180,7 +178,7 @@ def train_prepared(
         progress = Progress(display, log, run_dir) if ranks.first else Progress("none", log)
         stack.callback(progress.close)
         stack.enter_context(progress.live)
-        stack.enter_context(_recorded_cuda_oom(config, log))
+        stack.enter_context(_recorded_cuda_oom(log))
         store = _open_in_turn(config, log, progress, stop, ranks)
         config = _set_threads(config, store, run_dir if resume else None)
         asked = config
@@ -215,14 +213,14 @@ def train_prepared(
 
 
 @contextlib.contextmanager
-def _recorded_cuda_oom(config: TrainConfig, log: EventLog) -> Iterator[None]:
+def _recorded_cuda_oom(log: EventLog) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         text = first_line.partition(" If reserved but unallocated")[0]
         sizes = {**(cuda_reading() or {}), **oom_sizes(text)}
-        log.mark("cuda_oom", message=text, suggestions=oom_suggestions(config, sizes), **sizes)
+        log.mark("cuda_oom", message=text, **sizes)
         raise
 
 
@@ -269,11 +267,9 @@ def _set_threads(config: TrainConfig, store: Store, resumed: Path | None) -> Tra
     if resumed is not None:
         config = config.continuing(Run(resumed).config)
     if config.num_threads == "auto":
-        batch = Pass.over(config, store.size, "train", training=True).batch
+        train = Pass.over(config, store.size, "train", training=True)
         cores = max(1, job_cores() // local_ranks())
-        config = config.replace(
-            num_threads=choose_threads(config, batch, store.num_features, store.num_classes, cores)
-        )
+        config = config.replace(num_threads=train.computation(train.batch).threads(cores))
     if isinstance(config.num_threads, int):
         torch.set_num_threads(config.num_threads)
     return config

@@ -14,14 +14,12 @@ store of `--scale`. The sides, in turn, each in a process of its own and with a 
 
 The sides other than the first train for `--seconds` after `--warm-up`, and not a whole epoch. The
 maps get our sampler, which touches only the edges that it draws, and all sides have the same model
-and the same training step, so they differ in how they read. Bytes are those of the kernel in
-/proc/PID/io; the store's include its spool, written and read.
+and the same training step, so they differ in how they read.
 """
 
 import argparse
 import json
 import mmap
-import multiprocessing
 import os
 import sys
 import tempfile
@@ -91,15 +89,6 @@ def drop_from_page_cache(store: Store) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def read_bytes() -> int:
-    """Bytes from disk for this process and its workers so far."""
-    total = 0
-    for pid in [os.getpid(), *(child.pid for child in multiprocessing.active_children())]:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
-        total += int(dict(line.split(": ") for line in lines)["read_bytes"])
-    return total
-
-
 def train_from_maps(asked: dict[str, Any]) -> dict[str, float]:
     """Train in this process for some time; runs in the child."""
     config = TrainConfig.create(asked["config"])
@@ -131,27 +120,18 @@ def decoded(loader: DataLoader, store: Store) -> Iterator[Data]:
 def timed(
     batches: Iterator[Data], learner: Learner, warm_up: float, seconds: float
 ) -> dict[str, float]:
-    """Count the batches and bytes from the first batch after `warm_up` seconds on."""
+    """Count the batches from the first one after `warm_up` seconds on."""
     begin = time.perf_counter()
     first = None
-    number = nodes = 0
-    for batch in batches:
-        nodes += len(batch.x)
+    for number, batch in enumerate(batches):
         size = batch.batch_size
         learner.step(iter([batch]), 1, number * size, (number + 1) * size)
-        number += 1
         now = time.perf_counter()
         if first is None and now - begin > warm_up:
-            first = number, now, read_bytes()
+            first = number, now
         elif first is not None and now - first[1] > seconds:
             break
-    done = number - first[0]
-    return {
-        "batches": done,
-        "seconds": now - first[1],
-        "read_bytes": read_bytes() - first[2],
-        "nodes": nodes / number,
-    }
+    return {"batches": number - first[0], "seconds": now - first[1]}
 
 
 def config_of(asked: argparse.Namespace, store: Store, setting: str) -> TrainConfig:
@@ -167,15 +147,12 @@ def config_of(asked: argparse.Namespace, store: Store, setting: str) -> TrainCon
     return TrainConfig.create(values | SETTINGS[setting])
 
 
-def figures(ended: Run, batches: int, seconds: float, read: int, written: int) -> dict[str, Any]:
+def figures(ended: Run, batches: int, seconds: float) -> dict[str, Any]:
     return {
         "batches": batches,
         "seconds": round(seconds, 1),
         "batches/s": round(batches / seconds, 3),
-        "MB read a batch": round(read / batches / 2**20, 2),
-        "MB written a batch": round(written / batches / 2**20, 2),
         "peak in use, GB": round(ended.held_peak_bytes / GB, 2),
-        "peak with page cache, GB": round(ended.peak_bytes / GB, 2),
     }
 
 
@@ -183,9 +160,7 @@ def from_store(asked: argparse.Namespace, config: TrainConfig, folder: Path) -> 
     ended = run(config, asked.limit, run_dir=folder, echo=False).require_finished()
     train = open_store(config.dataset).splits["train"]
     batches = -(-len(train) // config.batch_size)
-    moved = [event for event in ended.events if event["event"] == "disk"][-1]
-    seconds = ended.metrics["time_s"].sum()
-    return figures(ended, batches, seconds, moved["read_bytes"], moved["write_bytes"])
+    return figures(ended, batches, ended.metrics["time_s"].sum())
 
 
 def from_maps(
@@ -205,43 +180,30 @@ def from_maps(
     if ended.exit_code or not answer.exists():
         return {"batches/s": 0.0, "ended": str(ended.diagnosis)}
     counted = json.loads(answer.read_text())
-    row = figures(ended, counted["batches"], counted["seconds"], counted["read_bytes"], 0)
-    return row | {"nodes a batch": round(counted["nodes"])}
+    return figures(ended, counted["batches"], counted["seconds"])
 
 
-def compare(asked: argparse.Namespace, store: Store, setting: str, folder: Path) -> dict[str, Any]:
-    """Train on each side in turn; print a line for each, and how much faster the store is."""
+def compare(asked: argparse.Namespace, store: Store, setting: str, folder: Path) -> None:
+    """Train on each side in turn; print a line for each."""
     config = config_of(asked, store, setting)
-    rows = {}
-    for side in asked.sides:
-        for workers in [0] if side in ("store", "memmap") else asked.workers:
-            name = side if side == "store" else f"{side}, {workers} workers"
-            drop_from_page_cache(store)
-            place = folder / f"{setting}-{side}-{workers}"
-            if side == "store":
-                rows[name] = from_store(asked, config, place)
-            else:
-                rows[name] = from_maps(asked, config, place, side, workers)
-            print(f"{setting}: {name}: {json.dumps(rows[name])}", flush=True)
-    maps = {name: row["batches/s"] for name, row in rows.items() if name != "store"}
-    best = max(maps, key=maps.get, default=None)
-    if best and maps[best] and "store" in rows:
-        ratio = rows["store"]["batches/s"] / maps[best]
-        print(f"{setting}: the store trains {ratio:.1f} x as fast as the best map ({best})")
-        rows["ratio"] = round(ratio, 2)
-    return rows
+    drop_from_page_cache(store)
+    row = from_store(asked, config, folder / f"{setting}-store")
+    print(f"{setting}: store: {json.dumps(row)}", flush=True)
+    sides = [("memmap", 0), *(("random", workers) for workers in asked.workers)]
+    for side, workers in sides:
+        drop_from_page_cache(store)
+        row = from_maps(asked, config, folder / f"{setting}-{side}-{workers}", side, workers)
+        print(f"{setting}: {side}, {workers} workers: {json.dumps(row)}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    sides = ["store", "memmap", "random"]
     parser.add_argument("store", type=Path, nargs="?", help="int8; by default one is generated")
     parser.add_argument("--scale", type=float, default=0.1, help="of the generated store")
     parser.add_argument("--limit", default="4 GB")
     parser.add_argument("--setting", nargs="+", choices=[*SETTINGS], default=[*SETTINGS])
-    parser.add_argument("--sides", nargs="+", choices=sides, default=sides)
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 8])
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--warm-up", type=float, default=20.0, help="seconds")
@@ -259,8 +221,8 @@ def main() -> None:
             synthesize_store(path, asked.scale, feature_dtype="int8", progress=False)
         store = open_store(path)
         os.environ["SLURM_TMPDIR"] = folder  # of the spool
-        answer = {name: compare(asked, store, name, Path(folder)) for name in asked.setting}
-    print(json.dumps({"nodes": store.num_nodes, "limit": asked.limit, **answer}, indent=1))
+        for name in asked.setting:
+            compare(asked, store, name, Path(folder))
 
 
 if __name__ == "__main__":

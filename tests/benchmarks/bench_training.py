@@ -11,9 +11,6 @@ All sides train with Adam, in turn, with one torch thread and with torch's defau
 the better of the two is compared, and the median of the rounds counts. All sides run with the
 environment that `run` gives its trainer: malloc's settings and its choice of pages.
 
-`--peer pages` compares our own epochs with pages of 2 MB and of 4 KB, in turn, each in a process of
-its own, with `num_threads=auto`.
-
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256
 with GraphBolt of dgl 2.1.0 instead, in float32 and in the same precision, each side in processes of
 its own. Its environment: `python3 -m venv DIR`, then `DIR/bin/pip install dgl==2.1.0 torch==2.2.1
@@ -46,7 +43,7 @@ from torch_geometric.nn import GraphSAGE
 
 from ogbnlib import sample_without_pyg_lib
 from ogbnlib.graph.store import Store, is_store, open_store
-from ogbnlib.memory.malloc import HUGE_PAGES, trainer_environment
+from ogbnlib.memory.malloc import trainer_environment
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.synth import synthesize_store
 
@@ -180,19 +177,6 @@ def compare_stock(store: Store, setting: dict, seconds: float, rounds: int) -> N
         print(f"  {median(ratios):.2f} x {name}; rounds: {each}")
 
 
-def compare_pages(store: Store, setting: dict, precision: str, rounds: int) -> None:
-    """Print batches per second of ours with pages of 2 MB and of 4 KB, in turn."""
-    rates = collections.defaultdict(list)
-    for _, pages in itertools.product(range(rounds), "10"):
-        env = {**os.environ, HUGE_PAGES: pages}
-        rates[pages].append(our_rate(store, setting, env, "auto", precision))
-    for pages, size in {"1": "2 MB", "0": "4 KB"}.items():
-        each = ", ".join(f"{rate:.2f}" for rate in rates[pages])
-        print(f"  pages of {size}, {precision}: {each} batches/s")
-    ratios = [huge / plain for huge, plain in zip(rates["1"], rates["0"], strict=True)]
-    print(f"  2 MB is {median(ratios):.2f} x as fast", flush=True)
-
-
 def compare_graphbolt(
     store: Store, python: Path, precision: str, seconds: float, rounds: int
 ) -> None:
@@ -230,7 +214,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=0.02)
     parser.add_argument("--dir", type=Path, help="keep the generated store here")
     parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--peer", choices=["stock", "graphbolt", "pages"], default="stock")
+    parser.add_argument("--peer", choices=["stock", "graphbolt"], default="stock")
     parser.add_argument("--setting", choices=SETTINGS, nargs="+", default=["small", "large"])
     parser.add_argument("--hidden-channels", type=int, help="in place of the setting's")
     parser.add_argument("--peer-python", type=Path, help="Python of the peer's environment")
@@ -258,10 +242,7 @@ def main() -> None:
             if options.hidden_channels:
                 setting["hidden_channels"] = options.hidden_channels
             print(f"\n{setting}", flush=True)
-            if options.peer == "pages":
-                compare_pages(store, setting, options.precision, options.rounds)
-            else:
-                compare_stock(store, setting, options.seconds, options.rounds)
+            compare_stock(store, setting, options.seconds, options.rounds)
 
 
 if __name__ == "__main__":

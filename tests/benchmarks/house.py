@@ -15,15 +15,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-BRANCHES = (
-    ast.If,
-    ast.For,
-    ast.While,
-    ast.IfExp,
-    ast.BoolOp,
-    ast.ExceptHandler,
-    ast.comprehension,
-)
+BRANCHES = (ast.If, ast.For, ast.While, ast.IfExp, ast.BoolOp, ast.ExceptHandler, ast.comprehension)
 LONG_LINE = 100  # columns
 LONG_FUNCTION = 60  # lines
 MANY_BRANCHES = 20

@@ -12,9 +12,7 @@ from all_policies import IN_MEMORY, SAMPLED, settings
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.forecast.audit import _kind_of
-from ogbnlib.forecast.batches import batch_bytes
 from ogbnlib.forecast.memory_parts import RUNTIME_BYTES
-from ogbnlib.forecast.pass_memory import WORKERS, Pass
 from ogbnlib.forecast.run_forecast import Forecast, predict
 from ogbnlib.graph.store import GraphSize
 from ogbnlib.registry import POLICIES
@@ -167,14 +165,3 @@ def test_the_window_that_waits_for_the_next_epoch_is_held_during_evaluations_bet
     assert plan.windows is not None
     for phase in plan.phases:
         assert ("next window to train on" in phase.parts) == phase.name.startswith("eval")
-
-
-def test_workers_have_no_more_batches_ready_than_the_epoch_has_seeds() -> None:
-    papers = KNOWN["ogbn-papers100M"]
-    seeds = 3 * papers.num_seeds["train"] // 5  # the second and last batch is smaller
-    config = TrainConfig.create(dataset="ogbn-papers100M", batch_size=seeds, num_workers=4)
-    one = Pass.over(config, papers, "train", True)
-    each = batch_bytes(one.batches.largest, papers.num_features, one.itemsize)
-    assert one.workers(0)[WORKERS[0]] == pytest.approx(
-        each * (papers.num_seeds["train"] / seeds - 1), abs=1
-    )
