@@ -79,7 +79,7 @@ def no_exit() -> Iterator[None]:
 
 
 class RankHung(RuntimeError):
-    """Another rank has shown no sign of life for minutes."""
+    """A wait for another rank took longer than its limit."""
 
 
 class Diverged(ArithmeticError):
