@@ -124,11 +124,10 @@ def train(
 def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> NoReturn:
     from .memory.signals import die_with_parent
     from .training.child import exit_code
-    from .training.distributed import end, end_here
+    from .training.distributed import end
     from .training.train import train as train_here
 
     die_with_parent()
-    end_here()
     code = exit_code(lambda: train_here(config, run_dir, resume=resume, progress=not as_json), say)
     if os.environ["RANK"] == "0" and code != 2:
         _show_end(Run(run_dir), as_json)
@@ -146,17 +145,11 @@ def predict(
     nodes: Annotated[
         str, typer.Option(help="labelled, all, or a file of node names.")
     ] = "labelled",
-    id_column: Annotated[
-        str | None, typer.Option(help="The column of names in that file; default node_id.")
-    ] = None,
     sampled: Annotated[
         bool, typer.Option("--sampled", help="Sample neighbors as the run's evaluations do.")
     ] = False,
     scores: Annotated[
         bool, typer.Option("--scores", help="Write the scores of all classes.")
-    ] = False,
-    embeddings: Annotated[
-        bool, typer.Option("--embeddings", help="Write the last hidden layer (.npy or .parquet).")
     ] = False,
     memory_limit: option.MemoryLimit = None,
     as_json: option.Json = False,
@@ -169,10 +162,8 @@ def predict(
         run_dir,
         out,
         nodes=nodes,
-        id_column=id_column,
         sampled=sampled,
         scores=scores,
-        embeddings=embeddings,
         memory_limit=memory_limit,
         progress=not as_json,
         say=say,

@@ -31,7 +31,7 @@ def shortened(error: BaseException, lines: list[str] | None = None) -> BaseExcep
 
 
 class RankHung(RuntimeError):
-    """Another rank has shown no sign of life for minutes."""
+    """A wait for another rank took longer than its limit."""
 
 
 class Diverged(ArithmeticError):

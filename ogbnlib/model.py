@@ -119,9 +119,7 @@ class PropagatedModel(BaseModel):
     propagated = True
 
     @staticmethod
-    def network(
-        num_features: int, num_classes: int, *, hops: int, hidden: int, heads: int, dropout: float
-    ) -> nn.Module:
+    def network(config: Any, num_features: int, num_classes: int) -> nn.Module:
         """Return the `nn.Module`, called with rows of propagated features [B, (hops + 1) * F]."""
         raise NotImplementedError
 

@@ -31,7 +31,6 @@ class Count:
     phase: str | None = None  # phase of the run
     done: float = 0
     loss: float | None = None  # loss of the epoch so far
-    run_left_s: float | None = None  # remaining time of the whole run
     began_s: float = field(default_factory=time.time)
 
     def __str__(self) -> str:
@@ -40,8 +39,6 @@ class Count:
         notes = []
         if self.loss is not None:
             notes.append(f"loss {self.loss:.2f}")
-        if self.run_left_s is not None:
-            notes.append(f"run {seconds(self.run_left_s)}")
         in_bytes = self.unit == "bytes"
         return str(
             tqdm.format_meter(

@@ -4,7 +4,7 @@ propagated features."""
 import contextlib
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -47,17 +47,9 @@ def _model_scores(
     batches: Iterable[Data],
     num_batches: int,
     progress: Progress,
-    embeddings: bool,
 ) -> Generator[Rows, None, None]:
     config = saved.config
     model = loaded_model(saved, store)
-    if embeddings and not hasattr(model, "drop_last_layer"):
-        raise InputError(
-            f"embeddings: {config.model} has no method drop_last_layer(), after which its forward "
-            "returns the input of its last layer; add one, such as `self.out = torch.nn.Identity()`"
-        )
-    if embeddings:
-        cast(Any, model).drop_last_layer()
     device = resolve_device(config.device)
     call = Call.of(model, config.precision)
     model.to(device).eval()
@@ -75,24 +67,16 @@ def sampled_scores(
     ids: Array | None,
     memory_limit: str | int | None,
     progress: Progress,
-    embeddings: bool = False,
 ) -> Generator[Rows, None, None]:
     """Yield scores with neighbors sampled as in the run's evaluations.
 
-    `ids` are the nodes, None for all. With `embeddings` the input of the last layer replaces the
-    scores.
+    `ids` are the nodes, None for all.
     """
     size = saved.config.seeds_per_batch(training=False)
     parts = _by_split(store, ids, size)
     num_batches = sum(-(-len(part.nodes) // size) for part in parts)
-    return _model_scores(
-        saved,
-        store,
-        _sampled_batches(store, saved, parts, memory_limit),
-        num_batches,
-        progress,
-        embeddings,
-    )
+    batches = _sampled_batches(store, saved, parts, memory_limit)
+    return _model_scores(saved, store, batches, num_batches, progress)
 
 
 def _by_split(store: Store, ids: Array | None, size: int) -> list[_Seeds]:
@@ -140,12 +124,11 @@ def propagated_scores(
     store: Store,
     ids: Array | None,
     progress: Progress,
-    embeddings: bool = False,
 ) -> Generator[Rows, None, None]:
     """Yield scores from the propagated features in `store`.
 
-    `store` has the features of nodes of `graph`, or is `graph` itself. `ids` and `embeddings` are
-    those of `sampled_scores`.
+    `store` has the features of nodes of `graph`, or is `graph` itself. `ids` are those of
+    `sampled_scores`.
     """
     nodes = np.arange(graph.num_nodes) if ids is None else ids
     places = nodes if store is graph else _hop_rows(graph, store, nodes)
@@ -155,7 +138,7 @@ def propagated_scores(
         labels=torch.zeros(len(places), dtype=torch.int64),
         batch_size=saved.config.seeds_per_batch(training=False),
     )
-    return _model_scores(saved, store, batches, len(batches), progress, embeddings)
+    return _model_scores(saved, store, batches, len(batches), progress)
 
 
 def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:

@@ -69,11 +69,9 @@ def exact_scores(
     work: Path,
     memory_limit: str | int | None,
     progress: Progress,
-    embeddings: bool = False,
 ) -> Generator[Rows, None, None]:
     """Yield scores of some or all nodes, float32 [n, classes], in ascending order of the nodes.
 
-    With `embeddings` the input of the last layer replaces them, float32 [n, hidden_channels].
     `work` is a folder for the layers' results; it is deleted at the end.
     """
     check_for_training(store)
@@ -81,7 +79,7 @@ def exact_scores(
     layers = []
     last = len(saved.config.num_neighbors) - 1
     names = MODELS[saved.config.model].load().exact_weights
-    for number in range(last if embeddings else last + 1):
+    for number in range(last + 1):
         tensors = [weights[f"convs.{number}.{name}"] for name in names]
         layers.append(
             _Layer(number < last, *(tensor.float().cpu().numpy().T for tensor in tensors))

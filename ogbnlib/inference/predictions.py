@@ -1,7 +1,6 @@
 """Predictions of a run's model: exact, with every neighbor, or sampled as in its evaluations."""
 
 import contextlib
-import itertools
 import math
 import os
 import tempfile
@@ -12,7 +11,6 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes
 from ..files import StrPath, check_new, check_space, home, locked, sibling_path, write_atomically
 from ..graph.npz import Array
@@ -30,7 +28,7 @@ from ..training.checkpoint import SavedModel
 from ..training.train import kept_random_state
 from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
-from .tables import best_classes, class_names, probabilities, write_embeddings, write_table
+from .tables import best_classes, probabilities, write_table
 
 # Bytes on disk for each byte of a file's rows. A table's rows are first in a temporary file, and a
 # float32 takes up to 12 bytes as text.
@@ -45,10 +43,8 @@ def predict(
     out: StrPath,
     *,
     nodes: Nodes = "labelled",
-    id_column: str | None = None,
     sampled: bool = False,
     scores: bool = False,
-    embeddings: bool = False,
     memory_limit: str | int | None = None,
     progress: Progress = True,
     say: Callable[[str], object] = print,
@@ -66,47 +62,39 @@ def predict(
 
     Args:
         run_dir: Folder with the weights: best.pt if it exists, else checkpoint.pt.
-        nodes: "labelled" (all nodes of the splits), "all", a file of names (its only column, or
-            node_id), or a list of names as for `Store.ids`. An integer array or tensor has node
-            numbers, like `Store.splits`.
-        id_column: The column of names in that file, if it has several and none is node_id, node or
-            id.
+        nodes: "labelled" (all nodes of the splits), "all", a file of names (its only column,
+            node_id or id), or a list of names as for `Store.ids`. An integer array or tensor has
+            node numbers, like `Store.splits`.
         sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise
             every neighbor counts: sage and gcn are computed layer by layer over the whole graph.
-        embeddings: Write the input of the model's last layer instead, the output of the last hidden
-            layer: float32 [n, hidden] in a .npy file; in a .parquet file the columns node_id and
-            embedding, a list of numbers. A custom model needs a method `drop_last_layer()` for it.
         memory_limit: As for `propagate`.
     """
     saved = SavedModel.open(run_dir)
     config = saved.config
     refuse_foreign_code(config, saved.path.parent)
-    target, ids_path = _check_target(out, config, scores, embeddings)
+    target, ids_path = _check_target(out)
     graph = find_store(config.dataset)
     store = config.policy.load().trained_store(
         graph, config, EventLog(None), say=say, progress=progress
     )
     saved.check_data(store)
-    ids = _wanted(nodes, graph, id_column)
-    if target.suffix != ".npy" and not embeddings:
-        class_names(graph, scores)  # refuses names of other columns
+    ids = _wanted(nodes, graph)
     has_hops = store.hops is not None
     if not (has_hops or sampled):
         _check_exact(config.model)
     say(f"{saved.path}: predicting with its weights")
     with locked(sibling_path(target, "lock"), f"{target}: it is being written"):
         if has_hops:
-            chunks = propagated_scores(saved, graph, store, ids, progress, embeddings)
+            chunks = propagated_scores(saved, graph, store, ids, progress)
         elif sampled:
-            chunks = sampled_scores(saved, graph, ids, memory_limit, progress, embeddings)
+            chunks = sampled_scores(saved, graph, ids, memory_limit, progress)
         else:
-            chunks = exact_scores(
-                saved, graph, ids, sibling_path(target, "work"), memory_limit, progress, embeddings
-            )
+            work = sibling_path(target, "work")
+            chunks = exact_scores(saved, graph, ids, work, memory_limit, progress)
 
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):
-                _write_file(file, target, chunks, graph, ids, scores, embeddings)
+                _write_file(file, target, chunks, graph, ids, scores)
             if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
                 assert ids is not None
                 # not by np.save, which hides the cause of a failed write
@@ -117,14 +105,10 @@ def predict(
     return target
 
 
-def _check_target(
-    out: StrPath, config: TrainConfig, scores: bool, embeddings: bool
-) -> tuple[Path, Path]:
+def _check_target(out: StrPath) -> tuple[Path, Path]:
     target = Path(os.path.realpath(home(out)))
     if target.suffix not in (".npy", ".csv", ".parquet"):
         raise InputError(f"out: expected the name of a .npy, .csv or .parquet file, got {out!s}")
-    if embeddings:
-        _check_embeddings(config, target, scores)
     check_new(target)
     ids_path = target.with_name(f"{target.stem}-nodes.npy")
     if target.suffix == ".npy":
@@ -139,16 +123,12 @@ def _write_file(
     graph: Store,
     ids: Array | None,
     scores: bool,
-    embeddings: bool,
 ) -> None:
     num_rows = graph.num_nodes if ids is None else len(ids)
     finite = _finite(chunks, target, graph)
     width = graph.num_classes if scores else 2
-    if not embeddings:  # the width of embeddings is known later
-        _check_disk(target, num_rows, 4 * width)
-    if embeddings:
-        _write_embeddings(file, target, finite, graph, ids)
-    elif target.suffix != ".npy":
+    _check_disk(target, num_rows, 4 * width)
+    if target.suffix != ".npy":
         convert = probabilities if scores else best_classes
         converted = ((places, convert(values)) for places, values in finite)
         with tempfile.TemporaryFile(dir=target.parent) as rows:
@@ -171,10 +151,7 @@ def _check_disk(target: Path, num_rows: int, row_bytes: int) -> None:
     )
 
 
-def _wanted(nodes: Nodes, store: Store, id_column: str | None) -> Array | None:
-    is_file = isinstance(nodes, str | os.PathLike) and nodes not in ("all", "labelled")
-    if id_column is not None and not is_file:
-        raise InputError("id_column: expected with a file of nodes alone")
+def _wanted(nodes: Nodes, store: Store) -> Array | None:
     if isinstance(nodes, str) and nodes == "all":
         return None
     if isinstance(nodes, str) and nodes == "labelled":
@@ -183,7 +160,7 @@ def _wanted(nodes: Nodes, store: Store, id_column: str | None) -> Array | None:
         file = home(nodes)
         if format_of(file) is None:
             raise InputError(f"nodes: expected labelled, all, or a file of nodes, got {nodes!r}")
-        return node_ids(read_ids(store, file, id_column), store)
+        return node_ids(read_ids(store, file), store)
     if isinstance(nodes, np.ndarray | torch.Tensor) and np.asarray(nodes).dtype.kind in "iub":
         return node_ids(nodes, store)
     return node_ids(store.ids(nodes), store)
@@ -197,47 +174,11 @@ def _check_exact(model: str) -> None:
         )
 
 
-def _check_embeddings(config: TrainConfig, target: Path, scores: bool) -> None:
-    if scores:
-        raise InputError("embeddings: expected without scores, got both; write two files")
-    if target.suffix == ".csv":
-        raise InputError(
-            f"out: expected the name of a .npy or .parquet file for embeddings, got {target.name}"
-        )
-    if config.model in MODELS:
-        depth = config.depth
-        widths = MODELS[config.model].load().widths(depth, depth + 1, config.hidden_channels, 1)
-        if len(widths) == 1:
-            raise InputError(
-                f"embeddings: expected a model with a hidden layer, got {config.model} with one layer in all"
-            )
-
-
-def _write_embeddings(
-    file: BinaryIO, target: Path, chunks: Iterator[Rows], graph: Store, ids: Array | None
-) -> None:
-    # The first rows show the number of columns; a store and `nodes` have at least one node.
-    first = next(chunks)
-    if first[1].ndim != 2:
-        raise InputError(
-            f"embeddings: expected [n, hidden] after drop_last_layer(), found {[*first[1].shape]}"
-        )
-    shape = (graph.num_nodes if ids is None else len(ids), first[1].shape[1])
-    _check_disk(target, shape[0], 4 * shape[1])
-    every = itertools.chain([first], chunks)
-    if target.suffix == ".npy":
-        _write_rows(file, every, np.dtype(np.float32), shape)
-        return
-    with tempfile.TemporaryFile(dir=target.parent) as rows:
-        _write_rows(rows, every, np.dtype(np.float32), shape)
-        write_embeddings(file, rows, shape[1], graph, ids)
-
-
 def _finite(chunks: Iterable[Rows], path: Path, graph: Store) -> Iterator[Rows]:
     for places, values in chunks:
         if not np.isfinite(values).all():
             raise InputError(
-                f"{path}: scores or embeddings are not finite; run `python -m ogbnlib verify {graph.path}`"
+                f"{path}: scores are not finite; run `python -m ogbnlib verify {graph.path}`"
             )
         yield places, values
 

@@ -4,7 +4,6 @@ Import this module only when needed: it imports pyarrow.
 """
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -15,26 +14,11 @@ import pyarrow.csv
 import pyarrow.parquet
 import scipy.special
 
-from ..errors import InputError
 from ..graph.npz import Array
 from ..graph.store import Store
 from ..graph.store_format import HEADER_BYTES
 
 _PIECE_BYTES = 2**25  # of scores: in memory at a time, and in a parquet row group
-_COLUMNS = ("node_id", "class", "probability")
-
-
-def class_names(store: Store, are_columns: bool) -> list[str]:
-    """Return the name of each class (`Store.class_names`). With `are_columns`, refuse the names of
-    the table's other columns."""
-    names = store.class_names
-    both = {*names} & {*_COLUMNS}
-    if are_columns and both:
-        raise InputError(
-            f"{store.path}: expected other names of classes than {', '.join(_COLUMNS)}, "
-            f"found {both.pop()!r}; write a .npy file"
-        )
-    return names
 
 
 def probabilities(scores: Array) -> Array:
@@ -65,31 +49,6 @@ def _pieces(
         yield pa.array(nodes if graph.node_name is None else graph.node_name[nodes]), values
 
 
-def write_embeddings(
-    file: BinaryIO, rows: BinaryIO, width: int, graph: Store, ids: Array | None
-) -> None:
-    """Write the .npy file `rows`, float32 [n, width], as parquet, in pieces.
-
-    The columns are node_id and embedding, a list of `width` numbers.
-    """
-    # With a column for each number, the file's footer would have hundreds of column descriptions
-    # for each row group.
-    tables = (
-        pa.table(
-            {
-                "node_id": node_id,
-                "embedding": pa.FixedSizeListArray.from_arrays(values.ravel(), width),
-            }
-        )
-        for node_id, values in _pieces(rows, width, graph, ids)
-    )
-    first = next(tables)
-    # Floats hardly repeat, so a dictionary of them only costs time.
-    with pa.parquet.ParquetWriter(file, first.schema, use_dictionary=False) as writer:
-        for table in itertools.chain([first], tables):
-            writer.write_table(table)
-
-
 def write_table(
     file: BinaryIO, path: Path, rows: BinaryIO, graph: Store, ids: Array | None, has_scores: bool
 ) -> None:
@@ -99,14 +58,14 @@ def write_table(
     probabilities that `best_classes` returns. The table's columns are node_id, class and
     probability, and with `has_scores` the probability of each class.
     """
-    names = class_names(graph, has_scores)
+    names = graph.class_names if has_scores else []
     kind = pa.parquet.ParquetWriter
     if path.suffix == ".csv":
         kind = pa.csv.CSVWriter
     with contextlib.ExitStack() as stack:
         writer = None
-        for node_id, values in _pieces(rows, len(names) if has_scores else 2, graph, ids):
-            table = _table(node_id, values, graph, names if has_scores else [])
+        for node_id, values in _pieces(rows, len(names) or 2, graph, ids):
+            table = _table(node_id, values, graph, names)
             if writer is None:
                 writer = stack.enter_context(kind(file, table.schema))
             writer.write_table(table)
@@ -122,11 +81,8 @@ def _table(node_id: pa.Array, values: Array, graph: Store, columns: list[str]) -
     labels = pa.array(classes)
     if graph.label_name is not None:
         labels = pa.array(graph.class_names).take(labels)
-    return pa.table(
-        {
-            "node_id": node_id,
-            "class": labels,
-            "probability": pa.array(probability),
-            **{name: pa.array(values[:, c]) for c, name in enumerate(columns)},
-        }
+    scores = [pa.array(column) for column in values.T[: len(columns)]]
+    return pa.table(  # from a list, as a class may have the name of another column
+        [node_id, labels, pa.array(probability), *scores],
+        ["node_id", "class", "probability", *columns],
     )

@@ -41,23 +41,22 @@ def ids(store: Store, names: Any) -> Array:
     return _find(store, [Piece(Table(Path("names"), ["names"]), "names", values, 0).decoded()])
 
 
-def read_ids(store: Store, file: Path, id_column: str | None) -> Array:
+def read_ids(store: Store, file: Path) -> Array:
     """Return the numbers of the nodes whose names are in a file, int64 [n], in the file's order.
 
-    The names are in the file's only column, or in the column `id_column`, by default node_id or id.
+    The names are in the file's only column, or in its column node_id or id.
     The first line of a text file with one column is a name, too, if a node has this name.
     """
     table = open_table(file)
-    id_names = [id_column] if id_column is not None else ["node_id", "id"]
-    column = next((name for name in id_names if name in table.names), None)
+    column: str | None = next((name for name in ("node_id", "id") if name in table.names), None)
     if column is None and len(table.names) == 1:
         column = table.names[0]
         with contextlib.suppress(InputError):  # else the first line is a header
             return _find(store, [*open_table(file, header=False).pieces("1")])
     if column is None:
         raise InputError(
-            f"{file}: expected one column, or the column {id_names[0]!r}, found columns "
-            f"{table.shown()}; name that of the nodes: --id-column"
+            f"{file}: expected one column, or a column node_id, found columns {table.shown()}; "
+            "write a file of the names alone"
         )
     return _find(store, [*table.pieces(column)])
 

@@ -11,7 +11,7 @@ import os
 import time
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
 
@@ -52,12 +52,11 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
     """Identify a data set independently of its path, by its sizes and the CRC-32s of its arrays
     from store.json."""
     files = store.files
-    # About 1,000 rows of features are added as the model sees them, because policies may round the
-    # same features while reading.
+    # About 1,000 rows of features are added as the model sees them: policies may round features
+    # while reading, and int8 features have a scale, which is in store.json.
     rows = store.decode(store.x[:: max(1, store.num_nodes // 1000)])
     rows = rows.astype(np.float16 if config.rounds_in_ram else rows.dtype)
     return {
-        "path": str(store.path),
         "sizes": [store.num_nodes, store.num_edges, store.num_features, store.num_classes],
         "direction (undirected)": store.undirected,
         "edges": [files["colptr"].crc32, files["row"].crc32],
@@ -65,33 +64,19 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
         "splits": [files[name].crc32 for name in store.num_seeds],
         "features": zlib.crc32(rows.astype(np.float32).tobytes()),
         "features in the store": {files["x"].dtype: files["x"].crc32},
-        "dtype": str(rows.dtype),
     }
 
 
-def _check_data(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a data set other than the one that the weights at `path` were trained on.
+def _check_data(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any], dataset: str) -> None:
+    """Refuse `dataset` if the weights at `path` were trained on another one.
 
     `saved` and `now` are the fingerprints of the two.
     """
-    names = ("sizes", "direction (undirected)", "edges", "labels", "splits", "features")
-    changed = [name for name in names if saved[name] != now[name]]
-    # "features" covers only some rows. If both stores have the same dtype, the CRC-32 of all rows,
-    # kept as {dtype: crc32}, must be equal too.
-    stored = [fingerprint["features in the store"] for fingerprint in (saved, now)]
-    if (
-        stored[0] != stored[1]
-        and stored[0].keys() == stored[1].keys()
-        and "features" not in changed
-    ):
-        changed.append("features")
+    changed = [name for name in now if saved[name] != now[name]]
     if changed:
-        is_same = saved["dtype"] == now["dtype"]
-        dtypes = "" if is_same else f" ({now['dtype']}, {saved['dtype']} before)"
         raise InputError(
-            f"{now['path']}: expected the data set that {path} was trained on ({saved['path']}), "
-            f"found other {', '.join(changed)}{dtypes}; use that data set, or train on this one in "
-            "a new run_dir"
+            f"{dataset}: expected the data set that {path} was trained on, found other "
+            f"{', '.join(changed)}; use that data set, or train on this one in a new run_dir"
         )
 
 
@@ -143,19 +128,20 @@ class SavedModel(NamedTuple):
 
     @classmethod
     def open(cls, run_dir: StrPath) -> Self:
-        """Read best.pt of a run if it exists, else checkpoint.pt."""
-        paths = RunPaths(Run.open(run_dir).run_dir)
+        """Read config.json of a run, and best.pt if it exists, else checkpoint.pt."""
+        run = Run.open(run_dir)
+        paths = RunPaths(run.run_dir)
         path = paths.best if paths.best.is_file() else paths.checkpoint
         if not path.is_file():
             raise InputError(
                 f"{run_dir}: expected the weights of a run (best.pt or checkpoint.pt), found neither"
             )
         content = _read(path)
-        return cls(TrainConfig.restore(content["config"]), content["model"], content["data"], path)
+        return cls(run.config, content["model"], content["data"], path)
 
     def check_data(self, store: Store) -> None:
         """Refuse a data set other than the one that the weights were trained on."""
-        _check_data(self.path, self.data, fingerprint(store, self.config))
+        _check_data(self.path, self.data, fingerprint(store, self.config), self.config.dataset)
 
 
 def load_state(part: Stateful, state: dict[str, object], path: Path) -> None:
@@ -205,18 +191,13 @@ class Checkpointer:
         self.run_dir = run_dir
         self.learner = learner
         self.saved_s = time.monotonic()
-        self._about: dict[str, Any] = {
-            "config": learner.config.model_dump(mode="json"),
-            "data": dict(data),
-        }
-        self._saved: State | None = None
+        self._data = dict(data)
         self._damaged = False
 
     def save(self, state: State) -> None:
         """Write checkpoint.pt atomically. Afterwards all ranks have the saved model, which
         evaluations use."""
         self.saved_s = time.monotonic()
-        self.learner.check_layers()
         self.check_finite(state)
         self.learner.share_model()
         state.loss_sum = float(self.learner.ranks.sum(self.learner.loss_sum.clone()))
@@ -224,11 +205,11 @@ class Checkpointer:
             if self.run_dir is not None and self.learner.ranks.first:
                 with self.learner.log.phase("checkpoint"):
                     parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
+                    # a resumption compares its config with this copy; config.json may be edited
+                    config = self.learner.config.model_dump(mode="json")
+                    content = {**vars(state), "config": config, "data": self._data, **parts}
                     paths = RunPaths(self.run_dir)
-                    _write(
-                        paths.checkpoint, {**vars(state), **self._about, **parts}, paths.previous
-                    )
-        self._saved = replace(state)
+                    _write(paths.checkpoint, content, paths.previous)
 
     def save_epoch(self, state: State) -> None:
         """Write metrics.csv, best.pt if the model is the best on the valid split so far, and
@@ -243,10 +224,8 @@ class Checkpointer:
             self.learner.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
             # before the checkpoint, because a run resumed from it would not write best.pt again
             if self.learner.config.keep == "best" and is_best:
-                _write(
-                    RunPaths(self.run_dir).best,
-                    {**row, **self._about, "model": self.learner.model.state_dict()},
-                )
+                model = self.learner.model.state_dict()
+                _write(RunPaths(self.run_dir).best, {**row, "data": self._data, "model": model})
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
@@ -275,7 +254,7 @@ class Checkpointer:
                 f"{self.run_dir}: no checkpoint to resume from; training starts from the beginning"
             ]
         notes = check_changes(content["config"], self.learner.config, self.run_dir)
-        _check_data(path, content["data"], self._about["data"])
+        _check_data(path, content["data"], self._data, self.learner.config.dataset)
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
         # Adam takes its moments as they are, and a mapped file keeps its disk space when replaced
@@ -302,8 +281,6 @@ class Checkpointer:
                 f"{state.batches_per_step} before; set accumulate to keep its size with another "
                 "number of ranks"
             )
-        if state.batches_per_step:
-            self._saved = replace(state)
         self.learner.loss_sum.fill_(state.loss_sum / self.learner.ranks.num_ranks)
         return state, notes
 
@@ -330,19 +307,11 @@ class Checkpointer:
     ) -> Diverged:
         """Return the error that says where the run diverged and how to go on."""
         epoch = state.epoch + 1
-        lr = self.learner.config.lr
-        self.learner.log.mark("diverged", epoch=epoch, position=state.position, lr=lr)
-        remedy = "go on with a smaller lr (--resume --set lr=...)"
-        if self.run_dir is None:
-            remedy = "start again with a smaller lr (without a run_dir there is no checkpoint)"
-        elif self._saved is not None:
-            remedy = (
-                f"checkpoint.pt is finite, from epoch {self._saved.epoch + 1} with "
-                f"{self._saved.position:,} seeds trained; {remedy}; if that diverges at once, move "
-                f"it away to go on from {RunPaths(self.run_dir).previous.name}"
-            )
+        config = self.learner.config
+        self.learner.log.mark("diverged", epoch=epoch, position=state.position, lr=config.lr)
         return Diverged(
-            f"diverged: {problem} in epoch {epoch}, after {state.position:,} seeds, with lr={lr:g} and "
-            f"precision={self.learner.config.precision}; {remedy}; `python -m ogbnlib verify` looks for "
-            "damaged features"
+            f"diverged: {problem} in epoch {epoch}, after {state.position:,} seeds, with "
+            f"lr={config.lr:g} and precision={config.precision}; try a smaller lr (--resume --set "
+            "lr=... goes on from the last checkpoint, which is finite); `python -m ogbnlib verify` "
+            "looks for damaged features"
         )

@@ -66,13 +66,12 @@ def main(arguments: list[str]) -> int:
     from ..config import TrainConfig
     from ..runs.attempt import lock_of
     from ..runs.folder import Run
-    from .distributed import end_here, join
+    from .distributed import join
     from .gpu import prepare_allocator
     from .train import train_prepared
 
     stop = StopRequest()
     take_over(stop)
-    end_here()
     die_with_parent()
     gc.freeze()  # walking the imports' objects took 0.26 s in each release of memory
     gc.set_threshold(*thresholds)
@@ -83,7 +82,7 @@ def main(arguments: list[str]) -> int:
         config = TrainConfig.create(json.loads(changed)) if changed else Run(folder).config
         prepare_allocator(config)
         lock = contextlib.nullcontext() if "--locked" in arguments else lock_of(folder)
-        with lock, naming(folder), join(config.device, stop) as ranks:
+        with lock, naming(folder), join(config.device) as ranks:
             train_prepared(
                 config,
                 folder,

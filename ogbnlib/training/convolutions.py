@@ -4,7 +4,6 @@ PyG's own layers copy a row of features for each edge, or have no bipartite form
 """
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,36 +31,14 @@ def csr(edges: Tensor, num_targets: int, num_sources: int, values: Tensor | None
     )
 
 
-class _Mean(torch.autograd.Function):
-    """The mean over neighbors of 16-bit features, summed and returned in float32."""
-
-    # torch 2.13 has no sparse CSR product of mixed types, and on the CPU none of 16-bit types
-    # (pytorch/pytorch#41069). Autograd would keep the widened features of torch's product for the
-    # backward pass.
-
-    @staticmethod
-    def forward(ctx: Any, adjacency: Tensor, x: Tensor) -> Tensor:
-        ctx.save_for_backward(adjacency)
-        ctx.dtype = x.dtype
-        return spmm(adjacency, x.float(), "mean")
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
-        (adjacency,) = ctx.saved_tensors
-        degrees = adjacency.crow_indices().diff().clamp(min=1)
-        return None, torch.sparse.mm(adjacency.t(), grads[0].float() / degrees[:, None]).to(
-            ctx.dtype
-        )
-
-
 class MeanSAGEConv(SAGEConv):  # type: ignore[misc]
     """`SAGEConv` that computes the mean over neighbors in float32, also under autocast."""
 
     def message_and_aggregate(self, adj_t: Tensor, x: tuple[Tensor, Tensor]) -> Tensor:
+        # torch 2.13 has no sparse CSR product of mixed types, and on the CPU none of 16-bit types
+        # (pytorch/pytorch#41069). On a GPU autograd keeps no widened copy for the backward pass.
         with torch.autocast(x[0].device.type, enabled=False):
-            if x[0].dtype == torch.float32:
-                return spmm(adj_t, x[0], "mean")
-            return _Mean.apply(adj_t, x[0])  # type: ignore[no-untyped-call]
+            return spmm(adj_t, x[0].float(), "mean")
 
 
 class SparseGCNConv(GCNConv):  # type: ignore[misc]

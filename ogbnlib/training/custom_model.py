@@ -1,15 +1,11 @@
 """A user's own model: imported by name, created, and tried on one random batch.
 
 `config.model` is FILE.py:CLASS or MODULE:CLASS. The run's folder keeps a copy of a file, and the
-run executes the copy. A module is imported from its own place; its copy only shows whether it has
-changed.
+run executes the copy. A module is imported from its own place.
 """
 
-import contextlib
 import importlib.util
 import inspect
-import linecache
-import re
 import sys
 import types
 from collections.abc import Callable
@@ -106,58 +102,42 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
         raise InputError(
             f"model: {config.model} is in no file; write it to one (%%writefile my_model.py)"
         )
-    source = Path(path)
-    is_file = path.endswith(".py")
-    copy = Path() if run_dir is None else RunPaths(run_dir).model
-    # if there is no such module, or it has no file, the import reports it
-    with contextlib.suppress(Exception):
-        source = home(path) if is_file else Path(importlib.util.find_spec(path).origin)  # type: ignore
+    source = home(path)
+    if source.suffix != ".py" or run_dir is None:
+        return source, ""
+    copy = RunPaths(run_dir).model
     content = source.read_bytes() if source.is_file() else None
     if keep and content is not None and not copy.is_file():
         write_atomically(copy, lambda file: file.write(content))
     if not copy.is_file():
         return source, ""
     if content == copy.read_bytes():
-        return copy if is_file else source, ""
-    if content is None:
-        return copy, f"{source}: gone since the run began; using its copy, {copy}"
-    if not is_file:  # a copy of a module could not import the modules beside it
-        raise InputError(
-            f"{source}: changed since the run began; restore it from {copy}, or use a new run_dir"
-        )
-    return copy, f"{source}: changed since the run began; using its copy, {copy}"
+        return copy, ""
+    change = "gone" if content is None else "changed"
+    return copy, f"{source}: {change} since the run began; using its copy, {copy}"
 
 
 def _run_file(code: Path, source: Path) -> types.ModuleType:
     """Execute the copy `code` as the module of `source`, and return the module.
 
-    The folder of `source` has the data and modules that the code reads. Errors name the copy if
-    `source` has changed since it was made.
+    The folder of `source` has the data and modules that the code reads. If `source` has changed
+    since the copy was made, errors name the copy.
     """
+    content = code.read_bytes()
     file = (source if source.is_file() else code).absolute()
-    text = importlib.util.decode_source(code.read_bytes())
-    is_same = file.read_bytes() == code.read_bytes()
-    named = str(file if is_same else code.absolute())
-    # PyG reads the source lines of `forward`.
-    linecache.cache[named] = len(text), None, text.splitlines(keepends=True), named
-    sys.path[:] = [str(file.parent), *(folder for folder in sys.path if folder != str(file.parent))]
-    # without this check, `import utils` could silently return another model's utils
-    for neighbor in file.parent.glob("*.py"):
-        loaded = getattr(sys.modules.get(neighbor.stem), "__file__", None) or neighbor
-        imports = rf"^\s*(import|from)\b.*\b{re.escape(neighbor.stem)}\b"
-        if Path(loaded).resolve() != neighbor.resolve() and re.search(imports, text, re.MULTILINE):
-            raise InputError(
-                f"{neighbor} has the name of {loaded}, which is loaded; rename it or use a new process"
-            )
+    is_same = file.read_bytes() == content
+    named = file if is_same else code.absolute()
+    folder = str(file.parent)
+    sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
     module = types.ModuleType("ogbnlib_custom_model")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
-    exec(compile(text, named, "exec"), vars(module))
+    exec(compile(content, named, "exec"), vars(module))
     return module
 
 
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
-    """Refuse a model that can't be trained, after computing its scores for one random batch.
+    """Refuse a model without scores of all nodes, after computing them for one random batch.
 
     A model with lazy layers gets its weights here.
     """
@@ -166,18 +146,6 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
             f"model: expected an object of a class derived from torch.nn.Module, got {model!r:.80}; "
             "pass an object, such as Net(...), or set the config's model to the name of the class, "
             "such as my_model.py:Net"
-        )
-    if {item.kind for item in inspect.signature(model.forward).parameters.values()} <= _VARIABLE:
-        raise InputError(
-            f"{config.model}: expected a forward with named parameters such as x and edge_index, found "
-            "none, or one that passes everything on, as around a model of torch.compile or "
-            "DataParallel; pass the model itself"
-        )
-    embeddings = (nn.Embedding, nn.EmbeddingBag)
-    if any(part.sparse for part in model.modules() if isinstance(part, embeddings)):
-        raise InputError(
-            f"{config.model}: expected dense gradients, which Adam needs, found an embedding with "
-            "sparse=True; set sparse=False"
         )
     hops = len(config.num_neighbors)
     call = Call.of(model, "fp32")
@@ -197,20 +165,16 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
             f"{config.model}: expected scores [{len(batch.x)}, {num_classes}] of its forward, found "
             f"{list(getattr(scores, 'shape', ())) or type(scores).__name__}"
         )
-    used = _used_parameters(scores)
-    if not used or used - {*model.parameters()}:
-        problem = "others, which are neither trained nor saved" if used else "none of them used"
+    # layers in a list are neither trained nor saved
+    registered = {*model.modules()}
+    parts = [part for module in registered for part in _listed(module)]
+    if not registered.issuperset(parts):
         raise InputError(
-            f"{config.model}: expected forward to use the model's own parameters, found {problem}; "
-            "keep layers in torch.nn.ModuleList, not in a list, and return scores before argmax or "
-            "detach"
+            f"{config.model}: expected layers as attributes, found {parts[0]!r:.80} in a list, which is "
+            "neither trained nor saved; keep layers in torch.nn.ModuleList"
         )
 
 
-def _used_parameters(scores: Tensor) -> set[nn.Parameter]:
-    steps: list[object] = [scores.grad_fn]
-    for step in steps:  # the loop appends the operations before each step
-        inputs = getattr(step, "next_functions", ())
-        steps += [earlier for earlier, _ in inputs if earlier not in steps]
-    variables = [getattr(step, "variable", None) for step in steps]
-    return {variable for variable in variables if isinstance(variable, nn.Parameter)}
+def _listed(module: nn.Module) -> list[nn.Module]:
+    lists = [value for value in vars(module).values() if isinstance(value, list)]
+    return [part for value in lists for part in value if isinstance(part, nn.Module)]

@@ -8,13 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..config import TrainConfig
+
 
 class SGC(nn.Module):
     """A linear layer on the last hop."""
 
-    def __init__(self, num_features: int, num_classes: int, hops: int) -> None:
+    def __init__(self, config: TrainConfig, num_features: int, num_classes: int) -> None:
         super().__init__()
-        self.width = num_features // (hops + 1)
+        self.width = num_features // (config.hops + 1)
         self.out = nn.Linear(self.width, num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -22,18 +24,15 @@ class SGC(nn.Module):
 
 
 class _HopLayers(nn.Module):
-    """A linear layer for each hop, and a last layer `out`."""
+    """A linear layer for each hop."""
 
-    out: nn.Module
-
-    def __init__(self, width: int, hidden: int, hops: int, dropout: float, bias: bool) -> None:
+    def __init__(self, config: TrainConfig, num_features: int, bias: bool) -> None:
         super().__init__()
-        self.dropout = dropout
-        self.hops = nn.ModuleList(nn.Linear(width, hidden, bias) for _ in range(hops + 1))
-
-    def drop_last_layer(self) -> None:
-        """Make forward return the input of the last layer, float32 [B, number of its columns]."""
-        self.out = nn.Identity()
+        self.dropout = config.dropout
+        width = num_features // (config.hops + 1)
+        self.hops = nn.ModuleList(
+            nn.Linear(width, config.hidden_channels, bias) for _ in range(config.hops + 1)
+        )
 
     def rows(self, x: Tensor) -> list[Tensor]:
         """Return the result of each hop's layer, [B, hidden]."""
@@ -44,11 +43,9 @@ class _HopLayers(nn.Module):
 class SIGN(_HopLayers):
     """A linear layer for each hop, ReLU and dropout; then a linear layer on all hops together."""
 
-    def __init__(
-        self, num_features: int, num_classes: int, hops: int, hidden: int, dropout: float
-    ) -> None:
-        super().__init__(num_features // (hops + 1), hidden, hops, dropout, bias=True)
-        self.out = nn.Linear(hidden * (hops + 1), num_classes)
+    def __init__(self, config: TrainConfig, num_features: int, num_classes: int) -> None:
+        super().__init__(config, num_features, bias=True)
+        self.out = nn.Linear(config.hidden_channels * (config.hops + 1), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = [F.dropout(row.relu(), self.dropout, self.training) for row in self.rows(x)]
@@ -61,21 +58,13 @@ class SAGN(_HopLayers):
     A linear layer of the node's own features is added; then follow ReLU, dropout and `out`.
     """
 
-    def __init__(
-        self,
-        num_features: int,
-        num_classes: int,
-        hops: int,
-        hidden: int,
-        heads: int,
-        dropout: float,
-    ) -> None:
-        width = num_features // (hops + 1)
-        super().__init__(width, hidden, hops, dropout, bias=False)
-        self.heads = heads
+    def __init__(self, config: TrainConfig, num_features: int, num_classes: int) -> None:
+        super().__init__(config, num_features, bias=False)
+        self.heads = config.heads
+        hidden = config.hidden_channels
         self.out = nn.Linear(hidden, num_classes)
-        self.own = nn.Linear(width, hidden)
-        self.attention = nn.Parameter(torch.empty(2, heads, hidden // heads))
+        self.own = nn.Linear(num_features // (config.hops + 1), hidden)
+        self.attention = nn.Parameter(torch.empty(2, self.heads, hidden // self.heads))
         nn.init.xavier_normal_(self.attention, gain=nn.init.calculate_gain("relu"))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -111,8 +111,7 @@ class Learner:
             "optimizer": self.optimizer,
             "scaler": self.scaler,
         }
-        self._names = {*model.state_dict()}
-        self._values = {*values}
+        self._values = values
         # sum over this rank's seeds of the epoch
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.batches_per_step = config.accumulate * ranks.num_ranks  # over all ranks
@@ -121,19 +120,6 @@ class Learner:
     def share_model(self) -> None:
         """Copy the first rank's weights and buffers to all ranks."""
         self.ranks.share([*self.model.parameters(), *self.model.buffers()])
-
-    def check_layers(self) -> None:
-        """Refuse parameters and buffers created, replaced or removed after the optimizer was
-        created; no optimizer would train them."""
-        parameters = self.model.named_parameters()
-        changed = self._names ^ {*self.model.state_dict()}
-        changed |= {name for name, value in parameters if value not in self._values}
-        if changed:
-            raise InputError(
-                f"{self.config.model}: expected all layers and buffers to be created in __init__ or "
-                f"the first batch, found {', '.join(sorted(changed))} created, replaced or removed "
-                "later, which no optimizer trains"
-            )
 
     def begin(self, epoch: int = 0) -> None:
         """Prepare the model for training epoch `epoch`, or for an evaluation if it is 0."""
@@ -191,9 +177,6 @@ class Learner:
         with torch_threads(1 if fused else torch.get_num_threads()):
             self.scaler.step(self.optimizer)
         self.scaler.update()
-        # fail in the first step rather than after an epoch; each checkpoint checks again
-        if not begin:
-            self.check_layers()
         self.loss_sum = loss_sum  # only now: a step may be interrupted while it waits for a batch
 
     def _add_gradients(self, batch: Data, scale: float) -> tuple[Tensor, bool]:

@@ -20,7 +20,6 @@ from torch_geometric.data import Data
 from ..config import TrainConfig
 from ..errors import InputError
 from ..registry import MODELS
-from .convolutions import MeanSAGEConv
 from .fused_sage import Layers, bounds_of, torch_threads
 
 # Function from scores to a loss and its gradient with respect to the scores; see
@@ -34,16 +33,6 @@ for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_name, "16")
 
 
-def _ascending(edge_index: Tensor, num_sampled_edges: list[int]) -> Tensor:
-    return torch.cat(
-        [
-            hop[:, hop[1].argsort(stable=True)]
-            for hop in torch.split(edge_index, num_sampled_edges, 1)
-        ],
-        1,
-    )
-
-
 def _has_hooks(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks
@@ -51,13 +40,6 @@ def _has_hooks(module: nn.Module) -> bool:
         or module._backward_hooks
         or module._backward_pre_hooks
     )
-
-
-class _Targets(nn.Module):
-    """A layer that returns its targets' rows as they are."""
-
-    def forward(self, x: tuple[Tensor, Tensor], *adjacency: Tensor) -> Tensor:
-        return x[1]
 
 
 class GNN(nn.Module):
@@ -99,13 +81,13 @@ class GNN(nn.Module):
             num_sampled_edges: Edges sampled at each hop; num_layers numbers.
         """
         if not torch.is_grad_enabled() and self.fuses(x):
-            layers = self._fused(x, edge_index, num_sampled_nodes, num_sampled_edges)
+            layers = self._fused(x, edge_index, num_sampled_nodes)
             with torch_threads(1):
                 return layers.forward("nothing")[0].float()
         # Our samplers list edges ascending by target, hop by hop, so a layer's edges are already in
         # CSR order.
         if not bool((edge_index[1].diff() >= 0).all()):
-            edge_index = _ascending(edge_index, num_sampled_edges)
+            raise InputError("edge_index: expected edges ascending by target, found others")
         x = x.float() if x.dtype == torch.float16 else x
         shared = self.kind.prepare(edge_index, len(x))
         with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
@@ -122,54 +104,30 @@ class GNN(nn.Module):
                     x = self._layer(layer, x, num_targets, *adjacency)
         return x.float()
 
-    def drop_last_layer(self) -> None:
-        """Make forward return the input of the last layer, float32 [num_sampled_nodes[0],
-        hidden_channels]."""
-        self.convs[-1] = _Targets()
-
     def fuses(self, x: Tensor) -> bool:
         """Whether `fused_sage.Layers` can compute this network for features `x`.
 
-        They can for unchanged GraphSAGE layers on the CPU, in fp32 or bf16 and without hooks, which
-        `Layers` would not call. On a GPU the layers are sparse products.
+        They can for GraphSAGE on the CPU, in fp32 or bf16 and without hooks, which `Layers` would
+        not call. On a GPU the layers are sparse products.
         """
         if not self.kind.fused or self.dtype == torch.float16 or x.device.type != "cpu":
             return False
-        if _has_hooks(self):
-            return False
-        convs: Any = self.convs
-        weights = (
-            linear.weight
-            for conv in convs
-            if type(conv) is MeanSAGEConv and not _has_hooks(conv)
-            for linear in (conv.lin_l, conv.lin_r)
-            if not _has_hooks(linear)
+        return x.dtype in (torch.float16, torch.float32) and not any(
+            map(_has_hooks, self.modules())
         )
-        num_plain = sum(weight.is_leaf and weight.dtype == torch.float32 for weight in weights)
-        return num_plain == 2 * len(convs) and x.dtype in (torch.float16, torch.float32)
 
-    def _fused(
-        self,
-        x: Tensor,
-        edge_index: Tensor,
-        num_sampled_nodes: list[int],
-        num_sampled_edges: list[int],
-    ) -> Layers:
-        """Return the fused layers of a batch; `InputError` if an id is outside of its layer.
-
-        Edges that are not sorted by target within each hop are sorted first.
-        """
+    def _fused(self, x: Tensor, edge_index: Tensor, num_sampled_nodes: list[int]) -> Layers:
+        """Return the fused layers of a batch; `InputError` if an id is outside of its layer or the
+        edges are not ascending by target."""
         targets = [sum(num_sampled_nodes[:hops]) for hops in range(len(self.convs), 0, -1)]
         bounds = np.empty(targets[0] + 1, np.int64)
         sizes = np.array([len(x), *targets])
         col, target = edge_index.contiguous().numpy()
         if not bounds_of(col, target, sizes, bounds):
-            col, target = _ascending(edge_index, num_sampled_edges).numpy()
-            if not bounds_of(col, target, sizes, bounds):
-                raise InputError(
-                    f"edge_index: expected sources below {len(x)} and targets below {targets[0]}, hop "
-                    "by hop as num_sampled_nodes says, found others"
-                )
+            raise InputError(
+                f"edge_index: expected sources below {len(x)} and targets below {targets[0]}, "
+                "ascending, hop by hop as num_sampled_nodes says, found others"
+            )
         layers: Any = self.convs
         return Layers(
             x,
@@ -193,9 +151,7 @@ class GNN(nn.Module):
         small step takes two thirds of the time that PyG's layers and autograd take. The gradients
         are the same, bit for bit in float32 layers of at most `PART_ROWS` nodes.
         """
-        layers = self._fused(
-            batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges
-        )
+        layers = self._fused(batch.x, batch.edge_index, batch.num_sampled_nodes)
         with torch_threads(1):
             with torch.no_grad():
                 scores, tape = layers.forward("input" if self.checkpointing else "all")
@@ -223,13 +179,5 @@ class GNN(nn.Module):
 def registered_model(config: TrainConfig, num_features: int, num_classes: int) -> nn.Module:
     """Return the network, with new weights, of a config whose model is in `training/models`."""
     kind = MODELS[config.model].load()
-    if not kind.propagated:
-        return GNN(config, num_features, num_classes)
-    return kind.network(
-        num_features,
-        num_classes,
-        hops=config.hops,
-        hidden=config.hidden_channels,
-        heads=config.heads,
-        dropout=config.dropout,
-    )
+    create = kind.network if kind.propagated else GNN
+    return create(config, num_features, num_classes)

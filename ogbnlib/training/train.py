@@ -9,7 +9,6 @@ import contextlib
 import functools
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -114,7 +113,7 @@ def train(
     gpu.prepare_allocator(config)
     stop = StopRequest()
     folder = None if run_dir is None else home(run_dir)
-    with handled(stop), join(config.device, stop) as ranks, contextlib.ExitStack() as stack:
+    with handled(stop), join(config.device) as ranks, contextlib.ExitStack() as stack:
         with ranks.together():
             size = check_inputs(config)
             if folder is None and config.keep == "best":
@@ -179,7 +178,7 @@ def train_prepared(
         stack.callback(progress.close)
         stack.enter_context(progress.live)
         stack.enter_context(_recorded_cuda_oom(log))
-        store = _open_in_turn(config, log, progress, stop, ranks)
+        store = _open(config, log, progress, stop, ranks)
         config = _set_threads(config, store, run_dir if resume else None)
         asked = config
         config = _without_empty_splits(config, store, progress)
@@ -196,7 +195,7 @@ def train_prepared(
             weights = balanced_weights(loaders.labels["train"], loaders.num_classes)
             learner = Learner(config, model, device, ranks, log, weights)
             # The checkpoint is read after the model exists: its weights are loaded in place.
-            ranks.expect_beats(store.nbytes)
+            ranks.limit_waits(store.nbytes)
             checkpointer = Checkpointer(run_dir, fingerprint(store, config), learner)
             trainer = Trainer(loaders, checkpointer, progress, stop)
             if resume:
@@ -224,20 +223,9 @@ def _recorded_cuda_oom(log: EventLog) -> Iterator[None]:
         raise
 
 
-def _open_in_turn(
+def _open(
     config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest, ranks: Ranks
 ) -> Store:
-    with log.phase("open"):
-        for makes in (True, False):
-            with ranks.together():
-                if makes == (ranks.local_rank == 0):
-                    store = _open(config, log, progress, stop)
-    log.mark("dataset", path=str(store.path), **asdict(store.size))
-    log.mark("note", ranks=ranks.num_ranks)
-    return store
-
-
-def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequest) -> Store:
     def check() -> None:
         if stop.number:
             name = signal.Signals(stop.number).name
@@ -246,11 +234,14 @@ def _open(config: TrainConfig, log: EventLog, progress: Progress, stop: StopRequ
                 f"stopped by {name} while features were propagated; go on with resume=True (--resume)"
             )
 
-    graph = find_store(config.dataset)
-    loaders = config.policy.load()
-    store: Store = loaders.trained_store(
-        graph, config, log, say=progress.say, progress=progress.keep, check=check
-    )
+    with log.phase("open"), ranks.together():
+        graph = find_store(config.dataset)
+        loaders = config.policy.load()
+        store: Store = loaders.trained_store(  # one rank propagates features, the others wait
+            graph, config, log, say=progress.say, progress=progress.keep, check=check
+        )
+    log.mark("dataset", path=str(store.path), **asdict(store.size))
+    log.mark("note", ranks=ranks.num_ranks)
     return store
 
 
@@ -280,7 +271,6 @@ def _wait(
 ) -> bool:
     if reading is not None:
         progress.reading(*reading)
-    ranks.beat(reading or time.monotonic())
     # several ranks stop together, at the end of a step
     return ranks.num_ranks == 1 and bool(stop.number)
 
@@ -300,10 +290,4 @@ def _make_model(
         widths = loaders.num_features, loaders.num_classes
         model = make_model(config, *widths, run_dir, model, progress.note)
     loaders.log.part(MODEL, 4 * sum(value.nbytes for value in model.parameters()))
-    unsaved = {name for name, _ in model.named_buffers()} - model.state_dict().keys()
-    if unsaved and run_dir is not None:
-        progress.note(
-            f"the model's buffers {', '.join(sorted(unsaved))} are in no checkpoint "
-            "(persistent=False): a resumed run and predict start with the values of its __init__"
-        )
     return model

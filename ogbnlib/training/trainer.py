@@ -69,18 +69,16 @@ class Progress:
         phase = self._phase
         return phase, details(self._count if self._count.phase == phase else None, own_memory()[0])
 
-    def keep(self, count: Count, complete: Callable[[Count], None] = lambda count: None) -> None:
-        """Show the count of the current phase, at most every 0.5 s.
-
-        `complete` is called before that, to fill in more fields of the count.
-        """
+    def keep(self, count: Count, loss: Callable[[], float] | None = None) -> None:
+        """Show the count of the current phase, with the epoch's loss, at most every 0.5 s."""
         now_s = time.monotonic()
         if now_s - self._shown_s < _SHOWN_EVERY_S and count is self._count:
             return
         count.phase = self._phase
         self._count = count
         self._shown_s = now_s
-        complete(count)
+        if loss is not None:
+            count.loss = loss()
         if self._file >= 0:
             # the next checkpoint reports a folder that can't be written
             with contextlib.suppress(OSError):
@@ -99,7 +97,7 @@ class Progress:
         self,
         batches: Iterable[Data],
         total: int,
-        complete: Callable[[Count], None] = lambda count: None,
+        loss: Callable[[], float] | None = None,
     ) -> Generator[Data, None, None]:
         """Yield and count the batches; drop each batch before the next one is prepared."""
         count = Count(total, "batches")
@@ -111,7 +109,7 @@ class Progress:
             yield batch
             del batch
             count.done += 1
-            self.keep(count, complete)
+            self.keep(count, loss)
 
 
 @dataclass
@@ -185,7 +183,7 @@ class Trainer:
         learner.begin(epoch)
         begin = time.monotonic() - state.time_s
         step_seeds = self.config.batch_size * learner.batches_per_step
-        shown = self.progress.over(loader, len(loader), self._complete)
+        shown = self.progress.over(loader, len(loader), self._mean_loss)
         with self.log.phase("train epoch", epoch=epoch), contextlib.closing(shown) as batches:
             self._boundary()
             while state.position < self.num_seeds["train"]:
@@ -198,18 +196,9 @@ class Trainer:
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
 
-    def _complete(self, count: Count) -> None:
-        state = self.state
-        if state.position:
-            count.loss = float(self.learner.loss_sum) * self.ranks.num_ranks / state.position
-        if count.done > 1:
-            epochs = self.config.epochs - state.epoch
-            in_epoch = self.num_seeds["train"] / self.config.batch_size / self.ranks.num_ranks
-            batches = count.total - count.done + (epochs - 1) * in_epoch
-            # Leave out the first batch, which waits for reading or for workers.
-            batch_s = (time.time() - count.began_s) / (count.done - 1)
-            evaluated_s = sum(row["eval_time_s"] or 0.0 for row in state.history)
-            count.run_left_s = batches * batch_s + epochs * evaluated_s / max(1, state.epoch)
+    def _mean_loss(self) -> float:
+        num_seeds = max(1, self.state.position)
+        return float(self.learner.loss_sum) * self.ranks.num_ranks / num_seeds
 
     def evaluate(self, split: str) -> Row:
         """Return the accuracy and the macro-F1 on `split`, by their column names in metrics.csv."""

@@ -89,7 +89,7 @@ def losses(config: TrainConfig) -> list[float]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_every_policy_trains_on_the_batches_that_the_cpu_gets(
+def test_every_policy_trains_on_the_batches_of_the_cpu(
     tiny_config: Config, device: str, policy: str
 ) -> None:
     config = tiny_config(**PLAIN, **settings(policy))
@@ -124,7 +124,7 @@ def test_half_precision_has_about_the_losses_of_float32(
 
 
 @pytest.mark.parametrize("device", ["cpu", CUDA])
-def test_a_resumed_run_draws_the_dropout_of_an_uninterrupted_one(
+def test_a_resumed_run_draws_the_same_dropout(
     tiny_config: Config, tmp_path: Path, device: str
 ) -> None:
     config = tiny_config(**{**PLAIN, "dropout": 0.5}, device=device)
@@ -182,7 +182,7 @@ def finished(synth_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.cuda
-def test_the_timeline_of_allocated_reserved_and_free_memory_is_complete(finished: Run) -> None:
+def test_the_timeline_of_a_gpus_memory_is_complete(finished: Run) -> None:
     readings = finished.cuda
     assert len(readings)
     assert (readings["cuda_allocated_bytes"] <= readings["cuda_reserved_bytes"]).all()
@@ -199,9 +199,7 @@ def test_the_timeline_of_allocated_reserved_and_free_memory_is_complete(finished
 
 
 @pytest.mark.cuda
-def test_too_small_a_cap_ends_a_run_with_exit_code_76_and_its_diagnosis(
-    finished: Run, tmp_path: Path
-) -> None:
+def test_too_small_a_cap_ends_a_run_with_its_diagnosis(finished: Run, tmp_path: Path) -> None:
     capped = finished.config.replace(max_cuda_memory=48 * MB)
     dead = run(capped, run_dir=tmp_path / "run", echo=False)
     assert dead.exit_code == OUT_OF_CUDA_MEMORY == 76
@@ -226,9 +224,7 @@ def test_a_cap_ends_with_its_training(tiny_config: Config, synth_dir: Path) -> N
 
 
 @pytest.mark.cuda
-def test_two_ranks_by_nccl_make_the_steps_of_one_that_accumulates_two_batches(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_two_ranks_by_nccl_make_the_steps_of_one(tiny_config: Config, tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip(f"needs two GPUs, found {torch.cuda.device_count()}")
     config = tiny_config(**PLAIN, batch_size=18)

@@ -241,7 +241,6 @@ def named_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 WANTED = [NAMES[7], NAMES[59], NAMES[0]]
-SEVERAL = pd.DataFrame({"paper": WANTED, "year": [1, 2, 3]})
 
 
 @pytest.mark.parametrize(
@@ -267,24 +266,18 @@ def test_a_file_of_names_gives_predictions_in_its_order(
 
 
 @pytest.mark.parametrize("name", ["n.csv", "n.tsv", "n.parquet"])
-def test_of_several_columns_one_is_named_or_the_file_is_refused(
-    named_run: Path, tmp_path: Path, command_line: Callable[..., int], name: str
+def test_a_file_of_several_columns_without_node_id_is_refused(
+    named_run: Path, tmp_path: Path, name: str
 ) -> None:
     file = tmp_path / name
+    table = pd.DataFrame({"paper": WANTED, "year": [1, 2, 3]})
     if name.endswith(".parquet"):
-        SEVERAL.to_parquet(file)
+        table.to_parquet(file)
     else:
-        SEVERAL.to_csv(file, index=False, sep="\t" if name == "n.tsv" else ",")
-    with pytest.raises(InputError, match=r"'paper', 'year'; .*--id-column"):
+        table.to_csv(file, index=False, sep="\t" if name == "n.tsv" else ",")
+    with pytest.raises(InputError, match=rf"{name}: .*node_id.*'paper', 'year'"):
         predict(named_run, tmp_path / "out.csv", nodes=file, **QUIET)
-    with pytest.raises(InputError, match="id_column"):
-        predict(named_run, tmp_path / "out.csv", id_column="paper", **QUIET)
-    with pytest.raises(InputError, match="'papers'"):
-        predict(named_run, tmp_path / "out.csv", nodes=file, id_column="papers", **QUIET)
     assert left_in(tmp_path) == [name]
-    arguments = ["--out", str(tmp_path / "out.csv"), "--nodes", str(file), "--id-column", "paper"]
-    assert command_line("predict", str(named_run), *arguments) == 0
-    assert pd.read_csv(tmp_path / "out.csv")["node_id"].tolist() == WANTED
 
 
 @pytest.mark.parametrize(
@@ -293,7 +286,6 @@ def test_of_several_columns_one_is_named_or_the_file_is_refused(
         ("out.csv", {}, 300 * 4 * 2 * 4),
         ("out.parquet", {"scores": True}, 300 * 4 * 4 * 2),
         ("out.npy", {"scores": True}, 300 * 4 * 4),
-        ("out.parquet", {"embeddings": True}, 300 * 4 * 6 * 2),
     ],
 )
 def test_a_disk_without_room_is_refused_and_nothing_is_written(

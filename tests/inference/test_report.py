@@ -32,14 +32,12 @@ def test_a_report_has_scikit_learns_figures(
     assert report.accuracy == last["test"] == expected["accuracy"]
     assert report.macro_f1 == pytest.approx(last["test_macro_f1"])
     assert report.macro_f1 == pytest.approx(expected["macro avg"]["f1-score"])
-    assert report.weighted_f1 == pytest.approx(expected["weighted avg"]["f1-score"])
     for name, row in report.classes.iterrows():
         theirs = expected[name]
         ours = [row["precision"], row["recall"], row["f1"], row["count"]]
         assert ours == pytest.approx([theirs[key] for key in theirs])
-    assert "<img " in report._repr_html_()
+    assert f"{report.macro_f1:.4f}" in str(report)
     valid = Run.open(run_dir).report("valid", **QUIET)
     assert valid.accuracy == last["valid"]
-    assert valid.png().startswith(b"\x89PNG")
     with pytest.raises(InputError, match=r"^split: .*train, valid, test"):
         Run.open(run_dir).report("all", **QUIET)

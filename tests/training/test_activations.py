@@ -86,9 +86,7 @@ def saved_peak(step: Callable[[], object], known: Iterable[Tensor]) -> int:
 
 def fused_kept(model: GNN, batch: Any) -> set[Tensor]:
     """What the fused layers keep for their backward pass, and the log-probabilities."""
-    layers = model._fused(
-        batch.x, batch.edge_index, batch.num_sampled_nodes, batch.num_sampled_edges
-    )
+    layers = model._fused(batch.x, batch.edge_index, batch.num_sampled_nodes)
     with torch.no_grad():
         out, kept = layers.forward("input" if model.checkpointing else "all")
     return {out, *(part for layer in kept for part in layer[:2] if part is not None)} - {batch.x}

@@ -62,14 +62,6 @@ def test_an_epochs_loss_is_torchs_weighted_mean_over_the_split(
     assert loss != pytest.approx(float(F.cross_entropy(scores, labels)), rel=1e-6)
 
 
-def test_small_batches_make_the_step_of_a_large_one(tiny_config: Config) -> None:
-    more = {**WHOLE, "epochs": 2, "class_weight": "balanced", "weight_decay": 0.1}
-    large = train(tiny_config(batch_size=120, **more)).model.state_dict()
-    small = train(tiny_config(batch_size=8, accumulate=15, **more)).model.state_dict()
-    for name, value in large.items():
-        torch.testing.assert_close(small[name], value, rtol=1e-3, atol=1e-5)
-
-
 def test_a_class_without_train_nodes_has_no_weight(tiny_config: Config, tmp_path: Path) -> None:
     arrays = random_arrays(60, 200, 4, num_classes=3)
     arrays["y"][:20] = np.arange(20) % 2

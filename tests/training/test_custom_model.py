@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
 from ogbnlib.graph.store import open_store
 from ogbnlib.inference.predictions import predict
-from ogbnlib.memory.record import RunPaths
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
@@ -80,34 +78,13 @@ def own(tiny_config: Config) -> Config:
     return lambda **changes: tiny_config(**{"model": "my_model.py:Net", **three, **changes})
 
 
-class PassedOn(nn.Module):
-    """A wrapper like those of torch.compile and DataParallel."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.inner(*args, **kwargs)
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (PassedOn(SAGEConv(8, 5)), "named parameters such as x and edge_index"),
-        (torch.compile(SAGEConv(8, 5)), "named parameters such as x and edge_index"),
-        *((value, "^model: expected an object") for value in (SAGEConv, "sage", lambda x: x)),
-    ],
-    ids=["wrapper", "compiled", "class", "name", "function"],
-)
-def test_an_object_that_can_not_be_called_with_names_is_refused(
-    tiny_config: Config, model: Any, words: str
-) -> None:
-    with pytest.raises(InputError, match=words):
+@pytest.mark.parametrize("model", [SAGEConv, "sage"], ids=["class", "name"])
+def test_an_object_that_is_no_module_is_refused(tiny_config: Config, model: Any) -> None:
+    with pytest.raises(InputError, match=r"^model: expected an object"):
         train(tiny_config(), model=model)
 
 
-def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_that_was_left_alone(
+def test_a_residual_model_goes_on_bit_for_bit_after_two_ends(
     own: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight, step, steps = train(own()), Learner.step, [0]
@@ -139,18 +116,6 @@ def test_a_residual_model_that_dies_and_is_stopped_ends_with_the_weights_of_one_
     )
 
 
-def test_a_module_that_changed_is_refused_with_the_line(own: Config) -> None:
-    nets = Path("my_package_of_models/nets.py")
-    nets.parent.mkdir()
-    (nets.parent / "__init__.py").touch()
-    nets.write_text(RESIDUAL)
-    config = own(model="my_package_of_models.nets:Net", epochs=1)
-    train(config, "run")
-    nets.write_text(RESIDUAL + "\nx = 1\n")
-    with pytest.raises(InputError, match=r"nets\.py: changed"):
-        train(config.replace(epochs=2), "run", resume=True)
-
-
 class Plain(nn.Module):
     """GraphSAGE as PyG's introduction has it."""
 
@@ -165,7 +130,7 @@ class Plain(nn.Module):
         )
 
 
-def test_a_model_object_is_trained_itself_and_resumed_with_another(own: Config) -> None:
+def test_a_model_object_is_trained_and_resumed_with_another(own: Config) -> None:
     config, model = own(model="sage", num_neighbors=[3, 2], dropout=0.0), Plain(5)
     assert train(config, model=model).model is model
     train(config.replace(epochs=1), "run", model=Plain(5))
@@ -242,34 +207,22 @@ def my_model_does(then: str, when: str, first: str = "") -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("patience", "then"),
-    [((3.0, 600.0), "pass"), ((600.0, 3.0), "os.kill(os.getppid(), signal.SIGUSR1)")],
-    ids=str,
-)
-def test_a_rank_that_hangs_is_noticed_and_named(own: Config, patience: Any, then: str) -> None:
-    first = f"from ogbnlib.training import distributed as d\nd._PATIENCE_S, d._STOPPING_S = {patience}\n"
-    my_model_does(
-        f"{then}; time.sleep(1000)", 'Net.calls == 4 and os.environ.get("RANK") == "1"', first
-    )
+def test_a_wait_for_a_rank_that_hangs_ends(own: Config) -> None:
+    first = "from ogbnlib.training import distributed\ndistributed._PATIENCE_S = 3.0\n"
+    my_model_does("time.sleep(1000)", 'Net.calls == 4 and os.environ.get("RANK") == "1"', first)
     ended = run(own(), run_dir="run", num_ranks=2, echo=False)
     assert ended.exit_code == 78, ended.diagnosis
-    said = r"rank 1 \(process \d+ on .*\) has shown no sign of life for \d+ s while rank 0 waited"
-    assert re.search(said, ended.result["last_output"])
+    assert "rank 0 waited for another rank" in ended.result["last_output"]
     assert ended.diagnosis.facts.rank is None
 
 
-def test_scores_that_are_nan_are_no_class_and_buffers_that_no_checkpoint_has_are_said(
-    own: Config,
-) -> None:
+def test_scores_that_are_nan_are_no_class(own: Config) -> None:
     began = 'Net.began = self.training or getattr(Net, "began", False)'
     scores = "return self.lin(x) * (1.0 if self.training or not Net.began else torch.nan)"
-    buffer = "        self.register_buffer('average', torch.zeros(4), persistent=False)\n"
-    my_model(model_with(f"{began}\n        {scores}", f"{INIT}{buffer}"))
+    my_model(model_with(f"{began}\n        {scores}"))
     with pytest.raises(Diverged, match=r"40 of 40 .*NaN in epoch 1"):
         train(own(dropout=0.0), "run")
     assert (Run("run").exit_code, len(Run("run").metrics)) == (77, 0)
-    assert "average" in notes("run")
 
 
 @pytest.mark.slow
@@ -297,7 +250,7 @@ def test_a_training_whose_model_exits_is_not_finished(own: Config) -> None:
 
 
 @pytest.mark.slow
-def test_a_thread_or_a_process_that_a_model_leaves_does_not_keep_its_run_from_ending(
+def test_a_models_thread_or_process_keeps_no_run_from_ending(
     own: Config,
 ) -> None:
     starts = 'threading.Thread(target=time.sleep, args=(10_000,)).start()\nsubprocess.Popen(["sleep", "300"])'
@@ -305,7 +258,7 @@ def test_a_thread_or_a_process_that_a_model_leaves_does_not_keep_its_run_from_en
     assert run(own(epochs=1), run_dir="run", echo=False).is_finished
 
 
-def test_what_lies_beside_a_model_is_its_own_and_never_another_of_that_name(
+def test_files_beside_a_model_are_found_also_by_its_copy(
     own: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = f"import own_utils\nfrom pathlib import Path\n{RESIDUAL}".replace(
@@ -313,7 +266,7 @@ def test_what_lies_beside_a_model_is_its_own_and_never_another_of_that_name(
         "        super().__init__()\n        text = Path(__file__).with_name('w.txt').read_text()\n"
         "        self.register_buffer('k', torch.tensor([own_utils.K, float(text)]))\n",
     )
-    for number, name in enumerate(("elsewhere", "one", "two")):
+    for number, name in enumerate(("elsewhere", "one")):
         Path(name).mkdir()
         for file, text in {
             "w.txt": f"{number}",
@@ -327,27 +280,7 @@ def test_what_lies_beside_a_model_is_its_own_and_never_another_of_that_name(
     Path("one/net.py").write_text(f"# a line more\n{code}")
     train(own(model="one/net.py:Net", epochs=2), "run", resume=True)
     assert weights(Path("run"))["k"].tolist() == [1.0, 1.0]
-    with pytest.raises(InputError, match=r"two/own_utils\.py .*one/own_utils\.py"):
-        train(own(model="two/net.py:Net", epochs=1), "other")
     del sys.modules["own_utils"]
-
-
-@pytest.mark.parametrize(
-    ("made", "call"),
-    [("extra = nn.Linear(2, 2)", 2), ("register_buffer('extra', torch.ones(2))", 4)],
-)
-def test_a_layer_that_is_made_in_a_later_forward_is_refused(
-    own: Config, made: str, call: int
-) -> None:
-    late = f"self.n += 1\n        if self.n == {call}:\n            self.{made}\n        return self.lin(x)"
-    my_model(model_with(late, f"{INIT}        self.n = 0\n"))
-    with pytest.raises(
-        InputError,
-        match=r"^my_model\.py:Net: .*extra",
-    ):
-        train(own(dropout=0.0, batch_size=60), "run")
-    for kept in Path("run").glob("*.pt"):
-        assert not any("extra" in name for name in weights(Path("run"), kept.name))
 
 
 def test_weights_that_do_not_fit_the_model_are_one_sentence(own: Config) -> None:
@@ -384,16 +317,6 @@ WRONG: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
     "dropout that is not taken": (GOOD, {"dropout": 0.5}, InputError, "^dropout: .* got 0.5"),
     "a forward that fails": (model_with("return self.lin(x[:, 1:])"), {}, RuntimeError, "mat1"),
     "seeds alone": (model_with("return self.lin(x)[:4]"), {}, InputError, r"\[12, .*\[4, 5\]"),
-    "no forward": (f"{HEAD}{INIT}", {}, InputError, "named parameters such as x"),
-    "sparse gradients": (
-        model_with(
-            "return self.lin(x) + self.more(edge_index[0, :1])",
-            f"{INIT}        self.more = nn.Embedding(9, 5, sparse=True)\n",
-        ),
-        {},
-        InputError,
-        "sparse=False",
-    ),
     "layers in a list": (
         model_with(
             "return self.lin(x) + self.more[0](x)",
@@ -401,7 +324,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
         ),
         {},
         InputError,
-        "found others.*ModuleList",
+        "in a list.*ModuleList",
     ),
 }
 
@@ -421,18 +344,6 @@ def test_the_error_of_a_trial_has_the_models_file_and_line(own: Config) -> None:
     with pytest.raises(InputError, match=r'my_model\.py", line 8(?s:.*)mat1'):
         run(own(dropout=0.0), run_dir="run", echo=False)
     assert not Path("run").exists()
-
-
-def test_an_error_of_a_runs_copy_is_raised_with_the_copys_line(tmp_path: Path) -> None:
-    my_model(model_with("return self.lin(x[:, 1:])"))
-    config = TrainConfig.create({"dataset": "x", "model": "my_model.py:Net"})
-    copy = RunPaths(tmp_path).model
-    copy.write_bytes(Path("my_model.py").read_bytes())
-    my_model("\n\n" + GOOD)
-    with pytest.raises(RuntimeError) as caught:
-        make_model(config, 6, 5, tmp_path)
-    places = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(caught.tb)]
-    assert (str(copy), 8) in places
 
 
 def test_it_is_refused_before_anything_is_written(own: Config) -> None:

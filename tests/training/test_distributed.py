@@ -112,7 +112,7 @@ def jobs(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_ranks_make_the_steps_of_one_that_accumulates_twice_as_much(
+def test_two_ranks_make_the_steps_of_one_that_accumulates_two(
     jobs: dict[str, Any], case: str
 ) -> None:
     changes = CASES[case]
@@ -189,7 +189,7 @@ class _Sender(threading.Thread):
 
 
 @pytest.mark.slow
-def test_a_killed_rank_ends_the_run_with_its_number_and_signal_and_leaves_no_other(
+def test_a_killed_rank_ends_the_run_with_its_number_and_signal(
     tiny_config: Config, tmp_path: Path
 ) -> None:
     sender = _Sender(tmp_path / "run", signal.SIGKILL, rank=1)
@@ -212,9 +212,7 @@ def test_a_killed_rank_ends_the_run_with_its_number_and_signal_and_leaves_no_oth
 
 
 @pytest.mark.slow
-def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_a_signal_stops_all_ranks_at_one_step(tiny_config: Config, tmp_path: Path) -> None:
     config = tiny_config(epochs=1000, batch_size=18, dropout=0.5, eval_every=1000)
     sender = _Sender(tmp_path / "run", signal.SIGUSR1, rank=None)
     with pytest.raises(RunStopped) as ended:
@@ -238,9 +236,7 @@ def test_a_signal_stops_all_ranks_at_one_step_and_the_run_goes_on_from_it(
 
 
 @pytest.mark.slow
-def test_the_command_line_trains_as_a_rank_where_torchrun_starts_it(
-    tiny_store: Path, tmp_path: Path
-) -> None:
+def test_the_command_line_trains_as_a_rank_of_torchrun(tiny_store: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     values = [
         "--set",

@@ -55,7 +55,7 @@ def test_what_no_run_can_do_is_refused_by_name(values: dict[str, Any], words: st
         TrainConfig.create(dataset="x", **values)
 
 
-def test_a_run_that_is_stopped_early_is_finished_with_its_last_evaluation_and_says_so(
+def test_a_run_that_is_stopped_early_has_its_last_evaluation(
     tiny_config: Config, tmp_path: Path, valid: list[float]
 ) -> None:
     valid[:] = [0.5, 0.6, 0.6, 0.55, 0.9]
@@ -91,7 +91,7 @@ def test_the_best_model_is_kept_beside_the_last(
     assert not same(best["model"], loaded(tmp_path / "run" / "checkpoint.pt")["model"])
 
 
-def test_a_kill_between_the_best_model_and_the_checkpoint_loses_neither(
+def test_a_kill_between_best_model_and_checkpoint_loses_neither(
     tiny_config: Config, tmp_path: Path, valid: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ogbnlib.training.checkpoint import Checkpointer
@@ -115,9 +115,7 @@ def test_a_kill_between_the_best_model_and_the_checkpoint_loses_neither(
     assert same(again["model"], first["model"])
 
 
-def test_the_best_model_needs_a_folder_and_cannot_be_asked_for_later(
-    tiny_config: Config, tmp_path: Path
-) -> None:
+def test_the_best_model_needs_a_folder_from_the_start(tiny_config: Config, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"^keep: .*run_dir"):
         train(tiny_config(keep="best"))
     train(tiny_config(epochs=1), tmp_path / "run")

@@ -10,7 +10,7 @@ import torch
 from ogbnlib.training import fused_sage as sage
 
 
-def test_outputs_of_all_sizes_share_a_pool_and_a_fork_makes_its_own() -> None:
+def test_all_sizes_share_a_pool_and_a_fork_makes_its_own() -> None:
     def filled(rows: int) -> None:
         assert sage._share(lambda part: part.stop, [slice(i) for i in range(rows)], 4) == [
             *range(rows)

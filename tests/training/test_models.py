@@ -62,9 +62,7 @@ def by_pyg(name: str, gnn: GNN, x: Tensor, edges: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("fanouts", [[4], [4, 3, 2], [-1, -1]], ids=str)
 @pytest.mark.parametrize("name", SAMPLED)
-def test_seeds_get_what_computing_every_layer_on_every_node_gives(
-    name: str, fanouts: list[int]
-) -> None:
+def test_seeds_get_the_scores_of_every_layer_on_every_node(name: str, fanouts: list[int]) -> None:
     gnn = model(name, len(fanouts))
     x, edges, nodes_per_hop, edges_per_hop = batch(fanouts)
     assert (edges[0] == edges[1]).any()  # PyG replaces a self-loop that is there by the one it adds
@@ -109,7 +107,7 @@ def test_the_fused_layers_have_pygs_loss_gradients_and_dropout(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_fused_gradients_are_the_same_bits_on_any_number_of_threads(
+def test_fused_gradients_do_not_depend_on_the_threads(
     precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sage, "PART_ROWS", 3)
@@ -122,7 +120,7 @@ def test_the_fused_gradients_are_the_same_bits_on_any_number_of_threads(
 
 
 @torch.no_grad()
-def test_float16_features_give_what_they_give_widened_and_wrong_edges_a_message() -> None:
+def test_float16_features_are_widened_and_wrong_edges_refused() -> None:
     gnn, (x, edges, nodes, counts) = model("sage", 2), batch([4, 3])
     assert torch.equal(
         gnn(x.half(), edges, nodes, counts), gnn(x.half().float(), edges, nodes, counts)
@@ -158,7 +156,7 @@ def test_float16_on_a_cpu_is_refused_and_bfloat16_proposed(device: str) -> None:
 
 @pytest.mark.parametrize("place", ["convs.1", "convs.0.lin_l", ""])
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
-def test_hooks_on_a_layer_are_called_in_training_and_in_evaluation(place: str, kind: str) -> None:
+def test_hooks_are_called_in_training_and_in_evaluation(place: str, kind: str) -> None:
     x, edges, *hops = batch([4, 3])
     sampled = Data(x, edges, num_sampled_nodes=hops[0], num_sampled_edges=hops[1])
     sampled.batch_size = hops[0][0]

@@ -10,7 +10,7 @@ from ogbnlib.training.train import train
 
 
 @pytest.mark.slow
-def test_graphsage_reaches_the_accuracy_of_the_literature_on_amazon_photo(tmp_path: Path) -> None:
+def test_graphsage_reaches_the_literatures_accuracy_on_photo(tmp_path: Path) -> None:
     write_graph("amazon_photo", tmp_path / "photo")
     store = convert(tmp_path / "photo", tmp_path / "store", undirected=True, progress=False)
     accuracy = train(real_config(store.path, 30), tmp_path / "run").history[-1]["test"]

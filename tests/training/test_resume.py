@@ -89,7 +89,7 @@ def test_any_flipped_byte_of_a_checkpoint_is_seen(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 torn", "flipped", None], ids=str)
-def test_a_run_with_a_damaged_checkpoint_goes_on_from_the_one_before_it_to_the_same_weights(
+def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     folder: Path, resume: Callable[..., TrainResult], straight: TrainResult, content: Any
 ) -> None:
     path = folder / "checkpoint.pt"
@@ -118,7 +118,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
     refused(folder, resume, r"checkpoint\.pt: expected a checkpoint, found none")
 
 
-def test_epochs_come_back_from_the_checkpoint_whatever_became_of_metrics_csv(
+def test_epochs_come_back_from_the_checkpoint(
     folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
 ) -> None:
     (folder / "metrics.csv").write_text("epoch;loss\x00")
@@ -148,25 +148,21 @@ def others(
     return {path.name: str(path) for path in root.iterdir()}
 
 
-@pytest.mark.parametrize("other", ["one", "edges", "labels", "splits", "direction"])
-def test_other_data_of_the_same_sizes_are_refused_and_the_run_goes_on_as_it_was(
+@pytest.mark.parametrize("other", ["one", "half", "edges", "labels", "splits", "direction"])
+def test_other_data_of_the_same_sizes_are_refused(
     folder: Path,
     resume: Callable[..., TrainResult],
     straight: TrainResult,
     others: dict[str, str],
     other: str,
 ) -> None:
-    named = "features" if other == "one" else other
-    refused(
-        folder,
-        resume,
-        rf"expected the data set that .* was trained on .* other .*{named}",
-        dataset=others[other],
-    )
+    named = {"one": "features", "half": "features"}.get(other, other)
+    words = rf"{others[other]}: .*trained on.* other .*{named}"
+    refused(folder, resume, words, dataset=others[other])
     assert same(resume().model.state_dict(), straight.model.state_dict())
 
 
-def test_a_child_that_refuses_other_data_leaves_a_run_that_goes_on(
+def test_a_child_that_refuses_other_data_leaves_the_run(
     folder: Path, tiny_config: Config, others: dict[str, str], straight: TrainResult
 ) -> None:
     names = ("config.json", "result.json", "events.jsonl", "timeline.csv", "metrics.csv")
@@ -179,13 +175,6 @@ def test_a_child_that_refuses_other_data_leaves_a_run_that_goes_on(
     train(changed.replace(dataset=others["moved"]), folder, resume=True)
     assert TrainConfig.load(folder / "config.json").dataset == others["moved"]
     assert same(weights(folder), straight.model.state_dict())
-
-
-def test_features_of_another_dtype_are_refused_by_name(
-    folder: Path, resume: Callable[..., TrainResult], others: dict[str, str]
-) -> None:
-    changes = {"dataset": others["half"], "loading": "store"}
-    refused(folder, resume, r"other features \(float16, float32 before\)", **changes)
 
 
 def test_an_edited_config_is_held_against_the_checkpoint(folder: Path) -> None:
@@ -288,10 +277,10 @@ def test_a_run_that_diverges_ends_at_once_and_says_so(tiny_config: Config, tmp_p
     assert len(train(tiny_config(), tmp_path / "run", resume=True).history) == 2
 
 
-def test_the_last_finite_checkpoint_is_kept_and_a_smaller_lr_goes_on_from_it(
+def test_a_smaller_lr_goes_on_from_the_last_finite_checkpoint(
     folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
 ) -> None:
-    with pytest.raises(Diverged, match=r"epoch 3, .*checkpoint\.pt"):
+    with pytest.raises(Diverged, match="in epoch 3, "):
         resume(lr=1e30)
     assert is_finite(folder)
     assert diagnose(folder).exit_code == 77
@@ -299,7 +288,7 @@ def test_the_last_finite_checkpoint_is_kept_and_a_smaller_lr_goes_on_from_it(
     assert len(resume(lr=0.001).history) == 3
 
 
-def test_weights_that_are_not_finite_are_never_saved_though_the_loss_is(
+def test_weights_that_are_not_finite_are_never_saved(
     tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = Learner.step
@@ -367,7 +356,7 @@ assert not learner.is_finite()
 """
 
 
-def test_a_checkpoint_is_saved_and_read_without_a_copy_in_memory(tmp_path: Path) -> None:
+def test_a_checkpoint_is_saved_and_read_without_a_copy(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", GROWTH, tmp_path], capture_output=True, text=True, check=True
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...config import TrainConfig
 from ...model import Layer, LayerMemory, PropagatedModel, linear_memory
 
 
@@ -34,12 +35,10 @@ class Model(PropagatedModel):
         return [(features // (depth + 1), (depth + 2) * hidden), (hidden, classes)]
 
     @staticmethod
-    def network(
-        num_features: int, num_classes: int, *, hops: int, hidden: int, heads: int, dropout: float
-    ) -> Any:
+    def network(config: TrainConfig, num_features: int, num_classes: int) -> Any:
         from ..hop_networks import SAGN
 
-        return SAGN(num_features, num_classes, hops, hidden, heads, dropout)
+        return SAGN(config, num_features, num_classes)
 
 
 def _hidden(layer: Layer) -> int:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...config import TrainConfig
 from ...model import PropagatedModel, linear_memory, linear_weights
 
 
@@ -16,9 +17,7 @@ class Model(PropagatedModel):
         return [(features // (depth + 1), classes)]
 
     @staticmethod
-    def network(
-        num_features: int, num_classes: int, *, hops: int, hidden: int, heads: int, dropout: float
-    ) -> Any:
+    def network(config: TrainConfig, num_features: int, num_classes: int) -> Any:
         from ..hop_networks import SGC
 
-        return SGC(num_features, num_classes, hops)
+        return SGC(config, num_features, num_classes)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...config import TrainConfig
 from ...model import Layer, LayerMemory, PropagatedModel, linear_memory, linear_weights
 
 
@@ -24,9 +25,7 @@ class Model(PropagatedModel):
         return [(features // (depth + 1), joined), (joined, classes)]
 
     @staticmethod
-    def network(
-        num_features: int, num_classes: int, *, hops: int, hidden: int, heads: int, dropout: float
-    ) -> Any:
+    def network(config: TrainConfig, num_features: int, num_classes: int) -> Any:
         from ..hop_networks import SIGN
 
-        return SIGN(num_features, num_classes, hops, hidden, dropout)
+        return SIGN(config, num_features, num_classes)
