@@ -96,7 +96,6 @@ def train(
     ranks: Annotated[
         int, typer.Option(help="Processes that train together, under the one limit.")
     ] = 1,
-    trust: option.Trust = False,
     as_json: option.Json = False,
 ) -> None:
     """Train in a child process, optionally under a memory limit; exits with the child's code.
@@ -119,7 +118,7 @@ def train(
             raise InputError(
                 "--memory-limit, --ranks: expected without a launcher such as torchrun"
             )
-        _train_as_rank(planned, run_dir, resume, trust, as_json)
+        _train_as_rank(planned, run_dir, resume, as_json)
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         done = _run_to_its_end(
             lambda: run(
@@ -130,16 +129,13 @@ def train(
                 resume=resume,
                 limit_by=limit_by,
                 num_ranks=ranks,
-                trust=trust,
             )
         )
     _show_end(done, as_json)
     raise typer.Exit(done.exit_code or 0)
 
 
-def _train_as_rank(
-    config: TrainConfig, run_dir: Path, resume: bool, trust: bool, as_json: bool
-) -> NoReturn:
+def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bool) -> NoReturn:
     from .memory.signals import die_with_parent
     from .training.child import exit_code
     from .training.distributed import end, end_here
@@ -147,9 +143,7 @@ def _train_as_rank(
 
     die_with_parent()
     end_here()
-    code = exit_code(
-        lambda: train_here(config, run_dir, resume=resume, trust=trust, progress=not as_json), say
-    )
+    code = exit_code(lambda: train_here(config, run_dir, resume=resume, progress=not as_json), say)
     if os.environ["RANK"] == "0" and code != 2:
         _show_end(Run(run_dir), as_json)
     end(code)
@@ -180,7 +174,6 @@ def predict(
         typer.Option("--embeddings", help="Write the last hidden layer (.npy or .parquet)."),
     ] = False,
     memory_limit: option.MemoryLimit = None,
-    trust: option.Trust = False,
     as_json: option.Json = False,
 ) -> None:
     """Write the predictions of a run's model, in bounded memory: exact with all neighbors, or
@@ -196,7 +189,6 @@ def predict(
         scores=scores,
         embeddings=embeddings,
         memory_limit=memory_limit,
-        trust=trust,
         progress=not as_json,
         say=say,
     )
@@ -250,9 +242,7 @@ def diagnose(
     ] = None,
     exit_code: Annotated[
         str | None,
-        typer.Option(
-            help="An exit code instead: 137, -9, SIGKILL, Slurm's 0:125 or OUT_OF_MEMORY."
-        ),
+        typer.Option(help="An exit code instead: 137, -9, SIGKILL, or Slurm's 0:125."),
     ] = None,
     text: Annotated[
         str | None,

@@ -28,9 +28,6 @@ MemoryLimit = Annotated[
     str | None, typer.Option(help='Such as "4 GB"; by default there is no limit.')
 ]
 DataDir = Annotated[Path, typer.Option(help="Folder of official data sets.")]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Run a model's code in a folder of another user.")
-]
 RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
 _NewDtype = Annotated[
     str | None,

@@ -43,7 +43,7 @@ def phase(name: str, epoch: int | str | None = None) -> Iterator[None]:
     """Record the block under `with phase("build loaders"):`, or a function under `@phase("load")`,
     as a phase.
 
-    Phases nest. `Run.growth` compares memory between the ends of phases named "epoch".
+    Phases nest. `Run.record.growth` compares memory between the ends of phases named "epoch".
     """
     log = _claim() if _run.folder is not None else None
     if log is None:
@@ -65,7 +65,7 @@ def phase(name: str, epoch: int | str | None = None) -> Iterator[None]:
 
 
 def mark(name: str, /, **info: object) -> None:
-    """Record a moment of the run. `Run.growth` compares memory between moments named "epoch":
+    """Record a moment of the run. `Run.record.growth` compares memory between moments named "epoch":
     `mark("epoch", loss=...)`.
 
     Also reads the GPU's memory, if torch has used a GPU; `mark("cuda")` does nothing else.

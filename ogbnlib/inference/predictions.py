@@ -21,7 +21,7 @@ from ..graph.store_format import HEADER_BYTES, label_dtype, npy_header
 from ..memory.recorder import EventLog
 from ..progress import Progress
 from ..registry import MODELS
-from ..runs.attempt import announce_code
+from ..runs.attempt import refuse_foreign_code
 from ..sampling.pyg_stores import node_ids
 from ..sources.catalog import open_for
 from ..sources.formats import format_of
@@ -53,7 +53,6 @@ def predict(
     memory_limit: str | int | None = None,
     progress: Progress = True,
     say: Callable[[str], object] = print,
-    trust: bool = False,
 ) -> Path:
     """Write a run's predictions to a new file, whole or not at all, in bounded memory; return
     its path.
@@ -79,11 +78,10 @@ def predict(
             layer: float32 [n, hidden] in a .npy file; in a .parquet file the columns node_id and
             embedding, a list of numbers. A custom model needs a method `drop_last_layer()` for it.
         memory_limit: As for `propagate`.
-        trust: Allow the code of a model (model.py) in a run's folder that belongs to another user.
     """
     saved = SavedModel.open(run_dir)
     config = saved.config
-    announce_code(config, saved.path.parent, trust, say)
+    refuse_foreign_code(config, saved.path.parent)
     target, ids_path = _check_target(out, config, scores, embeddings)
     graph = open_for(config, memory_limit=memory_limit, say=say, progress=progress is True)
     store = config.policy.load().trained_store(

@@ -107,7 +107,6 @@ def report(
     memory_limit: str | int | None = None,
     progress: Progress = True,
     say: Callable[[str], object] = print,
-    trust: bool = False,
 ) -> Report:
     """Evaluate a run's saved model (best.pt, else checkpoint.pt) on a split, class by class.
 
@@ -117,7 +116,7 @@ def report(
 
     Args:
         split: train, valid or test.
-        memory_limit, progress, say, trust: As for `predict`.
+        memory_limit, progress, say: As for `predict`.
     """
     split = split_name(split)
     if split not in SPLITS:
@@ -137,7 +136,6 @@ def report(
             memory_limit=memory_limit,
             progress=progress,
             say=say,
-            trust=trust,
         )
         confusion = _count(store, nodes, np.load(path, mmap_mode="r", allow_pickle=False))
     return Report(

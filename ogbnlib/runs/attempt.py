@@ -5,13 +5,13 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ..config import TrainConfig
 from ..environment import RUNS_VARIABLE
 from ..errors import InputError, explained, naming
-from ..files import check_own, home, locked, open_to_write, user_name, warn_if_remote, write_json
+from ..files import check_own, locked, open_to_write, warn_if_remote, write_json
 from ..forecast.audit import audit
 from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
@@ -48,14 +48,6 @@ def open_run_dir(
         resumed = run.paths.config.is_file()
         if resumed and config is not None:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
-            num_epochs = 0
-            # metrics.csv may be damaged; the trainer checks the checkpoint's epoch, too
-            with contextlib.suppress(InputError):
-                num_epochs = len(run.metrics)
-            if config.epochs < num_epochs:
-                raise InputError(
-                    f"epochs: the run is already at epoch {num_epochs}, got epochs={config.epochs}"
-                )
         for torn in run_dir.glob(_TORN_FILES):
             torn.unlink(missing_ok=True)
         if config is not None and not resumed:
@@ -63,31 +55,17 @@ def open_run_dir(
         yield run, lock
 
 
-def announce_code(
-    config: TrainConfig, run_dir: Path, trust: bool, say: Callable[[str], object] = print
-) -> None:
-    """Announce the model file that a run will execute.
-
-    Without `trust`, a folder or file of another user is refused.
-    """
-    if config.model in MODELS or not RunPaths(run_dir).config.is_file():
-        return
-    name = config.model.rpartition(":")[0]
-    # a model named by its module is imported from this environment, unless the module lies in the
-    # working folder
-    source = home(name) if name.endswith(".py") else Path(*name.split(".")).with_suffix(".py")
-    copy = RunPaths(run_dir).model
-    code = copy if copy.is_file() and name.endswith(".py") else source
-    if not code.is_file():  # the import reports a missing file
+def refuse_foreign_code(config: TrainConfig, run_dir: Path) -> None:
+    """Refuse a custom model in another user's run folder, since its code would run as this user."""
+    code = RunPaths(run_dir).model
+    if config.model in MODELS or not code.is_file():
         return
     for path in (run_dir, code):
-        owner = path.stat().st_uid
-        if owner != os.geteuid() and not trust:
+        if path.stat().st_uid != os.geteuid():
             raise InputError(
-                f"{path}: expected a run of your own, found one of {user_name(owner)}, whose {code} "
-                "would run as you; read it, and allow it with --trust (trust=True)"
+                f"{path}: expected a run of your own, found another user's, whose {code} would run "
+                "as you; read it, and copy the folder"
             )
-    say(f"running code of {code}")
 
 
 def check_content(run_dir: Path, *, resume: bool) -> None:
@@ -188,7 +166,7 @@ class Attempt:
             forecast = audit(
                 self.config, memory_limit_bytes, record.phases, record.largest_parts, event
             )
-            values["forecast"] = {"size_from": "run" if event else "files", **forecast}
+            values["forecast"] = forecast
         end = not_started or explain(
             self.run_dir, self.config, read_facts(values), record, False, remedy_of
         )

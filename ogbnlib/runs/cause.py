@@ -83,16 +83,15 @@ class Facts:
     oom_kills: int | None = None
     kills_around: int | None = None  # in a cgroup that other processes share
     outer_limit: OuterLimit | None = None  # set if the kernel killed for it
-    ended_with: int | None = None  # exit code of the first process, if the kill hit another one
     held_bytes: _Number | None = None
     # the kernel's counter, with page cache, else the largest sample, by `peak_source`
     peak_bytes: _Number | None = None
     peak_source: str | None = None
     sampled_peaks_bytes: Mapping[str, _Number] = field(default_factory=dict)
-    last_sample: Mapping[str, int] = field(default_factory=dict)
     parts: Mapping[str, int] = field(default_factory=dict)  # named parts of memory in use
     processes: str = ""  # the three largest, as of the last growth of a command's memory
     last_output: str | None = None  # the line of the output that tells most about the end
+    left_behind: list[str] = field(default_factory=list)  # processes that outlived the command
     unwritable: str | None = None  # why samples or output could not be recorded
     rank: int | None = None  # the first rank to end
     rank_exit_code: int | None = None

@@ -52,16 +52,16 @@ _CODES: dict[str, tuple[Cause, str]] = {
 _OURS = ("2", *map(str, range(STOPPED, UNFINISHED + 1)))  # of other commands they mean anything
 
 # a job in any other state is explained by its exit code
-_STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
+STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
     "COMPLETED": ("finished", ()),
-    "FAILED": ("error", ("ask job",)),
+    "FAILED": ("error", ("read output",)),
     **dict.fromkeys(
         ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
         ("pending", ("wait",)),
     ),
     **dict.fromkeys(
         ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"),
-        ("running", ("watch job",)),
+        ("running", ("wait",)),
     ),
     "OUT_OF_MEMORY": ("out of memory", ("more memory", "resume")),
     "TIMEOUT": ("time limit", ("resume", "more time")),
@@ -91,41 +91,26 @@ def exit_code_of(error: BaseException) -> int:
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
-# Signals N that kill. A shell turns them into 128 + N, sacct of Slurm 22.05 shows these as N:0, and
-# Python's sys.exit(-N) gives 256 - N. Other small numbers are taken for a script's own exit codes.
+# Signals N that kill: sacct of Slurm 22.05 shows these as N:0.
 _OFTEN = (6, 7, 9, 10, 11, 13, 15)
 
 
 def code_key(code: int | str) -> str:
-    """The code in its usual form: "137" for -9, 247, 9:0, 0:9 and SIGKILL; "" if it is no code."""
+    """The code as a shell reports it: "137" for -9, 0:9, 9:0 and SIGKILL; "" if it is no code."""
     text = str(code).strip()
-    if text in _CODES:
-        return text
-    name = re.fullmatch(r"(?:SIG)?([A-Z]+\d?)", text.upper())
-    if name:
-        number = getattr(signal, f"SIG{name[1]}", None)
-        return str(128 + number) if isinstance(number, signal.Signals) else ""
+    signals = {item.name: str(128 + item) for item in signal.Signals}
+    if text in _CODES or text in signals:
+        return signals.get(text, text)
     pair = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)
     if pair:
-        status, number = int(pair[1]), int(pair[2])
-        if number:
-            # Slurm adds 128 to the signal of a process that dumped core
-            return f"0:{number}" if f"0:{number}" in _CODES else str(128 + number % 128)
-        return str(128 + status) if status in _OFTEN else code_key(status)
-    if not re.fullmatch(r"-\d{1,2}|\d{1,3}", text) or not -64 <= int(text) <= 255:
+        status = int(pair[1])
+        number = int(pair[2]) % 128  # Slurm adds 128 to the signal of a process that dumped core
+        if status in _OFTEN:
+            number = status
+        return str(128 + number) if number else code_key(status)
+    if not re.fullmatch(r"-?\d{1,3}", text) or not -64 <= int(text) <= 255:
         return ""
-    number = int(text)
-    if 256 - number in _OFTEN:
-        number -= 256
-    return str(128 - number if number < 0 else number)  # Python's subprocess and torchrun give -N
-
-
-def state_key(text: str) -> str:
-    """Full name of a job state such as OUT_OF_ME+ or `CANCELLED by 1000`; "" if it is none."""
-    word = text.strip().upper().partition(" BY ")[0]
-    if word.endswith("+"):
-        return next((name for name in _STATES if name.startswith(word[:-1])), "")
-    return word if word in _STATES else ""
+    return str(128 - int(text)) if text[0] == "-" else text  # subprocess and torchrun give -N
 
 
 def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnosis:
@@ -145,16 +130,12 @@ def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnos
     facts = Facts(sign=sign, who=who, code=str(code))
     if key.isdigit():
         facts = replace(facts, exit_code=int(key))
-    arguments = {}
-    if cause == "diverged":
-        arguments["lower"] = "lr"
-    actions = tuple(Action(name, arguments) for name in filter(None, [action]))
-    return Diagnosis(cause, facts, actions)
+    return Diagnosis(cause, facts, tuple(map(Action, filter(None, [action]))))
 
 
 def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:
     """Diagnosis of a job's state; `job` has sacct's fields of the job, `line` proves the state."""
-    cause, actions = _STATES[state]
+    cause, actions = STATES[state]
     facts = Facts(sign=state, job={**job, "State": state}, line=line)
     arguments = {"job": job["JobID"]} if "JobID" in job else {}
     return Diagnosis(cause, facts, tuple(Action(action, arguments) for action in actions))
@@ -162,13 +143,8 @@ def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:
 
 def specified(end: Diagnosis, by_id: Mapping[str, Action]) -> Diagnosis:
     """Return the diagnosis with more specific actions in place of those with these ids."""
-    specific = []
-    for action in end.actions:
-        specific_action = by_id.get(action.id, action)
-        specific.append(
-            replace(specific_action, arguments={**action.arguments, **specific_action.arguments})
-        )
-    return replace(end, actions=tuple(specific))
+    specific = tuple(by_id.get(action.id, action) for action in end.actions)
+    return replace(end, actions=specific)
 
 
 def resumption(run_dir: Path) -> Action:

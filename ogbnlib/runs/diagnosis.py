@@ -19,7 +19,7 @@ from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action, KilledBy
 from ..memory.record import Record, RunPaths
 from .cause import OPEN_CAUSES, Facts
-from .codes import code_key, of_code, of_state, resumption, specified, state_key
+from .codes import code_key, of_code, resumption, specified
 from .render import Diagnosis
 from .texts import exception_line, find, find_in_message
 
@@ -44,14 +44,11 @@ def read_diagnosis(result: Mapping[str, Any]) -> Diagnosis | None:
 
 
 def explain_code(code: str) -> Diagnosis:
-    """Diagnosis of an exit code, a signal's name, Slurm's `EXIT:SIGNAL` pair or a job's state."""
-    state = state_key(code)
-    if state:
-        return of_state(state, {})
+    """Diagnosis of an exit code, a signal's name, or Slurm's `EXIT:SIGNAL` pair."""
     if not code_key(code):
         raise InputError(
-            "--exit-code: expected 0 to 255, -N for signal N, its name such as SIGKILL, Slurm's "
-            f"pair such as 0:125 or a job's state such as OUT_OF_MEMORY, got {code!r}"
+            "--exit-code: expected 0 to 255, -N for signal N, its name such as SIGKILL, or Slurm's "
+            f"pair such as 0:125, got {code!r}"
         )
     return of_code(code)
 
@@ -60,8 +57,6 @@ def explain_text(text: str) -> Diagnosis:
     """Diagnose a pasted text, such as a message, a log's end, or lines of dmesg."""
     if not text.strip():
         raise InputError("--text: expected a message or the end of a log, got nothing")
-    if code_key(text) or state_key(text):
-        return explain_code(text.strip())
     unknown = Facts("unknown text", line=exception_line(text)[:200])
     return find_in_message(text) or Diagnosis("unknown", unknown, (Action("read guide"),))
 
@@ -85,7 +80,9 @@ def explain(
     if at_work:
         return _at_work(facts, record)
     if code is None:
-        then = Action("start again" if foreign else "resume if dead")
+        then = Action("start again")
+        if config is not None:
+            then = resumption(run_dir)
         return Diagnosis("no result", replace(facts, sign="no result"), (then,))
     if code == 0:
         return Diagnosis("finished", facts)
@@ -101,7 +98,7 @@ def explain(
         end = replace(end, actions=_memory_actions(end.facts, run_dir, config, record, remedy_of))
     specific = {}
     if RunPaths(run_dir).output.is_file():
-        specific["read output"] = Action("read file", {"file": "output.log"})
+        specific["read output"] = Action("read output", {"file": "output.log"})
     if config is not None:
         specific["resume"] = resumption(run_dir)
     return specified(end, specific)
@@ -127,7 +124,6 @@ def _with_record(result: Facts, record: Record) -> Facts:
         limit_by=result.limit_by or record.start.get("limit_by"),
         held_bytes=record.held_bytes,
         sampled_peaks_bytes=result.sampled_peaks_bytes or record.peaks,
-        last_sample=dict(record.last),
         parts=dict(record.parts),
         processes=record.events.get("processes", {}).get("text", ""),
         rank=rank.get("rank"),
@@ -153,10 +149,7 @@ def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:
         end = find(facts.last_output or "", killed=code == 137) or end
     shown = end.facts
     merged = replace(facts, sign=shown.sign, who=shown.who, sizes=shown.sizes, code=shown.code)
-    end = replace(end, facts=merged)
-    if end.cause == "SIGKILL, cause unknown" and facts.memory_limit_bytes:
-        return replace(end, actions=(Action("find other sender"),))
-    return end
+    return replace(end, facts=merged)
 
 
 def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
@@ -191,7 +184,7 @@ def _memory_actions(
     if not _is_foreign(record):  # another command of this package
         return (Action("limit command"),)
     if not facts.killed_by:
-        return (Action("less at once"),)
+        return (Action("less memory"),)
     return _script_actions(record, killed)
 
 

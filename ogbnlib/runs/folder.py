@@ -12,13 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pydantic import ValidationError
-
 from ..config import TrainConfig
 from ..display import html_card
-from ..errors import InputError, clear_errors, format_bytes
+from ..errors import InputError, clear_errors
 from ..files import StrPath, home, is_held, whereabouts
-from ..memory.growth import Growth
 from ..memory.record import (
     ADDED_COLUMNS,
     F1_COLUMNS,
@@ -33,7 +30,6 @@ from ..memory.record import (
 from ..memory.signals import Stopped
 from ..progress import Count, details, read_count, seconds
 from ..registry import RUN_METHODS
-from .codes import of_code
 from .diagnosis import explain, read_diagnosis, read_facts
 from .render import Diagnosis
 
@@ -187,12 +183,8 @@ class Run:
                 raise ValueError("no object")
             read_diagnosis(result) or read_facts(result)
         except (ValueError, RecursionError) as error:
-            problem = str(error)
-            if isinstance(error, ValidationError):
-                wrong = error.errors()[0]
-                problem = " ".join([*map(str, wrong["loc"]), wrong["msg"]])
             raise InputError(
-                f"{path}: expected the result of a run, found other content ({problem}). Move the "
+                f"{path}: expected the result of a run, found other content ({error}). Move the "
                 "file away to have the rest of the run diagnosed."
             ) from None
         return result
@@ -226,24 +218,13 @@ class Run:
         return f"Run({str(self.run_dir)!r}, {self.state})"
 
     def _repr_html_(self) -> str:
-        rows = {"run": str(self.run_dir)}
+        rows = {"run": str(self.run_dir), "state": self.state}
         try:
-            status = self.status
-            limit_bytes = status["memory_limit_bytes"]
-            peak = f"{format_bytes(self.held_peak_bytes)} held"
-            if limit_bytes:
-                peak += f" of {format_bytes(limit_bytes)}"
-            rows |= {
-                "state": self.state,
-                "phase": status["phase"] or "none open",
-                "peak": peak,
-                "time": seconds(status["duration_s"]),
-            }
-            evaluated = self.metrics.dropna(subset="valid")
+            rows["diagnosis"] = str(self.diagnosis)
             best = self.best_epoch
             if best is not None:
-                rows["last accuracy"] = _accuracy(evaluated.iloc[-1])
-                rows["best epoch"] = _accuracy(best)
+                accuracies = f"valid {best['valid']:.4f}, test {best['test']:.4f}"
+                rows["best epoch"] = f"{accuracies} after epoch {best['epoch']:.0f}"
         except InputError as error:
             rows["damaged"] = str(error)
         return html_card(rows)
@@ -270,41 +251,22 @@ class Run:
         """The end of the last attempt in a few words, or "at work"."""
         if not self.result:
             return "at work" if self.is_at_work else "no result"
-        stored = read_diagnosis(self.result)
+        cause = self.diagnosis.cause
         code = self.exit_code
-        cause = stored.cause if stored else of_code(str(code)).cause
-        if self.result.get("killed_by"):
-            cause = "out of memory"
         return f"{cause}, exit code {code}" if code else cause
 
     @property
     def status(self) -> dict[str, Any]:
-        """The state of the run now; `progress` counts the work of the phase, see
+        """The state of the run now, and its facts; `progress` counts the work of the phase, see
         `progress.Count`."""
-        record = self.record
-        count = _count(self._folder, record) if self.is_at_work else None
-        phase = _current_phase(record)
-        return {
-            "state": self.state,
-            "progress": count and asdict(count),
-            "phase": phase and phase.label,
-            "phase_since_s": phase and phase.start_s,
-            "held_bytes": record.held_bytes,
-            "held_peak_bytes": record.held_peak_bytes,
-            "memory_limit_bytes": record.start.get("memory_limit_bytes"),
-            "duration_s": record.duration_s,
-        }
+        count = _count(self._folder, self.record) if self.is_at_work else None
+        facts = self.diagnosis.facts.to_dict()
+        return {"state": self.state, "progress": count and asdict(count), **facts}
 
     @property
     def parts(self) -> dict[str, int]:
         """Named parts of memory in use when the last attempt ended, in bytes."""
         return self.record.parts
-
-    @property
-    def growth(self) -> Growth | None:
-        """Whether memory climbs from epoch to epoch, see
-        `Record.growth`."""
-        return self.record.growth
 
     @cached_property
     def phase_memory(self) -> pd.DataFrame:
@@ -353,19 +315,6 @@ class Run:
         if self.exit_code != 0:
             raise RunEnded(f"{self.exit_code}: {self.diagnosis}")
         return self
-
-
-@clear_errors()
-def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
-    """Diagnose the run in `run_dir` from its files alone.
-
-    Works even after a SIGKILL of the run or of its watching process.
-    """
-    return Run.open(run_dir).diagnosis
-
-
-def _accuracy(row: pd.Series) -> str:
-    return f"valid {row['valid']:.4f}, test {row['test']:.4f} after epoch {row['epoch']:.0f}"
 
 
 @clear_errors()

@@ -9,16 +9,15 @@ from ..errors import GB, InputError
 from ..files import StrPath, home, shown, whereabouts
 from .folder import Run, is_run
 
-_COLUMNS = ("when", "ended", "peak GB", "run s", "epochs", "best valid", "test at best")
+_COLUMNS = ("when", "ended", "peak GB", "run s")
 
 
 def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     """List all runs below `folder`, oldest first, one row per run with its path as the index.
 
     Columns: `when` the run began; how it `ended`; `peak GB` of anonymous + shared memory; `run s`,
-    the seconds of all attempts; `epochs`; `best valid` and `test at best`, the accuracies of the
-    epoch with the best valid accuracy. Missing values are NaN, and columns without any value are
-    left out. Paths are relative to the working folder.
+    the seconds of all attempts. Missing values are NaN, and columns without any value are left
+    out. Paths are relative to the working folder.
     """
     root = home(folder)
     if not root.is_dir():
@@ -45,11 +44,6 @@ def _row(run: Run) -> dict[str, object]:
             "peak GB": round(run.held_peak_bytes / GB, 3),
             "run s": round(sum(attempt.get("duration_s") or 0.0 for attempt in attempts), 1),
         }
-        row["epochs"] = len(run.metrics) or None
-        best = run.best_epoch
-        if best is not None:
-            row["best valid"] = best["valid"]
-            row["test at best"] = best["test"]
     except InputError as error:
         row["ended"] = f"damaged: {error}"
     return row

@@ -52,7 +52,7 @@ from ..memory.signals import STOP_SIGNALS, handled
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.resolve import DataRequest, check_trainable, resolve, size_of
-from .attempt import Attempt, announce_code, check_content, open_run_dir
+from .attempt import Attempt, check_content, open_run_dir, refuse_foreign_code
 from .cause import Facts
 from .codes import STOPPED
 from .folder import Run, RunStopped
@@ -91,9 +91,7 @@ def watch(
     Raises:
         Stopped: as for `run`.
     """
-    limit_bytes, notes = _attainable(memory_limit, say=echo)
-    if "-m ogbnlib train" in " ".join(argv):
-        check_trainer_limit(limit_bytes)
+    limit_bytes = _attainable(memory_limit)
     argv = [sys.executable, *argv] if argv and argv[0].startswith("-") else [*argv]
     # This Python can run even where its own path can't be looked up.
     if not argv or (argv[0] != sys.executable and shutil.which(argv[0]) is None):
@@ -118,16 +116,12 @@ def watch(
         open_run_dir(None, earlier.run_dir, resume=False) as (before, _),
     ):
         attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
-        env = _watched_environment(attempt.run_dir)
-        return _carry_out(attempt, argv, limit, refused, notes, env=env, echo=echo)
-
-
-def _watched_environment(run_dir: Path) -> dict[str, str]:
-    paths = [_HOOK, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {
-        "PYTHONPATH": os.pathsep.join(paths),
-        WATCHED_VARIABLE: str(run_dir.resolve()),
-    }
+        paths = [_HOOK, *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {
+            "PYTHONPATH": os.pathsep.join(paths),
+            WATCHED_VARIABLE: str(attempt.run_dir.resolve()),
+        }
+        return _carry_out(attempt, argv, limit, refused, env=env, echo=echo)
 
 
 @clear_errors()
@@ -142,7 +136,6 @@ def run(
     limit_by: str = "auto",
     echo: bool = True,
     num_ranks: int = 1,
-    trust: bool = False,
 ) -> Run:
     """Train in a child process under a memory limit; return the run, even if it ran out of memory.
 
@@ -163,10 +156,9 @@ def run(
         echo: Relay the child's output, which is in `output.log` in any case. If False, a log still
             gets a progress line every 30 s.
         num_ranks: Processes on this machine that train together, under one common limit.
-        trust: Allow the code of a model (model.py) in another user's run folder.
     """
     config = _check_arguments(config, run_dir, resume, num_ranks)
-    limit_bytes, notes = _attainable(memory_limit, say=echo, before=run_dir if resume else None)
+    limit_bytes = _attainable(memory_limit, run_dir if resume else None)
     check_trainer_limit(limit_bytes)
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
     earlier = _choose_folder(
@@ -181,11 +173,9 @@ def run(
         earlier.run_dir,
         limit_bytes,
         limit_by,
-        notes,
         resume=resume,
         echo=echo,
         num_ranks=num_ranks,
-        trust=trust,
     )
 
 
@@ -209,17 +199,15 @@ def _train(
     folder: Path,
     limit_bytes: int | None,
     limit_by: str,
-    notes: list[str],
     *,
     resume: bool,
     echo: bool,
     num_ranks: int,
-    trust: bool,
 ) -> Run:
     check_content(folder, resume=resume)  # before kernels are compiled, which takes minutes
     size = check_inputs(config)
     if resume:
-        announce_code(config, folder, trust, print if echo else lambda text: None)
+        refuse_foreign_code(config, folder)
     env = _prepare_code(config, size, folder if resume else None, "auto" if echo else "none")
     limit, refused = make_limit(limit_bytes, limit_by)
     # From here on this process holds the limit and the folder's lock, released in reverse order.
@@ -230,7 +218,7 @@ def _train(
         with contextlib.suppress(InputError):
             if before.is_finished and _has_config(before, config):
                 return before
-        too_large = _too_large_to_start(config, size, limit_bytes)
+        too_large = _too_large_to_start(config, limit_bytes)
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name)
         if too_large:
             attempt.recorder.stop()
@@ -242,15 +230,17 @@ def _train(
             argv.append("--resume")
         if num_ranks > 1:
             argv += ["--ranks", str(num_ranks)]
+        # PyG leaves a generated file for each process in it
+        tmp = tempfile.TemporaryDirectory(
+            prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True
+        )
         env |= {
             PARENT_VARIABLE: str(os.getpid()),
             CONFIG_VARIABLE: config.model_dump_json(),
-            "TMPDIR": stack.enter_context(_own_tmp()),
+            "TMPDIR": stack.enter_context(tmp),
             **trainer_environment(os.environ),
         }
-        return _carry_out(
-            attempt, argv, limit, refused, notes, env=env, echo=echo, inherited=(lock,)
-        )
+        return _carry_out(attempt, argv, limit, refused, env=env, echo=echo, inherited=(lock,))
 
 
 def _choose_folder(
@@ -300,19 +290,6 @@ def _prepare_code(
     return trial
 
 
-def _own_tmp() -> tempfile.TemporaryDirectory[str]:
-    """A temporary folder for a trainer and its children.
-
-    PyG leaves a generated file for each process in it.
-    """
-    base = tempfile.gettempdir()
-    if len(base) > 50:  # workers create sockets in it, with paths of at most 107 characters
-        base = "/tmp"
-    return tempfile.TemporaryDirectory(
-        dir=base, prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True
-    )
-
-
 @functools.cache  # tried once in a process, even if it failed
 def _compile_kernels(display: str) -> None:
     """Compile the kernels of a training in another process, unless they are on disk."""
@@ -330,30 +307,21 @@ def _compile_kernels(display: str) -> None:
         )
 
 
-def _attainable(
-    memory_limit: str | int | None, *, say: bool, before: StrPath | None = None
-) -> tuple[int | None, list[str]]:
-    """Return the limit in bytes, or the lower one that applies here anyway, and notes on it.
+def _attainable(memory_limit: str | int | None, before: StrPath | None = None) -> int | None:
+    """Return the limit in bytes, or the lower one that applies here anyway; None means no limit.
 
-    Without `memory_limit` it is the limit of the run in `before`; None means no limit. `say` prints
-    the notes.
+    Without `memory_limit` it is the limit of the run in `before`.
     """
-    as_before = memory_limit is None
-    if as_before and before is not None:
+    if memory_limit is None and before is not None:
         memory_limit = Run(before).memory_limit_bytes
     if memory_limit is None:
-        return None, []
+        return None
     requested = parse_bytes(memory_limit)
     available, source = effective_limit()
-    limit_text = f"memory_limit: {format_bytes(requested)}"
-    notes = []
-    if as_before:
-        notes.append(f"{limit_text} as before; give another one to change it")
     if requested > available:
-        notes.append(f"{limit_text} is above {source}: the limit is {format_bytes(available)}")
-    if say and notes:
-        print(*notes, sep="\n", flush=True)
-    return min(requested, available), notes
+        lower = f"is above {source}: the limit is {format_bytes(available)}"
+        print(f"memory_limit: {format_bytes(requested)} {lower}", file=sys.stderr)
+    return min(requested, available)
 
 
 def check_trainer_limit(limit_bytes: float | None) -> None:
@@ -366,9 +334,7 @@ def check_trainer_limit(limit_bytes: float | None) -> None:
         )
 
 
-def _too_large_to_start(
-    config: TrainConfig, size: GraphSize, limit_bytes: int | None
-) -> Diagnosis | None:
+def _too_large_to_start(config: TrainConfig, limit_bytes: int | None) -> Diagnosis | None:
     """Explain why a notebook's run is not started; None if it may start.
 
     By forecast the memory of the job would run out, which would kill the run and the notebook's
@@ -378,10 +344,7 @@ def _too_large_to_start(
     room_bytes = available - (read_memory(os.getpid()).held_bytes or 0)
     if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):
         return None  # the kill of a run with a lower limit of its own ends nothing else
-    forecast = predict(config, size, memory_limit_bytes=room_bytes)
-    if verdict(forecast, room_bytes) == WILL_NOT_FIT:
-        # slower but better: batches are drawn from the store
-        forecast = predict(config, memory_limit_bytes=room_bytes)
+    forecast = predict(config, memory_limit_bytes=room_bytes)
     if verdict(forecast, room_bytes) != WILL_NOT_FIT:
         return None
     on_gpu = resolve_device(config.device).type == "cuda"  # there the step takes no RAM
@@ -405,7 +368,6 @@ def _carry_out(
     argv: list[str],
     limit: Limit,
     limits_refused: list[str],
-    notes: list[str],
     *,
     echo: bool,
     env: Mapping[str, str] | None = None,
@@ -447,12 +409,8 @@ def _carry_out(
             kernel_peak_bytes=outcome.peak_bytes,
             last_output=words or None,
             limits_refused=limits_refused,
-            notes=notes,
             **outcome.evidence,
         )
-    if echo and "left_behind" in outcome.evidence:
-        ended = f"ended what the command left behind: {', '.join(outcome.evidence['left_behind'])}"
-        print(f"note: {ended}; to keep a daemon, start it outside of watch", file=sys.stderr)
     if outcome.interrupted or interrupts:
         raise shortened(
             KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {done.diagnosis.remedy}")

@@ -11,8 +11,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..memory.killed import Action
 from .cause import OPEN_CAUSES, Facts
-from .codes import code_key, of_code, of_state, resubmission, specified, state_key
-from .diagnosis import read_diagnosis
+from .codes import STATES, code_key, of_code, of_state, resubmission, specified
 from .folder import Run, is_run
 from .render import Diagnosis
 from .texts import cleaned, failed_rank, find, job_rows, job_state, last_words
@@ -80,9 +79,6 @@ class _Job:
         self.log = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))[-1]
         self.rank = failed_rank(cleaned(self.log))
         lines = [line for line in self.log.splitlines() if line.strip()]
-        self.words = [
-            line for line in lines if not line.startswith(("ogbnlib: ", "slurmstepd", "srun: "))
-        ]
         self.proven, _ = job_state(lines)  # the state that the log alone proves
         self.run = _find_run(job_id, work_dir, self.log)
         self.run_code, self.diagnosis = _end_in_job(self.run, job_id)
@@ -95,14 +91,14 @@ class _Job:
         self.is_ours = bool(
             self.run or not self.log or re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
         )
-        self.resumption = Action("submit again")
+        self.resumption = Action("start again")
         if self.run and self.run.paths.config.is_file():
             self.resumption = resubmission(self.run.run_dir)
 
     def end(self) -> Diagnosis:
         """Cause, facts and actions of the end: by Slurm's state, else by the exit code."""
-        state = state_key(self.state)
-        by_state = of_state(state, self.row) if state else None
+        state = self.state
+        by_state = of_state(state, self.row) if state in STATES else None
         states = [self.proven, *(step.get("State") for step in self.steps)]
         is_over = by_state is None or by_state.cause not in ("pending", "running")
         if is_over and "OUT_OF_MEMORY" in states:
@@ -163,20 +159,20 @@ class _Job:
         if is_resumable and end.cause in killed and Action("resume") not in end.actions:
             end = replace(end, actions=(*end.actions, Action("resume")))
         # The end of rank 0's run is only a consequence of another rank's end.
-        is_logged = bool(self.words) and (self.diagnosis is None or self.rank is not None)
+        is_logged = self.diagnosis is None or self.rank is not None
         is_over = end.cause not in ("pending", "finished")
         facts = replace(
             end.facts,
             job={**self.row, "JobID": self.job_id, **end.facts.job},
             line="",
-            log_line=last_words(self.log) or self.words[-1] if is_logged and is_over else "",
+            log_line=last_words(self.log) if is_logged and is_over else "",
             run_dir=str(self.run.run_dir) if self.run else "",
             unasked="" if self.row else asked,
         )
         specific = {"resume": self.resumption}
         if self.log_path and not (self.run and self.run.paths.output.is_file()):
             # torchrun writes no output.log
-            specific["read output"] = Action("read file", {"file": str(self.log_path)})
+            specific["read output"] = Action("read output", {"file": str(self.log_path)})
         return specified(replace(end, facts=facts, inner=self.diagnosis), specific)
 
 
@@ -195,20 +191,10 @@ def _end_of(path: Path | None) -> str:
 
 
 def _end_in_job(run: Run | None, job_id: str) -> tuple[int | None, Diagnosis | None]:
-    """Exit code and diagnosis of a run's last attempt in this job; None without such an attempt.
-
-    If a later job resumed the run, the run's present result says nothing about this job.
-    """
-    if run is None:
+    """Exit code and diagnosis of a run whose last attempt was in this job, or in no job."""
+    if run is None or run.record.start.get("slurm_job") not in (None, job_id):
         return None, None
-    starts = [event for event in run.events if event["event"] == "start"]
-    numbers = [i for i, event in enumerate(starts) if event.get("slurm_job") == job_id]
-    if numbers[-1:] == [len(starts) - 1] or not any(event.get("slurm_job") for event in starts):
-        return run.exit_code, run.diagnosis
-    if not numbers:
-        return None, None
-    previous = starts[numbers[-1] + 1].get("previous") or {}
-    return previous.get("exit_code"), read_diagnosis(previous)
+    return run.exit_code, run.diagnosis
 
 
 def diagnose_job(job_id: str | int) -> Diagnosis:
@@ -225,7 +211,7 @@ def diagnose_job(job_id: str | int) -> Diagnosis:
         )
     ((found, row),) = (jobs or {name: {}}).items()
     job = _Job(found, row, rows)
-    if not (row or job.run or job.words or job.proven):
+    if not (row or job.run or job.log):
         raise InputError(
             f"--job: nothing is left of job {name}: {refusals}; and {Path().resolve()} has no "
             f"runs/*-{name} and no slurm-*-{name}.out. Start this in the folder that you submitted from."

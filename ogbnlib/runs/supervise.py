@@ -1,7 +1,6 @@
 """Run a command in a child process under a limit: relay and record it, end all its processes."""
 
 import contextlib
-import errno
 import fcntl
 import functools
 import os
@@ -23,7 +22,7 @@ from ..display import Live
 from ..environment import MARKS_VARIABLE
 from ..files import open_to_write, write_all
 from ..memory.limits import Limit
-from ..memory.record import Record, RunPaths
+from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
 from ..memory.tree import Tree, adopting
@@ -40,13 +39,12 @@ STOP_S = 4.0  # for a checkpoint, when a person waits for the end
 class Outcome:
     """The end of a supervised process tree. `exit_code` is 128 + N after signal N.
 
-    `evidence` is the result of `Limit.evidence`, with `ended_with`, `left_behind` and `unwritable`
-    where they apply.
+    `evidence` is the result of `Limit.evidence`, with `left_behind` and `unwritable` where they
+    apply.
     """
 
     exit_code: int
     tail: str
-    record: Record
     evidence: dict[str, Any]
     peak_bytes: int | None
     interrupted: bool = False
@@ -71,8 +69,7 @@ def supervise(
     processes.
 
     In the main thread, signals that would end this process are passed on to the child. SIGINT stops
-    the child in order, a second SIGINT at once. A command that can't be executed has exit code 126
-    or 127, as in a shell.
+    the child in order, a second SIGINT at once.
     """
     recorder = recorder or Recorder(run_dir)
     forward = Forward()
@@ -102,21 +99,13 @@ def supervise(
                         **(env or {}),
                     },
                 )
-        except BaseException as error:
-            return _not_started(error, argv[0], limit, recorder)
+        except BaseException:
+            recorder.stop()
+            limit.close()  # no process was started in it
+            raise
         tree = Tree(process.pid, marks.rpartition(":")[2])
         child = _Child(process, tree, limit, recorder, forward, interrupts, holds_back)
         return child.follow(log, run_dir, echo, how)
-
-
-def _not_started(error: BaseException, name: str, limit: Limit, recorder: Recorder) -> Outcome:
-    evidence = limit.evidence()
-    limit.close()  # no process was started in it
-    recorder.stop()
-    if not isinstance(error, OSError):
-        raise error
-    code = 127 if error.errno == errno.ENOENT else 126
-    return Outcome(code, f"error: {name}: {error.strerror}", recorder.record, evidence, None)
 
 
 @dataclass
@@ -169,8 +158,6 @@ class _Child:
         code = 128 - status if status < 0 else status
         if evidence["killed_by"]:
             code = 137  # also where the killer chose a worker, or the parent ended first
-            if status >= 0:
-                evidence["ended_with"] = status
         elif interrupted:
             code = 130
         elif names_left:
@@ -179,7 +166,6 @@ class _Child:
         return Outcome(
             code,
             tail,
-            self.recorder.record,
             evidence,
             peak,
             interrupted,
@@ -250,39 +236,33 @@ class _Child:
 
 
 def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> Iterator[bytes]:
-    """Yield the output of a process until it ends; call `each_time` every 0.2 s or sooner.
+    """Yield the output of a process until it ends; call `each_time` every 0.05 s or sooner.
 
     The process is not waited for, so that its process id stays reserved.
     """
     assert process.stdout is not None
     pipe = process.stdout.fileno()
-    pipes = [pipe]  # empty once it is closed
-    pause_s = 0.2
+    is_open = True
     ended_s = None
     pending = 0  # bytes that were in the pipe when the process ended
     while True:
-        readable, _, _ = select.select(pipes, [], [], pause_s)
+        # A command may close its output and go on.
+        readable, _, _ = select.select([pipe] if is_open else [], [], [], 0.05)
         each_time()
         data = os.read(pipe, 65536) if readable else b""
+        is_open = is_open and (bool(data) or not readable)
         if data:
             pending -= len(data)
             yield data
-        elif readable:
-            # Closed, which is nearly always the end; but a command may go on without output.
-            pipes = []
-            pause_s = 0.001
-        else:
-            pause_s = min(0.2, 2 * pause_s)
         if ended_s is None and os.waitid(
             os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
         ):
             ended_s = time.monotonic()
-            if pipes:
-                (pending,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+            (pending,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
         # An orphaned worker may keep the pipe open for ever. Half a second after the process's end,
         # reading stops when the pipe is silent, or once it has yielded the bytes that were pending
         # at the end.
         if ended_s is not None:
             is_late = time.monotonic() - ended_s > 0.5
-            if not pipes or (is_late and (not readable or pending <= 0)):
+            if not is_open or (is_late and (not readable or pending <= 0)):
                 return

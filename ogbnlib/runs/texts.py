@@ -22,7 +22,7 @@ class _Clue:
     """A pattern of lines, and the cause that it proves; `sign` names its words in `render`.
 
     Without a cause, the exit code or signal in the pattern's group `code` or `signal` is looked up,
-    and `sign` names the process that ended. Other groups are a process and sizes.
+    and `sign` names the process that ended. The other groups name a process.
     """
 
     sign: str
@@ -31,7 +31,7 @@ class _Clue:
     action: str = ""
 
 
-_KILLED = r"[^\n]*: Killed process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)(?:[^\n]*?anon-rss: ?(?P<anon_bytes>\d+ ?kB))?"
+_KILLED = r"[^\n]*: Killed process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)"
 # Lines that only the kernel, systemd or Slurm write: they prove a cause wherever they stand.
 _SYSTEM = [
     _Clue(
@@ -71,8 +71,7 @@ _JOB_LINES = {
 _EXCEPTIONS = [
     _Clue(
         "allocation refused",
-        r"(?:DefaultCPUAllocator: [^\n]*?tried to allocate |(?<!OutOf)MemoryError: Unable to allocate )"
-        r"(?P<asked_bytes>[\d.]+ \w+)",
+        r"(?:DefaultCPUAllocator: [^\n]*?tried to allocate |(?<!OutOf)MemoryError: Unable to allocate )",
         "out of memory",
         "less memory",
     ),
@@ -220,7 +219,7 @@ def _first(clues: Iterable[_Clue], text: str) -> Diagnosis | None:
 
 def _end_by(clue: _Clue, match: re.Match[str]) -> Diagnosis:
     groups = {name: value for name, value in match.groupdict().items() if value is not None}
-    sizes = {name: _size_of(text) for name, text in groups.items() if name.endswith("_bytes")}
+    sizes: dict[str, int] = {}
     line = _line_of(match)
     if clue.cause is None:
         word = groups.get("code") or groups["signal"]
@@ -239,11 +238,6 @@ def _line_of(match: re.Match[str]) -> str:
     begin = match.string.rfind("\n", 0, match.start()) + 1
     tail = match.string[match.end() :].partition("\n")[0]
     return " ".join((match.string[begin : match.end()] + tail).split())
-
-
-def _size_of(text: str) -> int:
-    number, unit = re.findall(r"([\d.]+) ?([kKMGTPE]?)", text)[0]
-    return int(float(number) * 1024 ** " KMGTPE".index(unit.upper() or " "))
 
 
 def cleaned(text: str) -> str:
@@ -301,10 +295,8 @@ def failed_rank(text: str) -> re.Match[str] | None:
     for pattern in _FAILED_RANKS:
         ranks = list(re.finditer(pattern, text, re.DOTALL))
         failed = [rank for rank in ranks if code_key(rank["code"]) not in ("0", "143")]
-        # a rank on another node ends with 1 once its peer is gone
-        killed = [rank for rank in failed if rank["code"] != "1"]
         if failed:
-            return (killed or failed)[0]
+            return failed[0]
     return None
 
 

@@ -33,7 +33,7 @@ from ..memory.reading import own_memory
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
 from ..registry import MODELS
-from ..runs.attempt import Attempt, announce_code, open_run_dir
+from ..runs.attempt import Attempt, open_run_dir, refuse_foreign_code
 from ..runs.codes import exit_code_of
 from ..runs.folder import Run
 from ..runs.sandbox import check_inputs
@@ -87,7 +87,6 @@ def train(
     *,
     resume: bool = False,
     model: nn.Module | None = None,
-    trust: bool = False,
     progress: bool = True,
 ) -> TrainResult:
     """Train in this process.
@@ -98,7 +97,6 @@ def train(
             disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
         model: Your own model object, trained in place of `config.model`; pass it again to resume.
-        trust: Allow running the code of a model (model.py) in another user's run folder.
         progress: Show a bar in a terminal or JupyterLab, else lines.
 
     Raises:
@@ -126,8 +124,7 @@ def train(
             if folder is None and config.keep == "best":
                 raise InputError("keep: expected a run_dir to keep best.pt in, got none")
             if resume and folder is not None and model is None:
-                quiet = not (ranks.first and progress)
-                announce_code(config, folder, trust, (lambda text: None) if quiet else print)
+                refuse_foreign_code(config, folder)
             if config.model not in MODELS:  # before anything is written
                 code = folder if resume else None
                 num_features = hop_size(size, config).num_features

@@ -14,7 +14,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.growth import Growth
 from ogbnlib.memory.record import METRIC_COLUMNS
-from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
 
@@ -87,7 +87,7 @@ def everything(folder: Path) -> str:
         found.parts,
         found.peak_bytes,
     )
-    return f"{found} {parts} {found.held_peak_bytes} {found.rss_peak_bytes} {diagnose(folder)}"
+    return f"{found} {parts} {found.held_peak_bytes} {found.rss_peak_bytes} {Run.open(folder).diagnosis}"
 
 
 @pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.csv", "timeline.csv"])
@@ -204,7 +204,7 @@ def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config)
     train(tiny_config(), tmp_path / "a<b")
     shown = Run(tmp_path / "a<b")._repr_html_()
     assert f"{tmp_path}/a&lt;b" in shown
-    for words in (">finished<", ">phase<", ">last accuracy<", "after epoch 2"):
+    for words in (">finished<", ">diagnosis<", ">best epoch<", "after epoch"):
         assert words in shown
     (tmp_path / "a<b" / "timeline.csv").write_text("nonsense\n")
     assert ">damaged<" in Run(tmp_path / "a<b")._repr_html_()

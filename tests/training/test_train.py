@@ -22,7 +22,7 @@ from ogbnlib.graph.store import open_store
 from ogbnlib.memory.record import METRIC_COLUMNS
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.registry import POLICIES
-from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.folder import Run
 from ogbnlib.sources.arrays import write_raw
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
@@ -84,7 +84,7 @@ def test_a_signal_during_the_conversion_ends_it_and_the_run_goes_on_with_resume(
         with pytest.raises(Stopped, match=words):
             train(config, tmp_path / "run")
     assert left_in(tmp_path / "dataset") == ["ogbn_papers100M"]
-    found = diagnose(tmp_path / "run")
+    found = Run.open(tmp_path / "run").diagnosis
     assert (found.exit_code, found.phase) == (75, "open")
     resumed = train(config, tmp_path / "run", resume=True)
     assert scores(resumed.history) == scores(train(config).history)
