@@ -111,7 +111,7 @@ finish() {
     elif [[ $code -eq 75 || ($code -eq 138 && -n $stopped_s) ]]; then
         requeue
     elif [[ $code -ne 0 ]]; then
-        say "exit code $code; once the job has ended: python -m ogbnlib diagnose --job $SLURM_JOB_ID"
+        say "exit code $code; once the job has ended: python -m ogbnlib diagnose --job $job"
     fi
     exit "$code"
 }

@@ -18,7 +18,7 @@ from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
 from ..registry import MODELS
 from .codes import UNFINISHED
-from .diagnosis import Remedy, explain, read_facts
+from .diagnosis import explain, read_facts
 from .folder import Run
 from .render import Diagnosis
 
@@ -135,14 +135,13 @@ class Attempt:
         exit_code: int | None,
         *,
         with_forecast: bool = False,
-        remedy_of: Remedy | None = None,
         memory_limit_bytes: int | None = None,
         not_started: Diagnosis | None = None,
         **evidence: object,
     ) -> Run:
         """Write result.json: exit code, peaks, diagnosis, and `with_forecast` the predicted memory.
 
-        Stop the recorder first. `remedy_of` is passed to `explain`, `not_started` takes its place.
+        Stop the recorder first. `not_started` is the diagnosis of a run that was not started.
         `evidence` has more `Facts`, and `kernel_peak_bytes`, the kernel's own peak counter.
         """
         record = self.recorder.record
@@ -167,9 +166,7 @@ class Attempt:
                 self.config, memory_limit_bytes, record.phases, record.largest_parts, event
             )
             values["forecast"] = forecast
-        end = not_started or explain(
-            self.run_dir, self.config, read_facts(values), record, False, remedy_of
-        )
+        end = not_started or explain(self.run_dir, self.config, read_facts(values), record, False)
         shown = end.to_dict()
         written = {**values, **shown.pop("facts"), "diagnosis": shown}
         try:

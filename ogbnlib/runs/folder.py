@@ -221,10 +221,6 @@ class Run:
         rows = {"run": str(self.run_dir), "state": self.state}
         try:
             rows["diagnosis"] = str(self.diagnosis)
-            best = self.best_epoch
-            if best is not None:
-                accuracies = f"valid {best['valid']:.4f}, test {best['test']:.4f}"
-                rows["best epoch"] = f"{accuracies} after epoch {best['epoch']:.0f}"
         except InputError as error:
             rows["damaged"] = str(error)
         return html_card(rows)

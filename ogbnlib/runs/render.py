@@ -163,7 +163,6 @@ _ACTIONS = {
     "larger machine": f"use a machine, or a job, with {{limit}} of memory{_FIXED}",
     "limit command": "raise memory_limit, or give the command a --memory-limit of its own (convert, predict)",
     "lower limit": "give it a memory_limit below {limit_bytes} to see it killed, or ask for more: {sbatch}",
-    "ask planner": "ask `python -m ogbnlib plan --config {config} --memory-limit '{limit}'` what fits",
     "try model": "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it tries {model} out, of "
     "which no step was measured here",
     "name data": "name the data set again and ask `python -m ogbnlib plan` what fits: the planner can't say it here "

@@ -197,14 +197,13 @@ def test_metrics_of_an_earlier_version_have_no_macro_f1(tmp_path: Path) -> None:
     assert run.metrics["valid"].tolist() == [0.5, 0.6]
     assert run.metrics["valid_macro_f1"].isna().all()
     assert run.is_finished
-    assert "valid 0.6000, test 0.5000 after epoch 2" in run._repr_html_()
 
 
 def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config) -> None:
     train(tiny_config(), tmp_path / "a<b")
     shown = Run(tmp_path / "a<b")._repr_html_()
     assert f"{tmp_path}/a&lt;b" in shown
-    for words in (">finished<", ">diagnosis<", ">best epoch<", "after epoch"):
+    for words in (">finished<", ">diagnosis<"):
         assert words in shown
     (tmp_path / "a<b" / "timeline.csv").write_text("nonsense\n")
     assert ">damaged<" in Run(tmp_path / "a<b")._repr_html_()

@@ -119,7 +119,7 @@ def test_each_ending_that_accounting_shows_is_told_apart(
     assert not found.facts.unasked
     assert cause == "finished" or f"Next: {found.remedy}." in found.text
     asked = (tmp_path / "bin" / "sacct.args").read_text()
-    assert asked.startswith("-j 2 --parsable2 --format=JobID,State,ExitCode,")
+    assert asked.startswith("-X -j 2 --parsable2 --format=JobID,State,ExitCode,")
 
 
 def shown(**values: str) -> str:
