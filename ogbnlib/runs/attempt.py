@@ -6,19 +6,20 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..config import TrainConfig
 from ..environment import RUNS_VARIABLE
 from ..errors import InputError, explained, naming
 from ..files import check_own, locked, open_to_write, warn_if_remote, write_json
-from ..forecast.audit import audit
+from ..forecast.audit import audit, memory_remedy
 from ..memory.cgroup import high_events, throttled_since
 from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
 from ..registry import MODELS
 from .codes import UNFINISHED
-from .diagnosis import explain, read_facts
+from .diagnosis import explain, met_limit, read_facts
 from .folder import Run
 from .render import Diagnosis
 
@@ -162,11 +163,13 @@ class Attempt:
         if with_forecast and self.config is not None:
             # without it the size comes from the data set's files
             event = record.events.get("dataset")
-            forecast = audit(
+            values["forecast"] = audit(
                 self.config, memory_limit_bytes, record.phases, record.largest_parts, event
             )
-            values["forecast"] = forecast
         end = not_started or explain(self.run_dir, self.config, read_facts(values), record, False)
+        if end.facts.killed_by and self.config is not None:
+            remedy = memory_remedy(self.config, record, met_limit(end.facts))
+            end = replace(end, actions=remedy)
         shown = end.to_dict()
         written = {**values, **shown.pop("facts"), "diagnosis": shown}
         try:

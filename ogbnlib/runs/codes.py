@@ -91,23 +91,16 @@ def exit_code_of(error: BaseException) -> int:
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
-# Signals N that kill: sacct of Slurm 22.05 shows these as N:0.
-_OFTEN = (6, 7, 9, 10, 11, 13, 15)
-
-
 def code_key(code: int | str) -> str:
-    """The code as a shell reports it: "137" for -9, 0:9, 9:0 and SIGKILL; "" if it is no code."""
+    """The code as a shell reports it: "137" for -9, 0:9 and SIGKILL; "" if it is no code."""
     text = str(code).strip()
     signals = {item.name: str(128 + item) for item in signal.Signals}
     if text in _CODES or text in signals:
         return signals.get(text, text)
     pair = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)
     if pair:
-        status = int(pair[1])
         number = int(pair[2]) % 128  # Slurm adds 128 to the signal of a process that dumped core
-        if status in _OFTEN:
-            number = status
-        return str(128 + number) if number else code_key(status)
+        return str(128 + number) if number else code_key(pair[1])
     if not re.fullmatch(r"-?\d{1,3}", text) or not -64 <= int(text) <= 255:
         return ""
     return str(128 - int(text)) if text[0] == "-" else text  # subprocess and torchrun give -N

@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 
 from ..config import TrainConfig
 from ..errors import InputError
-from ..forecast.audit import memory_remedy
 from ..memory.cgroup import throttled_since
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action, KilledBy
@@ -74,7 +73,9 @@ def explain(
     if at_work:
         return _at_work(facts, record)
     if code is None:
-        then = Action("start again") if config is None else resumption(run_dir)
+        then = Action("start again")
+        if config is not None:
+            then = resumption(run_dir)
         return Diagnosis("no result", replace(facts, sign="no result"), (then,))
     if code == 0:
         return Diagnosis("finished", facts)
@@ -152,23 +153,22 @@ def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
     return replace(end, facts=facts, actions=options or end.actions)
 
 
-def _memory_actions(facts: Facts, config: TrainConfig | None, record: Record) -> tuple[Action, ...]:
-    """What helps after an out-of-memory kill, by the limit that the run met.
-
-    The planner needs a config, which only a training run has.
-    """
-    if not facts.killed_by:
-        return (Action("less memory"),)
-    limit_bytes = facts.memory_limit_bytes
-    killed = KilledBy(None if limit_bytes is None else int(limit_bytes))
+def met_limit(facts: Facts) -> KilledBy:
+    """The limit that an out-of-memory kill met."""
     outer = facts.outer_limit
     if outer:  # the kernel killed for the limit of a cgroup around the run's own
-        killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
-    if config is not None:
-        return memory_remedy(config, record, killed)
+        return KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
+    limit_bytes = facts.memory_limit_bytes
+    return KilledBy(None if limit_bytes is None else int(limit_bytes))
+
+
+def _memory_actions(facts: Facts, config: TrainConfig | None, record: Record) -> tuple[Action, ...]:
+    """What helps after an out-of-memory kill; of a training run, only the planner says more."""
+    if config is not None or not facts.killed_by:
+        return (Action("less memory"),)
     if not _is_foreign(record):  # another command of this package
         return (Action("limit command"),)
-    return _script_actions(record, killed)
+    return _script_actions(record, met_limit(facts))
 
 
 def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:

@@ -81,7 +81,9 @@ class _Job:
         self.proven, _ = job_state(lines)  # the state that the log alone proves
         self.run = _find_run(job_id, work_dir, self.log)
         self.diagnosis = _end_in_job(self.run, job_id)
-        self.run_code = self.diagnosis.exit_code if self.diagnosis else None
+        self.run_code = None
+        if self.diagnosis:
+            self.run_code = self.diagnosis.exit_code
         self.state = (row.get("State") or self.proven).partition(" by ")[0]
         self.pair = row.get("ExitCode", "")
         if not self.pair and self.run_code is not None:

@@ -333,14 +333,10 @@ def test_a_job_waits_for_the_controllers_reason(says: Says, reason: str, is_reco
 
 def of_jobs(run_dir: Path, *attempts: tuple[str | None, int | None]) -> None:
     """A run with an attempt of each job, and the exit code that it ended with (None: no result)."""
-    events, before = [], None
-    for time_s, (job, code) in enumerate(attempts):
-        start = {"time_s": float(time_s), "event": "start", "previous": before}
+    events = []
+    for time_s, (job, _) in enumerate(attempts):
+        start = {"time_s": float(time_s), "event": "start"}
         events.append(start | ({"slurm_job": job} if job else {}))
-        before = None
-        if code is not None:
-            stored = {"cause": "error", "actions": []}
-            before = {"exit_code": code, "last_output": f"words {code}", "diagnosis": stored}
     write_run(run_dir, exit_code=attempts[-1][1], events=events)
 
 
@@ -349,8 +345,7 @@ def test_a_job_is_described_by_its_own_attempt(says: Says) -> None:
     of_jobs(Path("runs/train-2"), ("2", 76), ("3", 0))
     says(scontrol=shown(JobState="FAILED", ExitCode="76:0"))
     found = diagnose_job("2")
-    assert found.inner
-    assert found.inner.facts.last_output == "words 76"
+    assert (found.cause, found.inner) == ("out of GPU memory", None)  # a later job has the run
     # an array's task, and a job requeued after another one had the run
     of_jobs(Path("runs/train-2"), ("2", 75), ("3", 77), ("2", 0))
     says(scontrol=shown())

@@ -178,8 +178,8 @@ def test_an_unknown_text_leads_to_the_guide(text: str, line: str) -> None:
 
 
 CODES = {
-    **dict.fromkeys(("-9", "9:0", "0:9", "137:0", "137", "SIGKILL"), (KILLED, 137)),
-    **dict.fromkeys(("-15", "15:0", "0:15", "143:0", "SIGTERM"), ("SIGTERM", 143)),
+    **dict.fromkeys(("-9", "0:9", "137:0", "137", "SIGKILL"), (KILLED, 137)),
+    **dict.fromkeys(("-15", "0:15", "143:0", "SIGTERM"), ("SIGTERM", 143)),
     **dict.fromkeys(("-7", "0:7", "SIGBUS"), ("error", 135)),
     **dict.fromkeys(("-6", "0:6", "0:134", "134", "SIGABRT"), ("error", 134)),
     **dict.fromkeys(("124", "124:0"), ("time limit", 124)),
