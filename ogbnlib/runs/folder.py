@@ -218,9 +218,9 @@ class Run:
         return f"Run({str(self.run_dir)!r}, {self.state})"
 
     def _repr_html_(self) -> str:
-        rows = {"run": str(self.run_dir), "state": self.state}
+        rows = {"run": str(self.run_dir)}
         try:
-            rows["diagnosis"] = str(self.diagnosis)
+            rows |= {"state": self.state, "diagnosis": str(self.diagnosis)}
         except InputError as error:
             rows["damaged"] = str(error)
         return html_card(rows)

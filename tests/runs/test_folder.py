@@ -205,5 +205,5 @@ def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config)
     assert f"{tmp_path}/a&lt;b" in shown
     for words in (">finished<", ">diagnosis<"):
         assert words in shown
-    (tmp_path / "a<b" / "timeline.csv").write_text("nonsense\n")
+    (tmp_path / "a<b" / "result.json").write_text("nonsense\n")
     assert ">damaged<" in Run(tmp_path / "a<b")._repr_html_()
