@@ -121,7 +121,6 @@ class Attempt:
             **info,
             memory_high=self._high or None,
             slurm_job=self._job,
-            previous=earlier.result or None,
         )
         self.paths.result.unlink(missing_ok=True)
         runs = Path(os.environ.get(RUNS_VARIABLE, ""))

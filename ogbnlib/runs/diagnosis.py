@@ -71,7 +71,14 @@ def explain(
     facts = _with_record(result, record)
     code = result.exit_code
     if at_work:
-        return _at_work(facts, record)
+        start = record.start
+        present = replace(
+            facts,
+            sign="at work",
+            memory_limit_bytes=start.get("memory_limit_bytes"),
+            throttled=throttled_since(start.get("memory_high") or {}),
+        )
+        return Diagnosis("at work", present)
     if code is None:
         then = Action("start again")
         if config is not None:
@@ -124,16 +131,6 @@ def _with_record(result: Facts, record: Record) -> Facts:
         growth=record.growth,
         stalled=record.stalled,
     )
-
-
-def _at_work(facts: Facts, record: Record) -> Diagnosis:
-    present = replace(
-        facts,
-        sign="at work",
-        memory_limit_bytes=record.start.get("memory_limit_bytes"),
-        throttled=throttled_since(record.start.get("memory_high") or {}),
-    )
-    return Diagnosis("at work", present)
 
 
 def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:

@@ -284,8 +284,7 @@ class Run:
         """The limit of the last attempt; None without one."""
         if self.result:
             return self.result.get("memory_limit_bytes")
-        starts = [event for event in self.events if event["event"] == "start"]
-        return [{}, *starts][-1].get("memory_limit_bytes")
+        return self.record.start.get("memory_limit_bytes")
 
     @property
     def held_peak_bytes(self) -> int:

@@ -16,7 +16,7 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     """List all runs below `folder`, oldest first, one row per run with its path as the index.
 
     Columns: `when` the run began; how it `ended`; `peak GB` of anonymous + shared memory; `run s`,
-    the seconds of all attempts. Missing values are NaN, and columns without any value are left
+    the seconds of the last attempt. Missing values are NaN, and columns without any value are left
     out. Paths are relative to the working folder.
     """
     root = home(folder)
@@ -36,13 +36,10 @@ def _row(run: Run) -> dict[str, object]:
     try:
         for event in run.events[:1]:
             row["when"] = pd.Timestamp(event["time_s"], unit="s").round("s")
-        starts = [event for event in run.events if event["event"] == "start"]
-        attempts = [event.get("previous") or {} for event in starts]
-        attempts.append(run.result or {"duration_s": run.record.duration_s})
         row |= {
             "ended": run.state,
             "peak GB": round(run.held_peak_bytes / GB, 3),
-            "run s": round(sum(attempt.get("duration_s") or 0.0 for attempt in attempts), 1),
+            "run s": round(run.result.get("duration_s") or run.record.duration_s, 1),
         }
     except InputError as error:
         row["ended"] = f"damaged: {error}"

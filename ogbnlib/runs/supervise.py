@@ -22,7 +22,7 @@ from ..display import Live
 from ..environment import MARKS_VARIABLE
 from ..files import open_to_write, write_all
 from ..memory.limits import Limit
-from ..memory.record import RunPaths
+from ..memory.record import Record, RunPaths
 from ..memory.recorder import Recorder
 from ..memory.signals import FORWARDED, Forward, block_stop_signals, handled
 from ..memory.tree import Tree, adopting
@@ -45,6 +45,7 @@ class Outcome:
 
     exit_code: int
     tail: str
+    record: Record
     evidence: dict[str, Any]
     peak_bytes: int | None
     interrupted: bool = False
@@ -166,6 +167,7 @@ class _Child:
         return Outcome(
             code,
             tail,
+            self.recorder.record,
             evidence,
             peak,
             interrupted,
