@@ -6,17 +6,18 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..config import TrainConfig
 from ..errors import InputError, explained, naming
 from ..files import check_own, locked, open_to_write, write_json
-from ..forecast.audit import audit
+from ..forecast.audit import audit, memory_remedy
 from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
 from ..registry import MODELS
 from .codes import UNFINISHED
-from .diagnosis import Remedy, explain, read_facts
+from .diagnosis import explain, met_limit, read_facts
 from .folder import Run
 from .render import Diagnosis
 
@@ -116,7 +117,6 @@ class Attempt:
             "start",
             **info,
             slurm_job=self._job,
-            previous=earlier.result or None,
         )
         self.paths.result.unlink(missing_ok=True)
         self._begin = time.monotonic()
@@ -126,14 +126,13 @@ class Attempt:
         exit_code: int | None,
         *,
         with_forecast: bool = False,
-        remedy_of: Remedy | None = None,
         memory_limit_bytes: int | None = None,
         not_started: Diagnosis | None = None,
         **evidence: object,
     ) -> Run:
         """Write result.json: exit code, peaks, diagnosis, and `with_forecast` the predicted memory.
 
-        Stop the recorder first. `remedy_of` is passed to `explain`, `not_started` takes its place.
+        Stop the recorder first. `not_started` is the diagnosis of a run that was not started.
         `evidence` has more `Facts`, and `kernel_peak_bytes`, the kernel's own peak counter.
         """
         record = self.recorder.record
@@ -154,9 +153,10 @@ class Attempt:
             # without it the size comes from the data set's files
             event = record.events.get("dataset")
             values["forecast"] = audit(self.config, memory_limit_bytes, record.phases, event)
-        end = not_started or explain(
-            self.run_dir, self.config, read_facts(values), record, False, remedy_of
-        )
+        end = not_started or explain(self.run_dir, self.config, read_facts(values), record, False)
+        if end.facts.killed_by and self.config is not None:
+            remedy = memory_remedy(self.config, record, met_limit(end.facts))
+            end = replace(end, actions=remedy)
         shown = end.to_dict()
         written = {**values, **shown.pop("facts"), "diagnosis": shown}
         try:

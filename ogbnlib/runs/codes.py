@@ -24,44 +24,44 @@ UNFINISHED = 78
 
 # 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL
 # pairs: 125 is its pseudo-signal for out of memory, 53 a batch script that could not be started.
-_CODES: dict[str, tuple[Cause, str]] = {
-    "0": ("finished", ""),
-    "1": ("error", "read output"),
-    "2": ("bad input", "fix input"),
-    "75": ("stopped at a checkpoint", "resume"),
-    "76": ("out of GPU memory", "free GPU"),
-    "77": ("diverged", "resume"),
-    "78": ("not finished", "resume"),
-    "124": ("time limit", "more time"),
-    "126": ("never started", "check command"),
-    "127": ("never started", "check command"),
-    "129": ("SIGHUP", "resume"),
-    "130": ("interrupted", "resume"),
-    "132": ("error", "check libraries"),
-    "135": ("error", "more shared memory"),
-    "137": ("SIGKILL, cause unknown", "find sender"),
-    "138": ("SIGUSR1", "resume"),
-    "139": ("error", "check libraries"),
-    "141": ("error", "read output"),
-    "143": ("SIGTERM", "resume"),
-    "152": ("time limit", "more time"),
-    "153": ("error", "raise ulimit"),
-    "0:125": ("out of memory", "more memory"),
-    "0:53": ("never started", "make folder"),
+_CODES: dict[str, tuple[Cause, tuple[str, ...]]] = {
+    "0": ("finished", ()),
+    "1": ("error", ("read output",)),
+    "2": ("bad input", ("fix input",)),
+    "75": ("stopped at a checkpoint", ("resume",)),
+    "76": ("out of GPU memory", ("free GPU",)),
+    "77": ("diverged", ("resume",)),
+    "78": ("not finished", ("resume",)),
+    "124": ("time limit", ("more time",)),
+    "126": ("never started", ("check command",)),
+    "127": ("never started", ("check command",)),
+    "129": ("SIGHUP", ("resume",)),
+    "130": ("interrupted", ("resume",)),
+    "132": ("error", ("check libraries",)),
+    "135": ("error", ("more shared memory",)),
+    "137": ("SIGKILL, cause unknown", ("find sender", "resume")),
+    "138": ("SIGUSR1", ("resume",)),
+    "139": ("error", ("check libraries",)),
+    "141": ("error", ("read output",)),
+    "143": ("SIGTERM", ("resume",)),
+    "152": ("time limit", ("more time",)),
+    "153": ("error", ("raise ulimit",)),
+    "0:125": ("out of memory", ("more memory",)),
+    "0:53": ("never started", ("make folder",)),
 }
 _OURS = ("2", *map(str, range(STOPPED, UNFINISHED + 1)))  # of other commands they mean anything
 
 # a job in any other state is explained by its exit code
 STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
     "COMPLETED": ("finished", ()),
-    "FAILED": ("error", ("ask job",)),
+    "FAILED": ("error", ("read output",)),
     **dict.fromkeys(
         ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
         ("pending", ("wait",)),
     ),
     **dict.fromkeys(
         ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"),
-        ("running", ("watch job",)),
+        ("running", ("wait",)),
     ),
     "OUT_OF_MEMORY": ("out of memory", ("more memory", "resume")),
     "TIMEOUT": ("time limit", ("resume", "more time")),
@@ -119,18 +119,18 @@ def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnos
     `foreign` if the command is not of this package, `who` if the process is not the command itself.
     """
     key = code_key(code)
-    cause, action = _CODES.get(key, ("error", "read output"))
+    cause, actions = _CODES.get(key, ("error", ("read output",)))
     sign = key
     if foreign and key in _OURS:
         cause = "error"
-        action = "read output"
+        actions = ("read output",)
         sign = f"other {key}"
-    if foreign and action == "resume":
-        action = "start again"
+    if foreign:
+        actions = tuple("start again" if name == "resume" else name for name in actions)
     facts = Facts(sign=sign, who=who, code=str(code))
     if key.isdigit():
         facts = replace(facts, exit_code=int(key))
-    return Diagnosis(cause, facts, tuple(map(Action, filter(None, [action]))))
+    return Diagnosis(cause, facts, tuple(map(Action, actions)))
 
 
 def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:

@@ -5,15 +5,15 @@ cgroup's `oom_kill` counter, this library's own watchdog, or a known message in 
 evidence the answer is "cause unknown".
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from ..config import TrainConfig
-from ..errors import MB, InputError
+from ..errors import InputError
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action, KilledBy
 from ..memory.record import Record, RunPaths
@@ -22,7 +22,6 @@ from .codes import code_key, of_code, resumption, specified
 from .render import Diagnosis
 from .texts import exception_line, find, find_in_message
 
-Remedy: TypeAlias = Callable[[TrainConfig, Record, KilledBy], tuple[Action, ...]]
 _LETTERS = 60  # most letters of a phase in an action
 _FACTS = TypeAdapter(Facts)
 _DIAGNOSIS = TypeAdapter(Diagnosis)
@@ -61,25 +60,23 @@ def explain_text(text: str) -> Diagnosis:
 
 
 def explain(
-    run_dir: Path,
-    config: TrainConfig | None,
-    result: Facts,
-    record: Record,
-    at_work: bool,
-    remedy_of: Remedy | None = None,
+    run_dir: Path, config: TrainConfig | None, result: Facts, record: Record, at_work: bool
 ) -> Diagnosis:
     """Diagnose the last attempt of a run, or describe a run at work.
 
-    `result` has no facts if no result.json was written. `remedy_of` is the planner's
-    `memory_remedy`; with None the remedy is the command that asks the planner.
+    `result` has no facts if no result.json was written.
     """
     foreign = _is_foreign(record)
     facts = _with_record(result, record)
     code = result.exit_code
     if at_work:
-        return _at_work(facts, record)
+        limit_bytes = record.start.get("memory_limit_bytes")
+        present = replace(facts, sign="at work", memory_limit_bytes=limit_bytes)
+        return Diagnosis("at work", present)
     if code is None:
-        then = Action("start again" if foreign else "resume if dead")
+        then = Action("start again")
+        if config is not None:
+            then = resumption(run_dir)
         return Diagnosis("no result", replace(facts, sign="no result"), (then,))
     if code == 0:
         return Diagnosis("finished", facts)
@@ -92,10 +89,10 @@ def explain(
     if code == OUT_OF_CUDA_MEMORY and oom:
         end = _on_gpu(end, oom)
     elif end.cause == "out of memory":
-        end = replace(end, actions=_memory_actions(end.facts, run_dir, config, record, remedy_of))
+        end = replace(end, actions=_memory_actions(end.facts, config, record))
     specific = {}
     if RunPaths(run_dir).output.is_file():
-        specific["read output"] = Action("read file", {"file": "output.log"})
+        specific["read output"] = Action("read output", {"file": "output.log"})
     if config is not None:
         specific["resume"] = resumption(run_dir)
     return specified(end, specific)
@@ -130,15 +127,6 @@ def _with_record(result: Facts, record: Record) -> Facts:
     )
 
 
-def _at_work(facts: Facts, record: Record) -> Diagnosis:
-    present = replace(
-        facts,
-        sign="at work",
-        memory_limit_bytes=record.start.get("memory_limit_bytes"),
-    )
-    return Diagnosis("at work", present)
-
-
 def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:
     end = of_code(code, foreign=foreign)
     if end.cause in OPEN_CAUSES:
@@ -155,32 +143,22 @@ def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
     return replace(end, facts=replace(end.facts, sizes=sizes, last_output=words))
 
 
-def _memory_actions(
-    facts: Facts,
-    run_dir: Path,
-    config: TrainConfig | None,
-    record: Record,
-    remedy_of: Remedy | None,
-) -> tuple[Action, ...]:
-    """What helps after an out-of-memory kill, by the limit that the run met.
-
-    The planner needs a config, which only a training run has.
-    """
-    limit_bytes = facts.memory_limit_bytes
-    killed = KilledBy(None if limit_bytes is None else int(limit_bytes))
+def met_limit(facts: Facts) -> KilledBy:
+    """The limit that an out-of-memory kill met."""
     outer = facts.outer_limit
     if outer:  # the kernel killed for the limit of a cgroup around the run's own
-        killed = KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
-    if config is not None and remedy_of is not None:
-        return remedy_of(config, record, killed)
-    if config is not None:
-        limit = f"{killed.left_bytes / MB:.0f} MB"
-        return (Action("ask planner", {"config": f"{run_dir}/config.json", "limit": limit}),)
+        return KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
+    limit_bytes = facts.memory_limit_bytes
+    return KilledBy(None if limit_bytes is None else int(limit_bytes))
+
+
+def _memory_actions(facts: Facts, config: TrainConfig | None, record: Record) -> tuple[Action, ...]:
+    """What helps after an out-of-memory kill; of a training run, only the planner says more."""
+    if config is not None or not facts.killed_by:
+        return (Action("less memory"),)
     if not _is_foreign(record):  # another command of this package
         return (Action("limit command"),)
-    if not facts.killed_by:
-        return (Action("less at once"),)
-    return _script_actions(record, killed)
+    return _script_actions(record, met_limit(facts))
 
 
 def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:

@@ -292,8 +292,7 @@ class Run:
         """The limit of the last attempt; None without one."""
         if self.result:
             return self.result.get("memory_limit_bytes")
-        starts = [event for event in self.events if event["event"] == "start"]
-        return [{}, *starts][-1].get("memory_limit_bytes")
+        return self.record.start.get("memory_limit_bytes")
 
     @property
     def held_peak_bytes(self) -> int:
@@ -319,15 +318,6 @@ class Run:
         if self.exit_code != 0:
             raise RunEnded(f"{self.exit_code}: {self.diagnosis}")
         return self
-
-
-@clear_errors()
-def diagnose(run_dir: str | os.PathLike[str]) -> Diagnosis:
-    """Diagnose the run in `run_dir` from its files alone.
-
-    Works even after a SIGKILL of the run or of its watching process.
-    """
-    return Run.open(run_dir).diagnosis
 
 
 @clear_errors()

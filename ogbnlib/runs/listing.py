@@ -9,16 +9,15 @@ from ..errors import GB, InputError
 from ..files import StrPath, home, shown, whereabouts
 from .folder import Run, is_run
 
-_COLUMNS = ("when", "ended", "peak GB", "run s", "epochs", "best valid", "test at best")
+_COLUMNS = ("when", "ended", "peak GB", "run s")
 
 
 def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     """List all runs below `folder`, oldest first, one row per run with its path as the index.
 
     Columns: `when` the run began; how it `ended`; `peak GB` of anonymous + shared memory; `run s`,
-    the seconds of all attempts; `epochs`; `best valid` and `test at best`, the accuracies of the
-    epoch with the best valid accuracy. Missing values are NaN, and columns without any value are
-    left out. Paths are relative to the working folder.
+    the seconds of the last attempt. Missing values are NaN, and columns without any value are left
+    out. Paths are relative to the working folder.
     """
     root = home(folder)
     if not root.is_dir():
@@ -37,19 +36,11 @@ def _row(run: Run) -> dict[str, object]:
     try:
         for event in run.events[:1]:
             row["when"] = pd.Timestamp(event["time_s"], unit="s").round("s")
-        starts = [event for event in run.events if event["event"] == "start"]
-        attempts = [event.get("previous") or {} for event in starts]
-        attempts.append(run.result or {"duration_s": run.record.duration_s})
         row |= {
             "ended": run.state,
             "peak GB": round(run.held_peak_bytes / GB, 3),
-            "run s": round(sum(attempt.get("duration_s") or 0.0 for attempt in attempts), 1),
+            "run s": round(run.result.get("duration_s") or run.record.duration_s, 1),
         }
-        row["epochs"] = len(run.metrics) or None
-        best = run.best_epoch
-        if best is not None:
-            row["best valid"] = best["valid"]
-            row["test at best"] = best["test"]
     except InputError as error:
         row["ended"] = f"damaged: {error}"
     return row

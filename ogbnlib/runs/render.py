@@ -67,8 +67,7 @@ _ENDS = {
     "129": "ended by SIGHUP: its terminal was closed",
     "130": "interrupted (SIGINT: Ctrl-C, or a notebook's stop, restart or shutdown button)",
     "132": "ended by SIGILL: a library was compiled for another processor",
-    "135": "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became "
-    "shorter",
+    "135": "ended by SIGBUS: a full /dev/shm where there are DataLoader workers, or a mapped file that became shorter",
     "137": "ended by SIGKILL, cause unknown: an out-of-memory killer, scancel, a time limit (`ulimit -t` too), "
     "preemption or kill -9 sends it",
     "138": "ended by SIGUSR1, which came before it could stop at a checkpoint, or which it does not catch",
@@ -77,12 +76,10 @@ _ENDS = {
     "143": "ended by SIGTERM: scancel, a time limit, preemption or kill",
     "152": "ended by SIGXCPU: its CPU time, limited by `ulimit -t`, was used up",
     "153": "ended by SIGXFSZ: a file grew past the limit of `ulimit -f`, not of the disk",
-    "0:125": "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY); srun itself returns 1 for such a "
-    "step",
+    "0:125": "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY); srun itself returns 1 for such a step",
     "0:53": "never started: Slurm could not open the batch script's output file or working directory",
     # states of Slurm
     "COMPLETED": "finished without an error",
-    "FAILED": "ended with an exit code other than 0, which says more than this state",
     "OUT_OF_MEMORY": "had a process killed for passing its memory[ of {ReqMem}]",
     "TIMEOUT": "reached its time limit[ of {Timelimit}]",
     "DEADLINE": "reached its --deadline[ after {Elapsed}]",
@@ -93,26 +90,21 @@ _ENDS = {
     **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED"), "is {State}[ after {Elapsed}][ of {Timelimit}]"),
     # other ends of a job
     "no sign": "left no sign of its end",
-    "not requeued": "stopped at a checkpoint and was not put back into the queue[: {reason}]; {restarts} bounds "
-    "how often a job "
-    "requeues itself",
+    "not requeued": "stopped at a checkpoint and was not put back into the queue[: {reason}]; {restarts} bounds how "
+    "often a job requeues itself",
     "as run": "ended as its run did",
     "run unfinished": "ended with exit code 0, but its run did not finish",
     # lines of a text
     "unknown text": "cause unknown: it has no message that is known",
-    "kernel kill": "the kernel's out-of-memory killer ended {who}[, which held {anon_bytes} of anonymous memory], "
-    "as the whole machine had no memory left",
-    "kernel kill in a cgroup": "the kernel's out-of-memory killer ended {who}[, which held {anon_bytes} of "
-    "anonymous memory], for the limit of its cgroup: a "
-    "job's --mem, or the limit of a container or a run",
+    "kernel kill": "the kernel's out-of-memory killer ended {who}, as the whole machine had no memory left",
+    "kernel kill in a cgroup": "the kernel's out-of-memory killer ended {who}, for the limit of its cgroup: a job's "
+    "--mem, or the limit of a container or a run",
     "memory of a group": "it was ended for passing the memory of its machine, service or container",
     "limit met": "the job met its memory limit, which page cache does without a kill, too",
-    "allocation refused": "Linux refused an allocation[ of {asked_bytes} at once]: more than the machine, or a "
-    "limit of `ulimit -v`, has left",
+    "allocation refused": "Linux refused an allocation: more than the machine, or a limit of `ulimit -v`, has left",
     "file descriptors": "ran out of file descriptors: DataLoader workers pass each tensor by one of them",
     "shared memory": "ran out of shared memory: DataLoader workers pass batches through /dev/shm",
-    "label out of range": "a label lies outside of 0 to the number of classes - 1, such as a NaN turned into an "
-    "integer",
+    "label out of range": "a label lies outside of 0 to the number of classes - 1, such as a NaN made an integer",
     "worker gone": "a DataLoader worker[ ({who})] ended, and the message does not say why",
     "rank gone": "a rank waited for another one, which had ended, hung or lost its connection",
 }  # fmt: skip
@@ -141,53 +133,41 @@ _MEMORY_CLAUSES = (
     "over {epochs} epochs memory climbs by {slope_bytes} per epoch (fitted), from {first_bytes} to {last_bytes}",
 )
 _WITHOUT_MEMORY = ("bad input", "stopped at a checkpoint", "diverged")
+_FIXED = "[: Python and torch alone take {fixed_bytes}, whatever the data]"
 _ACTIONS = {
     "resume": "go on with run(run_dir=\"{run_dir}\", resume=True), or `python -m ogbnlib train --run-dir {quoted} "
     "--resume`",
     "submit to resume": "go on with `sbatch slurm/{script}.sbatch --run-dir {quoted} --resume` and the same options of "
     "sbatch, unless Slurm has requeued the job",
-    "submit again": "submit it again",
-    "resume if dead": "if no process of it is alive, go on with resume=True",
     "start again": "start it again",
-    "read output": "read what it printed",
-    "read file": "read the end of {file}",
+    "read output": "read what it printed[: the end of {file}]",
     "read all logs": "read the logs of all ranks for the first that failed; dmesg and sacct show a kill",
     "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
     "fix input": "fix what the message names",
     "check command": "check both names, the file's permissions and its first line",
-    "check libraries": "run with num_workers=0 and PYTHONFAULTHANDLER=1; install torch and its extensions in "
-    "versions "
-    "that match, on the kind of machine that runs them",
+    "check libraries": "run with num_workers=0 and PYTHONFAULTHANDLER=1; install versions of torch and its extensions "
+    "that match",
     "check labels": "check the labels with `python -m ogbnlib verify`; {guide} has the line for a script of your own",
-    "find sender": "look for 'Out of memory' in dmesg or the job's state in sacct; run under a memory_limit to get "
-    "evidence",
+    "find sender": "look for 'Out of memory' in dmesg or the job's state in sacct; a run under a memory_limit shows it",
     "find leak": "find what keeps {slope_bytes} in each epoch, since smaller batches or a larger limit would only "
-    "delay "
-    "the kill: {kept} ({page})",
+    "delay the kill: {kept} ({page})",
     # changes of parameters, from the planner
     "set": "{how} with {changes} ({peak_bytes} by forecast)",
     "nothing fits": "no change that the planner knows fits {limit_bytes}",
-    "raise memory_limit": "raise memory_limit[ to {limit}][: Python and torch alone take {fixed_bytes}, whatever the "
-    "data]",
-    "raise cgroup": "give the cgroup {cgroup} more memory[, {limit}] (a Slurm job by --mem)[: Python and torch alone "
-    "take {fixed_bytes}, whatever the data]",
-    "larger machine": "use a machine, or a job, with {limit} of memory[: Python and torch alone take {fixed_bytes}, "
-    "whatever the data]",
+    "raise memory_limit": f"raise memory_limit[ to {{limit}}]{_FIXED}",
+    "raise cgroup": f"give the cgroup {{cgroup}} more memory[, {{limit}}] (a Slurm job by --mem){_FIXED}",
+    "larger machine": f"use a machine, or a job, with {{limit}} of memory{_FIXED}",
     "limit command": "raise memory_limit, or give the command a --memory-limit of its own (convert, predict)",
     "lower limit": "give it a memory_limit below {limit_bytes} to see it killed, or ask for more: {sbatch}",
-    "ask planner": "ask `python -m ogbnlib plan --config {config} --memory-limit '{limit}'` what fits",
-    "try model": "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it tries {model} "
-    "out, of "
+    "try model": "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it tries {model} out, of "
     "which no step was measured here",
     "name data": "name the data set again and ask `python -m ogbnlib plan` what fits: the planner can't say it here "
     "({error})",
-    "less memory": "`python -m ogbnlib plan --memory-limit SIZE` says which settings fit; `python -m ogbnlib watch` "
-    "shows where a script of your own needs its memory",
-    "less at once": "ask for less at once in the line that the traceback names; {page} has the usual causes",
+    "less memory": "`python -m ogbnlib plan --memory-limit SIZE` says which settings fit, `python -m ogbnlib watch` "
+    "where a script of your own needs its memory; {page} has the usual causes",
     "hold less": "hold less at once: memory in use grew to {held_bytes}[, {grown_bytes} of it in {line}]"
     "[, {grown_bytes} of it in '{phase}']; {page} has the usual causes",
-    "map file": "map the file in place of reading it whole: {call}(..., {argument}) in {line}, whose file has "
-    "{file_bytes}",
+    "map file": "map the file instead of reading it whole: {call}(..., {argument}) in {line}, a file of {file_bytes}",
     "share graph": "let {num_loaders} loaders share one graph (each keeps {graph_bytes}): pass "
     "neighbor_sampler=first_loader.node_sampler to each NeighborLoader after the first ({lines}); all then sample by "
     "the first one's num_neighbors",
@@ -199,12 +179,8 @@ _ACTIONS = {
     "free GPU": "look with nvidia-smi for another process on the GPU; if there is none, set expandable_segments=True "
     "(in a script of your own {allocator}=expandable_segments:True), or {less}",
     "no workers": "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
-    "ask sacct": "ask sacct -j ID on the cluster's login node for the job's state",
-    "ask job": "ask `python -m ogbnlib diagnose --job {job}`, which reads code, log and run",
-    "wait": "submit no second one: `scontrol show job {job}` says what it waits for, `squeue --start -j {job}` "
-    "when it "
-    "starts",
-    "watch job": "watch it with squeue -j {job}",
+    "ask sacct": "ask sacct -j {job} on the cluster's login node for the job's state",
+    "wait": "submit no second one: `squeue -j {job}` has its state, `scontrol show job {job}` says what it waits for",
     "avoid node": "avoid that node with --exclude",
     "make folder": "make the folder of --output and --chdir on a file system that the compute node sees",
 }  # fmt: skip
@@ -245,7 +221,7 @@ class Diagnosis:
             text = _filled(_ACTIONS[action.id], {**_COMMON, **action.arguments})
             if texts:
                 joint = "or"
-                if action.id in ("resume", "submit to resume", "submit again"):
+                if action.id in ("resume", "submit to resume", "start again"):
                     joint = "then"
                 text = f"{joint} {text}"
             texts.append(text)

@@ -34,7 +34,6 @@ from ..errors import (
     shortened,
 )
 from ..files import StrPath
-from ..forecast.audit import memory_remedy
 from ..forecast.fitting import WILL_NOT_FIT, verdict
 from ..forecast.memory_parts import RUNTIME_BYTES, raw_bytes
 from ..forecast.pass_memory import STEP
@@ -410,7 +409,6 @@ def _carry_out(
         done = attempt.end(
             outcome.exit_code,
             with_forecast=config is not None,
-            remedy_of=memory_remedy,
             memory_limit_bytes=limit.limit_bytes,
             limit_by=None if limit.limit_bytes is None else limit.name,
             kernel_peak_bytes=outcome.peak_bytes,

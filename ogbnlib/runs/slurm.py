@@ -21,7 +21,7 @@ _RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 
 
 def _ask(job_id: str) -> tuple[list[dict[str, str]], str]:
-    """Return the rows of the job and its steps, and why a command without an answer has none.
+    """Return the rows of the job or of its tasks, and why a command without an answer has none.
 
     scontrol knows the job's log and the reason why it waits now, but forgets a job minutes after
     its end; sacct does not.
@@ -29,7 +29,7 @@ def _ask(job_id: str) -> tuple[list[dict[str, str]], str]:
     rows, refusal = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id)
     if rows:
         return rows, ""
-    rows, another = _answer(["sacct", "-j", job_id, "--parsable2", _FORMAT], job_id)
+    rows, another = _answer(["sacct", "-X", "-j", job_id, "--parsable2", _FORMAT], job_id)
     return rows, f"{another}; {refusal}"
 
 
@@ -69,10 +69,9 @@ def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
 class _Job:
     """The traces of a job, or of one task of an array: Slurm's rows, its log, and its run."""
 
-    def __init__(self, job_id: str, row: dict[str, str], rows: list[dict[str, str]]):
+    def __init__(self, job_id: str, row: dict[str, str]):
         self.job_id = job_id
         self.row = row
-        self.steps = [step for step in rows if step["JobID"].startswith(f"{job_id}.")]
         work_dir = Path(row.get("WorkDir") or ".")
         self.log_path = _log_path(job_id, row, work_dir)
         # only the last attempt's part of the log, which begins with this line
@@ -81,7 +80,10 @@ class _Job:
         lines = [line for line in self.log.splitlines() if line.strip()]
         self.proven, _ = job_state(lines)  # the state that the log alone proves
         self.run = _find_run(job_id, work_dir, self.log)
-        self.run_code, self.diagnosis = _end_in_job(self.run, job_id)
+        self.diagnosis = _end_in_job(self.run, job_id)
+        self.run_code = None
+        if self.diagnosis:
+            self.run_code = self.diagnosis.exit_code
         self.state = (row.get("State") or self.proven).partition(" by ")[0]
         self.pair = row.get("ExitCode", "")
         if not self.pair and self.run_code is not None:
@@ -91,7 +93,7 @@ class _Job:
         self.is_ours = bool(
             self.run or not self.log or re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
         )
-        self.resumption = Action("submit again")
+        self.resumption = Action("start again")
         if self.run and self.run.paths.config.is_file():
             self.resumption = resubmission(self.run.run_dir)
 
@@ -99,9 +101,8 @@ class _Job:
         """Cause, facts and actions of the end: by Slurm's state, else by the exit code."""
         state = self.state
         by_state = of_state(state, self.row) if state in STATES else None
-        states = [self.proven, *(step.get("State") for step in self.steps)]
         is_over = by_state is None or by_state.cause not in ("pending", "running")
-        if is_over and "OUT_OF_MEMORY" in states:
+        if is_over and self.proven == "OUT_OF_MEMORY":
             state = "OUT_OF_MEMORY"
             by_state = of_state(state, self.row)
         # For COMPLETED and FAILED the exit code says more.
@@ -154,10 +155,6 @@ class _Job:
 
     def diagnose(self, asked: str) -> Diagnosis:
         end = self.end()
-        is_resumable = self.resumption.id == "submit to resume"
-        killed = ("SIGKILL, cause unknown", "worker died, cause unknown")
-        if is_resumable and end.cause in killed and Action("resume") not in end.actions:
-            end = replace(end, actions=(*end.actions, Action("resume")))
         # The end of rank 0's run is only a consequence of another rank's end.
         is_logged = self.diagnosis is None or self.rank is not None
         is_over = end.cause not in ("pending", "finished")
@@ -172,7 +169,7 @@ class _Job:
         specific = {"resume": self.resumption}
         if self.log_path and not (self.run and self.run.paths.output.is_file()):
             # torchrun writes no output.log
-            specific["read output"] = Action("read file", {"file": str(self.log_path)})
+            specific["read output"] = Action("read output", {"file": str(self.log_path)})
         return specified(replace(end, facts=facts, inner=self.diagnosis), specific)
 
 
@@ -190,11 +187,11 @@ def _end_of(path: Path | None) -> str:
     return path.read_bytes()[-(2**18) :].decode(errors="replace").replace("\r", "\n")
 
 
-def _end_in_job(run: Run | None, job_id: str) -> tuple[int | None, Diagnosis | None]:
-    """Exit code and diagnosis of a run whose last attempt was in this job, or in no job."""
+def _end_in_job(run: Run | None, job_id: str) -> Diagnosis | None:
+    """Diagnosis of a run whose last attempt was in this job, or in no job."""
     if run is None or run.record.start.get("slurm_job") not in (None, job_id):
-        return None, None
-    return run.exit_code, run.diagnosis
+        return None
+    return run.diagnosis
 
 
 def diagnose_job(job_id: str | int) -> Diagnosis:
@@ -210,7 +207,7 @@ def diagnose_job(job_id: str | int) -> Diagnosis:
             f"--job: {name} is an array; expected one of its tasks, such as {' or '.join(jobs)}"
         )
     ((found, row),) = (jobs or {name: {}}).items()
-    job = _Job(found, row, rows)
+    job = _Job(found, row)
     if not (row or job.run or job.log):
         raise InputError(
             f"--job: nothing is left of job {name}: {refusals}; and {Path().resolve()} has no "

@@ -236,39 +236,33 @@ class _Child:
 
 
 def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> Iterator[bytes]:
-    """Yield the output of a process until it ends; call `each_time` every 0.2 s or sooner.
+    """Yield the output of a process until it ends; call `each_time` every 0.05 s or sooner.
 
     The process is not waited for, so that its process id stays reserved.
     """
     assert process.stdout is not None
     pipe = process.stdout.fileno()
-    pipes = [pipe]  # empty once it is closed
-    pause_s = 0.2
+    is_open = True
     ended_s = None
     pending = 0  # bytes that were in the pipe when the process ended
     while True:
-        readable, _, _ = select.select(pipes, [], [], pause_s)
+        # A command may close its output and go on.
+        readable, _, _ = select.select([pipe] if is_open else [], [], [], 0.05)
         each_time()
         data = os.read(pipe, 65536) if readable else b""
+        is_open = is_open and (bool(data) or not readable)
         if data:
             pending -= len(data)
             yield data
-        elif readable:
-            # Closed, which is nearly always the end; but a command may go on without output.
-            pipes = []
-            pause_s = 0.001
-        else:
-            pause_s = min(0.2, 2 * pause_s)
         if ended_s is None and os.waitid(
             os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
         ):
             ended_s = time.monotonic()
-            if pipes:
-                (pending,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
+            (pending,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
         # An orphaned worker may keep the pipe open for ever. Half a second after the process's end,
         # reading stops when the pipe is silent, or once it has yielded the bytes that were pending
         # at the end.
         if ended_s is not None:
             is_late = time.monotonic() - ended_s > 0.5
-            if not pipes or (is_late and (not readable or pending <= 0)):
+            if not is_open or (is_late and (not readable or pending <= 0)):
                 return

@@ -6,7 +6,6 @@ text always has the same cause. `codes` explains exit codes and job states.
 
 import csv
 import re
-import signal
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -21,17 +20,17 @@ from .render import Diagnosis
 class _Clue:
     """A pattern of lines, and the cause that it proves; `sign` names its words in `render`.
 
-    Without a cause, the exit code or signal in the pattern's group `code` or `signal` is looked up,
-    and `sign` names the process that ended. Other groups are a process and sizes.
+    The pattern's groups `pid` and `name` name the process that ended, after `who`.
     """
 
     sign: str
     pattern: str
-    cause: Cause | None = None
-    action: str = ""
+    cause: Cause
+    action: str
+    who: str = ""
 
 
-_KILLED = r"[^\n]*: Killed process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)(?:[^\n]*?anon-rss: ?(?P<anon_bytes>\d+ ?kB))?"
+_KILLED = r"[^\n]*: Killed process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)"
 # Lines that only the kernel, systemd or Slurm write: they prove a cause wherever they stand.
 _SYSTEM = [
     _Clue(
@@ -71,8 +70,7 @@ _JOB_LINES = {
 _EXCEPTIONS = [
     _Clue(
         "allocation refused",
-        r"(?:DefaultCPUAllocator: [^\n]*?tried to allocate |(?<!OutOf)MemoryError: Unable to allocate )"
-        r"(?P<asked_bytes>[\d.]+ \w+)",
+        r"(?:DefaultCPUAllocator: [^\n]*?tried to allocate |(?<!OutOf)MemoryError: Unable to allocate )",
         "out of memory",
         "less memory",
     ),
@@ -83,13 +81,25 @@ _EXCEPTIONS = [
         "free GPU",
     ),
     _Clue(
+        "137",
+        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) is killed by signal: Killed",
+        "SIGKILL, cause unknown",
+        "find sender",
         "DataLoader worker",
-        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) is killed by signal: (?P<signal>[A-Z][a-z ]+\w)",
     ),
     _Clue(
+        "135",
+        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) is killed by signal: Bus error",
+        "error",
+        "more shared memory",
+        "DataLoader worker",
+    ),
+    _Clue(
+        "137",
+        r"process (?P<pid>\d+) terminated with signal SIGKILL|died with <Signals\.SIGKILL",
+        "SIGKILL, cause unknown",
+        "find sender",
         "process",
-        r"process (?P<pid>\d+) terminated with signal (?P<code>SIG\w+)"
-        r"|died with <Signals\.(?P<signal>SIG\w+)",
     ),
     _Clue(
         "file descriptors",
@@ -130,14 +140,6 @@ _EXCEPTIONS = [
         "read all logs",
     ),
 ]
-# by the signal's description, such as "Killed"
-_SIGNAL_CODES = {str(signal.strsignal(code)): str(128 + code) for code in signal.Signals}
-# only of crashes and kills: ordinary lines may begin with the other words, such as "Stopped"
-_WORDS = "|".join(
-    re.escape(word)
-    for word, code in _SIGNAL_CODES.items()
-    if code in ("132", "134", "135", "137", "139", "143")
-)
 # Lines of shells, srun and torch about another process.
 _LAUNCHERS = [
     _Clue(
@@ -154,9 +156,11 @@ _LAUNCHERS = [
         "no workers",
     ),
     _Clue(
+        "137",
+        r"^(?:\S+: line \d+: +\d+ +|\[\d+\] *[+-] +)Killed\b|^Killed *$",
+        "SIGKILL, cause unknown",
+        "find sender",
         "a process",
-        rf"^(?:\S+: line \d+: +\d+ +|\[\d+\] *[+-] +|srun: error: \S+: tasks? [\d,-]+: )(?P<signal>{_WORDS})(?!\w)"
-        rf"|^(?P<code>{_WORDS})(?: \(core dumped\))? *$",
     ),
 ]
 # Exceptions that only report the end of another process: the cause stands above them.
@@ -220,30 +224,20 @@ def _first(clues: Iterable[_Clue], text: str) -> Diagnosis | None:
 
 def _end_by(clue: _Clue, match: re.Match[str]) -> Diagnosis:
     groups = {name: value for name, value in match.groupdict().items() if value is not None}
-    sizes = {name: _size_of(text) for name, text in groups.items() if name.endswith("_bytes")}
-    line = _line_of(match)
-    if clue.cause is None:
-        word = groups.get("code") or groups["signal"]
-        who = " ".join(filter(None, [clue.sign, groups.get("pid", "")]))
-        end = of_code(_SIGNAL_CODES.get(word, word), foreign=True, who=who)
-        return replace(end, facts=replace(end.facts, line=line, exit_code=None))
-    who = groups.get("pid", "")
+    who = " ".join(filter(None, [clue.who, groups.get("pid")]))
     if "name" in groups:
         who = f"process {who} ({groups['name']})"
+    sizes = {}
     if clue.cause == "out of GPU memory":
         sizes = oom_sizes(" ".join(match.string[match.start() :].split()))
-    return Diagnosis(clue.cause, Facts(clue.sign, who, line, sizes), (Action(clue.action),))
+    facts = Facts(clue.sign, who, _line_of(match), sizes)
+    return Diagnosis(clue.cause, facts, (Action(clue.action),))
 
 
 def _line_of(match: re.Match[str]) -> str:
     begin = match.string.rfind("\n", 0, match.start()) + 1
     tail = match.string[match.end() :].partition("\n")[0]
     return " ".join((match.string[begin : match.end()] + tail).split())
-
-
-def _size_of(text: str) -> int:
-    number, unit = re.findall(r"([\d.]+) ?([kKMGTPE]?)", text)[0]
-    return int(float(number) * 1024 ** " KMGTPE".index(unit.upper() or " "))
 
 
 def cleaned(text: str) -> str:

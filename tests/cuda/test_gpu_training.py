@@ -21,7 +21,7 @@ from ogbnlib.memory.cuda import OUT_OF_CUDA_MEMORY
 from ogbnlib.memory.recorder import EventLog
 from ogbnlib.propagation.hops import propagated
 from ogbnlib.registry import MODELS, POLICIES
-from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.policies import Loaders
 from ogbnlib.sources.resolve import find_store
@@ -204,7 +204,7 @@ def test_too_small_a_cap_ends_a_run_with_its_diagnosis(finished: Run, tmp_path: 
     dead = run(capped, run_dir=tmp_path / "run", echo=False)
     assert dead.exit_code == OUT_OF_CUDA_MEMORY == 76
     assert (dead.diagnosis.cause, dead.diagnosis.phase) == ("out of GPU memory", "train epoch 1")
-    assert diagnose(tmp_path / "run").text == dead.diagnosis.text
+    assert Run.open(tmp_path / "run").diagnosis.text == dead.diagnosis.text
     for words in ("asked for", "allocated", "reserved"):
         assert words in dead.diagnosis.text
     assert dead.diagnosis.remedy.startswith("expandable_segments=True")

@@ -14,7 +14,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.memory.cuda import ALLOCATOR_VARIABLES, OUT_OF_CUDA_MEMORY, cuda_reading
 from ogbnlib.runs.diagnosis import explain_text
-from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.folder import Run
 from ogbnlib.training.gpu import _allocator_environment, begin, end, prepare_allocator
 from ogbnlib.training.train import train
 
@@ -193,7 +193,7 @@ def test_running_out_of_gpu_memory_is_a_result(tiny_config: Config, tmp_path: Pa
     result = Run(tmp_path / "run").result
     assert result is not None
     assert result["exit_code"] == OUT_OF_CUDA_MEMORY == 76
-    found = diagnose(tmp_path / "run")
+    found = Run.open(tmp_path / "run").diagnosis
     assert (found.cause, found.phase) == ("out of GPU memory", "train epoch 1")
     assert "model, gradients, Adam" in found.facts.parts
     assert result["diagnosis"]["text"] == found.text

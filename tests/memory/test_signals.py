@@ -22,7 +22,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.signals import STOP_SIGNALS, Stopped, block_stop_signals
 from ogbnlib.runs.codes import STOPPED
-from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.folder import Run
 from ogbnlib.training.network import GNN
 from ogbnlib.training.train import train
 
@@ -95,7 +95,7 @@ def test_a_signal_stops_after_the_running_batch(
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["exit_code"] == STOPPED
     assert result["diagnosis"]["cause"] == "stopped at a checkpoint"
-    assert "--resume" in diagnose(tmp_path / "run").remedy
+    assert "--resume" in Run.open(tmp_path / "run").diagnosis.remedy
     assert not issubclass(Stopped, Exception)  # so that `except Exception` of a sweep lets it pass
 
 

@@ -2,7 +2,6 @@
 from elsewhere."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -53,18 +52,6 @@ def at_work(
     finally:
         process.kill()
         process.communicate()
-
-
-def test_a_log_has_lines_from_the_start_on(
-    tiny_config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(tiny_config(), "2 GB", run_dir=tmp_path / "a").exit_code == 0
-    out, err = capsys.readouterr()
-    assert re.fullmatch(
-        r"a: starting(: \d+ [kM]B of 2.00 GB)?",
-        next(line for line in err.splitlines() if line.startswith("a: ")),
-    )
-    assert sum(line.startswith("Epoch 00") for line in out.splitlines()) == 2
 
 
 @pytest.mark.parametrize("at_work", [0.1], indirect=True)

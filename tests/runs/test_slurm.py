@@ -53,7 +53,7 @@ OOM = (
 )
 ENDINGS = {
     "finished": (["2|2|COMPLETED|0:0|0:0|1000M||00:00:02|01:00:00|n0|None|WORK"], "finished", []),
-    "out of memory": (OOM, "out of memory", ["more memory", "submit again"]),
+    "out of memory": (OOM, "out of memory", ["more memory", "start again"]),
     "exit code": (
         ["2|2|FAILED|1:0|0:0|1G||00:00:09|01:00:00|n0|None|WORK"],
         "error",
@@ -70,7 +70,7 @@ ENDINGS = {
             "2.batch|2.batch|RUNNING|0:0||||00:01:27||n1||",
         ],
         "running",
-        ["watch job"],
+        ["wait"],
     ),
     "time limit": (
         [
@@ -79,7 +79,7 @@ ENDINGS = {
             "2.0|2.0|CANCELLED|0:15|||2456K|00:01:28||n0||",
         ],
         "time limit",
-        ["submit again", "more time"],
+        ["start again", "more time"],
     ),
     "cancelled": (
         [
@@ -87,22 +87,22 @@ ENDINGS = {
             "2.batch|2.batch|CANCELLED|0:15|||12184K|00:00:03||n0||",
         ],
         "cancelled",
-        ["submit again"],
+        ["start again"],
     ),
     "preempted": (
         ["2|2|PREEMPTED|0:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"],
         "preempted",
-        ["submit again"],
+        ["start again"],
     ),
     "node failure": (
         ["2|2|NODE_FAIL|0:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"],
         "node failure",
-        ["submit again", "avoid node"],
+        ["start again", "avoid node"],
     ),
     "stopped": (
         ["2|2|FAILED|75:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK"],
         "stopped at a checkpoint",
-        ["submit again"],
+        ["start again"],
     ),
 }
 
@@ -119,7 +119,7 @@ def test_each_ending_that_accounting_shows_is_told_apart(
     assert not found.facts.unasked
     assert cause == "finished" or f"Next: {found.remedy}." in found.text
     asked = (tmp_path / "bin" / "sacct.args").read_text()
-    assert asked.startswith("-j 2 --parsable2 --format=JobID,State,ExitCode,")
+    assert asked.startswith("-X -j 2 --parsable2 --format=JobID,State,ExitCode,")
 
 
 def shown(**values: str) -> str:
@@ -194,7 +194,7 @@ SEEN_THROUGH: dict[str, tuple[dict[str, str] | None, str, int | None, str, str, 
                                    "stopped at a checkpoint", "not requeued", "", [RESUME]),
     "requeued": ({"JobState": "PENDING", "Reason": "BeginTime"}, REQUEUED, 75, "pending", "PENDING", "", ["wait"]),
     "a shell's exit code 2": ({"JobState": "FAILED", "ExitCode": "2:0"}, "ls: cannot access '/data'\n", None, "error",
-                              "other 2", "", ["read file"]),
+                              "other 2", "", ["read output"]),
     "a killed run in a job with exit code 0": ({"JobState": "COMPLETED"}, "", 137, "SIGKILL, cause unknown",
                                                "run unfinished", "", ["find sender", RESUME]),
     "a killed child in a job with exit code 0": ({"JobState": "COMPLETED"}, "done\n" + OOM_LINE, 0, "out of memory",
@@ -215,7 +215,7 @@ def test_log_and_run_say_more_than_the_exit_code(says: Says, name: str) -> None:
     assert found.cause == cause, found.text
     assert [found.facts.sign, found.facts.who, actions] == expected
     assert "= " not in found.text
-    if "read file" in actions:
+    if "read output" in actions:
         assert Path(found.actions[0].arguments["file"]).name == LOG_FILE
 
 
@@ -333,14 +333,10 @@ def test_a_job_waits_for_the_controllers_reason(says: Says, reason: str, is_reco
 
 def of_jobs(run_dir: Path, *attempts: tuple[str | None, int | None]) -> None:
     """A run with an attempt of each job, and the exit code that it ended with (None: no result)."""
-    events, before = [], None
-    for time_s, (job, code) in enumerate(attempts):
-        start = {"time_s": float(time_s), "event": "start", "previous": before}
+    events = []
+    for time_s, (job, _) in enumerate(attempts):
+        start = {"time_s": float(time_s), "event": "start"}
         events.append(start | ({"slurm_job": job} if job else {}))
-        before = None
-        if code is not None:
-            stored = {"cause": "error", "actions": []}
-            before = {"exit_code": code, "last_output": f"words {code}", "diagnosis": stored}
     write_run(run_dir, exit_code=attempts[-1][1], events=events)
 
 
@@ -349,8 +345,7 @@ def test_a_job_is_described_by_its_own_attempt(says: Says) -> None:
     of_jobs(Path("runs/train-2"), ("2", 76), ("3", 0))
     says(scontrol=shown(JobState="FAILED", ExitCode="76:0"))
     found = diagnose_job("2")
-    assert found.inner
-    assert found.inner.facts.last_output == "words 76"
+    assert (found.cause, found.inner) == ("out of GPU memory", None)  # a later job has the run
     # an array's task, and a job requeued after another one had the run
     of_jobs(Path("runs/train-2"), ("2", 75), ("3", 77), ("2", 0))
     says(scontrol=shown())

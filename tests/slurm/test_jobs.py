@@ -210,17 +210,12 @@ def test_a_line_of_a_sweep_with_an_open_quote_is_named(tmp_path: Path) -> None:
     }
     environment |= {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "1", "SLURM_JOB_NAME": "sweep"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    for task, words in (
-        ("1", "expected a store or an official name"),
-        ("2", "params.txt: expected KEY=VALUE with quotes in pairs for task 2, found"),
-    ):
-        done = subprocess.run(
-            ["bash", str(ROOT / "slurm/sweep.sbatch"), "params.txt", f"dataset={tmp_path}"],
-            env={**environment, "SLURM_ARRAY_TASK_ID": task}, cwd=tmp_path, capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert words in done.stderr
-        assert "Traceback" not in done.stderr
+    done = subprocess.run(
+        ["bash", str(ROOT / "slurm/sweep.sbatch"), "params.txt", f"dataset={tmp_path}"],
+        env={**environment, "SLURM_ARRAY_TASK_ID": "2"}, cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "params.txt: expected KEY=VALUE with quotes in pairs for task 2, found" in done.stderr
 
 
 def test_a_mistake_in_the_arguments_is_named_in_the_output(slurm: Cluster, site: Path) -> None:
@@ -312,14 +307,8 @@ def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
     assert f"`{command}`" in str(found["remedy"])
     assert json.loads((run / "result.json").read_text())["exit_code"] == 75
     # as it is said, with memory per CPU and three epochs more than there are already
-    _, *arguments = command.split()
-    again = slurm.sbatch(
-        "--mem-per-cpu=1500",
-        *SMALL[1:],
-        *arguments,
-        f"epochs={len(Run(run).metrics) + 3}",
-        cwd=site,
-    )
+    arguments = [*command.split()[1:], f"epochs={len(Run(run).metrics) + 3}"]
+    again = slurm.sbatch("--mem-per-cpu=1500", *SMALL[1:], *arguments, cwd=site)
     (job,) = slurm.wait(again)
     assert job["JobState"] == "COMPLETED", output(site, again)
     assert not (site / "runs" / f"train-{again}").exists()
@@ -357,15 +346,8 @@ def test_ranks_find_their_environment_in_a_job_that_was_given_none(
 ) -> None:
     (site / ".venv" / "bin").mkdir(parents=True)
     (site / "activate").rename(site / ".venv" / "bin" / "activate")
-    job_id = slurm.sbatch(
-        "--mem=2500",
-        *SMALL[1:],
-        "--export=NONE",
-        "slurm/train_ddp.sbatch",
-        f"dataset={tiny_store}",
-        *QUICK,
-        cwd=site,
-    )
+    how = "--mem=2500", *SMALL[1:], "--export=NONE"
+    job_id = slurm.sbatch(*how, "slurm/train_ddp.sbatch", f"dataset={tiny_store}", *QUICK, cwd=site)
     (job,) = slurm.wait(job_id)
     assert job["JobState"] == "COMPLETED", output(site, job_id)
 

@@ -21,7 +21,7 @@ from conftest import flip, raw_arrays, same, tree, weights
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
 from ogbnlib.graph.store import Store
-from ogbnlib.runs.folder import Run, diagnose
+from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.ogb import open_raw
@@ -283,7 +283,7 @@ def test_a_smaller_lr_goes_on_from_the_last_finite_checkpoint(
     with pytest.raises(Diverged, match="in epoch 3, "):
         resume(lr=1e30)
     assert is_finite(folder)
-    assert diagnose(folder).exit_code == 77
+    assert Run.open(folder).diagnosis.exit_code == 77
     assert Run(folder).metrics["epoch"].tolist() == [1, 2]
     assert len(resume(lr=0.001).history) == 3
 
