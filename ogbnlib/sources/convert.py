@@ -87,10 +87,7 @@ def checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]
             bare[bare] = ~labelled.contains(ids[bare])
             splits[name] = ids[~bare]
     for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-        hint = ""
-        if source.path is not None and "without a label" in problem:
-            hint = "; drop_unlabelled: true in dataset.yaml leaves them out"
-        raise InputError(f"{source.where(name)}: {problem}{hint}")
+        raise InputError(f"{source.where(name)}: {problem}")
     counts: dict[str, object] = {"unlabelled_nodes": source.num_nodes - labelled.count()}
     if source.num_classes:
         counts = count_labels(sizes, source.num_nodes)

@@ -333,7 +333,7 @@ def _citations_like(
         x_chunks=graph.x_chunks,
         label_chunks=graph.label_chunks,
         read_splits=graph.read_splits,
-        generated={"synthetic": {"scale": scale, "seed": seed}},
+        origin={"synthetic": {"scale": scale, "seed": seed}},
     )
 
 
@@ -356,7 +356,7 @@ def synthesize(
     model = _citations_like(path, scale, seed, num_features, num_classes)
     with new_folder(path) as folder:
         write_layout(folder, model)
-    return open_raw(path)
+    return open_raw(path, num_classes=num_classes)
 
 
 def synthesize_store(
