@@ -34,7 +34,7 @@ from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from .description import FeatureDtype as FeatureDtype
 from .leaks import refuse_leaks
-from .official import OFFICIAL_DIR, is_official, locate_official, not_there
+from .official import OFFICIAL_DIR, is_official, locate_official
 from .source import Source, from_store
 
 # added to the memory that the process already uses, such as a notebook's with torch loaded
@@ -267,7 +267,10 @@ def open_source(
         return from_store(open_store(path))
     official = locate_official(str(path), home(data_dir))
     if not official.folder.exists():
-        raise not_there(official)
+        raise InputError(
+            f"{official.folder}: expected the files of {official.name}, found none: python -m ogbnlib "
+            f"download {official.name}"
+        )
     return open_official(official)
 
 

@@ -208,14 +208,13 @@ def _joined(parts: Sequence[_Rows], nodes: Nodes) -> Iterator[Array]:
 class _Folder:
     def __init__(self, description: Description, tables: Sequence[Table]) -> None:
         self.description = description
-        self.options = description.options
         self.edges = next(table for table in tables if table.first("source"))
         self.tables = [table for table in tables if table is not self.edges]
         self.features = [_Rows(table, "feature") for table in tables if table.all("feature")]
         self.nodes = self._nodes()
         if not description.is_declared and self.nodes.are_reordered:
             self._refuse_rows()
-        if self.options.drop_unknown and self.nodes.names is None:
+        if self.description.options.drop_unknown and self.nodes.names is None:
             raise InputError(
                 "drop_unknown: expected a column of names in a table of nodes, found none"
             )
@@ -248,10 +247,10 @@ class _Folder:
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         """Yield sources and targets of edges, int64, at most `chunk_edges` at a time."""
         ends = [*self.edges.all("source"), *self.edges.all("target")]
-        find = self.nodes.find if self.options.drop_unknown else self.nodes
+        find = self.nodes.find if self.description.options.drop_unknown else self.nodes
         for pieces in self.edges.batches(ends):
             src, dst = map(find, pieces)
-            if self.options.drop_unknown:
+            if self.description.options.drop_unknown:
                 are_known = (src >= 0) & (dst >= 0)
                 src = src[are_known]
                 dst = dst[are_known]
@@ -259,7 +258,7 @@ class _Folder:
 
     def _labels(self) -> dict[str, Any]:
         label = next((table for table in self.tables if table.first("label")), None)
-        num_classes = self.options.num_classes
+        num_classes = self.description.options.num_classes
         if label is not None:
             labels, num_classes, names = read_labels(label, self.nodes, num_classes)
             chunks = partial(slices, labels, _CHUNK_NODES)
@@ -296,6 +295,6 @@ class _Folder:
             node_names=self.nodes.chunks,
             features_at=where,
             feature_names=[name for part in self.features for name in part.names],
-            options=self.options,
+            options=self.description.options,
             **labels,
         )

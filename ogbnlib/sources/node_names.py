@@ -28,7 +28,8 @@ def ids(store: Store, names: Any) -> Array:
 
     Args:
         names: A list, an array or a pandas column of names as in the original data: text, or whole
-            numbers; node numbers if the store has no names.
+            numbers. Whole numbers are node numbers if the store has no names, or if its names are
+            text.
 
     Raises:
         InputError: for names that no node has; the message names the first of them.
@@ -64,6 +65,9 @@ def read_ids(store: Store, file: Path, id_column: str | None) -> Array:
 def _find(store: Store, pieces: Sequence[Piece]) -> Array:
     array = next((name for name in ("node_name", "node_id") if name in store.files), "")
     kind = "string" if array and store.files[array].dtype.startswith("|S") else "int64"
+    if kind == "string" and any(pa.types.is_integer(piece.values.type) for piece in pieces):
+        kind = "int64"
+        array = ""  # whole numbers are node numbers where names are text
     expected = f"the number of a node of {store.path}, 0 to {store.num_nodes - 1}"
     if array:
         examples = " and ".join(map(repr, np.asarray(getattr(store, array)[:2]).tolist()))

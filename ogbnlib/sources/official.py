@@ -140,10 +140,3 @@ def locate_official(name: str, root: StrPath) -> Located:
     with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
         meta = {row[""]: row[name] for row in csv.DictReader(file)}
     return Located(name, Path(root) / name.replace("-", "_"), meta)
-
-
-def not_there(official: Located) -> InputError:
-    """Return the error for an official data set that was not downloaded."""
-    return InputError(
-        f"{official.folder}: {official.name} is not there: python -m ogbnlib download {official.name}"
-    )

@@ -1,7 +1,7 @@
-"""The promises of ogbnlib.sources.ogb: OGB's layout both ways, equal to what OGB, numpy and PyG
-make of it."""
+"""OGB's layouts, equal to what OGB and numpy make of them; and its official data sets."""
 
 import dataclasses
+import gzip
 import io
 import re
 import shutil
@@ -12,16 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import left_in, official_csv, random_arrays
 from ogb_layout import meta_dict, write_raw
 from web import Remote
 
+from ogbnlib import convert
 from ogbnlib.errors import InputError
 from ogbnlib.graph import npz
 from ogbnlib.sources import official
 from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.folder import open_official
 from ogbnlib.sources.official import locate_official
+from ogbnlib.sources.ogb import read_split_dict
 
 N, E, F, C = 40, 300, 5, 4
 
@@ -82,6 +85,51 @@ def test_ogbs_own_class_opens_the_folder(folder: Path, graph: dict[str, Any]) ->
     for name, ids in dataset.get_idx_split().items():
         np.testing.assert_array_equal(ids, graph["splits"][name])
     assert dataset.num_classes == C
+
+
+@pytest.mark.parametrize("given", [".", "raw"])
+def test_a_graph_in_ogbs_csv_layout_is_a_data_set(
+    tmp_path: Path, graph: dict[str, Any], given: str
+) -> None:
+    folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_mine")
+    (folder / "RELEASE_v1.txt").unlink()
+    (folder / "raw" / "node_year.csv.gz").write_bytes(gzip.compress(b"2015\n" * N))
+    shutil.move(folder / "split" / "time", folder / "split" / "mine")
+    store = convert(folder / given, tmp_path / "store", progress=False)
+    assert (store.name, store.num_edges, store.num_classes) == ("ogbn_mine", E, C)
+    x = graph["x"].astype(np.float64).round(3).astype(np.float32)
+    np.testing.assert_array_equal(store.x, x)
+    np.testing.assert_array_equal(store.splits["valid"], graph["splits"]["valid"])
+    (folder / "raw" / "node-feat.csv.gz").unlink()
+    with pytest.raises(InputError, match=r"node-feat.csv.gz: "):
+        open_source(folder)
+
+
+def test_what_ogbs_dataset_saver_writes_is_a_data_set(
+    tmp_path: Path, graph: dict[str, Any]
+) -> None:
+    folder = write_raw(tmp_path / "toy", **graph).path
+    shutil.rmtree(folder / "split")
+    (folder / "split" / "random").mkdir(parents=True)
+    torch.save(graph["splits"], folder / "split" / "random" / "split_dict.pt")
+    for given in (folder, folder / "raw"):
+        store = convert(given, tmp_path / f"store-{given.name}", progress=False)
+        assert store.num_seeds == {"train": 20, "valid": 2, "test": 4}
+
+
+def test_code_in_a_file_of_splits_is_never_run(tmp_path: Path) -> None:
+    torch.save({"train": Path("x"), "valid": np.arange(3)}, tmp_path / "split_dict.pt")
+    with pytest.raises(InputError, match=r"split_dict.pt: "):
+        read_split_dict(tmp_path / "split_dict.pt")
+
+
+def test_options_of_ogbs_binary_layout(tmp_path: Path, graph: dict[str, Any]) -> None:
+    folder = write_raw(tmp_path / "raw", **graph).path
+    (folder / "dataset.yaml").write_text("undirected: true\n")
+    assert convert(folder, tmp_path / "a", progress=False).undirected
+    assert not convert(folder, tmp_path / "b", undirected=False, progress=False).undirected
+    with pytest.raises(InputError, match="undirected: "):
+        convert(tmp_path / "a", tmp_path / "c", undirected=False, progress=False)
 
 
 def read_all(path: Path) -> None:
