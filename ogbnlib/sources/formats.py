@@ -48,8 +48,12 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     parts = _parts(path)
-    if not parts:
-        raise InputError(f"{path}: expected a file or a folder of parts, found none{whereabouts()}")
+    folders = [part.name for part in parts if part.is_dir()]
+    if folders or not parts:
+        found = (folders or ["none"])[0]
+        raise InputError(
+            f"{path}: expected a file, or files as its parts, found {found}{whereabouts()}"
+        )
     return parts
 
 

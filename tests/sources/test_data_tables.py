@@ -77,6 +77,9 @@ def test_parts_of_other_columns_are_refused(tmp_path: Path) -> None:
     (tmp_path / "_SUCCESS").touch()
     with pytest.raises(InputError, match=r"README\.md"):
         open_table(tmp_path)
+    (tmp_path / "deeper").mkdir()
+    with pytest.raises(InputError, match="found deeper"):
+        open_table(tmp_path)
 
 
 REFUSED = {
