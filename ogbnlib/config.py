@@ -61,11 +61,11 @@ class _Parameters(BaseModel):
     """A store, or an official name such as "ogbn-arxiv", which stands for its store in the
     folder "dataset"; `convert` makes a store of other data."""
     undirected: p.OptionalBool = None
-    """Add reverse edges. If omitted, an existing store's own setting is used, and a new store is
-    directed."""
+    """Train with reverse edges. If omitted, the store's own setting is used; a store with the other
+    one is refused. A plan without a store is directed."""
     feature_dtype: Literal["float32", "float16", "int8"] = "float32"
-    """dtype of the features in RAM, or in the store that loading=store creates. An existing store
-    keeps its own; int8 is for stores only."""
+    """dtype of the features in RAM, or in the store of a plan without one. On disk a store has its
+    own, which `convert` sets; int8 is for stores only."""
 
     # loading
     loading: Annotated[Loading, _FREE] = "shared"

@@ -14,7 +14,7 @@ def write_raw(path: Path, **arrays: Any) -> Source:
     source = from_arrays(path.name, **arrays)
     with new_folder(path) as folder:
         write_layout(folder, source)
-    return open_raw(path)
+    return open_raw(path, num_classes=source.num_classes)
 
 
 def meta_dict(path: Path) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def split_problems(
         if bare.size:
             yield (
                 name,
-                f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}",
+                f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}; "
+                "drop_unlabelled: true in dataset.yaml leaves them out",
             )
         for split, split_ids in checked.items():
             shared = np.intersect1d(ids, split_ids)

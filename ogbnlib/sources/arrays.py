@@ -157,9 +157,6 @@ def as_numpy(value: Any, name: str) -> Array:
             "destinations, as in PyG's adj_t; for scipy it is from_scipy_sparse_matrix"
         )
     try:
-        # numpy has no bfloat16; float32 holds its values exactly
-        if str(getattr(value, "dtype", "")) == "torch.bfloat16":
-            value = value.float()
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()
         array = np.asarray(value)

@@ -31,7 +31,6 @@ _TEXTS = (
     "fixed_size_binary",
 )
 BATCH_ROWS = 2**17
-_MOST_SHOWN = 20  # columns in a message
 
 
 class Table:
@@ -88,13 +87,6 @@ class Table:
 
     def first(self, *roles: str) -> str | None:
         return next(iter(self.all(*roles)), None)
-
-    def shown(self) -> str:
-        """Return the columns' names for a message, 20 at most."""
-        names = [repr(name) for name in self.names[:_MOST_SHOWN]]
-        if len(self.names) > _MOST_SHOWN:
-            names.append(f"... ({len(self.names)})")
-        return ", ".join(names)
 
 
 @dataclass(frozen=True)

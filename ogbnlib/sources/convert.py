@@ -34,7 +34,7 @@ from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from .description import FeatureDtype as FeatureDtype
 from .leaks import refuse_leaks
-from .official import OFFICIAL_DIR, is_official, locate_official, not_there
+from .official import OFFICIAL_DIR, is_official, locate_official
 from .source import Source, from_store
 
 # added to the memory that the process already uses, such as a notebook's with torch loaded
@@ -87,10 +87,7 @@ def checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]
             bare[bare] = ~labelled.contains(ids[bare])
             splits[name] = ids[~bare]
     for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
-        hint = ""
-        if source.path is not None and "without a label" in problem:
-            hint = "; drop_unlabelled: true in dataset.yaml leaves them out"
-        raise InputError(f"{source.where(name)}: {problem}{hint}")
+        raise InputError(f"{source.where(name)}: {problem}")
     counts: dict[str, object] = {"unlabelled_nodes": source.num_nodes - labelled.count()}
     if source.num_classes:
         counts = count_labels(sizes, source.num_nodes)
@@ -268,7 +265,10 @@ def open_source(
         return from_store(open_store(path))
     official = locate_official(str(path), home(data_dir))
     if not official.folder.exists():
-        raise not_there(official)
+        raise InputError(
+            f"{official.folder}: expected the files of {official.name}, found none: python -m ogbnlib "
+            f"download {official.name}"
+        )
     return open_official(official)
 
 

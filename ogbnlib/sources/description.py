@@ -3,6 +3,8 @@
 Roles are declared, and never inferred from values.
 """
 
+import contextlib
+import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -150,12 +152,10 @@ def _with_option(options: Options, where: str, name: Text, value: object) -> Opt
     if name not in vars(options):
         known = ("files", *vars(options))
         raise InputError(f"{where}: {unknown_name(name, known, 'option')}")
-    text = str(value)
-    values: dict[str, object] = {"true": True, "false": False}
-    if text.isdecimal():
-        values[text] = int(text)
+    with contextlib.suppress(ValueError):
+        value = json.loads(str(value).lower())
     try:
-        return options.overridden(**{name: values.get(text.lower(), text)})
+        return options.overridden(**{name: value})
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 

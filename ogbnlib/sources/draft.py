@@ -88,10 +88,6 @@ class _Draft:
     def is_array(self) -> bool:
         return [*self.roles] == [""]
 
-    def data_file(self) -> DataFile:
-        role = self.roles.get("", "")
-        return DataFile(self.path, str(self.path), role, self.roles, self.header)
-
 
 def no_data(path: Path) -> InputError:
     """Return the error for a path that is no folder of data, such as a file that only torch reads."""
@@ -119,21 +115,28 @@ def describe(folder: Path, file: Path) -> Description:
     """
     drafts = _drafts(folder)
     canonical = [draft for draft in drafts if draft.stem]
-    problems = missing_roles([draft.column_roles for draft in canonical])
-    bare = [draft for draft in canonical if TODO in draft.column_roles]
-    if not problems and not bare:
+    missing = missing_roles([draft.column_roles for draft in canonical])
+    undecided = [
+        f"{draft.path.name}: {name!r}"
+        for draft in canonical
+        for name, role in draft.roles.items()
+        if role == TODO
+    ]
+    if not missing and not undecided:
         unread = ", ".join(draft.path.name for draft in drafts if not draft.stem)
         if unread:
             print(f"{folder}: not read, as dataset.yaml gives no role: {unread}", file=sys.stderr)
-        return Description(folder, [draft.data_file() for draft in canonical], is_declared=False)
-    why = "".join(problems[:1])
-    if bare:
-        columns = [repr(name) for name, role in bare[0].roles.items() if role == TODO]
-        why = f"{bare[0].path.name}: {', '.join(columns[:3])}{', ...' * (len(columns) > 3)}"
-    why = f"names do not decide all roles ({why})"
+        files = [
+            DataFile(
+                draft.path, str(draft.path), draft.roles.get("", ""), draft.roles, draft.header
+            )
+            for draft in canonical
+        ]
+        return Description(folder, files, is_declared=False)
+    why = f"names do not decide all roles ({[*undecided, *missing][0]})"
     if file.exists():
         raise InputError(f"{file}: expected roles of `files`: {why}")
-    lines = [_HEAD, *(f"# Missing: {problem}\n" for problem in problems), "files:\n"]
+    lines = [_HEAD, *(f"# Missing: {problem}\n" for problem in missing), "files:\n"]
     text = "".join([*lines, *map(_written, drafts), _FOOT])
     try:
         write_atomically(file, lambda out: out.write(text.encode()))

@@ -33,7 +33,7 @@ from .description import (
 from .draft import describe, no_data
 from .formats import format_of
 from .labels import AS_VALUES, clean_targets
-from .nodes import Nodes, read_labels, read_splits
+from .nodes import Nodes, check_rows, read_labels, read_splits
 from .official import Located
 from .ogb import csv_layout, open_raw
 from .source import Source, stamped
@@ -135,7 +135,6 @@ class _Rows:
     def __init__(self, table: Table, role: str) -> None:
         self.table = table
         self._names = table.all(role)
-        self.num_rows = self.table.num_rows
         first = next(
             (batch for batch in self.table.batches(self._names) if len(batch[0].values)), None
         )
@@ -152,12 +151,6 @@ class _Rows:
         value_type = getattr(first[0].values.type, "value_type", None)
         is_half = len(first) == 1 and value_type == pa.float16()
         self.dtype = np.dtype(np.float16 if is_half else np.float32)
-
-    def check_rows(self, num_nodes: int) -> None:
-        if self.num_rows != num_nodes:
-            raise InputError(
-                f"{self.table.file}: expected {num_nodes} rows, one for each node, found {self.num_rows}"
-            )
 
     def chunks(self, nodes: Nodes) -> Iterator[Array]:
         """Yield rows [n, width] in the order of `nodes`; refuse rows in another order."""
@@ -199,9 +192,6 @@ def _lists(piece: Piece, width: int) -> Array:
 def _joined(parts: Sequence[_Rows], nodes: Nodes) -> Iterator[Array]:
     """Yield the rows of several tables side by side; the tables have equally many rows."""
     streams = [part.chunks(nodes) for part in parts]
-    if len(streams) == 1:
-        yield from streams[0]
-        return
     pending = [np.empty((0, part.width)) for part in parts]
     while True:
         pending = [
@@ -218,25 +208,25 @@ def _joined(parts: Sequence[_Rows], nodes: Nodes) -> Iterator[Array]:
 class _Folder:
     def __init__(self, description: Description, tables: Sequence[Table]) -> None:
         self.description = description
-        self.options = description.options
         self.edges = next(table for table in tables if table.first("source"))
         self.tables = [table for table in tables if table is not self.edges]
         self.features = [_Rows(table, "feature") for table in tables if table.all("feature")]
         self.nodes = self._nodes()
         if not description.is_declared and self.nodes.are_reordered:
             self._refuse_rows()
-        if self.options.drop_unknown and self.nodes.names is None:
+        if self.description.options.drop_unknown and self.nodes.names is None:
             raise InputError(
                 "drop_unknown: expected a column of names in a table of nodes, found none"
             )
 
     def _nodes(self) -> Nodes:
         """Return the map from ids to rows; the first table with a column of names defines them."""
-        rows = self.features[0]
-        for part in self.features[1:]:
-            part.check_rows(rows.num_rows)
+        first = self.features[0].table
         named = [(table, name) for table in self.tables for name in table.all("name")]
-        return Nodes(rows.num_rows, rows.table.file.name, named[0] if named else None)
+        nodes = Nodes(first.num_rows, first.file.name, named[0] if named else None)
+        for rows in self.features[1:]:
+            check_rows(rows.table, nodes, nodes.num_nodes)
+        return nodes
 
     def _refuse_rows(self) -> None:
         """Refuse rows without ids beside a table of nodes whose ids are row numbers out of order."""
@@ -257,10 +247,10 @@ class _Folder:
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         """Yield sources and targets of edges, int64, at most `chunk_edges` at a time."""
         ends = [*self.edges.all("source"), *self.edges.all("target")]
-        find = self.nodes.find if self.options.drop_unknown else self.nodes
+        find = self.nodes.find if self.description.options.drop_unknown else self.nodes
         for pieces in self.edges.batches(ends):
             src, dst = map(find, pieces)
-            if self.options.drop_unknown:
+            if self.description.options.drop_unknown:
                 are_known = (src >= 0) & (dst >= 0)
                 src = src[are_known]
                 dst = dst[are_known]
@@ -268,13 +258,13 @@ class _Folder:
 
     def _labels(self) -> dict[str, Any]:
         label = next((table for table in self.tables if table.first("label")), None)
-        num_classes = self.options.num_classes
+        num_classes = self.description.options.num_classes
         if label is not None:
             labels, num_classes, names = read_labels(label, self.nodes, num_classes)
             chunks = partial(slices, labels, _CHUNK_NODES)
             return {"label_chunks": chunks, "num_classes": num_classes, "label_names": names}
         values = _Rows(next(table for table in self.tables if table.all("value")), "value")
-        values.check_rows(self.nodes.num_nodes)
+        check_rows(values.table, self.nodes, self.nodes.num_nodes)
         if num_classes is not None:
             raise InputError(f"num_classes: expected without values ({AS_VALUES})")
 
@@ -288,17 +278,13 @@ class _Folder:
         folder = self.description.folder
         labels = self._labels()
         splits = read_splits(self.tables, self.nodes)
-        paths = {
-            str(file.path).removeprefix(f"{folder}/"): file.path
-            for file in self.description.files
-            if file.role != LEFT_OUT
-        }
         files = [part.table.file for part in self.features]
         where = str(files[0] if len(files) == 1 else folder)
         return Source(
             name=folder.name,
             path=folder,
-            stamps=stamped(paths),
+            origin={"raw": str(folder)},
+            stamps=stamped(file.path for file in self.description.files if file.role != LEFT_OUT),
             num_nodes=self.nodes.num_nodes,
             num_edges=self.edges.num_rows,
             num_features=sum(part.width for part in self.features),
@@ -309,6 +295,6 @@ class _Folder:
             node_names=self.nodes.chunks,
             features_at=where,
             feature_names=[name for part in self.features for name in part.names],
-            options=self.options,
+            options=self.description.options,
             **labels,
         )

@@ -37,9 +37,7 @@ def format_of(file: Path) -> str | None:
 def is_parts(path: Path) -> bool:
     """Whether `path` is a folder or a pattern, such as edges/part-*.csv, with a part in a known
     format."""
-    return not path.is_file() and any(
-        part.is_file() and format_of(part) is not None for part in _parts(path)
-    )
+    return not path.is_file() and any(part.is_file() and format_of(part) for part in _parts(path))
 
 
 def files_of(path: Path) -> list[Path]:
@@ -50,18 +48,11 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     parts = _parts(path)
-    if not parts:
-        raise InputError(f"{path}: expected a file or a folder of parts, found none{whereabouts()}")
-    in_folder = (
-        path.is_dir()
-    )  # a pattern names its parts, which are text if their ending is unknown
-    unread = [
-        part.name for part in parts if part.is_dir() or (in_folder and format_of(part) is None)
-    ]
-    if unread:
+    folders = [part.name for part in parts if part.is_dir()]
+    if folders or not parts:
+        found = (folders or ["none"])[0]
         raise InputError(
-            f"{path}: expected parts ({READABLE}), found {unread[0]}; "
-            f'name the parts by a pattern, such as "{parts[0].parent}/*.csv"'
+            f"{path}: expected a file, or files as its parts, found {found}{whereabouts()}"
         )
     return parts
 

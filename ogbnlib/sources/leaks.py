@@ -22,9 +22,6 @@ def refuse_leaks(source: Source) -> None:
     Raises:
         InputError: features leak; the message names the columns.
     """
-    remedy = "declare it `left out` in dataset.yaml"
-    if not source.feature_names:
-        remedy = "remove it by numpy.delete(x, columns, axis=1)"
     for find, problem in (
         (_equal_to_labels, "equal to the labels on all labelled nodes; training would see them"),
         (
@@ -34,11 +31,12 @@ def refuse_leaks(source: Source) -> None:
         ),
     ):
         columns = find(source)
-        names = [repr(source.feature_names[i]) for i in columns if source.feature_names]
-        shown = names or [f"{i} (from 0)" for i in columns]
         if columns:
+            names = source.feature_names or range(source.num_features)
+            shown = ", ".join(repr(names[column]) for column in columns[:_MOST_SHOWN])
             raise InputError(
-                f"{source.features_at}, column {', '.join(shown[:_MOST_SHOWN])}: {problem}; {remedy}"
+                f"{source.features_at}, column {shown}: {problem}; declare it `left out` in "
+                "dataset.yaml, or remove it from an array by numpy.delete(x, columns, axis=1)"
             )
 
 

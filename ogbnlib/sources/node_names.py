@@ -55,8 +55,8 @@ def read_ids(store: Store, file: Path) -> Array:
             return _find(store, [*open_table(file, header=False).pieces("1")])
     if column is None:
         raise InputError(
-            f"{file}: expected one column, or a column node_id, found columns {table.shown()}; "
-            "write a file of the names alone"
+            f"{file}: expected one column, or a column node_id, found columns "
+            f"{', '.join(map(repr, table.names[:20]))}; write a file of the names alone"
         )
     return _find(store, [*table.pieces(column)])
 

@@ -47,11 +47,9 @@ class Nodes:
         if names is None:
             return
         table, column = names
-        if table.num_rows != num_nodes:
-            raise InputError(
-                f"{table.file}: expected {num_nodes} names, one a row of {rows}, found {table.num_rows}"
-            )
-        self._choose_kind(table, column)
+        check_rows(table, self, num_nodes)
+        if not all(map(_are_whole, table.pieces(column))):
+            self.kind = "string"
         self._expected = "the name of a node"
         keys = [np.empty(0, np.int64 if self.kind == "int64" else np.uint64)]
         for piece in table.pieces(column):
@@ -70,18 +68,6 @@ class Nodes:
                 f"{table.file}, row {row}: expected each node once, found one of the rows above again"
             )
         self._expected = f"one of the {num_nodes} nodes in {table.file.name}"
-
-    def _choose_kind(self, table: Table, column: str) -> None:
-        # "007" and "7" are two names: text is read as whole numbers only if int64 prints it so
-        for piece in table.pieces(column):
-            with contextlib.suppress(pa.ArrowInvalid):
-                values = piece.values
-                if not pa.types.is_string(values.type) or values.cast("int64").cast(
-                    "string"
-                ).equals(values):
-                    continue
-            self.kind = "string"
-            break
 
     def of(self, table: Table) -> "Nodes":
         """Return the map for a table: its column of ids has row numbers, one of names has names."""
@@ -142,6 +128,16 @@ class Nodes:
         )
 
 
+def _are_whole(names: Piece) -> bool:
+    """Whether names are whole numbers; "007" and "7" are two names of text."""
+    values = names.values
+    with contextlib.suppress(pa.ArrowInvalid):
+        return not pa.types.is_string(values.type) or values.cast("int64").cast("string").equals(
+            values
+        )
+    return False
+
+
 _SPLIT_OF = {
     "train": "train",
     "valid": "valid",
@@ -151,7 +147,7 @@ _SPLIT_OF = {
 }
 
 
-def _check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:
+def check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:
     """Refuse more rows than nodes, or fewer than `least`.
 
     This comes before memory use grows with the file: a small compressed file may have billions of
@@ -173,7 +169,7 @@ def _by_node(
     Without a column of ids or names, row i is node i.
     """
     ids_column = table.first("id", "name")
-    _check_rows(table, nodes, 0 if ids_column else nodes.num_nodes)
+    check_rows(table, nodes, 0 if ids_column else nodes.num_nodes)
     seen = np.zeros(nodes.num_nodes, bool)
     for pieces in table.batches([*names, *filter(None, [ids_column])]):
         begin = pieces[0].begin
@@ -243,7 +239,7 @@ def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
     if nodes.is_mask(table, split):
         parts += [ids[piece.flags()] for ids, (piece,) in _by_node(table, [column], nodes)]
         return np.sort(np.concatenate(parts))
-    _check_rows(table, nodes)
+    check_rows(table, nodes)
     pieces = [*table.pieces(column)]
     if pieces and not any((nodes.find(piece) >= 0).any() for piece in pieces):
         print(f"{table.file}: read as row numbers: none of its ids is a name", file=sys.stderr)

@@ -4,7 +4,6 @@ import csv
 import http.client
 import importlib.util
 import os
-import shlex
 import stat
 import tempfile
 import urllib.error
@@ -141,11 +140,3 @@ def locate_official(name: str, root: StrPath) -> Located:
     with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
         meta = {row[""]: row[name] for row in csv.DictReader(file)}
     return Located(name, Path(root) / name.replace("-", "_"), meta)
-
-
-def not_there(official: Located) -> InputError:
-    """Return the error for an official data set that was not downloaded."""
-    command = f"python -m ogbnlib download {official.name}"
-    if str(official.folder.parent) != OFFICIAL_DIR:
-        command += f" --data-dir {shlex.quote(str(official.folder.parent))}"
-    return InputError(f"{official.folder}: {official.name} is not there: {command}")

@@ -6,23 +6,22 @@ whole array of the .npz files in memory.
 """
 
 import gzip
-import json
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ..errors import InputError, naming
-from ..files import StrPath, home, write_json
+from ..files import StrPath, home
 from ..graph import npz
 from ..graph.node_set import NodeSet
 from ..graph.npz import Array, Member
 from ..graph.store_format import SPLITS
 from .description import DESCRIPTION, DataFile, Description
-from .labels import MAX_CLASSES, by_node, check_num_classes, clean_labels, count_classes
+from .labels import MAX_CLASSES, by_node, clean_labels, count_classes
 from .source import Source, checked_edges, stamped
 
 _YEARS = 2**20  # nodes per chunk of their years
@@ -52,8 +51,6 @@ def split_folder(path: Path) -> Path:
 
 def csv_layout(folder: Path) -> Description | None:
     """Return the description of a folder in OGB's csv layout; None for any other folder."""
-    if (folder / "raw" / "triplet-type-list.csv.gz").is_file():
-        raise InputError(f"{folder}: expected one kind of nodes, found several in OGB's layout")
     if not (folder / min(_CSV)).is_file():
         return None
     splits = split_folder(folder)
@@ -63,17 +60,6 @@ def csv_layout(folder: Path) -> Description | None:
         DataFile(path, str(path), columns=roles, header=False) for path, roles in columns.items()
     ]
     return Description(folder, files)
-
-
-def _layout_files(folder: Path) -> dict[str, Path]:
-    """Return the files of a data set in one of OGB's layouts, by their path in `folder`."""
-    files = [
-        *sorted((folder / "raw").rglob("*")),
-        *sorted((folder / "split").rglob("*")),
-        folder / "meta.json",
-        folder / DESCRIPTION,
-    ]
-    return {str(file.relative_to(folder)): file for file in files if file.is_file()}
 
 
 def read_split_dict(file: Path) -> dict[str, Array]:
@@ -117,90 +103,78 @@ def _read_splits(folder: Path, num_nodes: int) -> dict[str, Array]:
 def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     """Open a folder in OGB's binary layout, without reading edges or features.
 
-    `num_classes` defaults to the number in meta.json. Without one, the labels are read, and it is
-    the largest label plus one.
+    Without `num_classes`, the labels are read, and it is the largest label plus one.
     """
     path = home(path)
-    stamps = stamped(_layout_files(path))
-    layout = _Layout.open(path)
-    file = path / "meta.json"
-    with naming(file, "a JSON object"):
-        meta: dict[str, Any] = dict(json.loads(file.read_text() if file.is_file() else "{}"))
-    if num_classes is None:
-        num_classes = meta.get("num_classes")
-    if num_classes is None:
-        num_classes = count_classes(layout.label_chunks(MAX_CLASSES), layout.labels.where)
-    check_num_classes(num_classes)
-    return Source(
-        path=path, name=str(meta.get("name", path.resolve().name)), num_nodes=layout.x.shape[0],
-        num_edges=layout.edges.shape[1], num_features=layout.x.shape[1], num_classes=num_classes,
-        stamps=stamps, features_at=layout.x.where, edge_chunks=layout.edge_chunks, x_chunks=layout.x_chunks,
-        label_chunks=lambda: layout.label_chunks(num_classes),
-        read_splits=lambda: _read_splits(split_folder(path), layout.x.shape[0]),
-        feature_dtype=np.dtype(np.float16 if layout.x.dtype.itemsize == 2 else np.float32),
-    )  # fmt: skip
+    files = [*(path / "raw").rglob("*"), *(path / "split").rglob("*"), path / DESCRIPTION]
+    stamps = stamped(filter(Path.is_file, files))
+    data = path / "raw" / "data.npz"
+    edges = _header(data, "edge_index", "iu")
+    labels = _header(path / "raw" / "node-label.npz", "node_label", "fiu")
+    x = _header(data, "node_feat", "f")
+    _check_shapes(edges, labels, x)
 
-
-class _Layout(NamedTuple):
-    """The large arrays of a folder in OGB's binary layout; each pass opens its file anew."""
-
-    edges: Member
-    labels: Member
-    x: Member
-
-    @classmethod
-    def open(cls, path: Path) -> Self:
-        """Check the headers of all members."""
-        data = path / "raw" / "data.npz"
-        layout = cls(
-            _header(data, "edge_index", "iu"),
-            _header(path / "raw" / "node-label.npz", "node_label", "fiu"),
-            _header(data, "node_feat", "f"),
-        )
-        edges, label, x = (member.shape for member in layout)
-        if len(x) != 2 or 0 in x:
-            raise InputError(
-                f"{layout.x.where}: expected [N, F] of at least one node and one feature, found shape {x}"
-            )
-        if layout.x.fortran_order and 1 not in x:
-            raise InputError(
-                f"{layout.x.where}: expected rows (C order), found columns (Fortran order); "
-                "save np.ascontiguousarray"
-            )
-        if edges != (2, edges[-1]) or label not in {(x[0],), (x[0], 1)}:
-            shapes = {"edge_index": edges, "node_label": label, "node_feat": x}
-            raise InputError(
-                f"{path / 'raw'}: expected arrays of {x[0]} nodes, found shapes {shapes}"
-            )
-        return layout
-
-    def label_chunks(self, num_classes: int) -> Iterator[Array]:
+    def label_chunks(num_classes: int) -> Iterator[Array]:
         begin = 0
-        for values in self.labels.pieces(npz.CHUNK_BYTES // self.labels.dtype.itemsize):
-            yield clean_labels(values, num_classes, by_node(self.labels.where, values, begin))
+        for values in labels.pieces(npz.CHUNK_BYTES // labels.dtype.itemsize):
+            yield clean_labels(values, num_classes, by_node(labels.where, values, begin))
             begin += len(values)
 
-    def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        return checked_edges(self._ends(chunk_edges), self.x.shape[0], self.edges.where)
+    def x_chunks() -> Iterator[Array]:
+        width = x.shape[1]
+        rows = max(1, npz.CHUNK_BYTES // (x.dtype.itemsize * width))
+        return (values.reshape(-1, width) for values in x.pieces(rows * width))
 
-    def _ends(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        if self.edges.fortran_order:
-            for pairs in self.edges.pieces(2 * chunk_edges):
-                yield pairs[::2], pairs[1::2]
-            return
-        # In C order, row 1 of a [2, E] array starts halfway through the file. A second stream skips
-        # to that place, and both are read in step.
-        num_edges = self.edges.shape[1]
-        yield from zip(
-            self.edges.pieces(chunk_edges, 0, num_edges),
-            self.edges.pieces(chunk_edges, num_edges),
-            strict=True,
+    if num_classes is None:
+        num_classes = count_classes(label_chunks(MAX_CLASSES), labels.where)
+    num_nodes = x.shape[0]
+    return Source(
+        path=path,
+        name=path.resolve().name,
+        num_nodes=num_nodes,
+        num_edges=edges.shape[1],
+        num_features=x.shape[1],
+        num_classes=num_classes,
+        origin={"raw": str(path.resolve())},
+        stamps=stamps,
+        features_at=x.where,
+        edge_chunks=lambda count: checked_edges(_ends(edges, count), num_nodes, edges.where),
+        x_chunks=x_chunks,
+        label_chunks=lambda: label_chunks(num_classes),
+        read_splits=lambda: _read_splits(split_folder(path), num_nodes),
+        feature_dtype=np.dtype(np.float16 if x.dtype.itemsize == 2 else np.float32),
+    )
+
+
+def _check_shapes(edges: Member, labels: Member, x: Member) -> None:
+    if len(x.shape) != 2 or 0 in x.shape:
+        raise InputError(
+            f"{x.where}: expected [N, F] of at least one node and one feature, found shape {x.shape}"
+        )
+    if x.fortran_order and 1 not in x.shape:
+        raise InputError(
+            f"{x.where}: expected rows (C order), found columns (Fortran order); save "
+            "np.ascontiguousarray"
+        )
+    num_nodes = x.shape[0]
+    if edges.shape != (2, edges.shape[-1]) or labels.shape not in {(num_nodes,), (num_nodes, 1)}:
+        raise InputError(
+            f"{labels.file.parent}: expected arrays of {num_nodes} nodes, found shapes "
+            f"{edges.shape}, {labels.shape} and {x.shape}"
         )
 
-    def x_chunks(self) -> Iterator[Array]:
-        width = self.x.shape[1]
-        rows = max(1, npz.CHUNK_BYTES // (self.x.dtype.itemsize * width))
-        return (values.reshape(-1, width) for values in self.x.pieces(rows * width))
+
+def _ends(edges: Member, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
+    if edges.fortran_order:
+        for pairs in edges.pieces(2 * chunk_edges):
+            yield pairs[::2], pairs[1::2]
+        return
+    # In C order, row 1 of a [2, E] array starts halfway through the file. A second stream skips
+    # to that place, and both are read in step.
+    num_edges = edges.shape[1]
+    yield from zip(
+        edges.pieces(chunk_edges, 0, num_edges), edges.pieces(chunk_edges, num_edges), strict=True
+    )
 
 
 def _header(file: Path, name: str, kinds: str) -> Member:
@@ -274,5 +248,4 @@ def write_layout(folder: Path, source: Source) -> None:
             packed.write("".join(f"{node}\n" for node in ids.tolist()).encode())
     # without this file ogb asks on the terminal whether to update
     (folder / "RELEASE_v1.txt").touch()
-    names = ("name", "num_nodes", "num_edges", "num_features", "num_classes")
-    write_json(folder / "meta.json", {name: getattr(source, name) for name in names})
+    (folder / DESCRIPTION).write_text(f"num_classes: {source.num_classes}\n")

@@ -1,4 +1,4 @@
-"""Conversion of a PyG `Data`, or of the forms in which PyG and OGB save one, to a store."""
+"""Conversion of a PyG `Data`, or of the form in which PyG saves one, to a store."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,8 +14,8 @@ from .arrays import as_ids, as_numpy, store_from_arrays
 
 _MASKS = {"train": ("train_mask",), "valid": ("val_mask", "valid_mask"), "test": ("test_mask",)}
 _REMEDIES = {
-    "edge_index": "make it of adj_t by torch_geometric.utils.to_edge_index(data.adj_t)[0].flip(0); without "
-    "edges it is torch.empty(2, 0, dtype=torch.long)",
+    "edge_index": "of adj_t it is torch_geometric.utils.to_edge_index(data.adj_t)[0].flip(0), "
+    "without edges torch.empty(2, 0, dtype=torch.long)",
     "x": "without features set data.x = torch.ones(len(data.y), 1)",
     "y": "set data.y to the class of each node, -1 for none",
 }
@@ -104,8 +104,8 @@ def _attributes(data: Any) -> dict[str, Any]:
     if not isinstance(graph, Mapping):
         if isinstance(graph, type) or not hasattr(graph, "to_dict"):
             raise InputError(
-                f"data: expected a PyG Data, got {type(graph).__name__}; torch_geometric.utils has from_networkx, "
-                "from_dgl and from_scipy_sparse_matrix"
+                f"data: expected a PyG Data, got {type(graph).__name__}; torch_geometric.utils has "
+                "from_networkx, from_dgl and from_scipy_sparse_matrix"
             )
         graph = graph.to_dict()
     return {str(name): value for name, value in graph.items() if value is not None}

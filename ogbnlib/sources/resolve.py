@@ -13,7 +13,7 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..files import StrPath, home, locked, sibling_path, whereabouts
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official, not_there
+from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official
 
 
 def find_store(dataset: StrPath) -> Store:
@@ -28,11 +28,9 @@ def find_store(dataset: StrPath) -> Store:
     store = official.folder.with_suffix(".store")
     if is_store(store):
         return open_store(store)
-    if not official.folder.exists():
-        raise not_there(official)
     raise InputError(
-        f"dataset: {store}: expected the store of {name}, found none; make it once: "
-        f"python -m ogbnlib convert {name} {store}"
+        f"dataset: {store}: expected the store of {name}, found none; make it once: python -m ogbnlib "
+        f"download {name}; python -m ogbnlib convert {name} {store}"
     )
 
 
@@ -53,11 +51,10 @@ def check_direction(store: GraphSize, undirected: bool | None) -> None:
     if undirected in (None, store.undirected):
         return
     path = getattr(store, "path", store.name)
-    raw = getattr(store, "origin", {}).get("raw", path)
     flag = "--undirected" if undirected else "--directed"
     raise InputError(
         f"undirected: {path} was made with undirected={store.undirected}, asked for was "
-        f"{undirected}; make another: python -m ogbnlib convert {raw} STORE {flag}"
+        f"{undirected}; convert its data again with {flag}, to a store of another name"
     )
 
 

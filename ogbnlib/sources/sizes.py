@@ -7,40 +7,27 @@ from ..errors import InputError
 from ..graph.store import GraphSize
 from ..graph.store_format import SPLITS
 
-
-def _size(
-    name: str, nodes: int, edges: int, features: int, classes: int, *seeds: int, **more: Any
-) -> GraphSize:
-    """Return the sizes of an official data set; `seeds` are the node counts of `SPLITS`."""
-    splits = dict(zip(SPLITS, seeds, strict=True))
-    return GraphSize(name, nodes, edges, features, classes, splits, **more)
-
-
 # The official data sets that can be converted to a store. Sizes: Open Graph Benchmark (Hu et al.,
 # NeurIPS 2020), table 2, and the data sets' web pages. OGB's reader adds the reverse edges of
 # ogbn-products.
 KNOWN = {
     size.name: size
     for size in (
-        _size(
+        GraphSize(
             *("ogbn-arxiv", 169_343, 1_166_243, 128, 40),
-            *(90_941, 29_799, 48_603),
-            stored="csv",
+            {"train": 90_941, "valid": 29_799, "test": 48_603},
         ),
-        _size(
+        GraphSize(
             *("ogbn-products", 2_449_029, 2 * 61_859_140, 100, 47),
-            *(196_615, 39_323, 2_213_091),
+            {"train": 196_615, "valid": 39_323, "test": 2_213_091},
             undirected=True,
-            stored="csv",
         ),
-        _size(
+        GraphSize(
             *("ogbn-papers100M", 111_059_956, 1_615_685_872, 128, 172),
-            *(1_207_179, 125_265, 214_338),
+            {"train": 1_207_179, "valid": 125_265, "test": 214_338},
         ),
     )
 }
-
-
 _NEEDED = ("num_nodes", "num_edges", "num_features", "num_train")
 # Defaults of the optional sizes. Classes add little memory. Without valid and test nodes, the plan
 # has no evaluation.

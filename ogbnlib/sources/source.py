@@ -43,9 +43,8 @@ class Source:
         features_at: the place of the features, such as a file, for messages.
         feature_names: the name of each feature, [] if they have none.
         path: the data's folder; None for data in RAM, generated data and stores.
-        stamps: path and `stamp` at opening of each file that is read, by the file's name in the
-            new store's `origin`.
-        generated: the new store's `origin` if `path` is None.
+        stamps: path and `stamp` at opening of each file that is read.
+        origin: facts that the new store records, such as the path of the data's folder.
         options: those of the data's `dataset.yaml`.
     """
 
@@ -68,8 +67,8 @@ class Source:
     features_at: str = "features"
     feature_names: Sequence[str] = ()
     path: Path | None = None
-    stamps: Mapping[str, tuple[Path, Stamp]] = field(default_factory=dict, repr=False)
-    generated: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    stamps: Sequence[tuple[Path, Stamp]] = field(default=(), repr=False)
+    origin: Mapping[str, Any] = field(default_factory=dict, repr=False)
     options: Options = field(default=Options(), repr=False)
 
     def check_unchanged(self) -> None:
@@ -77,7 +76,7 @@ class Source:
 
         No checksum would reveal the mix of old and new data.
         """
-        for file, before in self.stamps.values():
+        for file, before in self.stamps:
             if not file.exists() or stamp(file) != before:
                 raise InputError(
                     f"{file}: it changed while it was read; start again when it is complete"
@@ -85,26 +84,13 @@ class Source:
 
     def where(self, split: str) -> str:
         """Return the file of a split, for messages."""
-        files = [str(file) for file, _ in self.stamps.values() if file.name.split(".")[0] == split]
+        files = [str(file) for file, _ in self.stamps if file.name.split(".")[0] == split]
         return files[0] if files else f"splits[{split!r}]"
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """What a store records: the path of the data's folder, and the size and the mtime in ns of
-        each file; or `generated`."""
-        if self.path is None:
-            return dict(self.generated)
-        files = {name: [*before[:2]] for name, (_, before) in self.stamps.items()}
-        return {"raw": str(self.path.resolve()), "files": files}
 
-
-def stamped(files: Mapping[str, Path]) -> dict[str, tuple[Path, Stamp]]:
-    """Return path and stamp of each file, by name; a folder or pattern gives one per part."""
-    return {
-        name if file == path else f"{name}/{file.name}": (file, stamp(file))
-        for name, path in files.items()
-        for file in files_of(path)
-    }
+def stamped(paths: Iterable[Path]) -> list[tuple[Path, Stamp]]:
+    """Return each file and its stamp; of a folder or pattern each part."""
+    return [(file, stamp(file)) for path in paths for file in files_of(path)]
 
 
 def checked_edges(
@@ -168,8 +154,8 @@ def from_store(store: Store) -> Source:
         target_shape=store.files["y"].shape[1:],
         features_at=str(store.file_path("x")),
         undirected=store.undirected,
-        stamps={name: (store.file_path(name), before) for name, before in store.stamps.items()},
-        generated=store.origin,
+        stamps=[(store.file_path(name), before) for name, before in store.stamps.items()],
+        origin=store.origin,
     )
 
 

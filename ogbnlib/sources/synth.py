@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from ..files import StrPath, home, new_folder, shown
 from ..graph.npz import Array
 from ..graph.store import Store, is_store, open_store
 from ..kernels import kernel, kernel_with
-from ..progress import Progress
 from ..splitmix64 import GAMMA, mix
 from .convert import convert
 from .description import FeatureDtype
@@ -333,7 +333,7 @@ def _citations_like(
         x_chunks=graph.x_chunks,
         label_chunks=graph.label_chunks,
         read_splits=graph.read_splits,
-        generated={"synthetic": {"scale": scale, "seed": seed}},
+        origin={"synthetic": {"scale": scale, "seed": seed}},
     )
 
 
@@ -356,7 +356,7 @@ def synthesize(
     model = _citations_like(path, scale, seed, num_features, num_classes)
     with new_folder(path) as folder:
         write_layout(folder, model)
-    return open_raw(path)
+    return open_raw(path, num_classes=num_classes)
 
 
 def synthesize_store(
@@ -367,24 +367,16 @@ def synthesize_store(
     num_features: int = 128,
     num_classes: int = 172,
     feature_dtype: FeatureDtype = "float16",
-    undirected: bool = False,
-    memory_limit: str | int | None = None,
-    progress: Progress = True,
+    **options: Any,
 ) -> Store:
     """Write the data set of `synthesize` as a store, without its files in OGB's layout.
 
     The arrays are bit for bit those that `convert` would make from these files. At scale 1 that
-    saves writing and compressing 40 GB. The parameters from `feature_dtype` on are those of
-    `convert`.
+    saves writing and compressing 40 GB. `feature_dtype`, undirected, memory_limit and progress are
+    as in `convert`.
     """
-    return convert(
-        _citations_like(path, scale, seed, num_features, num_classes),
-        path,
-        feature_dtype=feature_dtype,
-        undirected=undirected,
-        memory_limit=memory_limit,
-        progress=progress,
-    )
+    source = _citations_like(path, scale, seed, num_features, num_classes)
+    return convert(source, path, feature_dtype=feature_dtype, **options)
 
 
 @clear_errors()

@@ -92,17 +92,6 @@ def test_coras_content_and_cites_lose_no_line(folder: Path, graph: dict[str, Any
     assert 3 in first[0]  # citing to cited
 
 
-def test_several_labels_a_node_are_values(folder: Path, graph: dict[str, Any]) -> None:
-    save(folder, graph)
-    labels = np.random.default_rng(0).integers(0, 2, (N, 20))
-    np.save(folder / "labels.npy", labels)
-    with pytest.raises(InputError, match=r"labels.npy: .*values in dataset.yaml"):
-        open_source(folder)
-    (folder / "labels.npy").rename(folder / "targets.npy")
-    store = convert(folder, folder.parent / "store", progress=False)
-    np.testing.assert_array_equal(store.y, labels)
-
-
 def test_two_kinds_of_nodes_are_left_to_the_user(folder: Path, graph: dict[str, Any]) -> None:
     save(folder, graph, "features", "labels", *graph["splits"])
     ends = pd.DataFrame(graph["edge_index"].T, columns=["user_id", "item_id"])

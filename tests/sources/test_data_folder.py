@@ -345,7 +345,7 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
         ({"edges.parquet": parquet(source=[True, False], target=[1, 2])}, r"found True \(bool\)"),
         ({"edges.npy": np.full((2, 90), 2049, np.float16), "nodes.npy": ids + 2040}, r"row 0: .*2048.0 \(halffloat\)"),
         ({"labels.npy": np.full(SMALL, 2049, np.float16)}, "row 0: .* 2047 in float16"),
-        ({"edges.csv": "source,target\nn1,n1\n", "nodes.csv": "node_id\nn1\n"}, "expected 40 names.*found 1"),
+        ({"edges.csv": "source,target\nn1,n1\n", "nodes.csv": "node_id\nn1\n"}, "nodes.csv: expected 40 rows.*found 1"),
         # Labels
         ({"labels.csv": "label\n" + "1\n" * 38 + "3.5\n1\n"}, "row 38: expected whole labels .*3.5"),
         ({"labels.csv": "label\n\n" + "1\n" * 39}, r"40 rows, .*found 39; blank lines"),

@@ -46,7 +46,6 @@ def edges(data: Data) -> list[list[int]]:
     [
         ({}, {}),
         ({"x": torch.randn(N, 5, dtype=torch.float64)}, {}),
-        ({"x": torch.randn(N, 5).bfloat16()}, {}),
         ({"y": (torch.arange(N) % 3).reshape(N, 1)}, {}),
         ({"edge_index": torch.empty(2, 0, dtype=torch.int64)}, {}),
         ({"edge_index": torch_geometric.EdgeIndex([[1, 3], [2, 0]], sparse_size=(N, N))}, {}),
@@ -96,6 +95,11 @@ BAD_DATA = {
     "long y": (data_of(y=torch.arange(N + 1) % 3), r"y: .* 60 rows, .*\[61\]"),
     "y of numbers": (data_of(y=torch.rand(N)), "y: .*node 0"),
     "y in float16": (data_of(y=(torch.arange(N) % 3 + 2047.0).half()), "y: .*2047 in float16, .*2048.0 at node 1"),
+    "edge beyond": (data_of(edge_index=torch.tensor([[0], [N]])), "edge_index: .*edge 0"),
+    "x of NaN": (data_of(x=torch.full((N, 2), torch.nan)), "x: .*row 0"),
+    "stray y": (data_of(y=torch.arange(N) % 3 * 7_000_000), "y: .* label 14000000; .*num_classes"),
+    "overlap": (data_of(test_mask=mask(39, 60)), r"splits\['test'\]: .*valid, found 1 such as 39"),
+    "unlabelled": (data_of(y=torch.arange(N) % 3 - 1), r"splits\['train'\]: .*label such as 0"),
     "sparse x": (data_of(x=scipy.sparse.csr_matrix(np.eye(N))), "x: .*sparse"),
     "sparse edge_index": (data_of(edge_index=ADJ), r"to_edge_index\(matrix\)\[0\].*flip\(0\)"),
     "scipy's edge_index": (data_of(edge_index=scipy.sparse.eye(N)), "from_scipy_sparse_matrix"),
@@ -270,6 +274,6 @@ def test_val_is_valid_wherever_a_split_is_named(tmp_path: Path) -> None:
 def test_a_feature_that_is_the_labels_is_refused(tmp_path: Path) -> None:
     data = data_of()
     leaky = torch.cat([data.x, data.y[:, None].float()], dim=1)
-    with pytest.raises(InputError, match=r"x, column 5 .*labels"):
+    with pytest.raises(InputError, match=r"x, column 5: .*labels"):
         Store.from_data(data_of(x=leaky), tmp_path / "store", progress=False)
     assert left_in(tmp_path) == []

@@ -1,12 +1,10 @@
-"""The promises of ogbnlib.sources.ogb: OGB's layout both ways, equal to what OGB, numpy and PyG
-make of it."""
+"""OGB's layouts, equal to what OGB and numpy make of them; and its official data sets."""
 
 import dataclasses
 import gzip
 import io
 import re
 import shutil
-import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,17 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import left_in, official_csv, random_arrays
 from ogb_layout import meta_dict, write_raw
 from web import Remote
 
+from ogbnlib import convert
 from ogbnlib.errors import InputError
 from ogbnlib.graph import npz
-from ogbnlib.graph.store import Store
 from ogbnlib.sources import official
+from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.folder import open_official
 from ogbnlib.sources.official import locate_official
-from ogbnlib.sources.ogb import open_raw
+from ogbnlib.sources.ogb import read_split_dict
 
 N, E, F, C = 40, 300, 5, 4
 
@@ -87,100 +87,79 @@ def test_ogbs_own_class_opens_the_folder(folder: Path, graph: dict[str, Any]) ->
     assert dataset.num_classes == C
 
 
-# ------------------------------------------------------------------------------------------------ refusals
-
-
-def changed(graph: dict[str, Any], name: str, index: Any, value: Any) -> dict[str, Any]:
-    array = graph[name].astype(float) if value != value or value == 0.5 else graph[name].copy()
-    array[index] = value
-    return {**graph, name: array}
-
-
-def split(graph: dict[str, Any], **ids: Any) -> dict[str, Any]:
-    return {**graph, "splits": {**graph["splits"], **ids}}
-
-
-BAD_ARGUMENTS = {
-    "edge_index too large": (lambda g: changed(g, "edge_index", (1, 7), N), "edge_index"),
-    "x NaN": (lambda g: changed(g, "x", (3, 1), np.nan), "x: .*row 3"),
-    "y fraction": (lambda g: changed(g, "y", 2, 0.5), "y: .*node 2"),
-    "y stray": (
-        lambda g: changed(g, "y", 3, 15_000_000),
-        r"y: .* the label 15000000; .*num_classes",
-    ),
-    "split too large": (lambda g: split(g, test=np.array([N])), r"splits\['test'\]"),
-    "split overlap": (
-        lambda g: split(g, test=np.array([26, 3])),
-        r"splits\['test'\]: .*train, found 1 such as 3",
-    ),
-    "split unlabelled": (
-        lambda g: split(g, test=np.array([35])),
-        r"splits\['test'\]: .*label such as 35",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD_ARGUMENTS)
-def test_a_bad_argument_is_named_and_nothing_is_written(
-    tmp_path: Path, graph: dict[str, Any], case: str
+@pytest.mark.parametrize("given", [".", "raw"])
+def test_a_graph_in_ogbs_csv_layout_is_a_data_set(
+    tmp_path: Path, graph: dict[str, Any], given: str
 ) -> None:
-    spoil, match = BAD_ARGUMENTS[case]
-    with pytest.raises(InputError, match=match):
-        Store.from_arrays(tmp_path / "data", **spoil(graph), progress=False)
-    assert left_in(tmp_path) == []
+    folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_mine")
+    (folder / "RELEASE_v1.txt").unlink()
+    (folder / "raw" / "node_year.csv.gz").write_bytes(gzip.compress(b"2015\n" * N))
+    shutil.move(folder / "split" / "time", folder / "split" / "mine")
+    store = convert(folder / given, tmp_path / "store", progress=False)
+    assert (store.name, store.num_edges, store.num_classes) == ("ogbn_mine", E, C)
+    x = graph["x"].astype(np.float64).round(3).astype(np.float32)
+    np.testing.assert_array_equal(store.x, x)
+    np.testing.assert_array_equal(store.splits["valid"], graph["splits"]["valid"])
+    (folder / "raw" / "node-feat.csv.gz").unlink()
+    with pytest.raises(InputError, match=r"node-feat.csv.gz: "):
+        open_source(folder)
+
+
+def test_what_ogbs_dataset_saver_writes_is_a_data_set(
+    tmp_path: Path, graph: dict[str, Any]
+) -> None:
+    folder = write_raw(tmp_path / "toy", **graph).path
+    shutil.rmtree(folder / "split")
+    (folder / "split" / "random").mkdir(parents=True)
+    torch.save(graph["splits"], folder / "split" / "random" / "split_dict.pt")
+    for given in (folder, folder / "raw"):
+        store = convert(given, tmp_path / f"store-{given.name}", progress=False)
+        assert store.num_seeds == {"train": 20, "valid": 2, "test": 4}
+
+
+def test_code_in_a_file_of_splits_is_never_run(tmp_path: Path) -> None:
+    torch.save({"train": Path("x"), "valid": np.arange(3)}, tmp_path / "split_dict.pt")
+    with pytest.raises(InputError, match=r"split_dict.pt: "):
+        read_split_dict(tmp_path / "split_dict.pt")
+
+
+def test_options_of_ogbs_binary_layout(tmp_path: Path, graph: dict[str, Any]) -> None:
+    folder = write_raw(tmp_path / "raw", **graph).path
+    (folder / "dataset.yaml").write_text("undirected: true\n")
+    assert convert(folder, tmp_path / "a", progress=False).undirected
+    assert not convert(folder, tmp_path / "b", undirected=False, progress=False).undirected
+    with pytest.raises(InputError, match="undirected: "):
+        convert(tmp_path / "a", tmp_path / "c", undirected=False, progress=False)
 
 
 def read_all(path: Path) -> None:
-    dataset = open_raw(path)
+    dataset = open_source(path)
     for chunks in (dataset.x_chunks(), dataset.edge_chunks(7), dataset.label_chunks()):
         list(chunks)
     dataset.read_splits()
 
 
-BAD_MEMBERS: dict[str, tuple[str, Any, str]] = {
-    "no archive": ("data", None, "data.npz.*damage"),
-    "no node_feat": ("data", lambda g: {"node_feat": None}, "node_feat"),
-    "edge beyond the last node": (
-        "data",
-        lambda g: {"edge_index": changed(g, "edge_index", (1, 123), N)["edge_index"]},
-        "edge 123",
-    ),
-    "node_feat in columns": (
-        "data",
-        lambda g: {"node_feat": np.asfortranarray(g["x"])},
-        r"expected rows \(C order\)",
-    ),
-    "node_feat pickled": (
-        "data",
-        lambda g: {"node_feat": np.array([None])},
-        "node_feat: .*pickled",
-    ),
-    "node_feat of other length": (
-        "data",
-        lambda g: {"node_feat": g["x"][1:]},
-        "arrays of 39 nodes",
-    ),
-    "label too large": (
-        "node-label",
-        lambda g: {"node_label": g["y"] + 1.0},
-        "node_label: .*node 0",
-    ),
+BAD_MEMBERS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "no node_feat": ("data", {"node_feat": None}, "node_feat"),
+    "edge beyond the last node": ("data", {"edge_index": np.array([[0, 1], [2, N]])}, "edge 1"),
+    "columns": ("data", {"node_feat": np.ones((N, F), order="F")}, r"expected rows \(C order\)"),
+    "pickled": ("data", {"node_feat": np.array([None])}, "node_feat: .*pickled"),
+    "other length": ("data", {"node_feat": np.ones((N - 1, F))}, "arrays of 39 nodes"),
+    "label too large": ("node-label", {"node_label": np.full(N, C)}, "node_label: .*node 0"),
 }
 
 
 @pytest.mark.parametrize("case", BAD_MEMBERS)
-def test_a_bad_member_is_named_with_its_file(
-    folder: Path, graph: dict[str, Any], case: str
-) -> None:
-    which, spoil, match = BAD_MEMBERS[case]
-    file = folder / "raw" / f"{which}.npz"
-    if spoil is None:
-        file.write_bytes(b" <!DOCTYPE html><p>no such bucket</p>")
-    else:
-        rewrite(file, **spoil(graph))
+def test_a_bad_member_is_named_with_its_file(folder: Path, case: str) -> None:
+    name, members, match = BAD_MEMBERS[case]
+    file = folder / "raw" / f"{name}.npz"
+    rewrite(file, **members)
     with pytest.raises(InputError, match=match) as error:
         read_all(folder)
     assert str(file.parent) in str(error.value)
+    file.write_bytes(b" <!DOCTYPE html><p>no such bucket</p>")
+    with pytest.raises(InputError, match=rf"{name}.npz.*damage"):
+        read_all(folder)
 
 
 @pytest.mark.parametrize(
@@ -203,40 +182,6 @@ def test_a_flipped_bit_is_found_while_streaming(
     with pytest.raises(InputError, match=member) as error:
         read_all(folder)
     assert str(file) in str(error.value)
-
-
-@pytest.mark.parametrize("content", [b"1\n", b"1"])
-def test_a_split_of_more_lines_than_nodes_is_refused_before_it_is_in_memory(
-    folder: Path, content: bytes
-) -> None:
-    file = folder / "split" / "time" / "train.csv.gz"
-    file.write_bytes(gzip.compress(content * 2**22))
-    tracemalloc.start()
-    with pytest.raises(InputError, match=f"{file}: "):
-        open_raw(folder).read_splits()
-    assert tracemalloc.get_traced_memory()[1] < 2**26
-    tracemalloc.stop()
-
-
-# ------------------------------------------------------------------------------------------------ official names
-
-
-BAD_CSV = {
-    "raw/edge": (gzip.compress(b"src,dst\n1,2\n"), "column '1', row 0: .*'src'"),
-    "raw/node-feat": (gzip.compress(bytes(range(200)))[:-30], "damage"),
-    "split/time/test": (gzip.compress(b"1\n")[:-9], "damage"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_CSV)
-def test_a_bad_file_of_an_official_data_set_is_named(
-    tmp_path: Path, graph: dict[str, Any], name: str
-) -> None:
-    content, match = BAD_CSV[name]
-    file = official_csv(tmp_path, **graph) / f"{name}.csv.gz"
-    file.write_bytes(content)
-    with pytest.raises(InputError, match=f"{file}.*{match}"):
-        list(open_official(locate_official("ogbn-arxiv", tmp_path)).edge_chunks(64))
 
 
 def test_an_official_data_set_of_both_directions_is_undirected(

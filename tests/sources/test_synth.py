@@ -24,9 +24,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 def contents(dataset: Source) -> dict[str, bytes]:
-    files = (
-        file for file in dataset.path.rglob("*") if file.is_file() and file.name != "meta.json"
-    )
+    files = filter(Path.is_file, dataset.path.rglob("*"))
     return {str(file.relative_to(dataset.path)): file.read_bytes() for file in files}
 
 

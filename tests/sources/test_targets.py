@@ -72,13 +72,22 @@ def check_everywhere(store: Store, values: NDArray[Any]) -> None:
             np.testing.assert_array_equal(batch.y.numpy(), expected[seeds])
 
 
-@pytest.mark.parametrize("ending", ["npy", "csv", "parquet"])
-@pytest.mark.parametrize("shape", [(), (5,)])
+BITS = np.random.default_rng(2).integers(0, 2, (N, 112))
+
+
+@pytest.mark.parametrize(
+    ("ending", "values"),
+    [
+        *((ending, targets_of()) for ending in ("npy", "csv", "parquet")),
+        *((ending, targets_of(5)) for ending in ("npy", "csv", "parquet")),
+        ("npy", BITS),
+        ("npy", BITS.astype(bool)),
+    ],
+)
 def test_numbers_in_a_file_reach_the_batches_of_an_own_loop(
-    tmp_path: Path, ending: str, shape: tuple[int, ...]
+    tmp_path: Path, ending: str, values: NDArray[Any]
 ) -> None:
     folder = write_folder(tmp_path / "data")
-    values = targets_of(*shape)
     write_targets(folder / f"targets.{ending}", values)
     store = convert(folder, tmp_path / "store")
     assert store.has_targets
@@ -86,15 +95,6 @@ def test_numbers_in_a_file_reach_the_batches_of_an_own_loop(
     check_everywhere(store, values)
     again = convert(store, tmp_path / "int8", feature_dtype="int8", undirected=True)
     check_everywhere(again, values)
-
-
-@pytest.mark.parametrize("dtype", [np.int64, np.bool_])
-def test_zeros_and_ones_of_any_dtype_are_several_labels(tmp_path: Path, dtype: type) -> None:
-    folder = write_folder(tmp_path / "data")
-    values = np.random.default_rng(2).integers(0, 2, (N, 112)).astype(dtype)
-    write_targets(folder / "targets.npy", values)
-    store = convert(folder, tmp_path / "store")
-    check_everywhere(store, values)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (5,)])
