@@ -74,7 +74,7 @@ def write_atomically(
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
-        _sync(path.parent)
+        sync(path.parent)
 
 
 def sibling_path(path: Path, suffix: str) -> Path:
@@ -167,12 +167,22 @@ def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = No
             done += os.pwrite(descriptor, view[done:], offset + done)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Let the content of a file, or the entries of a folder, survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Create a folder and its missing parents, and let them survive a power cut."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(mode, parents=True, exist_ok=True)
+    for folder in missing:
+        with contextlib.suppress(PermissionError):  # a parent that may be written but not read
+            sync(folder.parent)
 
 
 def write_json(path: StrPath, value: Any) -> None:
@@ -188,7 +198,7 @@ def new_folder(path: StrPath) -> Iterator[Path]:
     with naming(path):
         path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
         check_new(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         part = sibling_path(path, "part")
         with locked(sibling_path(path, "lock"), f"{path}: it is being written"):
             check_new(path)  # again: another process may have been faster
@@ -198,12 +208,12 @@ def new_folder(path: StrPath) -> Iterator[Path]:
             try:
                 yield part
                 for file in part.rglob("*"):
-                    _sync(file)
-                _sync(part)
+                    sync(file)
+                sync(part)
                 os.replace(part, path)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
-            _sync(path.parent)
+            sync(path.parent)
 
 
 def check_new(path: Path) -> None:

@@ -72,13 +72,20 @@ def predict(
     saved = SavedModel.open(run_dir)
     config = saved.config
     refuse_foreign_code(config, saved.path.parent)
-    target, ids_path = _check_target(out)
+    target = _check_target(out)
     graph = find_store(config.dataset)
     store = config.policy.load().trained_store(
         graph, config, EventLog(None), say=say, progress=progress
     )
     saved.check_data(store)
     ids = _wanted(nodes, graph)
+    ids_path = target.with_name(f"{target.stem}-nodes.npy")
+    ids_bytes = b""
+    if target.suffix == ".npy" and isinstance(nodes, str) and nodes == "labelled":
+        assert ids is not None
+        # not by np.save, which hides the cause of a failed write
+        ids_bytes = npy_header(ids.dtype, ids.shape) + ids.tobytes()
+        _check_ids(ids_path, ids_bytes)
     has_hops = store.hops is not None
     if not (has_hops or sampled):
         _check_exact(config.model)
@@ -95,25 +102,25 @@ def predict(
         def write(file: BinaryIO) -> None:
             with contextlib.closing(chunks):
                 _write_file(file, target, chunks, graph, ids, scores)
-            if isinstance(nodes, str) and nodes == "labelled":  # last, when nothing else can fail
-                assert ids is not None
-                # not by np.save, which hides the cause of a failed write
-                content = npy_header(ids.dtype, ids.shape) + ids.tobytes()
-                write_atomically(ids_path, lambda ids_file: ids_file.write(content))
+            if ids_bytes:  # last, when nothing else can fail
+                write_atomically(ids_path, lambda ids_file: ids_file.write(ids_bytes))
 
         write_atomically(target, write)
     return target
 
 
-def _check_target(out: StrPath) -> tuple[Path, Path]:
+def _check_target(out: StrPath) -> Path:
     target = Path(os.path.realpath(home(out)))
     if target.suffix not in (".npy", ".csv", ".parquet"):
         raise InputError(f"out: expected the name of a .npy, .csv or .parquet file, got {out!s}")
     check_new(target)
-    ids_path = target.with_name(f"{target.stem}-nodes.npy")
-    if target.suffix == ".npy":
-        check_new(ids_path)
-    return target, ids_path
+    return target
+
+
+def _check_ids(path: Path, content: bytes) -> None:
+    # A power cut between the two files leaves this one, with the same ids.
+    if not (path.is_file() and path.read_bytes() == content):
+        check_new(path)
 
 
 def _write_file(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..config import TrainConfig
 from ..errors import InputError, explained, naming
-from ..files import check_own, locked, open_to_write, write_json
+from ..files import check_own, locked, make_folder, open_to_write, sync, write_json
 from ..forecast.audit import audit, memory_remedy
 from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
@@ -35,7 +35,7 @@ def open_run_dir(
     data set and checkpoint. A watched command has no config.
     """
     check_content(run_dir, resume=resume)
-    run_dir.mkdir(0o700, parents=True, exist_ok=True)  # no other user may read it
+    make_folder(run_dir, 0o700)  # no other user may read it
     with naming(run_dir), lock_of(run_dir) as lock:
         check_content(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
@@ -119,6 +119,7 @@ class Attempt:
             slurm_job=self._job,
         )
         self.paths.result.unlink(missing_ok=True)
+        sync(self.run_dir)  # else the old result may be back after a power cut
         self._begin = time.monotonic()
 
     def end(
