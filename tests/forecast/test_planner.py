@@ -104,7 +104,7 @@ CASES: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
     ("1400 MB", {"loading": "store", **MANY, **LARGE},
      [{"batch_size": 256}, {"num_neighbors": (8, 5, 3)}]),
     ("600 MB", {"loading": "shared", "num_neighbors": [-1, -1], "batch_size": 1000},
-     [{"loading": "store", "num_neighbors": (8, 8)}]),  # with all neighbors a hub may come
+     [{"loading": "store", "num_neighbors": (4, 4)}]),  # with all neighbors a hub may come
 ]  # fmt: skip
 
 

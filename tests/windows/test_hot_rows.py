@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import force_windows
+import store_loaders
+from conftest import batches_of, force_windows
+from store_loaders import assert_equal
 
-from ogbnlib import Run, TrainConfig, convert, run, train
+from ogbnlib import TrainConfig, convert, run
 from ogbnlib.errors import MB
+from ogbnlib.forecast.pass_memory import Spooling, Windows
 from ogbnlib.forecast.run_forecast import predict
-from ogbnlib.graph.store import Store
 from ogbnlib.memory.limits import Limit
 from ogbnlib.sources.synth import synthesize_store
-from ogbnlib.windows import plan
 from ogbnlib.windows.hot_rows import HotRows
 from ogbnlib.windows.plan import ID_BYTES
 
@@ -64,33 +65,22 @@ def test_rows_are_merged_in_the_order_of_the_ids() -> None:
         np.testing.assert_array_equal(features, x[ids])
 
 
-@pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    folder = tmp_path_factory.mktemp("generated") / "store"
-    return synthesize_store(folder, 0.002, num_features=32, progress=False)
-
-
 @pytest.mark.parametrize("feature_dtype", ["float32", "float16", "int8"])
-def test_rows_in_memory_leave_the_losses_and_write_less(
-    tmp_path: Path, generated: Store, feature_dtype: Any, monkeypatch: pytest.MonkeyPatch
+def test_rows_in_memory_leave_the_batches_and_write_less(
+    tmp_path: Path, tiny_dir: Path, feature_dtype: Any
 ) -> None:
-    store = convert(generated, tmp_path / "store", feature_dtype=feature_dtype, progress=False)
-    force_windows("16 MB")
-    losses = []
+    store = convert(tiny_dir, tmp_path / "store", feature_dtype=feature_dtype, progress=False)
+    batches = []
     written = []
-    for shares in ((0.0,), (0.25,)):
-        monkeypatch.setattr(plan, "_HOT_SHARES", shares)
-        config = TrainConfig.create(
-            dataset=str(store.path), loading="store", spool="100 MB", epochs=3,
-            num_neighbors=[5, 4], batch_size=64, eval_splits=["valid"], train_eval="never",
-        )  # fmt: skip
-        result = train(config, run_dir=tmp_path / f"run-{shares[0]}")
-        losses.append([row["loss"] for row in result.history])
-        events = Run.open(tmp_path / f"run-{shares[0]}").events
-        passes = [event for event in events if "kept_rows" in event]
+    for hot_bytes in (0, 4500):
+        windows = Windows(3, 0, MB, spooling=Spooling(100, 200, 100, MB, 0, hot_bytes))
+        loader = store_loaders.build(store, windows, last_epoch=3, spool_dir=tmp_path)
+        batches.append([batch for epoch in (1, 2, 3) for batch in batches_of(loader, epoch)])
+        passes = [event for event in loader.seen if "kept_rows" in event]
         written.append(sum(event["bytes_written"] for event in passes))
-        assert any(event["kept_rows"] for event in passes) == (shares[0] > 0)
-    assert losses[0] == losses[1]
+        assert any(event["kept_rows"] for event in passes) == (hot_bytes > 0)
+        loader.close()
+    assert_equal(*batches)
     assert 0 < written[1] < 0.7 * written[0]
 
 
