@@ -157,9 +157,8 @@ class Pass:
 
     def computation(self, batch: BatchShape, on_gpu: bool = False) -> Step:
         """The computation on one of its batches."""
-        size = self.size
-        sizes = size.num_features, size.num_classes
-        return Step(self.config, batch, *sizes, self.training, on_gpu)
+        widths = self.size.num_features, self.size.num_classes
+        return Step(self.config, batch, *widths, self.training, on_gpu)
 
     def _largest(self, on_gpu: bool = False) -> tuple[int, int, int]:
         largest = self.batches.largest

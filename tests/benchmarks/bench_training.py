@@ -6,10 +6,10 @@ Run it by hand from the repository root: `python tests/benchmarks/bench_training
 its `GraphSAGE`, called as in its documentation, so that every layer computes every sampled node.
 Where PyG has neither torch-sparse nor pyg-lib to sample with, `ogbnlib.sample_without_pyg_lib()`
 lets it. The trimmed model gets the counts of each hop. torch-sparse has no such counts, so there
-the `NeighborLoader` samples with `store.sampler`. Two more sides run the loop over `store.loader`.
-All sides train with Adam, in turn, with one torch thread and with torch's default; in each round
-the better of the two is compared, and the median of the rounds counts. All sides run with the
-environment that `run` gives its trainer: malloc's settings and its choice of pages.
+the `NeighborLoader` samples with `store.sampler`. All sides train with Adam, in turn, with one torch
+thread and with torch's default; in each round the better of the two is compared, and the median of
+the rounds counts. All sides run with the environment that `run` gives its trainer: malloc's settings
+and its choice of pages.
 
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256
 with GraphBolt of dgl 2.1.0 instead, in float32 and in the same precision, each side in processes of
@@ -152,13 +152,10 @@ def compare_stock(store: Store, setting: dict, seconds: float, rounds: int) -> N
     sampler = stock_sampler()
     stock = stock_loader(store, data, setting)
     with_ours = stock_loader(store, data, setting, store.sampler(fan_outs))
-    of_store = store.loader("train", num_neighbors=fan_outs, batch_size=setting["batch_size"])
     loop = partial(loop_rate, sizes=sizes, seconds=seconds)
     sides = {
         f"stock PyG ({sampler})": partial(loop, stock, trimmed=False),
         "stock PyG (store.sampler), trimmed": partial(loop, with_ours, trimmed=True),
-        "store.loader and PyG's model": partial(loop, of_store, trimmed=False),
-        "store.loader and PyG's model, trimmed": partial(loop, of_store, trimmed=True),
         "ours": partial(our_rate, store, setting, dict(os.environ)),
     }
     rates = {name: [] for name in sides}
@@ -216,7 +213,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--peer", choices=["stock", "graphbolt"], default="stock")
     parser.add_argument("--setting", choices=SETTINGS, nargs="+", default=["small", "large"])
-    parser.add_argument("--hidden-channels", type=int, help="in place of the setting's")
     parser.add_argument("--peer-python", type=Path, help="Python of the peer's environment")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
     parser.add_argument("--rounds", type=int, default=3)
@@ -238,9 +234,7 @@ def main() -> None:
                 store, options.peer_python, options.precision, options.seconds, options.rounds
             )
         for name in options.setting:
-            setting = dict(SETTINGS[name])
-            if options.hidden_channels:
-                setting["hidden_channels"] = options.hidden_channels
+            setting = SETTINGS[name]
             print(f"\n{setting}", flush=True)
             compare_stock(store, setting, options.seconds, options.rounds)
 
