@@ -182,6 +182,21 @@ def test_another_data_set_at_the_path_is_refused(
     assert not (tmp_path / "out.npy").exists()
 
 
+def test_a_copied_run_predicts_with_the_data_of_its_config(
+    trained: Path, tiny_store: Path, tmp_path: Path
+) -> None:
+    expected = predict(trained, tmp_path / "expected.npy", **QUIET)
+    run_dir = shutil.copytree(trained, tmp_path / "run")
+    moved = shutil.copytree(tiny_store, tmp_path / "moved")
+    config = TrainConfig.load(run_dir / "config.json").replace(dataset=str(tmp_path / "gone"))
+    config.save(run_dir / "config.json")
+    with pytest.raises(InputError, match=rf"{tmp_path}/gone"):
+        predict(run_dir, tmp_path / "out.npy", **QUIET)
+    config.replace(dataset=str(moved)).save(run_dir / "config.json")
+    found = predict(run_dir, tmp_path / "out.npy", **QUIET)
+    assert np.array_equal(np.load(found), np.load(expected))
+
+
 def test_the_command_writes_the_file(
     trained: Path,
     tmp_path: Path,
