@@ -63,10 +63,7 @@ def test_resuming_in_a_folder_of_something_else_changes_nothing(
     tiny_config: Config, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(
-        InputError,
-        match="expected a new or empty folder, found other files in it; name another one",
-    ):
+    with pytest.raises(InputError, match="expected a new or empty folder, found other files"):
         train(tiny_config(), tmp_path, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 

@@ -2,7 +2,6 @@
 words of a run, or the log of a Slurm job; a code is understood in every form."""
 
 import re
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
@@ -17,7 +16,6 @@ from ogbnlib.runs.cause import Cause, Facts
 from ogbnlib.runs.diagnosis import explain_code, explain_text
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.render import Diagnosis
-from ogbnlib.runs.sandbox import watch
 from ogbnlib.runs.texts import find, last_words
 
 KILLED = "SIGKILL, cause unknown"
@@ -249,12 +247,3 @@ def test_last_words_are_those_of_the_program(name: str) -> None:
     output, words = OUTPUTS[name]
     assert last_words(output) == words
     assert find("\x1b[31mKilled\x1b[0m\n") is not None
-
-
-def test_a_killed_child_of_a_script_is_named(tmp_path: Path) -> None:
-    code = f"import sys; print({WORKER.format(31, 'Killed')!r}); sys.exit(1)"
-    done = watch([sys.executable, "-c", code], run_dir=tmp_path / "run", echo=False)
-    found = Run.open(done.run_dir).diagnosis
-    assert (found.cause, found.exit_code) == (KILLED, 1)
-    assert found.facts.who == "DataLoader worker 31"
-    assert [action.id for action in found.actions] == ["find sender"]
