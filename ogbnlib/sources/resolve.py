@@ -23,7 +23,12 @@ def find_store(dataset: StrPath) -> Store:
         return open_store(path)
     name = str(path)
     if not is_official(name):
-        raise _no_data_set(name)
+        new_store = f"{name.rstrip('/')}.store"
+        raise InputError(
+            f"dataset: {name}: expected a store or an official name ({', '.join(KNOWN)}); make a store "
+            "of other data once: python -m ogbnlib convert "
+            f"{shlex.quote(name)} {shlex.quote(new_store)}{whereabouts()}"
+        )
     official = locate_official(name, OFFICIAL_DIR)
     store = official.folder.with_suffix(".store")
     if is_store(store):
@@ -31,19 +36,6 @@ def find_store(dataset: StrPath) -> Store:
     raise InputError(
         f"dataset: {store}: expected the store of {name}, found none; make it once: python -m ogbnlib "
         f"download {name}; python -m ogbnlib convert {name} {store}"
-    )
-
-
-def _no_data_set(name: str) -> InputError:
-    if not Path(name).exists():
-        return InputError(
-            f"dataset: {name}: expected a store or an official name ({', '.join(KNOWN)}), found "
-            f"none{whereabouts()}"
-        )
-    store = f"{name.rstrip('/')}.store"
-    return InputError(
-        f"dataset: {name}: expected a store or an official name; make a store of it once: "
-        f"python -m ogbnlib convert {shlex.quote(name)} {shlex.quote(store)}"
     )
 
 

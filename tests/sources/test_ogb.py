@@ -30,14 +30,6 @@ N, E, F, C = 40, 300, 5, 4
 
 
 @pytest.fixture(autouse=True)
-def _no_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> str:
-        raise AssertionError("input() was called")
-
-    monkeypatch.setattr("builtins.input", refuse)
-
-
-@pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npz, "CHUNK_BYTES", 256)
 

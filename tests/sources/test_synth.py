@@ -48,7 +48,6 @@ def test_ogbs_unchanged_programs_open_it_by_its_official_name(
 
     # ogb 1.3.6 loads its own file without weights_only (snap-stanford/ogb#497)
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    monkeypatch.setattr(citations, "_FIELD", 4_000)  # two fields or more
     made = synthesize(tmp_path / "ogbn_papers100M", TINY)
     dataset = NodePropPredDataset("ogbn-papers100M", root=str(tmp_path))
     graph, labels = dataset[0]
