@@ -212,7 +212,9 @@ class Recorder:
         self.log = EventLog(run_dir)
         self.record = Record()
         self._rows = _TimelineWriter(RunPaths(run_dir).timeline)
-        self._pss_due_s = 0.0  # when PSS is read next
+        # when PSS was read last, and the CPU seconds that this took
+        self._pss_read_s = 0.0
+        self._pss_cost_s = 0.0
         self._listed_bytes = 0  # memory of the processes when they were last listed
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -292,15 +294,18 @@ class Recorder:
     def _sample(self, tree: Tree, limit: Limit) -> Reading | None:
         # PSS makes the kernel walk page tables, so it is read at most once a second and for about
         # 0.5 % of the time. Without a cgroup, only PSS gives the memory of several processes. Then
-        # it is read for 5 % of the time, so that few peaks fall between two readings.
+        # it is read for up to 5 % of the time, so that few peaks fall between two readings.
         begin = time.monotonic()
-        cgroup = limit.cgroup  # None until systemd has made its scope
         begin_cpu_s = time.thread_time()  # elapsed time is not the cost on a busy machine
-        reading = read_memory(tree, cgroup=cgroup, pss=begin >= self._pss_due_s)
+        cgroup = limit.cgroup  # None until systemd has made its scope
+        since_s = begin - self._pss_read_s
+        is_due = since_s >= max(1.0, 200 * self._pss_cost_s)
+        reading = read_memory(tree, cgroup=cgroup, pss=is_due)
+        if reading.held_bytes is None and since_s >= 20 * self._pss_cost_s:
+            reading = read_memory(tree, cgroup=cgroup, pss=True)
         if reading.pss_bytes is not None:
-            cost_s = time.thread_time() - begin_cpu_s
-            is_needed = cgroup is None and (reading.num_processes or 1) > 1
-            self._pss_due_s = begin + (20 * cost_s if is_needed else max(1.0, 200 * cost_s))
+            self._pss_read_s = begin
+            self._pss_cost_s = time.thread_time() - begin_cpu_s
         tree.reap()
         checked = limit.check(reading)
         return checked and dataclasses.replace(checked, stalled_s=limit.stalled_s())
