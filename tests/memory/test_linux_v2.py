@@ -2,11 +2,15 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MB
-from linux_machine import HOG, Machine
+from conftest import MB, force_windows, same, weights
+from linux_machine import HOG, MAX_MAP_COUNT, SETTING, Machine
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +50,17 @@ def test_a_worker_past_the_limit_ends_the_whole_run_and_is_named(linux_v2: Machi
     assert 95 * MB < result["peak_bytes"] <= 100 * MB
     assert result["diagnosis"]["cause"] == "out of memory"
     assert "under a limit of 100 MB (cgroup v2)" in result["diagnosis"]["text"]
+
+
+def test_a_lower_limit_around_the_run_is_the_one_that_is_blamed(linux_v2: Machine) -> None:
+    result = linux_v2.result(
+        "enter slice/session\necho 110M >/sys/fs/cgroup/slice/memory.max\n"
+        f'ogbnlib watch --memory-limit "1 GB" --run-dir r -- $python -c {HOG}',
+    )
+    assert (result["exit_code"], result["killed_by"]) == (137, "kernel")
+    assert result["outer_limit"]["cgroup"] == "/sys/fs/cgroup/slice"
+    assert result["outer_limit"]["limit_bytes"] == result["memory_limit_bytes"] == 110 * MB
+    assert "of the cgroup /sys/fs/cgroup/slice around it" in result["diagnosis"]["text"]
 
 
 def test_a_run_slowed_down_by_memory_high_is_told_so(linux_v2: Machine) -> None:
@@ -199,3 +214,57 @@ def test_doctor_finds_cgroup_v2_and_dmesg_of_this_kernel_is_read(linux_v2: Machi
     )
     assert re.search(r"^ok +limit by +cgroup v2$", done.stdout, re.MULTILINE)
     assert "for the limit of its cgroup" in done.stdout
+
+
+TRAIN = """
+share {store}
+OGBNLIB_WINDOWS={windows} ogbnlib train --run-dir r --memory-limit "1500 MB" {options} >log 2>&1 &
+until [ -s r/checkpoint.pt ]; do sleep 0.2; done
+# The kernel takes back what it can, and then kills.
+echo 100M >$(ls /sys/fs/cgroup/user.slice/ogbnlib-*/memory.max)
+wait $!
+echo "ended $?"
+cp -r r {folder}/r
+cat r/result.json
+"""
+
+
+def test_a_killed_training_goes_on_to_equal_weights(
+    linux_v2: Machine, synth_dir: Path, tmp_path: Path
+) -> None:
+    if int(SETTING.read_text()) < MAX_MAP_COUNT:
+        pytest.skip(f"a process of 400 MB needs `sysctl vm.max_map_count={MAX_MAP_COUNT}`")
+    values = {
+        "dataset": synth_dir,
+        "loading": "store",
+        "spool": "5MB",
+        "epochs": 4,
+        "batch_size": 64,
+        "hidden_channels": 8,
+        "device": "cpu",
+    }
+    options = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
+    script = TRAIN.format(
+        store=synth_dir, folder=linux_v2.folder, windows=3 * MB, options=" ".join(options)
+    )
+    ended, _, text = linux_v2.run(script).stdout.partition("\n")
+    assert ended == "ended 137"
+    result = json.loads(text)
+    assert (result["limit_by"], result["killed_by"]) == ("cgroup v2", "kernel")
+    assert result["oom_kills"] == 2  # one process, which is counted twice
+    run_dir = linux_v2.folder / "r"
+    events = (run_dir / "events.jsonl").read_text()
+    assert re.search(r"from a spool of \d+ MB on disk", events)
+
+    # Torch takes 25 s to start in there. It goes on here, on one core: sums of two threads differ
+    # in the last digit.
+    def train(folder: Path, *more: str) -> None:
+        command = ["taskset", "-c", "0"] if shutil.which("taskset") else []
+        command += [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(folder), *options]
+        subprocess.run([*command, *more], check=True, capture_output=True)
+
+    force_windows(3 * MB)
+    train(run_dir, "--resume")
+    train(tmp_path / "alone")
+    assert (run_dir / "metrics.csv").read_text().count("\n") == 5
+    assert same(weights(run_dir), weights(tmp_path / "alone"))
