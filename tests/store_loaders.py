@@ -22,15 +22,15 @@ def build(store: Store, windows: Windows, *, shuffle: bool = True, **preparation
     ids = torch.from_numpy(store.splits["train"])
     seen: list[dict[str, Any]] = []
 
-    def see(**info: Any) -> None:
-        seen.append(info)
+    def see(kind: str, **facts: Any) -> None:
+        seen.append(facts)
 
     loader: Any = StoreLoader(
         store,
         CSCSampler(store.colptr, store.row, NUM_NEIGHBORS, seed=3, fixed=not shuffle),
         ids,
         torch.from_numpy(np.array(store.y[ids.numpy()])),
-        Preparation(windows, on_window=see, on_pass=see, **preparation),
+        Preparation(windows, on_event=see, **preparation),
         batch_size=BATCH_SIZE,
         sampler=EpochSampler(len(ids), shuffle=shuffle, seed=3),
     )

@@ -115,7 +115,6 @@ class StoreLoaders(DiskLoaders):
         self._spool_dir = spool_dir()
         room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
         self.budget = Budget(available_bytes(), room, self._ranks)
-        self.log.mark("note", spool_dir=str(self._spool_dir), spool_room_bytes=room)
         return super()._load(store)
 
     def _pass(self, split: str, training: bool) -> Pass:
@@ -168,8 +167,7 @@ class StoreLoaders(DiskLoaders):
                 last_epoch=self.config.epochs if training else None,
                 spool_dir=self._spool_dir,
                 evaluations=evaluations,
-                on_window=functools.partial(self.log.mark, "window", loader=split),
-                on_pass=functools.partial(self.log.mark, "pass", loader=split),
+                on_event=functools.partial(self.log.mark, loader=split),
                 waiting=self.waiting,
             ),
             **self._arguments(split, training),

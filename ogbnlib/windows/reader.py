@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,7 +123,8 @@ class WindowReader:
         if window is None:
             # outside the handler of `DiskFull`, which would keep the spool's arrays in memory
             window = self._sample(cursor)
-        self.preparation.on_window(epoch=cursor[0], batches=len(window.hops), from_spool=from_spool)
+        facts = {"epoch": cursor[0], "batches": len(window.hops), "from_spool": from_spool}
+        self.preparation.on_event("window", **facts)
         return window
 
     def _read_spool(self, spool: Spool, cursor: Cursor) -> Window | None:
@@ -146,7 +148,9 @@ class WindowReader:
         seeds = self.seeds(cursor)
         # the sample is dropped before the features are read
         window = Window.pack(seeds, sample_windows([seeds], arrays["colptr"], arrays["row"])[0])
-        window.read_features(arrays["x"], self.store.num_features, self.store.feature_dtype)
+        shape = (len(window.ids), self.store.num_features)
+        window.features = np.empty(shape, self.store.feature_dtype)
+        arrays["x"].read(window.ids, window.features)
         return window
 
     def close(self) -> None:

@@ -91,9 +91,9 @@ class Preparation:
     # spools of evaluations, all of whose windows are prepared together with this loader's first
     # ones
     evaluations: Sequence[Spool] = ()
-    # called for each window, and for each pass over the features for windows on disk
-    on_window: Callable[..., None] = lambda **info: None
-    on_pass: Callable[..., None] = lambda **info: None
+    # called with "window" and facts of each window, and with "pass" and facts of each pass over the
+    # features for windows on disk
+    on_event: Callable[..., None] = lambda kind, **facts: None
     waiting: Waiting = lambda reading: False
 
 
@@ -312,7 +312,8 @@ class Spool:
         for file in {file for file, _ in targets}:
             file.finish()
         hot = fresh or self._hot
-        self._preparation.on_pass(
+        self._preparation.on_event(
+            "pass",
             windows=len(windows),
             bytes_written=int(bounds[-2]) * x.row_bytes,
             kept_rows=0 if hot is None else len(hot.rows),

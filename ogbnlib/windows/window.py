@@ -275,11 +275,6 @@ class Window:
         ]
         return cls(seeds.positions, list(hops), ids, slots, np.concatenate(parts))
 
-    def read_features(self, x: DiskArray, num_features: int, dtype: np.dtype[np.generic]) -> None:
-        """Read the features of all nodes, in one pass over the file."""
-        self.features = np.empty((len(self.ids), num_features), dtype)
-        x.read(self.ids, self.features)
-
     def batches(self, begin: int, end: int) -> tuple[Tensor, Array, Array, Array, Hops]:
         """Return positions, slots, ids, edges and hops of the batches from `begin` to `end`; ids
         and edges are int64."""
