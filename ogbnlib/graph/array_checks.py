@@ -30,10 +30,14 @@ def is_labelled(rows: Array) -> Array:
 
 
 def split_problems(
-    splits: Mapping[str, Array], num_nodes: int, labelled: Callable[[Array], Array]
+    splits: Mapping[str, Array],
+    num_nodes: int,
+    labelled: Callable[[Array], Array],
+    for_repeats: str = "",
+    for_unlabelled: str = "",
 ) -> Iterator[tuple[str, str]]:
     """Yield (split, problem) for int64 node ids of splits; `labelled` takes ids and returns which
-    of them have a label."""
+    of them have a label. A problem ends with its remedy, `for_repeats` or `for_unlabelled`."""
     checked: dict[str, Array] = {}
     for name, ids in splits.items():
         outside = ids[(ids < 0) | (ids >= num_nodes)]
@@ -46,16 +50,13 @@ def split_problems(
             continue
         repeats = len(ids) - len(np.unique(ids))
         if repeats:
-            yield (
-                name,
-                f"expected each node once, found {repeats} repeats; masks have true and false",
-            )
+            yield name, f"expected each node once, found {repeats} repeats{for_repeats}"
         bare = ids[~labelled(ids)]
         if bare.size:
             yield (
                 name,
-                f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}; "
-                "drop_unlabelled: true in dataset.yaml leaves them out",
+                f"expected labelled nodes, found {bare.size} without a label such as {bare[0]}"
+                f"{for_unlabelled}",
             )
         for split, split_ids in checked.items():
             shared = np.intersect1d(ids, split_ids)

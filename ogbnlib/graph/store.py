@@ -56,8 +56,7 @@ class GraphSize:
     num_classes: int  # 0 if the nodes have targets in place of classes
     num_seeds: Mapping[str, int]  # by split
     undirected: bool = False
-    # "raw" (OGB's binary layout) and "csv" (OGB's csv files) are still to be converted
-    stored: Literal["raw", "csv", "store"] = "raw"
+    stored: Literal["raw", "store"] = "raw"  # raw: still to be converted
     feature_itemsize: int = 4  # bytes of a feature value in the store
     hops: int | None = None  # of propagated features, which have no edges; None for a graph
 

@@ -86,7 +86,13 @@ def checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]
             bare = (ids >= 0) & (ids < source.num_nodes)
             bare[bare] = ~labelled.contains(ids[bare])
             splits[name] = ids[~bare]
-    for name, problem in split_problems(splits, source.num_nodes, labelled.contains):
+    for name, problem in split_problems(
+        splits,
+        source.num_nodes,
+        labelled.contains,
+        for_repeats="; a mask has true and false",
+        for_unlabelled="; drop_unlabelled: true in dataset.yaml leaves them out",
+    ):
         raise InputError(f"{source.where(name)}: {problem}")
     counts: dict[str, object] = {"unlabelled_nodes": source.num_nodes - labelled.count()}
     if source.num_classes:

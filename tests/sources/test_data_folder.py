@@ -360,6 +360,7 @@ def wrong_files(g: Arrays) -> list[tuple[dict[str, Any], str]]:
         # Splits
         ({"train.csv.gz": "0\n" * 50}, "train.csv.gz: expected at most 40 rows, .* found 50"),
         ({"train.npy": ids[:30] % 2 == 0}, "train.npy: expected 40 rows, .*found 30"),
+        ({"train.npy": ids % 2}, "train.npy: expected each node once, .*a mask has true and false"),
         ({"nodes.npy": ids + 5, **beyond}, r"train.npy, .* row \d+: expected one of the .* nodes"),
         ({"without": no_splits, "splits.csv": "node_id,split\n1,train\n2,holdout\n"}, "row 1: .*found 'holdout'"),
         ({"without": no_splits, "splits.csv": "split\ntrain\n"}, "40 rows, .*found 1"),
