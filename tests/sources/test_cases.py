@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from conftest import random_arrays
 
-from ogbnlib import InputError, Store, convert
+from ogbnlib import InputError, convert
 from ogbnlib.sources.convert import open_source
 
 N, E = 200, 900
@@ -100,17 +100,3 @@ def test_two_kinds_of_nodes_are_left_to_the_user(folder: Path, graph: dict[str, 
     draft = (folder / "dataset.yaml").read_text()
     assert draft.count("  # numbers: 0 to 199: ") == 2
     assert open_source(folder).num_edges == E  # what is declared is believed
-
-
-def test_arrays_on_disk_become_a_store(folder: Path, graph: dict[str, Any]) -> None:
-    save(folder, graph)
-    maps = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("edges", "features")}
-    store = Store.from_arrays(
-        folder.parent / "arrays",
-        edge_index=maps["edges"],
-        x=maps["features"],
-        y=graph["y"].astype(np.float32),
-        splits=graph["splits"],
-        progress=False,
-    )
-    assert store.files == convert(folder, folder.parent / "store", progress=False).files
