@@ -49,7 +49,7 @@ _REMEDIES = {
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # explained without a path, too
 
 
-def remedy_of(number: int | None) -> str:
+def _remedy_of(number: int | None) -> str:
     """Return what to do about an error of the file system, by its errno."""
     return _REMEDIES.get(number or 0, "check the path and its disk")
 
@@ -63,7 +63,7 @@ def explained(error: BaseException) -> BaseException:
     where = os.fsdecode(error.filename) if named else "a file"
     if not named and error.errno not in _DISK:
         return error
-    return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy_of(error.errno)}")
+    return InputError(f"{where}: {os.strerror(error.errno).lower()}; {_remedy_of(error.errno)}")
 
 
 @contextlib.contextmanager

@@ -106,7 +106,7 @@ def _objection(status: os.stat_result, path: StrPath, is_kind: Callable[[int], b
         "a link": stat.S_ISLNK(status.st_mode),
         "something of another kind": not is_kind(status.st_mode),
         "a file with a second name (a hard link)": is_file and status.st_nlink > 1,
-        f"one of {user_name(status.st_uid)}": status.st_uid not in owners,
+        f"one of {_user_name(status.st_uid)}": status.st_uid not in owners,
     }
     return next((name for name, applies in objections.items() if applies), "")
 
@@ -118,7 +118,7 @@ def _not_own(path: StrPath, objection: str, kind: str = "file") -> InputError:
     )
 
 
-def user_name(uid: int) -> str:
+def _user_name(uid: int) -> str:
     """Return a user's name, or the number if the user has no entry, as in a container."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -138,7 +138,7 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
         if error.errno == errno.EISDIR:
             raise
         if check_own(path, stat.S_ISREG) and isinstance(error, PermissionError):
-            raise _not_own(path, f"one of {user_name(os.lstat(path).st_uid)}") from None
+            raise _not_own(path, f"one of {_user_name(os.lstat(path).st_uid)}") from None
         raise
     try:
         objection = _objection(os.fstat(descriptor), path, stat.S_ISREG)

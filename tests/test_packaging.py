@@ -203,7 +203,7 @@ def test_no_public_name_turns_into_a_module_once_its_module_was_imported() -> No
 
 # Bounds of what `tests/benchmarks/house.py` prints. They leave room: an honest addition passes.
 BOUNDS = {
-    "statements": 16_700,
+    "statements": 15_000,
     "statements a line": 0.70,
     "percent of long lines": 4,
     "several names at once per 1,000 lines": 8,
@@ -211,7 +211,7 @@ BOUNDS = {
     "walrus per 1,000 lines": 4,
     "functions over 60 lines": 4,
     "functions with over 20 branches": 4,
-    "public names per 1,000 lines": 22,
+    "public names": 505,
     "floors": 18,
 }
 MOST_PARAMETERS = 36

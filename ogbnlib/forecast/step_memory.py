@@ -26,14 +26,14 @@ from .machine import Machine
 from .memory_parts import expected_batch, hop_size
 
 
-def formula_of(config: TrainConfig) -> str:
+def _formula_of(config: TrainConfig) -> str:
     """The name of the registered model whose formulas are used; for the user's own model "sage", or
     "sign" on propagated features."""
     return config.model if config.model in MODELS else config.policy.formula
 
 
 def _formulas_of(config: TrainConfig) -> type[BaseModel]:
-    return MODELS[formula_of(config)].load()
+    return MODELS[_formula_of(config)].load()
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
     values = config.model_dump(mode="json", include=_OF_STEP)
-    depth = formula_of(config), config.depth, min(2, config.accumulate)
+    depth = _formula_of(config), config.depth, min(2, config.accumulate)
     return json.dumps([values, depth, num_features, num_classes, stamp])
 
 

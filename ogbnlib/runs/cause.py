@@ -50,7 +50,7 @@ _Number: TypeAlias = int | FiniteFloat
 
 
 @dataclass(frozen=True)
-class OuterLimit:
+class _OuterLimit:
     """The limit of a cgroup around the run's own."""
 
     limit_bytes: _Number | None = None
@@ -81,7 +81,7 @@ class Facts:
     # killed process counts twice, unless it has ended before the others are killed.
     oom_kills: int | None = None
     kills_around: int | None = None  # in a cgroup that other processes share
-    outer_limit: OuterLimit | None = None  # set if the kernel killed for it
+    outer_limit: _OuterLimit | None = None  # set if the kernel killed for it
     held_bytes: _Number | None = None
     # the kernel's counter, with page cache, else the largest sample, by `peak_source`
     peak_bytes: _Number | None = None

@@ -160,7 +160,7 @@ def run(
     """
     config = _check_arguments(config, run_dir, resume, live, num_ranks)
     limit_bytes = _attainable(memory_limit, run_dir if resume else None)
-    check_trainer_limit(limit_bytes)
+    _check_trainer_limit(limit_bytes)
     name = name or f"{Path(os.path.abspath(config.dataset)).name}-{config.loading}"
     earlier = _choose_folder(
         run_dir, runs_dir, name, limit_bytes, lambda run: _has_config(run, config)
@@ -330,7 +330,7 @@ def _attainable(memory_limit: str | int | None, before: StrPath | None = None) -
     return min(requested, available)
 
 
-def check_trainer_limit(limit_bytes: float | None) -> None:
+def _check_trainer_limit(limit_bytes: float | None) -> None:
     """Refuse a memory limit under which no training can begin, even with a small graph."""
     if limit_bytes is not None and limit_bytes < RUNTIME_BYTES:
         raise InputError(

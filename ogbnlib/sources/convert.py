@@ -62,7 +62,7 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
             yield item
 
 
-def checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]:
+def _checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]:
     """Return the ids of the splits, and the label counts of the store's summary.
 
     With the option `drop_unlabelled`, the splits have no unlabelled nodes.
@@ -327,7 +327,7 @@ def convert(
     )
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
-    splits, counts = checked_splits(source)
+    splits, counts = _checked_splits(source)
     refuse_leaks(source)
     with new_folder(target) as folder, counted("convert", total, progress) as done:
         writer = StoreWriter(folder)
