@@ -329,7 +329,7 @@ def test_a_limit_on_the_size_of_files_is_no_full_disk(tmp_path: Path) -> None:
         )
         assert done.returncode == code
         assert b"No space" not in done.stderr
-        word = b"File too large; the command is" if code == 3 else b"the limit of `ulimit -f`"
+        word = b"File too large; the record has gaps" if code == 3 else b"the limit of `ulimit -f`"
         assert word in done.stderr
 
 

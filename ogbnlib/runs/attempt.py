@@ -102,7 +102,7 @@ class Attempt:
     """One attempt of a run: it records the start, owns the recorder, and writes the result."""
 
     def __init__(self, earlier: Run, config: TrainConfig | None = None, **info: object):
-        self.before = earlier
+        self._earlier_result = earlier.result  # read before the file is deleted
         self.config = config
         self.run_dir = earlier.run_dir
         self.paths = earlier.paths
@@ -176,9 +176,9 @@ class Attempt:
         earlier result, that one is written again, and events.jsonl and timeline.csv are cut to
         their earlier sizes.
         """
-        if is_refused and self.before.result:
+        if is_refused and self._earlier_result:
             for path, num_bytes in self._sizes.items():
                 with open(path, "ab", opener=open_to_write) as file:
                     file.truncate(num_bytes)
-            result = self.before.result
+            result = self._earlier_result
         write_json(self.paths.result, result)
