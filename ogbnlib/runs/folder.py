@@ -218,9 +218,10 @@ class Run:
         return f"Run({str(self.run_dir)!r}, {self.state})"
 
     def _repr_html_(self) -> str:
-        rows = {"run": str(self.run_dir), "state": self.state}
+        rows = {"run": str(self.run_dir)}
         sketch = ""
         try:
+            rows["state"] = self.state
             rows["diagnosis"] = str(self.diagnosis)
             best = self.best_epoch
             if best is not None:

@@ -25,9 +25,9 @@ def find_store(dataset: StrPath) -> Store:
     if not is_official(name):
         new_store = f"{name.rstrip('/')}.store"
         raise InputError(
-            f"dataset: {name}: expected a store or an official name ({', '.join(KNOWN)}); make a store "
-            "of other data once: python -m ogbnlib convert "
-            f"{shlex.quote(name)} {shlex.quote(new_store)}{whereabouts()}"
+            f"dataset: {name}: expected a store or an official name ({', '.join(KNOWN)}){whereabouts()}; "
+            "make a store of other data once: python -m ogbnlib convert "
+            f"{shlex.quote(name)} {shlex.quote(new_store)}"
         )
     official = locate_official(name, OFFICIAL_DIR)
     store = official.folder.with_suffix(".store")

@@ -201,5 +201,5 @@ def test_running_out_of_gpu_memory_is_a_result(tiny_config: Config, tmp_path: Pa
         1.5 * GB,
         2 * GB,
     )
-    assert found.actions[0].id == "smaller step"
+    assert found.actions[0].id == "free GPU"
     assert [event["event"] for event in Run(tmp_path / "run").events].count("cuda_oom") == 1

@@ -139,6 +139,7 @@ import json, os, subprocess, sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
 from ogbnlib.memory.limits import make_limit
+from ogbnlib.runs.folder import Run
 from ogbnlib.runs.supervise import supervise
 limit, _ = make_limit(int(sys.argv[2]) or None)
 os.environ["BEGUN"] = f"{sys.argv[3]}/begun"
@@ -146,7 +147,8 @@ neighbour = subprocess.Popen([sys.executable, "-c", sys.argv[5]]) if sys.argv[5]
 os.environ["NEIGHBOUR"] = str(neighbour and neighbour.pid)
 done = supervise([sys.executable, "-c", sys.argv[4]], Path(sys.argv[3]), limit, echo=False)
 ended = neighbour.wait() if neighbour else None
-print(json.dumps([done.exit_code, done.evidence, done.peak_bytes, done.record.held_peak_bytes, ended]))
+held_bytes = Run(sys.argv[3]).record.held_peak_bytes
+print(json.dumps([done.exit_code, done.evidence, done.peak_bytes, held_bytes, ended]))
 """
 # The neighbour fills memory once the run has its own, and the run ends after the neighbour.
 HOG_THEN = (

@@ -51,7 +51,7 @@ def test_a_daemon_counts_and_is_ended_and_named_at_the_end(tmp_path: Path, limit
     daemon = int(file.read_text())
     assert done.exit_code == 0
     assert not is_alive(daemon)
-    assert (done.record.held_peak_bytes or 0) > 100 * MB
+    assert (Run(tmp_path).record.held_peak_bytes or 0) > 100 * MB
     assert [name.endswith(f"({daemon})") for name in done.evidence["left_behind"]] == [True]
 
 

@@ -212,7 +212,7 @@ def test_a_download_says_its_size_and_asks_nothing(
     root, lines = tmp_path / "root", list[str]()
     assert official.fetch("ogbn-arxiv", root, lines.append) == root / "ogbn_arxiv"
     assert re.search(r"arxiv.zip: \d+ kB .* \d+ kB of disk", lines[0])
-    shown = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in shown] == ["download", "unpack"]
     assert [entry.name for entry in root.iterdir()] == ["ogbn_arxiv"]
     chunks = open_official(locate_official("ogbn-arxiv", root)).edge_chunks(7)

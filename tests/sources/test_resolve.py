@@ -131,7 +131,7 @@ def test_a_path_that_is_not_there_is_named(door: str) -> None:
 @pytest.mark.parametrize("door", DOORS)
 def test_what_is_no_path_is_named(door: str, tmp_path: Path) -> None:
     data = Data(x=torch.ones(3, 1))
-    with pytest.raises(InputError, match=r"expected a path, got Data; ogbnlib.Store.from_data\("):
+    with pytest.raises(InputError, match=r"expected a path, got Data$"):
         DOORS[door](data)
     for wrong in (3, [str(tmp_path)], b"data"):
         with pytest.raises(InputError, match=f"expected a path, got {type(wrong).__name__}$"):

@@ -365,7 +365,7 @@ def test_code_in_the_run_folder_of_another_user_is_refused(
     Path("other_module.py").write_text(RESIDUAL)
     config = tiny_config(model=model, epochs=1)
     train(config, "run")
-    Path("run/model.py").unlink()
+    Path("run/model.py").unlink(missing_ok=True)
     sys.modules.pop("other_module", None)
     for file in ("mine.py", "other_module.py"):
         Path(file).write_text("raise SystemExit('it ran')")
