@@ -1,5 +1,4 @@
-"""What several test files share: small data sets, run folders written by hand, children to measure
-and kill."""
+"""What test files share: small data sets, run folders by hand, children to measure and kill."""
 
 import contextlib
 import gc
@@ -38,9 +37,8 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(npz.__file__).parents[1] / "__
 # Another user who may read everything, as Python may be installed in root's home, and write only
 # own files.
 NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-NOBODY += [
-    f"--{which}=-all,+dac_read_search" for which in ("bounding-set", "inh-caps", "ambient-caps")
-]
+SETS = ("bounding-set", "inh-caps", "ambient-caps")
+NOBODY += [f"--{which}=-all,+dac_read_search" for which in SETS]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -116,8 +114,7 @@ def is_alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def python_child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A Python process that has printed its first line; what it started is killed with it at the
-    end."""
+    """A Python process that has printed a line; it and its children are killed in the end."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -133,8 +130,7 @@ def python_child(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def force_windows(memory: str | int) -> None:
-    """Set the memory for windows in this process and its children, until the test ends; "off" is
-    enough for any store."""
+    """Set the memory for windows until the test ends, for children too; "off": for any store."""
     if memory == "off":
         memory = "1 TB"
     is_size = memory != "auto" and isinstance(memory, str)
@@ -169,8 +165,7 @@ def uncached_file(path: Path, num_bytes: int) -> Path:
 
 
 def raw_arrays(path: Path) -> dict[str, np.ndarray]:
-    """edge_index, x and y (-1 where there is no label) of a folder in OGB's binary layout, as numpy
-    reads them."""
+    """edge_index, x and y (-1 without a label) of a folder in OGB's binary layout, by numpy."""
     data = np.load(path / "raw" / "data.npz")
     labels = np.load(path / "raw" / "node-label.npz")["node_label"].ravel()
     y = np.nan_to_num(labels, nan=-1).astype(int)
@@ -194,8 +189,7 @@ def random_arrays(
 def csc_of(
     edge_index: np.ndarray, num_nodes: int, undirected: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """colptr and row of a graph: columns in the order of the edges, or both ways, sorted and
-    without repeats."""
+    """colptr and row of a graph: in the edges' order, or both ways, sorted, without repeats."""
     src, dst = edge_index
     if undirected:
         dst, src = np.unique(np.stack([np.r_[dst, src], np.r_[src, dst]]), axis=1)
@@ -204,8 +198,7 @@ def csc_of(
 
 
 def official_csv(root: Path, edge_index: Any, x: Any, y: Any, splits: dict[str, Any]) -> Path:
-    """`root`/ogbn_arxiv in the layout of that data set's download: csv files; without a label a
-    node has label 0."""
+    """`root`/ogbn_arxiv as csv files as it is downloaded; a node without a label has label 0."""
     folder = root / "ogbn_arxiv"
     for part in ("split/time", "raw", "processed"):
         (folder / part).mkdir(parents=True)
@@ -225,8 +218,7 @@ def official_csv(root: Path, edge_index: Any, x: Any, y: Any, splits: dict[str, 
 
 
 def left_in(folder: Path) -> list[str]:
-    """The names in a folder but for the files of locks, which stay and mean nothing by
-    themselves."""
+    """The names in a folder but for files of locks, which stay and mean nothing."""
     return sorted(path.name for path in folder.iterdir() if path.suffix not in (".lock", ".once"))
 
 
@@ -264,24 +256,19 @@ def flip(file: Path, at: int, bits: int = 1) -> None:
 
 
 def freeze() -> None:
-    """Exempt all present objects from garbage collection, as the trainer's own process does.
-
-    Each release of memory in this process would walk what the imports left, for 0.3 s.
-    """
+    """Exempt all present objects: each garbage collection would walk the imports for 0.3 s."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen_imports() -> None:
-    """What a test file and those before it imported is walked by no release of memory."""
     freeze()
 
 
 @pytest.fixture(scope="session")
 def synth_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store, papers100M at a thousandth: 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214
-    labelled."""
+    """A store of 111,060 nodes, 1.6 M edges, 1,207 / 125 / 214 seeds: papers100M / 1000."""
     from ogbnlib.sources.synth import synthesize_store
 
     return synthesize_store(
@@ -318,7 +305,6 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_store(tiny_dir: Path) -> Path:
-    """The store of `tiny_dir`, float32."""
     from ogbnlib.sources.convert import convert
 
     return convert(tiny_dir, tiny_dir.with_name("stores") / "tiny", progress=False).path
@@ -381,8 +367,7 @@ def columns_in_memory(monkeypatch: pytest.MonkeyPatch, tiny_store: Path) -> Call
 
 @pytest.fixture
 def process_of_1_mb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To `store.loader` this process holds 1 MB, so that a memory_limit of 1 MB leaves nothing:
-    windows."""
+    """`store.loader` sees a process of 1 MB, so a memory_limit of 1 MB leaves nothing: windows."""
     monkeypatch.setattr("ogbnlib.windows.own_loop.own_memory", lambda: (MB, MB, MB))
 
 
@@ -412,8 +397,7 @@ def write_run(
     config: dict[str, Any] | None = None,
     **result: Any,
 ) -> Path:
-    """The folder of a run as `sandbox.run` leaves it, written by hand. Without `exit_code` it has
-    no result.json."""
+    """The folder of a run as `sandbox.run` leaves it; without `exit_code` it has no result.json."""
     folder.mkdir(parents=True, exist_ok=True)
     values = {"dataset": "somewhere", "loading": "eager", **(config or {})}
     TrainConfig.create(values).save(folder / "config.json")
@@ -428,9 +412,8 @@ def write_run(
     (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     if samples is None:
         same = {"rss_shmem_bytes": 0, "rss_file_bytes": 30 * MB}
-        samples = [
-            {"time_s": 100.5 + i, "rss_anon_bytes": (50 + 40 * i) * MB, **same} for i in range(5)
-        ]
+        sizes = [(50 + 40 * i) * MB for i in range(5)]
+        samples = [{"time_s": 100.5 + i, "rss_anon_bytes": n, **same} for i, n in enumerate(sizes)]
     table = pd.DataFrame(samples, columns=[*SAMPLE_COLUMNS])
     table.to_csv(folder / "timeline.csv", index=False)
     if exit_code is not None:

@@ -1,11 +1,7 @@
-"""Execute the notebooks at their default parameters and write them back with their outputs, as they
-are committed.
+"""Execute the notebooks at their default parameters and write them back, as they are committed.
 
-    python tests/execute_notebooks.py           # those whose code changed since they were executed
-    last python tests/execute_notebooks.py 03 05     # these
-
-All work in one empty folder that is deleted in the end, where generated data serve all of them and
-runs only their own.
+python tests/execute_notebooks.py           # those whose code has changed since then
+python tests/execute_notebooks.py 03 05     # these
 """
 
 import base64
@@ -43,8 +39,7 @@ def readme_picture(book: nbformat.NotebookNode) -> bytes:
 
 
 def is_transparent(output: nbformat.NotebookNode) -> bool:
-    """Whether the picture of this output shows the page behind it, white or dark, and JupyterLab
-    puts no background of its own there."""
+    """Whether a picture shows the page behind it, and JupyterLab adds no background."""
     picture = imread(io.BytesIO(base64.b64decode(output.data["image/png"])))
     has_alpha = picture.shape[-1] == 4
     corners = picture[[0, 0, -1, -1], [0, -1, 0, -1], -1]

@@ -1,12 +1,10 @@
-"""Four graphs of what Debian and Python ship on this machine, written as the files that a user
-would have.
+"""Three graphs of what Debian and Python ship on this machine, written as a user's files.
 
 | graph | nodes | edges | label | features: hashed counts of |
 |---|---|---|---|---|
 | packages | Debian packages | depends on, recommends | section | words of name and description |
 | imports | files of Python | imports | distribution | names in the file |
 | words | words of docstrings | next to each other | package that uses it most | letters |
-| contents | installed files | lies in, next in its folder | section of its package | parts of its path |
 
 Each has a random 60/20/20 split of its nodes.
 """
@@ -55,8 +53,7 @@ def frequent(labels: pd.Series, least: int) -> pd.Series:
 
 @functools.cache
 def package_fields() -> list[dict[str, str]]:
-    """The fields of all packages that apt knows, or else of those that are installed; [] elsewhere
-    than on Debian."""
+    """The fields of all packages that apt knows, else of the installed ones; [] without Debian."""
     text = ""
     try:
         text = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True).stdout
@@ -97,8 +94,7 @@ def packages() -> Table:
 
 
 def python_files(most: int) -> list[tuple[str, str, str]]:
-    """(module, distribution, text) of files in the standard library and site-packages, as many of
-    each distribution."""
+    """(module, distribution, text) of library files, at most so many of each distribution."""
     roots = {sysconfig.get_paths()[name] for name in ("stdlib", "purelib")}
     found = []
     count: Counter[str] = Counter()
@@ -169,44 +165,7 @@ def words() -> Table:
     return nodes, pd.DataFrame(edges, columns=["source", "target"])
 
 
-# --- installed files
-
-
-def contents() -> Table:
-    sections = {
-        fields["Package"]: fields["Section"].rpartition("/")[2] for fields in package_fields()
-    }
-    rows = []
-    edges = []
-    for listed in sorted((DPKG / "info").glob("*.list")):
-        section = sections.get(listed.stem.partition(":")[0])
-        before = ""
-        for path in listed.read_text().splitlines():
-            folder = os.path.dirname(path)
-            if section is None or folder.count("/") < 2:  # folders such as /usr/bin have all
-                continue
-            rows.append((path, section))
-            edges.append((path, folder))
-            if before and os.path.dirname(before) == folder:
-                edges.append((path, before))
-            before = path
-    nodes = pd.DataFrame(rows, columns=["node_id", "label"])
-    nodes = nodes[~nodes["node_id"].duplicated(keep=False)]  # folders of several packages
-    nodes["split"] = random_split(len(nodes))
-    nodes = nodes[frequent(nodes["label"], 200)]
-    known = set(nodes["node_id"])
-    edges = [(a, b) for a, b in edges if a in known and b in known]
-    texts = [path.replace("/", " / ") for path in nodes["node_id"]]
-    nodes = add_features(nodes, texts, token_pattern=r"[A-Za-z]+|\.\w+$")
-    return nodes, pd.DataFrame(edges, columns=["source", "target"])
-
-
-GRAPHS: dict[str, Callable[[], Table]] = {
-    "packages": packages,
-    "imports": imports,
-    "words": words,
-    "contents": contents,
-}
+GRAPHS: dict[str, Callable[[], Table]] = {"packages": packages, "imports": imports, "words": words}
 
 
 # --- the files of a user
@@ -220,13 +179,13 @@ def write(name: str, nodes: pd.DataFrame, edges: pd.DataFrame, folder: Path) -> 
         nodes.to_csv(folder / "nodes.csv", index=False)
         edges.to_csv(folder / "edges.csv", index=False)
         (folder / "dataset.yaml").write_text("drop_unknown: true\n")
-    elif name == "imports":  # a file for each role, of three kinds
+    elif name == "imports":  # a file for each role, of four kinds
         edges.to_csv(folder / "edges.tsv", index=False, sep="\t")
-        table = pd.concat([nodes[["node_id"]], features], axis=1)
-        table.to_parquet(folder / "features.parquet", index=False)
-        nodes[["node_id", "label"]].to_csv(folder / "labels.csv", index=False)
+        np.save(folder / "features.npy", features.to_numpy())
+        nodes[["node_id"]].to_csv(folder / "nodes.csv", index=False)
+        nodes[["node_id", "label"]].to_csv(folder / "labels.csv.gz", index=False)
         nodes[["node_id", "split"]].to_csv(folder / "splits.csv", index=False)
-    elif name == "words":  # an edge list with comments; features in a column of lists
+    else:  # an edge list with comments; features in a column of lists
         lines = "".join(f"{a}\t{b}\n" for a, b in edges.itertuples(index=False))
         (folder / "edges.txt").write_text(f"# neighbors in docstrings\nfrom\tto\n{lines}")
         lists = pa.FixedSizeListArray.from_arrays(features.to_numpy().ravel(), NUM_FEATURES)
@@ -234,11 +193,3 @@ def write(name: str, nodes: pd.DataFrame, edges: pd.DataFrame, folder: Path) -> 
         table = table.append_column("label", pa.array(nodes["label"].tolist()))
         table = table.append_column("split", pa.array(nodes["split"].tolist()))
         pq.write_table(table, folder / "nodes.parquet")
-    else:  # an array, the names of its rows, and a file for each split
-        np.save(folder / "features.npy", features.to_numpy())
-        nodes[["node_id"]].to_csv(folder / "nodes.csv", index=False)
-        nodes[["node_id", "label"]].to_csv(folder / "labels.csv.gz", index=False)
-        edges.to_parquet(folder / "edges.parquet", index=False)
-        for split in SPLITS:
-            members = nodes.loc[nodes["split"] == split, ["node_id"]]
-            members.to_csv(folder / f"{split}.csv", index=False)

@@ -24,23 +24,12 @@ def write_graph(name: str, path: Path) -> None:
         edge_index, y = file["edge_index"], file["y"]
     order = np.random.default_rng(0).permutation(len(y))
     train_ids, valid_ids, test_ids = np.split(order, [int(0.6 * len(y)), int(0.8 * len(y))])
-    write_raw(
-        path,
-        edge_index=edge_index,
-        x=x,
-        y=y,
-        splits={"train": train_ids, "valid": valid_ids, "test": test_ids},
-    )
+    splits = {"train": train_ids, "valid": valid_ids, "test": test_ids}
+    write_raw(path, edge_index=edge_index, x=x, y=y, splits=splits)
 
 
 def real_config(dataset: Path, epochs: int, **more: object) -> TrainConfig:
     """A two-layer GraphSAGE of hidden size 64, evaluated once, at the end."""
-    values = {
-        "num_neighbors": [5, 5],
-        "batch_size": 128,
-        "hidden_channels": 64,
-        "dropout": 0.5,
-        "undirected": True,
-    }
-    values |= {"epochs": epochs, "eval_every": epochs, "train_eval": "never"}
+    values = {"num_neighbors": [5, 5], "batch_size": 128, "hidden_channels": 64, "dropout": 0.5}
+    values |= {"epochs": epochs, "eval_every": epochs, "train_eval": "never", "undirected": True}
     return TrainConfig.create({**values, "dataset": dataset, **more})

@@ -1,9 +1,8 @@
-"""Promises for bad input, all commands alike: exit code 2 (1 from `verify`), one sentence with the
-name of what is wrong, no traceback, and nothing written."""
+"""Bad input to any command: exit code 2 (1 of `verify`), one sentence, nothing written."""
 
+import contextlib
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,10 @@ from conftest import tree
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ogbnlib.__main__ import main
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 
-Call = Callable[..., tuple[int, str]]
 LONG = "n" * 300
 
 
@@ -29,33 +28,14 @@ def site(tiny_dir: Path, tiny_store: Path, tmp_path_factory: pytest.TempPathFact
     (folder / "file").write_text("x")
     os.symlink("loop", folder / "loop")
     for number, (part, content) in enumerate(DAMAGE):
-        damaged = Path(
-            shutil.copytree(folder / ("store" if in_store(part) else "raw"), folder / f"d{number}")
-        )
+        damaged = folder / f"d{number}"
+        shutil.copytree(folder / ("store" if "/" not in part else "raw"), damaged)
         (damaged / part).unlink()
         if content is None:
             (damaged / part).mkdir()
         else:
             (damaged / part).write_bytes(content)
     return folder
-
-
-@pytest.fixture
-def call(
-    site: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    command_line: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
-) -> Call:
-    """The command line in this process: exit code, and all that it printed."""
-
-    def call(*arguments: str) -> tuple[int, str]:
-        monkeypatch.chdir(site)
-        code = command_line(*arguments)
-        said = capsys.readouterr()
-        return code, said.out + said.err
-
-    return call
 
 
 DAMAGE: list[tuple[str, bytes | None]] = [
@@ -65,8 +45,7 @@ DAMAGE: list[tuple[str, bytes | None]] = [
 ]
 
 
-def in_store(part: str) -> bool:
-    return "/" not in part
+STORES = [number for number, (part, _) in enumerate(DAMAGE) if "/" not in part]
 
 
 VALUES = {
@@ -80,9 +59,10 @@ VALUES = {
     "device": ["cuda:0"],
     "undirected": ["perhaps"],
     "max_cuda_memory": ["8", "9" * 400 + " GB"],
-    "dataset": ["", "nowhere", "file", "loop", "full", LONG, "raw\r", "ogbn-arxvi"],
     "batchsize": ["3"],
 }
+DATASETS = ["", "nowhere", "file", "loop", "full", LONG, "raw\r", "ogbn-arxvi"]
+TRAIN = ["train", "--run-dir", "new", "--set", "dataset=store"]
 PLACES = ["file/x", "loop", LONG, "full", "/dev/null"]
 SIZES = ["8", "-1 GB", "", "9" * 400 + " GB"]
 
@@ -93,13 +73,8 @@ def begin(path: str) -> str:
 
 
 CASES: list[tuple[list[str], str]] = [
-    *(
-        (["plan", "--set", f"{name}={value}"], name)
-        for name in VALUES
-        if name != "dataset"
-        for value in VALUES[name]
-    ),
-    *((["plan", "--set", f"dataset={value}"], begin(value)) for value in VALUES["dataset"]),
+    *((["plan", "--set", f"{name}={value}"], name) for name in VALUES for value in VALUES[name]),
+    *((["plan", "--set", f"dataset={value}"], begin(value)) for value in DATASETS),
     *((["plan", "--memory-limit", size], "memory_limit: ") for size in SIZES),
     *((["synth", place, "--scale", "0.0001"], begin(place)) for place in PLACES),
     *((["convert", "raw", place], begin(place)) for place in PLACES),
@@ -108,12 +83,8 @@ CASES: list[tuple[list[str], str]] = [
     *((["diagnose", place], begin(place)) for place in PLACES),
     *((["train", "--run-dir", place, "--resume"], begin(place)) for place in PLACES),
     *((["train", "--run-dir", place, "--set", "dataset=store"], begin(place)) for place in PLACES),
-    *((["verify", f"d{i}"], f"d{i}") for i, (part, _) in enumerate(DAMAGE) if in_store(part)),
-    *(
-        (["convert", f"d{i}", "new"], f"d{i}")
-        for i, (part, _) in enumerate(DAMAGE)
-        if not in_store(part)
-    ),
+    *((["verify", f"d{i}"], f"d{i}") for i in STORES),
+    *((["convert", f"d{i}", "new"], f"d{i}") for i in range(len(DAMAGE)) if i not in STORES),
     *((["plan", "--set", f"dataset=d{i}"], f"d{i}") for i in range(len(DAMAGE))),
     (["convert", "store", "new", "--description", "file"], "description: expected one of a folder"),
     (["convert", "raw", "new", "--memory-limit", "100 MB"], "memory_limit: "),
@@ -124,27 +95,11 @@ CASES: list[tuple[list[str], str]] = [
     (["diagnose"], "diagnose: "),
     (["diagnose", "raw", "--job", "1"], "diagnose: "),
     (["diagnose", "--job", "x"], "x"),
-    (["train", "--run-dir", "new", "--set", "dataset=store", "--ranks", "0"], "num_ranks: "),
-    (
-        [
-            "train",
-            "--run-dir",
-            "new",
-            "--set",
-            "dataset=store",
-            "--limit-by",
-            "magic",
-            "--memory-limit",
-            "1 GB",
-        ],
-        "magic",
-    ),
+    ([*TRAIN, "--ranks", "0"], "num_ranks: "),
+    ([*TRAIN, "--limit-by", "magic", "--memory-limit", "1 GB"], "magic"),
     (["train", "--run-dir", "new", "--set", "dataset=nowhere"], "nowhere"),
     (["train", "--run-dir", "new", "--set", "dataset=d6"], "d6"),
-    (
-        ["train", "--run-dir", "new", "--set", "dataset=store", "--memory-limit", "8"],
-        "memory_limit: ",
-    ),
+    ([*TRAIN, "--memory-limit", "8"], "memory_limit: "),
     (["diagnose", "--exit-code", "137", "--text", "Killed"], "got --exit-code and --text"),
     (["plan", "--config", "none.yaml"], "none.yaml: no such file"),
     (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
@@ -156,10 +111,12 @@ CASES: list[tuple[list[str], str]] = [
 
 @pytest.mark.parametrize(("arguments", "words"), CASES, ids=lambda part: " ".join(part)[-40:])
 def test_a_bad_input_is_one_sentence(
-    call: Call, site: Path, arguments: list[str], words: str
+    site: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = tree(site)
-    code, said = call(*arguments)
+    with contextlib.chdir(site):
+        code = main([*arguments])
+    said = "".join(capsys.readouterr())
     assert code == (1 if arguments[0] == "verify" and "error: " not in said else 2), said
     assert words in said
     assert "Traceback" not in said

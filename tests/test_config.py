@@ -1,13 +1,10 @@
-"""Promises of `config`: clear words for every mistake, and files that appear whole or not at
-all."""
+"""Promises of `config`: clear words for every mistake, and files that appear whole or not."""
 
 import inspect
 import json
 import math
 import os
-import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +48,15 @@ def test_values_are_understood_as_command_line_papermill_and_python_pass_them(
 
 
 def test_every_mistake_is_in_one_error_and_an_unknown_name_brings_the_closest_known_one() -> None:
-    words = (
-        r"^num_neighbors: .*, got 5; lr: .*'fast'.*; unknown parameter 'batchsize': .*'batch_size'"
-    )
+    words = "^num_neighbors: .* 5; lr: .*'fast'.*; unknown parameter 'batchsize': .*'batch_size'"
     with pytest.raises(InputError, match=words):
         TrainConfig.create(dataset="somewhere", batchsize=3, lr="fast", num_neighbors=5)
 
 
-@pytest.mark.parametrize("start", [run, train])
-def test_values_in_a_dict_are_no_config(start: Callable[..., object]) -> None:
-    with pytest.raises(InputError, match=r"^config: expected a TrainConfig, got a dict"):
-        start({"dataset": "somewhere"})
+def test_values_in_a_dict_are_no_config() -> None:
+    for start in (run, train):
+        with pytest.raises(InputError, match=r"^config: expected a TrainConfig, got a dict"):
+            start({"dataset": "somewhere"})  # type: ignore[arg-type]
 
 
 def test_help_and_completion_show_each_parameter_with_its_default_and_meaning() -> None:
@@ -124,9 +119,8 @@ def test_splits_are_evaluated_every_so_often_and_after_the_last_epoch(
 
 
 def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
-    config = make(
-        num_neighbors="15 10 5", eval_splits="", num_threads=None, lr=0.1 + 0.2, undirected="yes"
-    )
+    values = {"num_neighbors": "15 10 5", "eval_splits": "", "num_threads": None, "lr": 0.1 + 0.2}
+    config = make(**values, undirected="yes")
     config.save(tmp_path / "config.json")
     assert TrainConfig.load(tmp_path / "config.json") == config
     assert list(tmp_path.iterdir()) == [tmp_path / "config.json"]
@@ -135,50 +129,33 @@ def test_what_is_saved_is_what_is_loaded(tmp_path: Path) -> None:
 GONE = {"sampling": "nodes", "lr_schedule": "constant", "lookahead": 4096, "pin_memory": True}
 
 
-@pytest.mark.parametrize(
-    "removed",
-    [GONE, {"lr_schedule": "cosine:T_max=9"}, {"sampling": "labor"}, {"heads": 8}],
-    ids=str,
-)
-def test_a_saved_parameter_that_is_gone_is_left_out_or_refused_by_name(
-    removed: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_saved_parameter_that_is_gone_is_left_out_or_refused_by_name(tmp_path: Path) -> None:
     config = make(model="gat")
-    saved = {**config.model_dump(mode="json"), **removed}
-    (tmp_path / "config.json").write_text(json.dumps(saved))
-    if removed is GONE:
-        assert TrainConfig.load(tmp_path / "config.json") == config
-        assert config.changes(saved) == ([], [])
-        return
-    with pytest.raises(InputError, match=rf"config\.json: .*{next(iter(removed))}"):
-        TrainConfig.load(tmp_path / "config.json")
+    file = tmp_path / "config.json"
+    saved = config.model_dump(mode="json")
+    file.write_text(json.dumps({**saved, **GONE}))
+    assert TrainConfig.load(file) == config
+    assert config.changes({**saved, **GONE}) == ([], [])
+    for name, value in {"lr_schedule": "cosine:T_max=9", "sampling": "labor", "heads": 8}.items():
+        file.write_text(json.dumps({**saved, name: value}))
+        with pytest.raises(InputError, match=rf"config\.json: .*{name}"):
+            TrainConfig.load(file)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b'{"dataset": "x", "epo', "expected a JSON object"),
-        (b"[1, 2]", "JSON object"),
-        (b'{"dataset": "x", "epoch": 3}', "did you mean 'epochs'"),
-    ],
-)
-def test_a_damaged_config_file_is_named_and_left_alone(
-    tmp_path: Path, content: bytes, words: str
-) -> None:
+@pytest.mark.parametrize("content", [b'{"dataset": "x", "epo', b"[1, 2]", b'{"epoch": 3}'])
+def test_a_damaged_config_file_is_named_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=re.escape(str(path))) as caught:
+    with pytest.raises(InputError, match=f"{path}: .*(JSON object|'epochs')"):
         TrainConfig.load(path)
-    assert words in str(caught.value)
     assert tree(tmp_path) == {"config.json": content}
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("2 GB", 2**31), ("2g", 2**31), ("1.5 GiB", 3 * 2**29), ("64k", 2**16), (2**30, 2**30)],
-)
-def test_sizes_are_understood_in_binary_units(text: object, count: int) -> None:
-    assert parse_bytes(text) == count
+def test_sizes_are_read_and_printed_in_binary_units() -> None:
+    sizes = {"2 GB": 2**31, "2g": 2**31, "1.5 GiB": 3 * 2**29, "64k": 2**16, 2**30: 2**30}
+    assert {text: parse_bytes(text) for text in sizes} == sizes
+    shown = [format_bytes(n) for n in (5 * 2**28, 310 * 2**20, 2048, None)]
+    assert shown == ["1.25 GB", "310 MB", "2 kB", "unknown"]
 
 
 @pytest.mark.parametrize("size", [8, "8", "", "8 XB", "-1 GB", "0 GB", True, None, math.inf])
@@ -187,20 +164,14 @@ def test_what_is_no_size_is_refused_with_the_parameters_name(size: object) -> No
         parse_bytes(size, "limit")
 
 
-def test_sizes_are_printed_in_the_units_they_are_read_in() -> None:
-    shown = [format_bytes(n) for n in (5 * 2**28, 310 * 2**20, 2048, None)]
-    assert shown == ["1.25 GB", "310 MB", "2 kB", "unknown"]
-
-
 def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() -> None:
     def fan_out(value: object) -> tuple[int, ...]:
         config = TrainConfig.create(dataset="x", num_neighbors=[5, 3], eval_num_neighbors=value)
         assert config.fan_out(training=True) == (5, 3)
         return config.fan_out(training=False)
 
-    assert [fan_out(value) for value in (None, "none", -1, "-1", "-1 4", [7, 2])] == [
-        *((5, 3), (5, 3), (-1, -1), (-1, -1), (-1, 4), (7, 2))
-    ]
+    found = [fan_out(value) for value in (None, "none", -1, "-1", "-1 4", [7, 2])]
+    assert found == [(5, 3), (5, 3), (-1, -1), (-1, -1), (-1, 4), (7, 2)]
     for bad in (0, "3 0", [-2], "1 2 3", True, "all"):
         with pytest.raises(InputError, match=r"^eval_num_neighbors"):
             fan_out(bad)
@@ -211,17 +182,11 @@ def test_a_file_of_parameters_has_texts_lists_of_texts_and_maps_as_in_json(tmp_p
         "num_neighbors: [3, 2]  # a list\nmemory_limit: 7 GB\n"
         'model_args: {heads: 8, norm: True, act: relu, name: "8", sizes: [1, a], b: off}\n'
     )
+    mine = {"heads": 8, "norm": True, "act": "relu", "name": "8", "sizes": [1, "a"], "b": False}
     assert read_parameters(tmp_path / "mine.yaml") == {
         "num_neighbors": ["3", "2"],
         "memory_limit": "7 GB",
-        "model_args": {
-            "heads": 8,
-            "norm": True,
-            "act": "relu",
-            "name": "8",
-            "sizes": [1, "a"],
-            "b": False,
-        },
+        "model_args": mine,
     }
     os.mkfifo(tmp_path / "pipe")  # as `--config <(...)` gives it
     threading.Thread(target=(tmp_path / "pipe").write_text, args=["lr: 0.1\n"], daemon=True).start()
@@ -266,9 +231,7 @@ def test_a_file_set_and_a_string_in_python_are_read_alike(
     ],
     ids=lambda part: part[:24],
 )
-def test_a_file_that_no_parameters_can_have_is_refused(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_a_file_without_parameters_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "mine.yaml").write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match=rf"mine\.yaml.*{words}"):
         read_parameters(tmp_path / "mine.yaml")

@@ -1,5 +1,6 @@
 """Promises of the pages beside README: every command is there and does what the page says."""
 
+import itertools
 import os
 import re
 import shlex
@@ -29,19 +30,13 @@ PAGE = ROOT / "notebooks" / "guide" / "papers100M.md"
 SCALE = float(os.environ.get("OGBNLIB_PAGE_SCALE", "0.002"))  # 0.01 takes two minutes
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    """The code blocks of a page in a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-
-
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """What OGB's server has, at the scale of these tests."""
     folder = tmp_path_factory.mktemp("remote")
     synthesize(folder / "papers100M-bin", scale=SCALE)
-    return Path(
-        shutil.make_archive(str(folder / "papers100M-bin"), "zip", folder, "papers100M-bin")
-    ).read_bytes()
+    name = "papers100M-bin"
+    return Path(shutil.make_archive(str(folder / name), "zip", folder, name)).read_bytes()
 
 
 @pytest.mark.slow
@@ -50,22 +45,14 @@ def test_papers100m_is_downloaded_converted_trained_and_read_as_the_page_says(
 ) -> None:
     shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
     with Remote(archive) as server:
-        env = os.environ | {
-            "http_proxy": server.url.rpartition("/")[0],
-            "no_proxy": "",
-            "PYTHONPATH": str(ROOT),
-        }
+        proxy = server.url.rpartition("/")[0]
+        env = {**os.environ, "http_proxy": proxy, "no_proxy": "", "PYTHONPATH": str(ROOT)}
         env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
         said = ""
-        for block in blocks(PAGE, "bash"):
-            done = subprocess.run(
-                ["bash", "-e", "-c", block],
-                cwd=tmp_path,
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-            said += done.stdout.decode()
+        for block in re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL):
+            argv = ["bash", "-e", "-c", f"exec 2>&1\n{block}"]
+            done = subprocess.run(argv, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True)
+            said += done.stdout
             assert done.returncode == 0, f"{block}\n{said[-3000:]}"
     assert len(server.asked) == 1
     assert "data/papers100M: sound" in said
@@ -90,11 +77,8 @@ def test_the_settings_beside_the_job_scripts_fit_their_limit_at_full_size(name: 
 
 def test_what_the_page_expects_is_what_plan_forecasts() -> None:
     rungs = ladder(undirected=True, spool="30 GB")
-    told = re.findall(
-        r"^\| (\d+ GB) \| [^|]* \| \w+ \| \d \| ([\d.]+) GB \| (\d+) min",
-        PAGE.read_text(),
-        re.MULTILINE,
-    )
+    row = r"^\| (\d+ GB) \| [^|]* \| \w+ \| \d \| ([\d.]+) GB \| (\d+) min"
+    told = re.findall(row, PAGE.read_text(), re.MULTILINE)
     assert [allocation for allocation, *_ in told] == ["128 GB", "64 GB", "16 GB", "4 GB"]
     for allocation, gigabytes, minutes in told:
         row = rungs.loc[allocation]
@@ -130,18 +114,16 @@ def test_the_reference_is_that_of_the_docstrings(name: str) -> None:
 def test_every_command_that_a_page_names_is_there_with_its_options(page: Path) -> None:
     known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, *arguments in commands(page):
-        arguments = arguments[
-            : next((i for i, word in enumerate(arguments) if word in ("&&", "|", ">")), None)
-        ]
-        given = known[name].make_context(name, arguments).params if arguments else {}
+        own = [*itertools.takewhile(lambda word: word not in ("&&", "|", ">"), arguments)]
+        given = known[name].make_context(name, own).params if own else {}
         values = parse_assignments(given.get("set_") or [])
         take_sizes(values)
         TrainConfig.create({"dataset": "somewhere"} | values)
 
 
-@pytest.mark.parametrize("name", [*POLICIES, *MODELS])
-def test_the_guide_names_every_policy_and_model(name: str) -> None:
-    assert re.search(rf"\b{name}\b", "".join(page.read_text() for page in PAGES[1:]))
+def test_the_guide_names_every_policy_and_model() -> None:
+    text = "".join(page.read_text() for page in PAGES[1:])
+    assert [name for name in (*POLICIES, *MODELS) if not re.search(rf"\b{name}\b", text)] == []
 
 
 def test_what_troubleshooting_says_of_an_exit_code_is_what_diagnose_says() -> None:
@@ -155,21 +137,10 @@ def test_what_troubleshooting_says_of_an_exit_code_is_what_diagnose_says() -> No
     assert explain_text(message).cause == "out of GPU memory"
 
 
-def sections(page: Path) -> list[dict[str, list[str]]]:
-    """What a translation has in common with its original, section by section: headings, blocks,
-    commands."""
-    found = []
-    for text in re.split(r"^## ", page.read_text(), flags=re.MULTILINE):
-        fenced = re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-        lines = [line for language, block in fenced if language for line in block.splitlines()]
-        found.append(
-            {
-                "blocks": [language for language, _ in fenced],
-                "commands": [re.sub(r"\s+# .*", "", line).rstrip() for line in lines],
-                "headings": re.findall(r"^(#+) ", text, re.MULTILINE),
-            }
-        )
-    return found
+def skeleton(page: Path) -> list[tuple[str, ...]]:
+    """What a translation shares with its original, in order: levels of headings, and commands."""
+    text = re.sub(r"\s+# .*", "", page.read_text())
+    return re.findall(r"^(#+) |^```(\w+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def test_a_figure_on_several_pages_is_that_of_its_source() -> None:
@@ -202,8 +173,4 @@ def test_the_chinese_readme_has_the_same_headings_and_commands() -> None:
     english, chinese = ROOT / "README.md", ROOT / "README.zh-CN.md"
     assert "](README.zh-CN.md)" in english.read_text().splitlines()[0]
     assert "](README.md)" in chinese.read_text().splitlines()[0]
-    ours, theirs = sections(english), sections(chinese)
-    assert len(ours) == len(theirs)
-    for one, other in zip(ours, theirs, strict=True):
-        for kind in one:
-            assert other[kind] == one[kind], kind
+    assert skeleton(english) == skeleton(chinese) != []

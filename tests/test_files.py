@@ -1,5 +1,4 @@
-"""Promises of `files` and `errors`: whole or not at all, one process at a time, and what the disk
-refuses is said."""
+"""Promises of `files` and `errors`: whole or not at all, one at a time, refusals are told."""
 
 import errno
 import os
@@ -15,14 +14,7 @@ from conftest import files_of, left_in, python_child, tree, write_run
 
 from ogbnlib import TrainConfig, convert, files, list_runs, open_store, run
 from ogbnlib.errors import InputError, clear_errors, naming
-from ogbnlib.files import (
-    home,
-    is_held,
-    locked,
-    new_folder,
-    open_to_write,
-    write_json,
-)
+from ogbnlib.files import home, is_held, locked, new_folder, open_to_write, write_json
 from ogbnlib.memory.recorder import Recorder
 from ogbnlib.progress import Count
 from ogbnlib.runs.attempt import open_run_dir
@@ -31,13 +23,9 @@ from ogbnlib.sources.resolve import made_once
 
 
 def test_what_the_disk_refuses_is_path_cause_and_remedy() -> None:
+    words = f"^/data/a: {os.strerror(errno.ENOSPC).lower()}; "
     for error in (OSError(errno.ENOSPC, "x", "/data/a"), OSError(errno.ENOSPC, "x")):
-        cause = os.strerror(errno.ENOSPC).lower()
-        with (
-            pytest.raises(InputError, match=f"^/data/a: {cause}; "),
-            clear_errors(),
-            naming("/data/a"),
-        ):
+        with pytest.raises(InputError, match=words), clear_errors(), naming("/data/a"):
             raise error
 
 
@@ -50,26 +38,17 @@ def test_a_failed_write_names_its_cause_and_leaves_the_old_file(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("offset", [None, 4])
-def test_a_partial_write_is_continued_until_the_cause_shows(
-    tmp_path: Path, offset: int | None
-) -> None:
-    with (
-        open(tmp_path / "a", "wb") as file,
-        files_of(7),
-        pytest.raises(OSError, match=os.strerror(errno.EFBIG)),
-    ):
+def test_a_partial_write_goes_on_until_its_cause_shows(tmp_path: Path, offset: int | None) -> None:
+    refused = pytest.raises(OSError, match=os.strerror(errno.EFBIG))
+    with open(tmp_path / "a", "wb") as file, files_of(7), refused:
         files.write_all(file.fileno(), b"abcdefgh", offset)
     assert (tmp_path / "a").read_bytes() == (b"abcdefg" if offset is None else bytes(4) + b"abc")
 
 
 def test_a_lock_keeps_others_out_and_its_file_goes_with_it(tmp_path: Path) -> None:
-    lock = tmp_path / "lock"
-    said = f"a: it is made by process {os.getpid()} on "
-    with (
-        locked(lock, "a: it is made"),
-        pytest.raises(InputError, match=said),
-        locked(lock, "a: it is made"),
-    ):
+    lock = (tmp_path / "lock", "a: it is made")
+    refused = pytest.raises(InputError, match=f"a: it is made by process {os.getpid()} on ")
+    with locked(*lock), refused, locked(*lock):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -81,10 +60,7 @@ def test_a_file_system_without_locks_is_used_with_a_warning(
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr(files.fcntl, "flock", refuse)
-    with (
-        pytest.warns(UserWarning, match=r"\.a\.lock: "),
-        new_folder(tmp_path / "a"),
-    ):
+    with pytest.warns(UserWarning, match=r"\.a\.lock: "), new_folder(tmp_path / "a"):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
@@ -96,10 +72,8 @@ def test_a_killed_process_leaves_a_lock_that_means_nothing(tmp_path: Path) -> No
         "    (folder / 'half').write_text('x'); print('ready', flush=True); sys.stdin.readline()"
     )
     with python_child(code, str(tmp_path / "new")) as process:
-        with (
-            pytest.raises(InputError, match=f"process {process.pid} "),
-            new_folder(tmp_path / "new"),
-        ):
+        refused = pytest.raises(InputError, match=f"process {process.pid} ")
+        with refused, new_folder(tmp_path / "new"):
             pass
         process.kill()
         process.wait()
@@ -141,10 +115,10 @@ def _train(folder: Path) -> None:
         (".papers.part", _convert),
         (".papers.once", _make_once),
         (".lock", _train),
-        *(
-            (name, _train)
-            for name in ("events.jsonl", "timeline.csv", "output.log", "progress.json")
-        ),
+        ("events.jsonl", _train),
+        ("timeline.csv", _train),
+        ("output.log", _train),
+        ("progress.json", _train),
     ],
 )
 def test_what_another_user_planted_is_refused_and_not_followed(
@@ -193,12 +167,11 @@ def test_a_file_is_emptied_only_after_it_was_checked(tmp_path: Path) -> None:
 
 
 def test_asking_for_a_lock_writes_nothing_and_follows_no_link(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("ten years")
     (tmp_path / ".lock").symlink_to("thesis.tex")
     with pytest.raises(OSError, match="symbolic links"):
         is_held(tmp_path / ".lock")
     assert not is_held(tmp_path / "missing")
-    assert tree(tmp_path)["thesis.tex"] == b"ten years"
+    assert tree(tmp_path) == {}
 
 
 # Written to a pipe by every Python process of a command: what it opens for writing, makes, moves or deletes.
@@ -240,22 +213,14 @@ def test_commands_that_answer_write_nothing_anywhere(tmp_path: Path, tiny_store:
     (tmp_path / "sitecustomize.py").write_text(TRACE)
     write_run(tmp_path / "run")
     commands = ["doctor --root data", "status run", "diagnose run", "diagnose --exit-code 137"]
-    commands += [
-        "plan",
-        "plan --ladder",
-        "plan --set dataset=data --memory-limit 1GB",
-        "verify data",
-    ]
+    commands += ["plan", "plan --ladder", "plan --set dataset=data --memory-limit 1GB"]
+    commands += ["verify data"]
     before = tree(tmp_path)
     reader, writer = os.pipe()
-    done = subprocess.run(
-        [sys.executable, "-c", ONE_BY_ONE, *commands],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "TRACE": str(writer)},
-        pass_fds=[writer],
-        capture_output=True,
-        text=True,
-    )
+    argv = [sys.executable, "-c", ONE_BY_ONE, *commands]
+    how = {"cwd": tmp_path, "pass_fds": [writer], "capture_output": True, "text": True}
+    env = {**os.environ, "PYTHONPATH": str(tmp_path), "TRACE": str(writer)}
+    done = subprocess.run(argv, env=env, **how)
     os.close(writer)
     with open(reader) as lines:
         written = [line for line in lines if not NOT_DATA.search(line)]
@@ -267,50 +232,32 @@ def test_commands_that_answer_write_nothing_anywhere(tmp_path: Path, tiny_store:
     assert after == before
 
 
-def test_home_is_found_without_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_is_found_without_a_shell_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert [home("~/data"), home("data/~")] == [Path("/home/me/data"), Path("data/~")]
     with pytest.raises(InputError, match=r"'data\\r'"):
         home("data\r")
-
-
-def test_a_home_that_is_unknown_is_refused_and_becomes_no_folder(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def unknown(uid: int) -> None:
-        raise KeyError(uid)
-
-    monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", unknown)  # such as docker run -u 12345
-    for path in ("~", "~/data", "~nobody-here/data"):
-        with pytest.raises(InputError, match=rf"{path}: .*HOME"):
-            home(path)
+    with pytest.raises(InputError, match=r"~nobody-here/data: .*HOME"):  # as of docker run -u 12345
+        home("~nobody-here/data")
     assert home("./~/data") == Path("./~/data")
 
 
 def test_names_with_other_letters_work_in_the_c_locale(tmp_path: Path) -> None:
-    keep = {
-        name: value for name, value in os.environ.items() if not name.startswith(("LC_", "LANG"))
-    }
-    env = {**keep, "LC_ALL": "C"}
+    keep = {name: value for name, value in os.environ.items() if name[:3] not in ("LC_", "LAN")}
     commands = [
-        ["synth", "dät/ü", "--scale", "0.0001"],
-        ["verify", "dät/ü"],
-        ["plan", "--set", "dataset=dät/ü"],
-        ["watch", "--run-dir", "rün", "--", "echo", "grün"],
-        ["status", "rün"],
-        ["diagnose", "rün"],
-        ["doctor", "--root", "dät"],
-        ["status", "fehlt-ö"],
+        "synth dät/ü --scale 0.0001",
+        "plan --set dataset=dät/ü",
+        "watch --run-dir rün -- echo grün",
+        "status rün",
+        "status fehlt-ö",
     ]
     for command in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "ogbnlib", *command], cwd=tmp_path, env=env, capture_output=True
-        )
+        argv = [sys.executable, "-m", "ogbnlib", *command.split()]
+        done = subprocess.run(argv, cwd=tmp_path, env={**keep, "LC_ALL": "C"}, capture_output=True)
         said = (done.stdout + done.stderr).decode()
         assert "Traceback" not in said, said
         assert "Error" not in said, said
-        assert done.returncode == (2 if command[1] == "fehlt-ö" else 0), said
+        assert done.returncode == (2 if "fehlt-ö" in command else 0), said
     assert (tmp_path / "dät" / "ü" / "store.json").is_file()
     assert (tmp_path / "rün" / "output.log").read_text() == "grün\n"
 
@@ -319,17 +266,16 @@ def test_a_limit_on_the_size_of_files_is_no_full_disk(tmp_path: Path) -> None:
     call = f"ulimit -f 200; exec {sys.executable} -m ogbnlib synth data --scale 0.001"
     done = subprocess.run(["bash", "-c", call], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
-    said = done.stderr.splitlines()[-1]
-    assert "`ulimit -f`" in said
-    call = f"ulimit -f 20; exec {sys.executable} -m ogbnlib watch --run-dir run -- "
-    for command, code in (("head -c 100000 /dev/zero; exit 3", 3), ("kill -XFSZ $$", 153)):
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        done = subprocess.run(
-            ["bash", "-c", f"{call} sh -c '{command}'"], cwd=tmp_path, capture_output=True
-        )
+    assert "`ulimit -f`" in done.stderr.splitlines()[-1]
+    call = f"ulimit -f 20; exec {sys.executable} -m ogbnlib watch --run-dir"
+    for command, code, word in (
+        ("head -c 100000 /dev/zero; exit 3", 3, "File too large; the record has gaps"),
+        ("kill -XFSZ $$", 153, "the limit of `ulimit -f`"),
+    ):
+        argv = ["bash", "-c", f"{call} run-{code} -- sh -c '{command}'"]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == code
-        assert b"No space" not in done.stderr
-        word = b"File too large; the record has gaps" if code == 3 else b"the limit of `ulimit -f`"
+        assert "No space" not in done.stderr
         assert word in done.stderr
 
 
@@ -337,12 +283,9 @@ def test_a_missing_path_is_named_with_the_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for look in (
-        open_store,
-        Run.open,
-        list_runs,
-        lambda path: run(TrainConfig.create(dataset=path), "1 GB"),
-    ):
+    looks: list[Callable[[str], object]] = [open_store, Run.open, list_runs]
+    looks.append(lambda path: run(TrainConfig.create(dataset=path), "1 GB"))
+    for look in looks:
         with pytest.raises(InputError, match=f" {tmp_path}$") as caught:
             look("data/mine")
         # one line in a notebook

@@ -1,5 +1,4 @@
-"""Every notebook runs through papermill at smoke scale, as a user would run it, and is committed as
-it was executed."""
+"""Every notebook runs through papermill at smoke scale, and is committed as it was executed."""
 
 import ast
 import itertools
@@ -33,7 +32,8 @@ OF_ITS_OWN = {"09_your_own": ["-p", "num_nodes", "5000", "-p", "epochs", "1"]}
 EXTRA = {
     "05_cuda_memory": ["-y", "{hidden_channels: 32, sized_epochs: 5}"],
     "06_out_of_core": [
-        *("-y", "{policies: [eager, shared, store], limits: [128 GB, 8 GB]}", "-p", "epochs", "2")
+        "-y",
+        "{policies: [eager, shared, store], limits: [128 GB, 8 GB], epochs: 2}",
     ],
     # epochs are so short here that fewer would end before the kill
     "07_full_training": ["-y", "seeds: [0]", "-p", "epochs", "40"],
@@ -50,10 +50,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("notebook-data")
 
 
-def execute(
-    path: Path, folder: Path, data_dir: Path, user: list[str] | None = None
-) -> nbformat.NotebookNode:
-    argv = [*(user or []), sys.executable, "-m", "papermill", "--engine", "ogbnlib"]
+def execute(path: Path, folder: Path, data_dir: Path, *user: str) -> nbformat.NotebookNode:
+    argv = [*user, sys.executable, "-m", "papermill", "--engine", "ogbnlib"]
     argv += [str(path), "out.ipynb", "-p", "data_dir", str(data_dir)]
     argv += [*OF_ITS_OWN.get(path.stem, SMOKE), *EXTRA.get(path.stem, [])]
     own = {"HOME": str(folder), "PYTHONPATH": str(ROOT), "NUMBA_CACHE_DIR": ""}
@@ -76,16 +74,11 @@ def executed(data_dir: Path, tmp_path_factory: pytest.TempPathFactory):  # type:
 
 
 def lend_caches(home: Path) -> None:
-    """Give nobody a home with this user's compiled kernels and fonts, which take half a minute to
-    make."""
+    """Give nobody a home with this user's compiled kernels and fonts, which take long to make."""
     kernels = kernel_cache.folder()
     assert kernels is not None
-    caches = {
-        "matplotlib": Path(matplotlib.get_cachedir()),
-        "ogbnlib-kernels-65534": kernels.parent,
-    }
-    for name, cache in caches.items():
-        shutil.copytree(cache, home / ".cache" / name)
+    shutil.copytree(matplotlib.get_cachedir(), home / ".cache" / "matplotlib")
+    shutil.copytree(kernels.parent, home / ".cache" / "ogbnlib-kernels-65534")
     for path in [home, *home.rglob("*")]:
         os.chown(path, 65534, 65534)
 
@@ -108,9 +101,7 @@ def text_of(book: nbformat.NotebookNode) -> str:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_committed_as_it_was_executed_last(path: Path) -> None:
     book = nbformat.read(path, as_version=4)
-    assert not is_stale(book), (
-        "its outputs are of other code: run python tests/execute_notebooks.py"
-    )
+    assert not is_stale(book), "outputs of other code: run python tests/execute_notebooks.py"
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
     first, *_ = outputs = outputs_of(code)
@@ -119,15 +110,8 @@ def test_a_notebook_is_committed_as_it_was_executed_last(path: Path) -> None:
     foreign = r"(?<![\w.])/(home|root|tmp|work|Users)/|warning"
     assert not re.search(foreign, json.dumps(outputs), re.IGNORECASE)
     assert path.stat().st_size < 1_000_000
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_pictures_of_a_notebook_are_small_and_transparent(path: Path) -> None:
-    book = nbformat.read(path, as_version=4)
-    outputs = [output for cell in book.cells for output in cell.get("outputs", [])]
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert pictures
-    assert max(len(picture.data["image/png"]) for picture in pictures) < 200_000
+    assert 0 < max(len(picture.data["image/png"]) for picture in pictures) < 200_000
     assert {is_transparent(picture) for picture in pictures} == {True}
 
 
@@ -188,7 +172,7 @@ def verdicts(book: nbformat.NotebookNode) -> dict[str, tuple[str, str]]:
 def test_a_notebook_ends_with_few_verdicts_an_exercise_and_references(path: Path) -> None:
     book = nbformat.read(path, as_version=4)
     rows = verdicts(book)
-    assert 3 <= len(rows) <= 4
+    assert len(rows) in (3, 4)
     for claim, (measured, so) in rows.items():
         assert max(len(text.split()) for text in (claim, measured, so)) <= 25, claim
         assert so not in ("Not so here.", "Not measured here."), "of the committed run"
@@ -217,11 +201,7 @@ CARRIED = {
     "09_your_own": ["My script is killed", "My model must"],
 }
 TEXTS = {
-    "00_quickstart": [
-        "in phase 'line ",
-        "neighbor_sampler=first_loader.node_sampler to each NeighborLoader after the first",
-        "198 GB, WILL NOT FIT",
-    ],
+    "00_quickstart": ["in phase 'line ", "neighbor_sampler=", "198 GB, WILL NOT FIT"],
     "02_memory_budget": ["under 128.00 GB: WILL NOT FIT"],
     "07_full_training": ["exit code 137"],
     "09_your_own": ["in phase 'prepare valid'"],
@@ -242,30 +222,23 @@ def test_a_notebook_runs_headless_and_reaches_its_verdicts(path: Path, executed)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root, to be compared with"
-)
-def test_a_user_without_cgroup_rights_gets_the_same_verdicts(  # type: ignore[no-untyped-def]
-    executed, data_dir: Path
-) -> None:
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root")
+def test_a_user_without_cgroup_rights_gets_the_same_verdicts(executed) -> None:  # type: ignore[no-untyped-def]
     path = ROOT / "notebooks" / "09_your_own.ipynb"
     as_root = executed(path)
     with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are root's alone
         lend_caches(Path(folder))
-        as_user = execute(path, Path(folder), Path(folder), NOBODY)
+        as_user = execute(path, Path(folder), Path(folder), *NOBODY)
         runs = [Run.open(run) for run in (Path(folder) / "runs").iterdir()]
         limited = [run.result for run in runs if run.result["memory_limit_bytes"]]
         assert limited
         for result in limited:
             assert result["limit_by"] == "watchdog"
             assert result["killed_by"] == (None if result["exit_code"] == 0 else "watchdog")
-            # It looks every 20 ms, in which a process fills some 100 MB: what is beyond that is
-            # counted twice.
+            # It looks every 20 ms, in which a process fills some 100 MB; more is counted twice.
             assert result["peak_bytes"] < result["memory_limit_bytes"] + 150 * MB
         for run in runs:
             assert "cgroup_usage_bytes" not in run.timeline
             assert "cgroup" not in run.diagnosis.text
-    user, root = (
-        {claim: so for claim, (_, so) in verdicts(book).items()} for book in (as_user, as_root)
-    )
-    assert user == root != {}
+    answers = [[so for _, so in verdicts(book).values()] for book in (as_user, as_root)]
+    assert answers[0] == answers[1] != []

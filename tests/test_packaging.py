@@ -1,5 +1,4 @@
-"""Promises of the package as a whole: one list of requirements, imports only downwards, torch only
-where it is used."""
+"""Promises of the whole package: requirements, imports only downwards, torch where it is used."""
 
 import os
 import re
@@ -61,10 +60,8 @@ def test_a_module_imports_from_its_own_room_and_those_below(module: str) -> None
 
 def test_environment_and_pyproject_name_the_same_requirements() -> None:
     lines = (ROOT / "environment.yml").read_text().partition("- pip:\n")[2].splitlines()
-    assert [line.strip().removeprefix("- ") for line in lines if line.strip()] == [
-        "-c constraints.txt",
-        *PROJECT["dependencies"],
-    ]
+    listed = [line.strip().removeprefix("- ") for line in lines if line.strip()]
+    assert listed == ["-c constraints.txt", *PROJECT["dependencies"]]
     (line,) = re.findall(r"- python=(.*)", (ROOT / "environment.yml").read_text())
     assert SpecifierSet(PROJECT["requires-python"]).contains(f"{line}.0")
     assert PROJECT["version"] == ogbnlib.__version__
@@ -106,10 +103,7 @@ def test_a_wheel_carries_what_a_clone_writes(wheel_site: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    os.getuid() == 0 and not shutil.which("setpriv"),
-    reason="root can write everywhere, and there is no setpriv to become another user",
-)
+@pytest.mark.skipif(os.getuid() == 0 and not shutil.which("setpriv"), reason="needs setpriv")
 def test_a_wheel_runs_outside_the_repository(wheel_site: Path) -> None:
     """README's first steps, by a user who may write in one folder only."""
     user = NOBODY if os.getuid() == 0 else []
@@ -183,16 +177,14 @@ def test_import_loads_neither_jupyterlab_nor_papermill() -> None:
 
 
 def test_the_public_names_are_found_where_they_are_said_to_be() -> None:
-    for name in ogbnlib.__all__:
-        assert getattr(ogbnlib, name) is not None
+    assert all(getattr(ogbnlib, name) is not None for name in ogbnlib.__all__)
     assert set(ogbnlib.__all__) <= set(dir(ogbnlib))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ogbnlib.nothing  # noqa: B018
 
 
 def test_no_public_name_turns_into_a_module_once_its_module_was_imported() -> None:
-    # A notebook's first cell is run twice; after the first time each imported submodule is an
-    # attribute.
+    # as after the second run of a notebook's first cell
     names = [name for name in MODULES if name not in ("__main__", "__init__")]
     modules = ", ".join(f"ogbnlib.{name}" for name in names)
     code = f"import types, {modules}\n"

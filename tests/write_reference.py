@@ -1,7 +1,6 @@
-"""Write the guide's pages that follow from code and measurements: `python tests/write_reference.py`.
+"""Write the pages that follow from code and measurements: `python tests/write_reference.py`.
 
-They are the contents, parameters.md and api.md from the docstrings, and numbers.md from the
-planner, the notebooks' committed tables, and the measurements in tests/benchmarks.
+Contents, parameters.md and api.md from docstrings; numbers.md from forecasts and tests/benchmarks.
 """
 
 import csv
@@ -74,25 +73,15 @@ def parameters() -> str:
         for name in re.findall(r"^    (\w+):", group, re.MULTILINE):
             info: Any = config.TrainConfig.model_fields[name]
             choices = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
-            words = (
-                f"{info.description} One of {', '.join(f'`{choice}`' for choice in choices)}."
-                if choices
-                else info.description
-            )
+            words = info.description
+            if choices:
+                words += f" One of {', '.join(f'`{choice}`' for choice in choices)}."
             default = "" if info.is_required() else f"`{info.default!r}`"
-            fixed = (
-                "" if any(isinstance(mark, config.Resume) for mark in info.metadata) else "fixed"
-            )
-            rows.append(f"| `{name}` | {default} | {cell(words)} | {fixed} |")
+            changes = any(isinstance(mark, config.Resume) for mark in info.metadata)
+            rows.append(f"| `{name}` | {default} | {cell(words)} | {'' if changes else 'fixed'} |")
         if rows:
-            lines += [
-                "",
-                f"## {title[0].upper()}{title[1:]}",
-                "",
-                "| name | default | meaning | |",
-                "|---|---|---|---|",
-                *rows,
-            ]
+            lines += ["", f"## {title[0].upper()}{title[1:]}", ""]
+            lines += ["| name | default | meaning | |", "|---|---|---|---|", *rows]
     return "\n".join(lines) + "\n"
 
 
@@ -133,18 +122,14 @@ def api() -> str:
     lines += ["", "## ogbnlib.notebook.verdicts", ""]
     verdicts = importlib.import_module("ogbnlib.notebook.verdicts")
     for name, value in vars(verdicts).items():
-        if (
-            inspect.isfunction(value)
-            and value.__module__ == verdicts.__name__
-            and not name.startswith("_")
-        ):
+        is_own = inspect.isfunction(value) and value.__module__ == verdicts.__name__
+        if is_own and not name.startswith("_"):
             lines.append(f"- `{name}{signature(value)}`: {first_paragraph(value)}")
     return "\n".join(lines) + "\n"
 
 
 def numbers() -> str:
-    """Claims about jobs on ogbn-papers100M that no notebook's table has, with our figure and its
-    source."""
+    """Claims about jobs on papers100M that no notebook has, with our figure and its source."""
     lines = [
         *("# Figures that people quote", "", nav("numbers"), "", SCRIPT),
         "The notebooks' own tables have the others. `1024 x [15, 10]` are seeds and fan-out.",
@@ -174,14 +159,9 @@ def _rows(name: str) -> list[dict[str, str]]:
 
 
 def _forecasts() -> dict[str, str]:
-    usual = TrainConfig.create(
-        dataset="ogbn-papers100M",
-        loading="eager",
-        batch_size=1024,
-        num_neighbors=[15, 10],
-        hidden_channels=64,
-        train_eval="never",
-    )
+    values = {"batch_size": 1024, "num_neighbors": [15, 10], "hidden_channels": 64}
+    values |= {"dataset": "ogbn-papers100M", "loading": "eager", "train_eval": "never"}
+    usual = TrainConfig.create(values)
     forecast = plan(usual).forecast
     parts = {name: size for phase in forecast.phases for name, size in phase.parts.items()}
     changes: dict[str, dict[str, object]] = {

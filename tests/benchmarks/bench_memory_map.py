@@ -1,5 +1,4 @@
-"""Training from memory maps against `loading=store`, from one store, under one hard memory limit
-that counts page cache.
+"""Training from memory maps against `loading=store`, under one hard limit that counts page cache.
 
 Run it by hand from the repository root: `python tests/benchmarks/bench_memory_map.py [STORE]
 [--limit "4 GB"] [--setting small large] [--precision bf16]`. Without STORE it generates an int8
@@ -12,9 +11,8 @@ store of `--scale`. The sides, in turn, each in a process of its own and with a 
 - random: the same after `madvise(MADV_RANDOM)`, which reads single pages, with each number of
   `--workers` of a torch `DataLoader`. Only workers make the disk read several pages at once.
 
-The sides other than the first train for `--seconds` after `--warm-up`, and not a whole epoch. The
-maps get our sampler, which touches only the edges that it draws, and all sides have the same model
-and the same training step, so they differ in how they read.
+The sides other than the first train for `--seconds` after `--warm-up`. The maps get our sampler,
+which touches only the edges that it draws, and all sides have the same model and training step.
 """
 
 import argparse
@@ -135,16 +133,9 @@ def timed(
 
 
 def config_of(asked: argparse.Namespace, store: Store, setting: str) -> TrainConfig:
-    values = {
-        "dataset": str(store.path),
-        "loading": "store",
-        "epochs": 1,
-        "train_eval": "never",
-        "eval_splits": [],
-        "num_threads": "auto",
-        "precision": asked.precision,
-    }
-    return TrainConfig.create(values | SETTINGS[setting])
+    values = {"loading": "store", "epochs": 1, "train_eval": "never", "eval_splits": []}
+    values |= {"dataset": str(store.path), "precision": asked.precision, **SETTINGS[setting]}
+    return TrainConfig.create(values)
 
 
 def figures(ended: Run, batches: int, seconds: float) -> dict[str, Any]:
@@ -167,14 +158,9 @@ def from_maps(
     asked: argparse.Namespace, config: TrainConfig, folder: Path, side: str, workers: int
 ) -> dict[str, Any]:
     answer = folder.with_suffix(".json")
-    task = {
-        "config": config.model_dump(mode="json"),
-        "side": side,
-        "workers": workers,
-        "warm_up": asked.warm_up,
-        "seconds": asked.seconds,
-        "answer": str(answer),
-    }
+    task = {"side": side, "workers": workers, "answer": str(answer)}
+    task |= {"warm_up": asked.warm_up, "seconds": asked.seconds}
+    task["config"] = config.model_dump(mode="json")
     argv = [sys.executable, __file__, "--task", json.dumps(task)]
     ended = watch(argv, asked.limit, run_dir=folder, echo=False)
     if ended.exit_code or not answer.exists():

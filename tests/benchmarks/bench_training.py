@@ -1,15 +1,13 @@
-"""Training speed from a store on disk (page cache warm) against stock PyG in RAM, on the same graph
-in one run, in float32.
+"""Training speed from a store on disk (page cache warm) against stock PyG in RAM, in one run.
 
 Run it by hand from the repository root: `python tests/benchmarks/bench_training.py [--scale 0.02]
 [--dir DIR] [--setting small]`. Stock PyG is its `NeighborLoader` with float32 features in RAM and
 its `GraphSAGE`, called as in its documentation, so that every layer computes every sampled node.
 Where PyG has neither torch-sparse nor pyg-lib to sample with, `ogbnlib.sample_without_pyg_lib()`
 lets it. The trimmed model gets the counts of each hop. torch-sparse has no such counts, so there
-the `NeighborLoader` samples with `store.sampler`. All sides train with Adam, in turn, with one torch
-thread and with torch's default; in each round the better of the two is compared, and the median of
-the rounds counts. All sides run with the environment that `run` gives its trainer: malloc's settings
-and its choice of pages.
+the `NeighborLoader` samples with `store.sampler`. All sides train in float32 with Adam, in turn, with
+one torch thread and torch's default; in each round the better of the two is compared, and the median
+of the rounds counts. All sides run with the environment that `run` gives its trainer.
 
 `--peer graphbolt --peer-python DIR/bin/python [--precision bf16]` compares [15, 10, 5] x 1024 x 256
 with GraphBolt of dgl 2.1.0 instead, in float32 and in the same precision, each side in processes of
@@ -126,16 +124,9 @@ def our_rate(
 ) -> float:
     """Training batches per second of ours in a process of its own, from whole epochs after the
     first."""
-    values = {
-        "dataset": str(store.path),
-        "loading": "store",
-        "device": "cpu",
-        **setting,
-        "train_eval": "never",
-        "eval_splits": [],
-        "num_threads": threads,
-        "precision": precision,
-    }
+    values = {"dataset": str(store.path), "loading": "store", "device": "cpu", **setting}
+    values |= {"train_eval": "never", "eval_splits": []}
+    values |= {"num_threads": threads, "precision": precision}
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-c", OURS, json.dumps(values), f"{folder}/run"]
         done = subprocess.run(argv, env=env, stdout=subprocess.PIPE, check=True)
@@ -164,10 +155,8 @@ def compare_stock(store: Store, setting: dict, seconds: float, rounds: int) -> N
             rates[name].append([side(threads=number) for number in threads])
     for name, of_rounds in rates.items():
         for number, each in zip(threads, zip(*of_rounds, strict=True), strict=True):
-            print(
-                f"  {name}, {number} thread(s), fp32: {median(each):.2f} batches/s "
-                f"({min(each):.2f} to {max(each):.2f})"
-            )
+            spread = f"{min(each):.2f} to {max(each):.2f}"
+            print(f"  {name}, {number} thread(s): {median(each):.2f} batches/s ({spread})")
     for name in [*sides][:-1]:
         ratios = [max(a) / max(b) for a, b in zip(rates["ours"], rates[name], strict=True)]
         each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
@@ -221,13 +210,11 @@ def main() -> None:
         os.execve(sys.executable, sys.orig_argv, {**os.environ, **missing})
     with tempfile.TemporaryDirectory() as scratch:
         path = (options.dir or Path(scratch)) / f"bench-store-{options.scale:g}"
-        store = (
-            open_store(path)
-            if is_store(path)
-            else synthesize_store(path, options.scale, progress=False)
-        )
+        if not is_store(path):
+            synthesize_store(path, options.scale, progress=False)
+        store = open_store(path)
         print(
-            f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} float16 features"
+            f"{store.num_nodes:,} nodes, {store.num_edges:,} edges, {store.num_features} features"
         )
         if options.peer == "graphbolt":
             return compare_graphbolt(

@@ -1,5 +1,4 @@
-"""Today's forecasts at full size, and measured figures of full_size.csv beside them, for the tests:
-`python tests/benchmarks/forecast_table.py [--write]`.
+"""Forecasts at full size beside the figures measured: `forecast_table.py [--write]`.
 
 Each row was measured on the generated graph of ogbn-papers100M's size, directed, with float16
 features and num_threads=auto unless `config` says otherwise, on two cores, under a hard cgroup.
@@ -40,18 +39,12 @@ MACHINES = {
 }
 
 
+SHARED = {"loading": "shared"}
+FLOAT32 = {"loading": "shared", "feature_dtype": "float32"}
 # What you have, what you run, and its changes of the large training, all with reverse edges.
 EXPECTED: list[tuple[str, str, dict[str, object]]] = [
-    (
-        "128 GB",
-        "[15, 10, 5] x 1024 x 256, `loading=shared feature_dtype=float32`",
-        {"loading": "shared", "feature_dtype": "float32"},
-    ),
-    (
-        "64 GB",
-        "the same, `loading=shared feature_dtype=float16`, or `large.yaml`",
-        {"loading": "shared"},
-    ),
+    ("128 GB", "[15, 10, 5] x 1024 x 256, `loading=shared feature_dtype=float32`", FLOAT32),
+    ("64 GB", "the same, `loading=shared feature_dtype=float16`, or `large.yaml`", SHARED),
     ("16 GB", "the same, `loading=store`", {}),
     ("4 GB", "the same, `loading=store`", {}),
     ("8 GB", "`small.yaml`, [3, 2] x 128 x 16, which leaves 1 GB to a notebook", {"file": SMALL}),
@@ -62,7 +55,7 @@ def expected() -> str:
     """The forecasts of `EXPECTED` on the reference machine, as Markdown."""
     lines = [
         "| you have | what you run | precision | threads | peak | an epoch |",
-        "|---|---|---|---|---|---|",
+        "|---" * 6 + "|",
     ]
     for have, text, changes in EXPECTED:
         forecast = _expected(have, changes)
@@ -76,13 +69,9 @@ def expected() -> str:
 
 
 def _expected(have: str, changes: dict[str, object]) -> Forecast:
-    large = {
-        "num_neighbors": [15, 10, 5],
-        "batch_size": 1024,
-        "hidden_channels": 256,
-        "epochs": 10,  # as in slurm/large.yaml; the first pass over the store serves all
-    }
-    settings = {"loading": "store", **large, **changes}
+    large = {"num_neighbors": [15, 10, 5], "batch_size": 1024, "hidden_channels": 256}
+    # epochs as in slurm/large.yaml; the first pass over the store serves all
+    settings = {"loading": "store", **large, "epochs": 10, **changes}
     limit = have
     if "file" in settings:
         settings = yaml.safe_load(Path(settings.pop("file")).read_text())
@@ -127,13 +116,10 @@ def rows() -> list[Row]:
 
 
 def _forecast(figures: dict[str, str]) -> Forecast:
-    common = {
-        "dataset": "ogbn-papers100M",
-        "loading": "store",
-        "feature_dtype": "float16",
-        "train_eval": "never",
-    }
-    config = TrainConfig.create({**common, **parse_assignments(figures["config"].split(";"))})
+    common = {"loading": "store", "feature_dtype": "float16", "train_eval": "never"}
+    config = TrainConfig.create(
+        {"dataset": "ogbn-papers100M", **common, **parse_assignments(figures["config"].split(";"))}
+    )
     shares = windows_plan._HOT_SHARES if figures["hot_rows"] == "yes" else (0.0,)
     # With reverse edges, degrees are spread otherwise in the generated graph than in OGB's.
     size = dataclasses.replace(graph_for(config), name="synthetic")

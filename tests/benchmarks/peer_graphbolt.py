@@ -1,10 +1,8 @@
-"""GraphBolt's side of `bench_training.py --peer graphbolt`: training batches per second from arrays
-in RAM.
+"""GraphBolt's side of `bench_training.py --peer graphbolt`: batches per second from arrays in RAM.
 
 It runs in an environment of its own, as DGL's last GraphBolt for PyPI needs torch 2.2: `python
 peer_graphbolt.py JSON`, with the arguments of `main`; `folder` has colptr, row, x, y and train as
-.npy. The loader and the model are those of DGL's
-examples/graphbolt/node_classification.py.
+.npy. Loader and model are those of DGL's examples/graphbolt/node_classification.py.
 """
 
 import itertools
@@ -33,20 +31,10 @@ class SAGE(torch.nn.Module):
         return x
 
 
-def main(
-    folder: str,
-    fan_out: list[int],
-    batch_size: int,
-    hidden: int,
-    precision: str,
-    threads: int,
-    seconds: float,
-):
+def main(folder: str, fan_out: list[int], batch_size: int, hidden: int, threads: int, **how):
     torch.set_num_threads(threads)
-    arrays = {
-        name: torch.from_numpy(np.load(f"{folder}/{name}.npy"))
-        for name in ("colptr", "row", "x", "y", "train")
-    }
+    names = ("colptr", "row", "x", "y", "train")
+    arrays = {name: torch.from_numpy(np.load(f"{folder}/{name}.npy")) for name in names}
     graph = gb.fused_csc_sampling_graph(arrays["colptr"], arrays["row"])
     features = gb.BasicFeatureStore({("node", None, "feat"): gb.TorchBasedFeature(arrays["x"])})
     labels = arrays["y"][arrays["train"]].long()
@@ -61,7 +49,7 @@ def main(
     done = -1
     while True:
         for batch in loader:
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=how["precision"] == "bf16"):
                 out = model(batch.blocks, batch.node_features["feat"])
                 loss = F.cross_entropy(out.float(), batch.labels)
             optimizer.zero_grad()
@@ -70,7 +58,7 @@ def main(
             done += 1
             if not done:  # the first batch is left out
                 begin = time.perf_counter()
-            elif time.perf_counter() - begin > seconds:
+            elif time.perf_counter() - begin > how["seconds"]:
                 return print(done / (time.perf_counter() - begin))
 
 

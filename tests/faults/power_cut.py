@@ -82,8 +82,7 @@ def restore(folder: Path, calls: list[Call], num_calls: int, num_names: int, con
 
 
 def cuts(calls: list[Call]) -> list[tuple[int, int, str]]:
-    """List the arguments of `restore` for every state: all names so far, or those of the last
-    fsync."""
+    """List `restore`'s arguments for every state: all names so far, or those of the last fsync."""
     states = []
     last_sync = 0
     for number, call in enumerate(calls, 1):

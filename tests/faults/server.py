@@ -1,8 +1,4 @@
-"""Runs pieces of work in forked children, each with a fault armed; started once with the shim
-preloaded.
-
-A line of JSON on standard input is one piece; one on standard output says how it ended.
-"""
+"""Runs each piece of work (a line of JSON) in a forked child with a fault armed by the shim."""
 
 import ctypes
 import gc
@@ -47,13 +43,8 @@ def forked(job: dict[str, Any]) -> int:
     code = 1
     try:
         if job["nth"]:
-            arm = ctypes.CDLL(None).fault_arm
-            arm(
-                job["folder"].encode(),
-                ctypes.c_long(job["nth"]),
-                job["how"],
-                job["counter"].encode(),
-            )
+            folder, counter = job["folder"].encode(), job["counter"].encode()
+            ctypes.CDLL(None).fault_arm(folder, ctypes.c_long(job["nth"]), job["how"], counter)
         code = do(job["work"], job["arguments"])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

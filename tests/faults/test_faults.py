@@ -1,9 +1,7 @@
-"""Whatever call on a file fails, and wherever a SIGKILL comes: nothing is lost or half there, and
-one sentence tells.
+"""Whatever call on a file fails or is killed: nothing is lost or half there, one sentence tells.
 
-A server is started with a library preloaded that counts what is done to files below a folder, and
-has the nth of these calls fail or kill. Five moments of each piece of work are tried;
-OGBNLIB_FAULTS=300 tries the first 300, one by one.
+A preloaded library has the nth call on files below a folder fail or kill: 5 moments of each piece
+of work, or the first 300 with OGBNLIB_FAULTS=300.
 """
 
 import errno
@@ -44,13 +42,10 @@ class Faults:
         self.scratch = folder
         self._counter = folder / "counter"
         self._counter.write_bytes(bytes(mmap.PAGESIZE))
-        self._server = subprocess.Popen(
-            [sys.executable, str(HERE / "server.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "LD_PRELOAD": str(shim)},
-        )
+        env = {**os.environ, "LD_PRELOAD": str(shim)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        argv = [sys.executable, str(HERE / "server.py")]
+        self._server = subprocess.Popen(argv, text=True, env=env, **pipes)
 
     def _do(self, work: str, folder: Path, nth: int, how: int, **arguments: Any) -> Ended:
         self._counter.write_bytes(bytes(mmap.PAGESIZE))
@@ -88,22 +83,18 @@ class Faults:
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip(
-            "no C compiler: the faults are made by a preloaded library that is compiled here"
-        )
+        pytest.skip("no C compiler for the preloaded library that makes the faults")
     folder = tmp_path_factory.mktemp("faults")
     shim = folder / "shim.so"
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-o", shim, HERE / "shim.c", "-ldl"], check=True
-    )
+    argv = [compiler, "-shared", "-fPIC", "-O1", "-o", shim, HERE / "shim.c", "-ldl"]
+    subprocess.run(argv, check=True)
     server = Faults(shim, folder)
     yield server
     server.close()
 
 
 def moments(calls: int) -> list[int]:
-    """At which of so many calls to fail: 5 spread over all, or with OGBNLIB_FAULTS=300 each of the
-    first 300."""
+    """At which of so many calls to fail: 5 spread over all, or OGBNLIB_FAULTS from the first."""
     wanted = int(os.environ.get("OGBNLIB_FAULTS", "0"))
     if wanted:
         return list(range(1, min(calls, wanted) + 1))
@@ -111,8 +102,7 @@ def moments(calls: int) -> list[int]:
 
 
 def told(ended: Ended, how: int, nth: int = COUNT) -> None:
-    """A kill is a kill, if it came; anything else ends in one sentence, exit code 2, and no
-    traceback."""
+    """A kill is a kill, if it came; else one sentence tells, exit code 2, and no traceback."""
     if how in (KILL, TORN):
         # samples of memory are no fixed number
         assert ended.code == 137 or ended.calls < nth, ended.output
@@ -124,9 +114,7 @@ def told(ended: Ended, how: int, nth: int = COUNT) -> None:
         assert how != FULL or "space" in ended.output, ended.output
 
 
-@pytest.mark.parametrize(
-    "how", [KILL, TORN, FULL, BROKEN], ids=["kill", "torn", "full disk", "broken disk"]
-)
+@pytest.mark.parametrize("how", [KILL, TORN, FULL, BROKEN], ids=["kill", "torn", "full", "broken"])
 def test_data_being_made_appear_whole_or_not_at_all(
     faults: Faults, tiny_dir: Path, tmp_path: Path, how: int
 ) -> None:
@@ -134,9 +122,8 @@ def test_data_being_made_appear_whole_or_not_at_all(
     folder.mkdir()
 
     def make(nth: int, how: int) -> Ended:
-        return faults.command(
-            folder, "convert", str(tiny_dir), str(folder / "whole"), nth=nth, how=how
-        )
+        argv = "convert", str(tiny_dir), str(folder / "whole")
+        return faults.command(folder, *argv, nth=nth, how=how)
 
     whole = make(COUNT, FULL)
     assert whole.code == 0, whole.output
@@ -177,8 +164,7 @@ def test_a_run_goes_on_to_the_same_weights(
 
 
 def positions(size: int) -> list[int]:
-    """Which of so many bytes to flip: 4, or with OGBNLIB_FAULTS=300 60, from the first to the
-    last."""
+    """Which of so many bytes to flip, from first to last: 4, or 60 with OGBNLIB_FAULTS."""
     count = 60 if os.environ.get("OGBNLIB_FAULTS") else 4
     return sorted({round(i * (size - 1) / (count - 1)) for i in range(count)})
 
@@ -199,10 +185,7 @@ def test_a_flipped_byte_in_a_run_is_told_or_without_effect(
         shutil.copytree(tmp_path / "begun", run_dir)
         flip(run_dir / name, position, 1 << position % 8)
         told(faults.command(tmp_path, "diagnose", str(run_dir)), BROKEN)
-        kept = {
-            key: (run_dir / key).read_bytes()
-            for key in ("checkpoint.pt", "config.json", "metrics.csv")
-        }
+        kept = {key: (run_dir / key).read_bytes() for key in RUN_FILES[:3]}
         ended = faults.train(run_dir, config)
         told(ended, BROKEN)
         if ended.code == 0:
@@ -214,8 +197,7 @@ def test_a_flipped_byte_in_a_run_is_told_or_without_effect(
 
 
 class PowerCuts:
-    """States of a folder after power cuts during one piece of work, drawn at random: 5, or
-    OGBNLIB_FAULTS."""
+    """States of a folder after power cuts in a piece of work, at random: 5, or OGBNLIB_FAULTS."""
 
     def __init__(self, folder: Path, calls: list[Call]):
         states = cuts(calls)

@@ -5,10 +5,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from benchmarks.bench_planner import write_graph
+from torch_geometric.data import Data
+from torch_geometric.loader import NeighborLoader
+from torch_geometric.sampler import NodeSamplerInput
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
@@ -22,6 +27,7 @@ from ogbnlib.forecast.memory_parts import (
 )
 from ogbnlib.forecast.pass_memory import Pass
 from ogbnlib.graph.store import Store, open_store
+from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
 from ogbnlib.sources.official import KNOWN
 from ogbnlib.sources.resolve import size_of
@@ -31,19 +37,14 @@ PAPERS = KNOWN["ogbn-papers100M"]
 
 
 @pytest.mark.parametrize("undirected", [False, True])
-def test_the_size_of_a_store_is_that_of_its_arrays_and_files(
+def test_a_store_has_the_size_of_its_files(
     tiny_dir: Path, tmp_path: Path, undirected: bool
 ) -> None:
-    store = convert(
-        tiny_dir, tmp_path / "store", undirected=undirected, feature_dtype="float16", progress=False
-    )
+    how: dict[str, Any] = {"undirected": undirected, "feature_dtype": "float16"}
+    store = convert(tiny_dir, tmp_path / "store", progress=False, **how)
     size = size_of(str(tmp_path / "store"))
-    assert (size.num_nodes, size.num_edges, size.num_features, size.num_classes) == (
-        300,
-        len(store.row),
-        8,
-        4,
-    )
+    assert (size.num_nodes, size.num_edges) == (300, len(store.row))
+    assert (size.num_features, size.num_classes) == (8, 4)
     assert (size.stored, size.feature_itemsize, size.undirected) == ("store", 2, undirected)
     assert dict(size.num_seeds) == {name: len(ids) for name, ids in store.splits.items()}
     files = {name: getattr(store, name).nbytes for name in ("colptr", "row", "x")}
@@ -51,14 +52,9 @@ def test_the_size_of_a_store_is_that_of_its_arrays_and_files(
 
 
 def test_a_stock_loader_keeps_what_stock_csc_bytes_says(tiny_store: Path) -> None:
-    import torch
-    from torch_geometric.data import Data
-    from torch_geometric.loader import NeighborLoader
-
     edge_index = torch.from_numpy(open_store(tiny_store).read_edge_index())
-    stock = NeighborLoader(
-        Data(edge_index=edge_index, num_nodes=300), [3], input_nodes=torch.arange(9)
-    ).node_sampler
+    data = Data(edge_index=edge_index, num_nodes=300)
+    stock = NeighborLoader(data, [3], input_nodes=torch.arange(9)).node_sampler
     kept = sum(tensor.nbytes for tensor in (stock.colptr, stock.row, stock.perm))
     assert kept == stock_csc_bytes(size_of(str(tiny_store)), 3000)
 
@@ -72,35 +68,23 @@ def drawn_store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 def sampled(
     store: Store, split: str, batch_size: int, fan_out: Sequence[int]
 ) -> tuple[float, float]:
-    """Mean nodes and edges of batches of the real sampler: of any seeds in training, else of the
-    first batches."""
-    import torch
-    from torch_geometric.sampler import NodeSamplerInput
-
-    from ogbnlib.sampling.sampler import CSCSampler
-
+    """Mean nodes and edges of sampled batches: of any seeds in training, else of the first ones."""
     sampler, ids = CSCSampler(store.colptr, store.row, fan_out), store.splits[split]
-    random, drawn = np.random.default_rng(1), []
+    random, sizes = np.random.default_rng(1), []
     for number in range(6):
         begin = number % max(1, len(ids) // batch_size) * batch_size
-        seeds = (
-            random.permutation(ids)[:batch_size]
-            if split == "train"
-            else ids[begin : begin + batch_size]
-        )
-        drawn.append(
-            sampler.sample_from_nodes(NodeSamplerInput(input_id=None, node=torch.from_numpy(seeds)))
-        )
-    return float(np.mean([len(one.node) for one in drawn])), float(
-        np.mean([len(one.row) for one in drawn])
-    )
+        seeds = ids[begin : begin + batch_size]
+        if split == "train":
+            seeds = random.permutation(ids)[:batch_size]
+        one = sampler.sample_from_nodes(NodeSamplerInput(None, torch.from_numpy(seeds)))
+        sizes.append((len(one.node), len(one.row)))
+    nodes, edges = np.mean(sizes, axis=0)
+    return float(nodes), float(edges)
 
 
 @pytest.mark.parametrize("split", ["train", "valid"])
 @pytest.mark.parametrize("fan_out", [[15, 10, 5], [25, -1]], ids=str)
-def test_drawn_batches_are_as_large_as_the_samplers(
-    drawn_store: Store, fan_out: list[int], split: str
-) -> None:
+def test_draws_are_as_large_as_samples(drawn_store: Store, fan_out: list[int], split: str) -> None:
     nodes, edges = sampled(drawn_store, split, 64, fan_out)
     drawn = draw_batches(drawn_store, split, Draw(64, tuple(fan_out), split == "train", 0), 100)
     assert drawn is not None
@@ -112,22 +96,14 @@ def test_drawn_batches_are_as_large_as_the_samplers(
 
 @pytest.fixture(scope="module")
 def hub_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A graph with a node of 100,000 in-neighbors, itself the neighbor of two nodes in each
-    split."""
+    """A node has 100,000 in-neighbors, and is itself a neighbor of two nodes in each split."""
     path = tmp_path_factory.mktemp("data") / "hubs.store"
     write_graph("hubs-1-100000-8", path)
     return open_store(path)
 
 
 @pytest.mark.parametrize("fan_out", [(-1, -1), (-1, 5), (-1,)], ids=str)
-def test_the_largest_evaluation_batch_is_counted_whatever_hub_it_has(
-    hub_store: Store, fan_out: tuple[int, ...]
-) -> None:
-    import torch
-    from torch_geometric.sampler import NodeSamplerInput
-
-    from ogbnlib.sampling.sampler import CSCSampler
-
+def test_the_largest_evaluated_batch_is_counted(hub_store: Store, fan_out: tuple[int, ...]) -> None:
     sampler = CSCSampler(hub_store.colptr, hub_store.row, fan_out)
     edges = []
     for seeds in torch.from_numpy(hub_store.splits["test"]).split(128):
@@ -141,9 +117,7 @@ def test_the_largest_evaluation_batch_is_counted_whatever_hub_it_has(
         assert found.bound == found.largest  # all were counted
 
 
-def test_where_batches_are_random_or_not_counted_the_highest_degree_bounds_them(
-    hub_store: Store,
-) -> None:
+def test_the_highest_degree_bounds_random_or_uncounted_batches(hub_store: Store) -> None:
     finite = draw_batches(hub_store, "test", Draw(64, (5, 5), False, 0), 10)
     assert finite is not None
     assert finite.bound == finite.largest
@@ -156,9 +130,7 @@ def test_where_batches_are_random_or_not_counted_the_highest_degree_bounds_them(
     assert unseen.bound.num_nodes == hub_store.num_nodes
 
 
-def test_a_batch_too_large_to_be_drawn_is_extrapolated_and_rather_too_large(
-    drawn_store: Store,
-) -> None:
+def test_a_batch_too_large_to_draw_is_extrapolated_upwards(drawn_store: Store) -> None:
     nodes, edges = sampled(drawn_store, "train", 64, [15, 10, 5])
     draw = Draw(64, (15, 10, 5), True, 0, most_edges=6000)
     batches = draw_batches(drawn_store, "train", draw, 100)
@@ -194,9 +166,7 @@ def test_a_damaged_graph_is_no_traceback(tiny_store: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("num_batches", "measured"), [(15, 758_000), (28, 1_193_000), (2358, 12_954_969)]
 )
-def test_batches_at_full_size_have_as_many_distinct_nodes_as_was_counted(
-    num_batches: int, measured: int
-) -> None:
+def test_full_size_batches_have_the_distinct_nodes_counted(num_batches: int, measured: int) -> None:
     """In windows and in the epoch of [15, 10] x 512 with reverse edges on the generated graph."""
     batch = BatchShape((512, 6663, 60_036), (6736, 65_993))
     expected = shared_nodes(PAPERS, True, batch, num_batches)
@@ -205,9 +175,8 @@ def test_batches_at_full_size_have_as_many_distinct_nodes_as_was_counted(
 
 def test_a_batch_of_the_real_graph_has_the_nodes_that_others_report() -> None:
     # dgl's examples/graphbolt/disk_based_feature
-    assert expected_batch(PAPERS, True, 1024, [10, 10, 10]).num_nodes == pytest.approx(
-        669_000, rel=0.1
-    )
+    batch = expected_batch(PAPERS, True, 1024, [10, 10, 10])
+    assert batch.num_nodes == pytest.approx(669_000, rel=0.1)
 
 
 def test_seeds_without_neighbors_leave_every_row_in_its_window() -> None:

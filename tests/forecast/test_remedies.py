@@ -1,6 +1,4 @@
-"""Promises of the remedies for out-of-memory kills: each that a diagnosis prints is followed, and
-the run finishes under the limit in question.
-"""
+"""Each remedy that a diagnosis of a kill prints is followed, and the run finishes."""
 
 import os
 import random
@@ -69,17 +67,14 @@ def follow(killed: Run, folder: Path, limit: int) -> list[str]:
         config = TrainConfig.create({**killed.config.model_dump(), **changes})
         done = run(config, size or limit, run_dir=folder / f"way-{number}", echo=False)
         if done.exit_code != 0:
-            failures.append(
-                f"{killed.config.loading} {limit // MB}: {changes or size}: {done.diagnosis}"
-            )
+            failures.append(f"{limit // MB}: {changes or size}: {done.diagnosis}")
     return failures if ways else [f"no remedy: {killed.diagnosis}"]
 
 
 def killed_below(
     settings: dict[str, Any], part: float, data: Path, folder: Path
 ) -> tuple[Run, int]:
-    """A run that was killed for want of memory: under a limit between Python's own memory and what
-    the run needs, lowered until it is killed."""
+    """A run that was killed under a limit that was lowered until then, and that limit."""
     config = configuration({**BASE, **settings}, data)
     forecast = predict(config)
     limit = RUNTIME_BYTES + int(part * (forecast.least_bytes - RUNTIME_BYTES))
@@ -132,9 +127,9 @@ def test_the_limit_that_killed_is_the_one_that_changes_fit_and_the_one_to_raise(
 
 def test_memory_beyond_the_forecast_counts_for_each_suggestion() -> None:
     limit = 80 * GB
-    expected = predict(PAPERS.replace(loading="shared"), memory_limit_bytes=limit).least_bytes
-    assert verdict_of("shared", limit) == FITS
     config = PAPERS.replace(loading="shared")
+    expected = predict(config, memory_limit_bytes=limit).least_bytes
+    assert plan(config, limit).verdict == FITS
     found = remedies(memory_remedy(config, record_of("load", limit), KilledBy(limit)))
     ways = [changes for changes, size in found if not size]
     for changes in ways:
@@ -143,10 +138,6 @@ def test_memory_beyond_the_forecast_counts_for_each_suggestion() -> None:
         assert forecast.least_bytes + forecast.margin_bytes + beyond <= limit
     assert ways
     assert parse_bytes(found[-1][1]) >= limit + 0.08 * expected
-
-
-def verdict_of(loading: str, limit: int) -> str | None:
-    return plan(PAPERS.replace(loading=loading), limit).verdict
 
 
 def test_a_run_whose_memory_climbs_is_told_to_find_the_leak_and_no_parameter() -> None:

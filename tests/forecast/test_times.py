@@ -37,10 +37,8 @@ class EdgeWise(nn.Module):
 
 
 def seconds(name: str, edges: int, *, training: bool = True) -> float:
-    propagated = KINDS[name].propagated
-    config = TrainConfig.create(
-        dataset="mine", model=name, loading="propagated" if propagated else "shared"
-    )
+    loading = "propagated" if KINDS[name].propagated else "shared"
+    config = TrainConfig.create(dataset="mine", model=name, loading=loading)
     batch = BatchShape((8, 64, 512), (64, edges))
     step = Step(config, batch, 16 * (1 + config.hops), 4, training)
     return step.seconds(REFERENCE, threads=1)
@@ -58,13 +56,9 @@ def test_a_step_on_propagated_features_has_no_edges(name: str) -> None:
 
 def test_the_time_of_ones_own_model_is_that_of_its_measured_step(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODELS)
+    config = TrainConfig.create(dataset="mine", num_neighbors=[15, 10])
     dense, edge_wise = (
-        plan(
-            TrainConfig.create(
-                dataset="mine", model=f"{tmp_path / 'mine.py'}:{name}", num_neighbors=[15, 10]
-            ),
-            size=SIZE,
-        )
+        plan(config.replace(model=f"{tmp_path / 'mine.py'}:{name}"), size=SIZE)
         for name in ("Dense", "EdgeWise")
     )
     assert edge_wise.forecast.epoch_s > 2 * dense.forecast.epoch_s

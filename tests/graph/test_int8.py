@@ -1,5 +1,4 @@
-"""Features of one byte: everything that reads a store sees the decoded values, which are near the
-data's own."""
+"""Features of one byte: all that reads a store sees the decoded values, near the data's own."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import raw_arrays, same
+from torch_geometric.data import Data
 
 from ogbnlib import InputError, TrainConfig, predict
 from ogbnlib.graph.store import Store, open_store
@@ -20,29 +20,26 @@ from ogbnlib.training.train import train
 Config = Callable[..., TrainConfig]
 
 
+def save(data: Data, path: Path, **how: Any) -> Store:
+    return Store.from_data(data, path, num_classes=4, progress=False, **how)
+
+
 @pytest.fixture(scope="module")
 def coded(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return convert(
-        tiny_dir, tmp_path_factory.mktemp("int8") / "coded", feature_dtype="int8", progress=False
-    )
+    path = tmp_path_factory.mktemp("int8") / "coded"
+    return convert(tiny_dir, path, feature_dtype="int8", progress=False)
 
 
 @pytest.fixture(scope="module")
 def decoded(coded: Store, tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A store of float32 that has the values of `coded`."""
-    data = coded.to_data()
-    return Store.from_data(
-        data, tmp_path_factory.mktemp("int8") / "decoded", num_classes=4, progress=False
-    )
+    return save(coded.to_data(), tmp_path_factory.mktemp("int8") / "decoded")
 
 
 def test_values_are_within_half_a_step_and_the_store_verifies(coded: Store, tiny_dir: Path) -> None:
     x = raw_arrays(tiny_dir)["x"]
-    assert (coded.x.dtype, coded.feature_itemsize, coded.files["x"].bytes) == (
-        np.int8,
-        1,
-        4096 + x.size,
-    )
+    assert (coded.x.dtype, coded.feature_itemsize) == (np.int8, 1)
+    assert coded.files["x"].bytes == 4096 + x.size
     steps = (x.max(0) - x.min(0)) / 254
     assert (np.abs(coded.read("x") - x) <= 0.501 * steps).all()
     assert coded.read("x", "float16").dtype == np.float16
@@ -54,32 +51,21 @@ def test_values_are_within_half_a_step_and_the_store_verifies(coded: Store, tiny
 def test_a_column_of_one_value_stays_it(coded: Store, tmp_path: Path, constant: float) -> None:
     data = coded.to_data()
     data.x[:, 2] = constant
-    store = Store.from_data(
-        data, tmp_path / "store", num_classes=4, feature_dtype="int8", progress=False
-    )
+    store = save(data, tmp_path / "store", feature_dtype="int8")
     assert (store.read("x")[:, 2] == constant).all()
 
 
 def test_rows_propagated_from_other_values_are_refused(coded: Store, tmp_path: Path) -> None:
-    data, stores, config = (
-        coded.to_data(),
-        [],
-        TrainConfig.create(dataset="d", loading="propagated", model="sgc"),
-    )
-    how: dict[str, Any] = {"progress": False, "say": print}
-    for factor in (1, 4):
-        data.x *= factor
-        stores.append(
-            Store.from_data(
-                data, tmp_path / "d", num_classes=4, feature_dtype="int8", progress=False
-            )
-        )
-        if factor == 1:
-            propagated(stores[0], config, **how)
-            (tmp_path / "d").rename(tmp_path / "before")
-    assert stores[0].files["x"].crc32 == stores[1].files["x"].crc32
-    with pytest.raises(InputError, match=str(stores[1].path)):
-        propagated(stores[1], config, **how)
+    data = coded.to_data()
+    config = TrainConfig.create(dataset="d", loading="propagated", model="sgc")
+    first = save(data, tmp_path / "d", feature_dtype="int8")
+    propagated(first, config, progress=False, say=print)
+    (tmp_path / "d").rename(tmp_path / "before")
+    data.x *= 4
+    second = save(data, tmp_path / "d", feature_dtype="int8")
+    assert first.files["x"].crc32 == second.files["x"].crc32
+    with pytest.raises(InputError, match=str(second.path)):
+        propagated(second, config, progress=False, say=print)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +79,8 @@ def test_a_run_is_that_of_the_decoded_values(
         folder = tmp_path / store.path.name
         runs.append(train(tiny_config(dataset=str(store.path), **changes), folder))
         for sampled in (False, True):
-            out = predict(
-                folder,
-                folder / f"{sampled}.npy",
-                sampled=sampled,
-                progress=False,
-                say=lambda text: None,
-            )
+            out = folder / f"{sampled}.npy"
+            predict(folder, out, sampled=sampled, progress=False, say=lambda text: None)
             classes.append(np.load(out).tolist())
     assert same(runs[0].model.state_dict(), runs[1].model.state_dict())
     assert classes[:2] == classes[2:]
@@ -109,10 +90,8 @@ def test_pygs_feature_store_and_a_propagation_see_decoded_values(
     coded: Store, decoded: Store, tmp_path: Path
 ) -> None:
     ids = torch.tensor([5, 0, 299])
-    one, other = (
-        store.feature_store().get_tensor(None, "x", index=ids) for store in (coded, decoded)
-    )
-    assert torch.equal(one, other)
+    stores = [store.feature_store() for store in (coded, decoded)]
+    assert torch.equal(*(store.get_tensor(None, "x", index=ids) for store in stores))
     assert propagate(coded, tmp_path / "a", progress=False).x.dtype == np.float32
     for norm in ("row", "sym"):
         how: dict[str, Any] = {"norm": norm, "feature_dtype": "float32", "progress": False}

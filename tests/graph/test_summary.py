@@ -27,29 +27,19 @@ def raw(tmp_path: Path) -> Path:
     return path
 
 
-LABEL_COUNTS = {
-    "largest_class": [0, 4],
-    "smallest_class": [2, 2],
-    "empty_classes": 2,
-    "unlabelled_nodes": 3,
-}
-COUNTS = {"edges_read": 5, "merged_edges": 0}
+COUNTS = {"edges_read": 5, "merged_edges": 0, "empty_classes": 2, "unlabelled_nodes": 3}
+COUNTS |= {"largest_class": [0, 4], "smallest_class": [2, 2]}
 
 
 def test_the_command_prints_the_counts(raw: Path, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["convert", str(raw), str(tmp_path / "text"), "--undirected"])
     words = " ".join(done.output.split())
-    for fact in (
-        "9 nodes, 5 edges",
-        "edges read: 5;",
-        "merged edges: 5;",
-        "largest class: '0' with 4;",
-    ):
+    for fact in ("9 nodes, 5 edges", "read: 5;", "merged edges: 5;", "largest class: '0' with 4;"):
         assert fact in words
     done = CliRunner().invoke(app, ["convert", str(raw), str(tmp_path / "json"), "--json"])
     facts = json.loads(done.stdout)
     assert facts["splits"] == {"train": 3, "valid": 2, "test": 0}
-    assert {name: facts[name] for name in COUNTS | LABEL_COUNTS} == COUNTS | LABEL_COUNTS
+    assert {name: facts[name] for name in COUNTS} == COUNTS
 
 
 def test_a_store_keeps_its_counts_and_each_door_says_them(raw: Path, tmp_path: Path) -> None:

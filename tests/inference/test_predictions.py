@@ -1,5 +1,4 @@
-"""Predictions of a run: layer by layer they are those of a forward pass over the whole graph in
-RAM."""
+"""Layer by layer, predictions are those of a forward pass over the whole graph in RAM."""
 
 import json
 import re
@@ -31,10 +30,8 @@ def in_ram(run_dir: Path, dataset: Path) -> np.ndarray:
     """Scores of all nodes by the layers on the whole graph."""
     config, weights, *_ = SavedModel.open(run_dir)
     store = open_store(dataset)
-    x, edges = (
-        torch.from_numpy(store.read("x", "float32")),
-        torch.from_numpy(store.read_edge_index()),
-    )
+    x = torch.from_numpy(store.read("x", "float32"))
+    edges = torch.from_numpy(store.read_edge_index())
     net = registered_model(config, store.num_features, store.num_classes).eval()
     net.load_state_dict(weights)
     with torch.no_grad():
@@ -47,12 +44,8 @@ def trained(
     request: pytest.FixtureRequest, tiny_config: Config, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     run_dir: Path = tmp_path_factory.mktemp(request.param) / "run"
-    train(
-        tiny_config(
-            model=request.param, num_neighbors=[3, 3, 2], hidden_channels=6, keep="best", lr=0.05
-        ),
-        run_dir,
-    )
+    values = {"num_neighbors": [3, 3, 2], "hidden_channels": 6, "keep": "best", "lr": 0.05}
+    train(tiny_config(model=request.param, **values), run_dir)
     return run_dir
 
 
@@ -68,23 +61,16 @@ def test_exact_scores_are_those_of_a_forward_pass_in_ram(
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, rtol=1e-4, atol=1e-5)
     some = np.random.default_rng(0).permutation(300)[:40]
     np.save(tmp_path / "some.npy", some)
-    for nodes, ids in (
-        ("all", np.arange(300)),
-        (str(tmp_path / "some.npy"), some),
-        ("labelled", None),
-    ):
+    labelled = np.unique(np.concatenate([*open_store(tiny_store).splits.values()]))
+    asked = {"all": np.arange(300), str(tmp_path / "some.npy"): some, "labelled": labelled}
+    for nodes, ids in asked.items():
         path = predict(trained, tmp_path / f"{Path(nodes).stem}-out.npy", nodes=nodes, **QUIET)
-        if ids is None:
-            ids = np.load(tmp_path / "labelled-out-nodes.npy")
-            assert np.array_equal(
-                ids, np.unique(np.concatenate([*open_store(tiny_store).splits.values()]))
-            )
         found = np.load(path)
         assert found.dtype == np.int16
         assert np.array_equal(found, expected[ids].argmax(1))
-    assert left_in(tmp_path) == [
-        *("all-out.npy", "labelled-out-nodes.npy", "labelled-out.npy"), "scores.npy", "some-out.npy", "some.npy"
-    ]  # fmt: skip
+    assert np.array_equal(np.load(tmp_path / "labelled-out-nodes.npy"), labelled)
+    others = {"labelled-out-nodes.npy", "scores.npy", "some.npy"}
+    assert {*left_in(tmp_path)} == {"all-out.npy", "labelled-out.npy", "some-out.npy"} | others
 
 
 @pytest.mark.parametrize(
@@ -99,37 +85,32 @@ def test_exact_scores_are_those_of_a_forward_pass_in_ram(
 def test_sampled_predictions_have_the_runs_accuracies(
     tiny_config: Config, tiny_store: Path, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    config = tiny_config(
-        **{"num_neighbors": [3, 1], "seed": 5, "train_eval": "every_epoch", "epochs": 3, **changes}
-    )
+    values = {"num_neighbors": [3, 1], "seed": 5, "train_eval": "every_epoch", "epochs": 3}
+    config = tiny_config(**{**values, **changes})
     history = train(config, tmp_path / "run").history
-    kept = (
-        max(history, key=lambda row: row["valid"] or 0.0) if config.keep == "best" else history[-1]
-    )
+    kept = history[-1]
+    if config.keep == "best":
+        kept = max(history, key=lambda row: row["valid"] or 0.0)
     labelled = predict(tmp_path / "run", tmp_path / "some.npy", sampled=True, **QUIET)
     everything = predict(tmp_path / "run", tmp_path / "all.npy", nodes="all", sampled=True, **QUIET)
     ids, store = np.load(tmp_path / "some-nodes.npy"), open_store(tiny_store)
     assert np.array_equal(np.load(labelled), np.load(everything)[ids])
     for split, nodes in store.splits.items():
         some = np.random.default_rng(0).permutation(nodes)[:30]
-        few = predict(
-            tmp_path / "run", tmp_path / f"{split}.npy", nodes=some, sampled=True, **QUIET
-        )
+        out = tmp_path / f"{split}.npy"
+        few = predict(tmp_path / "run", out, nodes=some, sampled=True, **QUIET)
         assert np.array_equal(np.load(few), np.load(everything)[some])
         assert float((np.load(everything)[nodes] == store.y[nodes]).mean()) == kept[split]
 
 
-def test_a_model_of_propagated_features_can_predict(
-    tiny_config: Config, tiny_store: Path, tmp_path: Path
-) -> None:
+def test_propagated_models_predict(tiny_config: Config, tiny_store: Path, tmp_path: Path) -> None:
     config = tiny_config(loading="propagated", model="sign", dataset=str(tiny_store))
     result = train(config, tmp_path / "run")
     found = np.load(predict(tmp_path / "run", tmp_path / "out.npy", **QUIET))
     ids, store = np.load(tmp_path / "out-nodes.npy"), open_store(tiny_store)
     test = np.searchsorted(ids, store.splits["test"])
-    assert (
-        float((found[test] == store.y[store.splits["test"]]).mean()) == result.history[-1]["test"]
-    )
+    labels = store.y[store.splits["test"]]
+    assert float((found[test] == labels).mean()) == result.history[-1]["test"]
     with pytest.raises(InputError, match=r"nodes: .* 90 .*nodes=.all"):
         predict(tmp_path / "run", tmp_path / "all.npy", nodes="all", **QUIET)
     assert not (tmp_path / "all.npy").exists()
@@ -182,9 +163,7 @@ def test_another_data_set_at_the_path_is_refused(
     assert not (tmp_path / "out.npy").exists()
 
 
-def test_a_copied_run_predicts_with_the_data_of_its_config(
-    trained: Path, tiny_store: Path, tmp_path: Path
-) -> None:
+def test_a_copied_run_predicts_on_its_data(trained: Path, tiny_store: Path, tmp_path: Path) -> None:
     expected = predict(trained, tmp_path / "expected.npy", **QUIET)
     run_dir = shutil.copytree(trained, tmp_path / "run")
     moved = shutil.copytree(tiny_store, tmp_path / "moved")
@@ -198,10 +177,7 @@ def test_a_copied_run_predicts_with_the_data_of_its_config(
 
 
 def test_the_command_writes_the_file(
-    trained: Path,
-    tmp_path: Path,
-    command_line: Callable[..., int],
-    capsys: pytest.CaptureFixture[str],
+    trained: Path, tmp_path: Path, command_line: Callable[..., int], capsys: Any
 ) -> None:
     arguments = ["predict", str(trained), "--out", str(tmp_path / "out.npy"), "--json"]
     assert command_line(*arguments) == 0
@@ -213,9 +189,7 @@ def test_the_command_writes_the_file(
 
 @pytest.mark.usefixtures("table_pieces")
 @pytest.mark.parametrize("ending", ["csv", "parquet"])
-def test_a_table_has_the_names_of_nodes_in_their_order(
-    trained: Path, tmp_path: Path, ending: str
-) -> None:
+def test_a_table_names_nodes_in_their_order(trained: Path, tmp_path: Path, ending: str) -> None:
     (tmp_path / "nodes.csv").write_text("node_id\n7\n290\n3\n")
     read = pd.read_csv if ending == "csv" else pd.read_parquet
     raw = np.load(predict(trained, tmp_path / "raw.npy", nodes="all", scores=True, **QUIET))
@@ -241,9 +215,8 @@ def named_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run over a graph whose nodes have text names, with commas in them."""
     folder = tmp_path_factory.mktemp("named")
     rng = np.random.default_rng(0)
-    table = pd.DataFrame(
-        {"node_id": NAMES, "a": rng.normal(size=60).round(3), "label": rng.integers(0, 3, 60)}
-    )
+    table = pd.DataFrame({"node_id": NAMES, "a": rng.normal(size=60).round(3)})
+    table["label"] = rng.integers(0, 3, 60)
     table["split"] = rng.choice(["train", "valid", "test"], 60)
     table.to_csv(folder / "nodes.csv", index=False)
     ends = {"source": rng.choice(NAMES, 300), "target": rng.choice(NAMES, 300)}
@@ -258,9 +231,7 @@ def named_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 WANTED = [NAMES[7], NAMES[59], NAMES[0]]
 
 
-@pytest.mark.parametrize(
-    "name", ["n.csv", "n.csv.gz", "n.txt", "n.TXT", "n.tsv", "n.parquet", "n.npy"]
-)
+@pytest.mark.parametrize("name", ["n.csv", "n.csv.gz", "n.TXT", "n.tsv", "n.parquet", "n.npy"])
 @pytest.mark.parametrize("column", ["node_id", "paper", None])
 def test_a_file_of_names_gives_predictions_in_its_order(
     named_run: Path, tmp_path: Path, name: str, column: str | None
@@ -281,9 +252,7 @@ def test_a_file_of_names_gives_predictions_in_its_order(
 
 
 @pytest.mark.parametrize("name", ["n.csv", "n.tsv", "n.parquet"])
-def test_a_file_of_several_columns_without_node_id_is_refused(
-    named_run: Path, tmp_path: Path, name: str
-) -> None:
+def test_columns_without_node_id_are_refused(named_run: Path, tmp_path: Path, name: str) -> None:
     file = tmp_path / name
     table = pd.DataFrame({"paper": WANTED, "year": [1, 2, 3]})
     if name.endswith(".parquet"):

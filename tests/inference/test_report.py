@@ -15,19 +15,14 @@ Config = Callable[..., TrainConfig]
 QUIET: dict[str, Any] = {"progress": False, "say": lambda text: None}
 
 
-def test_a_report_has_scikit_learns_figures(
-    tiny_config: Config,
-    tiny_store: Path,
-    tmp_path: Path,
-) -> None:
+def test_a_report_is_that_of_sklearn(tiny_config: Config, tiny_store: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     last = train(tiny_config(), run_dir, progress=False).history[-1]
     store = open_store(tiny_store)
     nodes = store.splits["test"]
     path = predict(run_dir, tmp_path / "out.npy", nodes=nodes, sampled=True, **QUIET)
-    expected = classification_report(
-        store.y[nodes], np.load(path), output_dict=True, zero_division=0
-    )
+    how: dict[str, Any] = {"output_dict": True, "zero_division": 0}
+    expected = classification_report(store.y[nodes], np.load(path), **how)
     report = Run.open(run_dir).report(**QUIET)
     assert report.accuracy == last["test"] == expected["accuracy"]
     assert report.macro_f1 == pytest.approx(last["test_macro_f1"])

@@ -1,5 +1,4 @@
-"""Promises of `limits`: what passes the limit really dies, the whole tree with it, and nothing is
-left behind."""
+"""Promises of `limits`: what passes the limit dies with its whole tree, and leaves nothing."""
 
 import json
 import os
@@ -34,8 +33,7 @@ def start(code: str, folder: Path, limit: Limit, *arguments: str) -> Outcome:
 def test_a_parent_ending_after_its_worker_was_killed_ends_in_137(
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
-    # The parent is gone before the next sample, so only the counter that is read at the end can
-    # tell.
+    # The parent is gone before the next sample: only the counter that is read at the end can tell.
     for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -118,20 +116,15 @@ def test_systemd_run_gets_the_limit_and_runs_the_command(tmp_path: Path, systemd
     assert arguments[arguments.index("--") + 1] == sys.executable
 
 
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("systemd-run", "limit_by: systemd-run: Failed to connect to bus.*limit_by='auto'"),
-        ("cgroup v2", "limit_by: cgroup v2: no memory controller"),
-        ("docker", "limit_by: expected auto or one of cgroup v2, cgroup v1.*'docker'"),
-    ],
-)
-def test_an_impossible_kind_is_refused_with_the_reason(
-    systemd_run: Path, kind: str, words: str
-) -> None:
+def test_an_impossible_kind_is_refused_with_the_reason(systemd_run: Path) -> None:
     systemd_run.write_text("#!/bin/sh\necho 'Failed to connect to bus: No medium' >&2; exit 1\n")
-    with pytest.raises(InputError, match=words):
-        make_limit(300 * MB, kind)
+    for kind, words in {
+        "systemd-run": "limit_by: systemd-run: Failed to connect to bus.*limit_by='auto'",
+        "cgroup v2": "limit_by: cgroup v2: no memory controller",
+        "docker": "limit_by: expected auto or one of cgroup v2, cgroup v1.*'docker'",
+    }.items():
+        with pytest.raises(InputError, match=words):
+            make_limit(300 * MB, kind)
 
 
 INSIDE = """
@@ -151,9 +144,7 @@ held_bytes = Run(sys.argv[3]).record.held_peak_bytes
 print(json.dumps([done.exit_code, done.evidence, done.peak_bytes, held_bytes, ended]))
 """
 # The neighbour fills memory once the run has its own, and the run ends after the neighbour.
-HOG_THEN = (
-    "import os, time\nwhile not os.path.exists(os.environ['BEGUN']): time.sleep(0.01)\n" + HOG
-)
+WAIT = "import os, time\nwhile not os.path.exists(os.environ['BEGUN']): time.sleep(0.01)\n"
 SMALL = """
 import os, sys, time
 held = b"x" * (30 << 20)
@@ -168,9 +159,8 @@ sys.exit(int(os.environ["EXIT_CODE"]))
 
 def inside(
     outer: Limit, limit_bytes: int, folder: Path, code: str, neighbour: str = "", **env: str
-) -> tuple[int, dict[str, Any], int | None, int, int | None]:
-    """Supervise `code` from within the cgroup of `outer`: exit code, evidence, peaks, and the
-    neighbour's status."""
+) -> tuple[Any, ...]:
+    """Supervise `code` in `outer`'s cgroup: exit code, evidence, peaks, neighbour's status."""
     assert outer.cgroup is not None
     if outer.cgroup.version == 2:
         pytest.skip("under v2 a cgroup that holds processes has no others below it")
@@ -179,10 +169,7 @@ def inside(
     keep = {name: value for name, value in os.environ.items() if name != "SLURM_JOB_ID"}
     done = subprocess.run(command, capture_output=True, text=True, env={**keep, **env}, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    answer: tuple[int, dict[str, Any], int | None, int, int | None] = json.loads(
-        done.stdout.splitlines()[-1]
-    )
-    return answer
+    return tuple(json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("exit_code", [0, 7])
@@ -191,7 +178,7 @@ def test_in_a_job_another_killed_process_is_not_the_runs_end(
 ) -> None:
     job = kernel_limit(400 * MB)
     env = {"SLURM_JOB_ID": "1", "EXIT_CODE": str(exit_code)}
-    done = inside(job, 0, tmp_path, SMALL, HOG_THEN, **env)
+    done = inside(job, 0, tmp_path, SMALL, WAIT + HOG, **env)
     code, evidence, peak, held, neighbour = done
     assert neighbour == -9
     assert job.oom_kills() == 1
@@ -202,35 +189,27 @@ def test_in_a_job_another_killed_process_is_not_the_runs_end(
 
 
 @pytest.mark.parametrize(
-    ("outer_mb", "own_mb", "env"),
-    [(300, 4096, {}), (300, 0, {"SLURM_JOB_ID": "1"})],
+    ("own_mb", "env"),
+    [(4096, {}), (0, {"SLURM_JOB_ID": "1"})],
     ids=["outer limit", "job without own limit"],
 )
 def test_a_kill_is_blamed_on_the_limit_that_was_met(
-    tmp_path: Path,
-    kernel_limit: Callable[[int], Limit],
-    outer_mb: int,
-    own_mb: int,
-    env: dict[str, str],
+    tmp_path: Path, kernel_limit: Callable[[int], Limit], own_mb: int, env: dict[str, str]
 ) -> None:
-    outer = kernel_limit(outer_mb * MB)
+    outer = kernel_limit(300 * MB)
     code, evidence, peak, _, _ = inside(outer, own_mb * MB, tmp_path, HOG, **env)
     assert (code, evidence["killed_by"], evidence["kills_around"]) == (137, "kernel", 0)
     assert outer.cgroup is not None
     others_bytes = evidence["outer_limit"].pop("others_bytes")
     assert 5 * MB < others_bytes < 100 * MB  # of the watching process, when the run has ended
-    assert evidence["outer_limit"] == {
-        "limit_bytes": outer_mb * MB,
-        "cgroup": str(outer.cgroup.path),
-    }
-    assert (peak or 0) < outer_mb * MB
+    assert evidence["outer_limit"] == {"limit_bytes": 300 * MB, "cgroup": str(outer.cgroup.path)}
+    assert (peak or 0) < 300 * MB
 
 
 def test_in_a_job_a_killed_worker_is_the_runs_own(
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
     told = "os.waitpid(pid, 0); sys.exit(f'RuntimeError: DataLoader worker (pid {pid}) is killed by signal: Killed. ')"
-    code, evidence, _, _, _ = inside(
-        kernel_limit(300 * MB), 0, tmp_path, WORKER + told, SLURM_JOB_ID="1"
-    )
+    limit = kernel_limit(300 * MB)
+    code, evidence, *_ = inside(limit, 0, tmp_path, WORKER + told, SLURM_JOB_ID="1")
     assert (code, evidence["killed_by"], evidence["oom_kills"]) == (137, "kernel", 1)

@@ -1,7 +1,4 @@
-"""Promises of limits that the user's own systemd makes, in a machine of user-mode-linux that systemd booted.
-
-Each script is an ordinary user's, in the scope of a login.
-"""
+"""Limits by the user's own systemd, in user-mode-linux; scripts are a user's, in a login."""
 
 import re
 
@@ -41,7 +38,7 @@ def test_a_run_slowed_down_by_its_slice_is_told_so(linux_systemd: Machine) -> No
     result = linux_systemd.result(
         "systemctl --user set-property --runtime app.slice MemoryHigh=90M\n"
         "trap 'systemctl --user set-property --runtime app.slice MemoryHigh=infinity' EXIT\n"
-        f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c "{code}"',
+        f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c "{code}"'
     )
     assert (result["limit_by"], result["exit_code"]) == ("systemd-run", 0)
     assert result["throttled"][0]["cgroup"] == APP_SLICE
@@ -53,7 +50,7 @@ def test_a_run_slowed_down_by_its_slice_is_told_so(linux_systemd: Machine) -> No
 def test_a_run_never_leaves_the_limit_of_its_own_scope(linux_systemd: Machine, limit: str) -> None:
     result = linux_systemd.result(
         f"export python\n{SCOPE} MemoryMax=140M $python -m ogbnlib watch {limit} --run-dir r"
-        f" -- $python -c {HOG}",
+        f" -- $python -c {HOG}"
     )
     assert result["exit_code"] == 137
     assert f"its scope would leave the limit of {APP_SLICE}/run-" in str(result["limits_refused"])

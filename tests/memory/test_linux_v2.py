@@ -13,6 +13,7 @@ from conftest import MB, force_windows, same, weights
 from linux_machine import HOG, MAX_MAP_COUNT, SETTING, Machine
 
 pytestmark = pytest.mark.slow
+WATCH = "ogbnlib watch --memory-limit"
 
 # What limit can be had, and where a command is under it.
 TRY_LIMIT = """
@@ -39,9 +40,7 @@ def limit_of(machine: Machine, before: str, *, user: str = "") -> list[Any]:
 
 def test_a_worker_past_the_limit_ends_the_whole_run_and_is_named(linux_v2: Machine) -> None:
     code = "import os\nif os.fork(): os.wait()\nheld = []\nwhile True: held.append(bytearray(b'x' * 2**20))"
-    result = linux_v2.result(
-        f'ogbnlib watch --memory-limit "100 MB" --run-dir r -- $python -c "{code}"',
-    )
+    result = linux_v2.result(f'{WATCH} "100 MB" --run-dir r -- $python -c "{code}"')
     assert (result["limit_by"], result["killed_by"]) == ("cgroup v2", "kernel")
     assert result["exit_code"] == 137
     # With memory.oom.group the kernel kills both processes, and counts the first one twice.
@@ -55,7 +54,7 @@ def test_a_worker_past_the_limit_ends_the_whole_run_and_is_named(linux_v2: Machi
 def test_a_lower_limit_around_the_run_is_the_one_that_is_blamed(linux_v2: Machine) -> None:
     result = linux_v2.result(
         "enter slice/session\necho 110M >/sys/fs/cgroup/slice/memory.max\n"
-        f'ogbnlib watch --memory-limit "1 GB" --run-dir r -- $python -c {HOG}',
+        f'{WATCH} "1 GB" --run-dir r -- $python -c {HOG}'
     )
     assert (result["exit_code"], result["killed_by"]) == (137, "kernel")
     assert result["outer_limit"]["cgroup"] == "/sys/fs/cgroup/slice"
@@ -71,7 +70,7 @@ def test_a_run_slowed_down_by_memory_high_is_told_so(linux_v2: Machine) -> None:
     )
     result = linux_v2.result(
         "enter high/session\necho 90M >/sys/fs/cgroup/high/memory.high\n"
-        f'ogbnlib watch --run-dir r -- $python -c "{code}"',
+        f'ogbnlib watch --run-dir r -- $python -c "{code}"'
     )
     assert result["exit_code"] == 0
     assert result["throttled"][0]["cgroup"] == "/sys/fs/cgroup/high"
@@ -80,8 +79,7 @@ def test_a_run_slowed_down_by_memory_high_is_told_so(linux_v2: Machine) -> None:
 
 
 def test_page_cache_and_shared_memory_are_parts_of_their_own(linux_v2: Machine) -> None:
-    # A file that nobody has read before is charged to its reader. It stays open: this file system
-    # gives the pages of a closed one back.
+    # A new file is charged to its reader, and stays open: the pages of a closed one are given back.
     file = linux_v2.folder / "file"
     file.write_bytes(bytes(40 * MB))
     code = (
@@ -89,9 +87,7 @@ def test_page_cache_and_shared_memory_are_parts_of_their_own(linux_v2: Machine) 
         "held = bytearray(b'x' * 20 * 2**20)\n"
         "open('/dev/shm/x', 'wb').write(bytes(10 * 2**20))\ntime.sleep(1)"
     )
-    result = linux_v2.result(
-        f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c "{code}"',
-    )
+    result = linux_v2.result(f'{WATCH} "200 MB" --run-dir r -- $python -c "{code}"')
     peaks = result["sampled_peaks_bytes"]
     assert result["exit_code"] == 0
     assert 40 * MB <= peaks["cgroup_file_bytes"] < 60 * MB
@@ -183,7 +179,7 @@ def test_the_watchdog_a_limit_in_a_limit_and_a_daemon(linux_v2: Machine) -> None
     result = linux_v2.result(
         'export python\ncat >inner.sh <<"END"\nogbnlib() { $python -m ogbnlib "$@"; }\n'
         f'{inner}\nEND\nogbnlib watch --memory-limit "200 MB" --run-dir outer -- sh inner.sh\n'
-        "grep -q '\"killed_by\": null' outer/result.json || cat outer/result.json",
+        "grep -q '\"killed_by\": null' outer/result.json || cat outer/result.json"
     )
     assert (result["limit_by"], result["killed_by"]) == ("watchdog", "watchdog")
     assert result["exit_code"] == 137
@@ -201,7 +197,7 @@ def test_in_the_scope_of_a_slurm_job_the_jobs_limit_is_named(linux_v2: Machine) 
         "enter system.slice/slurmstepd.scope/job_7/step_0/user/task_0\nexport SLURM_JOB_ID=7\n"
         "job=/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7\n"
         "echo 110M >$job/step_0/memory.max\necho 110M >$job/memory.max\n"
-        f"ogbnlib watch --run-dir r -- $python -c {HOG}",
+        f"ogbnlib watch --run-dir r -- $python -c {HOG}"
     )
     assert (result["exit_code"], result["killed_by"], result["oom_kills"]) == (137, "kernel", 1)
     assert result["outer_limit"]["limit_bytes"] == 110 * MB
@@ -234,19 +230,11 @@ def test_a_killed_training_goes_on_to_equal_weights(
 ) -> None:
     if int(SETTING.read_text()) < MAX_MAP_COUNT:
         pytest.skip(f"a process of 400 MB needs `sysctl vm.max_map_count={MAX_MAP_COUNT}`")
-    values = {
-        "dataset": synth_dir,
-        "loading": "store",
-        "spool": "5MB",
-        "epochs": 4,
-        "batch_size": 64,
-        "hidden_channels": 8,
-        "device": "cpu",
-    }
+    values = {"dataset": synth_dir, "loading": "store", "spool": "5MB", "device": "cpu"}
+    values |= {"epochs": 4, "batch_size": 64, "hidden_channels": 8}
     options = [word for name, value in values.items() for word in ("--set", f"{name}={value}")]
-    script = TRAIN.format(
-        store=synth_dir, folder=linux_v2.folder, windows=3 * MB, options=" ".join(options)
-    )
+    where = {"store": synth_dir, "folder": linux_v2.folder, "windows": 3 * MB}
+    script = TRAIN.format(**where, options=" ".join(options))
     ended, _, text = linux_v2.run(script).stdout.partition("\n")
     assert ended == "ended 137"
     result = json.loads(text)
@@ -256,8 +244,7 @@ def test_a_killed_training_goes_on_to_equal_weights(
     events = (run_dir / "events.jsonl").read_text()
     assert re.search(r"from a spool of \d+ MB on disk", events)
 
-    # Torch takes 25 s to start in there. It goes on here, on one core: sums of two threads differ
-    # in the last digit.
+    # It goes on here, faster, on one core: sums of two threads differ in the last digit.
     def train(folder: Path, *more: str) -> None:
         command = ["taskset", "-c", "0"] if shutil.which("taskset") else []
         command += [sys.executable, "-m", "ogbnlib", "train", "--run-dir", str(folder), *options]

@@ -1,5 +1,4 @@
-"""Promises of `memory`: every kind of byte under its own name, and limits named with their
-source."""
+"""Promises of `memory`: every kind of byte under its own name, limits with their source."""
 
 import os
 import subprocess
@@ -57,23 +56,17 @@ V2 = {
 }
 
 
-def cgroup(folder: Path, version: int, **changes: str) -> Cgroup:
-    for name, text in ((V1 if version == 1 else V2) | changes).items():
-        (folder / name).write_text(text)
-    return Cgroup(folder, version)
-
-
 @pytest.mark.parametrize("version", [1, 2])
 def test_every_figure_of_a_cgroup_is_read_from_its_files(tmp_path: Path, version: int) -> None:
-    group = cgroup(tmp_path, version)
+    for name, text in {1: V1, 2: V2}[version].items():
+        (tmp_path / name).write_text(text)
+    group = Cgroup(tmp_path, version)
     assert (group.size("usage"), group.size("limit"), group.size("peak")) == (5000, 9000, 7000)
     assert (group.count("oom_kill"), group.pids()) == (3, [11, 12])
     assert group.parts() == (4000, 600, 300)  # file memory without shared memory
     gone = Cgroup(tmp_path / "none", version)
-    assert (gone.size("usage"), gone.size("limit"), gone.size("peak"), gone.count("oom_kill")) == (
-        None,
-    ) * 4
-    assert (gone.parts(), gone.pids()) == ((None, None, None), [])
+    assert {gone.size(name) for name in ("usage", "limit", "peak")} == {None}
+    assert (gone.count("oom_kill"), gone.parts(), gone.pids()) == (None, (None,) * 3, [])
 
 
 def test_slurms_limit_is_the_effective_one_if_it_is_the_lowest(

@@ -1,5 +1,4 @@
-"""Promises of `recorder` and `record`: a week is as small as a minute, and no peak, boundary or
-last sample is lost."""
+"""Promises of `recorder`: a week is as small as a minute, and no peak or sample is lost."""
 
 import json
 import random
@@ -19,27 +18,15 @@ WEEK_S = 7 * 24 * 3600.0
 
 def sample(held_bytes: int) -> Reading:
     """A reading of a process that is alone in a cgroup, with as many digits as a large run's."""
-    return Reading(
-        num_processes=1,
-        rss_anon_bytes=held_bytes,
-        rss_file_bytes=10**9,
-        rss_shmem_bytes=0,
-        cgroup_usage_bytes=3 * 10**10,
-        cgroup_anon_bytes=held_bytes,
-        cgroup_file_bytes=10**10,
-        cgroup_shmem_bytes=0,
-        cgroup_peak_bytes=6 * 10**10,
-        cgroup_limit_bytes=128 * 2**30,
-    )
+    own = {"rss_anon_bytes": held_bytes, "rss_file_bytes": 10**9, "rss_shmem_bytes": 0}
+    group = {"anon": held_bytes, "file": 10**10, "shmem": 0, "usage": 3 * 10**10}
+    group |= {"peak": 6 * 10**10, "limit": 128 * 2**30}
+    group = {f"cgroup_{name}_bytes": size for name, size in group.items()}
+    return Reading(num_processes=1, **own, **group)
 
 
 class Simulated:
-    """A run on a clock of its own: samples as a recorder takes them, events as a trainer marks
-    them.
-
-    It is sampled at 20 Hz at first and later three times in each stretch of which one sample stays,
-    for time's sake.
-    """
+    """A run on its own clock, sampled at 20 Hz and later 3 times for each sample that stays."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch):
         self.began_s = self.now_s = 1.7e9
@@ -77,17 +64,13 @@ def test_a_weeks_samples_stay_small_and_keep_every_peak(
     assert run.now_s - run.began_s > WEEK_S
     assert (tmp_path / "timeline.csv").stat().st_size < 5 * MB
     done = Run.open(tmp_path)
-    peaks = done.timeline.groupby(
-        (done.timeline["phase"] != done.timeline["phase"].shift()).cumsum()
-    )
+    phase = done.timeline["phase"]
+    peaks = done.timeline.groupby((phase != phase.shift()).cumsum())
     assert peaks["cgroup_anon_bytes"].max().tolist() == run.peaks
     assert peaks["phase"].first().tolist() == [phase.label for phase in done.phases]
     record = run.recorder.record
-    assert record.phases == {
-        "train epoch": max(run.peaks),
-        "eval valid": run.peaks[-2],
-        "checkpoint": run.peaks[-1],
-    }
+    last = {"eval valid": run.peaks[-2], "checkpoint": run.peaks[-1]}
+    assert record.phases == {"train epoch": max(run.peaks), **last}
     assert record.held_peak_bytes == record.peaks["cgroup_anon_bytes"] == max(run.peaks)
     assert record.duration_s == pytest.approx(run.now_s - run.began_s, abs=5)
     assert vars(done.record)["phases"] == record.phases  # and so a reader of the files finds them

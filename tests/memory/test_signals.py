@@ -1,5 +1,4 @@
-"""Promises of `signals`: SIGUSR1 and SIGTERM end a run at a batch boundary with a checkpoint, and
-nowhere else."""
+"""SIGUSR1 and SIGTERM end a run at a batch boundary with a checkpoint, and nowhere else."""
 
 import json
 import os
@@ -57,11 +56,7 @@ def in_batch() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def signal_at(in_batch: Callable[..., None]) -> Callable[..., None]:
     """Sends this process a signal from within its n-th batch."""
-
-    def at(count: int, number: int = signal.SIGUSR1) -> None:
-        in_batch(count, lambda: os.kill(os.getpid(), number))
-
-    return at
+    return lambda count, number=signal.SIGUSR1: in_batch(count, lambda: signal.raise_signal(number))
 
 
 @pytest.fixture(autouse=True)
@@ -86,9 +81,8 @@ def test_a_signal_stops_after_the_running_batch(
 ) -> None:
     before = [signal.getsignal(n) for n in STOP_SIGNALS]
     signal_at(3, number)
-    with pytest.raises(
-        Stopped, match=rf"stopped by {number.name} in epoch 1, 48 of 120 seeds trained; go on with"
-    ):
+    words = f"stopped by {number.name} in epoch 1, 48 of 120 seeds trained; go on with"
+    with pytest.raises(Stopped, match=words):
         train(tiny_config(), tmp_path / "run")
     assert position(tmp_path / "run") == (0, 48)
     assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
@@ -124,12 +118,10 @@ def test_a_run_stopped_again_and_again_ends_with_equal_weights(
     common: dict[str, Any] = {"dropout": 0.5, "epochs": 2, "eval_splits": "", "train_eval": "never"}
     straight = train(tiny_config(**common), tmp_path / "straight")
     for attempt in range(20):
-        changes = policies[attempt % len(policies)]
+        config = tiny_config(**{**common, **policies[attempt % len(policies)]})
         signal_at(5)
         try:
-            resumed = train(
-                tiny_config(**{**common, **changes}), tmp_path / "run", resume=attempt > 0
-            )
+            resumed = train(config, tmp_path / "run", resume=attempt > 0)
             break
         except Stopped:
             continue
@@ -174,9 +166,8 @@ def test_a_signal_held_back_ends_no_process_before_it_takes_over() -> None:
         "stop = StopRequest()\ntake_over(stop)\nprint(stop.number)"
     )
     with block_stop_signals():
-        child = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        child = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
     assert child.stdout is not None
     assert child.stdout.readline() == "ready\n"
     child.send_signal(signal.SIGUSR1)

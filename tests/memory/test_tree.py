@@ -70,17 +70,20 @@ def test_a_daemon_with_an_empty_environment_is_known(tmp_path: Path) -> None:
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-def test_other_children_of_the_watcher_are_left_alone(tmp_path: Path) -> None:
+def test_other_children_are_left_alone_and_none_is_adopted_later(tmp_path: Path) -> None:
     others = [subprocess.Popen(["sleep", "600"], start_new_session=new) for new in (False, True)]
     try:
         code = "import time; time.sleep(0.5)"
-        supervise([sys.executable, "-c", code], tmp_path, make_limit(None)[0], echo=False)
+        watch([sys.executable, "-c", code], run_dir=tmp_path / "run", echo=False)
         assert all(is_alive(other.pid) for other in others)
         assert [other.poll() for other in others] == [None, None]
     finally:
         for other in others:
             other.kill()
             other.wait()
+    adopts = ctypes.c_int(-1)
+    ctypes.CDLL(None).prctl(37, ctypes.byref(adopts))  # PR_GET_CHILD_SUBREAPER
+    assert adopts.value == 0
 
 
 @pytest.mark.parametrize("limit_by", ["auto", "watchdog"])
@@ -112,10 +115,3 @@ def test_a_stopped_watcher_stops_its_command(tmp_path: Path, limit_by: str) -> N
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         watcher.wait()
-
-
-def test_after_a_command_nothing_is_adopted(tmp_path: Path) -> None:
-    watch([sys.executable, "-c", ""], run_dir=tmp_path / "run", echo=False)
-    adopts = ctypes.c_int(-1)
-    ctypes.CDLL(None).prctl(37, ctypes.byref(adopts))  # PR_GET_CHILD_SUBREAPER
-    assert adopts.value == 0

@@ -40,8 +40,7 @@ while (run := Run.open("runs/{AGAIN}")).is_at_work:
     time.sleep(0.1)
 print(run.state)
 """
-# What JupyterLab holds of the notebook that is open: windowing leaves cells out of the page that
-# are out of sight.
+# What JupyterLab holds of the open notebook: the page has no cells that are out of sight.
 CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => cell.model.type == "code").map(cell => ({
     running: !!cell.promptNode?.textContent.includes("*") || cell.model.executionState == "running",
     source: cell.model.sharedModel.getSource(), outputs: cell.model.outputs.toJSON()}))"""
@@ -49,8 +48,7 @@ CELLS = """() => jupyterapp.shell.currentWidget.content.widgets.filter(cell => c
 
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[str]:
-    """The address of a JupyterLab with two notebooks: the first one, and one that looks at its
-    run."""
+    """The address of a JupyterLab with the first notebook, and one that looks at its run."""
     (tmp_path / "notebooks").mkdir()
     text = (ROOT / "notebooks" / "00_quickstart.ipynb").read_text()
     for default, small in SMALL.items():
@@ -67,16 +65,11 @@ def lab(tmp_path: Path) -> Iterator[str]:
     argv = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
     argv += ["--expose-app-in-browser"]
     argv += [f"--ServerApp.port={port}", "--ServerApp.token=t", f"--ServerApp.root_dir={tmp_path}"]
-    own = {
-        "HOME": str(tmp_path),
-        "JUPYTERLAB_SETTINGS_DIR": str(tmp_path / "lab"),
-        "PYTHONPATH": str(ROOT),
-    }
+    env = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    env["JUPYTERLAB_SETTINGS_DIR"] = str(tmp_path / "lab")
     with open(tmp_path / "lab.log", "wb") as log:
-        server = subprocess.Popen(
-            argv, cwd=tmp_path, env={**os.environ, **own}, stdout=log, stderr=log,
-            start_new_session=True,
-        )  # fmt: skip
+        how = {"stdout": log, "stderr": log, "start_new_session": True}
+        server = subprocess.Popen(argv, cwd=tmp_path, env=env, **how)
 
     def answers() -> bool:
         try:
@@ -101,17 +94,15 @@ def browser() -> Iterator[Any]:
 
 
 def open_book(browser: Any, lab: str, notebooks: Path, name: str) -> Any:
-    """A page with a notebook whose cells are all there, whose kernel is, and to which commands
-    go."""
+    """A page with a notebook whose cells and kernel are there, and to which commands go."""
     page = browser.new_page()
     page.goto(f"{lab}/workspaces/{name}/tree/notebooks/{name}.ipynb?token=t")
     cells = len(nbformat.read(notebooks / f"{name}.ipynb", as_version=4).cells)
     book = "window.jupyterapp?.shell.currentWidget"
     kernel = f"{book}?.sessionContext?.session?.kernel"
-    ready = (
-        f"{book}?.content?.widgets?.length == {cells} && {kernel}?.connectionStatus == 'connected'"
-    )
-    page.wait_for_function(f"{ready} && {kernel}.status == 'idle'", timeout=120_000)
+    ready = f"{book}?.content?.widgets?.length == {cells}"
+    ready += f" && {kernel}?.connectionStatus == 'connected' && {kernel}.status == 'idle'"
+    page.wait_for_function(ready, timeout=120_000)
     page.click(".jp-Notebook .jp-Cell >> nth=0")
     return page
 
@@ -140,11 +131,7 @@ def test_a_notebook_runs_stops_and_is_seen_from_elsewhere(
     wait_until(lambda: any(cell["running"] for cell in page.evaluate(CELLS)), "the first cell", 20)
     wait_until(lambda: not any(cell["running"] for cell in page.evaluate(CELLS)), "the last cell")
     outputs = [output for cell in page.evaluate(CELLS) for output in cell["outputs"]]
-    assert not [
-        output
-        for output in outputs
-        if output["output_type"] == "error" or output.get("name") == "stderr"
-    ]
+    assert not {"error", "stderr"} & {out.get("name", out["output_type"]) for out in outputs}
     assert "warning" not in str(outputs).lower()
     assert any("image/png" in output.get("data", {}) for output in outputs)
 

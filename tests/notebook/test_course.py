@@ -15,14 +15,9 @@ from ogbnlib.notebook.course import write_course
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("course") / "mine"
-    write_course(folder)
-    return folder
-
-
-def test_it_has_the_files_of_the_checkout_but_outputs(course: Path) -> None:
+def test_it_has_the_checkouts_files_and_links_that_work(tmp_path: Path) -> None:
+    course = tmp_path / "mine"
+    write_course(course)
     files = {path for path in (ROOT / "slurm").rglob("*") if path.is_file()}
     files |= {*(ROOT / "notebooks").rglob("*.md"), ROOT / "environment.yml"}
     for path in (*files, ROOT / "constraints.txt"):
@@ -39,9 +34,6 @@ def test_it_has_the_files_of_the_checkout_but_outputs(course: Path) -> None:
             assert (cell.id, cell.source, cell.metadata) == (first.id, first.source, first.metadata)
             assert cell.get("outputs", []) == []
             assert cell.get("execution_count") is None
-
-
-def test_every_link_in_it_leads_somewhere(course: Path) -> None:
     for page in course.rglob("*.md"):
         links = re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text())
         assert [link for link in links if not (page.parent / link).exists()] == []

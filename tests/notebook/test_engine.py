@@ -1,5 +1,4 @@
-"""Promises of `papermill --engine ogbnlib`: parameters are refused before anything runs, and an
-ending is shown."""
+"""Promises of `papermill --engine ogbnlib`: parameters are checked at first, an ending is shown."""
 
 import os
 import re
@@ -70,22 +69,16 @@ def read_book(folder: Path) -> NotebookNode:
     return nbformat.read(folder / "out.ipynb", as_version=4)
 
 
-def tagged(folder: Path, tag: str, has: bool) -> list[NotebookNode]:
-    """The cells that have a tag, or those that do not."""
-    return [
-        cell for cell in read_book(folder).cells if (tag in cell.metadata.get("tags", [])) is has
-    ]
-
-
 def statuses(folder: Path) -> list[str]:
     """The status of each executed code cell below the parameters."""
-    cells = tagged(folder, "parameters", False)
+    cells = [cell for cell in read_book(folder).cells if "parameters" not in cell.metadata.tags]
     return [cell.metadata.papermill.status for cell in cells if cell.cell_type == "code"]
 
 
 def banners(folder: Path) -> str:
     """The text of the cells that explain how the notebook ended."""
-    return "\n".join(cell.source for cell in tagged(folder, "papermill-error-cell-tag", True))
+    cells = read_book(folder).cells
+    return "\n".join(c.source for c in cells if "papermill-error-cell-tag" in c.metadata.tags)
 
 
 @pytest.fixture
@@ -118,15 +111,33 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     return lambda *arguments: CliRunner().invoke(command_line, argv(*arguments)[3:])
 
 
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("-p epoch 7", "'epochs'\\? known: array, epochs, fanout"),
+        ("-k pythn3", "-k: .*'pythn3': .*'python3'"),
+    ],
+)
 def test_a_misspelt_name_is_refused_and_leaves_the_output(
-    command: Callable[..., Result], tmp_path: Path
+    command: Callable[..., Result], tmp_path: Path, mistake: str, words: str
 ) -> None:
     write_book(tmp_path, "print(epochs)")
     (tmp_path / "out.ipynb").write_text("earlier")
-    done = command("-p", "epoch", "7")
+    done = command(*mistake.split())
     assert done.exit_code == 2
-    assert "'epochs'? known: array, epochs, fanout" in done.stderr
+    assert re.search(words, done.stderr)
     assert (tmp_path / "out.ipynb").read_text() == "earlier"
+
+
+@pytest.mark.parametrize("mistake", [("-f", "no_such.yaml"), ("-y", "epochs: [1")])
+def test_what_papermill_itself_cannot_read_is_one_line(
+    tmp_path: Path, mistake: tuple[str, str]
+) -> None:
+    write_book(tmp_path, "print(epochs)")
+    how: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True}
+    done = subprocess.run(argv(*mistake), env=ENVIRONMENT, **how)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert re.match("error: (no_such.yaml: |while parsing)", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -144,27 +155,14 @@ def test_a_value_of_another_type_is_refused_with_an_example(
     with pytest.raises(ParameterError) as caught:
         check_parameters({name: value, "nothing": 1}, PARAMETERS)
     first, second = str(caught.value).splitlines()
-    assert first.startswith(
-        f"{name}: expected {expected}, found {value!r} ({type(value).__name__})"
-    )
+    assert first.startswith(f"{name}: expected {expected}, found {value!r} (")
     assert instead in first
     assert "unknown parameter 'nothing'" in second
 
 
-def test_a_kernel_that_is_not_installed_is_refused(
-    command: Callable[..., Result], tmp_path: Path
-) -> None:
-    write_book(tmp_path, "print(epochs)")
-    done = command("-k", "pythn3")
-    assert done.exit_code == 2
-    assert re.search("-k: .*'pythn3': .*'python3'", done.stderr)
-
-
 def test_values_that_fit_reach_the_notebook(command: Callable[..., Result], tmp_path: Path) -> None:
-    write_book(
-        tmp_path,
-        "print(epochs, lr, flag, fanout, hops, root, limit, list(sizes), plain, array, other)",
-    )
+    names = "epochs, lr, flag, fanout, hops, root, limit, list(sizes), plain, array, other"
+    write_book(tmp_path, f"print({names})")
     passed = {"epochs": "7", "lr": "1", "flag": "True", "plain": "1", "limit": "None"}
     passed |= {"hops": "3 2", "other": "text", "array": "x"}
     values = [item for name, value in passed.items() for item in ("-p", name, value)]
@@ -208,9 +206,8 @@ def test_every_way_to_run_a_notebook_has_one_working_folder(
 def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(tmp_path: Path) -> None:
     write_book(tmp_path, "print('before')", KILL, "print('after')")
     (tmp_path / "elsewhere").mkdir()
-    done = subprocess.run(
-        argv("--cwd", "elsewhere"), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True
-    )
+    line = argv("--cwd", "elsewhere")
+    done = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.returncode == 137
     assert "ended by SIGKILL, cause unknown" in done.stderr
     assert "Traceback" not in done.stderr
@@ -226,9 +223,8 @@ def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(tmp_path: Path) -
 def test_an_out_of_memory_kill_is_named_by_its_cgroup(
     tmp_path: Path, kernel_limit: Callable[[int], Limit]
 ) -> None:
-    write_book(
-        tmp_path, "held = bytearray(80 << 20)", "more = bytearray(1500 << 20)", "print('after')"
-    )
+    fill = "held = bytearray(80 << 20)", "more = bytearray(1500 << 20)"
+    write_book(tmp_path, *fill, "print('after')")
     # well above papermill, or papermill would be the one to be killed
     line = kernel_limit(700 * MB).command(argv())
     done = subprocess.run(line, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
@@ -282,9 +278,7 @@ def test_sigusr1_waits_for_a_kernel_that_handles_it(
 
 def test_a_signal_ends_the_notebook_and_completes_no_later_cell(tmp_path: Path) -> None:
     write_book(tmp_path, READY + "time.sleep(60)", "print('after')")
-    process = subprocess.Popen(
-        argv(), cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen(argv(), cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE)
     try:
         wait_until((tmp_path / "ready").exists, "the notebook's first cell")
         process.send_signal(signal.SIGTERM)

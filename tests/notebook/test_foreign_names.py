@@ -1,4 +1,4 @@
-"""Names that another person wrote into a run's folder are shown as text, wherever they are shown."""
+"""Names that another person wrote into a run's folder are shown as text."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""Promises of `%%memory` and `%%memory_limit`: a cell's memory is shown, a cell may be killed, the
-kernel never."""
+"""Promises of `%%memory` and `%%memory_limit`: a cell may be killed, the kernel never."""
 
 import re
+import textwrap
 from pathlib import Path
 
 import nbclient
@@ -78,17 +78,11 @@ def test_a_limited_cell_takes_and_returns_variables() -> None:
 
 
 def test_a_limited_cell_is_killed_and_the_kernel_lives(tmp_path: Path) -> None:
-    killed = f"%%memory_limit 150MB\nimport ogbnlib\nwith ogbnlib.phase('fill'):\n    {FILL}"
-    book = make_book(
-        LOAD,
-        "a = 1",
-        killed.replace("\nwhile", "\n    while").replace("\n    x.", "\n        x."),
-        "a",
+    killed = "%%memory_limit 150MB\nimport ogbnlib\nwith ogbnlib.phase('fill'):\n"
+    nbformat.write(
+        make_book(LOAD, "a = 1", killed + textwrap.indent(FILL, "    "), "a"), tmp_path / "in.ipynb"
     )
-    nbformat.write(book, tmp_path / "in.ipynb")
-    done = papermill.execute_notebook(
-        tmp_path / "in.ipynb", tmp_path / "out.ipynb", progress_bar=False
-    )
+    done = papermill.execute_notebook(tmp_path / "in.ipynb", None, progress_bar=False)
     cell, after = shown(done.cells[2]), shown(done.cells[3])
     for words in ("Killed by", "limit of 150 MB", "fill"):
         assert words in cell["text/plain"]
@@ -101,21 +95,16 @@ MISTAKES: list[tuple[str, str]] = [
     ("1GB --in nope\n1", "InputError: --in nope: expected a variable of the notebook"),
     ("1GB\nprint(f)", "NameError: name 'f' is not defined\na limited cell has only the variables"),
     ("1GB\nx = 1\nf(", "Error: incomplete input"),
-    ("1GB\ndef g():\n    1 / 0\n\ng()", "----> 2     1 / 0\n\nZeroDivisionError: division by zero"),
+    ("1GB\ndef g():\n    1 / 0\n\ng()", "----> 2     1 / 0\n\nZeroDivisionError: division"),
     ("1GB\ninput('name? ')", "EOFError: EOF when reading a line"),
-    (
-        f"150MB --out x\n{FILL}",
-        "CellFailed: --out x: not set, as the cell's process ended: out of memory",
-    ),
+    (f"150MB --out x\n{FILL}", "CellFailed: --out x: not set, .* ended: out of memory"),
 ]
 
 
 def test_mistakes_and_errors_of_a_limited_cell_fail_it() -> None:
-    cells = execute(
-        "kept, f = 0, (i for i in [])", *(f"%%memory_limit {text}" for text, _ in MISTAKES)
-    )
+    cells = execute("f = (i for i in [])", *(f"%%memory_limit {text}" for text, _ in MISTAKES))
     for (text, expected), cell in zip(MISTAKES, cells[1:], strict=True):
-        assert expected in cell["error"], text
+        assert re.search(expected, cell["error"]), text
         assert "magics.py" not in cell["error"]
 
 

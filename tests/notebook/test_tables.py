@@ -1,5 +1,4 @@
-"""Promises of `tables`: a run's forecast stands beside its measurement, and runs of a folder become
-a table."""
+"""Promises of `tables`: a forecast beside its measurement, and the runs of a folder as a table."""
 
 from pathlib import Path
 
@@ -12,12 +11,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
 from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.notebook.plots import plot_accuracy, plot_runs, plot_timeline
-from ogbnlib.notebook.tables import (
-    best_epochs,
-    compare_runs,
-    compare_steps,
-    forecast_table,
-)
+from ogbnlib.notebook.tables import best_epochs, compare_runs, compare_steps, forecast_table
 from ogbnlib.runs.folder import Run
 from ogbnlib.sources.resolve import size_of
 
@@ -46,12 +40,8 @@ METRICS = "epoch,loss,train,valid,test,time_s,eval_time_s\n1,2.0,,0.6,0.5,1.0,0.
 def test_all_runs_below_a_folder_are_one_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_run(
-        tmp_path / "a",
-        config={"lr": 0.1},
-        killed_by="kernel",
-        sampled_peaks_bytes={"held_bytes": 512 * MB},
-    )
+    peaks = {"held_bytes": 512 * MB}
+    write_run(tmp_path / "a", config={"lr": 0.1}, killed_by="kernel", sampled_peaks_bytes=peaks)
     write_run(tmp_path / "deep" / "a", exit_code=0, config={"lr": 0.2})
     (tmp_path / "deep" / "a" / "metrics.csv").write_text(METRICS)
     write_run(tmp_path / "b", exit_code=None)
@@ -70,9 +60,8 @@ def test_all_runs_below_a_folder_are_one_table(
     assert rows["c"]["ended"].startswith("damaged: ")
     sound = table.index[~table["ended"].str.startswith("damaged")]
     assert compare_runs(sound)["ended"].tolist() == table.loc[sound, "ended"].tolist()
-    assert compare_runs([tmp_path / "deep" / "a"])[["last valid", "last test"]].values.tolist() == [
-        [0.4, 0.3]
-    ]
+    (row,) = compare_runs([tmp_path / "deep" / "a"]).to_dict("records")
+    assert (row["last valid"], row["last test"]) == (0.4, 0.3)
     assert compare_runs([tmp_path / "b", Run(tmp_path / "a")]).index.tolist() == ["b", "a"]
     assert len(plot_runs(sound).axes) >= len(sound)
     with pytest.raises(InputError, match="nothing"):
@@ -90,15 +79,11 @@ F1_METRICS = (
 def test_tables_and_plots_name_the_epoch_that_the_run_kept(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a", exit_code=0, config={})
     (folder / "metrics.csv").write_text(F1_METRICS)
-    best, valid, test = 1, 0.6, 0.5
     row = best_epochs(folder).loc["a"]
-    assert row[["best epoch", "valid", "test", "epochs trained"]].tolist() == [best, valid, test, 3]
-    (mark,) = [
-        line.get_data()
-        for line in plot_accuracy(folder).axes[1].get_lines()
-        if line.get_marker() == "o" and len(line.get_xdata())
-    ]
-    assert mark == ([best], [valid])
+    assert row[["best epoch", "valid", "test", "epochs trained"]].tolist() == [1, 0.6, 0.5, 3]
+    lines = plot_accuracy(folder).axes[1].get_lines()
+    marks = [line.get_data() for line in lines if line.get_marker() == "o"]
+    assert [mark for mark in marks if len(mark[0])] == [([1], [0.6])]
 
 
 def test_a_run_without_an_evaluation_has_no_best_epoch(tmp_path: Path) -> None:
@@ -112,11 +97,10 @@ def epochs(rises_mb: list[int]) -> list[dict[str, object]]:
     """Events of a run whose epochs rose by so many MB in between."""
     events: list[dict[str, object]] = [{"time_s": 100.0, "event": "start"}]
     for i, rise in enumerate(rises_mb):
-        begin = {"event": "begin", "phase": "train epoch", "epoch": i + 1}
-        begin |= {"held_bytes": 400 * MB, "rss_bytes": 500 * MB}
-        end = {"event": "end", "phase": "train epoch", "held_bytes": 400 * MB}
-        end |= {"rss_bytes": 500 * MB, "peak_rss_bytes": (500 + rise) * MB}
-        events += [{"time_s": 101.0 + i, **begin}, {"time_s": 101.5 + i, **end}]
+        both = {"phase": "train epoch", "held_bytes": 400 * MB, "rss_bytes": 500 * MB}
+        events += [{"time_s": 101.0 + i, "event": "begin", "epoch": i + 1, **both}]
+        end = {"event": "end", "peak_rss_bytes": (500 + rise) * MB, **both}
+        events += [{"time_s": 101.5 + i, **end}]
     return events
 
 

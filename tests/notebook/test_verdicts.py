@@ -2,23 +2,19 @@
 
 import math
 
-import pytest
-
 from ogbnlib.notebook import verdicts
 
 SO = "Share one graph."
 
 
-@pytest.mark.parametrize(
-    ("figure", "carries", "answer"),
-    [(0.3, True, SO), (0.3, False, "Not so"), (0.3, None, "Undecided"), (math.nan, False, "Not")],
-)
-def test_a_measurement_decides_what_follows(
-    figure: float, carries: bool | None, answer: str
-) -> None:
-    measured, so = verdicts.finding(f"{figure:.0%} less, and nanoseconds", carries, SO)
-    assert so.startswith(answer)
-    assert ("nan%" in measured, "30%" in measured) == (False, not math.isnan(figure))
+def test_a_measurement_decides_what_follows() -> None:
+    for figure, carries, answer in (
+        *((0.3, True, SO), (0.3, False, "Not so"), (0.3, None, "Undecided")),
+        (math.nan, False, "Not"),
+    ):
+        measured, so = verdicts.finding(f"{figure:.0%} less, and nanoseconds", carries, SO)
+        assert so.startswith(answer)
+        assert ("nan%" in measured, "30%" in measured) == (False, not math.isnan(figure))
 
 
 def test_a_table_shows_each_text_in_full() -> None:

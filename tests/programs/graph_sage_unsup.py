@@ -19,12 +19,7 @@ sampled = {"edge_label_index": (None, edges), "neighbor_sampler": store.sampler(
 # ogbnlib: end
 
 train_loader = LinkNeighborLoader(
-    data,
-    num_neighbors=[10, 10],
-    batch_size=256,
-    shuffle=True,
-    neg_sampling_ratio=1.0,
-    **sampled,
+    data, num_neighbors=[10, 10], batch_size=256, shuffle=True, neg_sampling_ratio=1.0, **sampled
 )
 
 torch.manual_seed(0)

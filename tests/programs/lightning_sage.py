@@ -21,13 +21,8 @@ train_ids, val_ids = (torch.from_numpy(store.splits[name]) for name in ("train",
 node_sampler = store.sampler([25, 10])
 # ogbnlib: end
 
-datamodule = LightningNodeData(
-    data,
-    input_train_nodes=train_ids,
-    input_val_nodes=val_ids,
-    node_sampler=node_sampler,
-    batch_size=128,
-)
+nodes = {"input_train_nodes": train_ids, "input_val_nodes": val_ids}
+datamodule = LightningNodeData(data, **nodes, node_sampler=node_sampler, batch_size=128)
 
 
 class Model(lightning.LightningModule):
@@ -60,12 +55,7 @@ class Model(lightning.LightningModule):
 
 
 lightning.seed_everything(0)
-trainer = lightning.Trainer(
-    max_epochs=5,
-    accelerator="cpu",
-    logger=False,
-    enable_checkpointing=False,
-    enable_progress_bar=False,
-)
+quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+trainer = lightning.Trainer(max_epochs=5, accelerator="cpu", **quiet)
 trainer.fit(Model(store.num_features, store.num_classes), datamodule)
 print(f"Val: {float(trainer.callback_metrics['val_acc']):.4f}")

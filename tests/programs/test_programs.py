@@ -3,13 +3,13 @@
 The changed lines of each are between "ogbnlib: begin" and "ogbnlib: end".
 """
 
-import importlib.util
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,14 +22,9 @@ PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != Path
 @pytest.fixture(scope="module")
 def small_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A generated store of 11,000 nodes, in float16 as most stores are."""
-    return synthesize_store(
-        tmp_path_factory.mktemp("data") / "store",
-        scale=0.0001,
-        num_features=32,
-        num_classes=8,
-        undirected=True,
-        progress=False,
-    ).path
+    path = tmp_path_factory.mktemp("data") / "store"
+    size = {"scale": 0.0001, "num_features": 32, "num_classes": 8}
+    return synthesize_store(path, **size, undirected=True, progress=False).path
 
 
 def test_there_are_ten_programs_with_few_changed_lines() -> None:
@@ -43,8 +38,8 @@ def test_there_are_ten_programs_with_few_changed_lines() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_ported_program_runs_and_its_loss_falls(name: str, small_store: Path) -> None:
-    if "lightning" in name and importlib.util.find_spec("lightning") is None:
-        pytest.skip("lightning is not installed; it is no dependency, but of the tests")
+    if "lightning" in name:
+        pytest.importorskip("lightning")
     printed = _output(FOLDER / f"{name}.py", small_store)
     losses = [float(loss) for loss in re.findall(r"Loss: ([\d.]+)", printed)]
     assert len(losses) >= 3, printed
@@ -53,14 +48,10 @@ def test_a_ported_program_runs_and_its_loss_falls(name: str, small_store: Path) 
 
 def _output(program: Path, store: Path) -> str:
     """What a program prints; one that hangs prints the stacks of all its processes' threads."""
-    process = subprocess.Popen(
-        [sys.executable, str(program), str(store)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
-        start_new_session=True,  # so that the signal below reaches the ranks, too
-    )
+    how: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    how["env"] = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    how["start_new_session"] = True  # so that the signal below reaches the ranks, too
+    process = subprocess.Popen([sys.executable, str(program), str(store)], **how)
     try:
         printed, errors = process.communicate(timeout=300)  # 10 to 40 s beside other tests
     except subprocess.TimeoutExpired:

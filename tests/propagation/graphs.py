@@ -20,20 +20,14 @@ def random_edges(random: np.random.Generator, num_nodes: int, num_edges: int) ->
     return np.concatenate([edges, edges[:, : num_edges // 6]], 1)
 
 
-def make_store(
-    path: Path, edges: np.ndarray, x: np.ndarray, seed: int = 0, **options: Any
-) -> Store:
+def make_store(path: Path, edges: np.ndarray, x: np.ndarray, seed: int = 0, **more: Any) -> Store:
     """A store with three splits of a fifth of the nodes each."""
     order = np.random.default_rng(seed).permutation(len(x))
     part = max(1, len(x) // 5)
-    splits = {
-        name: np.sort(order[i * part : (i + 1) * part])
-        for i, name in enumerate(("train", "valid", "test"))
-    }
-    data = Data(
-        x=torch.from_numpy(x), edge_index=torch.from_numpy(edges), y=torch.from_numpy(order % 3)
-    )
-    return Store.from_data(data, path, splits=splits, progress=False, **options)
+    parts = map(np.sort, order[: 3 * part].reshape(3, part))
+    splits = dict(zip(("train", "valid", "test"), parts, strict=True))
+    data = Data(torch.from_numpy(x), torch.from_numpy(edges), y=torch.from_numpy(order % 3))
+    return Store.from_data(data, path, splits=splits, progress=False, **more)
 
 
 def matrix(edges: np.ndarray, num_nodes: int, norm: str) -> Any:
@@ -42,9 +36,8 @@ def matrix(edges: np.ndarray, num_nodes: int, norm: str) -> Any:
     if norm == "gcn":
         others, own = source != target, np.arange(num_nodes)
         source, target = np.r_[source[others], own], np.r_[target[others], own]
-    adjacency = sp.csr_matrix(
-        (np.ones(len(source)), (target, source)), shape=(num_nodes, num_nodes)
-    )
+    entries = np.ones(len(source)), (target, source)
+    adjacency = sp.csr_matrix(entries, shape=(num_nodes, num_nodes))
     degree = np.bincount(target, minlength=num_nodes)
     inverse = np.divide(1.0, degree, out=np.zeros(num_nodes), where=degree > 0)
     if norm == "row":

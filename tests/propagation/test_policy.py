@@ -1,5 +1,4 @@
-"""loading="propagated": models of propagated features in the trainer, resumed, limited, refused and
-foretold."""
+"""loading="propagated": its models in the trainer, resumed, limited, refused and foretold."""
 
 import shutil
 from collections.abc import Callable
@@ -33,18 +32,16 @@ def graph(tiny_store: Path, tmp_path: Path) -> Path:
 
 
 def make(tiny_config: Config, dataset: Path, **changes: Any) -> TrainConfig:
-    return tiny_config(
-        dataset=str(dataset), **{"loading": "propagated", "model": "sign", **changes}
-    )
+    values = {"dataset": str(dataset), "loading": "propagated", "model": "sign", **changes}
+    return tiny_config(**values)
 
 
 @pytest.mark.parametrize("model", ["sgc", "sagn"])
 def test_a_model_learns_from_propagated_features_and_is_resumed(
     tiny_config: Config, graph: Path, tmp_path: Path, model: str
 ) -> None:
-    config = make(
-        tiny_config, graph, model=model, epochs=6, lr=0.05, dropout=0.3, checkpoint_every_s=0
-    )
+    values = {"epochs": 6, "lr": 0.05, "dropout": 0.3, "checkpoint_every_s": 0}
+    config = make(tiny_config, graph, model=model, **values)
     whole = train(config, tmp_path / "whole")
     made = tmp_path / "graph-2-hops-sym.store"
     inode = made.stat().st_ino
@@ -56,9 +53,7 @@ def test_a_model_learns_from_propagated_features_and_is_resumed(
     assert (whole.history[-1]["test"] or 0) > 0.6  # of four classes
 
 
-def test_weights_are_the_same_from_the_store_itself_and_workers(
-    tiny_config: Config, graph: Path, tmp_path: Path
-) -> None:
+def test_a_path_or_workers_change_nothing(tiny_config: Config, graph: Path, tmp_path: Path) -> None:
     config = make(tiny_config, graph, hops=3, norm="gcn")
     first = train(config)
     made = tmp_path / "graph-3-hops-sym-loops.store"
@@ -100,9 +95,7 @@ def test_a_propagation_of_many_columns_keeps_to_its_plan(
     assert "propagate" not in [phase.name for phase in again.phases]
 
 
-def test_what_does_not_go_together_is_refused_by_name(
-    tiny_config: Config, graph: Path, tmp_path: Path
-) -> None:
+def test_mismatches_are_refused_by_name(tiny_config: Config, graph: Path, tmp_path: Path) -> None:
     for changes, said in (
         ({"model": "sage"}, "^model: .*sagn, sgc, sign"),
         ({"loading": "store"}, "^model: .*gat, gcn, sage"),
@@ -119,24 +112,16 @@ def test_what_does_not_go_together_is_refused_by_name(
     (tmp_path / "graph.store").rename(tmp_path / "old")
 
     random = np.random.default_rng(0)
-    make_store(
-        tmp_path / "graph.store",
-        random.integers(300, size=(2, 500)),
-        random.normal(size=(300, 8)).astype("f4"),
-    )
+    x = random.normal(size=(300, 8)).astype("f4")
+    make_store(tmp_path / "graph.store", random.integers(300, size=(2, 500)), x)
     with pytest.raises(InputError, match=r"graph-2-hops-sym\.store: .*graph\.store"):
         train(make(tiny_config, tmp_path / "graph.store"))
 
 
 @pytest.mark.parametrize("model", PROPAGATED)
 def test_weights_are_counted_and_what_a_step_keeps_is_bounded(model: str) -> None:
-    values: dict[str, Any] = {
-        "loading": "propagated",
-        "hops": 3,
-        "hidden_channels": 64,
-        "dropout": 0.5,
-    }
-    config = TrainConfig.create(dataset="none", model=model, **values)
+    values: dict[str, Any] = {"hops": 3, "hidden_channels": 64, "dropout": 0.5}
+    config = TrainConfig.create(dataset="none", loading="propagated", model=model, **values)
     net = registered_model(config, 4 * 40, 7)
     seeds = 1000
     weights = sum(weight.numel() for weight in net.parameters())

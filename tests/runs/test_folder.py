@@ -3,6 +3,7 @@ ended."""
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -49,23 +50,16 @@ def test_resuming_in_an_empty_folder_starts_a_run(
 ) -> None:
     config, folder = tiny_config(epochs=1), tmp_path / "run"
     folder.mkdir()
+    (folder / "notes.txt").touch()
+    with pytest.raises(InputError, match="expected a new or empty folder, found other files"):
+        train(config, folder, resume=True)
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+    (folder / "notes.txt").unlink()
     train(config, folder, resume=True)
-    assert (
-        f"{folder}: no checkpoint to resume from; training starts from the beginning"
-        in capfd.readouterr().out
-    )
+    assert f"{folder}: no checkpoint to resume from" in capfd.readouterr().out
     train(config.replace(epochs=2), folder, resume=True)  # the same command goes on
     assert "no checkpoint" not in capfd.readouterr().out
     assert Run(folder).metrics["epoch"].tolist() == [1, 2]
-
-
-def test_resuming_in_a_folder_of_something_else_changes_nothing(
-    tiny_config: Config, tmp_path: Path
-) -> None:
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(InputError, match="expected a new or empty folder, found other files"):
-        train(tiny_config(), tmp_path, resume=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 METRICS = ",".join(METRIC_COLUMNS)
@@ -75,16 +69,8 @@ METRICS += "\n1,1.5,,0.5,0.4,1.0,0.1,,0.4,0.3\n2,1.2,,0.6,0.5,1.0,0.1,,0.5,0.4\n
 def everything(folder: Path) -> str:
     """All that `diagnose` and the pictures read of a run."""
     found = Run.open(folder)
-    parts = (
-        found.result,
-        found.config,
-        found.metrics,
-        found.timeline,
-        found.phases,
-        found.parts,
-        found.peak_bytes,
-    )
-    return f"{found} {parts} {found.held_peak_bytes} {found.rss_peak_bytes} {Run.open(folder).diagnosis}"
+    names = "result config metrics timeline phases parts peak_bytes held_peak_bytes rss_peak_bytes"
+    return f"{found} {[getattr(found, name) for name in names.split()]} {found.diagnosis}"
 
 
 @pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.csv", "timeline.csv"])
@@ -103,9 +89,8 @@ def everything(folder: Path) -> str:
 def test_a_damaged_file_of_a_run_is_no_traceback(
     tmp_path: Path, name: str, spoil: Callable[[bytes], bytes]
 ) -> None:
-    folder = write_run(
-        tmp_path / "run", peak_bytes=2**20, sampled_peaks_bytes={"held_bytes": 2**20}
-    )
+    peaks: dict[str, Any] = {"peak_bytes": 2**20, "sampled_peaks_bytes": {"held_bytes": 2**20}}
+    folder = write_run(tmp_path / "run", **peaks)
     (folder / "metrics.csv").write_text(METRICS)
     everything(folder)
     whole = (folder / name).read_bytes()
@@ -116,22 +101,13 @@ def test_a_damaged_file_of_a_run_is_no_traceback(
         everything(folder)
 
 
+COMMAND = {"command": ["python", "x.py"], "previous": {"duration_s": 3.0}}
 KINDS: list[dict[str, Any]] = [
-    {
-        "event": "start",
-        "memory_limit_bytes": 100,
-        "command": ["python", "x.py"],
-        "previous": {"duration_s": 3.0},
-    },
+    {"event": "start", "memory_limit_bytes": 100, **COMMAND},
     {"event": "begin", "phase": "train epoch", "epoch": 1, "held_bytes": 5, "rss_bytes": 6},
     {"event": "part", "name": "features", "bytes": 5},
     {"event": "cuda", "allocated_bytes": 5, "reserved_bytes": 6},
-    {
-        "event": "cuda_oom",
-        "message": "CUDA out of memory",
-        "requested_bytes": 5,
-        "alloc_retries": 2,
-    },
+    {"event": "cuda_oom", "message": "CUDA", "requested_bytes": 5, "alloc_retries": 2},
     {"event": "mark", "name": "epoch", "held_bytes": 5, "info": {}},
     {"event": "end", "phase": "train epoch", "held_bytes": 5, "peak_rss_bytes": 6},
     {"event": "rank ended", "rank": 1, "exit_code": 9, "pid": 4},
@@ -140,9 +116,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("value", ["x", {"a": 1}, 1e400], ids=str)
-def test_an_event_of_another_version_or_damaged_is_no_traceback(
-    tmp_path: Path, value: object
-) -> None:
+def test_an_event_of_another_version_is_no_traceback(tmp_path: Path, value: object) -> None:
     for event in KINDS:
         for name in event:
             events = [{"time_s": 100.0 + i, **one} for i, one in enumerate(KINDS)]
@@ -154,14 +128,7 @@ def test_an_event_of_another_version_or_damaged_is_no_traceback(
 
 
 def test_what_a_newer_version_adds_is_ignored(tmp_path: Path) -> None:
-    growth = {
-        "verdict": "climbs",
-        "slope_bytes": 1.0,
-        "epochs": 5,
-        "first_bytes": 1,
-        "last_bytes": 2,
-        "new": 1,
-    }
+    growth = {**asdict(Growth("climbs", 1.0, 5, 1, 2)), "new": 1}
     facts: dict[str, Any] = {"sign": "killed by kernel", "phase": "later", "outer_limit": None}
     stored = {"cause": "out of memory", "actions": [{"id": "resume", "new": 1}], "new": 1}
     found = Run.open(write_run(tmp_path, new=1, growth=growth, diagnosis=stored, **facts))
@@ -179,9 +146,7 @@ def test_a_diagnosis_in_sentences_by_0_2_0_is_made_again(tmp_path: Path) -> None
 def test_a_metrics_file_without_one_of_its_lines_is_named(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     (folder / "metrics.csv").write_text(METRICS.replace("\n1,1.5,", "\n1,more,1.5,"))
-    with pytest.raises(
-        InputError, match=r"metrics\.csv: expected a line for each epoch from 1 on, found \[2"
-    ):
+    with pytest.raises(InputError, match=r"metrics\.csv: .* epoch from 1 on, found \[2"):
         _ = Run(folder).metrics
 
 

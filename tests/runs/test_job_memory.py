@@ -12,12 +12,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.environment import AGAIN_VARIABLE
 from ogbnlib.memory.cgroup import effective_limit
 from ogbnlib.memory.reading import read_memory
-from ogbnlib.notebook import (
-    compare_runs,
-    forecast_table,
-    loader_costs,
-    plot_runs,
-)
+from ogbnlib.notebook import compare_runs, forecast_table, loader_costs, plot_runs
 from ogbnlib.runs import sandbox
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.names import next_run_dir
@@ -40,10 +35,7 @@ def config(synth_dir: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
 
 
 def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
-    config: TrainConfig,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     where: dict[str, Any] = {"runs_dir": tmp_path, "echo": False}
     with pytest.raises(Started):
@@ -59,11 +51,8 @@ def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
     with pytest.raises(Started):
         run(config, "50 MB", name="own-limit", **where)  # its kill ends nothing else
     done = run(config, name="large", **where)
-    assert (done.state, done.exit_code, Run.open(done.run_dir).state) == (
-        "not started",
-        None,
-        "not started",
-    )
+    assert (done.state, done.exit_code) == ("not started", None)
+    assert Run.open(done.run_dir).state == "not started"
     text = capsys.readouterr().out
     facts = done.diagnosis.facts
     assert facts.limit_by == "Slurm --mem (SLURM_MEM_PER_NODE)"
@@ -82,19 +71,15 @@ def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
 def test_a_notebook_executed_again_gets_the_same_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = [watch(["-c", "pass"], name="a", runs_dir=tmp_path, echo=False).run_dir]
-    first.append(watch(["-c", "exit(1)"], name="a", runs_dir=tmp_path, echo=False).run_dir)
-    assert [path.name for path in first] == ["a", "a-2"]
+    def ends(*codes: str) -> list[Run]:
+        how: dict[str, Any] = {"name": "a", "runs_dir": tmp_path, "echo": False}
+        return [watch(["-c", code], **how) for code in codes]
+
+    assert [done.run_dir.name for done in ends("pass", "exit(1)")] == ["a", "a-2"]
     monkeypatch.setenv(AGAIN_VARIABLE, "1")
-    again = [
-        watch(["-c", code], name="a", runs_dir=tmp_path, echo=False)
-        for code in ("pass", "exit(1)", "exit(2)")
-    ]
-    assert [(done.run_dir.name, done.exit_code) for done in again] == [
-        ("a", 0),
-        ("a-2", 1),
-        ("a-3", 2),
-    ]
+    again = ends("pass", "exit(1)", "exit(2)")
+    assert [done.run_dir.name for done in again] == ["a", "a-2", "a-3"]
+    assert [done.exit_code for done in again] == [0, 1, 2]
     assert [len([e for e in done.events if e["event"] == "start"]) for done in again] == [1, 1, 1]
     assert next_run_dir(tmp_path, "a", again=True).name == "a-4"
     # a caller's own folder is never one that exists

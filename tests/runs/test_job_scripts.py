@@ -10,19 +10,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def script(
-    folder: Path, python: str, log: str, name: str = "train", **environ: str
-) -> subprocess.CompletedProcess[str]:
+def script(folder: Path, python: str, log: str) -> subprocess.CompletedProcess[str]:
     """Run a job script with this shell function as python, its output sent to `log`."""
     (folder / "activate").write_text(f"{python}\nscontrol() {{ echo $* >> scontrol; }}\n")
-    env = {
-        **os.environ,
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "SLURM_JOB_ID": "5",
-        "SLURM_JOB_NAME": name,
-        "OGBNLIB_ACTIVATE": str(folder / "activate"),
-        **environ,
-    }
+    job = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_JOB_ID": "5", "SLURM_JOB_NAME": "train"}
+    own = {"OGBNLIB_ACTIVATE": str(folder / "activate"), "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, **job, **own}
     call = f'bash "{ROOT}/slurm/train.sbatch" dataset=d >{log} 2>{log}'
     return subprocess.run(["bash", "-c", call], env=env, cwd=folder, capture_output=True, text=True)
 
@@ -40,9 +33,7 @@ def test_an_end_that_another_job_wrote_is_not_taken_for_ones_own(
 ) -> None:
     """torchrun turns the refusal of a second trainer into 1, and meanwhile the first one ends."""
     result = json.dumps({"exit_code": 75, "slurm_job": job})
-    python = (
-        'python() { if [[ $1 == -c ]]; then command python3 "$@"; '
-        f"else echo '{result}' >runs/train-5/result.json; return 1; fi; }}"
-    )
-    done = script(tmp_path, python, "log", PYTHONPATH=str(ROOT))
+    python = 'python() { if [[ $1 == -c ]]; then command python3 "$@"; else '
+    python += f"echo '{result}' >runs/train-5/result.json; return 1; fi; }}"
+    done = script(tmp_path, python, "log")
     assert done.returncode == code, (tmp_path / "log").read_text()

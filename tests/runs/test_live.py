@@ -55,9 +55,7 @@ def at_work(
 
 
 @pytest.mark.parametrize("at_work", [0.1], indirect=True)
-def test_a_run_at_work_is_seen_from_elsewhere(
-    at_work: tuple[subprocess.Popen[str], Path],
-) -> None:
+def test_a_run_at_work_is_seen_from_elsewhere(at_work: tuple[subprocess.Popen[str], Path]) -> None:
     process, folder = at_work
 
     def counted() -> bool:

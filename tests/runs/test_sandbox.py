@@ -27,29 +27,13 @@ from ogbnlib.sources.synth import synthesize_store
 Config = Callable[..., TrainConfig]
 
 
-def prepare(config: TrainConfig, folder: Path, *, resume: bool) -> None:
-    with open_run_dir(config, folder, resume=resume):
-        pass
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TrainConfig]:
     """One epoch on 444,000 nodes and 6.5 M edges, where the policies differ by hundreds of MB."""
-    path = synthesize_store(
-        tmp_path_factory.mktemp("data") / "large", scale=0.004, progress=False
-    ).path
-
-    def config(policy: str) -> TrainConfig:
-        values = {
-            "dataset": str(path),
-            "loading": policy,
-            "epochs": 1,
-            "device": "cpu",
-            "train_eval": "never",
-        }
-        return TrainConfig.create(values)
-
-    return config
+    path = tmp_path_factory.mktemp("data") / "large"
+    store = synthesize_store(path, scale=0.004, progress=False)
+    values = {"dataset": store, "epochs": 1, "device": "cpu", "train_eval": "never"}
+    return lambda policy: TrainConfig.create({**values, "loading": policy})
 
 
 @pytest.fixture(scope="module")
@@ -57,16 +41,13 @@ def unlimited(
     large: Callable[[str], TrainConfig], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Run]:
     folder = tmp_path_factory.mktemp("unlimited")
-    return {
-        policy: run(large(policy), run_dir=folder / policy, echo=False)
-        for policy in ("eager", "shared")
-    }
+    how = {policy: {"run_dir": folder / policy, "echo": False} for policy in ("eager", "shared")}
+    return {policy: run(large(policy), **where) for policy, where in how.items()}
 
 
 def held(result: Run) -> int:
     """The most anonymous and shared memory that was seen at once."""
-    peaks = result.result["sampled_peaks_bytes"]
-    return int(peaks["held_bytes"])
+    return int(result.result["sampled_peaks_bytes"]["held_bytes"])
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +60,8 @@ def limited(
     between = (held(unlimited["eager"]) + held(unlimited["shared"])) // 2
     assert held(unlimited["eager"]) - held(unlimited["shared"]) > 200 * MB
     folder = tmp_path_factory.mktemp("limited")
-    return {
-        policy: run(large(policy), between, run_dir=folder / policy, echo=False)
-        for policy in ("eager", "shared")
-    }
+    how = {policy: {"run_dir": folder / policy, "echo": False} for policy in unlimited}
+    return {policy: run(large(policy), between, **where) for policy, where in how.items()}
 
 
 def test_under_one_limit_eager_is_killed_and_shared_finishes(limited: dict[str, Run]) -> None:
@@ -91,11 +70,9 @@ def test_under_one_limit_eager_is_killed_and_shared_finishes(limited: dict[str, 
 
 
 def test_a_limit_changes_no_result(limited: dict[str, Run], unlimited: dict[str, Run]) -> None:
-    losses = [
-        r.metrics["loss"].tolist()
-        for r in (limited["shared"], unlimited["shared"], unlimited["eager"])
-    ]
-    assert losses[0] == losses[1] == losses[2]
+    loss = limited["shared"].metrics["loss"].tolist()
+    assert loss == unlimited["shared"].metrics["loss"].tolist()
+    assert loss == unlimited["eager"].metrics["loss"].tolist()
 
 
 def test_a_kill_is_a_result_with_cause_phase_parts_and_remedy(limited: dict[str, Run]) -> None:
@@ -125,9 +102,8 @@ def test_a_run_folder_is_never_overwritten(
 ) -> None:
     folder = unlimited["shared"].run_dir
     before = tree(folder)
-    with pytest.raises(
-        InputError, match=re.escape(f"{folder}: expected a new or empty folder, found a run")
-    ):
+    refusal = re.escape(f"{folder}: expected a new or empty folder, found a run")
+    with pytest.raises(InputError, match=refusal):
         run(large("shared"), run_dir=folder, echo=False)
     assert tree(folder) == before
 
@@ -165,15 +141,13 @@ def test_a_scaled_limit_is_the_data_sets_share(synth_dir: Path, tmp_path: Path) 
     whole, no more."""
     assert scaled_limit("auto", "ogbn-papers100M", "128 GB") == 128 * 2**30
     fixed = RUNTIME_BYTES + 20 * MB
-    assert scaled_limit("auto", str(synth_dir), "128 GB") - fixed == pytest.approx(
-        0.128 * 2**30, rel=0.02
-    )
-    half = synthesize_store(tmp_path / "half.store", scale=0.0005, progress=False)
-    assert scaled_limit("auto", str(half.path), "64 GB") - fixed == pytest.approx(
-        0.032 * 2**30, rel=0.02
-    )
-    of_it = scaled_limit("auto", str(half.path), "64 GB", full=str(synth_dir)) - fixed
-    assert of_it == pytest.approx(32 * 2**30, rel=0.02)
+    half = str(synthesize_store(tmp_path / "half.store", scale=0.0005, progress=False).path)
+    for gigabytes, limit_bytes in {
+        0.128: scaled_limit("auto", str(synth_dir), "128 GB"),
+        0.032: scaled_limit("auto", half, "64 GB"),
+        32: scaled_limit("auto", half, "64 GB", full=str(synth_dir)),
+    }.items():
+        assert limit_bytes - fixed == pytest.approx(gigabytes * 2**30, rel=0.02)
     assert scaled_limit("2 GB", "none", "64 GB") == 2**31
     with pytest.raises(InputError, match="nothing-here"):
         scaled_limit("auto", "nothing-here")
@@ -182,7 +156,8 @@ def test_a_scaled_limit_is_the_data_sets_share(synth_dir: Path, tmp_path: Path) 
 def test_what_the_child_refuses_ends_in_2_with_its_message(
     tiny_config: Config, tmp_path: Path
 ) -> None:
-    prepare(tiny_config(), tmp_path / "run", resume=False)
+    with open_run_dir(tiny_config(), tmp_path / "run", resume=False):
+        pass
     (tmp_path / "run" / "checkpoint.pt").write_bytes(b"torn")
     result = run(tiny_config(), run_dir=tmp_path / "run", resume=True, echo=False)
     assert (result.exit_code, result.diagnosis.cause) == (2, "bad input")
@@ -202,9 +177,7 @@ def test_a_limit_below_pythons_own_memory_is_refused(tiny_config: Config, tmp_pa
     assert small.exit_code == 0
 
 
-def test_a_run_that_must_finish_raises_exit_code_and_diagnosis(
-    tmp_path: Path,
-) -> None:
+def test_a_run_that_must_finish_raises_exit_code_and_diagnosis(tmp_path: Path) -> None:
     done = watch(["-c", ""], name="done", runs_dir=tmp_path)
     assert done.require_finished() is done
     failed = watch(["-c", "exit(7)"], name="failed", runs_dir=tmp_path)
@@ -222,9 +195,7 @@ def test_the_fixed_cost_of_a_trainer_is_that_of_the_forecasts(tmp_path: Path) ->
     assert done.held_peak_bytes == pytest.approx(RUNTIME_BYTES, rel=0.15)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "asked"), [("always", True), ("madvise", True), ("never", False), ("", False)]
-)
+@pytest.mark.parametrize(("kernel", "asked"), [("madvise", True), ("never", False), ("", False)])
 def test_a_trainer_asks_for_huge_pages_if_the_kernel_has_them(
     kernel: str, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

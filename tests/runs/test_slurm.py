@@ -47,35 +47,29 @@ def table(*rows: str) -> str:
     return "\n".join([FIELDS, *rows]).replace("WORK", os.getcwd())
 
 
-# name -> the recorded row, cause, actions
+# the recorded state, exit code and memory; cause, actions
 ENDINGS = {
-    "finished": ("2|2|COMPLETED|0:0|0:0|1000M||00:00:02|01:00:00|n0|None|WORK", "finished", []),
-    "out of memory": (
-        "2|2|OUT_OF_MEMORY|0:125|0:0|300M||00:00:07|01:00:00|n0|None|WORK",
-        "out of memory", ["more memory", "start again"]),
-    "exit code": ("2|2|FAILED|1:0|0:0|1G||00:00:09|01:00:00|n0|None|WORK", "error", ["read output"]),
-    "a signal": ("2|2|FAILED|0:11|0:0|1000M||00:00:00|01:00:00|n1|None|WORK", "error", ["check libraries"]),
-    "running": ("2|2|RUNNING|0:0|0:0|1000M||00:01:27|01:00:00|n1|None|WORK", "running", ["wait"]),
-    "time limit": (
-        "2|2|TIMEOUT|0:0|0:0|1000M||00:01:28|00:01:00|n0|None|WORK", "time limit", ["start again", "more time"]),
-    "cancelled": (
-        "2|2|CANCELLED by 0|0:0|0:0|1000M||00:00:02|01:00:00|n0|None|WORK", "cancelled", ["start again"]),
-    "preempted": ("2|2|PREEMPTED|0:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK", "preempted", ["start again"]),
-    "node failure": (
-        "2|2|NODE_FAIL|0:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK", "node failure", ["start again", "avoid node"]),
-    "stopped": (
-        "2|2|FAILED|75:0|0:0|1G||00:10:00|01:00:00|n0|None|WORK", "stopped at a checkpoint", ["start again"]),
-}  # fmt: skip
+    "COMPLETED|0:0|0:0|1000M": ("finished", []),
+    "OUT_OF_MEMORY|0:125|0:0|300M": ("out of memory", ["more memory", "start again"]),
+    "FAILED|1:0|0:0|1G": ("error", ["read output"]),
+    "FAILED|0:11|0:0|1000M": ("error", ["check libraries"]),
+    "RUNNING|0:0|0:0|1000M": ("running", ["wait"]),
+    "TIMEOUT|0:0|0:0|1000M": ("time limit", ["start again", "more time"]),
+    "CANCELLED by 0|0:0|0:0|1000M": ("cancelled", ["start again"]),
+    "PREEMPTED|0:0|0:0|1G": ("preempted", ["start again"]),
+    "NODE_FAIL|0:0|0:0|1G": ("node failure", ["start again", "avoid node"]),
+    "FAILED|75:0|0:0|1G": ("stopped at a checkpoint", ["start again"]),
+}
 
 
-@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_each_ending_that_accounting_shows_is_told_apart(
-    says: Says, tmp_path: Path, name: str
+    says: Says, tmp_path: Path, ending: str
 ) -> None:
-    row, cause, actions = ENDINGS[name]
-    says(sacct=table(row))
+    cause, actions = ENDINGS[ending]
+    says(sacct=table(f"2|2|{ending}||00:00:09|01:00:00|n0|None|WORK"))
     found = diagnose_job(2)
-    assert (found.cause, found.facts.job["ReqMem"]) == (cause, row.split("|")[5])
+    assert (found.cause, found.facts.job["ReqMem"]) == (cause, ending.split("|")[3])
     assert [action.id for action in found.actions] == actions
     assert not found.facts.unasked
     assert cause == "finished" or f"Next: {found.remedy}." in found.text
@@ -119,14 +113,12 @@ Root Cause (first observed failure):
   error_file: <N/A>
 rank 0 ended, as another one did
 """
-OOM_LINE = (
-    "slurmstepd-n0: error: Detected 1 oom-kill event(s) in StepId=2.0. "
-    "Some of your processes may have been killed\n"
-)
+OOM_LINE = "slurmstepd-n0: error: Detected 1 oom-kill event(s) in StepId=2.0. Some of your\n"
 RANK_OUT_OF_MEMORY = TORCHRUN + OOM_LINE + "srun: error: n0: task 0: Out Of Memory\n"
 STEP_CANCELLED = "slurmstepd-n1: error: *** STEP 2.0 ON n1 CANCELLED AT 2026-11-21T11:23:02 ***\n"
 REQUEUED = "ogbnlib: stopped at a checkpoint; back in the queue for restart 1 of at most 20\n"
 LOG_FILE = "slurm-train-2.out"
+BEGIN = "ogbnlib: job 2, restart {}, on n0, in /x\n"
 RESUME = "submit to resume"
 FAILED = {"JobState": "FAILED", "ExitCode": "1:0"}
 HIT = "slurmstepd: StepId=2.batch hit memory limit at least once during execution.\n"
@@ -174,8 +166,7 @@ def test_every_remedy_goes_on_in_another_job(says: Says, state: str) -> None:
     write_run(Path("runs/train-1"), exit_code=75 if state == "FAILED" else None)
     (Path("runs/train-1") / "config.json").touch()
     # A job that went on with the run of another one, which its log names.
-    log = "ogbnlib: job 2, restart 0, on n0, in /x\nogbnlib: the run is in runs/train-1\n"
-    Path("slurm-train-2.out").write_text(log)
+    Path(LOG_FILE).write_text(f"{BEGIN.format(0)}ogbnlib: the run is in runs/train-1\n")
     says(scontrol=shown(JobState=state, ExitCode="75:0" if state == "FAILED" else "0:15"))
     found = diagnose_job("2")
     assert "`sbatch slurm/train.sbatch --run-dir runs/train-1 --resume`" in found.remedy
@@ -192,11 +183,9 @@ def test_a_run_killed_by_its_own_limit_is_out_of_memory(says: Says) -> None:
 
 
 def test_of_an_array_one_task_is_diagnosed(says: Says) -> None:
-    rows = (
-        "9_0|13|COMPLETED|0:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
-        "9_1|9|FAILED|1:0|0:0|1000M||00:00:00|01:00:00|n1|None|WORK",
-        "9_1.batch|9.batch|FAILED|1:0|||3296K|00:00:00||n1||",
-    )
+    rest = "0:0|1000M||00:00:00|01:00:00|n1|None|WORK"
+    rows = [f"9_0|13|COMPLETED|0:0|{rest}", f"9_1|9|FAILED|1:0|{rest}"]
+    rows += ["9_1.batch|9.batch|FAILED|1:0|||3296K|00:00:00||n1||"]
     says(sacct=table(*rows))
     with pytest.raises(InputError, match=r"9 is an array; .* 9_0 or 9_1"):
         diagnose_job("9")
@@ -206,26 +195,17 @@ def test_of_an_array_one_task_is_diagnosed(says: Says) -> None:
 
 
 STEPD = "slurmstepd-n0: error: *** JOB 2 ON n0 CANCELLED AT 2026-11-21T11:23:02 "
-OUTPUTS = [
-    (STEPD + "DUE TO TIME LIMIT ***", "time limit"),
-    (STEPD + "DUE TO JOB REQUEUE ***", "pending"),
-    (STEPD + "***", "cancelled"),
-    (
-        "slurmstepd-n0: error: Detected 1 oom-kill event(s) in StepId=2.batch. Some of your processes",
-        "out of memory",
-    ),
-]
+OUTPUTS = {
+    "time limit": STEPD + "DUE TO TIME LIMIT ***\n",
+    "pending": STEPD + "DUE TO JOB REQUEUE ***\n",
+    "cancelled": STEPD + "***\n",
+    "out of memory": OOM_LINE,
+}
 
 
-@pytest.mark.parametrize(
-    ("line", "cause"), OUTPUTS, ids=[cause + str(i) for i, (_, cause) in enumerate(OUTPUTS)]
-)
-def test_files_are_enough_where_slurm_has_forgotten_the_job(
-    says: Says, line: str, cause: str
-) -> None:
-    Path("slurm-train-2.out").write_text(
-        f"ogbnlib: job 2, restart 0, on n0, in /x\nEpoch 001\n{line}\n"
-    )
+@pytest.mark.parametrize("cause", OUTPUTS)
+def test_files_are_enough_where_slurm_has_forgotten_the_job(says: Says, cause: str) -> None:
+    Path(LOG_FILE).write_text(f"{BEGIN.format(0)}Epoch 001\n{OUTPUTS[cause]}")
     says()
     found = diagnose_job("2")
     assert found.cause == cause
@@ -233,10 +213,8 @@ def test_files_are_enough_where_slurm_has_forgotten_the_job(
 
 
 def test_an_earlier_attempts_end_is_not_taken_for_the_last_ones(says: Says) -> None:
-    begins = "ogbnlib: job 2, restart {}, on n0, in /x\n"
-    Path("slurm-train-2.out").write_text(
-        f"{begins.format(0)}{OUTPUTS[0][0]}\n{begins.format(1)}Epoch 002\n"
-    )
+    attempts = f"{BEGIN.format(0)}{OUTPUTS['time limit']}{BEGIN.format(1)}Epoch 002\n"
+    Path(LOG_FILE).write_text(attempts)
     write_run(Path("runs/train-2"), exit_code=0)
     says()
     assert diagnose_job("2").cause == "finished"
@@ -254,37 +232,31 @@ def test_without_slurm_the_runs_files_are_read_and_that_is_said(
 
 def test_a_job_without_any_trace_is_refused_with_the_reasons(says: Says) -> None:
     says()
-    with pytest.raises(
-        InputError, match=f"nothing is left of job 2: sacct: {DISABLED}; scontrol: {UNKNOWN}"
-    ):
+    with pytest.raises(InputError, match=f"job 2: sacct: {DISABLED}; scontrol: {UNKNOWN}"):
         diagnose_job("2")
 
 
 @pytest.mark.parametrize("is_recorded", [False, True])
 @pytest.mark.parametrize("reason", ["JobHeldUser", "Priority"])
 def test_a_job_waits_for_the_controllers_reason(says: Says, reason: str, is_recorded: bool) -> None:
-    waiting = shown(JobState="PENDING", Reason=reason)
+    says(scontrol=shown(JobState="PENDING", Reason=reason))
     if is_recorded:  # accounting keeps the reason of an earlier wait
         row = "2|2|PENDING|0:0|0:0|1G||00:00:00|01:00:00|None assigned|None|WORK"
-        says(sacct=table(row), scontrol=waiting)
-    else:
-        says(scontrol=waiting)
+        says(sacct=table(row), scontrol=shown(JobState="PENDING", Reason=reason))
     found = diagnose_job("2")
     assert (found.cause, found.facts.job["Reason"]) == ("pending", reason)
     assert "scontrol show job 2" in found.remedy
 
 
-def of_jobs(run_dir: Path, *attempts: tuple[str | None, int | None]) -> None:
-    """A run with an attempt of each job, and the exit code that it ended with (None: no result)."""
-    events = []
-    for time_s, (job, _) in enumerate(attempts):
-        start = {"time_s": float(time_s), "event": "start"}
-        events.append(start | ({"slurm_job": job} if job else {}))
+def of_jobs(run_dir: Path, *attempts: tuple[str, int]) -> None:
+    """A run with an attempt of each job, and the exit code that it ended with."""
+    starts = {"time_s": 1.0, "event": "start"}
+    events = [{**starts, "slurm_job": job} for job, _ in attempts]
     write_run(run_dir, exit_code=attempts[-1][1], events=events)
 
 
 def test_a_job_is_described_by_its_own_attempt(says: Says) -> None:
-    Path("slurm-train-2.out").write_text("ogbnlib: the run is in runs/train-2\n")
+    Path(LOG_FILE).write_text("ogbnlib: the run is in runs/train-2\n")
     of_jobs(Path("runs/train-2"), ("2", 76), ("3", 0))
     says(scontrol=shown(JobState="FAILED", ExitCode="76:0"))
     found = diagnose_job("2")
@@ -298,23 +270,17 @@ def test_a_job_is_described_by_its_own_attempt(says: Says) -> None:
 def test_the_refusal_of_a_second_trainer_is_shown(says: Says) -> None:
     of_jobs(Path("runs/train-1"), ("1", 0))
     refusal = "error: runs/train-1: it is being trained in by process 7 on n0"
-    log = (
-        f"ogbnlib: job 2, restart 0, on n0, in /x\nogbnlib: the run is in runs/train-1\n{refusal}\n"
-    )
-    Path("slurm-train-2.out").write_text(log)
-    for code in ("2:0", "1:0"):
+    log = f"{BEGIN.format(0)}ogbnlib: the run is in runs/train-1\n{refusal}\n"
+    Path(LOG_FILE).write_text(log)
+    for code, cause in {"2:0": "bad input", "1:0": "error"}.items():
         says(scontrol=shown(JobState="FAILED", ExitCode=code))
         found = diagnose_job("2")
-        assert (found.cause, found.facts.log_line) == (
-            "bad input" if code == "2:0" else "error",
-            refusal,
-        )
+        assert (found.cause, found.facts.log_line) == (cause, refusal)
 
 
 @pytest.mark.parametrize("name", ["a worker", "torch on the CPU", "a rank", "shared memory"])
 def test_a_text_in_a_jobs_log_has_its_pasted_cause(says: Says, name: str) -> None:
     text, cause, *_ = TEXTS[name]
     Path("slurm-2.out").write_text(f"Epoch 1\n{text}\n")
-    says(scontrol=shown(JobState="FAILED", ExitCode="1:0"))
-    found = diagnose_job("2")
-    assert found.cause == cause, found.text
+    says(scontrol=shown(**FAILED))
+    assert diagnose_job("2").cause == cause

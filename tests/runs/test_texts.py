@@ -2,7 +2,6 @@
 words of a run, or the log of a Slurm job; a code is understood in every form."""
 
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
@@ -69,7 +68,6 @@ TEXTS = {
     "a step of Slurm": (
         "slurmstepd: error: Detected 1 oom_kill event in StepId=5512087.0. Some of the step", OOM, "OUT_OF_MEMORY", ""),
     "a task of srun": ("srun: error: node6156: task 0: Out Of Memory", OOM, "OUT_OF_MEMORY", ""),
-    "srun, labelled": ("0: srun: error: gpu01: task 0: Out Of Memory", OOM, "OUT_OF_MEMORY", ""),
     "an old Slurm": ("slurmstepd: error: Job 5 exceeded memory limit (4200000 > 4194304), being killed", OOM,
                      "OUT_OF_MEMORY", ""),
     "page cache": ("slurmstepd: error: Exceeded job memory limit at some point.", "memory limit met, cause unknown",
@@ -81,10 +79,7 @@ TEXTS = {
     "dmesg, the first line": (
         "Nov 20 10:01:02 box kernel: python3 invoked oom-killer: gfp_mask=0x1100cca(GFP_HIGHUSER_MOVABLE), order=0",
         OOM, "memory of a group", ""),
-    "dmesg, the reaper": ("oom_reaper: reaped process 31337 (python3), now anon-rss:0kB, file-rss:0kB", OOM,
-                          "memory of a group", ""),
     "Kubernetes": ("Reason:       OOMKilled\nExit Code:    137", OOM, "memory of a group", ""),
-    "systemd's status": ("   Active: failed (Result: oom-kill) since Mon", OOM, "memory of a group", ""),
     "torch on the CPU": (
         "RuntimeError: [enforce fail at CPUAllocator.cpp:71] . DefaultCPUAllocator: can't allocate memory: you tried "
         "to allocate 64597662208 bytes. Error code 12 (Cannot allocate memory)", OOM, "allocation refused", ""),
@@ -92,14 +87,7 @@ TEXTS = {
               "allocation refused", ""),
     "C++": ("terminate called after throwing an instance of 'std::bad_alloc'\n  what()\nAborted", OOM,
             "allocation refused", ""),
-    "errno 12": ("OSError: [Errno 12] Cannot allocate memory", OOM, "allocation refused", ""),
-    "a mapping of torch": (
-        "RuntimeError: unable to mmap 1024 bytes from file </torch_12_34>: Cannot allocate memory (12)", OOM,
-        "allocation refused", ""),
     "torch on the GPU": (CUDA, GPU, "76", ""),
-    "CUDA, plain": (
-        "RuntimeError: CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported", GPU,
-        "76", ""),
     "cuBLAS": ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", GPU,
                "76", ""),
     "a worker": (RAISED + "x\n" + WORKER.format(75890, "Killed"), KILLED, "137", "DataLoader worker 75890"),
@@ -107,15 +95,12 @@ TEXTS = {
         RAISED + "x\n" + WORKER.format(7, "Killed") + CHAIN + RAISED + "x\n" + LEFT, KILLED, "137",
         "DataLoader worker 7"),
     "a worker's bus error": (WORKER.format(7, "Bus error"), "error", "135", "DataLoader worker 7"),
-    "a worker, reset": (RAISED.replace("train.py", "torch/utils/data/dataloader.py") + "x\n" + RESET, WORKER_DIED,
-                        "worker gone", ""),
     "a worker, unknown": (LEFT, WORKER_DIED, "worker gone", "7"),
     "descriptors": ("RuntimeError: received 0 items of ancdata", "error", "file descriptors", ""),
     "shared memory": ("RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode", "error",
                       "shared memory", ""),
     "a label": ("IndexError: Target 172 is out of bounds.", "error", "label out of range", ""),
     "a rank": (ROOT_CAUSE.format(code=-9, other=-15), KILLED, "137", "rank 1"),
-    "a rank, and its peer": (ROOT_CAUSE.format(code=-9, other=1), KILLED, "137", "rank 1"),
     "a rank's exception": (
         OF_LABELLED + ROOT_CAUSE.format(code=1, other=-15), GPU, "76", "rank 1"),
     "torchrun's line": ("E1122 api.py:1002] failed (exitcode: -9) local_rank: 0 (pid: 12105) of binary: /x", KILLED,
@@ -126,7 +111,6 @@ TEXTS = {
     "subprocess": ("subprocess.CalledProcessError: Command '['a']' died with <Signals.SIGKILL: 9>.", KILLED, "137",
                    "process"),
     "bash": ("/spool/slurm_script: line 9: 12345 Killed                  python train.py", KILLED, "137", "a process"),
-    "bash, in the background": ("[1]+  Killed                  python train.py", KILLED, "137", "a process"),
     "a terminal": ("Epoch 3\nKilled\n", KILLED, "137", "a process"),
     "NCCL": (NCCL, RANK_LOST, "rank gone", ""),
     "gloo": ("RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4242", RANK_LOST,
@@ -154,16 +138,12 @@ def test_a_text_has_one_cause_pasted_and_as_last_words(tmp_path: Path, name: str
         (RAISED + "x\nKeyError: 'x'", "KeyError: 'x'"),
         # caught, and another exception ended the program
         (f"{CUDA}\nretrying\n{RAISED}x\nValueError: boom", "ValueError: boom"),
-        (
-            "You are using `torch.load` with `weights_only=False`, flip it to `weights_only=True`",
-            "",
-        ),
+        ("You are using `torch.load` with `weights_only=False`, flip it to `True`", ""),
         ('"OOMKilled": false, "ExitCode": 1', ""),
         ("Epoch 137: test error 130 of 200", ""),
         ("terminated by EOF", ""),
         ("restarting kernel density estimate", ""),
         ("x.py: line 12: 345 killed neurons", ""),
-        ("[1] Aborted runs: 0", ""),
         ("Terminated (early stopping)", ""),
         ("exit 0: 137 nodes", ""),
     ],
@@ -178,7 +158,6 @@ def test_an_unknown_text_leads_to_the_guide(text: str, line: str) -> None:
 CODES = {
     **dict.fromkeys(("-9", "9:0", "0:9", "137:0", "137", "SIGKILL"), (KILLED, 137)),
     **dict.fromkeys(("-15", "15:0", "0:15", "143:0", "SIGTERM"), ("SIGTERM", 143)),
-    **dict.fromkeys(("-7", "0:7", "SIGBUS"), ("error", 135)),
     **dict.fromkeys(("-6", "0:6", "0:134", "134", "SIGABRT"), ("error", 134)),
     **dict.fromkeys(("124", "124:0"), ("time limit", 124)),
     **dict.fromkeys(("1", "1:0"), ("error", 1)),
@@ -212,10 +191,8 @@ def test_every_cause_sign_and_action_has_words() -> None:
     assert len(CLUES) <= 20
     assert {clue.cause for clue in CLUES if clue.cause} <= {*get_args(Cause)}
     rest = {"growth": Growth("climbs", 10.0 * MB, 9, 5 * MB, 95 * MB), "stalled_s": 29.0}
-    run = Facts(
-        duration_s=3.0, phase="x", memory_limit_bytes=GB, limit_by="cgroup v2", parts={"a": MB}
-    )
-    known = {name: value for name, value in asdict(run).items() if value}
+    known = {"duration_s": 3.0, "phase": "x", "memory_limit_bytes": GB, "limit_by": "cgroup v2"}
+    known["parts"] = {"a": MB}
     for end in KNOWN_ENDS:
         assert end.cause in get_args(Cause)
         assert {action.id for action in end.actions} <= {*render._ACTIONS}

@@ -1,6 +1,7 @@
 """Promises of `timeline`: what a kill tears is one line at most, and the rest is read with its
 phase."""
 
+import contextlib
 import itertools
 import os
 from pathlib import Path
@@ -23,9 +24,7 @@ def record(folder: Path, samples: int) -> None:
     recorder.stop()
 
 
-def test_appending_after_a_torn_line_damages_nothing(
-    tmp_path: Path,
-) -> None:
+def test_appending_after_a_torn_line_damages_nothing(tmp_path: Path) -> None:
     record(tmp_path, 3)
     path = tmp_path / "timeline.csv"
     whole = path.read_bytes()
@@ -42,27 +41,24 @@ def test_appending_after_a_torn_line_damages_nothing(
 
 
 def test_torn_events_are_left_out_and_later_ones_stand(tmp_path: Path) -> None:
-    log = EventLog(tmp_path)
-    log.mark("start")
-    log.mark("part", name="features", bytes=5)
-    log.close()
+    def told() -> list[str]:
+        return [event["event"] for event in Run(tmp_path).events]
+
+    with contextlib.closing(EventLog(tmp_path)) as log:
+        log.mark("start")
+        log.mark("part", name="features", bytes=5)
     path = tmp_path / "events.jsonl"
     whole = path.read_bytes()
     last = len(whole.splitlines(keepends=True)[-1])
     for cut in range(2, last):
         path.write_bytes(whole[:-cut])
-        assert [event["event"] for event in Run(tmp_path).events] == ["start"], f"{cut} bytes cut"
-        log = EventLog(tmp_path)
-        log.mark("note", text="again")
-        log.close()
-        assert [event["event"] for event in Run(tmp_path).events] == ["start", "note"], (
-            f"{cut} bytes cut"
-        )
+        assert told() == ["start"], f"{cut} bytes cut"
+        with contextlib.closing(EventLog(tmp_path)) as log:
+            log.mark("note", text="again")
+        assert told() == ["start", "note"], f"{cut} bytes cut"
 
 
-def test_the_end_of_a_phase_carries_its_exact_peak(
-    tmp_path: Path,
-) -> None:
+def test_the_end_of_a_phase_carries_its_exact_peak(tmp_path: Path) -> None:
     log = EventLog(tmp_path)
     with log.phase("outer"):
         with log.phase("inner"):

@@ -1,5 +1,4 @@
-"""Passes over a loader: each draws new neighbors and negatives, and the same ones for the same
-seed."""
+"""Each pass over a loader draws new neighbors and negatives, the same ones for the same seed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from torch_geometric.loader import LinkLoader, LinkNeighborLoader, NeighborLoade
 from ogbnlib.graph.store import Store
 
 pytestmark = pytest.mark.usefixtures("process_of_1_mb")
+Make = Callable[..., Any]
 Draws = list[list[tuple[list[int], list[int]]]]
 
 
@@ -34,13 +34,9 @@ def links(store: Store, sampler: Any, **options: Any) -> Any:
 
 
 def neighbor_links(store: Store, sampler: Any, **options: Any) -> Any:
-    edges = {
-        "edge_label_index": (None, torch.arange(200).reshape(2, 100)),
-        "neg_sampling": "triplet",
-    }
-    return LinkNeighborLoader(
-        both(store), [9, 9], neighbor_sampler=sampler, **edges, batch_size=25, **options
-    )
+    options |= {"edge_label_index": (None, torch.arange(200).reshape(2, 100)), "batch_size": 25}
+    options |= {"neg_sampling": "triplet", "neighbor_sampler": sampler}
+    return LinkNeighborLoader(both(store), [9, 9], **options)
 
 
 def draw(batch: Data) -> tuple[list[int], list[int]]:
@@ -57,9 +53,7 @@ def all_differ(draws: Draws) -> bool:
 
 
 @pytest.mark.parametrize("make", [nodes, neighbors, links, neighbor_links])
-def test_pygs_loaders_draw_anew_and_torchs_seed_repeats_them(
-    store: Store, make: Callable[..., Any]
-) -> None:
+def test_pygs_loaders_draw_anew_and_torchs_seed_repeats_them(store: Store, make: Make) -> None:
     loader = make(store, store.sampler([3, 2], seed=5))
     assert len(loader) == 4
     torch.manual_seed(1)
@@ -84,9 +78,7 @@ def own(store: Store, **options: Any) -> Any:
 
 
 @HOW
-def test_passes_over_a_stores_loader_at_once_and_left_early(
-    store: Store, options: dict[str, Any]
-) -> None:
+def test_passes_over_a_loader_at_once_and_left_early(store: Store, options: dict[str, Any]) -> None:
     expected = passes(own(store), 3)
     loader = own(store, **options)
     if "persistent_workers" not in options:  # torch has one set of them a loader

@@ -1,10 +1,10 @@
-"""Promises of `loaders`: every policy hands out the same batches; only where the graph lives
-differs."""
+"""Every policy hands out the same batches; only where the graph lives differs."""
 
 import multiprocessing
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,18 +45,13 @@ def make(tiny_config: Callable[..., TrainConfig], tmp_path: Path) -> Iterator[Ma
         loaders.log.close()
 
 
-def contents(
-    loader: NodeLoader, epoch: int
-) -> list[tuple[list[int], list[list[int]], list[float], list[int]]]:
-    return [
-        (
-            batch.n_id.tolist(),
-            batch.edge_index.tolist(),
-            batch.x.flatten().tolist(),
-            batch.y[: batch.batch_size].tolist(),  # under `store` a batch has no others
-        )
-        for batch in batches_of(loader, epoch)
-    ]
+def contents(loader: NodeLoader, epoch: int) -> list[list[Any]]:
+    found = []
+    for batch in batches_of(loader, epoch):
+        labels = batch.y[: batch.batch_size]  # under `store` a batch has no others
+        tensors = (batch.n_id, batch.edge_index, batch.x, labels)
+        found.append([tensor.tolist() for tensor in tensors])
+    return found
 
 
 @pytest.mark.parametrize(

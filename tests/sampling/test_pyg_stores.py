@@ -9,17 +9,14 @@ from ogbnlib.graph.store import Store
 from ogbnlib.sampling.pyg_stores import sample_without_pyg_lib
 
 
-def test_a_stock_loader_samples_without_pyg_lib(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stock_loaders_run_without_pyg_lib(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     stock = NeighborSampler.sample_from_nodes
     monkeypatch.setattr(NeighborSampler, "sample_from_nodes", stock)
     sample_without_pyg_lib()
     data = store.to_data()
     train = NeighborLoader(data, [3, 2], data.train_mask, batch_size=16)
-    valid = NeighborLoader(
-        data, [3, 2], data.val_mask, batch_size=16, neighbor_sampler=train.node_sampler
-    )
+    how = {"batch_size": 16, "neighbor_sampler": train.node_sampler}
+    valid = NeighborLoader(data, [3, 2], data.val_mask, **how)
     assert valid.node_sampler is train.node_sampler
     for batch in (*train, *valid):
         edges = set(zip(*store.read_edge_index().tolist(), strict=True))

@@ -27,30 +27,22 @@ from ogbnlib.sources.official import KNOWN
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "slurm" / "full").glob("*.yaml"))
 PAPERS = dataclasses.replace(KNOWN["ogbn-papers100M"], stored="store", feature_itemsize=2)
+GENERATED_SEEDS = {"train": 2414, "valid": 250, "test": 429}
 SIZES = {
     "data/papers100M-directed": PAPERS,
     "data/papers100M": dataclasses.replace(PAPERS, num_edges=2 * PAPERS.num_edges, undirected=True),
     "ogbn-papers100M": KNOWN["ogbn-papers100M"],
     "generated": dataclasses.replace(
-        PAPERS,
-        num_nodes=222_120,
-        num_edges=3_233_129,
-        num_seeds={"train": 2414, "valid": 250, "test": 429},
+        PAPERS, num_nodes=222_120, num_edges=3_233_129, num_seeds=GENERATED_SEEDS
     ),
 }
 NOTEBOOK_BYTES = GB  # of the kernel itself, more than any notebook was seen to have
 # The runs that a notebook means to be killed, by policy and limit, and those not started under the
 # job's --mem.
-KILLED = {
-    "01_baseline_oom": {"eager under 128.00 GB"},
-    "06_out_of_core": {
-        f"{name} GB" for name in ("eager under 128.00", "lazy under 128.00", "shared under 48.00")
-    }
-    | {"shared under 8.00 GB"},  # with float16 features
-}
-NOT_STARTED = {
-    "02_memory_budget": {"eager", "lazy"},
-}
+BOTH = {"eager under 128.00 GB", "lazy under 128.00 GB"}
+SHARED = {"shared under 48.00 GB", "shared under 8.00 GB"}  # the latter with float16 features
+KILLED = {"01_baseline_oom": {"eager under 128.00 GB"}, "06_out_of_core": BOTH | SHARED}
+NOT_STARTED = {"02_memory_budget": {"eager", "lazy"}}
 
 
 def size_of(dataset: str) -> GraphSize:
@@ -79,9 +71,7 @@ class Planner:
         elif answer == WILL_NOT_FIT:
             self.not_started.add(label)
         elif verdict(forecast, self.room_bytes) != FITS:
-            self.wrong.append(
-                f"{label}: {format_bytes(forecast.peak_bytes)} of {format_bytes(self.room_bytes)}"
-            )
+            self.wrong.append(f"{label}: {forecast.peak_bytes} of {self.room_bytes} B")
         else:
             self.run_s += forecast.run_s
         done = MagicMock(config=config, exit_code=137 if answer == WILL_NOT_FIT else 0)
@@ -93,20 +83,16 @@ class Planner:
     @staticmethod
     def plan(config: TrainConfig, memory_limit: Any = None) -> Advice:
         limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-        return Advice(
-            predict(config, size_of(config.dataset), memory_limit_bytes=limit_bytes), limit_bytes
-        )
+        forecast = predict(config, size_of(config.dataset), memory_limit_bytes=limit_bytes)
+        return Advice(forecast, limit_bytes)
 
 
 def imports(planner: Planner) -> Callable[..., Any]:
     """Return an `__import__` for the notebooks' cells: the package with `planner` in it, and mocks
     of slow packages."""
     package = MagicMock(TrainConfig=TrainConfig, format_bytes=format_bytes, InputError=InputError)
-    package.run, package.plan, package.scaled_limit = (
-        planner.run,
-        planner.plan,
-        sandbox.scaled_limit,
-    )
+    package.run, package.plan = planner.run, planner.plan
+    package.scaled_limit = sandbox.scaled_limit
     package.prepare_dataset = lambda dataset, *_, **__: dataset or "generated"
 
     def load(name: str, *how: Any) -> Any:
@@ -145,10 +131,8 @@ def test_a_notebook_at_full_size_is_killed_where_it_means_to_be_and_fits_its_job
         except Exception:
             # A table or a plot of a mock. What starts a run must work, and later cells may need no
             # name of this one.
-            if any(
-                isinstance(node, ast.Name) and node.id == "run"
-                for node in ast.walk(ast.parse(source))
-            ):
+            names_used = [getattr(node, "id", "") for node in ast.walk(ast.parse(source))]
+            if "run" in names_used:
                 raise
         if cell.source is parameters:
             names |= values

@@ -32,6 +32,7 @@ LONG = ("device=cpu", "batch_size=16", "epochs=60")  # 9 s, in which a signal mu
 KILLS = int(os.environ.get("OGBNLIB_KILLS", "1"))
 QUICK = ("device=cpu", "epochs=1", "batch_size=16")
 
+Diagnose = Callable[[str], dict[str, Any]]
 pytestmark = pytest.mark.slow
 
 
@@ -39,9 +40,8 @@ pytestmark = pytest.mark.slow
 def site(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A fresh folder to submit from, with the job scripts and an environment to activate."""
     shutil.copytree(ROOT / "slurm", tmp_path / "slurm")
-    shutil.copytree(
-        ROOT / "notebooks", tmp_path / "notebooks", ignore=shutil.ignore_patterns("data", "runs")
-    )
+    unneeded = shutil.ignore_patterns("data", "runs")
+    shutil.copytree(ROOT / "notebooks", tmp_path / "notebooks", ignore=unneeded)
     activate(tmp_path, f'export PATH="{Path(sys.executable).parent}:$PATH"')
     monkeypatch.setitem(slurm.env, "OGBNLIB_ACTIVATE", str(tmp_path / "activate"))
     monkeypatch.setitem(slurm.env, "PYTHONPATH", str(ROOT))
@@ -54,11 +54,9 @@ def activate(site: Path, text: str) -> None:
 
 def attempts(run: Path) -> int:
     """How many attempts a run has begun."""
-    return (
-        sum(event["event"] == "start" for event in Run(run).events)
-        if (run / "events.jsonl").is_file()
-        else 0
-    )
+    if not (run / "events.jsonl").is_file():
+        return 0
+    return sum(event["event"] == "start" for event in Run(run).events)
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +70,10 @@ def large_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def diagnose(slurm: Cluster, site: Path) -> Callable[[str], dict[str, Any]]:
+def diagnose(slurm: Cluster, site: Path) -> Diagnose:
     def call(job_id: str) -> dict[str, Any]:
-        done = slurm.call(
-            sys.executable, "-m", "ogbnlib", "diagnose", "--job", job_id, "--json", cwd=site
-        )
-        return json.loads(done.stdout)
+        argv = [sys.executable, "-m", "ogbnlib", "diagnose", "--job", job_id, "--json"]
+        return json.loads(slurm.call(*argv, cwd=site).stdout)
 
     return call
 
@@ -88,7 +84,7 @@ def output(site: Path, job_id: str) -> str:
 
 
 def test_a_first_submission_trains_with_the_resources_named_to_sbatch(
-    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, Any]]
+    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Diagnose
 ) -> None:
     job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_store}", *QUICK, cwd=site)
     (job,) = slurm.wait(job_id)
@@ -105,7 +101,7 @@ def test_a_first_submission_trains_with_the_resources_named_to_sbatch(
 
 
 def test_a_job_killed_for_its_memory_is_out_of_memory_and_diagnose_names_phase_and_remedy(
-    slurm: Cluster, site: Path, large_dir: Path, diagnose: Callable[[str], dict[str, Any]]
+    slurm: Cluster, site: Path, large_dir: Path, diagnose: Diagnose
 ) -> None:
     values = f"dataset={large_dir}", "loading=eager", "device=cpu"
     job_id = slurm.sbatch("--mem=640", "slurm/train.sbatch", *values, cwd=site)
@@ -122,36 +118,31 @@ def test_a_job_killed_for_its_memory_is_out_of_memory_and_diagnose_names_phase_a
 
 
 def test_an_array_trains_one_run_for_each_line_of_the_file(
-    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, Any]]
+    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Diagnose
 ) -> None:
     (site / "params.txt").write_text('# two tasks\nlr=0.1 num_neighbors="2 1"\n\nlr=0.01')
     sweep = "--array=1-3", "slurm/sweep.sbatch", "params.txt"
     job_id = slurm.sbatch(*SMALL, *sweep, f"dataset={tiny_store}", *QUICK, cwd=site)
     states = {job["ArrayTaskId"]: job["JobState"] for job in slurm.wait(job_id)}
     assert states == {"1": "COMPLETED", "2": "COMPLETED", "3": "FAILED"}
-    configs = [
-        TrainConfig.load(site / "runs" / f"sweep-{job_id}_{task}" / "config.json")
-        for task in (1, 2)
-    ]
+    folders = [site / "runs" / f"sweep-{job_id}_{task}" for task in (1, 2)]
+    configs = [TrainConfig.load(folder / "config.json") for folder in folders]
     assert [config.lr for config in configs] == [0.1, 0.01]
     assert [config.num_neighbors for config in configs] == [(2, 1), (3, 2)]
     assert "submit with --array=1-2" in output(site, f"{job_id}_3")
     causes = [diagnose(f"{job_id}_{task}")["cause"] for task in (1, 2, 3)]
     assert causes == ["finished", "finished", "bad input"]
-    run = diagnose(f"{job_id}_2")["facts"]["run_dir"]
-    assert run == str(site / "runs" / f"sweep-{job_id}_2")
+    assert diagnose(f"{job_id}_2")["facts"]["run_dir"] == str(folders[1])
 
 
 def test_a_requeued_task_of_an_array_leaves_the_others_alone(slurm: Cluster, site: Path) -> None:
     """The last task has the array's id as its SLURM_JOB_ID."""
-    activate(
-        site,
-        """python() {
-            [[ $1 != -c ]] || { command python3 "$@"; return; }
-            echo "$task" >> calls
-            ((task == 1 || restart > 0)) || return 75
-        }""",
-    )
+    python = """python() {
+        [[ $1 != -c ]] || { command python3 "$@"; return; }
+        echo "$task" >> calls
+        ((task == 1 || restart > 0)) || return 75
+    }"""
+    activate(site, python)
     (site / "params.txt").write_text("lr=0.1\nlr=0.01\n")
     job_id = slurm.sbatch(*SMALL, "--array=1-2", "slurm/sweep.sbatch", "params.txt", cwd=site)
     jobs = {job["ArrayTaskId"]: job for job in slurm.wait(job_id)}
@@ -161,10 +152,7 @@ def test_a_requeued_task_of_an_array_leaves_the_others_alone(slurm: Cluster, sit
 
 
 def test_a_run_stopped_at_a_checkpoint_goes_back_to_the_queue_but_not_for_ever(
-    slurm: Cluster,
-    site: Path,
-    diagnose: Callable[[str], dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
+    slurm: Cluster, site: Path, diagnose: Diagnose, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     activate(site, 'python() { echo "$*" >> calls; [[ $1 == -c ]] || return 75; }')
     monkeypatch.setitem(slurm.env, "OGBNLIB_MAX_RESTARTS", "1")
@@ -180,15 +168,12 @@ def test_a_run_stopped_at_a_checkpoint_goes_back_to_the_queue_but_not_for_ever(
 def test_a_notebook_takes_papermills_parameters_and_a_requeue_overwrites_no_executed_copy(
     slurm: Cluster, site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    activate(
-        site,
-        'papermill() { printf "%s\\n" "$@" > arguments; echo "attempt $restart" > "$2"; return 75; }',
-    )
+    papermill = 'printf "%s\\n" "$@" > arguments; echo "attempt $restart" > "$2"; return 75'
+    activate(site, f"papermill() {{ {papermill}; }}")
     monkeypatch.setitem(slurm.env, "OGBNLIB_MAX_RESTARTS", "1")
     monkeypatch.setitem(slurm.env, "PATH", f"{Path(sys.executable).parent}:{slurm.env['PATH']}")
-    job_id = slurm.sbatch(
-        *SMALL, "slurm/notebook.sbatch", "00_quickstart", "-p", "dataset", "a folder", cwd=site
-    )
+    notebook = ("slurm/notebook.sbatch", "00_quickstart", "-p", "dataset", "a folder")
+    job_id = slurm.sbatch(*SMALL, *notebook, cwd=site)
     (job,) = slurm.wait(job_id)
     folder = f"runs/00_quickstart-{job_id}"
     assert job["Restarts"] == "1", output(site, job_id)
@@ -203,17 +188,13 @@ def test_a_notebook_takes_papermills_parameters_and_a_requeue_overwrites_no_exec
 def test_a_line_of_a_sweep_with_an_open_quote_is_named(tmp_path: Path) -> None:
     (tmp_path / "params.txt").write_bytes(b'lr=1\r\nnum_neighbors="3 2\r\n')
     (tmp_path / "activate").touch()
-    environment = {
-        **os.environ,
-        "SLURM_SUBMIT_DIR": str(ROOT),
-        "OGBNLIB_ACTIVATE": str(tmp_path / "activate"),
-    }
-    environment |= {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "1", "SLURM_JOB_NAME": "sweep"}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    done = subprocess.run(
-        ["bash", str(ROOT / "slurm/sweep.sbatch"), "params.txt", f"dataset={tmp_path}"],
-        env={**environment, "SLURM_ARRAY_TASK_ID": "2"}, cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
+    job = {"SLURM_JOB_ID": "1", "SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "2"}
+    job |= {"SLURM_JOB_NAME": "sweep", "SLURM_SUBMIT_DIR": str(ROOT)}
+    own = {"OGBNLIB_ACTIVATE": str(tmp_path / "activate")}
+    own["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    argv = ["bash", str(ROOT / "slurm/sweep.sbatch"), "params.txt", f"dataset={tmp_path}"]
+    how: Any = {"env": {**os.environ, **job, **own}, "cwd": tmp_path, "text": True}
+    done = subprocess.run(argv, **how, capture_output=True)
     assert done.returncode == 2
     assert "params.txt: expected KEY=VALUE with quotes in pairs for task 2, found" in done.stderr
 
@@ -226,9 +207,8 @@ def test_a_mistake_in_the_arguments_is_named_in_the_output(slurm: Cluster, site:
     (site / "elsewhere").mkdir()
     elsewhere = slurm.sbatch(*SMALL, "../slurm/train.sbatch", cwd=site / "elsewhere")
     (site / "activate").unlink()
-    jobs.append(
-        (slurm.sbatch(*SMALL, "slurm/train.sbatch", cwd=site), "OGBNLIB_ACTIVATE: expected a file")
-    )
+    job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", cwd=site)
+    jobs.append((job_id, "OGBNLIB_ACTIVATE: expected a file"))
     for job_id, words in jobs:
         (job,) = slurm.wait(job_id)
         assert job["ExitCode"] == "2:0"
@@ -256,13 +236,7 @@ def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_lef
     """OGBNLIB_KILLS is how often each of three ends comes: the time limit's signal, a requeue, a
     kill; 15 s each."""
     moments, ended = random.Random(0), 0
-    values = (
-        f"dataset={tiny_store}",
-        "device=cpu",
-        "batch_size=16",
-        "dropout=0.5",
-        f"epochs={60 * KILLS}",
-    )
+    values = (f"dataset={tiny_store}", *LONG[:-1], "dropout=0.5", f"epochs={60 * KILLS}")
     job_id = slurm.sbatch(*SMALL[:2], "--time=60", "slurm/train.sbatch", *values, cwd=site)
     run = site / "runs" / f"train-{job_id}"
     for how in ("time limit", "requeue", "kill") * KILLS:
@@ -292,7 +266,7 @@ def test_a_run_ended_at_any_moment_and_requeued_ends_with_the_weights_of_one_lef
 
 
 def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
-    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Callable[[str], dict[str, Any]]
+    slurm: Cluster, site: Path, tiny_store: Path, diagnose: Diagnose
 ) -> None:
     job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", f"dataset={tiny_store}", *LONG, cwd=site)
     run = site / "runs" / f"train-{job_id}"
@@ -318,26 +292,21 @@ def test_a_cancelled_run_leaves_a_checkpoint_and_does_not_come_back(
 
 
 def test_a_signal_before_python_listens_sends_the_job_back_to_the_queue_once(
-    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, Any]]
+    slurm: Cluster, site: Path, diagnose: Diagnose
 ) -> None:
     """A lead of --signal not shorter than --time does so in every attempt: the second one says what
     is wrong."""
     activate(site, "python() { [[ $1 == -c ]] || exec sleep 60; }")
     job_id = slurm.sbatch(*SMALL, "slurm/train.sbatch", "dataset=d", cwd=site)
     log = site / f"slurm-train-{job_id}.out"
+    wait_until(log.exists, "the log")
     for restart in (0, 1):
-        wait_until(
-            lambda n=restart: log.exists() and log.read_text().count("the run is in") > n,
-            "the attempt",
-        )
+        wait_until(lambda n=restart: log.read_text().count("the run is in") > n, "the attempt")
         slurm.call("scancel", "--batch", "--signal=USR1", job_id)
     (job,) = slurm.wait(job_id)
     said = output(site, job_id)
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "138:0", "1"), said
-    assert (
-        "not requeued, as every attempt would stop so early: give sbatch a --time well above the lead"
-        in said
-    )
+    assert "not requeued, as every attempt would stop so early" in said
     assert diagnose(job_id)["cause"] == "SIGUSR1"
 
 
@@ -353,7 +322,7 @@ def test_ranks_find_their_environment_in_a_job_that_was_given_none(
 
 
 def test_a_notebook_runs_and_its_runs_lie_beside_the_executed_copy(
-    slurm: Cluster, site: Path, diagnose: Callable[[str], dict[str, Any]]
+    slurm: Cluster, site: Path, diagnose: Diagnose
 ) -> None:
     job_id = slurm.sbatch(
         "--mem=4000", *SMALL[1:], "slurm/notebook.sbatch", "00_quickstart", "-p", "scale", "0.0005",

@@ -98,22 +98,16 @@ def test_any_graph_gives_the_csc_of_the_sort_in_ram(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(module, "_workspace", lambda *_: workspace)
-    made = convert(
-        source, tmp_path_factory.mktemp("any") / "s", undirected=undirected, progress=False
-    )
-    colptr, row = csc_of(
-        np.hstack([np.zeros((2, 0), int), *map(np.stack, source.edge_chunks(999))]),
-        source.num_nodes,
-        undirected,
-    )
+    path = tmp_path_factory.mktemp("any") / "s"
+    made = convert(source, path, undirected=undirected, progress=False)
+    edges = np.hstack([np.zeros((2, 0), int), *map(np.stack, source.edge_chunks(999))])
+    colptr, row = csc_of(edges, source.num_nodes, undirected)
     np.testing.assert_array_equal(made.colptr, colptr)
     np.testing.assert_array_equal(made.row, row)
     assert verify_store(made.path) == []
-    counts = {
-        "edges_read": source.num_edges,
-        "merged_edges": (2 if undirected else 1) * source.num_edges - len(row),
-    }
-    assert {name: made.summary[name] for name in counts} == counts
+    ends = (2 if undirected else 1) * source.num_edges
+    assert made.summary["edges_read"] == source.num_edges
+    assert made.summary["merged_edges"] == ends - len(row)
 
 
 @pytest.mark.usefixtures("tiny_budget")
@@ -121,16 +115,11 @@ def test_any_graph_gives_the_csc_of_the_sort_in_ram(
 def test_any_order_endianness_and_width_gives_the_same_store(
     raw: Path, tmp_path: Path, graph: dict[str, Any], undirected: bool
 ) -> None:
-    values = {
-        "node_feat": graph["x"].astype(">f8"),
-        "edge_index": np.asfortranarray(graph["edge_index"].astype(">i4")),
-    }
-    # papers100M has it
-    rewrite(raw / "raw" / "data.npz", **values, node_year=np.full((N, 1), 2019))
-    store = convert(
-        raw, tmp_path / "s", feature_dtype="float16", undirected=undirected, progress=False
-    )
-    assert_same(store, raw, undirected)
+    edges, years = np.asfortranarray(graph["edge_index"].astype(">i4")), np.full((N, 1), 2019)
+    values = {"node_feat": graph["x"].astype(">f8"), "edge_index": edges}
+    rewrite(raw / "raw" / "data.npz", **values, node_year=years)  # papers100M has years
+    options: Any = {"feature_dtype": "float16", "undirected": undirected, "progress": False}
+    assert_same(convert(raw, tmp_path / "s", **options), raw, undirected)
 
 
 def test_ids_beyond_two_to_the_31_go_through_the_pairs_unharmed(tmp_path: Path) -> None:
@@ -151,10 +140,8 @@ def test_offsets_beyond_two_to_the_31_edges_stay_whole(tmp_path: Path) -> None:
         def write(self, values: np.ndarray) -> None:
             self.last = values
 
-    edges, colptr = (
-        EdgeSort(tmp_path, 2, 3, undirected=False, workspace=2**20, done=lambda count: None),
-        Out(),
-    )
+    how: Any = {"undirected": False, "workspace": 2**20, "done": lambda count: None}
+    edges, colptr = EdgeSort(tmp_path, 2, 3, **how), Out()
     edges.read([(np.array([0, 1, 0]), np.array([0, 1, 1]))])
     edges.write(Out(), colptr)  # type: ignore[arg-type]
     assert colptr.last.tolist() == [3_000_000_001, 3_000_000_003]
@@ -189,10 +176,7 @@ def test_a_file_that_is_replaced_meanwhile_ends_it(
 @pytest.mark.usefixtures("tiny_budget")
 @pytest.mark.parametrize(
     ("value", "dtype", "match"),
-    [
-        (np.inf, "int8", "row 7"),
-        (70_000, "float16", "65504.* row 7; .*float32"),
-    ],
+    [(np.inf, "int8", "row 7"), (70_000, "float16", "65504.* row 7; .*float32")],
 )
 def test_features_that_cannot_be_held_are_counted(
     raw: Path, tmp_path: Path, graph: dict[str, Any], value: float, dtype: Any, match: str
@@ -213,9 +197,8 @@ def test_it_lives_in_a_cgroup_smaller_than_the_raw_file(
 
     limit = kernel_limit(340 * 2**20)
     dataset = synthesize(tmp_path / "raw", 0.005)
-    assert (
-        4 * dataset.num_nodes * dataset.num_features + 16 * dataset.num_edges > 400 * 2**20 * 0.97
-    )
+    features_bytes = 4 * dataset.num_nodes * dataset.num_features
+    assert features_bytes + 16 * dataset.num_edges > 400 * 2**20 * 0.97
     call = "convert(*sys.argv[1:], memory_limit='340 MB', undirected=True)"
     code = f"import sys; from ogbnlib.sources.convert import convert; {call}"
     (tmp_path / "run").mkdir()
@@ -242,6 +225,5 @@ def test_an_error_ends_a_conversion_and_its_threads(
     assert left_in(tmp_path) == []
     # Its frames, which hold what they iterated over, are still there.
     assert caught.value.__traceback__ is not None
-    assert not [
-        thread for thread in set(threading.enumerate()) - before if "Executor" in thread.name
-    ]
+    after = set(threading.enumerate()) - before
+    assert not [thread for thread in after if "Executor" in thread.name]

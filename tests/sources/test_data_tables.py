@@ -30,13 +30,11 @@ def test_comment_lines_are_skipped(tmp_path: Path) -> None:
     ("name", "text", "names", "rows"),
     [
         ("a.csv", "label\nMachine Learning\n", ["label"], 1),
-        ("a.csv", "1;2\n3;4\n", ["1", "2"], 2),
         ("a.csv", 'id,"a;b\tc"\n3,4\n', ["id", "a;b\tc"], 1),
         ("a.tsv", "id\tname, long\n3\tx\n", ["id", "name, long"], 1),
         ("a.txt", "3\n4\n", ["1"], 2),
         ("a.txt", "% bip\n1 2 0.5 1234\n", ["1", "2", "3", "4"], 1),
         ("a.csv", "src,dst\n", ["src", "dst"], 0),
-        ("a.csv", "0,1,2\n4,5,6\n", ["0", "1", "2"], 1),
         ("a.csv", "0,1\n4,5\n", ["1", "2"], 2),
         ("a.txt", "# a\n# b", ["1"], 0),
         ("a.csv", "", ["1"], 0),
@@ -85,11 +83,9 @@ def test_parts_of_other_columns_are_refused(tmp_path: Path) -> None:
 REFUSED = {
     "raw.npy": (np.arange(9.0).tobytes(), r"np.memmap\('raw.npy', 'float32', 'r'"),
     "empty.npy": (b"", "empty.npy: "),
-    "a.parquet": (b"nothing of it", "a.parquet: "),
     "a.csv": (b"1,2\n3,4\n" + b"5" * 2**24, "longer than 4 MB"),
     "b.csv": (b"1,2\n3,4\n" + b'"5\n' + b"6\n" * 2**23, "longer than 4 MB, or a quote"),
     "c.csv.gz": (b"1,2\n", "c.csv.gz: "),
-    "d.txt": (b"#" * 2**23, "longer than 4 MB"),
 }
 
 
@@ -121,8 +117,7 @@ table = tables.open_table(Path(sys.argv[1]))
 count = sum(len(ends[0]) for ends in table.arrays(table.names, 2**17))
 print(count, (peak() - before) // 2**10)
 """
-    path = file.parent if "/" in name else file
-    argv = [sys.executable, "-c", code, str(path)]
+    argv = [sys.executable, "-c", code, str(file.parent if "/" in name else file)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     found, grown_mb = map(int, done.stdout.split())
     assert found == count

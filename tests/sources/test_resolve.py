@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import left_in, official_csv, random_arrays
+from conftest import left_in, official_csv, python_child, random_arrays
 from ogb_layout import write_raw
 from torch_geometric.data import Data
 
@@ -105,12 +105,9 @@ def test_every_door_refuses_a_name_that_can_not_be_a_store(
         lambda: ladder(name),
         lambda: check_inputs(config),
     ]
-    sentences = set()
     for door in doors:
-        with pytest.raises(InputError, match=f"{name}.*{reason}") as refused:
+        with pytest.raises(InputError, match=f"{name}.*{reason}"):
             door()
-        sentences.add(str(refused.value))
-    assert len(sentences) == 1
     assert left_in(tmp_path) == []
 
 
@@ -123,17 +120,10 @@ DOORS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("door", DOORS)
-def test_a_path_that_is_not_there_is_named(door: str) -> None:
+def test_what_is_no_path_or_not_there_is_named(door: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"elsewhere: .*the working folder is {Path.cwd()}$"):
         DOORS[door]("elsewhere")
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_what_is_no_path_is_named(door: str, tmp_path: Path) -> None:
-    data = Data(x=torch.ones(3, 1))
-    with pytest.raises(InputError, match=r"expected a path, got Data$"):
-        DOORS[door](data)
-    for wrong in (3, [str(tmp_path)], b"data"):
+    for wrong in (3, [str(tmp_path)], b"data", Data(x=torch.ones(3, 1))):
         with pytest.raises(InputError, match=f"expected a path, got {type(wrong).__name__}$"):
             DOORS[door](wrong)
 
@@ -174,22 +164,14 @@ prepare_dataset("", sys.argv[1], 1e-4)
 
 
 def test_two_processes_at_once_generate_once(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MAKE, str(tmp_path)]
-    processes = [
-        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    outputs = []
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in processes:
-        outputs.append(process.communicate(timeout=120)[0])
-        assert process.returncode == 0
+    make = (MAKE, str(tmp_path))
+    with python_child(*make) as first, python_child(*make) as second:
+        for process in (first, second):
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        outputs = [process.communicate(timeout=120)[0] for process in (first, second)]
+    assert first.returncode == second.returncode == 0
     assert sum("generating it, once" in output for output in outputs) == 1
     assert verify_store(tmp_path / "synthetic-0.0001-seed0.store") == []
 
@@ -200,18 +182,11 @@ def test_a_generated_data_set_is_made_once_for_all(
     monkeypatch.chdir(tmp_path)
     path = prepare_dataset("", "data", 1e-4, 3)
     assert path == str(tmp_path / "data" / "synthetic-0.0001-seed3.store")
-    first, *_, last = capsys.readouterr().out.splitlines()
-    assert first == "data/synthetic-0.0001-seed3.store: generating it, once"
-    assert last.startswith("data/synthetic-0.0001-seed3.store: 11,106 nodes, ")
+    assert "synthetic-0.0001-seed3.store: generating it, once" in capsys.readouterr().out
     before = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")}
-    assert (
-        prepare_dataset("", tmp_path / "data", 1e-4, 3)
-        == prepare_dataset(path, tmp_path, 0.5)
-        == path
-    )
+    assert prepare_dataset("", tmp_path / "data", 1e-4, 3) == path
+    assert prepare_dataset(path, tmp_path / "elsewhere", 0.5) == path
     assert "generating" not in capsys.readouterr().out
     assert {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*")} == before
-    kept = prepare_dataset(path, tmp_path / "elsewhere", 0.01)
-    assert kept == path
     both = open_store(prepare_dataset("", tmp_path / "data", 1e-4, 3, undirected=True))
     assert (both.path.name, both.undirected) == ("synthetic-0.0001-seed3-undirected.store", True)

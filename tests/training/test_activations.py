@@ -1,9 +1,7 @@
-"""Promises of `forecast.step_memory`: what autograd keeps, and all that a step has alive, stay below the
-forecast.
+"""What autograd keeps, and all that a step has alive, stay below the forecast.
 
-Two counts of the same step on the CPU: hooks on saved tensors see what the forward pass keeps for
-the backward pass; the profiler's record of the CPU allocator is the counterpart of
-`torch.cuda.max_memory_allocated`.
+Hooks on saved tensors see what the forward pass keeps for the backward pass; the profiler's record
+of the CPU allocator is the counterpart of `torch.cuda.max_memory_allocated`.
 """
 
 import collections
@@ -36,12 +34,8 @@ from ogbnlib.windows.window import compile_kernels
 
 # saved and peak bytes, and the share of each that is forecast
 Ratios = tuple[int, int, float, float]
-WIDE = {
-    "num_neighbors": [15, 10, 5],
-    "batch_size": 128,
-    "hidden_channels": 64,
-    "device": "cpu",
-}
+Measure = Callable[..., Ratios]
+WIDE = {"num_neighbors": [15, 10, 5], "batch_size": 128, "hidden_channels": 64, "device": "cpu"}
 
 
 def storages(tensor: Tensor) -> list[torch.UntypedStorage]:
@@ -63,8 +57,7 @@ class Held:
 
 
 def saved_peak(step: Callable[[], object], known: Iterable[Tensor]) -> int:
-    """The most bytes of distinct storages that autograd keeps for the backward pass, without
-    `known` ones."""
+    """The most bytes of distinct storages that autograd keeps, without `known` ones."""
     ours = {storage.data_ptr() for tensor in known for storage in storages(tensor)}
     counts: collections.Counter[tuple[int, int]] = collections.Counter()
     peak = 0
@@ -105,17 +98,15 @@ def saved_bytes(step: Step) -> int:
 
 
 @pytest.fixture(scope="module")
-def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
-    """Measures one optimizer step on the CPU, on `accumulate` batches whose graphs are freed one by
-    one."""
-
+def measure(synth_dir: Path) -> Iterator[Measure]:
+    """Measures one optimizer step on `accumulate` batches whose graphs are freed one by one."""
     # the batches of a step, by their sizes
     drawn: dict[Any, tuple[list[Any], tuple[int, int]]] = {}
 
     def measured(**changes: Any) -> Ratios:
         config = TrainConfig.create({"dataset": str(synth_dir), **WIDE, **changes})
-        sizes = config.num_neighbors, config.batch_size, config.accumulate
-        if sizes not in drawn:
+        drawing = config.num_neighbors, config.batch_size, config.accumulate
+        if drawing not in drawn:
             compile_kernels(list(config.num_neighbors))
             with contextlib.closing(
                 config.policy.load()(find_store(config.dataset), config, EventLog(None))
@@ -123,13 +114,12 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
                 loader = loaders.train_loader()
                 set_epoch(loader, 1)
                 batches = [*itertools.islice(loader, config.accumulate)]
-                drawn[sizes] = batches, (loaders.num_features, loaders.num_classes)
-        batches, classes = drawn[sizes]
+                drawn[drawing] = batches, (loaders.num_features, loaders.num_classes)
+        batches, classes = drawn[drawing]
         torch.manual_seed(config.seed)
         model = GNN(config, *classes).train()
         inputs = [
-            (batch.x.float(), batch.edge_index, batch.y[: batch.batch_size].long())
-            for batch in batches
+            (one.x.float(), one.edge_index, one.y[: one.batch_size].long()) for one in batches
         ]
 
         def step() -> None:
@@ -141,17 +131,12 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
                 F.cross_entropy(scores, labels, reduction="sum").backward()
 
         step()  # makes the gradients, which later steps add to
-        saved, peak = (
-            saved_peak(step, itertools.chain(model.parameters(), *inputs)),
-            peak_of(allocations(step)),
-        )
+        saved = saved_peak(step, itertools.chain(model.parameters(), *inputs))
+        peak = peak_of(allocations(step))
         if model.fuses(batches[0].x):  # without autograd
             saved = sum(kept.nbytes for kept in fused_kept(model, batches[0]))
-        shapes = [
-            BatchShape(tuple(batch.num_sampled_nodes), tuple(batch.num_sampled_edges))
-            for batch in batches
-        ]
-        steps = [Step(config, shape, *classes) for shape in shapes]
+        sizes = [(tuple(one.num_sampled_nodes), tuple(one.num_sampled_edges)) for one in batches]
+        steps = [Step(config, BatchShape(*size), *classes) for size in sizes]
         forecast_saved = max(map(saved_bytes, steps))
         forecast_peak = max(step.activation_bytes for step in steps)
         return saved, peak, forecast_saved / saved, forecast_peak / peak
@@ -167,15 +152,10 @@ def measure(synth_dir: Path) -> Iterator[Callable[..., Ratios]]:
     [(0.0, "fp32", False), (0.5, "bf16", False), (0.5, "bf16", True)],
 )
 def test_a_step_takes_no_more_than_is_forecast_and_not_much_less(
-    measure: Callable[..., Ratios], model: str, dropout: float, precision: str, checkpointing: bool
+    measure: Measure, model: str, dropout: float, precision: str, checkpointing: bool
 ) -> None:
-    options = {
-        "model": model,
-        "dropout": dropout,
-        "precision": precision,
-        "activation_checkpointing": checkpointing,
-    }
-    _, _, saved, peak = measure(**options)
+    kind = {"model": model, "dropout": dropout, "activation_checkpointing": checkpointing}
+    _, _, saved, peak = measure(precision=precision, **kind)
     assert 0.995 <= saved <= 1.25
     # Without AVX-512 a bfloat16 product makes no copies of its own: a checkpointed step is 1.2506
     # times forecast.
@@ -185,20 +165,15 @@ def test_a_step_takes_no_more_than_is_forecast_and_not_much_less(
 @pytest.mark.parametrize(
     ("model", "hidden"), [(name, 256 if name == "sage" else 16) for name in SAMPLED]
 )
-def test_the_bounds_hold_for_other_widths_and_depths(
-    measure: Callable[..., Ratios], model: str, hidden: int
-) -> None:
+def test_the_bounds_hold_at_other_sizes(measure: Measure, model: str, hidden: int) -> None:
+    sizes = {"model": model, "hidden_channels": hidden}
     for fan_out in ([5], [4, 3, 2, 2]):
-        _, peak_bytes, saved, peak = measure(
-            model=model, hidden_channels=hidden, num_neighbors=fan_out
-        )
+        _, peak_bytes, saved, peak = measure(num_neighbors=fan_out, **sizes)
         assert 0.995 <= saved <= 1.25
         assert peak_bytes - MB <= peak * peak_bytes <= 1.25 * peak_bytes + MB
 
 
-def test_an_accumulated_step_keeps_one_batchs_activations_at_a_time(
-    measure: Callable[..., Ratios],
-) -> None:
+def test_an_accumulated_step_keeps_one_batchs_activations_at_a_time(measure: Measure) -> None:
     whole, alone = measure(), measure(batch_size=16)
     parts = measure(batch_size=16, accumulate=4)
     assert alone[0] <= parts[0] < 1.2 * alone[0] < whole[0]

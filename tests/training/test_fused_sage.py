@@ -1,5 +1,4 @@
-"""The fused GraphSAGE layer: its bfloat16 is torch's, its threads one pool, and none of a parent's
-in a fork."""
+"""The fused layer: its bfloat16 is torch's, its threads one pool, none of a parent's in a fork."""
 
 import multiprocessing
 
@@ -12,18 +11,16 @@ from ogbnlib.training import fused_sage as sage
 
 def test_all_sizes_share_a_pool_and_a_fork_makes_its_own() -> None:
     def filled(rows: int) -> None:
-        assert sage._share(lambda part: part.stop, [slice(i) for i in range(rows)], 4) == [
-            *range(rows)
-        ]
+        parts = [slice(i) for i in range(rows)]
+        assert sage._share(lambda part: part.stop, parts, 4) == [*range(rows)]
 
     sage._pool.cache_clear()
     for rows in (2, 3, 9):
         filled(rows)
     assert sage._pool.cache_info().currsize == 1
     with sage.torch_threads(1):  # a single part has more of torch's threads if it is large
-        assert [
-            sage._share(lambda part: torch.get_num_threads(), [slice(1)], 3, n) for n in (1, 2**29)
-        ] == [[1], [3]]
+        for size, threads in ((1, 1), (2**29, 3)):
+            assert sage._share(lambda _: torch.get_num_threads(), [slice(1)], 3, size) == [threads]
     child = multiprocessing.get_context("fork").Process(target=filled, args=(4,), daemon=True)
     child.start()
     child.join(60)
@@ -32,17 +29,8 @@ def test_all_sizes_share_a_pool_and_a_fork_makes_its_own() -> None:
 
 def test_a_gathered_bfloat16_is_rounded_as_torch_does() -> None:
     ties = [1.00390625, 1.01171875, -1.01171875]  # half-way between two: to the even one
-    values = [
-        0.0,
-        -0.0,
-        *ties,
-        3.4e38,
-        float("inf"),
-        -float("inf"),
-        float("nan"),
-        1e-40,
-        *torch.randn(500).tolist(),
-    ]
+    special = [0.0, -0.0, 3.4e38, float("inf"), -float("inf"), float("nan"), 1e-40]
+    values = [*special, *ties, *torch.randn(500).tolist()]
     x, none = torch.tensor([values]), np.zeros(2, np.int64)
     both = torch.empty(1, 2 * len(values), dtype=torch.bfloat16)
     sage._gather(0, 1, none, none, sage._values(x), sage._values(both))

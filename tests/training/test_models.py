@@ -42,10 +42,8 @@ def batch(num_neighbors: Sequence[int], seeds: int = 7, features: int = 6) -> Ba
 
 def model(name: str, layers: int, **more: object) -> GNN:
     torch.manual_seed(0)
-    config = TrainConfig.create(
-        dataset="x", model=name, num_neighbors=[2] * layers, hidden_channels=8, **more
-    )
-    return GNN(config, 6, 5).eval()
+    values = {"model": name, "num_neighbors": [2] * layers, "hidden_channels": 8, **more}
+    return GNN(TrainConfig.create(dataset="x", **values), 6, 5).eval()
 
 
 def by_pyg(name: str, gnn: GNN, x: Tensor, edges: Tensor) -> Tensor:
@@ -95,21 +93,16 @@ def gradients(name: str, fused: bool = True, **more: object) -> list[Tensor]:
     ("dropout", "precision", "within"),
     [(0.0, "fp32", 1e-6), (0.5, "fp32", 1e-6), (0.5, "bf16", 0.01)],
 )
-def test_the_fused_layers_have_pygs_loss_gradients_and_dropout(
-    dropout: float, precision: str, within: float
-) -> None:
-    both = (
-        gradients("sage", fused, dropout=dropout, precision=precision) for fused in (True, False)
-    )
+def test_fused_layers_have_pygs_gradients(dropout: float, precision: str, within: float) -> None:
+    values = {"dropout": dropout, "precision": precision}
+    both = (gradients("sage", fused, **values) for fused in (True, False))
     for one, other in zip(*both, strict=True):
         assert one.dtype == other.dtype == torch.float32
         torch.testing.assert_close(one, other, rtol=within, atol=within)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_fused_gradients_do_not_depend_on_the_threads(
-    precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fused_gradients_ignore_threads(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sage, "PART_ROWS", 3)
     results = []
     for threads in (3, 1):
@@ -122,9 +115,8 @@ def test_fused_gradients_do_not_depend_on_the_threads(
 @torch.no_grad()
 def test_float16_features_are_widened_and_wrong_edges_refused() -> None:
     gnn, (x, edges, nodes, counts) = model("sage", 2), batch([4, 3])
-    assert torch.equal(
-        gnn(x.half(), edges, nodes, counts), gnn(x.half().float(), edges, nodes, counts)
-    )
+    half, full = (gnn(given, edges, nodes, counts) for given in (x.half(), x.half().float()))
+    assert torch.equal(half, full)
     with pytest.raises(InputError, match=r"^edge_index: "):
         gnn(x, edges + len(x), nodes, counts)
 

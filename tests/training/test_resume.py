@@ -1,5 +1,4 @@
-"""Promises of a resumption: damage is not believed, another run is refused before anything is
-written."""
+"""A resumption believes no damage and refuses another run before anything is written."""
 
 import io
 import json
@@ -29,14 +28,12 @@ from ogbnlib.training.learner import Learner
 from ogbnlib.training.train import TrainResult, train
 
 Config = Callable[..., TrainConfig]
+Resume = Callable[..., TrainResult]
 
 
 def notes(folder: Path) -> list[str]:
-    return [
-        event["text"]
-        for event in Run(folder).events
-        if event["event"] == "note" and "text" in event
-    ]
+    events = [event for event in Run(folder).events if event["event"] == "note"]
+    return [event["text"] for event in events if "text" in event]
 
 
 @pytest.fixture(scope="module")
@@ -58,21 +55,18 @@ def folder(begun: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def resume(tiny_config: Config, folder: Path) -> Callable[..., TrainResult]:
-    return lambda **changes: train(
-        tiny_config(epochs=3, dropout=0.3, **changes), folder, resume=True
-    )
+def resume(tiny_config: Config, folder: Path) -> Resume:
+    values = {"epochs": 3, "dropout": 0.3}
+    return lambda **changes: train(tiny_config(**values, **changes), folder, resume=True)
 
 
-def refused(folder: Path, resume: Callable[..., TrainResult], match: str, **changes: Any) -> str:
+def refused(folder: Path, resume: Resume, match: str, **changes: Any) -> str:
     """The refusal of a resumption that leaves the run as it was, its result and events too."""
     before = tree(folder)
     with pytest.raises(InputError, match=match) as caught:
         resume(**changes)
-    told = ("progress.json", ".lock")
-    assert {name: data for name, data in tree(folder).items() if name not in told} == {
-        name: data for name, data in before.items() if name not in told
-    }
+    told = dict.fromkeys(("progress.json", ".lock"))
+    assert {**tree(folder), **told} == {**before, **told}
     return str(caught.value)
 
 
@@ -90,7 +84,7 @@ def test_any_flipped_byte_of_a_checkpoint_is_seen(folder: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 torn", "flipped", None], ids=str)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
-    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult, content: Any
+    folder: Path, resume: Resume, straight: TrainResult, content: Any
 ) -> None:
     path = folder / "checkpoint.pt"
     if content == "flipped":
@@ -108,9 +102,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
     assert Run(folder).metrics["epoch"].tolist() == [1, 2, 3]
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
-    folder: Path, resume: Callable[..., TrainResult]
-) -> None:
+def test_a_run_whose_checkpoints_are_gone_does_not_start_over(folder: Path, resume: Resume) -> None:
     for name in ("checkpoint.pt", "checkpoint.previous.pt"):
         (folder / name).unlink()
     refused(folder, resume, r"checkpoint\.pt: expected a checkpoint, found none")
@@ -118,9 +110,7 @@ def test_a_run_whose_checkpoints_are_gone_does_not_start_over(
     refused(folder, resume, r"checkpoint\.pt: expected a checkpoint, found none")
 
 
-def test_epochs_come_back_from_the_checkpoint(
-    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
-) -> None:
+def test_checkpoints_have_the_epochs(folder: Path, resume: Resume, straight: TrainResult) -> None:
     (folder / "metrics.csv").write_text("epoch;loss\x00")
     resume()
     assert Run(folder).metrics["loss"].tolist() == [row["loss"] for row in straight.history]
@@ -150,11 +140,7 @@ def others(
 
 @pytest.mark.parametrize("other", ["one", "half", "edges", "labels", "splits", "direction"])
 def test_other_data_of_the_same_sizes_are_refused(
-    folder: Path,
-    resume: Callable[..., TrainResult],
-    straight: TrainResult,
-    others: dict[str, str],
-    other: str,
+    folder: Path, resume: Resume, straight: TrainResult, others: dict[str, str], other: str
 ) -> None:
     named = {"one": "features", "half": "features"}.get(other, other)
     words = rf"{others[other]}: .*trained on.* other .*{named}"
@@ -185,15 +171,12 @@ def test_an_edited_config_is_held_against_the_checkpoint(folder: Path) -> None:
     refused(folder, lambda: train(edited, folder, resume=True), words)
 
 
-def test_another_lr_counts_from_there_on_and_is_said(
-    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
-) -> None:
+def test_another_lr_counts_and_is_said(folder: Path, resume: Resume, straight: TrainResult) -> None:
     changed = resume(lr=0.5, weight_decay=0.1, num_threads=2)
     kept = torch.load(folder / "checkpoint.pt", weights_only=True)["optimizer"]["param_groups"][0]
     assert (kept["lr"], kept["weight_decay"]) == (0.5, 0.1)
-    assert [row["loss"] for row in changed.history][:2] == [
-        row["loss"] for row in straight.history
-    ][:2]
+    losses, first = ([row["loss"] for row in run.history[:2]] for run in (changed, straight))
+    assert losses == first
     assert not same(changed.model.state_dict(), straight.model.state_dict())
     lr = "lr is 0.5 from here on, 0.01 before"
     for said in (lr, "weight_decay is 0.1", "num_threads is 2 from here on, 1 before"):
@@ -208,9 +191,8 @@ def test_auto_threads_stay_on_a_machine_with_other_cores(
         pytest.skip("needs two cores")
     threads = torch.get_num_threads()
     # from 0.5 GFLOP a step on, auto takes all cores
-    large = tiny_config(
-        num_neighbors=[2, 2, 2], batch_size=60, hidden_channels=1024, eval_splits=()
-    )
+    sizes = {"num_neighbors": [2, 2, 2], "batch_size": 60, "hidden_channels": 1024}
+    large = tiny_config(**sizes, eval_splits=())
     assert large.num_threads == "auto"
     results = []
     for name, cores in (("straight", (first,)), ("resumed", (first, then))):
@@ -245,9 +227,7 @@ def as_0_2_0(path: Path) -> None:
     path.write_bytes(data + b"ogbnlib crc32 %08x\n" % zlib.crc32(data))
 
 
-def test_a_run_of_an_earlier_version_goes_on(
-    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
-) -> None:
+def test_an_older_run_goes_on(folder: Path, resume: Resume, straight: TrainResult) -> None:
     as_0_2_0(folder / "checkpoint.pt")
     config = json.loads((folder / "config.json").read_text())
     del config["class_weight"]
@@ -262,10 +242,6 @@ def test_a_run_of_an_earlier_version_goes_on(
     assert resumed.history[0].keys() == straight.history[0].keys()
 
 
-def is_finite(folder: Path) -> bool:
-    return all(bool(torch.isfinite(value).all()) for value in weights(folder).values())
-
-
 def test_a_run_that_diverges_ends_at_once_and_says_so(tiny_config: Config, tmp_path: Path) -> None:
     ended = run(tiny_config(lr=1e30), run_dir=tmp_path / "run", echo=False)
     assert (ended.exit_code, ended.diagnosis.cause) == (77, "diverged")
@@ -277,12 +253,10 @@ def test_a_run_that_diverges_ends_at_once_and_says_so(tiny_config: Config, tmp_p
     assert len(train(tiny_config(), tmp_path / "run", resume=True).history) == 2
 
 
-def test_a_smaller_lr_goes_on_from_the_last_finite_checkpoint(
-    folder: Path, resume: Callable[..., TrainResult], straight: TrainResult
-) -> None:
+def test_a_smaller_lr_mends_divergence(folder: Path, resume: Resume, straight: TrainResult) -> None:
     with pytest.raises(Diverged, match="in epoch 3, "):
         resume(lr=1e30)
-    assert is_finite(folder)
+    assert all(bool(torch.isfinite(value).all()) for value in weights(folder).values())
     assert Run.open(folder).diagnosis.exit_code == 77
     assert Run(folder).metrics["epoch"].tolist() == [1, 2]
     assert len(resume(lr=0.001).history) == 3

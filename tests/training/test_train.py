@@ -1,6 +1,6 @@
-"""Promises of `train`: a run is a function of its config, whatever the policy, the workers and the
-interruptions."""
+"""A run is a function of its config, whatever the policy, the workers and the interruptions."""
 
+import gc
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from all_policies import SAMPLED, settings
-from conftest import raw_arrays, same, scores, weights
+from conftest import same, scores, weights
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
@@ -19,8 +19,8 @@ from ogbnlib.memory.record import METRIC_COLUMNS
 from ogbnlib.registry import POLICIES
 from ogbnlib.runs.folder import Run
 from ogbnlib.sources.convert import convert
-from ogbnlib.sources.ogb import open_raw
 from ogbnlib.training.train import TrainResult, train
+from ogbnlib.training.trainer import Trainer
 
 Config = Callable[..., TrainConfig]
 
@@ -39,35 +39,23 @@ def test_losses_and_accuracies_of_all_policies_agree_exactly(
     tiny_config: Config, tiny_dir: Path, tmp_path: Path, undirected: bool
 ) -> None:
     store = convert(tiny_dir, tmp_path / "store", undirected=undirected, progress=False)
-    results = [
-        train(tiny_config(dataset=str(store.path), loading=policy, dropout=0.3))
-        for policy in SAMPLED
-    ]
+    config = tiny_config(dataset=str(store.path), dropout=0.3)
+    results = [train(config.replace(loading=policy)) for policy in SAMPLED]
     assert all(scores(result.history) == scores(results[0].history) for result in results)
     assert len(results[0].history) == 2
-
-
-@pytest.fixture
-def fresh(tiny_dir: Path, tmp_path: Path) -> dict[str, Any]:
-    """`tiny_dir` as the arguments of a new raw folder."""
-    return {**raw_arrays(tiny_dir), "splits": open_raw(tiny_dir).read_splits()}
 
 
 @pytest.mark.parametrize(("policy", "persistent"), [("lazy", False), ("shared", True)])
 def test_workers_change_no_loss(
     tiny_config: Config, plain: TrainResult, policy: str, persistent: bool
 ) -> None:
-    config = tiny_config(
-        loading=policy, num_workers=2, persistent_workers=persistent, eval_splits="valid"
-    )
-    result = train(config)
+    workers = {"num_workers": 2, "persistent_workers": persistent}
+    result = train(tiny_config(loading=policy, eval_splits="valid", **workers))
     for name in ("loss", "train", "valid"):
         assert column(result, name) == column(plain, name)
 
 
-def test_equal_configs_give_equal_weights_another_seed_others(
-    tiny_config: Config, plain: TrainResult
-) -> None:
+def test_equal_configs_alone_give_equal_weights(tiny_config: Config, plain: TrainResult) -> None:
     again, other = train(tiny_config()), train(tiny_config(seed=1))
     assert same(again.model.state_dict(), plain.model.state_dict())
     assert not same(other.model.state_dict(), plain.model.state_dict())
@@ -83,10 +71,8 @@ def test_a_run_folder_holds_everything_about_the_run(tiny_config: Config, tmp_pa
     assert table["loss"].tolist() == column(result, "loss")
     assert same(weights(tmp_path / "run"), result.model.state_dict())
     assert len(Run(tmp_path / "run").timeline) > 0
-    names = [phase.name for phase in Run(tmp_path / "run").phases]
-    assert {"load", "train epoch", "eval valid", "eval test", "eval train", "checkpoint"} <= set(
-        names
-    )
+    names = {phase.name for phase in Run(tmp_path / "run").phases}
+    assert {"load", "train epoch", "eval valid", "eval test", "eval train", "checkpoint"} <= names
     assert all(phase.end_s is not None for phase in Run(tmp_path / "run").phases)
 
 
@@ -95,9 +81,8 @@ def test_under_every_policy_a_run_goes_on_bit_for_bit(
     tiny_config: Config, tiny_store: Path, tmp_path: Path, policy: str
 ) -> None:
     store = shutil.copytree(tiny_store, tmp_path / "graph.store")
-    config = tiny_config(
-        dataset=str(store), epochs=3, dropout=0.5, train_eval="never", **settings(policy)
-    )
+    values = {"dropout": 0.5, "train_eval": "never", **settings(policy)}
+    config = tiny_config(dataset=str(store), epochs=3, **values)
     straight = train(config)
     train(config.replace(epochs=1), tmp_path / "parts")
     torch.rand(5)  # torch's random numbers in between do not matter
@@ -106,9 +91,7 @@ def test_under_every_policy_a_run_goes_on_bit_for_bit(
     assert same(weights(tmp_path / "parts"), straight.model.state_dict())
 
 
-def test_an_exact_accuracy_is_that_of_the_whole_graph(
-    tiny_config: Config, tiny_store: Path
-) -> None:
+def test_an_exact_accuracy_is_of_the_whole_graph(tiny_config: Config, tiny_store: Path) -> None:
     result = train(tiny_config(eval_num_neighbors=-1, eval_batch_size=7))
     store, model = open_store(tiny_store), result.model.eval()
     x, edge_index = torch.from_numpy(np.array(store.x)), torch.from_numpy(store.read_edge_index())
@@ -117,9 +100,8 @@ def test_an_exact_accuracy_is_that_of_the_whole_graph(
         predicted = model(x, edge_index, every, [store.num_edges, 0]).argmax(dim=-1).numpy()
     for split in ("train", "valid", "test"):
         ids = store.splits[split]
-        assert result.history[-1][split] == pytest.approx(
-            float((predicted[ids] == store.y[ids]).mean())
-        )
+        expected = float((predicted[ids] == store.y[ids]).mean())
+        assert result.history[-1][split] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("loading", ["eager", "store"])
@@ -132,15 +114,9 @@ def test_an_exact_accuracy_is_that_of_the_whole_graph(
     ids=["another class", "out of range"],
 )
 def test_splits_of_a_store_made_by_hand_are_checked(
-    tiny_config: Config,
-    tiny_store: Path,
-    tmp_path: Path,
-    loading: str,
-    name: str,
-    at: Any,
-    value: int,
-    expected: str,
-) -> None:
+    tiny_config: Config, tiny_store: Path, tmp_path: Path, loading: str,
+    name: str, at: Any, value: int, expected: str,
+) -> None:  # fmt: skip
     store = open_store(shutil.copytree(tiny_store, tmp_path / "store"))
     array = np.load(store.file_path(name), mmap_mode="r+")
     array[at] = value
@@ -152,8 +128,7 @@ def test_splits_of_a_store_made_by_hand_are_checked(
 def gradients(
     config: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> list[dict[str, torch.Tensor]]:
-    """What the optimizer was given at each step of the first epoch, with weights that stay as they
-    are."""
+    """What the optimizer was given at each step of an epoch in which weights stay as they are."""
     seen = []
 
     def step(self: torch.optim.Adam) -> None:
@@ -169,22 +144,13 @@ def gradients(
     ("batch_size", "accumulate", "steps"), [(16, 4, 2), (7, 5, 4), (16, 100, 1)]
 )
 def test_accumulated_gradients_are_those_of_one_large_batch(
-    tiny_config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    batch_size: int,
-    accumulate: int,
-    steps: int,
-) -> None:
-    same: dict[str, Any] = {
-        "num_neighbors": [-1, -1],
-        "epochs": 1,
-        "eval_splits": "",
-        "train_eval": "never",
-    }
-    small = gradients(
-        tiny_config(batch_size=batch_size, accumulate=accumulate, **same), monkeypatch
-    )
-    large = gradients(tiny_config(batch_size=batch_size * accumulate, **same), monkeypatch)
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch,
+    batch_size: int, accumulate: int, steps: int,
+) -> None:  # fmt: skip
+    config = tiny_config(num_neighbors=[-1, -1], epochs=1, eval_splits="", train_eval="never")
+    several = config.replace(batch_size=batch_size, accumulate=accumulate)
+    small = gradients(several, monkeypatch)
+    large = gradients(config.replace(batch_size=batch_size * accumulate), monkeypatch)
     assert len(small) == len(large) == steps
     for one, other in zip(small, large, strict=True):
         assert all(torch.allclose(one[name], other[name], rtol=0, atol=1e-6) for name in other)
@@ -205,13 +171,7 @@ def test_a_run_in_bfloat16_resumes_with_float32_weights(
     assert column(half, "loss") != column(plain, "loss")
 
 
-def test_no_tensor_outlives_its_step_or_epoch(
-    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import gc
-
-    from ogbnlib.training.trainer import Trainer
-
+def test_no_tensor_outlives_its_step(tiny_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     alive: list[tuple[int, int]] = []
     boundary = Trainer._boundary
 

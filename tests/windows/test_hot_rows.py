@@ -66,9 +66,7 @@ def test_rows_are_merged_in_the_order_of_the_ids() -> None:
 
 
 @pytest.mark.parametrize("feature_dtype", ["float32", "float16", "int8"])
-def test_rows_in_memory_leave_the_batches_and_write_less(
-    tmp_path: Path, tiny_dir: Path, feature_dtype: Any
-) -> None:
+def test_hot_rows_only_write_less(tmp_path: Path, tiny_dir: Path, feature_dtype: Any) -> None:
     store = convert(tiny_dir, tmp_path / "store", feature_dtype=feature_dtype, progress=False)
     batches = []
     written = []

@@ -1,5 +1,4 @@
-"""Promises of `plan`: what a loader may take is one rule, for the loaders and for the
-forecast."""
+"""What a loader may take is one rule, for the loaders and for the forecast."""
 
 import time
 
@@ -13,6 +12,7 @@ from ogbnlib.forecast.run_forecast import predict
 from ogbnlib.sources.official import KNOWN
 from ogbnlib.windows.plan import Budget, choose_windows
 
+STORE = {"dataset": "x", "loading": "store", "feature_dtype": "float16"}
 PAIR = Windows(10, 450 * MB, GB, 5)
 
 
@@ -28,9 +28,7 @@ def test_windows_on_disk_are_chosen_fast() -> None:
     batch, moved = BatchShape((128, 384, 768), (384, 768)), []
     # Where one structure file has all batches, the rows in memory take no room from it: 20 epochs.
     for epochs in (2**31 - 1, 200):
-        config = TrainConfig.create(
-            dataset="x", loading="store", feature_dtype="float16", epochs=epochs
-        )
+        config = TrainConfig.create(**STORE, epochs=epochs)
         one = Pass(config, KNOWN["ogbn-papers100M"], "train", Batches.of(batch), reserve=(0, 0))
         begun_s = time.process_time()
         chosen = choose_windows(one, 3 * GB, 30 * GB)
@@ -42,17 +40,9 @@ def test_windows_on_disk_are_chosen_fast() -> None:
 
 
 def test_the_phase_that_fills_the_spool_has_its_pass() -> None:
-    """Also where an evaluation of the train split has windows of the same sizes."""
-    config = TrainConfig.create(
-        dataset="x",
-        loading="store",
-        feature_dtype="float16",
-        num_neighbors=(15, 10, 5),
-        batch_size=1024,
-        spool="100 GB",
-        epochs=1,
-        undirected=True,
-    )
+    # also where an evaluation of the train split has windows of the same sizes
+    large = {"num_neighbors": (15, 10, 5), "batch_size": 1024, "undirected": True}
+    config = TrainConfig.create(**STORE, **large, spool="100 GB", epochs=1)
     force_windows(GB)
     forecast = predict(config, KNOWN["ogbn-papers100M"])
     parts = {phase.name: phase.parts for phase in forecast.phases}

@@ -1,5 +1,4 @@
-"""Promises of `spool`: an evaluation is read from the store once, its batches stay what they were,
-no file stays."""
+"""An evaluation is read from the store once, its batches stay what they were, no file stays."""
 
 import contextlib
 import dataclasses
@@ -41,6 +40,7 @@ WINDOWS = Windows(3, 0, 2**20)
 GB = 2**30
 HOT = [0, 60_000, GB]  # bytes for rows in memory: none, some, all that come twice
 Build = Callable[..., Any]
+Config = Callable[..., TrainConfig]
 # Lookahead is small, so that windows are taken; the store itself, of 30 MB, would fit into memory.
 SPOOLED = {"loading": "store", "lookahead": "3 MB", "batch_size": 64, "dropout": 0.5}
 
@@ -55,24 +55,17 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def make(store: Store, tmp_path: Path) -> Iterator[Build]:
-    """A loader of 8 batches over the train split; `picked` batches are kept on disk at a time, 0
-    for windows in memory.
-    """
+    """Makes loaders of 8 batches; `picked` are on disk at a time, 0 for windows in memory."""
     loaders: list[StoreLoader] = []
 
     def build(
-        picked: int,
-        sampled: int = 5,
-        structure: int = 2,
-        last_epoch: int | None = 3,
-        hot: int = 0,
-        **options: Any,
+        picked: int, sampled: int = 5, structure: int = 2, hot: int = 0, **options: Any
     ) -> Any:
         spooling = None
         if picked:
             spooling = Spooling(sampled, picked * structure, picked, 2**20, 0, hot)
         windows = dataclasses.replace(WINDOWS, spooling=spooling, in_memory=WINDOWS)
-        options |= {"last_epoch": last_epoch, "spool_dir": tmp_path}
+        options = {"last_epoch": 3, "spool_dir": tmp_path, **options}
         loaders.append(store_loaders.build(store, windows, **options))
         return loaders[-1]
 
@@ -102,9 +95,7 @@ def test_the_batches_are_those_without_it(make: Build, picked: int, sampled: int
 
 @pytest.mark.parametrize("hot", HOT)
 @pytest.mark.parametrize(("start", "taken"), [(16, 0), (48, 4)])
-def test_it_goes_on_from_anywhere_and_after_a_pass_that_was_left(
-    make: Build, start: int, taken: int, hot: int
-) -> None:
+def test_it_goes_on_from_anywhere(make: Build, start: int, taken: int, hot: int) -> None:
     spooled, plain = make(8, hot=hot), make(0)
     expected = batches_of(plain, 2)
     assert_equal(batches_of(spooled, 2, start), expected[start // 16 :])
@@ -118,9 +109,8 @@ def test_it_goes_on_from_anywhere_and_after_a_pass_that_was_left(
 
 
 def test_the_first_pass_of_training_prepares_the_evaluations(make: Build) -> None:
-    plain, alone, evaluation = (
-        make(picked, shuffle=False, last_epoch=None) for picked in (0, 8, 8)
-    )
+    how = {"shuffle": False, "last_epoch": None}
+    plain, alone, evaluation = (make(picked, **how) for picked in (0, 8, 8))
     training, expected = make(8, evaluations=[evaluation.reader.spool]), batches_of(plain, 0)
     for _ in range(2):
         assert_equal(batches_of(alone, 0), expected)
@@ -132,8 +122,7 @@ def test_the_first_pass_of_training_prepares_the_evaluations(make: Build) -> Non
 
 
 def open_files(folder: Path) -> list[os.stat_result]:
-    """The files below `folder` that this process has open; others may be opened and closed
-    meanwhile."""
+    """The files below `folder` that this process has open; others may come and go meanwhile."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -158,9 +147,7 @@ def without_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_collector")
-def test_the_file_has_no_name_and_goes_with_its_loader(
-    make: Build, tmp_path: Path, store: Store
-) -> None:
+def test_a_nameless_file_goes_with_its_loader(make: Build, tmp_path: Path, store: Store) -> None:
     loader = make(8)  # which maps the store too
     loader.close()
     before, loader = len(open_files(store.path)), make(8)
@@ -213,9 +200,7 @@ def test_a_pass_that_is_left_early_leaves_no_file_open(
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_arrays_written_in_parts_are_read_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
-) -> None:
+def test_arrays_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool) -> None:
     if not direct:  # as overlayfs answers the first write
         original, calls = os.pwrite, itertools.count()
         monkeypatch.setattr(
@@ -228,15 +213,11 @@ def test_arrays_written_in_parts_are_read_as_they_were(
     # of rows of 12 bytes, side by side
     for low, high in itertools.pairwise([0, 1, 1025, 2049, 2050, 40_000, 50_001]):
         for place, rows in zip((begin, begin + 2**20), pair.transpose(0, 2, 1), strict=True):
-            file.put(
-                np.ascontiguousarray(rows[low:high]).reshape(-1).view(np.uint8).data,
-                place + 12 * low,
-            )
+            part = np.ascontiguousarray(rows[low:high]).reshape(-1).view(np.uint8)
+            file.put(part.data, place + 12 * low)
     file.finish()
-    reads += [
-        functools.partial(file.load, place, (50_001, 3), pair.dtype)
-        for place in (begin, begin + 2**20)
-    ]
+    for place in (begin, begin + 2**20):
+        reads.append(functools.partial(file.load, place, (50_001, 3), pair.dtype))
     for array, read in zip([*arrays, *pair.transpose(0, 2, 1)], reads, strict=True):
         assert np.array_equal(array, read())
     rows = pair.transpose(0, 2, 1)[0]
@@ -252,9 +233,7 @@ def test_arrays_written_in_parts_are_read_as_they_were(
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("hot", HOT)
 @pytest.mark.parametrize("num_bytes", [0, 10_000, 30_000])
-def test_a_full_disk_is_warned_of_and_windows_stay_in_memory(
-    make: Build, num_bytes: int, hot: int
-) -> None:
+def test_at_a_full_disk_windows_stay_in_memory(make: Build, num_bytes: int, hot: int) -> None:
     spooled, plain = make(8, hot=hot), make(0)
     with files_of(num_bytes), pytest.warns(UserWarning, match="spool: ") as caught:
         epochs = [batches_of(spooled, epoch) for epoch in (1, 2, 3)]
@@ -264,10 +243,7 @@ def test_a_full_disk_is_warned_of_and_windows_stay_in_memory(
     assert spooled.windows == WINDOWS
 
 
-def test_waiting_ends_where_the_run_is_to_stop(
-    make: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pass itself ends too, and another one goes on from there."""
+def test_waiting_ends_as_the_run_is_to_stop(make: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     stops, slow = threading.Event(), threading.Event()
     loader = make(8, waiting=lambda reading: stops.is_set() and slow.is_set())
     stops.set()
@@ -288,9 +264,7 @@ def test_waiting_ends_where_the_run_is_to_stop(
     assert_equal(batches_of(loader, 1), batches_of(make(0), 1))
 
 
-def test_auto_takes_a_quarter_of_the_free_disk_and_no_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_auto_takes_a_quarter_of_free_disk_and_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     root, memory, free = Path("/"), Path("/dev/shm"), [0]
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(plan.shutil, "disk_usage", lambda folder: usage(0, 0, free[0]))
@@ -303,7 +277,7 @@ def test_auto_takes_a_quarter_of_the_free_disk_and_no_memory(
 
 
 def test_a_run_scores_the_same_with_and_without(
-    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, scratch: Path
+    tiny_config: Config, synth_dir: Path, tmp_path: Path, scratch: Path
 ) -> None:
     asked = {"dataset": str(synth_dir), **SPOOLED, "epochs": 3, "train_eval": "every_epoch"}
     plain = train(tiny_config(**asked, spool="off"))
@@ -325,13 +299,12 @@ def test_a_run_scores_the_same_with_and_without(
 
 @pytest.mark.parametrize("batch_size", [64, 2000])
 def test_a_rank_may_have_no_batch(
-    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, batch_size: int
+    tiny_config: Config, synth_dir: Path, tmp_path: Path, batch_size: int
 ) -> None:
     asked = {"dataset": str(synth_dir), **SPOOLED, "batch_size": batch_size}
     config = tiny_config(**asked, epochs=4, spool="1 GB", eval_batch_size=130)
-    loaders = config.policy.load()(
-        find_store(config.dataset), config, EventLog(None), rank=1, num_ranks=2
-    )
+    store, second = find_store(config.dataset), {"rank": 1, "num_ranks": 2}
+    loaders = config.policy.load()(store, config, EventLog(None), **second)
     with contextlib.closing(loaders):
         trained = loaders.train_loader()
         seeds = {"train": sum(batch.batch_size for batch in batches_of(trained, 1))}
@@ -360,17 +333,16 @@ module.train(TrainConfig.create(json.loads(sys.argv[1])), run, resume=run.exists
 
 @pytest.mark.slow
 def test_killed_at_any_moment_it_goes_on_to_the_same_weights(
-    tiny_config: Callable[..., TrainConfig], synth_dir: Path, tmp_path: Path, scratch: Path
+    tiny_config: Config, synth_dir: Path, tmp_path: Path, scratch: Path
 ) -> None:
     kills, epochs = (20, 6) if os.environ.get("OGBNLIB_LONG") else (2, 2)
     random = np.random.default_rng(0)
     asked = {"dataset": str(synth_dir), **SPOOLED, "epochs": epochs}
     config = tiny_config(**asked, checkpoint_every_s=0.5, spool="5 MB")
     straight = train(config)
+    values = json.dumps(config.model_dump(mode="json"))
     for _ in range(kills):
-        with python_child(
-            KILLED, json.dumps(config.model_dump(mode="json")), str(tmp_path / "run")
-        ) as child:
+        with python_child(KILLED, values, str(tmp_path / "run")) as child:
             time.sleep(float(random.uniform(0.5, 3)))
             assert child.poll() is None
             child.kill()

@@ -1,5 +1,4 @@
-"""Promises of `lookahead`: reading rows in passes is indexing, and a window's batches are those
-drawn one by one."""
+"""Reading rows in passes is indexing, and a window's batches are those drawn one by one."""
 
 import contextlib
 import errno
@@ -23,17 +22,15 @@ from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.windows.window import Seeds, Window, sample_windows
 
 BLOCK = 4096
+ONE_FOLDER = [HealthCheck.function_scoped_fixture]
+PATIENT: dict[str, Any] = {"deadline": None, "suppress_health_check": ONE_FOLDER}
 
 
 @contextlib.contextmanager
 def on_disk(
-    folder: Path,
-    *arrays: np.ndarray,
-    offset: int = 0,
-    chunk_bytes: int = CHUNK_BYTES,
+    folder: Path, *arrays: np.ndarray, offset: int = 0, chunk_bytes: int = CHUNK_BYTES
 ) -> Iterator[list[DiskArray]]:
-    """Each array in a file of its own, `offset` bytes in, as a `DiskArray` that is closed at the
-    end."""
+    """Each array in a file of its own, `offset` bytes in, as a `DiskArray`."""
     opened = []
     try:
         for number, array in enumerate(arrays):
@@ -49,9 +46,8 @@ def on_disk(
 
 def random_rows(num_rows: int, width: int, dtype: Any) -> np.ndarray:
     """Any bytes make a float16; they are compared as bytes."""
-    data = np.random.default_rng(num_rows + width).bytes(
-        num_rows * width * np.dtype(dtype).itemsize
-    )
+    size = num_rows * width * np.dtype(dtype).itemsize
+    data = np.random.default_rng(num_rows + width).bytes(size)
     return np.frombuffer(data, dtype).reshape(num_rows, width)
 
 
@@ -66,18 +62,12 @@ def assert_fetches(disk: DiskArray, rows: np.ndarray, index: Any) -> None:
     assert fetched(disk, index, rows).tobytes() == rows[np.asarray(index, np.int64)].tobytes()
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 @pytest.fixture(params=[BLOCK, CHUNK_BYTES], ids="chunks of {}".format)
 def chunk_bytes(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=100, **PATIENT)
 @given(
     width=st.integers(1, 6000),
     num_rows=st.integers(1, 60),
@@ -86,12 +76,7 @@ def chunk_bytes(request: pytest.FixtureRequest) -> int:
     data=st.data(),
 )
 def test_fetching_is_indexing_for_any_width_offset_and_chunk(
-    tmp_path: Path,
-    width: int,
-    num_rows: int,
-    offset: int,
-    chunks: int,
-    data: st.DataObject,
+    tmp_path: Path, width: int, num_rows: int, offset: int, chunks: int, data: st.DataObject
 ) -> None:
     rows = random_rows(num_rows, width, np.uint8)
     index = data.draw(st.lists(st.integers(0, num_rows - 1), max_size=80))
@@ -144,7 +129,7 @@ def test_without_o_direct_rows_come_through_the_page_cache(
             raise OSError(errno.EINVAL, "no O_DIRECT here")
         return real_preadv(fd, *more)
 
-    before = open_files()
+    before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "open", fake_open)
     monkeypatch.setattr(os, "preadv", fake_preadv)
     rows = random_rows(3000, 127, "float16")
@@ -152,22 +137,20 @@ def test_without_o_direct_rows_come_through_the_page_cache(
         assert not disk.direct
         assert_fetches(disk, rows, np.random.default_rng(0).integers(3000, size=2000))
         disk.close()  # may be repeated
-    assert open_files() == before
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def csc(num_nodes: int, edges: list[tuple[int, int]], dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     edges = sorted(edges, key=lambda edge: edge[1])
     degree = np.bincount(np.array([target for _, target in edges], np.int64), minlength=num_nodes)
-    return np.r_[0, np.cumsum(degree)].astype(np.int64), np.array(
-        [source for source, _ in edges], dtype
-    )
+    colptr = np.r_[0, np.cumsum(degree)].astype(np.int64)
+    return colptr, np.array([source for source, _ in edges], dtype)
 
 
 def sample_window(
     sampler: CSCSampler, seeds: list[np.ndarray], firsts: list[int], epoch: int, *disks: DiskArray
 ) -> Any:
-    """Each batch's nodes, edges and sizes of hops, from one window, which has each of the nodes
-    once."""
+    """Each batch's nodes, edges and sizes of hops; the one window has each of the nodes once."""
     positions = [np.arange(at, at + len(ids)) for at, ids in zip(firsts, seeds, strict=True)]
     asked = Seeds(sampler, epoch, positions, seeds)
     window = Window.pack(asked, sample_windows([asked], *disks)[0])
@@ -181,8 +164,7 @@ def sample_window(
 
 @st.composite
 def problems(draw: st.DrawFn) -> dict[str, Any]:
-    """Multigraphs with self-loops, isolated nodes and now and then a hub; an order of some seeds,
-    cut into batches."""
+    """Multigraphs with self-loops, isolated nodes and some hubs; seeds in batches."""
     num_nodes = draw(st.integers(1, 40))
     node = st.integers(0, num_nodes - 1)
     edges = draw(st.lists(st.tuples(node, st.one_of(node, st.just(draw(node)))), max_size=150))
@@ -200,13 +182,9 @@ def problems(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, **PATIENT)
 @given(problem=problems())
-def test_a_windows_batches_are_those_that_are_drawn_one_by_one(
-    tmp_path: Path, problem: dict[str, Any]
-) -> None:
+def test_windows_have_the_batches_drawn_one_by_one(tmp_path: Path, problem: dict[str, Any]) -> None:
     colptr, row = csc(problem["num_nodes"], problem["edges"], problem["dtype"])
     sampler = CSCSampler(colptr, row, problem["fanouts"], seed=problem["seed"])
     seeds, size = np.array(problem["seeds"], np.int64), problem["batch_size"]
@@ -235,10 +213,8 @@ def test_dealing_gives_each_list_its_rows_in_order(
     tmp_path: Path, num_rows: int, width: int, dtype: str, room_bytes: int, offset: int
 ) -> None:
     rows, rng = random_rows(num_rows, width, dtype), np.random.default_rng(0)
-    wanted = [
-        np.unique(rng.integers(0, num_rows, k)).astype(np.int32)
-        for k in (0, 1, num_rows // 30, num_rows, 0, 5)
-    ]
+    sizes = (0, 1, num_rows // 30, num_rows, 0, 5)
+    wanted = [np.unique(rng.integers(0, num_rows, size)).astype(np.int32) for size in sizes]
     wanted.append(np.array([num_rows - 1], np.int32))
     given: list[list[np.ndarray]] = [[] for _ in wanted]
 
