@@ -8,15 +8,17 @@ import contextlib
 import itertools
 import json
 import os
+import sys
 import typing
 from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..display import ON_ANY_THEME
-from ..errors import InputError, unknown_name
+from ..errors import InputError, explained, unknown_name
 
 
 class ParameterError(click.ClickException, InputError):
@@ -50,6 +52,17 @@ class _Engine:
 
 
 Engine = _Engine()
+
+
+def _show_in_one_line(kind: Any, error: BaseException, trace: Any) -> None:
+    if not isinstance(error, OSError | yaml.YAMLError):
+        return sys.__excepthook__(kind, error, trace)
+    print("error:", *str(explained(error)).split(), file=sys.stderr)
+
+
+# papermill's command line reads -f and -y before it asks for an engine.
+if "papermill" in {Path(word).name for word in sys.orig_argv[:3]}:
+    sys.excepthook = _show_in_one_line
 
 
 def begin_notebook() -> None:
