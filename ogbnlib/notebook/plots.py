@@ -232,8 +232,10 @@ def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[t
 
 
 def _wrapped(label: str, lines: int) -> str:
-    rows = textwrap.wrap(_plain(label), _NAME_LETTERS, max_lines=lines, placeholder="…")
-    return "\n".join(rows)
+    rows = textwrap.TextWrapper(
+        _NAME_LETTERS, max_lines=lines, placeholder="…", break_long_words=False
+    )
+    return rows.fill(_plain(label))
 
 
 def plot_timeline(

@@ -23,10 +23,12 @@ def find_store(dataset: StrPath) -> Store:
         return open_store(path)
     name = str(path)
     if not is_official(name):
+        problem = f"dataset: {name}: expected a store or an official name ({', '.join(KNOWN)})"
+        if not path.exists():
+            raise InputError(f"{problem}, found none{whereabouts()}")
         new_store = f"{name.rstrip('/')}.store"
         raise InputError(
-            f"dataset: {name}: expected a store or an official name ({', '.join(KNOWN)}){whereabouts()}; "
-            "make a store of other data once: python -m ogbnlib convert "
+            f"{problem}; make a store of it once: python -m ogbnlib convert "
             f"{shlex.quote(name)} {shlex.quote(new_store)}"
         )
     official = locate_official(name, OFFICIAL_DIR)
