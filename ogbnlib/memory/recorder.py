@@ -246,7 +246,8 @@ class Recorder:
         def write(reading: Reading) -> None:
             try:
                 self.add(round(time.time(), 4), reading)  # rounded as in both files
-                self._list(tree, reading)
+                if not watched.killed_by:  # else the processes of this reading have ended
+                    self._list(tree, reading)
             except OSError as error:
                 on_unwritable(OSError(error.errno, error.strerror, str(self._rows.path)))
             on_sample(reading)
