@@ -9,7 +9,6 @@ import contextlib
 import signal
 import sys
 import threading
-import weakref
 from collections.abc import Iterator
 from multiprocessing import connection, parent_process, popen_fork
 from multiprocessing.context import ForkContext, ForkProcess
@@ -18,7 +17,7 @@ from typing import Any
 from ..errors import InputError
 from ..memory.signals import block_stop_signals, die_with_parent, take_over
 
-_started = weakref.WeakSet["_Worker"]()
+_started: set["_Worker"] = set()
 
 
 class WorkerDied(RuntimeError):
@@ -47,9 +46,14 @@ class _Worker(ForkProcess):
                 self.wait(5)
 
     def start(self) -> None:
+        _forget_ended()
         with block_stop_signals():  # blocked until `_begin` ignores them
             super().start()
         _started.add(self)
+
+
+def _forget_ended() -> None:
+    _started.difference_update([worker for worker in _started if worker.exitcode is not None])
 
 
 class _Context(ForkContext):
@@ -78,9 +82,8 @@ def _begin(worker_id: int) -> None:
 
 @contextlib.contextmanager
 def workers_ended() -> Iterator[None]:
-    """End all workers that were started inside if an error occurs; raise `WorkerDied` if one had
-    ended by itself."""
-    _started.clear()
+    """End all workers if an error occurs inside; raise `WorkerDied` if one had ended by itself."""
+    _forget_ended()  # workers of an earlier run do not matter for this run's errors
     try:
         yield
     except BaseException as error:
