@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import weights
 
-from ogbnlib import Run, open_store, run
+from ogbnlib import InputError, Run, open_store, run
 from ogbnlib.graph.writer import verify_store
 from ogbnlib.inference.predictions import predict
 
@@ -50,6 +50,8 @@ def test_its_model_predicts_what_it_predicted(copy: Path) -> None:
 
 def test_the_run_goes_on_to_the_same_weights(copy: Path) -> None:
     config = Run.open("run").config.replace(epochs=5)
+    with pytest.raises(InputError, match="class_weight was 'none', now 'balanced'"):
+        run(config.replace(class_weight="balanced"), run_dir="run", resume=True, echo=False)
     assert run(config, run_dir="run", resume=True, echo=False).exit_code == 0
     with np.load("resumed_weights.npz") as expected:
         found = weights(copy / "run")
@@ -57,3 +59,5 @@ def test_the_run_goes_on_to_the_same_weights(copy: Path) -> None:
         for name, value in found.items():
             # Another processor may add in another order.
             torch.testing.assert_close(value, torch.from_numpy(expected[name]))
+    # 0.2.0 wrote no F1
+    assert Run.open("run").metrics["valid_macro_f1"].notna().tolist() == [False] * 3 + [True] * 2

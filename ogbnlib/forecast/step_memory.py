@@ -306,5 +306,5 @@ def _why_trial_failed(model: str, code: int, log: str) -> str:
     errors = re.findall(r"^error: (.*)", log, re.MULTILINE)
     if code > 0 and errors:
         return str(errors[-1])
-    problem = f"{model}: trying it out ended with exit code {code}, expected 0"
+    problem = f"{model}: trying it out ended with exit code {code} and without a measurement"
     return "\n".join([problem, *filter(str.strip, log.splitlines())])

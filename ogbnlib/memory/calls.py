@@ -69,12 +69,13 @@ class _Finder:
 def _record_load(load: Any) -> Any:
     name = f"{load.__module__.partition('.')[0]}.load"
     argument = _MAPPED[name].partition("=")[0]
+    file_argument = "f" if name == "torch.load" else "file"
 
     @functools.wraps(load)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         size = 0
-        with contextlib.suppress(OSError, TypeError, ValueError):
-            size = os.path.getsize(*[*args, *kwargs.values()][:1])
+        with contextlib.suppress(KeyError, OSError, TypeError, ValueError):  # not a path
+            size = os.path.getsize(args[0] if args else kwargs[file_argument])
         # numpy's second argument is the mode of the map
         is_mapped = kwargs.get(argument) or (name == "numpy.load" and any(args[1:2]))
         if size < _LARGE_BYTES or is_mapped:

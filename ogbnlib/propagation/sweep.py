@@ -121,8 +121,10 @@ def _survey(
 ) -> int:
     """Add the sources of edges into `inside` to `reached`, and count each node's self-loops.
 
-    `inside` and `reached` are the words of sets of nodes, both empty for no set. Returns the
-    same kind of value as `_sweep`.
+    `ptr` has the edge offsets of nodes, of which the first is `first`; `piece` has the sources of
+    the edges from edge `begin` on; `at` is the place in `ptr` to go on from. `inside` and
+    `reached` are the words of sets of nodes, both empty for no set. Returns the same kind of
+    value as `_sweep`.
     """
     for e in range(len(piece)):
         while ptr[at + 1] <= begin + e:

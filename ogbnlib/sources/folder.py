@@ -89,6 +89,12 @@ def open_folder(path: Path, description: Path | None = None, **known: Any) -> So
     declared = Description(folder, [])
     if file.is_file():
         declared = read_description(file, folder)
+    elif description is not None:
+        describe(folder, file)  # writes a draft there and ends, unless names decide
+        raise InputError(
+            f"{file}: expected a description, found no such file; leave it out, since the names of "
+            f"the files in {folder} decide"
+        )
     options = declared.options.overridden(**known)
     if declared.files:
         return _open_described(replace(declared, options=options))

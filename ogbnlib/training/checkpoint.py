@@ -105,7 +105,8 @@ def _read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     changed or another version wrote it."""
     with open(path, "rb") as file:
         size = max(0, os.fstat(file.fileno()).st_size - len(_SEAL % 0))
-        if _seal(file, size) != file.read():
+        expected = _seal(file, size)  # reads all but the seal
+        if file.read() != expected:
             raise InputError(
                 f"{path}: expected its checksum at its end, found another or none; the file is "
                 "damaged"

@@ -134,8 +134,10 @@ def loader(
             `ImbalancedSampler`, one of torch's samplers, or a list. If the sampler has no
             generator of its own, `seed` and the epoch decide what it draws.
     """
-    if shuffle is None or sampler is not None:
-        shuffle = sampler is not None or (isinstance(nodes, str) and nodes == "train")
+    if sampler is not None:
+        shuffle = True  # the sampler decides the order, and each epoch has new neighbors
+    elif shuffle is None:
+        shuffle = isinstance(nodes, str) and nodes == "train"
     config = TrainConfig.create(
         dataset=store.path,
         loading="store",

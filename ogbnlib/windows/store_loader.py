@@ -228,7 +228,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         batches from `begin` to `end`.
         """
         begin = 0
-        size = 1
+        size = 1  # doubled up to what `queue` allows, so that the first batch comes soon
         while begin < count:
             end = min(begin + size, count)
             group = self._group(features, *draw(begin, end))

@@ -1,13 +1,11 @@
 """A resumption believes no damage and refuses another run before anything is written."""
 
-import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -208,38 +206,6 @@ def test_auto_threads_stay_on_a_machine_with_other_cores(
     done = run(large, run_dir=tmp_path / "resumed", resume=True, echo=False)
     assert done.config.num_threads == first
     assert len(done.phases) == len(Run(tmp_path / "resumed").phases)
-
-
-GONE = {"lr_schedule": "constant", "lookahead": "auto", "download": False}
-
-
-def as_0_2_0(path: Path) -> None:
-    """Take from a checkpoint what 0.2.0 did not save, and add parameters that it had."""
-    content = torch.load(path, weights_only=True)
-    del content["config"]["class_weight"]
-    content["config"] |= GONE
-    for row in content["history"]:
-        for name in ("train_macro_f1", "valid_macro_f1", "test_macro_f1"):
-            del row[name]
-    buffer = io.BytesIO()
-    torch.save(content, buffer)
-    data = buffer.getvalue()
-    path.write_bytes(data + b"ogbnlib crc32 %08x\n" % zlib.crc32(data))
-
-
-def test_an_older_run_goes_on(folder: Path, resume: Resume, straight: TrainResult) -> None:
-    as_0_2_0(folder / "checkpoint.pt")
-    config = json.loads((folder / "config.json").read_text())
-    del config["class_weight"]
-    (folder / "config.json").write_text(json.dumps(config | GONE))
-    metrics = [line.split(",")[:7] for line in (folder / "metrics.csv").read_text().splitlines()]
-    (folder / "metrics.csv").write_text("".join(",".join(line) + "\n" for line in metrics))
-    refused(folder, resume, "class_weight was 'none', now 'balanced'", class_weight="balanced")
-    resumed = resume()
-    assert same(resumed.model.state_dict(), straight.model.state_dict())
-    assert Run(folder).metrics["valid_macro_f1"].notna().tolist() == [False, False, True]
-    assert [row["valid"] for row in resumed.history] == [row["valid"] for row in straight.history]
-    assert resumed.history[0].keys() == straight.history[0].keys()
 
 
 def test_a_run_that_diverges_ends_at_once_and_says_so(tiny_config: Config, tmp_path: Path) -> None:
