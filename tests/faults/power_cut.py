@@ -73,11 +73,8 @@ def restore(folder: Path, calls: list[Call], num_calls: int, num_names: int, con
             Path(path).mkdir(parents=True, exist_ok=True)
             continue
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        lost = {
-            "missing": b"",
-            "zeros": bytes(len(file.content)),
-            "half": file.content[: len(file.content) // 2],
-        }
+        size = len(file.content)
+        lost = {"missing": b"", "zeros": bytes(size), "half": file.content[: size // 2]}
         Path(path).write_bytes(lost[content] if file.durable is None else file.durable)
 
 

@@ -114,8 +114,9 @@ def test_a_description_may_lie_elsewhere(folder: Path, tmp_path: Path) -> None:
     assert run(folder, tmp_path / "a", "--description", place)[0] == 0
     with pytest.raises(InputError, match="description: "):
         convert(tmp_path / "a", tmp_path / "b", description=place)
-    np.save(tmp_path / "edges.npy", [[0, 1], [1, 0]])
-    np.save(tmp_path / "features.npy", np.ones((2, 1), "float32"))
+    arrays = {"edges": [[0, 1], [1, 0]], "features": [[0.5], [1]], "labels": [0, 1]}
+    for name, rows in (arrays | {"train": [0], "valid": [1], "test": [1]}).items():
+        np.save(tmp_path / f"{name}.npy", rows)
     with pytest.raises(InputError, match=r"typo.yaml: .* no such file.* names .* decide$"):
         convert(tmp_path, tmp_path / "b", description=tmp_path / "typo.yaml")
 
