@@ -18,11 +18,12 @@ def test_stock_loaders_run_without_pyg_lib(store: Store, monkeypatch: pytest.Mon
     how = {"batch_size": 16, "neighbor_sampler": train.node_sampler}
     valid = NeighborLoader(data, [3, 2], data.val_mask, **how)
     assert valid.node_sampler is train.node_sampler
-    presorted = NeighborLoader(data, [3, 2], data.val_mask, is_sorted=True).node_sampler
-    assert presorted.row.data_ptr() == data.edge_index.data_ptr()  # the data's own, no copy
-    assert presorted.row.equal(train.node_sampler.row)
-    assert presorted.colptr.equal(train.node_sampler.colptr)
-    for batch in (*train, *valid):
+    presorted = NeighborLoader(data, [3, 2], data.val_mask, batch_size=16, is_sorted=True)
+    assert (
+        presorted.node_sampler.row.data_ptr() == data.edge_index.data_ptr()
+    )  # the data's edges, no copy
+    assert presorted.node_sampler.colptr.equal(train.node_sampler.colptr)
+    for batch in (*train, *valid, *presorted):
         edges = set(zip(*store.read_edge_index().tolist(), strict=True))
         assert set(zip(*batch.n_id[batch.edge_index].tolist(), strict=True)) <= edges
         assert batch.x.equal(data.x[batch.n_id])
