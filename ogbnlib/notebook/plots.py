@@ -232,10 +232,10 @@ def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[t
 
 
 def _wrapped(label: str, lines: int) -> str:
-    rows = textwrap.TextWrapper(
-        _NAME_LETTERS, max_lines=lines, placeholder="…", break_long_words=False
-    )
-    return rows.fill(_plain(label))
+    text = _plain(label)
+    letters = max(_NAME_LETTERS, *map(len, text.split())) if lines > 1 else _NAME_LETTERS
+    rows = textwrap.TextWrapper(letters, max_lines=lines, placeholder="…", break_long_words=False)
+    return rows.fill(text)
 
 
 def plot_timeline(
@@ -550,9 +550,10 @@ def _mark_peak(ax: Axes, row: int, run: Run, limit: float, unit: int) -> None:
         peak = run.held_peak_bytes / unit
         ax.vlines(peak, row - 0.42, row + 0.42, color=GREY, linewidth=2.5, zorder=5)
         return
-    ax.plot(limit, row + 0.36, "X", zorder=8, **_CROSS)
-    text = _wrapped(f"killed in {run.diagnosis.phase or 'no phase'}", 3)
-    _mark(ax, text, (limit, row + 0.5), (6, -4), color=KILLED, va="top")
+    ax.plot(limit, row - 0.36, "X", zorder=8, **_CROSS)  # not over the name of a part
+    text = _plain(f"killed in {run.diagnosis.phase or 'no phase'}")
+    # in one line below its own bar, so that no other bar seems to be the killed one
+    _mark(ax, text, (limit, row + 0.37), (0, 0), color=KILLED, ha="center", va="top", fontsize=8)
 
 
 def _write_verdicts(
