@@ -30,10 +30,6 @@ def shortened(error: BaseException, lines: list[str] | None = None) -> BaseExcep
     return error
 
 
-class RankHung(RuntimeError):
-    """A wait for another rank took longer than its limit."""
-
-
 class Diverged(ArithmeticError):
     """A loss or a weight is not finite. Earlier checkpoints are finite."""
 

@@ -49,16 +49,13 @@ def whereabouts() -> str:
     return f"; the working folder is {Path.cwd()}"
 
 
-def write_atomically(
-    path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None
-) -> None:
+def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
     """Write a file whole or not at all.
 
     Args:
         path: The file to write or replace.
         write: Called with a hidden sibling, open for reading and writing bytes; the sibling is
             synced and then renamed to `path`.
-        keep: Path to which the replaced file is moved; None: it is lost.
     """
     path = Path(path)
     part = sibling_path(path, f"{uuid.uuid4().hex}.part")
@@ -68,9 +65,6 @@ def write_atomically(
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            # between the two renames the old file exists as `keep` only
-            if keep is not None and path.exists():
-                os.replace(path, keep)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)

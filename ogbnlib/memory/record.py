@@ -31,8 +31,6 @@ class RunPaths:
         self.output = folder / "output.log"  # what the child printed
         self.progress = folder / "progress.json"  # progress of the current phase
         self.checkpoint = folder / "checkpoint.pt"
-        self.previous = folder / "checkpoint.previous.pt"  # read if checkpoint.pt is damaged
-        self.damaged = folder / "checkpoint.damaged.pt"  # moved there by the run that resumed
         self.best = folder / "best.pt"  # with keep="best": the best model on valid so far
         self.model = folder / "model.py"  # copy of the user's own model file
         self.lock = folder / ".lock"  # locked while the run is at work; the file stays

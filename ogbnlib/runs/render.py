@@ -144,6 +144,8 @@ _ACTIONS = {
     "read all logs": "read the logs of all ranks for the first that failed; dmesg and sacct show a kill",
     "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
     "fix input": "fix what the message names",
+    "smaller lr": "set a smaller lr (--set lr=... of a resumed run, whose last checkpoint is finite), and look for "
+    "damaged features with `python -m ogbnlib verify`",
     "check command": "check both names, the file's permissions and its first line",
     "check libraries": "run with num_workers=0 and PYTHONFAULTHANDLER=1; install versions of torch and its extensions "
     "that match",

@@ -230,7 +230,7 @@ def _train(
             return attempt.end(
                 None, with_forecast=True, memory_limit_bytes=limit_bytes, not_started=too_large
             )
-        argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
+        argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder)]
         if resume:
             argv.append("--resume")
         if num_ranks > 1:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import InputError, RankHung, explained
+from ..errors import InputError, explained
 from ..launcher import launch, resolve_device
 from ..memory.signals import Stopped
 
@@ -41,8 +41,8 @@ class Ranks:
         self._group: dist.ProcessGroup | None = None  # of tensors on the CPU; None: the default
 
     def limit_waits(self, num_bytes: int) -> None:
-        """Let each later wait for another rank end with `RankHung` after the time to read
-        `num_bytes` and ten minutes."""
+        """Let each later wait for another rank fail after the time to read `num_bytes` and ten
+        minutes."""
         if self.num_ranks > 1:
             patience_s = _PATIENCE_S + num_bytes / _SLOW_DISK_BYTES_PER_S
             self._group = dist.new_group(
@@ -56,16 +56,8 @@ class Ranks:
             # a waiting NCCL kernel has no limit of its own, so start it when all ranks are ready
             self.highest(0)
             collective(tensor)
-            return tensor
-        try:
+        else:
             collective(tensor, group=self._group)
-        except RuntimeError as error:
-            if "Timed out" not in str(error):
-                raise
-            raise RankHung(
-                f"rank {self.rank} waited for another rank, which hangs; go on from the last checkpoint "
-                "(--resume), and if it hangs again, look at it with `py-spy dump --pid`"
-            ) from None
         return tensor
 
     def sum(self, tensor: Tensor) -> Tensor:

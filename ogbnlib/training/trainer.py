@@ -192,7 +192,6 @@ class Trainer:
                     learner.step(batches, epoch, state.position, end)
                 state.position = end
                 state.time_s = time.monotonic() - begin
-                state.batches_per_step = learner.batches_per_step
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
 
@@ -273,11 +272,7 @@ class Trainer:
             "time_s": self.state.time_s,
             "eval_time_s": self._eval_time_s,
         }
-        self.state = State(
-            epoch=epoch,
-            history=[*self.state.history, row],
-            batches_per_step=self.state.batches_per_step,
-        )
+        self.state = State(epoch=epoch, history=[*self.state.history, row])
         self.learner.loss_sum.zero_()
         self.checkpointer.save_epoch(self.state)
         self.progress.say(_epoch_line(row))
