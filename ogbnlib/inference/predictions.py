@@ -25,7 +25,6 @@ from ..sources.formats import format_of
 from ..sources.node_names import read_ids
 from ..sources.resolve import find_store
 from ..training.checkpoint import SavedModel
-from ..training.train import kept_random_state
 from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
 from .tables import best_classes, probabilities, write_table
@@ -37,7 +36,7 @@ Nodes = StrPath | Array | torch.Tensor | Sequence[int] | Sequence[str]
 
 
 @clear_errors()
-@kept_random_state()
+@torch.random.fork_rng(devices=[])
 def predict(
     run_dir: StrPath,
     out: StrPath,

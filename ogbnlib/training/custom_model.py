@@ -22,7 +22,6 @@ from ..registry import MODELS
 from .call import Call, random_batch
 from .network import registered_model
 
-_VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # *args, **kwargs
 _SEEDS = 4  # number of seeds of the trial batch, and of nodes and edges at each of its hops
 
 
@@ -31,7 +30,6 @@ def make_model(
     num_features: int,
     num_classes: int,
     run_dir: Path | None = None,
-    model: nn.Module | None = None,
     note: Callable[[str], object] = lambda text: None,
 ) -> nn.Module:
     """Return the model that a config describes, with weights drawn from `config.seed`.
@@ -43,19 +41,18 @@ def make_model(
         num_features: Columns of a batch's `x`; under loading=propagated, of all hops together.
         num_classes: Columns of the model's scores.
         run_dir: The run's folder. If it has a copy of a custom model's file, the copy is executed.
-        model: The user's own object, used in place of `config.model`.
         note: Called with a line that shows how a custom model was created.
 
     Raises:
         InputError: for a class or scores that can't be trained; errors of its code are raised as
             they are.
     """
-    if model is None and config.model in MODELS:
+    if config.model in MODELS:
         torch.manual_seed(config.seed)
         return registered_model(config, num_features, num_classes)
-    kind = _import_class(config, run_dir) if model is None else None
+    kind = _import_class(config, run_dir)
     torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
-    parameters = {} if kind is None else inspect.signature(kind).parameters
+    parameters = inspect.signature(kind).parameters
     offered: dict[str, object] = {
         "hidden_channels": config.hidden_channels,
         "dropout": config.dropout,
@@ -70,11 +67,9 @@ def make_model(
     arguments = fitting | config.model_args
     if config.dropout and "dropout" not in arguments:
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
-    if kind is not None:
-        texts = [f"{name}={value!r}" for name, value in arguments.items()]
-        model = kind(**arguments)
-        note(f"the model is {config.model}({', '.join(texts)})")
-    assert model is not None
+    model = kind(**arguments)
+    texts = [f"{name}={value!r}" for name, value in arguments.items()]
+    note(f"the model is {config.model}({', '.join(texts)})")
     _try(model, config, num_features, num_classes)
     return model
 
@@ -97,8 +92,8 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
 
     With `keep`, the code is copied to the run's folder, unless a copy is there already.
     """
-    path, _, name = config.model.rpartition(":")
-    if path == "__main__" or "<locals>" in name:
+    path = config.model.rpartition(":")[0]
+    if path == "__main__":
         raise InputError(
             f"model: {config.model} is in no file; write it to one (%%writefile my_model.py)"
         )
@@ -141,12 +136,6 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
 
     A model with lazy layers gets its weights here.
     """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"model: expected an object of a class derived from torch.nn.Module, got {model!r:.80}; "
-            "pass an object, such as Net(...), or set the config's model to the name of the class, "
-            "such as my_model.py:Net"
-        )
     hops = len(config.num_neighbors)
     call = Call.of(model, "fp32")
     batch = random_batch([_SEEDS] * (hops + 1), [_SEEDS] * hops, num_features)

@@ -55,15 +55,6 @@ class TrainResult:
     run_dir: Path | None = None
 
 
-@contextlib.contextmanager
-def kept_random_state() -> Iterator[None]:
-    """Restore torch's global random state afterwards, a GPU's too if CUDA is in use; also a
-    decorator."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices):
-        yield
-
-
 def compile_all(num_neighbors: list[int]) -> None:
     """Compile the kernels of sampling and of the layers, or load them from disk."""
     compile_kernels(num_neighbors)
@@ -75,13 +66,12 @@ def compile_all(num_neighbors: list[int]) -> None:
 
 
 @clear_errors()
-@kept_random_state()
+@torch.random.fork_rng(devices=[])
 def train(
     config: TrainConfig,
     run_dir: str | os.PathLike[str] | None = None,
     *,
     resume: bool = False,
-    model: nn.Module | None = None,
     progress: bool = True,
 ) -> TrainResult:
     """Train in this process.
@@ -91,7 +81,6 @@ def train(
         run_dir: Folder for config, timeline, events, metrics and checkpoints; None keeps nothing on
             disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
-        model: Your own model object, trained in place of `config.model`; pass it again to resume.
         progress: Show a bar in a terminal or JupyterLab, else lines.
 
     Raises:
@@ -104,12 +93,6 @@ def train(
             written. These signals are handled here only in the main thread.
     """
     check_config(config)
-    if model is not None:
-        if config.model_args:
-            raise InputError(
-                f"model_args: expected none with a model object, got {config.model_args}"
-            )
-        config = config.replace(model=f"{type(model).__module__}:{type(model).__qualname__}")
     gpu.prepare_allocator(config)
     stop = StopRequest()
     folder = None if run_dir is None else home(run_dir)
@@ -118,21 +101,18 @@ def train(
             size = check_inputs(config)
             if folder is None and config.keep == "best":
                 raise InputError("keep: expected a run_dir to keep best.pt in, got none")
-            if resume and folder is not None and model is None:
+            if resume and folder is not None:
                 refuse_foreign_code(config, folder)
             if config.model not in MODELS:  # before anything is written
-                code = folder if resume else None
                 num_features = hop_size(size, config).num_features
-                make_model(config, num_features, size.num_classes, code, model)
+                make_model(config, num_features, size.num_classes, folder if resume else None)
         with ranks.together():  # the others wait until the first one has prepared the folder
             if folder is not None and ranks.first:
                 run, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
                 stack.enter_context(_recorded(run, config))
         with naming(folder):
-            how = "auto" if progress else "none"
-            return train_prepared(
-                config, folder, stop, ranks, resume=resume, display=how, model=model
-            )
+            display = "auto" if progress else "none"
+            return train_prepared(config, folder, stop, ranks, resume=resume, display=display)
 
 
 @contextlib.contextmanager
@@ -158,7 +138,6 @@ def train_prepared(
     *,
     resume: bool,
     display: str,
-    model: nn.Module | None = None,
 ) -> TrainResult:
     """Train in a folder that the caller has prepared and locked, as one of `ranks`.
 
@@ -167,7 +146,6 @@ def train_prepared(
         stop: A stop signal sets its number; the run then ends at the next batch boundary.
         resume: Go on from the last checkpoint if there is one.
         display: As for `Progress`.
-        model: The user's own object, used in place of `config.model`.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -189,7 +167,7 @@ def train_prepared(
         loaders = config.policy.load()(store, config, log, ranks.rank, ranks.num_ranks, waiting)
         # Twice, because torch's handler of SIGCHLD may raise while the inner one begins to end.
         with contextlib.closing(loaders), workers_ended(), workers_ended():
-            model = _make_model(config, run_dir, ranks, model, loaders, progress)
+            model = _make_model(config, run_dir, ranks, loaders, progress)
             device = resolve_device(config.device)
             progress.note(*gpu.begin(config, device.type))
             weights = balanced_weights(loaders.labels["train"], loaders.num_classes)
@@ -279,15 +257,14 @@ def _make_model(
     config: TrainConfig,
     run_dir: Path | None,
     ranks: Ranks,
-    model: nn.Module | None,
     loaders: Loaders,
     progress: Progress,
 ) -> nn.Module:
     with ranks.together():
-        if run_dir and ranks.first and model is None and config.model not in MODELS:
+        if run_dir and ranks.first and config.model not in MODELS:
             progress.note(*filter(None, find_code(config, run_dir, keep=True)[1:]))
     with ranks.together():
         widths = loaders.num_features, loaders.num_classes
-        model = make_model(config, *widths, run_dir, model, progress.note)
+        model = make_model(config, *widths, run_dir, progress.note)
     loaders.log.part(MODEL, 4 * sum(value.nbytes for value in model.parameters()))
     return model
