@@ -115,19 +115,15 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
 def _run_file(code: Path, source: Path) -> types.ModuleType:
     """Execute the copy `code` as the module of `source`, and return the module.
 
-    The folder of `source` has the data and modules that the code reads. If `source` has changed
-    since the copy was made, errors name the copy.
+    The folder of `source` has the data and modules that the code reads. Errors name the copy.
     """
-    content = code.read_bytes()
     file = (source if source.is_file() else code).absolute()
-    is_same = file.read_bytes() == content
-    named = file if is_same else code.absolute()
     folder = str(file.parent)
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
     module = types.ModuleType("ogbnlib_custom_model")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
-    exec(compile(content, named, "exec"), vars(module))
+    exec(compile(code.read_bytes(), code.absolute(), "exec"), vars(module))
     return module
 
 
@@ -154,16 +150,3 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
             f"{config.model}: expected scores [{len(batch.x)}, {num_classes}] of its forward, found "
             f"{list(getattr(scores, 'shape', ())) or type(scores).__name__}"
         )
-    # layers in a list are neither trained nor saved
-    registered = {*model.modules()}
-    parts = [part for module in registered for part in _listed(module)]
-    if not registered.issuperset(parts):
-        raise InputError(
-            f"{config.model}: expected layers as attributes, found {parts[0]!r:.80} in a list, which is "
-            "neither trained nor saved; keep layers in torch.nn.ModuleList"
-        )
-
-
-def _listed(module: nn.Module) -> list[nn.Module]:
-    lists = [value for value in vars(module).values() if isinstance(value, list)]
-    return [part for value in lists for part in value if isinstance(part, nn.Module)]

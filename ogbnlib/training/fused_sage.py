@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -202,11 +202,7 @@ def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: i
             return work(part)
 
     with _numpys_blas().limit(limits=1), torch_threads(1):  # new threads start with both limits
-        results = [_pool(threads).submit(take, part) for part in parts]
-        try:
-            return [result.result() for result in results]
-        finally:  # after an error, too, all parts end before memory is measured
-            wait([result for result in results if not result.cancel()])
+        return [*_pool(threads).map(take, parts)]
 
 
 # The integers that numba gets in place of these floats; see `io.half_floats.widened`.

@@ -111,7 +111,6 @@ class Learner:
             "optimizer": self.optimizer,
             "scaler": self.scaler,
         }
-        self._values = values
         # sum over this rank's seeds of the epoch
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.batches_per_step = config.accumulate * ranks.num_ranks  # over all ranks
@@ -152,8 +151,7 @@ class Learner:
         `batches` yields this rank's batches, beginning with its first batch of this step.
         """
         ranks = self.ranks
-        for value in self._values:  # as `optimizer.zero_grad` does, in 1 instead of 8 us
-            value.grad = None
+        self.optimizer.zero_grad()
         # a resumed run would start with the first rank's buffers, so each step does
         ranks.share(self.model.buffers())
         loss_sum = self.loss_sum
@@ -201,14 +199,7 @@ class Learner:
         self._batches += 1
         self.log.cuda()
         if self.config.release_every and self._batches % self.config.release_every == 0:
-            begin_s = time.perf_counter()
-            freed = release_memory()
-            self.log.mark(
-                "release",
-                after=f"batch {self._batches}",
-                took_s=time.perf_counter() - begin_s,
-                **freed,
-            )
+            self.log.mark("release", after=f"batch {self._batches}", **release_memory())
 
 
 def allocations(work: Callable[[], object]) -> list[int]:

@@ -52,7 +52,6 @@ class TrainResult:
 
     history: list[Row]
     model: nn.Module
-    run_dir: Path | None = None
 
 
 def compile_all(num_neighbors: list[int]) -> None:
@@ -186,7 +185,7 @@ def train_prepared(
                 asked.save(Run(run_dir).paths.config)
             trainer.run()
             log.mark("finished")
-        return TrainResult(trainer.state.history, learner.model, run_dir)
+        return TrainResult(trainer.state.history, learner.model)
 
 
 @contextlib.contextmanager

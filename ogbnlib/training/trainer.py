@@ -245,12 +245,6 @@ class Trainer:
                 f"no better valid accuracy in {self.config.early_stopping} evaluations: "
                 f"epoch {epoch} was the last"
             )
-        # With fp16, the scaler skips each step whose gradient is not finite. Adam has a state only
-        # after a step that was not skipped.
-        if epoch and self.learner.scaler.is_enabled() and not self.learner.optimizer.state:
-            raise self.checkpointer.diverged(
-                self.state, "no step was ever taken, as no gradient was finite,"
-            )
 
     def _is_over(self, *rows: Row) -> bool:
         history = [*self.state.history, *rows]

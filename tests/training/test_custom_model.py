@@ -249,13 +249,11 @@ INIT = (
 )
 
 
-def model_with(forward: str, init: str = INIT) -> str:
-    return f"{HEAD}{init}    def forward(self, x, edge_index):\n        {forward}\n"
+def model_with(forward: str) -> str:
+    return f"{HEAD}{INIT}    def forward(self, x, edge_index):\n        {forward}\n"
 
 
 GOOD = model_with("return self.lin(x)")
-LIST = f"{INIT}        self.more = [nn.Linear(in_channels, 5)]\n"
-LISTED = model_with("return self.lin(x) + self.more[0](x)", LIST)
 # what a model's code is, the config's changes, the error and a fact in it
 WRONG: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
     "not a module": ("class Net: pass\n", {}, InputError, "class Net derived from"),
@@ -264,7 +262,6 @@ WRONG: dict[str, tuple[str, dict[str, Any], type[Exception], str]] = {
     "dropout that is not taken": (GOOD, {"dropout": 0.5}, InputError, "^dropout: .* got 0.5"),
     "a forward that fails": (model_with("return self.lin(x[:, 1:])"), {}, RuntimeError, "mat1"),
     "seeds alone": (model_with("return self.lin(x)[:4]"), {}, InputError, r"\[12, .*\[4, 5\]"),
-    "layers in a list": (LISTED, {}, InputError, "in a list.*ModuleList"),
 }
 
 
