@@ -17,10 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from typing import Any
 
 from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE
 from ..errors import clear_errors, naming
@@ -141,23 +138,19 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    options = ["--standalone", f"--nproc-per-node={num_ranks}"]
     try:
-        torchrun(
-            [
-                "--standalone",
-                f"--nproc-per-node={num_ranks}",
-                "-m",
-                "ogbnlib.training.child",
-                *arguments,
-            ]
-        )
+        torchrun([*options, "-m", "ogbnlib.training.child", *arguments])
     except ChildFailedError as error:
         return _first_end(error.failures, arguments[0])
     return 0
 
 
-def _first_end(failures: Mapping[int, "ProcessFailure"], run_dir: str) -> int:
-    """Return the exit code of the first rank that failed, and record which rank it was."""
+def _first_end(failures: Mapping[int, Any], run_dir: str) -> int:
+    """Return the exit code of the first rank that failed, and record which rank it was.
+
+    `failures` has torch's `ProcessFailure` of each rank.
+    """
     from ..memory.recorder import EventLog
 
     first_s = min(failure.timestamp for failure in failures.values())

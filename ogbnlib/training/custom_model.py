@@ -32,12 +32,10 @@ def make_model(
     run_dir: Path | None = None,
     note: Callable[[str], object] = lambda text: None,
 ) -> nn.Module:
-    """Return the model that a config describes, with weights drawn from `config.seed`.
-
-    A custom model is first tried on one random batch.
+    """Return the model that a config describes, with weights drawn from `config.seed`; a custom
+    model after a trial on one random batch.
 
     Args:
-        config: The run's parameters.
         num_features: Columns of a batch's `x`; under loading=propagated, of all hops together.
         num_classes: Columns of the model's scores.
         run_dir: The run's folder. If it has a copy of a custom model's file, the copy is executed.
@@ -108,8 +106,7 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
         return source, ""
     if content == copy.read_bytes():
         return copy, ""
-    change = "gone" if content is None else "changed"
-    return copy, f"{source}: {change} since the run began; using its copy, {copy}"
+    return copy, f"{source}: changed or gone since the run began; using its copy, {copy}"
 
 
 def _run_file(code: Path, source: Path) -> types.ModuleType:
@@ -128,10 +125,8 @@ def _run_file(code: Path, source: Path) -> types.ModuleType:
 
 
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
-    """Refuse a model without scores of all nodes, after computing them for one random batch.
-
-    A model with lazy layers gets its weights here.
-    """
+    """Refuse a model without scores of all nodes of a random batch; lazy layers get their weights
+    here."""
     hops = len(config.num_neighbors)
     call = Call.of(model, "fp32")
     batch = random_batch([_SEEDS] * (hops + 1), [_SEEDS] * hops, num_features)

@@ -35,10 +35,9 @@ def loss_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, and `scale` times its gradient with respect to `scores`.
 
-    The loss is the sum of the seeds' cross-entropies, for all models, under every loading policy
-    and on all ranks. The code calls the four kernels of `F.cross_entropy` and its backward pass;
-    autograd around them takes 0.1 ms more, a tenth of a small step. Any other loss may leave its
-    gradient to autograd:
+    The loss of all models is the sum of the seeds' cross-entropies. The code calls the four kernels
+    of `F.cross_entropy` and its backward pass; autograd around them takes 0.1 ms more, a tenth of a
+    small step. Any other loss may leave its gradient to autograd:
 
         scores = scores.requires_grad_()
         loss = F.cross_entropy(scores, labels, weight, reduction="sum", label_smoothing=0.1)
@@ -49,9 +48,8 @@ def loss_and_gradient(
         labels: int64 [num_seeds].
         scale: One over the number of all seeds of the optimizer's step.
         weight: Weight of each class, float32 [num_classes], with a mean of 1 over the train split.
-            torch's mean divides by the sum of the seeds' weights in each batch, so a seed counts
-            more among seeds of low weight. Here a seed counts the same in any batch. The loss of
-            an epoch is torch's weighted mean over the whole split.
+            torch's mean divides by the weights of each batch. Here a seed counts the same in any
+            batch, and the loss of an epoch is torch's weighted mean over the whole split.
     """
     ops = torch.ops.aten
     rows = torch.log_softmax(scores, 1)
@@ -64,11 +62,8 @@ def loss_and_gradient(
 
 
 def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
-    """Return scikit-learn's balanced weight of each class, float32 [num_classes].
-
-    It is num_nodes / (num_present_classes * count) over the train nodes with these labels, whose
-    mean weight is 1, and 0 for a class without train nodes.
-    """
+    """Return scikit-learn's balanced weight of each class, float32 [num_classes]: num_nodes /
+    (num_present_classes * count) over the train nodes with these labels, 0 for a class without."""
     counts = torch.bincount(labels, minlength=num_classes).numpy()
     weights = np.divide(1.0, counts, out=np.zeros(num_classes), where=counts > 0)
     return torch.from_numpy((weights * (counts.sum() / (weights @ counts))).astype(np.float32))
@@ -146,10 +141,7 @@ class Learner:
 
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
         """Take one optimizer step with the mean gradient over the seeds at positions `begin` to
-        `end` of the epoch's order.
-
-        `batches` yields this rank's batches, beginning with its first batch of this step.
-        """
+        `end` of the epoch's order; `batches` yields this rank's batches from there on."""
         ranks = self.ranks
         self.optimizer.zero_grad()
         # a resumed run would start with the first rank's buffers, so each step does
@@ -254,11 +246,8 @@ def measure_step(
     num_features: int,
     shapes: Iterable[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
-    """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it.
-
-    Its state in bytes, the memory (see `_memory`) of training and evaluating random batches of two
-    `shapes`, and the time of a training step on a third.
-    """
+    """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it: its state,
+    the memory (see `_memory`) of two random batches, and the time of a step on a third."""
     *batches, timed = [random_batch(**shape, num_features=num_features) for shape in shapes]
     learners: list[Learner] = []
     created = allocations(

@@ -1,8 +1,7 @@
 """Training in this process; `sandbox.run` starts a child process for it.
 
-On the CPU a run is a pure function of its config: the order of the seeds, their neighbors and
-dropout are functions of (seed, epoch, batch). An interrupted and resumed run therefore ends with
-the same weights, bit for bit, as an uninterrupted one, under every loading policy.
+On the CPU a run is a pure function of its config, resumed or not, under every loading policy; see
+`checkpoint`.
 """
 
 import contextlib
@@ -77,8 +76,7 @@ def train(
 
     Args:
         config: The run's parameters.
-        run_dir: Folder for config, timeline, events, metrics and checkpoints; None keeps nothing on
-            disk.
+        run_dir: The run's folder; None keeps nothing on disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
         progress: Show a bar in a terminal or JupyterLab, else lines.
 
@@ -98,9 +96,11 @@ def train(
     with handled(stop), join(config.device) as ranks, contextlib.ExitStack() as stack:
         with ranks.together():
             size = check_inputs(config)
-            if folder is None and config.keep == "best":
-                raise InputError("keep: expected a run_dir to keep best.pt in, got none")
-            if resume and folder is not None:
+            if folder is None and (resume or config.keep == "best"):
+                raise InputError(
+                    "run_dir: expected a folder to resume or to keep best.pt, got none"
+                )
+            if folder is not None and resume:
                 refuse_foreign_code(config, folder)
             if config.model not in MODELS:  # before anything is written
                 num_features = hop_size(size, config).num_features
@@ -138,13 +138,10 @@ def train_prepared(
     resume: bool,
     display: str,
 ) -> TrainResult:
-    """Train in a folder that the caller has prepared and locked, as one of `ranks`.
+    """Train in a folder that the caller has prepared and locked, as one of `ranks`; see `train`.
 
-    Args:
-        run_dir: The run's folder; None keeps nothing on disk.
-        stop: A stop signal sets its number; the run then ends at the next batch boundary.
-        resume: Go on from the last checkpoint if there is one.
-        display: As for `Progress`.
+    A signal that sets the number of `stop` ends the run at the next batch boundary. `display` is as
+    for `Progress`.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())

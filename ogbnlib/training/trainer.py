@@ -116,8 +116,7 @@ class Progress:
 class Trainer:
     """Training of a learner on the batches of its loaders, from `state` on.
 
-    All ranks of a run (processes that train together) call the same methods in the same order; the
-    first rank writes and prints.
+    All ranks of a run call the same methods in the same order; the first rank writes and prints.
     """
 
     loaders: Loaders
@@ -284,28 +283,22 @@ class Trainer:
         for split in splits:
             scores |= self.evaluate(split)
         # early stopping has made this epoch the last one
-        if epoch < self.config.epochs and self._is_over(scores):
+        is_last = epoch < self.config.epochs and self._is_over(scores)
+        if is_last and self.config.train_eval == "final":
             self.loaders.drop_train_loader()
-            for split in self.config.replace(epochs=epoch).splits_to_evaluate(epoch):
-                if split not in scores:
-                    scores |= self.evaluate(split)
+            scores |= self.evaluate("train")
         return scores
 
 
 def accuracy(labels: Tensor, predicted: Tensor) -> float:
-    """Return the share of `predicted`, int64 [n], that equals `labels` [n].
-
-    This is the rule of OGB's Evaluator, whose import takes 45 MB of memory (pandas and
-    scikit-learn).
-    """
+    """Return the share of `predicted`, int64 [n], that equals `labels` [n], as OGB's Evaluator does,
+    whose import takes 45 MB of memory (pandas and scikit-learn)."""
     return int((labels == predicted).sum()) / len(labels)
 
 
 def macro_f1(labels: Tensor, predicted: Tensor, num_classes: int) -> float:
-    """Return the mean F1 of the classes that occur in the labels or the predictions, both [n].
-
-    It equals scikit-learn's `f1_score(average="macro", zero_division=0)`.
-    """
+    """Return the mean F1 of the classes that occur in the labels or the predictions, both [n]:
+    scikit-learn's `f1_score(average="macro", zero_division=0)`."""
     hits = labels[labels == predicted]
     hits_per_class, labels_per_class, guesses_per_class = (
         torch.bincount(values, minlength=num_classes).double()
