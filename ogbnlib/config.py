@@ -302,7 +302,11 @@ class TrainConfig(_Parameters):
         accuracies. A parameter that an older version did not save counts as its default value.
         """
         refused = []
-        notes = []
+        notes = [
+            f"{name} is no longer a parameter, and {value!r} has no effect from here on"
+            for name, value in saved.items()
+            if name in _REMOVED and value not in (_REMOVED[name], False, "auto")
+        ]
         for name, value in self.model_dump(mode="json").items():
             earlier = saved.get(name, type(self).model_fields[name].default)
             if earlier == value:

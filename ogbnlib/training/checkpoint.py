@@ -209,7 +209,6 @@ class Checkpointer:
         is_best = last is not None and last > best
         if self.run_dir is not None and self.learner.ranks.first:
             _write_metrics(self.run_dir, state.history)
-            self.learner.log.mark("metrics", **row)
             self.learner.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
             # before the checkpoint, because a run resumed from it would not write best.pt again
             if self.learner.config.keep == "best" and is_best:

@@ -47,7 +47,9 @@ def make_model(
     """
     if config.model in MODELS:
         torch.manual_seed(config.seed)
-        return registered_model(config, num_features, num_classes)
+        model = registered_model(config, num_features, num_classes)
+        _remove_generated_files()
+        return model
     kind = _import_class(config, run_dir)
     torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
     parameters = inspect.signature(kind).parameters
@@ -66,10 +68,20 @@ def make_model(
     if config.dropout and "dropout" not in arguments:
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
     model = kind(**arguments)
+    _remove_generated_files()
     texts = [f"{name}={value!r}" for name, value in arguments.items()]
     note(f"the model is {config.model}({', '.join(texts)})")
     _try(model, config, num_features, num_classes)
     return model
+
+
+def _remove_generated_files() -> None:
+    """Remove the files of the modules that PyG generates for each class of layers: it leaves them
+    in the temporary folder, named as the module and a random text."""
+    for name in [name for name in sys.modules if name.endswith(("_propagate", "_edge_updater"))]:
+        file = Path(str(sys.modules[name].__file__))
+        if file.stem.startswith(f"{name}_"):  # not a module of the user's
+            file.unlink(missing_ok=True)
 
 
 def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:

@@ -33,15 +33,14 @@ def begin(config: TrainConfig, device: str) -> list[str]:
         options = ("expandable_segments", "max_cuda_memory")
         names = ", ".join(name for name in options if getattr(config, name))
         return [f"{names}: without effect on the CPU"] if names else []
-    notes = []
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.reset_peak_memory_stats()
     if config.max_cuda_memory is not None:
         total = torch.cuda.mem_get_info()[1]
-        if config.max_cuda_memory > total:
-            notes.append(f"max_cuda_memory: without effect, the GPU has {format_bytes(total)}")
         torch.cuda.set_per_process_memory_fraction(min(1.0, config.max_cuda_memory / total))
-    return notes
+        if config.max_cuda_memory > total:
+            return [f"max_cuda_memory: without effect, the GPU has {format_bytes(total)}"]
+    return []
 
 
 def end(config: TrainConfig) -> None:

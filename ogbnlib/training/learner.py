@@ -134,8 +134,7 @@ class Learner:
 
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
-        """Return the class with the highest score for each seed, int64 [batch_size] on the CPU; -1
-        if one of the seed's scores is NaN."""
+        """Return each seed's class of the highest score, int64 [batch_size] on the CPU; -1 for NaN."""
         scores = self.call(self.model, batch, self.device)
         return scores.argmax(dim=-1).masked_fill(scores.isnan().any(dim=-1), -1).cpu()
 
@@ -195,8 +194,7 @@ class Learner:
 
 
 def allocations(work: Callable[[], object]) -> list[int]:
-    """Return the bytes that torch's CPU allocator hands out during `work` and, below zero, gets
-    back, in order."""
+    """Return the bytes that torch's CPU allocator hands out and (below zero) gets back, in order."""
     # at a lower level, two lines are written to stderr at the first profile
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
@@ -211,8 +209,7 @@ def peak_of(sizes: Iterable[int]) -> int:
 
 
 def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[float, float]:
-    """Return the memory of a step, measured while `work` gets each of two batches: bytes that do
-    not depend on the batch, and bytes per node or edge."""
+    """Measure the memory of a step on two batches: fixed bytes, and bytes per node or edge."""
     steps = [allocations(functools.partial(work, batch)) for batch in batches]
     # Gradients of an embedding have the same size in both steps. Their peak counts by itself:
     # in a small batch they would hide the arrays that grow with it.
@@ -224,20 +221,14 @@ def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[fl
     return fixed + large - rate * counts[1], rate
 
 
-_TIMED_S = 0.5  # for the steps on a batch, at most three
-
-
 def _step_s(learner: Learner, batch: Data) -> float:
     size = learner.config.batch_size
     learner.begin(epoch=1)
     # not the first step of an epoch, which has more checks
     step = functools.partial(learner.step, itertools.repeat(batch), 1, size, 2 * size)
-    times_s: list[float] = []
     with torch_threads(1):
         # CPU time, as in `machine.probe`: a login node has other users
-        while len(times_s) < 3 and sum(times_s) < _TIMED_S:
-            times_s.append(timeit.timeit(step, number=1, timer=time.thread_time))
-    return min(times_s)
+        return min(timeit.repeat(step, time.thread_time, repeat=2, number=1))
 
 
 def measure_step(
@@ -283,9 +274,8 @@ def measure_step(
         for value in (*learner.model.parameters(), *learner.model.buffers())
         if not value.untyped_storage().resizable()
     }
-    state_bytes = sum(created) + sum(arrays.values())
     return {
-        "state_bytes": state_bytes,
+        "state_bytes": sum(created) + sum(arrays.values()),
         "training": training,
         "evaluation": evaluation,
         "flops_per_row": flops / (timed.num_nodes + timed.num_edges),

@@ -203,7 +203,6 @@ def _open(
     def check() -> None:
         if stop.number:
             name = signal.Signals(stop.number).name
-            log.mark("stop", signal=name, epoch=0, position=0)
             raise Stopped(
                 f"stopped by {name} while features were propagated; go on with resume=True (--resume)"
             )

@@ -153,7 +153,6 @@ class Trainer:
             raise self.checkpointer.diverged(state)
         if number:
             name = signal.Signals(number).name
-            self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
             self.checkpointer.save(state)
             hint = "go on with resume=True (--resume)"
             if self.checkpointer.run_dir is None:

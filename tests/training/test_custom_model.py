@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,15 @@ def test_a_model_that_needs_all_nodes_trains_and_predicts(own: Config, tiny_stor
     nodes = store.splits["test"]
     path = predict("run", "out.npy", nodes=nodes, sampled=True, progress=False, say=len)
     assert float((np.load(path) == store.y[nodes]).mean()) == result.history[-1]["test"]
+
+
+def test_pyg_leaves_no_file_of_a_layer() -> None:
+    layer = "class Fresh(SAGEConv): pass\n"
+    my_model(RESIDUAL.replace("class Net", f"{layer}class Net").replace("(SAGEConv(", "(Fresh("))
+    make_model(TrainConfig.create(dataset="x", model="my_model.py:Net"), 6, 5)
+    generated = "ogbnlib_custom_model_Fresh_propagate"
+    assert generated in sys.modules
+    assert not [*Path(tempfile.gettempdir()).glob(f"{generated}_*")]
 
 
 def test_a_forward_may_take_the_whole_batch_or_features_alone() -> None:

@@ -1,6 +1,7 @@
 """A resumption believes no damage and refuses another run before anything is written."""
 
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from conftest import flip, raw_arrays, same, tree, weights
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
 from ogbnlib.graph.store import Store
+from ogbnlib.runs.attempt import check_content
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.convert import convert
@@ -91,6 +93,21 @@ def test_a_damaged_checkpoint_does_not_start_over(
     else:
         path.write_bytes(content)
     refused(folder, resume, rf"{path}: expected .*put a copy back")
+
+
+def test_a_folder_to_read_only_is_refused_at_once(folder: Path) -> None:
+    def resumed_by_another_user() -> None:
+        os.chdir(folder)
+        if os.geteuid() == 0:
+            os.setuid(12345)
+        with pytest.raises(InputError, match=r"^\.: .*copy it"):
+            check_content(Path(), resume=True)
+
+    folder.chmod(0o555)
+    child = multiprocessing.get_context("fork").Process(target=resumed_by_another_user)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
 
 
 def test_checkpoints_have_the_epochs(folder: Path, resume: Resume, straight: TrainResult) -> None:
