@@ -281,7 +281,7 @@ def locked(
             elif tries:
                 holder = "another process"
                 with contextlib.suppress(OSError):  # it may end now and remove the file
-                    holder = printable(path.read_text(errors="replace")).strip()
+                    holder = printable(path.read_text(errors="replace")).strip() or holder
                 raise InputError(f"{problem} by {holder}; wait for it or end it")
             tries += 1
             # `is_held` in another process may take the lock for a moment
