@@ -1,16 +1,19 @@
-"""Two graphs of what Python ships on this machine, written as a user's files.
+"""Three graphs of what Debian and Python ship on this machine, written as a user's files.
 
 | graph | nodes | edges | label | features: hashed counts of |
 |---|---|---|---|---|
+| packages | Debian packages | depends on, recommends | section | words of name and description |
 | imports | files of Python | imports | distribution | names in the file |
 | words | words of docstrings | next to each other | package that uses it most | letters |
 
 Each has a random 60/20/20 split of its nodes.
 """
 
+import functools
 import itertools
 import os
 import re
+import subprocess
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -22,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from sklearn.feature_extraction.text import HashingVectorizer
 
+DPKG = Path("/var/lib/dpkg")
 NUM_FEATURES = 64
 SPLITS = ("train", "valid", "test")
 Table = tuple[pd.DataFrame, pd.DataFrame]  # nodes: node_id, label, split, f0, ...; edges
@@ -42,6 +46,48 @@ def random_split(size: int) -> np.ndarray:
 def frequent(labels: pd.Series, least: int) -> pd.Series:
     """Which labels come at least that often."""
     return labels.map(labels.value_counts()) >= least
+
+
+# --- Debian's packages
+
+
+@functools.cache
+def package_fields() -> list[dict[str, str]]:
+    """The fields of all packages that apt knows, else of the installed ones; [] without Debian."""
+    text = ""
+    try:
+        text = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, text=True).stdout
+    except FileNotFoundError:
+        return []
+    if not text and (DPKG / "status").is_file():
+        text = (DPKG / "status").read_text()
+    fields_of = {}
+    for stanza in text.split("\n\n"):
+        fields = dict(re.findall(r"^([A-Z][\w-]*): (.*)$", stanza, re.MULTILINE))
+        if {"Package", "Section", "Description"} <= fields.keys():
+            fields_of[fields["Package"]] = fields
+    return list(fields_of.values())
+
+
+def packages() -> Table:
+    known = package_fields()
+    nodes = pd.DataFrame(
+        {
+            "node_id": [fields["Package"] for fields in known],
+            "label": [fields["Section"].rpartition("/")[2] for fields in known],
+        }
+    )
+    nodes["split"] = random_split(len(nodes))
+    texts = [f"{fields['Package']} {fields['Description']}" for fields in known]
+    edges = []
+    for fields in known:
+        for each in f"{fields.get('Depends', '')}, {fields.get('Recommends', '')}".split(","):
+            other = re.match(r"\s*([a-z0-9][a-z0-9+.-]+)", each)  # of alternatives the first
+            if other:  # it may be a virtual package, which no row describes
+                edges.append((fields["Package"], other[1]))
+    nodes = add_features(nodes, texts)
+    common = nodes[frequent(nodes["label"], 20)]
+    return common, pd.DataFrame(edges, columns=["source", "target"])
 
 
 # --- Python's files
@@ -119,7 +165,7 @@ def words() -> Table:
     return nodes, pd.DataFrame(edges, columns=["source", "target"])
 
 
-GRAPHS: dict[str, Callable[[], Table]] = {"imports": imports, "words": words}
+GRAPHS: dict[str, Callable[[], Table]] = {"packages": packages, "imports": imports, "words": words}
 
 
 # --- the files of a user
@@ -129,7 +175,11 @@ def write(name: str, nodes: pd.DataFrame, edges: pd.DataFrame, folder: Path) -> 
     """Write a graph in its formats; names decide their roles, but for "words"."""
     folder.mkdir(parents=True)
     features = nodes.filter(regex=r"^f\d+$")
-    if name == "imports":  # a file for each role, of four kinds
+    if name == "packages":  # one table of nodes, and edges to names without a row
+        nodes.to_csv(folder / "nodes.csv", index=False)
+        edges.to_csv(folder / "edges.csv", index=False)
+        (folder / "dataset.yaml").write_text("drop_unknown: true\n")
+    elif name == "imports":  # a file for each role, of four kinds
         edges.to_csv(folder / "edges.tsv", index=False, sep="\t")
         np.save(folder / "features.npy", features.to_numpy())
         nodes[["node_id"]].to_csv(folder / "nodes.csv", index=False)

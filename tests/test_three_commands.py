@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from machine_graphs import GRAPHS, write
+from machine_graphs import GRAPHS, package_fields, write
 from sklearn.linear_model import LogisticRegression
 
 import ogbnlib
@@ -22,14 +22,16 @@ def command(*arguments: object, cwd: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# accuracy of GraphSAGE over that of a logistic regression on the same features, at least; measured:
-# 0.74 and 0.35, 0.16 and 0.12
-BETTER_BY = {"imports": 0.2, "words": 0.01}
+# accuracy of GraphSAGE over that of a logistic regression on the same features, at least; measured
+# with 63,651 packages: 0.76 and 0.52, 0.74 and 0.35, 0.16 and 0.12
+BETTER_BY = {"packages": 0.1, "imports": 0.2, "words": 0.01}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GRAPHS)
 def test_three_commands_lead_from_files_to_named_predictions(name: str, tmp_path: Path) -> None:
+    if name == "packages" and not package_fields():
+        pytest.skip("no packages of Debian are known here")
     nodes, edges = GRAPHS[name]()
     if len(nodes) < 3000:
         pytest.skip(f"{len(nodes):,} nodes here, too few to compare models")
