@@ -65,7 +65,7 @@ def parameters() -> str:
         "Each is a keyword of `TrainConfig.create(...)`, a `--set NAME=VALUE` and a line of a YAML file.",
         "*Fixed* parameters belong to a run: `--resume` refuses another value. All others may be changed on resume.",
     ]
-    source = inspect.getsource(config._Parameters)
+    source = inspect.getsource(config).partition("class TrainConfig")[2].partition("    @")[0]
     for title, group in re.findall(
         r"^    # ([^\n]+)\n(.*?)(?=^    # |\Z)", source, re.MULTILINE | re.DOTALL
     ):

@@ -58,7 +58,7 @@ def supervise(
     *,
     recorder: Recorder | None = None,
     env: Mapping[str, str] | None = None,  # added to this process's own environment
-    echo: bool = True,  # relay output (output.log has it anyway), show a line at once
+    echo: bool = True,  # relay output (output.log has it anyway)
     how: str = "none",  # the kind of live line, see `Live`
     # for a trainer: its stop signals stay blocked until it calls `signals.take_over`
     holds_back: bool = False,
@@ -143,7 +143,7 @@ class _Child:
             with (
                 handled(self._suspend, [signal.SIGTSTP]),
                 handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
-                Live(text, how, at_once=echo) as live,
+                Live(text, how) as live,
             ):
                 tail = self._relay(log, live, echo)
                 names_left = self.tree.names_left()

@@ -106,12 +106,14 @@ def _read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
         if file.read() != expected:
             raise InputError(
                 f"{path}: expected its checksum at its end, found another or none; the file is "
-                "damaged: put a copy back, or begin again in a new run_dir"
+                "damaged, or an early ogbnlib 0.1.0 wrote it: put a copy back, or begin again in a "
+                "new run_dir"
             )
     content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=True)
     if content["version"] != _VERSION:
         raise InputError(
-            f"{path}: expected version {_VERSION}, found {content['version']}; use its own ogbnlib"
+            f"{path}: expected version {_VERSION} of ogbnlib 0.2.0, found {content['version']}; go on "
+            "with the ogbnlib that wrote it"
         )
     return content
 

@@ -1,7 +1,6 @@
 """OGB's layouts, equal to what OGB and numpy make of them; and its official data sets."""
 
 import dataclasses
-import gzip
 import io
 import re
 import shutil
@@ -67,7 +66,6 @@ def test_a_graph_in_ogbs_csv_layout_is_a_data_set(
 ) -> None:
     folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_mine")
     (folder / "RELEASE_v1.txt").unlink()
-    (folder / "raw" / "node_year.csv.gz").write_bytes(gzip.compress(b"2015\n" * N))
     shutil.move(folder / "split" / "time", folder / "split" / "mine")
     store = convert(folder / given, tmp_path / "store", progress=False)
     assert (store.name, store.num_edges, store.num_classes) == ("ogbn_mine", E, C)
@@ -192,6 +190,21 @@ def test_a_download_says_its_size_and_asks_nothing(
     np.testing.assert_array_equal(np.hstack([*map(np.stack, chunks)]), graph["edge_index"])
     official.fetch("ogbn-arxiv", root, lines.append)
     assert len(lines) == len(remote.asked) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Environment variable TORCH_FORCE")
+def test_ogbs_own_class_opens_the_folder(
+    tmp_path: Path, graph: dict[str, Any], remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `download` writes; test_synth.py opens that of `synth --format raw`."""
+    from ogb.nodeproppred import NodePropPredDataset
+
+    official.fetch("ogbn-arxiv", tmp_path)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # as in test_synth.py
+    dataset = NodePropPredDataset("ogbn-arxiv", root=str(tmp_path))
+    np.testing.assert_array_equal(dataset[0][0]["edge_index"], graph["edge_index"])
+    for name, ids in dataset.get_idx_split().items():
+        np.testing.assert_array_equal(ids, graph["splits"][name])
 
 
 def test_a_download_that_breaks_off_goes_on_where_it_stopped(
