@@ -15,7 +15,7 @@ from ..memory.record import Record
 from ..sources.resolve import graph_for
 from .fitting import assignments, changes_that_fit, smallest_limit
 from .memory_parts import RUNTIME_BYTES
-from .run_forecast import PROPAGATE, Forecast, PhaseForecast, margin_bytes, predict
+from .run_forecast import PROPAGATE, Forecast, PhaseForecast, predict
 from .step_memory import is_measured
 
 
@@ -97,7 +97,7 @@ def audit(
     }
 
 
-# In these phases only Python, torch and kernels are in memory, so no parameter changes their size.
+# In these phases only Python, torch and kernels are in memory.
 _BEFORE_DATA = ("", "open", "compile kernels")
 
 
@@ -107,22 +107,16 @@ def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> tupl
     growth = record.growth
     if growth and growth.verdict == "climbs":
         return (Action("find leak", {"slope_bytes": growth.slope_bytes}),)
-    has_data = _last_phase(record) not in _BEFORE_DATA
     try:
         size = _graph_of_run(config, record.events.get("dataset"), record.phases)
-        if has_data and not is_measured(config, size):
+        if not is_measured(config, size):
             return (Action("try model", {"model": config.model}),)
         forecast = predict(config, size, memory_limit_bytes=killed.left_bytes)
         unforeseen = _unforeseen_bytes(forecast, record, killed.left_bytes)
         need_bytes = smallest_limit(config, size, unforeseen)
-        if not has_data:
-            return (killed.raised(need_bytes, fixed_bytes=RUNTIME_BYTES),)
         changes = _by_change(forecast, size, unforeseen, killed.left_bytes)
         return (*changes, killed.raised(need_bytes))
     except (InputError, OSError) as error:  # the data set is gone, or damaged
-        if not has_data:
-            least = max(RUNTIME_BYTES, killed.left_bytes)
-            return (killed.raised(least + margin_bytes(least), fixed_bytes=RUNTIME_BYTES),)
         return (Action("name data", {"error": str(error)}),)
 
 

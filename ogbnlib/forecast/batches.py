@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -49,7 +49,7 @@ class BatchShape:
 
     hop_nodes: tuple[int, ...]
     hop_edges: tuple[int, ...]
-    is_extrapolated: ClassVar[bool] = False
+    is_extrapolated: bool = False  # from a part of the batch that was drawn
 
     @property
     def num_nodes(self) -> int:
@@ -63,12 +63,6 @@ class BatchShape:
     def num_rows(self) -> int:
         """Number of nodes and edges."""
         return self.num_nodes + self.num_edges
-
-
-class _Extrapolated(BatchShape):
-    """The shape of a batch of which a part was drawn."""
-
-    is_extrapolated = True
 
 
 @dataclass(frozen=True)
@@ -85,9 +79,9 @@ class Batches:
     bound: BatchShape
 
     @classmethod
-    def of(cls, batch: BatchShape, source: str = "drawn") -> Self:
+    def of(cls, batch: BatchShape) -> Self:
         """Return batches that all have one shape."""
-        return cls(batch, batch, source, batch)
+        return cls(batch, batch, "drawn", batch)
 
 
 def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
@@ -135,7 +129,11 @@ def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int)
     Returns None if the neighborhood of a single seed is too large to be drawn. Raises `InputError`
     if offsets or ids of the store are out of range.
     """
-    drawn = _drawn(store, nodes, draw)
+    drawn = (
+        _of_split(store.path, store.crc32, nodes, draw)
+        if isinstance(nodes, str)
+        else _of_nodes(store, nodes, draw)
+    )
     if drawn is None:
         return None
     # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7
@@ -194,12 +192,6 @@ def _highest_degree(path: Path, crc32: int) -> int:
         highest = max(highest, int(np.diff(offsets, prepend=last).max(initial=0)))
         last = int(offsets[-1])
     return highest
-
-
-def _drawn(store: Store, nodes: str | Array, draw: Draw) -> _Drawn | None:
-    if isinstance(nodes, str):
-        return _of_split(store.path, store.crc32, nodes, draw)
-    return _of_nodes(store, nodes, draw)
 
 
 # `crc32` tells a store from one that replaced it.
@@ -324,4 +316,4 @@ def _extrapolated(fewer: BatchShape, drawn: BatchShape, num_seeds: int) -> Batch
     ]
     frontiers = zip(drawn.hop_edges, nodes, drawn.hop_nodes, strict=False)
     edges = [count * grown / max(1, frontier) for count, grown, frontier in frontiers]
-    return _Extrapolated(_rounded(nodes), _rounded(edges))
+    return BatchShape(_rounded(nodes), _rounded(edges), is_extrapolated=True)

@@ -5,6 +5,7 @@ import io
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,12 +57,16 @@ def _product() -> float:
     # loop. It reached 60 GFLOP/s here, where products of a hidden layer's size reach 57 to 75.
     a = np.ones((64, 64), np.float32)
     out = a @ a
-    done = 0
-    begin = time.thread_time()
+    return 2 * 64**3 * _calls_per_s(lambda: np.matmul(a, a, out=out))
+
+
+def _calls_per_s(work: Callable[[], object]) -> float:
+    count = 0
+    begin = time.thread_time()  # not the clock's time: a login node has other users
     while time.thread_time() - begin < _PROBE_S:
-        np.matmul(a, a, out=out)
-        done += 1
-    return 2 * 64**3 * done / (time.thread_time() - begin)
+        work()
+        count += 1
+    return count / (time.thread_time() - begin)
 
 
 def _bf16_product(flops_per_s: float) -> float:
@@ -80,14 +85,9 @@ def _bf16_product(flops_per_s: float) -> float:
     torch.set_num_threads(1)
     a = torch.ones(512, 512, dtype=torch.bfloat16)
     torch.mm(a, a)
-    done = 0
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < _PROBE_S:
-        torch.mm(a, a)
-        done += 1
-    seconds = time.perf_counter() - begin
+    calls_per_s = _calls_per_s(lambda: torch.mm(a, a))
     torch.set_num_threads(threads)
-    return 2 * 512**3 * done / seconds
+    return 2 * 512**3 * calls_per_s
 
 
 def _read(path: Path) -> float:
@@ -100,8 +100,8 @@ def _read(path: Path) -> float:
     buffer[::BLOCK] = bytes(_READ_BYTES // BLOCK)  # else page faults count
     with io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file:
         begin = time.perf_counter()
-        done = os.preadv(file.fileno(), [buffer], random.randrange(pieces) * _READ_BYTES)
-    return done / (time.perf_counter() - begin)
+        num_bytes = os.preadv(file.fileno(), [buffer], random.randrange(pieces) * _READ_BYTES)
+    return num_bytes / (time.perf_counter() - begin)
 
 
 def probe(size: GraphSize | None = None) -> Machine:

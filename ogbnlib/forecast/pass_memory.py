@@ -149,12 +149,6 @@ class Pass:
             return self.own_batches
         return -(-self.size.num_seeds[self.split] // max(1, self.batch.hop_nodes[0]))
 
-    @property
-    def _num_after_first(self) -> float:
-        if self.own_batches is not None:
-            return max(0, self.own_batches - 1)
-        return max(0.0, self.size.num_seeds[self.split] / max(1, self.batch.hop_nodes[0]) - 1)
-
     def computation(self, batch: BatchShape, on_gpu: bool = False) -> Step:
         """The computation on one of its batches."""
         widths = self.size.num_features, self.size.num_classes
@@ -191,15 +185,15 @@ class Pass:
         config = self.config
         if not config.num_workers:
             return {}
-        ready = min(sizes.PREFETCH_FACTOR * config.num_workers, self._num_after_first)
-        sampling = min(config.num_workers, self._num_after_first + 1)
+        ready = min(sizes.PREFETCH_FACTOR * config.num_workers, max(0, self.num_batches - 1))
+        sampling = min(config.num_workers, self.num_batches)
         processes = config.num_workers
         if config.persistent_workers:
             processes *= 1 + idle_loaders
         return {
             WORKERS[0]: self._ready_bytes(ready),
             WORKERS[1]: processes * sizes.WORKER_BYTES
-            + int(sampling * sizes.sampling_bytes(self.batch)),
+            + sampling * sizes.sampling_bytes(self.batch),
         }
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
@@ -224,13 +218,11 @@ class Pass:
             batch, self.size.num_features, 4 if self.itemsize == 1 else self.itemsize
         )
 
-    def _ready_bytes(self, count: float) -> int:
+    def _ready_bytes(self, count: int) -> int:
         """Bytes of `count` waiting batches, one of them as large as the largest.
 
         Hubs may make a few batches many times as large as the others, and one of these may wait
         while another one is in use.
         """
         mean = self._batch_bytes(self.batch)
-        return int(
-            max(0, count - 1) * mean + min(1, count) * self._batch_bytes(self.batches.largest)
-        )
+        return max(0, count - 1) * mean + min(1, count) * self._batch_bytes(self.batches.largest)

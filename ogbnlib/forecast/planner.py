@@ -73,8 +73,8 @@ class Advice:
         """The `#SBATCH --mem` line to use: the predicted peak and its margin, in whole GB."""
         forecast = self.forecast
         need = forecast.peak_bytes + max(margin_bytes(forecast.peak_bytes), forecast.margin_bytes)
-        if forecast.windows is not None and self.limit_bytes is not None and self.verdict == FITS:
-            need = min(need, self.limit_bytes)  # a store's windows adapt to the limit
+        if forecast.config.policy.reads_disk and self.verdict == FITS:
+            need = min(need, self.limit_bytes or need)  # windows adapt to the limit
         return f"#SBATCH --mem={-(-need // GB)}G"
 
     def __str__(self) -> str:
@@ -92,7 +92,6 @@ class Advice:
             "least_bytes": forecast.least_bytes,
             "margin_bytes": forecast.margin_bytes,
             "batches": forecast.train.batches.source,
-            "cache_bytes": forecast.cache_bytes,
             "num_threads": forecast.num_threads,
             "epoch_s": round(forecast.epoch_s, 1),
             "sbatch": self.sbatch,
@@ -140,24 +139,26 @@ def _phases(advice: Advice) -> Iterator[str]:
 def _notes(advice: Advice) -> Iterator[str]:
     forecast = advice.forecast
     config = forecast.config
-    if forecast.cache_bytes:
-        cache = format_bytes(forecast.cache_bytes)
-        yield f"page cache: {cache} would be used, and is given back under pressure"
-    moving = ""
-    if forecast.reading is not None:
-        yield f"the store is read in {forecast.reading}"
-        moved = format_bytes(forecast.reading.moved_bytes)
-        moving = f" and moves {moved} from and to disk"
     if forecast.propagation is not None:
         yield f"the graph is propagated over once, in {forecast.propagation}"
-    yield f"an epoch by our trainer takes {seconds(forecast.epoch_s)}{moving}"
-    step = format_bytes(sum(forecast.gpu.values()))
-    yield f"a training step on a GPU: {step} allocated, beside the CUDA context"
+    if config.epochs:
+        yield from _training(forecast)
     if config.model not in MODELS:
         yield f"{config.model}: memory and time of a step were measured here on small random batches"
     reason = _UNCERTAIN.get(forecast.train.batches.source)
     if reason is not None:
         yield f"uncertain: {reason}; the margin is {format_bytes(forecast.margin_bytes)}"
+
+
+def _training(forecast: Forecast) -> Iterator[str]:
+    moving = ""
+    if forecast.windows is not None:
+        yield f"the store is read in {forecast.windows}"
+        moved = format_bytes(forecast.windows.moved_bytes)
+        moving = f" and moves {moved} from and to disk"
+    yield f"an epoch by our trainer takes {seconds(forecast.epoch_s)}{moving}"
+    step = format_bytes(sum(forecast.gpu.values()))
+    yield f"a training step on a GPU: {step} allocated, beside the CUDA context"
 
 
 def _verdict(advice: Advice) -> Iterator[str]:

@@ -26,14 +26,10 @@ from .machine import Machine
 from .memory_parts import expected_batch, hop_size
 
 
-def _formula_of(config: TrainConfig) -> str:
-    """The name of the registered model whose formulas are used; for the user's own model "sage", or
-    "sign" on propagated features."""
-    return config.model if config.model in MODELS else config.policy.formula
-
-
 def _formulas_of(config: TrainConfig) -> type[BaseModel]:
-    return MODELS[_formula_of(config)].load()
+    """The registered model whose formulas are used; for the user's own model "sage", or "sign" on
+    propagated features."""
+    return MODELS[config.model if config.model in MODELS else config.policy.formula].load()
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
     values = config.model_dump(mode="json", include=_OF_STEP)
-    depth = _formula_of(config), config.depth, min(2, config.accumulate)
+    depth = config.policy.formula, config.depth, min(2, config.accumulate)
     return json.dumps([values, depth, num_features, num_classes, stamp])
 
 
@@ -113,7 +109,7 @@ class Step:
         """Whether `training.fused_sage.Layers`, which read float16 features in place, train the
         model; see `GNN.fuses`."""
         is_own = self.config.model not in MODELS
-        return not is_own and _formulas_of(self.config).fused and not self.on_gpu
+        return _formulas_of(self.config).fused and not is_own and not self.on_gpu
 
     @property
     def layers(self) -> list[Layer]:
