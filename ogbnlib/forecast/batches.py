@@ -218,8 +218,8 @@ def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
         batches = _batches(ids, draw, _COUNTED_BATCHES)
         counted = _count(store, draw, batches[:_FEWEST] if _is_cold(store) else batches)
         numbers = np.argsort(counted, kind="stable")[::-1][:_HEAVIEST]
-        drawn = [_shape(store, draw, batches[number]) for number in numbers]
-        heavy = [shape for shape in drawn if shape is not None]
+        candidates = [_shape(store, draw, batches[number]) for number in numbers]
+        heavy = [shape for shape in candidates if shape is not None]
         is_complete = (
             not draw.training and draw.num_neighbors[-1] < 0 and len(counted) == len(batches)
         )

@@ -201,16 +201,16 @@ class Step:
         # again while the gradient of its output is in memory. An evaluation has only a layer and
         # its input in memory.
         peak = 0
-        kept = 0
+        saved = 0
         for layer in map(_formulas_of(self.config).memory, self.layers):
             is_again = self.training and self.config.activation_checkpointing
             again = layer.checkpointed if is_again else 0
-            peak = max(peak, kept + again + layer.peak)
+            peak = max(peak, saved + again + layer.peak)
             if self.training:
-                kept += again or layer.saved
+                saved += again or layer.saved
             else:
-                kept = layer.checkpointed
-        return max(peak, kept)
+                saved = layer.checkpointed
+        return max(peak, saved)
 
 
 def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:
@@ -271,7 +271,11 @@ def _scaled(batch: BatchShape, scale: float) -> BatchShape:
 
 
 def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, Any]:
-    shapes = [asdict(shape) for shape in _trial_batches(config, size)]
+    """Run `training.child.try_model` in another process, and return the fields of a `_Trial`."""
+    shapes = [
+        {"hop_nodes": shape.hop_nodes, "hop_edges": shape.hop_edges}
+        for shape in _trial_batches(config, size)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
         log = Path(folder, "stderr")

@@ -36,21 +36,21 @@ def best_classes(scores: Array) -> Array:
 
 
 def _pieces(
-    rows: BinaryIO, width: int, graph: Store, ids: Array | None
+    rows: BinaryIO, width: int, graph: Store, ids: Array | range
 ) -> Iterator[tuple[pa.Array, Array]]:
-    num_rows = graph.num_nodes if ids is None else len(ids)
     step = max(1, _PIECE_BYTES // (4 * width))
     rows.flush()
     rows.seek(HEADER_BYTES)
-    for begin in range(0, num_rows, step):
-        end = min(begin + step, num_rows)
-        values = np.fromfile(rows, np.float32, (end - begin) * width).reshape(-1, width)
-        nodes = np.arange(begin, end) if ids is None else ids[begin:end]
-        yield pa.array(nodes if graph.node_name is None else graph.node_name[nodes]), values
+    for begin in range(0, len(ids), step):
+        nodes = np.asarray(ids[begin : begin + step])
+        values = np.fromfile(rows, np.float32, len(nodes) * width).reshape(-1, width)
+        if graph.node_name is not None:
+            nodes = graph.node_name[nodes]
+        yield pa.array(nodes), values
 
 
 def write_table(
-    file: BinaryIO, path: Path, rows: BinaryIO, graph: Store, ids: Array | None, has_scores: bool
+    file: BinaryIO, path: Path, rows: BinaryIO, graph: Store, ids: Array | range, has_scores: bool
 ) -> None:
     """Write the .npy file `rows` as a table, in pieces.
 
@@ -59,9 +59,7 @@ def write_table(
     probability, and with `has_scores` the probability of each class.
     """
     names = graph.class_names if has_scores else []
-    kind = pa.parquet.ParquetWriter
-    if path.suffix == ".csv":
-        kind = pa.csv.CSVWriter
+    kind = {".csv": pa.csv.CSVWriter, ".parquet": pa.parquet.ParquetWriter}[path.suffix]
     with contextlib.ExitStack() as stack:
         writer = None
         for node_id, values in _pieces(rows, len(names) or 2, graph, ids):

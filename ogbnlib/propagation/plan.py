@@ -17,8 +17,6 @@ KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs
 COMPILING_BYTES = 80 * MB
 # One more than the cores: while one thread waits for the disk, the others compute.
 THREADS = min(8, len(os.sched_getaffinity(0))) + 1
-# Share of the memory still available to a process that a propagation plans to use.
-OWN_SHARE = 0.95
 SLICE_BYTES = 4 * MB  # largest result of a slice, for any number of columns
 # Memory of each thread that fills the columns: 4 MB as read, 8 MB widened to float32, 8 MB for int8
 # codes. A sweep needs less: 2 MB of edges, and two copies of a slice's offsets, 512 kB each.
@@ -82,12 +80,8 @@ def plan_hops(
                 f"{format_bytes(column)}, found {format_bytes(max(0, left_bytes))}; raise it by at least "
                 f"{format_bytes(column - left_bytes)}"
             )
-        blocks = -(-size.num_features // min(most, size.num_features))
-        width = -(-size.num_features // blocks)
-        if width % 8 and most >= width + 8 - width % 8:
-            width += 8 - width % 8  # one instruction computes eight values
-        widths.append(min(width, size.num_features))
-        blocks = -(-size.num_features // widths[-1])
+        blocks = -(-size.num_features // most)
+        widths.append(-(-size.num_features // blocks))
         held_bytes = max(held_bytes, widths[-1] * column)
         num_passes += blocks
         edges += blocks * size.num_edges * targets / max(1, size.num_nodes)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..config import TrainConfig
-from ..forecast.available import available_bytes
+from ..forecast.available import available_bytes, usable_bytes
 from ..forecast.memory_parts import expected_batch, feature_itemsize, hop_size, trained_edges
 from ..forecast.run_forecast import PROPAGATE, Ledger
 from ..graph.store import GraphSize, Store, is_store, open_store
@@ -20,7 +20,7 @@ from ..memory.reading import malloc_trim
 from ..memory.recorder import EventLog
 from ..progress import Progress
 from ..sampling.policies import DiskLoaders
-from .plan import KERNEL_BYTES, OWN_SHARE, columns_room, fixed_bytes, plan_hops, propagated_path
+from .plan import KERNEL_BYTES, columns_room, fixed_bytes, plan_hops, propagated_path
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -98,7 +98,7 @@ class PropagatedLoaders(DiskLoaders):
         fixed = fixed_bytes(graph, config.hops)
         room = column_bytes * graph.num_features
         if run.limit_bytes is not None:
-            share_bytes = int(OWN_SHARE * (run.limit_bytes - sum(run.held.values())))
+            share_bytes = usable_bytes(run.limit_bytes) - sum(run.held.values())
             room = max(column_bytes, min(room, columns_room(share_bytes, fixed)))
         plan = plan_hops(
             graph,

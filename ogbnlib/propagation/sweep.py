@@ -170,7 +170,6 @@ class Edges:
         self.num_nodes = store.num_nodes
         self._colptr = store.disk_array("colptr")
         self._row = store.disk_array("row")
-        self._without_loops = set[tuple[int, int]]()  # ranges of nodes
 
     def close(self) -> None:
         self._colptr.close()
@@ -238,13 +237,7 @@ class Edges:
         degrees = np.diff(ptr)
         if not loops:
             return degrees
-        # Few nodes have self-loops; later passes read only their edges.
-        if (first, end) not in self._without_loops:
-            found = self._surveyed(first, ptr, _NO_WORDS, _NO_WORDS)
-            if found.any():
-                return degrees - found + 1
-            self._without_loops.add((first, end))
-        return degrees + 1
+        return degrees - self._surveyed(first, ptr, _NO_WORDS, _NO_WORDS) + 1
 
     def sweep(
         self, values: Array, members: NodeSet | None, wanted: NodeSet | None, *, loops: bool,
