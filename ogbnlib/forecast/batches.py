@@ -25,9 +25,8 @@ QUEUE_BYTES = 256 * 2**20
 # drawn together: 11 of [3, 2] x 128; for more bytes malloc asks Linux each time
 GROUP_BATCHES = 16
 GROUP_BYTES = 2**22
-# Most edges that the kernel draws at one hop, 0.7 s, or from a graph that may not be in memory, which
-# has 50,000 random reads a second. A batch of [15, 10, 5] x 1024 (num_neighbors x batch_size) with
-# reverse edges has 0.7 million.
+# Most edges that the kernel draws at one hop: 0.7 s, or 50,000 random reads a second of a graph that
+# may not be in memory. A batch of [15, 10, 5] x 1024 with reverse edges has 0.7 million.
 _EDGES = 2**23
 _COLD_EDGES = 2**18
 _COLD_BYTES = 2**31
@@ -71,9 +70,7 @@ class Batches:
 
     mean: BatchShape
     largest: BatchShape  # the expected largest of as many batches as a run has
-    # "drawn", "extrapolated" from the part of a batch that was drawn, or "degrees": computed from
-    # degrees, without a store
-    source: str
+    source: str  # "drawn", "extrapolated" from a part of a batch, or "degrees" without a store
     # `largest`; if a hop takes all neighbors and not every batch was counted, with the node of the
     # highest degree added. Without a store, this node may have all edges.
     bound: BatchShape
@@ -90,8 +87,7 @@ def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
 
 
 def queue(size_bytes: int) -> tuple[int, int]:
-    """Number of batches of `size_bytes` in a group, which is drawn together, and of groups in a
-    queue."""
+    """Number of batches of `size_bytes` drawn together as a group, and of groups in a queue."""
     together = max(1, min(GROUP_BATCHES, GROUP_BYTES // max(1, size_bytes)))
     group_bytes = max(1, together * size_bytes)
     return together, max(1, min(QUEUE_BATCHES // together, QUEUE_BYTES // group_bytes))
@@ -119,15 +115,13 @@ class _Drawn(NamedTuple):
     shapes: list[BatchShape]
     heaviest: BatchShape | None  # where a hop takes all neighbors
     is_complete: bool  # whether a run has no heavier batch
-    is_whole: bool  # whether no batch was extrapolated
 
 
 def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int) -> Batches | None:
-    """Draw batches of a split or of node ids with the sampler's kernel: random ones in training,
-    consecutive ones in an evaluation.
+    """Draw batches of a split or of node ids: random ones in training, else consecutive ones.
 
-    Returns None if the neighborhood of a single seed is too large to be drawn. Raises `InputError`
-    if offsets or ids of the store are out of range.
+    Returns None if the neighborhood of a single seed is too large. Raises `InputError` if offsets
+    or ids of the store are out of range.
     """
     drawn = (
         _of_split(store.path, store.crc32, nodes, draw)
@@ -150,7 +144,8 @@ def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int)
         if not drawn.is_complete:
             degree = _highest_degree(store.path, store.crc32)
             bound = with_hub(largest, draw.num_neighbors, store, degree)
-    source = "drawn" if drawn.is_whole else "extrapolated"
+    is_extrapolated = any(one.is_extrapolated for one in (*drawn.shapes, largest))
+    source = "extrapolated" if is_extrapolated else "drawn"
     return Batches(BatchShape(mean_nodes, mean_edges), largest, source, bound)
 
 
@@ -223,9 +218,8 @@ def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
         is_complete = (
             not draw.training and draw.num_neighbors[-1] < 0 and len(counted) == len(batches)
         )
-    is_whole = not any(shape.is_extrapolated for shape in shapes + heavy)
     heaviest = max(heavy, key=operator.attrgetter("num_rows"), default=None)
-    return _Drawn(shapes, heaviest, is_complete and is_whole, is_whole)
+    return _Drawn(shapes, heaviest, is_complete and not any(one.is_extrapolated for one in heavy))
 
 
 def _batches(ids: Array, draw: Draw, count: int) -> list[Array]:
@@ -275,10 +269,12 @@ def _shape(store: Store, draw: Draw, seeds: Array) -> BatchShape | None:
     """The shape of a batch, extrapolated from some of its seeds if it is too large to be drawn;
     None if even a few seeds are."""
     count = len(seeds)
-    while (sampled := _sample(store, draw, seeds[:count], draw.num_neighbors)) is None:
+    sampled = _sample(store, draw, seeds, draw.num_neighbors)
+    while sampled is None:
         count //= 2
         if count < 2:
             return None
+        sampled = _sample(store, draw, seeds[:count], draw.num_neighbors)
     if count == len(seeds):
         return sampled[1]
     fewer = _sample(store, draw, seeds[: count // 2], draw.num_neighbors)
@@ -287,8 +283,8 @@ def _shape(store: Store, draw: Draw, seeds: Array) -> BatchShape | None:
 
 
 def _count(store: Store, draw: Draw, batches: Sequence[Array]) -> list[int]:
-    """The number of edges of each batch up to the last hop that takes all neighbors, in which only
-    degrees are read; of the first batches, if reading all takes too long."""
+    """The edges of each batch, or of the first ones in bounded time, up to the last hop that takes
+    all neighbors; of that hop only degrees are read."""
     counts = list[int]()
     num_read = 0
     for seeds in batches:

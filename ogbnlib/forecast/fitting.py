@@ -65,8 +65,7 @@ def _halves(count: int) -> list[int]:
 def changes_that_fit(
     config: TrainConfig, size: GraphSize, limit_bytes: int, unforeseen_bytes: int = 0
 ) -> list[tuple[Changes, Forecast]]:
-    """Find changes that fit with the fewest knobs turned: the smallest for each set of knobs, with
-    its forecast.
+    """Find the smallest changes that fit, with the fewest knobs turned, and their forecasts.
 
     `unforeseen_bytes` is memory that a run took beyond its forecast.
     """

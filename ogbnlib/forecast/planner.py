@@ -1,5 +1,4 @@
-"""The planner: `plan` gives a configuration's memory and verdict, `ladder` the best configuration
-for each limit."""
+"""The planner: memory and verdict of a configuration, and the best one for each limit."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ RUNGS: tuple[Changes, ...] = (
     {"loading": "store", "feature_dtype": "float16", **_MEDIUM},
     {"loading": "store", "feature_dtype": "float16", **_SMALL},
 )
-# Disk for the spool (windows kept on disk) in the ladder: a fixed size, so that the ladder's
-# figures are equal on all machines.
+# Disk for the spool (windows kept on disk), of one size so that figures are equal on all machines.
 LADDER_SPOOL = "24 GB"
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
 
@@ -60,8 +58,7 @@ class Advice:
 
     @property
     def in_short(self) -> str:
-        """The peak and the verdict, such as "126 GB, TIGHT"; from disk the limit, up to which page
-        cache counts, in place of the peak."""
+        """The peak and the verdict, such as "126 GB, TIGHT"; from disk the limit, which windows use."""
         need = self.forecast.peak_bytes
         if self.forecast.config.policy.reads_disk:
             need = self.limit_bytes or need
@@ -218,10 +215,9 @@ def plan(
 @clear_errors()
 def ladder(dataset: str = "ogbn-papers100M", **settings: object) -> pd.DataFrame:
     """One row per allocation from 512 GB down to 4 GB: the best configuration, its peak, and an
-    epoch's time.
+    epoch's time on 2 cores.
 
-    Times are those of a 2-core machine with 24 GB of disk for the spool: compare them with each
-    other. `settings` replace values of every configuration, such as `spool`.
+    `settings` replace values of every configuration, such as `spool`, 24 GB.
     """
     import pandas as pd
 

@@ -1,8 +1,6 @@
-"""A forecast of a run's memory, phase by phase in named parts, and of its time, before any data are
-loaded.
+"""A forecast of a run's memory, phase by phase in named parts, and of its time, from sizes alone.
 
-It needs only sizes, so it takes well under a second for a data set that is not there yet. The
-conversion of a data set to a store is not among the phases, as it keeps to any limit by itself.
+The conversion of a data set to a store is not among the phases, as it keeps to any limit by itself.
 """
 
 from collections.abc import Mapping
@@ -47,8 +45,7 @@ class PhaseForecast:
 
     @property
     def held_bytes(self) -> int:
-        """Anonymous and shared memory, which only the run itself can give back; an out-of-memory
-        kill depends on it."""
+        """Anonymous and shared memory, on which an out-of-memory kill depends."""
         return sum(self.parts.values())
 
 
@@ -102,12 +99,11 @@ class Ledger:
         return self.peak.held_bytes
 
     def phase(self, name: str, passing: Mapping[str, int], unsure_bytes: int = 0) -> None:
-        """Add a phase whose peak has all parts of `held` and those of `passing`."""
+        """Add a phase with all parts of `held` and those of `passing`."""
         self.phases.append(PhaseForecast(name, {**self.held, **passing}, unsure_bytes))
 
     def pass_phase(self, name: str, loader_pass: Pass, idle_loaders: int) -> None:
-        """Add the phase of a pass whose batches come from workers, or are made in the process
-        itself."""
+        """Add the phase of a pass whose batches are made by workers or by the process itself."""
         passing = loader_pass.step() | loader_pass.workers(idle_loaders)
         self.phase(name, passing, loader_pass.unsure_bytes(passing))
 
@@ -120,8 +116,7 @@ class Ledger:
         return Pass.over(self.config, self.size, split, training)
 
     def evaluations(self) -> dict[str, list[str]]:
-        """Splits evaluated between epochs, with the train loader in memory ("eval"), and after the
-        last epoch ("final")."""
+        """Splits evaluated between epochs, beside the train loader ("eval"), and in the end ("final")."""
         config = self.config
         splits: dict[str, list[str]] = {"eval": [], "final": []}
         if config.epochs > config.eval_every:
@@ -222,10 +217,10 @@ def predict(
     machine: Machine = REFERENCE,
     share_sampler: bool = False,
 ) -> Forecast:
-    """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
+    """Forecast a run's memory and time, see `planner.plan`.
 
     `size` defaults to that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give
-    expected batches. `share_sampler` is that of `planner.plan`.
+    expected batches.
     """
     size = size or graph_for(config)
     check_trainable(size, config)

@@ -126,10 +126,8 @@ def propagated_scores(
     ids: Array,
     progress: Progress,
 ) -> Generator[Rows, None, None]:
-    """Yield scores from the propagated features in `store`.
-
-    `store` has the features of nodes of `graph`, or is `graph` itself. `ids` are nodes of `graph`.
-    """
+    """Yield scores of the nodes `ids` of `graph` from the propagated features in `store`, which may
+    be `graph` itself."""
     places = _positions(_node_ids(store), _node_ids(graph)[ids])
     missing = int((places < 0).sum())
     if missing:

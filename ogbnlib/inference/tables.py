@@ -1,7 +1,4 @@
-"""Predictions as a .csv or .parquet table, with the data set's own names of nodes and classes.
-
-Import this module only when needed: it imports pyarrow.
-"""
+"""Predictions as a .csv or .parquet table, with the data set's own names of nodes and classes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -27,10 +24,8 @@ def probabilities(scores: Array) -> Array:
 
 
 def best_classes(scores: Array) -> Array:
-    """Return the class with the highest score and its probability, float32 [n, 2].
-
-    In float32, class numbers are exact below 2**24.
-    """
+    """Return the class with the highest score (exact below 2**24) and its probability, float32
+    [n, 2]."""
     values = probabilities(scores)
     return np.column_stack([values.argmax(1).astype(np.float32), values.max(1)])
 
@@ -52,12 +47,8 @@ def _pieces(
 def write_table(
     file: BinaryIO, path: Path, rows: BinaryIO, graph: Store, ids: Array | range, has_scores: bool
 ) -> None:
-    """Write the .npy file `rows` as a table, in pieces.
-
-    With `has_scores`, `rows` has the probabilities, float32 [n, C]; otherwise the classes and
-    probabilities that `best_classes` returns. The table's columns are node_id, class and
-    probability, and with `has_scores` the probability of each class.
-    """
+    """Write the .npy file `rows` as a table, in pieces: probabilities, float32 [n, C], with
+    `has_scores`, else the result of `best_classes`."""
     names = graph.class_names if has_scores else []
     kind = {".csv": pa.csv.CSVWriter, ".parquet": pa.parquet.ParquetWriter}[path.suffix]
     with contextlib.ExitStack() as stack:

@@ -41,21 +41,17 @@ Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows p
 
 
 def left_bytes(memory_limit: str | int | None) -> int:
-    """Return the bytes that this process may still use under `memory_limit`.
-
-    By default, its `available_bytes`.
-    """
+    """Return the bytes that this process may still use under a limit, or `available_bytes`."""
     if memory_limit is None:
         return available_bytes()
     return parse_bytes(memory_limit) - own_memory()[0]
 
 
 class _Propagation:
-    """A propagation over a store. Its result has the rows of nodes in `output_nodes` (None: all).
+    """A propagation over a store, with the result of the nodes in `output_nodes` (None: all).
 
-    The folder of each hop has files `outputs-FIRST.npy`, the result for the nodes in `output_nodes`.
-    All hops but the last also have `rows-FIRST.npy`, the input of the next hop. FIRST is a file's
-    first column.
+    The folder of each hop has files `outputs-FIRST.npy`, its result, and, but for the last hop,
+    `rows-FIRST.npy`, the input of the next hop. FIRST is a file's first column.
     """
 
     def __init__(
@@ -74,10 +70,9 @@ class _Propagation:
         self.edges = Edges(store)
 
     def survey(self, shown: Shown) -> None:
-        """Find the nodes that each hop must compute, and the columns' scales.
+        """Find the nodes that each hop must compute, and the columns' scales; verify checksums.
 
-        This verifies the checksums of graph and features. It reads the features once, and the graph
-        once per hop.
+        This reads the features once, and the graph once per hop.
         """
         total = self.store.files["x"].bytes + self.hops * self.edges.nbytes
         with shown("reading the graph", total) as done:
@@ -102,8 +97,7 @@ class _Propagation:
         for values in finite(pieces, np.float32, str(store.file_path("x"))):
             np.maximum(largest, np.abs(values).max(axis=0, initial=0), out=largest)
             done(store.files["x"].bytes * len(values) // store.num_nodes)
-        # Scaling by powers of two is exact; it moves each column into the range where float16 is
-        # most precise.
+        # Scaling by powers of two is exact, and takes columns to where float16 is most precise.
         _, exponents = np.frexp(largest)
         powers = np.clip(14 - exponents, -100, 100) * (self.dtype == np.float16)
         return np.ldexp(np.float32(1), powers).astype(np.float32)
@@ -202,9 +196,8 @@ def _write(run: _Propagation, work: Path, folder: Path, origin: Mapping[str, obj
         for values in rows:
             x.write(values)
     writer.write("row", np.empty(0, index_dtype(run.num_outputs)))
-    writer.write(
-        "colptr", np.zeros(run.num_outputs + 1, "<i8")
-    )  # takes no memory unless written to
+    # of zeros, which take no memory unless they are written to
+    writer.write("colptr", np.zeros(run.num_outputs + 1, "<i8"))
     for name in ("y", "node_id", "node_name", "label_name"):
         if name in store.files:
             nodes = None if name == "label_name" else run.output_nodes
@@ -238,9 +231,9 @@ def propagate(
 ) -> Store:
     """Propagate a store's features over its whole graph, in bounded memory.
 
-    Returns a store without edges: `x` [n, (hops + 1) * F] has a node's own features, then
-    A X, A^2 X, ... `node_id` has the n nodes' ids in the graph. The store is written whole or
-    not at all. The result does not depend on the memory limit.
+    Returns a store without edges, written whole or not at all: `x` [n, (hops + 1) * F] has a node's
+    own features, then A X, A^2 X, ... `node_id` has the n nodes' ids in the graph. The result does
+    not depend on the memory limit.
 
     Args:
         store: an open store, or its folder.
@@ -255,7 +248,7 @@ def propagate(
         memory_limit: "4 GB" or bytes for this whole process; by default 95 % of the memory that is
             left to it.
         progress: True shows a bar; a function is called instead, with the count after each piece.
-        check: called between pieces of work; an exception ends the propagation.
+        check: called between pieces of work.
         say: called with the plan before the first hop.
     """
     if not isinstance(store, Store):
@@ -270,8 +263,7 @@ def propagate(
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
     run = _Propagation(store, hops, norm, members, dtype)
     with contextlib.closing(run.edges):
-        # Refuses too little memory early, by a lower bound: the number of nodes that each hop must
-        # compute is known only after the graph has been read.
+        # Refuses too little memory before the graph is read, by a lower bound: no nodes to compute.
         planned = functools.partial(
             plan_hops, store.size, hops, left_bytes=room, itemsize=dtype.itemsize
         )
@@ -308,10 +300,9 @@ def propagated(
     say: Callable[[str], object],
     check: Callable[[], None] = lambda: None,
 ) -> Store:
-    """Return the store of propagated features for a run, as `config` asks.
+    """Return a run's store of propagated features, made once, next to the graph's store.
 
-    It is made once, next to the graph's store. `progress`, `say` and `check` are
-    as in `propagate`.
+    `progress`, `say` and `check` are those of `propagate`.
     """
     if store.hops is not None:
         _check_parameters(store, config)

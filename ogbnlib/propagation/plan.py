@@ -30,11 +30,8 @@ NORMS = {"row": ("row", False), "sym": ("sym", False), "gcn": ("sym", True)}
 
 
 def fixed_bytes(size: GraphSize, hops: int) -> int:
-    """Return the bytes of memory that a propagation needs in addition to the columns.
-
-    They are for kernels, buffers, the sets of nodes that each hop reads (bits and ranks), and the
-    splits (int64 ids, and a copy of the largest).
-    """
+    """Return the bytes that a propagation needs beside the columns: for kernels, buffers, the sets
+    of nodes of each hop (bits and ranks), and the splits (int64 ids, and a copy of the largest)."""
     # Threads either fill the columns or sweep. Before and after, a few chunks of 8 MB need less.
     buffers = max(THREADS * THREAD_BYTES, NUM_SLICES * SLICE_BYTES + THREADS * 4 * MB)
     sets = (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
@@ -43,11 +40,8 @@ def fixed_bytes(size: GraphSize, hops: int) -> int:
 
 
 def columns_room(left_bytes: int, fixed: int) -> int:
-    """Return the bytes for columns, out of `left_bytes` that a process may still use.
-
-    `fixed` bytes are for everything else. Of the remainder, `COMPILING_BYTES`, at most half of it,
-    stay free.
-    """
+    """Return the bytes for columns, out of `left_bytes` that a process may still use, beside
+    `fixed` bytes and `COMPILING_BYTES`, at most half of the rest."""
     room = left_bytes - fixed
     return room - min(COMPILING_BYTES, room // 2)
 
@@ -63,8 +57,7 @@ def plan_hops(
 ) -> HopPlan:
     """Plan a propagation whose columns fit in `left_bytes`; raise `InputError` if not one fits.
 
-    `left_bytes` is the memory that this process may still use, less `fixed_bytes`. `num_outputs` is
-    the number of nodes in the result, `reached` the number of nodes that each hop must compute.
+    The result has `num_outputs` nodes; `reached` are the numbers of nodes that each hop computes.
     """
     widths: list[int] = []
     held_bytes = 0

@@ -1,7 +1,4 @@
-"""The loading policy `loading=propagated`: training on propagated features, without a graph.
-
-Batches are rows of a mapped store.
-"""
+"""The loading policy `loading=propagated`: batches of propagated features, without a graph."""
 
 from __future__ import annotations
 
@@ -29,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class PropagatedLoaders(DiskLoaders):
-    """Loaders of propagated features.
-
-    Rows come through the page cache, which the kernel takes back under pressure. So any memory
-    limit is enough for them.
-    """
+    """Loaders of rows of a mapped store, through the page cache, for which any limit is enough."""
 
     @classmethod
     def trained_store(
@@ -57,11 +50,8 @@ class PropagatedLoaders(DiskLoaders):
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
-        """Write the phases of a run into the ledger: propagation, then training on its rows.
-
-        Propagation takes as many columns at a time as fit. It is left out if the store of its
-        result exists.
-        """
+        """Write the phases of a run into the ledger: propagation, unless the store of its result
+        exists, then training on its rows."""
         config, graph = run.config, run.size
         if isinstance(graph, Store):
             path = propagated_path(graph, config)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..forecast.available import available_bytes, usable_bytes
-from ..forecast.pass_memory import Pass, Windows
+from ..forecast.pass_memory import Pass, Windows, read_bytes
 from ..forecast.run_forecast import Ledger
 from ..graph.store import Store
 from ..launcher import launch, local_ranks
@@ -102,7 +102,7 @@ class StoreLoaders(DiskLoaders):
                 # When a window is packed, its nodes are copied.
                 samples = batches * max(sampling, result + 8 * largest.num_nodes)
                 # the store is read into three buffers
-                parts["window being prepared"] = samples + 3 * windows.chunk_bytes
+                parts["window being prepared"] = samples + 3 * read_bytes(windows.available_bytes)
             elif spools:
                 parts["pass for the spool"] = windows.spooling.working_bytes
         run.phase(name, parts, unsure_bytes)
