@@ -35,7 +35,7 @@ _DRAWN_EDGES = 2**21
 _FEWEST = 2
 _MOST = 8
 # Where a hop takes all neighbors, a single node of high degree decides the largest batch. So edges
-# are counted in as many batches as these reads allow, 0.5 s, and the heaviest batches are drawn.
+# are counted in as many batches as these reads allow, 0.5 s, and the heaviest are drawn.
 _COUNTED_EDGES = 2**22
 _COUNTED_BATCHES = 2**12
 _HEAVIEST = 2
@@ -114,7 +114,7 @@ class Draw:
 class _Drawn(NamedTuple):
     shapes: list[BatchShape]
     heaviest: BatchShape | None  # where a hop takes all neighbors
-    is_complete: bool  # whether a run has no heavier batch
+    is_complete: bool  # whether all batches of a run were counted
 
 
 def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int) -> Batches | None:
@@ -139,9 +139,10 @@ def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int)
     mean_edges, most_edges = _mean_and_most(hop_edges, store.num_edges, above)
     largest = bound = BatchShape(most_nodes, most_edges)
     if drawn.heaviest is not None:
-        candidates = [drawn.heaviest] if drawn.is_complete else [drawn.heaviest, largest]
-        largest = bound = max(candidates, key=operator.attrgetter("num_rows"))
-        if not drawn.is_complete:
+        if drawn.is_complete and not drawn.heaviest.is_extrapolated:
+            largest = bound = drawn.heaviest
+        else:
+            largest = max(drawn.heaviest, largest, key=operator.attrgetter("num_rows"))
             degree = _highest_degree(store.path, store.crc32)
             bound = with_hub(largest, draw.num_neighbors, store, degree)
     is_extrapolated = any(one.is_extrapolated for one in (*drawn.shapes, largest))
@@ -207,19 +208,17 @@ def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
         if shape is None:
             return None
         shapes.append(shape)
-    heavy: list[BatchShape] = []
+    heaviest = None
     is_complete = False
     if -1 in draw.num_neighbors:
         batches = _batches(ids, draw, _COUNTED_BATCHES)
         counted = _count(store, draw, batches[:_FEWEST] if _is_cold(store) else batches)
         numbers = np.argsort(counted, kind="stable")[::-1][:_HEAVIEST]
-        candidates = [_shape(store, draw, batches[number]) for number in numbers]
-        heavy = [shape for shape in candidates if shape is not None]
-        is_complete = (
-            not draw.training and draw.num_neighbors[-1] < 0 and len(counted) == len(batches)
-        )
-    heaviest = max(heavy, key=operator.attrgetter("num_rows"), default=None)
-    return _Drawn(shapes, heaviest, is_complete and not any(one.is_extrapolated for one in heavy))
+        drawn = filter(None, [_shape(store, draw, batches[number]) for number in numbers])
+        heaviest = max(drawn, key=operator.attrgetter("num_rows"), default=None)
+        is_last_full = draw.num_neighbors[-1] < 0
+        is_complete = is_last_full and not draw.training and len(counted) == len(batches)
+    return _Drawn(shapes, heaviest, is_complete)
 
 
 def _batches(ids: Array, draw: Draw, count: int) -> list[Array]:

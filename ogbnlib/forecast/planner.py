@@ -12,7 +12,16 @@ from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import MODELS
 from ..sources.resolve import graph_for
-from .fitting import FITS, Changes, assignments, changes_that_fit, smallest_limit, spaced, verdict
+from .fitting import (
+    FITS,
+    Changes,
+    assignments,
+    changes_that_fit,
+    compared,
+    smallest_limit,
+    spaced,
+    verdict,
+)
 from .machine import REFERENCE, Machine
 from .memory_parts import feature_itemsize
 from .run_forecast import Forecast, margin_bytes, predict
@@ -57,6 +66,15 @@ class Advice:
         return None if self.limit_bytes is None else verdict(self.forecast, self.limit_bytes)
 
     @property
+    def gpu_verdict(self) -> str | None:
+        """The verdict on a step under `max_cuda_memory`, the size of a card; None without it."""
+        card_bytes = self.forecast.config.max_cuda_memory
+        step_bytes = sum(self.forecast.gpu.values())
+        if card_bytes is None:
+            return None
+        return compared(step_bytes, margin_bytes(step_bytes), card_bytes)
+
+    @property
     def in_short(self) -> str:
         """The peak and the verdict, such as "126 GB, TIGHT"; from disk the limit, which windows use."""
         need = self.forecast.peak_bytes
@@ -97,6 +115,7 @@ class Advice:
                 for phase in forecast.phases
             ],
             "gpu": dict(forecast.gpu),
+            "gpu_verdict": self.gpu_verdict,
             "would_fit": [
                 {"changes": changes, "peak_bytes": changed.peak_bytes}
                 for changes, changed in self.alternatives
@@ -139,7 +158,7 @@ def _notes(advice: Advice) -> Iterator[str]:
     if forecast.propagation is not None:
         yield f"the graph is propagated over once, in {forecast.propagation}"
     if config.epochs:
-        yield from _training(forecast)
+        yield from _training(advice)
     if config.model not in MODELS:
         yield f"{config.model}: memory and time of a step were measured here on small random batches"
     reason = _UNCERTAIN.get(forecast.train.batches.source)
@@ -147,7 +166,8 @@ def _notes(advice: Advice) -> Iterator[str]:
         yield f"uncertain: {reason}; the margin is {format_bytes(forecast.margin_bytes)}"
 
 
-def _training(forecast: Forecast) -> Iterator[str]:
+def _training(advice: Advice) -> Iterator[str]:
+    forecast = advice.forecast
     moving = ""
     if forecast.windows is not None:
         yield f"the store is read in {forecast.windows}"
@@ -155,7 +175,8 @@ def _training(forecast: Forecast) -> Iterator[str]:
         moving = f" and moves {moved} from and to disk"
     yield f"an epoch by our trainer takes {seconds(forecast.epoch_s)}{moving}"
     step = format_bytes(sum(forecast.gpu.values()))
-    yield f"a training step on a GPU: {step} allocated, beside the CUDA context"
+    under = f"; under max_cuda_memory: {advice.gpu_verdict}" if advice.gpu_verdict else ""
+    yield f"a step on a GPU: {step} allocated, beside the CUDA context{under}"
 
 
 def _verdict(advice: Advice) -> Iterator[str]:

@@ -141,8 +141,10 @@ class Forecast(Ledger):
         self.machine = machine  # for times
         POLICIES[config.loading].load().phases(self)
         self.train = self.one_pass("train", training=True)
-        # the training step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
-        self.gpu: Mapping[str, int] = self.train.on_gpu()
+        splits = {split for splits in self.evaluations().values() for split in splits}
+        steps = [one.on_gpu() for one in (self.train, *map(self.one_pass, splits))]
+        # the largest step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
+        self.gpu: Mapping[str, int] = max(steps, key=lambda parts: sum(parts.values()))
         self.least_bytes = self.least_bytes or self.peak_bytes
 
     @property

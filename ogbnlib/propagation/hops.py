@@ -30,9 +30,9 @@ from ..graph.writer import StoreWriter, check_for_training
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from ..sources.convert import FeatureDtype
-from ..sources.resolve import check_hops, check_store, made_once
+from ..sources.resolve import check_hops, made_once
 from .columns import Columns, Done, pick
-from .plan import NORMS, columns_room, fixed_bytes, plan_hops, propagated_path
+from .plan import NORMS, check_parameters, columns_room, fixed_bytes, plan_hops, propagated_path
 from .sweep import SLICE_NODES, Edges, in_order
 
 Norm = Literal["row", "sym", "gcn"]
@@ -305,7 +305,7 @@ def propagated(
     `progress`, `say` and `check` are those of `propagate`.
     """
     if store.hops is not None:
-        _check_parameters(store, config)
+        check_parameters(store, config)
         return store
     target = propagated_path(store, config)
     with made_once(target, check):
@@ -321,22 +321,12 @@ def propagated(
                 say=say,
             )
     result = open_store(target)
-    _check_parameters(result, config)
+    check_parameters(result, config)
     if result.origin.get("made_of") != _made_of(store):
         raise InputError(
             f"{target}: it was propagated over other data than {store.path} has now; move it away"
         )
     return result
-
-
-def _check_parameters(result: Store, config: TrainConfig) -> None:
-    check_store(result, config)
-    recorded = result.origin.get("norm"), result.origin.get("self_loops")
-    if recorded != NORMS[config.norm]:
-        raise InputError(
-            f"norm: {result.path} has features propagated with the norm {recorded[0]} and "
-            f"self_loops={recorded[1]}, got {config.norm!r}"
-        )
 
 
 def _made_of(store: Store) -> dict[str, int]:

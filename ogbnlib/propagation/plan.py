@@ -7,6 +7,7 @@ from ..config import TrainConfig
 from ..errors import MB, InputError, format_bytes
 from ..forecast.run_forecast import HopPlan
 from ..graph.store import GraphSize, Store
+from ..sources.resolve import check_store
 
 # Used for the minutes only: a 2-core machine with an NVMe-like disk. An edge is a memory read that
 # misses all caches.
@@ -88,6 +89,17 @@ def plan_hops(
     read += (num_passes + max(1, hops - 1)) * graph
     minutes = ((read + 2 * between) / _BYTES_PER_S + edges / _EDGES_PER_S) / 60
     return HopPlan(widths, held_bytes, (2 * hops + 1) * result + between, num_passes, minutes)
+
+
+def check_parameters(result: Store, config: TrainConfig) -> None:
+    """Refuse a store of propagated features that are not those that `config` asks for."""
+    check_store(result, config)
+    recorded = result.origin.get("norm"), result.origin.get("self_loops")
+    if recorded != NORMS[config.norm]:
+        raise InputError(
+            f"norm: {result.path} has features propagated with the norm {recorded[0]} and "
+            f"self_loops={recorded[1]}, got {config.norm!r}"
+        )
 
 
 def propagated_path(store: Store, config: TrainConfig) -> Path:

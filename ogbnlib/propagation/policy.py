@@ -17,7 +17,14 @@ from ..memory.reading import malloc_trim
 from ..memory.recorder import EventLog
 from ..progress import Progress
 from ..sampling.policies import DiskLoaders
-from .plan import KERNEL_BYTES, columns_room, fixed_bytes, plan_hops, propagated_path
+from .plan import (
+    KERNEL_BYTES,
+    check_parameters,
+    columns_room,
+    fixed_bytes,
+    plan_hops,
+    propagated_path,
+)
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -57,6 +64,8 @@ class PropagatedLoaders(DiskLoaders):
             path = propagated_path(graph, config)
             if graph.hops is None and is_store(path):
                 graph = open_store(path)
+            if graph.hops is not None:
+                check_parameters(graph, config)
             graph = graph.size
         if graph.hops is None:
             cls._propagate(run, graph)
