@@ -133,7 +133,6 @@ _MEMORY_CLAUSES = (
     "over {epochs} epochs memory climbs by {slope_bytes} per epoch (fitted), from {first_bytes} to {last_bytes}",
 )
 _WITHOUT_MEMORY = ("bad input", "stopped at a checkpoint", "diverged")
-_FIXED = "[: Python and torch alone take {fixed_bytes}, whatever the data]"
 _ACTIONS = {
     "resume": "go on with run(run_dir=\"{run_dir}\", resume=True), or `python -m ogbnlib train --run-dir {quoted} "
     "--resume`",
@@ -156,9 +155,9 @@ _ACTIONS = {
     # changes of parameters, from the planner
     "set": "{how} with {changes} ({peak_bytes} by forecast)",
     "nothing fits": "no change that the planner knows fits {limit_bytes}",
-    "raise memory_limit": f"raise memory_limit[ to {{limit}}]{_FIXED}",
-    "raise cgroup": f"give the cgroup {{cgroup}} more memory[, {{limit}}] (a Slurm job by --mem){_FIXED}",
-    "larger machine": f"use a machine, or a job, with {{limit}} of memory{_FIXED}",
+    "raise memory_limit": "raise memory_limit[ to {limit}]",
+    "raise cgroup": "give the cgroup {cgroup} more memory[, {limit}] (a Slurm job by --mem)",
+    "larger machine": "use a machine, or a job, with {limit} of memory",
     "limit command": "raise memory_limit, or give the command a --memory-limit of its own (convert, predict)",
     "lower limit": "give it a memory_limit below {limit_bytes} to see it killed, or ask for more: {sbatch}",
     "try model": "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it tries {model} out, of "

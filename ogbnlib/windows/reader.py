@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import explained
+from ..forecast.pass_memory import read_bytes
 from ..graph.store import Store
 from ..io.disk_array import DiskArray, Interrupted
 from ..io.spool_file import DiskFull
@@ -60,7 +61,7 @@ class WindowReader:
         self._ahead: tuple[Cursor, Future[Window]] | None = None
 
     def _open(self) -> dict[str, DiskArray]:
-        chunk_bytes = 1 << self.windows.chunk_bytes.bit_length() - 1
+        chunk_bytes = 1 << read_bytes(self.windows.available_bytes).bit_length() - 1
         return {name: self.store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT}
 
     def progress(self) -> tuple[str, int, int] | None:

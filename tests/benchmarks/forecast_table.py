@@ -94,7 +94,7 @@ class Row:
     @property
     def expected(self) -> dict[str, float | None]:
         """The forecasts of `moved_gb`, `seconds` and `peak_gb`."""
-        reading = self.forecast.reading
+        reading = self.forecast.windows
         assert reading is not None, self.figures["what"]
         has_speed = self.figures["machine"] in MACHINES
         return {

@@ -215,6 +215,17 @@ def test_suggestions_fit_with_the_fewest_changes(
     assert knobs == sorted(knobs)
 
 
+@pytest.mark.parametrize("values", [{}, {"eval_num_neighbors": -1}], ids=str)
+def test_a_card_has_a_verdict_of_its_own(values: dict[str, Any]) -> None:
+    large = config(**LARGE, **values)
+    need = sum(plan(large).forecast.gpu.values())  # of a training step, or a larger evaluation
+    for card, expected in ((2 * need, FITS), (need, TIGHT), (need // 2, WILL_NOT_FIT)):
+        advice = plan(large.replace(max_cuda_memory=card))
+        assert advice.gpu_verdict == advice.to_dict()["gpu_verdict"] == expected
+        assert f"max_cuda_memory: {expected}" in str(advice)
+    assert (need > 2 * sum(plan(config(**LARGE)).forecast.gpu.values())) == bool(values)
+
+
 def test_a_store_has_its_own_features_and_none_of_another_width_is_suggested() -> None:
     found = plan(config(loading="shared"), "44 GB", size=STORE).alternatives
     assert [changes for changes, _ in found] == [{"loading": "store"}, {"feature_dtype": "float16"}]
