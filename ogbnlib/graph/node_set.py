@@ -88,12 +88,12 @@ class NodeSet:
         self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
         # number of members in the words before each word, as of the last `count`
         self.word_ranks: Array = np.empty(0, np.int32)
-        for ids in nodes:
-            self.add(ids)
+        self.add(*nodes)
 
-    def add(self, nodes: Array) -> None:
+    def add(self, *nodes: Array) -> None:
         """Add integer ids, which are not checked."""
-        _put_all(self.words, nodes)
+        for ids in nodes:
+            _put_all(self.words, ids)
 
     def contains(self, nodes: Array) -> Array:
         """Return which of these int64 ids are members, bool [len(nodes)]."""

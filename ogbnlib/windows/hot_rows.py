@@ -75,8 +75,8 @@ class HotRows:
         visits = np.zeros(num_nodes, np.uint8)
         for ids in windows:
             visits[ids] += visits[ids] < _MOST_VISITS
-        spare = room_bytes - num_nodes * 3 // 16
-        room = max(0, spare // (num_features * dtype.itemsize + ID_BYTES))
+        row_bytes = num_features * dtype.itemsize + ID_BYTES
+        room = max(0, (room_bytes - num_nodes * 3 // 16) // row_bytes)
         # One entry more than the counts need: no node has 256 visits, so some number of visits
         # always fits.
         counts = np.zeros(_MOST_VISITS + 2, np.int64)
@@ -85,15 +85,14 @@ class HotRows:
         with_as_many = np.cumsum(counts[::-1])[::-1]
         # all nodes with at least this many visits have room
         fewest = max(2, int(np.argmax(with_as_many <= room)))
+        # the rest of the room is for nodes with one visit less
+        spare = room - int(with_as_many[fewest]) if fewest > 2 else 0
         members = NodeSet(num_nodes)
         for begin in range(0, num_nodes, _COUNTED_NODES):
-            members.add(begin + np.flatnonzero(visits[begin : begin + _COUNTED_NODES] >= fewest))
-        # the rest of the room is for nodes with one visit less
-        room -= int(with_as_many[fewest])
-        for begin in range(0, num_nodes if fewest > 2 else 0, _COUNTED_NODES):
-            some = np.flatnonzero(visits[begin : begin + _COUNTED_NODES] == fewest - 1)[:room]
-            members.add(begin + some)
-            room -= len(some)
+            counted = visits[begin : begin + _COUNTED_NODES]
+            less_visited = np.flatnonzero(counted == fewest - 1)[:spare]
+            members.add(begin + np.flatnonzero(counted >= fewest), begin + less_visited)
+            spare -= len(less_visited)
         return cls(members, num_features, dtype)
 
     def put(self, first: int, rows: Array) -> None:

@@ -10,9 +10,10 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -174,6 +175,14 @@ def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, availab
     return Windows(count, count * packed_bytes + fixed, available, number, moved, moved // number)
 
 
+class _Division(NamedTuple):
+    """A division of batches on disk into structure files, with its cost."""
+
+    moved_bytes: int  # of the whole run, between memory and disk
+    num_files: int
+    windows: Windows
+
+
 class _Spool:
     """Plan of windows on disk for one pass.
 
@@ -233,20 +242,17 @@ class _Spool:
         """The windows of the best division; None if memory or disk are too small for any."""
         shares = _HOT_SHARES if self.training else _HOT_SHARES[:1]
         tried = itertools.product(self._file_counts(), [int(s * self.working) for s in shares])
-        # of two equal divisions, the one with more files wins, because training begins sooner
         divisions = filter(None, itertools.starmap(self._divide, tried))
-        best = min(divisions, key=lambda division: division[:2], default=None)
-        return None if best is None else best[2]
+        # of two equal divisions, the one with more files wins, because training begins sooner
+        best = min(divisions, key=lambda it: (it.moved_bytes, -it.num_files), default=None)
+        return None if best is None else best.windows
 
-    def _file_counts(self) -> Iterator[int]:
+    def _file_counts(self) -> list[int]:
         in_memory = self.working // 4 // (self.ids_bytes + _SEEDS_BYTES)
         on_disk = self.room_bytes // 2 // (self.structure_bytes + self.rows_bytes)
         most = 1 + 2 * (self.total // max(1, min(in_memory, on_disk)))  # with one shard each
-        number = 1
-        while number < most:
-            yield number
-            number += 1 + number // 64  # one more up to 64, then 2 % more
-        yield most
+        # each number up to about 50, then 2 % more each
+        return np.unique(np.geomspace(1, most, 1000).astype(np.int64)).tolist()
 
     def _cold(self, hot_bytes: int, num_batches: int) -> float:
         spare = max(0, hot_bytes - self.num_nodes * 3 // 16)
@@ -254,9 +260,9 @@ class _Spool:
         nodes, share_left = self._rows_left(num_windows)
         return self.left * float(np.interp(spare / self.hot_row_bytes, nodes, share_left))
 
-    def _divide(self, num_files: int, hot_bytes: int) -> tuple[int, int, Windows] | None:
-        """Return (bytes moved, -num_files, windows) of a division into `num_files` structure
-        files, with `hot_bytes` for rows in memory; None if there is no room for it.
+    def _divide(self, num_files: int, hot_bytes: int) -> _Division | None:
+        """Divide the batches into `num_files` structure files, with `hot_bytes` for rows in
+        memory; None if there is no room for it.
 
         These rows are chosen once the first file is sampled. If there is only one file, the memory
         of its samples is free by then; otherwise the rows are in memory while later files are sampled.
@@ -287,43 +293,46 @@ class _Spool:
         )
         if min(sampled, picked) < size or hot_bytes + picking > self.working:
             return None
-        parts = -(-file_batches // picked)
-        picked = min(picked // size, -(-file_batches // parts // size)) * size
+        shards_per_file = -(-file_batches // picked)
+        picked = min(picked // size, -(-file_batches // shards_per_file // size)) * size
         once = min(file_batches, sampled)
         sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + picking)
         sampling = max(sampling + resident_bytes, picking + hot_bytes)
         buffers = 4 * min(CHUNK_BYTES, self.memory // 64)  # read buffers of a pass's threads
+        shards_on_disk = min(2, num_files * shards_per_file)
         spooling = Spooling(
-            sampled,
-            file_batches,
-            picked,
-            min(self.working, sampling + seeds_bytes + buffers),
-            structures + min(2, num_files * parts) * picked * self.rows_bytes,
-            hot_bytes,
+            sampled_batches=sampled,
+            structure_batches=file_batches,
+            picked_batches=picked,
+            working_bytes=min(self.working, sampling + seeds_bytes + buffers),
+            disk_bytes=structures + shards_on_disk * picked * self.rows_bytes,
+            hot_bytes=hot_bytes,
         )
-        return self._windows(num_files, parts, spooling)
+        return self._with_cost(num_files, shards_per_file, spooling)
 
-    def _windows(self, num_files: int, parts: int, spooling: Spooling) -> tuple[int, int, Windows]:
-        file_passes = -(-spooling.structure_batches // spooling.sampled_batches)
-        graph = num_files * file_passes * self.graph_bytes
+    def _with_cost(self, num_files: int, shards_per_file: int, spooling: Spooling) -> _Division:
+        """Add up the bytes that a division moves between memory and disk: passes over graph and
+        features, and each batch written once and read once."""
+        passes_per_file = -(-spooling.structure_batches // spooling.sampled_batches)
         # Room was planned for batches without common nodes, so fewer shards are filled. At least
         # one is filled, because its pass also reads the rows for memory.
         cold = self._cold(spooling.hot_bytes, spooling.structure_batches)
-        filled = num_files * max(1, math.ceil(parts * cold))
+        num_shards = num_files * max(1, math.ceil(shards_per_file * cold))
         batch_bytes = self.structure_bytes + int(cold * self.rows_bytes)
-        moved = filled * self.x_bytes + graph
-        again = 1 if self.training or num_files * parts == 1 else self.passes
-        prepared = again * (moved + self.total * batch_bytes) // self.passes
+        pass_bytes = num_shards * self.x_bytes + num_files * passes_per_file * self.graph_bytes
+        # An evaluation prepares its windows once if they all stay on disk, else each time.
+        stays = self.training or num_files * shards_per_file == 1
+        prepared = (1 if stays else self.passes) * (pass_bytes + self.total * batch_bytes)
         windows = Windows(
-            self.size,
-            self.size * self.packed_bytes,
-            self.memory,
-            -(-self.num_batches // self.size),
-            prepared + self.num_batches * batch_bytes,
-            file_passes * self.graph_bytes + self.x_bytes,
-            spooling,
+            window_batches=self.size,
+            window_bytes=self.size * self.packed_bytes,
+            available_bytes=self.memory,
+            num_windows=-(-self.num_batches // self.size),
+            moved_bytes=prepared // self.passes + self.num_batches * batch_bytes,
+            first_bytes=passes_per_file * self.graph_bytes + self.x_bytes,
+            spooling=spooling,
         )
-        return moved + 2 * self.total * batch_bytes, -num_files, windows
+        return _Division(pass_bytes + 2 * self.total * batch_bytes, num_files, windows)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..io.spool_file import DiskFull
 from ..kernels import Array
 from ..sampling.order import EpochSampler
 from ..sampling.sampler import CSCSampler
-from .spool import Cursor, Preparation, Spool, submit
+from .spool import Cursor, Preparation, Spool, without_frames
 from .window import Seeds, Window, sample_windows
 
 # names of a store's arrays in progress lines
@@ -97,10 +97,10 @@ class WindowReader:
         while cursor is not None and cursor[:2] == (epoch, start):
             window = self._take_ahead(cursor)
             if window is None:
-                window = submit(self._thread, self._read, cursor).result()
+                window = self._thread.submit(without_frames, self._read, cursor).result()
             cursor = self.next_cursor(cursor, window.positions)
             if cursor is not None:
-                self._ahead = cursor, submit(self._thread, self._read, cursor)
+                self._ahead = cursor, self._thread.submit(without_frames, self._read, cursor)
             yield window
             del window
 

@@ -62,15 +62,9 @@ class _StoredWindow(NamedTuple):
 Shard = dict[Cursor, _StoredWindow]
 
 
-def submit(
-    threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: object
-) -> Future[Result]:
-    """Have a thread call `work`. Expected errors are raised without their frames, whose variables
+def without_frames(work: Callable[..., Result], *arguments: object) -> Result:
+    """Call `work` in a thread. Expected errors are raised without their frames, whose variables
     would keep files open and arrays in memory."""
-    return threads.submit(_without_frames, work, *arguments)
-
-
-def _without_frames(work: Callable[..., Result], *arguments: object) -> Result:
     try:
         return work(*arguments)
     except (Interrupted, OSError, MemoryError) as error:
@@ -140,10 +134,10 @@ class Spool:
             del coming  # its error refers to this frame
         if cursor not in self._shard:
             self._shard = {}  # frees its file
-            self._shard = submit(self._thread, self._record, cursor).result()
+            self._shard = self._thread.submit(without_frames, self._record, cursor).result()
         following = self._following(self._shard)
         if self._next is None and following is not None:
-            self._next = submit(self._thread, self._record, following)
+            self._next = self._thread.submit(without_frames, self._record, following)
         stored = self._shard[cursor]
         window = Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
         if stored.hot is not None:
@@ -202,23 +196,20 @@ class Spool:
         """Return the windows of the shard from `cursor` on; `cursor` is in the structure file.
 
         Room was planned for batches without common nodes. A window has each of its nodes once, so
-        more windows may fit. The windows behind are estimated by the mean of the windows so far.
+        more windows may fit.
         """
-        windows = list(itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items()))
-        total = sum(len(stored.hops) for _, stored in windows)
+        windows = itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items())
         room = self._spooling.picked_batches
         shard = Shard()
         batches = rows = nodes = 0
         for window_cursor, stored in windows:
             if hot is not None:
                 stored = stored._replace(num_rows=len(hot.missing(stored.arrays[0]())), hot=hot)
-            rows_before = rows
             batches += len(stored.hops)
             rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
-            parts = -(-rows * total // (room * nodes))  # shards needed, rounded up in integers
-            full = batches > room and rows * batches > room * nodes
-            if shard and parts and (full or rows_before * batches * parts >= rows * total):
+            # room for the rows of `room` batches of the mean number of nodes
+            if shard and batches > room and rows * batches > room * nodes:
                 break
             shard[window_cursor] = stored
         return shard
@@ -239,7 +230,7 @@ class Spool:
             # two threads only, because packing takes a set of all nodes, 21 MB for papers100M
             with ThreadPoolExecutor(2, thread_name_prefix="pack") as packers:
                 packings = [
-                    submit(packers, self._pack, file, seeds, sampled.pop(0))
+                    packers.submit(without_frames, self._pack, file, seeds, sampled.pop(0))
                     for _, file, _, seeds in jobs[:count]
                 ]
             for (spool, _, key, _), packing in zip(jobs, packings, strict=False):
