@@ -4,6 +4,7 @@ memory-mapped.
 `np.load(file, mmap_mode="r")` opens each file; `store_format` lists the files.
 """
 
+import functools
 import io
 import math
 import mmap
@@ -34,7 +35,6 @@ from .store_format import (
     Stamp,
     check_file,
     check_layout,
-    check_same,
     read_meta,
     replaced,
     stamp,
@@ -116,7 +116,7 @@ class Store(GraphSize):
     origin: Mapping[str, Any] = field(compare=False)
     files: Mapping[str, FileInfo] = field(compare=False)
     crc32: int = field(compare=False)  # of store.json
-    stamps: Mapping[str, Stamp] = field(compare=False)
+    stamps: dict[str, Stamp] = field(compare=False)
     int8: Int8Columns | None = field(default=None, compare=False)
     # counts of the conversion; {} for propagated features and stores of earlier versions
     summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -124,8 +124,8 @@ class Store(GraphSize):
     def __reduce__(self) -> tuple[Any, ...]:
         # already here: an error in a process that is just starting gets lost
         self._check_meta()
-        for name, opened in self.stamps.items():
-            check_same(self.file_path(name), opened)
+        for name in self.files:
+            self.check_file(name, self.file_path(name))
         return _reopen, (self.path, self.crc32)
 
     def __fspath__(self) -> str:  # for functions that expect a data set's path
@@ -172,32 +172,47 @@ class Store(GraphSize):
         if not (self.path / META).is_file() or read_meta(self.path)["crc32"] != self.crc32:
             raise replaced(self.path / META)
 
-    def check_open(self, name: str, descriptor: int) -> None:
-        """Raise an `InputError` if an open file of array `name` is not the one that `open_store`
-        saw."""
-        now, opened = stamp(descriptor), self.stamps[name]
-        if now[:2] != opened[:2]:
+    def check_file(self, name: str, file: StrPath | int) -> None:
+        """Raise an `InputError` if a path or descriptor of array `name` is not the file that
+        `open_store` saw."""
+        opened = self.stamps[name]
+        try:
+            now = stamp(file)
+        except FileNotFoundError:
+            raise replaced(self.file_path(name)) from None
+        if (now.size, now.modified_ns) != (opened.size, opened.modified_ns):
             raise replaced(self.file_path(name))
-        if now != opened:  # some network file systems renumber their inodes
+        if now.inode != opened.inode:  # a copy, or some network file systems renumber inodes
             self._check_meta()
+        elif now != opened:
+            self._check_content(name, now)
+
+    def _check_content(self, name: str, now: Stamp) -> None:
+        # a new mode or hard link changes the same time as new content with the old times
+        crc32 = 0
+        with open(self.file_path(name), "rb") as file:
+            file.seek(HEADER_BYTES)
+            for piece in iter(functools.partial(file.read, npz.CHUNK_BYTES), b""):
+                crc32 = zlib.crc32(piece, crc32)
+        if crc32 != self.files[name].crc32:
+            raise replaced(self.file_path(name))
+        self.stamps[name] = now
 
     def check_maps(self) -> None:
         """Raise an `InputError` if files were written to in place, which changes maps; a new file
         does not."""
-        for name, opened in self.stamps.items():
+        for name, opened in [*self.stamps.items()]:
             file = self.file_path(name)
-            if file.is_file():
-                now = stamp(file)
-                if now != opened and now[2] == opened[2]:
-                    raise replaced(file)
+            if file.is_file() and stamp(file).inode == opened.inode:
+                self.check_file(name, file)
 
     def open_file(self, name: str) -> io.FileIO:
-        """Open the file of array `name` for reading, with the check of `check_open`."""
+        """Open the file of array `name` for reading, with the check of `check_file`."""
         try:
             file = io.FileIO(str(self.file_path(name)))
         except FileNotFoundError:
             raise replaced(self.file_path(name)) from None
-        self.check_open(name, file.fileno())
+        self.check_file(name, file.fileno())
         return file
 
     def disk_array(
@@ -206,7 +221,7 @@ class Store(GraphSize):
         chunk_bytes: int = npz.CHUNK_BYTES,
         abandoned: threading.Event | None = None,
     ) -> "DiskArray":
-        """Open array `name` to read rows past the page cache, with the check of `check_open`."""
+        """Open array `name` to read rows past the page cache, with the check of `check_file`."""
         from ..io.disk_array import DiskArray
 
         info = self.files[name]
@@ -216,7 +231,7 @@ class Store(GraphSize):
             array = DiskArray(file, HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes, abandoned)
         except FileNotFoundError:
             raise replaced(file) from None
-        self.check_open(name, array.descriptor)
+        self.check_file(name, array.descriptor)
         return array
 
     def fill_page_cache(self) -> None:
@@ -285,12 +300,15 @@ class Store(GraphSize):
                     crc32 = zlib.crc32(values.data, crc32)
                 yield begin, values.reshape(shape)
         if checked and crc32 != info.crc32:
-            raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
+            raise InputError(
+                f"{file}: expected the checksum {info.crc32:08x}, found {crc32:08x}; copy or convert "
+                "the store again"
+            )
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
         """Read array `name` into RAM: names as text, features as floats, in `dtype` if given. The
         peak is the result and one chunk."""
-        # Ids out of range would read foreign memory, so checksums are compared. That of features
+        # Ids out of range would read foreign memory, so checksums are compared; that of features
         # (56 GB in papers100M) is left to `verify`.
         info = self.files[name]
         chunks: Iterable[Array] = (part for _, part in self.chunks(name, checked=name != "x"))
