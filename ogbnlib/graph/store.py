@@ -1,8 +1,5 @@
-"""The on-disk graph: a folder of plain `.npy` files and a versioned `store.json`, opened
-memory-mapped.
-
-`np.load(file, mmap_mode="r")` opens each file; `store_format` lists the files.
-"""
+"""The on-disk graph: a folder of plain `.npy` files, memory-mapped, and a versioned `store.json`;
+`store_format` lists the files."""
 
 import functools
 import io
@@ -182,21 +179,18 @@ class Store(GraphSize):
             raise replaced(self.file_path(name)) from None
         if (now.size, now.modified_ns) != (opened.size, opened.modified_ns):
             raise replaced(self.file_path(name))
-        if now.inode != opened.inode:  # a copy, or some network file systems renumber inodes
-            self._check_meta()
-        elif now != opened:
-            self._check_content(name, now)
-
-    def _check_content(self, name: str, now: Stamp) -> None:
-        # a new mode or hard link changes the same time as new content with the old times
-        crc32 = 0
-        with open(self.file_path(name), "rb") as file:
-            file.seek(HEADER_BYTES)
-            for piece in iter(functools.partial(file.read, npz.CHUNK_BYTES), b""):
-                crc32 = zlib.crc32(piece, crc32)
-        if crc32 != self.files[name].crc32:
-            raise replaced(self.file_path(name))
-        self.stamps[name] = now
+        # Another inode is a copy with the times of the original, or a network file system renumbers
+        # them. The same inode with another ctime has a new mode or link, or new content and the
+        # old times: the checksum decides.
+        if now.inode == opened.inode and now.changed_ns != opened.changed_ns:
+            with open(self.file_path(name), "rb") as stream:
+                stream.seek(HEADER_BYTES)
+                crc32 = 0
+                for piece in iter(functools.partial(stream.read, npz.CHUNK_BYTES), b""):
+                    crc32 = zlib.crc32(piece, crc32)
+            if crc32 != self.files[name].crc32:
+                raise replaced(self.file_path(name))
+            self.stamps[name] = now
 
     def check_maps(self) -> None:
         """Raise an `InputError` if files were written to in place, which changes maps; a new file
@@ -237,11 +231,9 @@ class Store(GraphSize):
     def fill_page_cache(self) -> None:
         """Read graph and features into the page cache, from end to end, in a tenth of the time that
         page faults take."""
-        buffer = memoryview(bytearray(npz.CHUNK_BYTES))
         for name in ("colptr", "row", "x"):
-            with self.open_file(name) as file:
-                while file.readinto(buffer):
-                    pass
+            for _ in self.chunks(name):
+                pass
 
     colptr = _mapped("colptr")
     row = _mapped("row")
@@ -256,8 +248,7 @@ class Store(GraphSize):
 
     @property
     def class_names(self) -> list[str]:
-        """The name of each class, by number: from `label_name`, or the number as text if there is
-        no name."""
+        """The name of each class from `label_name`, or its number as text."""
         names: list[str] = [] if self.label_name is None else self.label_name.tolist()
         return names + [str(number) for number in range(len(names), self.num_classes)]
 
@@ -306,8 +297,8 @@ class Store(GraphSize):
             )
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
-        """Read array `name` into RAM: names as text, features as floats, in `dtype` if given. The
-        peak is the result and one chunk."""
+        """Read array `name` into RAM, with one chunk more at the peak: names as text, features as
+        floats, in `dtype` if given."""
         # Ids out of range would read foreign memory, so checksums are compared; that of features
         # (56 GB in papers100M) is left to `verify`.
         info = self.files[name]
@@ -326,8 +317,7 @@ class Store(GraphSize):
         return decoded(out)
 
     def read_edge_index(self) -> Array:
-        """Return all edges int64 [2, E], reverse edges included, column by column; row 0 has
-        sources, row 1 destinations."""
+        """Return all edges int64 [2, E], column by column; row 0 has sources, row 1 targets."""
         edge_index = np.empty((2, self.num_edges), np.int64)
         for _ in self.chunks("colptr", checked=True):
             pass

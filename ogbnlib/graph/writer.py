@@ -89,20 +89,20 @@ class StoreWriter:
         """Write store.json; call it after all arrays are written."""
         num_nodes, num_features = self._files["x"].shape
         meta: dict[str, Any] = {
-            **{"format": FORMAT, "version": VERSION, "name": name, "num_nodes": num_nodes},
-            **{
-                "num_edges": self._files["row"].shape[0],
-                "num_features": num_features,
-                "num_classes": num_classes,
-            },
-            **{"undirected": undirected, "origin": dict(origin)},
-            **({} if hops is None else {"hops": hops}),
+            "format": FORMAT,
+            "version": VERSION,
+            "name": name,
+            "num_nodes": num_nodes,
+            "num_edges": self._files["row"].shape[0],
+            "num_features": num_features,
+            "num_classes": num_classes,
+            "undirected": undirected,
+            "origin": dict(origin),
             **self.entries,
-            "files": {
-                name: {**vars(info), "shape": list(info.shape)}
-                for name, info in sorted(self._files.items())
-            },
+            "files": {name: vars(info) for name, info in sorted(self._files.items())},
         }
+        if hops is not None:
+            meta["hops"] = hops
         if num_classes == 0:
             meta["version"] = TARGETS_VERSION
         write_json(self.folder / META, {**meta, "crc32": meta_crc32(meta)})
