@@ -291,10 +291,7 @@ class Store(GraphSize):
                     crc32 = zlib.crc32(values.data, crc32)
                 yield begin, values.reshape(shape)
         if checked and crc32 != info.crc32:
-            raise InputError(
-                f"{file}: expected the checksum {info.crc32:08x}, found {crc32:08x}; copy or convert "
-                "the store again"
-            )
+            raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
         """Read array `name` into RAM, with one chunk more at the peak: names as text, features as

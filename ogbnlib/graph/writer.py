@@ -147,12 +147,16 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     try:
         store = open_store(path)
         with counted("verify", store.nbytes, progress) as done:
-            for name in store.files:
-                try:
-                    for _, rows in store.chunks(name, checked=True):
-                        done(rows.nbytes)
-                except InputError as error:
-                    problems.append(str(error))
+            for name, info in store.files.items():
+                crc32 = 0
+                for _, rows in store.chunks(name):
+                    crc32 = zlib.crc32(rows.data, crc32)
+                    done(rows.nbytes)
+                if crc32 != info.crc32:
+                    problems.append(
+                        f"{store.file_path(name)}: expected the checksum {info.crc32:08x}, found "
+                        f"{crc32:08x}; copy or convert the store again"
+                    )
         if not problems:
             check_for_training(store)
     except (InputError, OSError) as error:

@@ -1,8 +1,4 @@
-"""Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`.
-
-The sampled neighbors of a node are a pure function of (seed, epoch, batch, hop, node), see
-`graph.neighbors`. They do not depend on where the graph is stored.
-"""
+"""Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`."""
 
 from collections.abc import Sequence
 
@@ -45,7 +41,7 @@ def _read_only(part: Array | Tensor) -> Array:
 
 class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     """Uniform neighbor sampling without replacement from one homogeneous graph, for PyG's
-    `NodeLoader`.
+    `NodeLoader`; a pure function of (seed, epoch, batch, hop, node), see `graph.neighbors`.
 
     The output is like that of PyG's own `NeighborSampler` with `replace=False, disjoint=False,
     subgraph_type="directional"`. Seeds come first. Each node is expanded once, at the hop after its
@@ -79,9 +75,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         where: str = "",
     ) -> None:
         fanouts = list(num_neighbors)
-        if not fanouts or not all(
-            isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts
-        ):
+        are_counts = (isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts)
+        if not fanouts or not all(are_counts):
             raise InputError(
                 f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}"
             )

@@ -71,11 +71,9 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
                 name: getattr(batches, name) for name in ("sampler", "batch_size", "drop_last")
             }
         if not isinstance(arguments["sampler"], EpochSampler):
+            drop_last = arguments.get("drop_last", False)
             arguments["sampler"] = BorrowedOrder(
-                arguments["sampler"],
-                arguments["batch_size"],
-                arguments.get("drop_last", False),
-                node_sampler.seed,
+                arguments["sampler"], arguments["batch_size"], drop_last, node_sampler.seed
             )
         super().__init__(
             StoreData(store),
