@@ -19,14 +19,8 @@ import numpy as np
 
 from ..environment import WINDOWS_VARIABLE
 from ..files import file_system
+from ..forecast import memory_parts as sizes
 from ..forecast.batches import Batches, BatchShape
-from ..forecast.memory_parts import (
-    distinct_nodes,
-    rows_left,
-    shared_nodes,
-    store_bytes,
-    trained_edges,
-)
 from ..forecast.pass_memory import Pass, Spooling, Windows, read_bytes
 from ..forecast.step_memory import model_state_bytes
 from ..graph.npz import CHUNK_BYTES
@@ -55,7 +49,8 @@ def sampled_bytes(loader_pass: Pass, batch: BatchShape) -> tuple[int, int]:
     result."""
     highest = nodes = edges = 0
     # bytes of an edge's place in the store
-    place_bytes = 4 if trained_edges(loader_pass.size, loader_pass.config.undirected) < 2**32 else 8
+    num_edges = sizes.trained_edges(loader_pass.size, loader_pass.config.undirected)
+    place_bytes = 4 if num_edges < 2**32 else 8
     for frontier, reached, new in zip(
         batch.hop_nodes, [*batch.hop_nodes[1:-1], 0], batch.hop_edges, strict=False
     ):
@@ -82,8 +77,8 @@ def window_bytes(loader_pass: Pass, windows: Windows) -> int:
     batch = loader_pass.batch
     size = loader_pass.size
     total = windows.window_batches * batch.num_nodes
-    distinct = max(batch.num_nodes, distinct_nodes(size, loader_pass.config.undirected, total))
-    distinct = min(total, distinct)
+    distinct = sizes.distinct_nodes(size, loader_pass.config.undirected, total)
+    distinct = min(total, max(batch.num_nodes, distinct))
     packed_bytes = _compact_batch_bytes(batch, 0)
     unshared_bytes = windows.window_batches * packed_bytes + _window_fixed_bytes(size.num_nodes)
     return int(distinct * size.num_features * loader_pass.itemsize) + unshared_bytes
@@ -95,8 +90,7 @@ def lookahead() -> str:
 
 
 def spool_dir() -> Path:
-    """The folder for a spool: SLURM_TMPDIR, the local disk of a Slurm job, else the folder of
-    temporary files (TMPDIR)."""
+    """The folder for a spool: SLURM_TMPDIR, the local disk of a Slurm job, else TMPDIR."""
     return Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()).absolute()
 
 
@@ -117,14 +111,12 @@ def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
 def choose_windows(
     loader_pass: Pass, available: int | None, room_bytes: int = 0, *, always: bool = False
 ) -> Windows:
-    """Choose between the page cache, windows in memory and windows on disk, and choose the size of
-    the windows.
+    """Choose between the page cache, windows in memory and windows on disk, and their size.
 
-    `available`, from `Budget.bytes_beside`, includes the page cache. `room_bytes` is the disk space for
-    a spool. With `always`, windows are on disk wherever possible, because a pass over the store is
-    made in any case.
+    `available`, from `Budget.bytes_beside`, includes the page cache; `room_bytes` is for a spool.
+    With `always`, windows are on disk wherever possible: a pass over the store is made anyway.
     """
-    files = store_bytes(loader_pass.config, loader_pass.size)
+    files = sizes.store_bytes(loader_pass.config, loader_pass.size)
     beside_windows, beside_cache = loader_pass.reserve or _step_reserve(loader_pass)
     if (
         available is None
@@ -221,11 +213,11 @@ class _Spool:
         # the share of a window's rows that is left when each node is counted once
         shared = graph, config.undirected, batch, self.size
         visits = max(1, self.size * batch.num_nodes)
-        distinct = shared_nodes(*shared)
+        distinct = sizes.shared_nodes(*shared)
         self.left = max(1 / max(1, self.size), min(1.0, distinct / visits))
         self.num_nodes = graph.num_nodes
         self.hot_row_bytes = row_bytes + ID_BYTES
-        self._rows_left = functools.cache(functools.partial(rows_left, *shared))
+        self._rows_left = functools.cache(functools.partial(sizes.rows_left, *shared))
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
         self.working = memory - memory // 8 - 4 * self.size * self.packed_bytes
         # Each thread samples a batch. Four threads are counted at least, so that machines of few
@@ -347,13 +339,11 @@ class Budget:
         """Bytes for the windows of one loader, beside those of the training loader if it has some;
         None without a limit."""
         asked = lookahead()
-        # During an evaluation the next window to train on is being prepared, and the evaluation gets
-        # the rest, about a tenth.
-        budget = self.available_bytes
-        if asked != "auto":
-            budget = int(asked) // self.sharers
+        budget = self.available_bytes if asked == "auto" else int(asked) // self.sharers
         if budget is None or training is None or training.window_batches is None:
             return budget
+        # During an evaluation the next window to train on is being prepared, and the evaluation gets
+        # the rest, about a tenth.
         return budget - training.peak_bytes
 
     def loader(self, loader_pass: Pass, training: Windows | None = None) -> Windows:
@@ -364,11 +354,8 @@ class Budget:
         self, train: Pass, evaluations: Mapping[str, Pass]
     ) -> tuple[Windows, dict[str, Windows]]:
         """Return the windows of the training loader, and of the evaluations whose windows stay on
-        disk between them: all evaluations or none.
-
-        Evaluations stay on disk if they take at most a third of the space and training has its
-        windows there too.
-        """
+        disk between them: all of these if they take at most a third of the space and training has
+        its windows there too, else none."""
         memory = self.bytes_beside()
         third = self.disk_bytes // 3
         chosen = {

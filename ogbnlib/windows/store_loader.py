@@ -1,5 +1,5 @@
-"""PyG `NeighborLoader` over a store on disk: batches come from the mapped files, or from windows,
-which are groups of batches sampled together."""
+"""PyG `NeighborLoader` over a store on disk: batches come from the mapped files or from windows
+(batches sampled together)."""
 
 import copy
 import threading
@@ -272,9 +272,8 @@ def _prefetch(
     """Yield the batches of `groups`. A thread draws some of them ahead, see
     `forecast.batches.queue`; the thread's errors are raised here.
 
-    `waiting` is called a few times a second while the caller waits. If it returns True, the
-    waiting ends with `Interrupted`. `abandon` is called if the caller leaves early, before the
-    thread is joined.
+    `waiting` is called a few times a second; if it returns True, `Interrupted` ends the waiting.
+    `abandon` is called if the caller leaves early, before the thread is joined.
     """
     end = object()
     futures = deque[Future[Data]]()
