@@ -106,7 +106,7 @@ class Store(GraphSize):
     `ids(names)` returns the ids of named nodes.
 
     A file that was replaced or written to since `open_store` is refused. If `x` is int8, `decode`
-    returns the values of its rows, and `read` returns decoded values.
+    and `read` return its values.
     """
 
     path: Path
@@ -229,8 +229,7 @@ class Store(GraphSize):
         return array
 
     def fill_page_cache(self) -> None:
-        """Read graph and features into the page cache, from end to end, in a tenth of the time that
-        page faults take."""
+        """Read graph and features into the page cache, ten times as fast as page faults do."""
         for name in ("colptr", "row", "x"):
             for _ in self.chunks(name):
                 pass

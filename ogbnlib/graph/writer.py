@@ -109,11 +109,8 @@ class StoreWriter:
 
 
 def check_for_training(store: Store) -> None:
-    """Refuse a store with offsets, splits or labels that training can't use; it may have been made
-    by hand, or have changed since it was written.
-
-    Ids in `row` are checked where they are read: by the kernels, or with the checksum.
-    """
+    """Refuse a store with offsets, splits or labels that training can't use. Ids in `row` are checked
+    where they are read: by the kernels, or with the checksum."""
     last = 0
     for begin, offsets in store.chunks("colptr"):
         falls = np.flatnonzero(np.diff(offsets, prepend=offsets.dtype.type(last)) < 0)
@@ -139,10 +136,7 @@ def check_for_training(store: Store) -> None:
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     """Read every byte of a store once, in bounded memory; return a list of problems, empty for a
-    sound store.
-
-    A conversion refuses other bad values before it writes a checksum.
-    """
+    sound store. A conversion refuses other bad values before it writes a checksum."""
     problems = []
     try:
         store = open_store(path)
