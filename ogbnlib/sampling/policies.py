@@ -87,10 +87,8 @@ class Loaders:
         progress: Progress,
         check: Callable[[], None] = lambda: None,
     ) -> Store:
-        """Return the store that a run trains on, made from the graph's if that is necessary.
-
-        `say`, `progress` and `check` are as in `propagate`.
-        """
+        """Return the store that a run trains on, made from the graph's if necessary. `say`,
+        `progress` and `check` are as in `propagate`."""
         return graph
 
     def _load(self, store: Store) -> Data:
@@ -149,8 +147,7 @@ class Loaders:
         )
 
     def train_loader(self) -> NodeLoader:
-        """The shuffling loader of the train split, built at the first call and kept until
-        `drop_train_loader`."""
+        """The shuffling loader of the train split; stays until `drop_train_loader`."""
         if "train" not in self._resident:
             self._resident |= self._build_resident()
         return self._resident["train"]
@@ -163,14 +160,11 @@ class Loaders:
 
     def drop_train_loader(self) -> None:
         """Delete the train loader with its CSC, end all workers, and release the memory."""
-        loader = self._resident.pop("train", None)
-        if loader is not None:
-            with self.log.phase("release"):
-                _close(loader)
-                # A worker keeps what was in memory when it began: the train loader's CSC, too.
-                for resident in self._resident.values():
-                    _end_workers(resident)
-                del loader
+        if "train" in self._resident:
+            _close(self._resident.pop("train"))
+            # A worker keeps what was in memory when it began: the train loader's CSC, too.
+            for resident in self._resident.values():
+                _end_workers(resident)
             self._released("train")
 
     def _released(self, split: str) -> None:
@@ -185,11 +179,7 @@ class Loaders:
         self._resident.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
-        """A loader over `split` in order.
-
-        Unless it is one of `_resident`, the caller owns it, and its memory is freed when the last
-        reference is deleted.
-        """
+        """A loader over `split` in order; the caller's own, unless it is one of `_resident`."""
         from torch_geometric.loader import NodeLoader
 
         resident = self._resident.get(split)
@@ -197,7 +187,6 @@ class Loaders:
             return self._build(split, shuffle=False)
         if split != "train":
             return resident
-
         # An evaluation of the train split has a loader that shares the train loader's CSC.
         colptr, row = resident.node_sampler.graph
         return NodeLoader(
@@ -207,8 +196,7 @@ class Loaders:
         )
 
     def eval_batches(self, split: str) -> Iterator[Data]:
-        """Yield the batches of `split` in order; then delete a temporary loader and release its
-        memory."""
+        """Yield the batches of `split` in order; then release a temporary loader's memory."""
         loader = self.eval_loader(split)
         is_resident = any(loader is resident for resident in self._resident.values())
         # every evaluation samples the same neighbors, so epochs are compared on equal terms
@@ -288,11 +276,7 @@ class _RamLoaders(Loaders):
 
 class LazyLoaders(_RamLoaders):
     """PyG's own loaders, each with its own CSC; the train loader stays in memory, the others are
-    built when they are needed.
-
-    Only the sampling on that CSC is this package's. So the batches of all policies are equal for
-    the same seed.
-    """
+    built when they are needed. Only the sampling on that CSC is this package's."""
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:

@@ -192,7 +192,9 @@ class _Conversion:
                     self._write_chunks("x", self._dtype, chunks, (width,))
                 return
             with self._features(np.float32) as chunks:  # the first pass finds the columns' ranges
-                columns = Int8Columns.covering(map(self._counted, chunks), width)
+                columns = Int8Columns.covering(
+                    map(self._counted, chunks), width, self._source.features_at
+                )
             self._writer.entries |= columns.entries()
             with self._features(np.float32) as chunks:
                 self._write_chunks("x", np.int8, map(columns.encode, chunks), (width,))

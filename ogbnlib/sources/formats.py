@@ -48,9 +48,9 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     parts = _parts(path)
-    folders = [part.name for part in parts if part.is_dir()]
-    if folders or not parts:
-        found = (folders or ["none"])[0]
+    others = [part.name for part in parts if not part.is_file()]
+    if others or not parts:
+        found = (others or ["none"])[0]
         raise InputError(
             f"{path}: expected a file, or files as its parts, found {found}{whereabouts()}"
         )

@@ -1,7 +1,5 @@
-"""The windows of a loader in order, each prepared while the one before it is used.
-
-A window is a group of batches that are sampled together, see `plan`.
-"""
+"""The windows of a loader (batches sampled together, see `plan`) in order, each prepared while the
+one before it is used."""
 
 import contextlib
 import threading
@@ -16,12 +14,12 @@ from torch import Tensor
 from ..errors import explained
 from ..forecast.pass_memory import read_bytes
 from ..graph.store import Store
-from ..io.disk_array import DiskArray, Interrupted
+from ..io.disk_array import Interrupted
 from ..io.spool_file import DiskFull
 from ..kernels import Array
 from ..sampling.order import EpochSampler
 from ..sampling.sampler import CSCSampler
-from .spool import Cursor, Preparation, Spool, submit
+from .spool import Cursor, Preparation, Spool, without_frames
 from .window import Seeds, Window, sample_windows
 
 # names of a store's arrays in progress lines
@@ -53,20 +51,17 @@ class WindowReader:
         self._sampler = sampler
         self._nodes = nodes
         self._batch_size = batch_size
-        self.arrays = self._open()
-        self.spool: Spool | None = None
-        if self.windows.spooling:
-            self.spool = Spool(store, self.arrays, preparation, self.seeds, self.next_cursor)
+        chunk_bytes = 1 << read_bytes(self.windows.available_bytes).bit_length() - 1
+        self.arrays = {
+            name: store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT
+        }
+        spooling = self.windows.spooling
+        self.spool = Spool(self, spooling) if spooling else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
         self._ahead: tuple[Cursor, Future[Window]] | None = None
 
-    def _open(self) -> dict[str, DiskArray]:
-        chunk_bytes = 1 << read_bytes(self.windows.available_bytes).bit_length() - 1
-        return {name: self.store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT}
-
     def progress(self) -> tuple[str, int, int] | None:
-        """Return (content, bytes read, bytes to read) of the running read of the store; None
-        without one."""
+        """Return (content, bytes read, bytes to read) of the running read, if there is one."""
         for name, array in self.arrays.items():
             done, total = array.progress
             if done < total:
@@ -98,10 +93,10 @@ class WindowReader:
         while cursor is not None and cursor[:2] == (epoch, start):
             window = self._take_ahead(cursor)
             if window is None:
-                window = submit(self._thread, self._read, cursor).result()
+                window = self._thread.submit(without_frames, self._read, cursor).result()
             cursor = self.next_cursor(cursor, window.positions)
             if cursor is not None:
-                self._ahead = cursor, submit(self._thread, self._read, cursor)
+                self._ahead = cursor, self._thread.submit(without_frames, self._read, cursor)
             yield window
             del window
 
@@ -124,8 +119,9 @@ class WindowReader:
         if window is None:
             # outside the handler of `DiskFull`, which would keep the spool's arrays in memory
             window = self._sample(cursor)
-        facts = {"epoch": cursor[0], "batches": len(window.hops), "from_spool": from_spool}
-        self.preparation.on_event("window", **facts)
+        self.preparation.on_event(
+            "window", epoch=cursor[0], batches=len(window.hops), from_spool=from_spool
+        )
         return window
 
     def _read_spool(self, spool: Spool, cursor: Cursor) -> Window | None:

@@ -1,12 +1,11 @@
-"""Windows of a loader that are prepared on disk.
+"""Windows (batches that are sampled together, see `plan`) of a loader that are prepared on disk.
 
-A window is a group of batches that are sampled together, see `plan`. A pass over papers100M reads
-43 GB for batches of two hops, however few rows it picks. An epoch of [3, 2] x 128 picks 3.0 GB,
-two evaluations pick 0.75 GB. If the disk has room, batches of several epochs are therefore sampled
-together and written to a *structure file*: everything in a window except its features. One pass
-over the features then fills a *feature shard* for many windows, and each window is read back in
-one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the structure file and 100 MB in a shard, so
-one structure file serves several shards.
+A pass over papers100M reads 43 GB for batches of two hops, however few rows it picks: 3.0 GB for an
+epoch of [3, 2] x 128, 0.75 GB for two evaluations. If the disk has room, batches of several epochs
+are therefore sampled together and written to a *structure file*: everything in a window except its
+features. One pass over the features then fills a *feature shard* for many windows, and each window
+is read back in one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the structure file and 100 MB
+in a shard, so one structure file serves several shards.
 """
 
 from __future__ import annotations
@@ -16,20 +15,19 @@ import functools
 import itertools
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from ..forecast.pass_memory import Windows
-from ..graph.store import Store
+from ..forecast.pass_memory import Spooling, Windows
 from ..graph.store_format import index_dtype
 from ..io.blocks import whole_blocks
-from ..io.disk_array import DiskArray, Interrupted
+from ..io.disk_array import Interrupted
 from ..io.spool_file import SpoolFile
 from ..kernels import Array
 from ..memory.reading import malloc_trim
@@ -38,6 +36,9 @@ from ..sampling.sampler import Hops
 from .hot_rows import HotRows
 from .plan import WINDOW_BYTES
 from .window import Sampled, Seeds, Window, sample_windows
+
+if TYPE_CHECKING:
+    from .reader import WindowReader
 
 Result = TypeVar("Result")
 # position of a window: its epoch, the place in the epoch's order where the pass begins, and the
@@ -62,15 +63,9 @@ class _StoredWindow(NamedTuple):
 Shard = dict[Cursor, _StoredWindow]
 
 
-def submit(
-    threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: object
-) -> Future[Result]:
-    """Have a thread call `work`. Expected errors are raised without their frames, whose variables
+def without_frames(work: Callable[..., Result], *arguments: object) -> Result:
+    """Call `work` in a thread. Expected errors are raised without their frames, whose variables
     would keep files open and arrays in memory."""
-    return threads.submit(_without_frames, work, *arguments)
-
-
-def _without_frames(work: Callable[..., Result], *arguments: object) -> Result:
     try:
         return work(*arguments)
     except (Interrupted, OSError, MemoryError) as error:
@@ -98,31 +93,13 @@ class Preparation:
 
 
 class Spool:
-    """Windows on disk: while one shard is used, a thread records the next.
+    """Windows of a reader, on disk: while one shard is used, a thread records the next."""
 
-    Args:
-        arrays: colptr, row and x of the store.
-        seeds: Returns the seeds of the window at a cursor.
-        next_cursor: Returns the cursor of the window after the one with these positions; None
-            after the last.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        arrays: Mapping[str, DiskArray],
-        preparation: Preparation,
-        seeds: Callable[[Cursor], Seeds],
-        next_cursor: Callable[[Cursor, Sequence[Tensor | Array]], Cursor | None],
-    ) -> None:
-        assert preparation.windows.spooling
-        self._store = store
-        self._arrays = arrays
-        self._preparation = preparation
-        self._spooling = preparation.windows.spooling
-        self._seeds = seeds
-        self._next_cursor = next_cursor
-        self._evaluations = preparation.evaluations
+    def __init__(self, reader: WindowReader, spooling: Spooling) -> None:
+        self._reader = reader
+        self._spooling = spooling
+        self._folder = reader.preparation.spool_dir
+        self._evaluations = reader.preparation.evaluations
         self._structure: Shard = {}
         self._shard: Shard = {}
         self._hot: HotRows | None = None
@@ -140,10 +117,10 @@ class Spool:
             del coming  # its error refers to this frame
         if cursor not in self._shard:
             self._shard = {}  # frees its file
-            self._shard = submit(self._thread, self._record, cursor).result()
+            self._shard = self._thread.submit(without_frames, self._record, cursor).result()
         following = self._following(self._shard)
         if self._next is None and following is not None:
-            self._next = submit(self._thread, self._record, following)
+            self._next = self._thread.submit(without_frames, self._record, following)
         stored = self._shard[cursor]
         window = Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
         if stored.hot is not None:
@@ -160,16 +137,14 @@ class Spool:
 
     def _following(self, shard: Shard) -> Cursor | None:
         last = next(reversed(shard))
-        return self._next_cursor(last, shard[last].positions)
+        return self._reader.next_cursor(last, shard[last].positions)
 
     def _record(self, cursor: Cursor) -> Shard:
         evaluations: Sequence[Spool] = ()
         if cursor not in self._structure:
             evaluations = self._evaluations
             self._evaluations = ()
-            if not self._shard:
-                # Memory may lack room for both these rows and the samples of a single structure
-                # file.
+            if not self._shard:  # memory may lack room for these rows and the samples of one file
                 self._hot = None
             self._sample([self, *evaluations], cursor)
         fresh = self._choose_hot() if (self._hot is None and self._spooling.hot_bytes) else None
@@ -188,11 +163,12 @@ class Spool:
         return recorded
 
     def _choose_hot(self) -> HotRows:
+        store = self._reader.store
         chosen = HotRows.chosen(
             (stored.arrays[0]() for stored in self._structure.values()),
-            self._store.num_nodes,
-            self._store.num_features,
-            self._store.feature_dtype,
+            store.num_nodes,
+            store.num_features,
+            store.feature_dtype,
             self._spooling.hot_bytes,
         )
         malloc_trim()  # the rows go into the memory that the samples had
@@ -202,23 +178,20 @@ class Spool:
         """Return the windows of the shard from `cursor` on; `cursor` is in the structure file.
 
         Room was planned for batches without common nodes. A window has each of its nodes once, so
-        more windows may fit. The windows behind are estimated by the mean of the windows so far.
+        more windows may fit.
         """
-        windows = list(itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items()))
-        total = sum(len(stored.hops) for _, stored in windows)
+        windows = itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items())
         room = self._spooling.picked_batches
         shard = Shard()
         batches = rows = nodes = 0
         for window_cursor, stored in windows:
             if hot is not None:
                 stored = stored._replace(num_rows=len(hot.missing(stored.arrays[0]())), hot=hot)
-            rows_before = rows
             batches += len(stored.hops)
             rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
-            parts = -(-rows * total // (room * nodes))  # shards needed, rounded up in integers
-            full = batches > room and rows * batches > room * nodes
-            if shard and parts and (full or rows_before * batches * parts >= rows * total):
+            # room for the rows of `room` batches of the mean number of nodes
+            if shard and batches > room and rows * batches > room * nodes:
                 break
             shard[window_cursor] = stored
         return shard
@@ -233,13 +206,14 @@ class Spool:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
             # memory has room for the samples of one pass
             count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
+            arrays = self._reader.arrays
             sampled = sample_windows(
-                [seeds for *_, seeds in jobs[:count]], self._arrays["colptr"], self._arrays["row"]
+                [seeds for *_, seeds in jobs[:count]], arrays["colptr"], arrays["row"]
             )
             # two threads only, because packing takes a set of all nodes, 21 MB for papers100M
             with ThreadPoolExecutor(2, thread_name_prefix="pack") as packers:
                 packings = [
-                    submit(packers, self._pack, file, seeds, sampled.pop(0))
+                    packers.submit(without_frames, self._pack, file, seeds, sampled.pop(0))
                     for _, file, _, seeds in jobs[:count]
                 ]
             for (spool, _, key, _), packing in zip(jobs, packings, strict=False):
@@ -253,16 +227,16 @@ class Spool:
     ) -> Iterator[tuple[Spool, SpoolFile, Cursor, Seeds]]:
         """Yield (spool, file, cursor, seeds) of the windows of each spool's structure file."""
         for spool in spools:
-            file = SpoolFile(self._preparation.spool_dir)
+            file = SpoolFile(self._folder)
             following: Cursor | None = cursor if spool is self else (0, 0, 0)
             room = self._spooling.structure_batches
             while following is not None:
-                seeds = spool._seeds(following)
+                seeds = spool._reader.seeds(following)
                 room -= len(seeds.ids)
                 if spool is self and room < 0 and following != cursor:
                     break
                 yield spool, file, following, seeds
-                following = spool._next_cursor(following, seeds.positions)
+                following = spool._reader.next_cursor(following, seeds.positions)
 
     def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> _StoredWindow:
         window = Window.pack(seeds, sampled)
@@ -274,19 +248,19 @@ class Spool:
     def _add_features(
         self, shards: Sequence[Shard], buffer_bytes: int, fresh: HotRows | None
     ) -> list[Shard]:
-        x = self._arrays["x"]
+        store = self._reader.store
+        x = self._reader.arrays["x"]
         filled = list[Shard]()
         targets = list[tuple[SpoolFile, int]]()
         for shard in shards:
             sizes = [stored.num_rows * x.row_bytes for stored in shard.values()]
             offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
-            file = SpoolFile(self._preparation.spool_dir, offsets[-1])
+            file = SpoolFile(self._folder, offsets[-1])
             filled.append({})
             for (cursor, stored), offset in zip(shard.items(), offsets, strict=False):
-                shape = (stored.num_rows, self._store.num_features)
+                shape = (stored.num_rows, store.num_features)
                 num_hot = stored.num_ids - stored.num_rows
-                dtype = self._store.feature_dtype
-                read = functools.partial(file.load, offset, shape, dtype, num_hot)
+                read = functools.partial(file.load, offset, shape, store.feature_dtype, num_hot)
                 filled[-1][cursor] = stored._replace(arrays=(*stored.arrays, read))
                 targets.append((file, offset))
         windows = [stored for shard in shards for stored in shard.values()]
@@ -312,7 +286,7 @@ class Spool:
         for file in {file for file, _ in targets}:
             file.finish()
         hot = fresh or self._hot
-        self._preparation.on_event(
+        self._reader.preparation.on_event(
             "pass",
             windows=len(windows),
             bytes_written=int(bounds[-2]) * x.row_bytes,
