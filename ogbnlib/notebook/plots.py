@@ -70,7 +70,6 @@ _ROOM = 1.12  # height of the axis / the highest sample or limit
 _NAME_LETTERS = 24  # most letters in a line of a phase's name
 _VERDICTS = {FITS: "#2f8f4e", TIGHT: "#b3741f", WILL_NOT_FIT: KILLED, None: GREY}
 _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": GREY}
-_BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
 def _figure(
@@ -286,7 +285,9 @@ def plot_timeline(
     if len(in_use):
         _draw_end(ax, run, time_s, in_use, (limit, end_s), text)
     if legend:
-        ax.legend(ncol=4, **_BELOW)
+        figure: Any = ax.get_figure()
+        below = -0.67 / figure.get_figheight()  # below the axis' label, in pictures of any height
+        ax.legend(ncol=4, loc="upper center", bbox_to_anchor=(0.5, below), **_PLAIN)
     return ax
 
 
