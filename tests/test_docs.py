@@ -157,11 +157,6 @@ def test_a_figure_on_several_pages_is_that_of_its_source() -> None:
         assert set(maps) <= set(re.findall(r"\d+", of_maps))
         (of_disk,) = [line for line in lines if "guide/numbers.md" in line]
         assert set(minutes) <= set(re.findall(r"\d+", of_disk))
-    book = nbformat.read(ROOT / "notebooks" / "06_out_of_core.ipynb", as_version=4)
-    (cell,) = (cell.source for cell in book.cells if cell.source.startswith("full_size_s = "))
-    pairs = re.findall(r'": \(([\d.]+), ([\d.]+)\),', cell)
-    assert len(pairs) == 5
-    assert set(pairs) <= {(row["seconds"], row["from_ram_s"]) for row in rows}
     for accuracy in ("0.49", "0.63"):
         assert accuracy in guide["papers100M"]
         assert accuracy in PAGES[0].read_text()

@@ -201,7 +201,7 @@ CARRIED = {
     "09_your_own": ["My script is killed", "My model must"],
 }
 TEXTS = {
-    "00_quickstart": ["in phase 'line ", "neighbor_sampler=", "198 GB, WILL NOT FIT"],
+    "00_quickstart": ["in phase 'line ", "is_sorted=True", "104 GB, FITS"],
     "02_memory_budget": ["under 128.00 GB: WILL NOT FIT"],
     "07_full_training": ["exit code 137"],
     "09_your_own": ["in phase 'prepare valid'"],

@@ -194,10 +194,10 @@ def _verdict(advice: Advice) -> Iterator[str]:
         yield f"no change that was tried fits; the smallest limit is {-(-need // MB)} MB"
     for changes, changed in advice.alternatives:
         yield f"  {assignments(changes)}: peak {format_bytes(changed.peak_bytes)}"
-    forecast = predict(config, size, share_sampler=True)
+    forecast = predict(config, size, is_sorted=True)
     if forecast.peak_bytes < advice.forecast.peak_bytes:
         yield (
-            "in your own loop, with neighbor_sampler=train_loader.node_sampler in the other loaders: "
+            "in your own loop over store.to_data(), with is_sorted=True in each NeighborLoader: "
             f"{replace(advice, forecast=forecast).in_short}"
         )
 
@@ -209,7 +209,7 @@ def plan(
     *,
     size: GraphSize | None = None,
     machine: Machine = REFERENCE,
-    share_sampler: bool = False,
+    is_sorted: bool = False,
 ) -> Advice:
     """Forecast a run's memory and time, and what would fit if it does not fit under a limit.
 
@@ -217,15 +217,15 @@ def plan(
         memory_limit: Such as "128 GB"; without it there is no verdict.
         size: The data set's size, if known; else that of a known OGB name or in a folder's headers.
         machine: The machine for times; `machine.probe` measures the one that it runs on.
-        share_sampler: Your own loop gives `neighbor_sampler=train_loader.node_sampler` to every
-            stock loader but the first. For `loading="eager"` and `"lazy"`.
+        is_sorted: Your own loop gives `is_sorted=True` to every stock loader of `store.to_data()`,
+            whose edges are sorted by target. For `loading="eager"` and `"lazy"`.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
     size = size or graph_for(config)
     if not is_measured(config, size):
         try_model(config, size)
     forecast = predict(
-        config, size, memory_limit_bytes=limit_bytes, machine=machine, share_sampler=share_sampler
+        config, size, memory_limit_bytes=limit_bytes, machine=machine, is_sorted=is_sorted
     )
     alternatives: list[tuple[Changes, Forecast]] = []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:

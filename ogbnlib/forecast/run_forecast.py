@@ -76,11 +76,11 @@ class Ledger:
         config: TrainConfig,
         size: GraphSize,
         limit_bytes: int | None,
-        share_sampler: bool = False,
+        is_sorted: bool = False,
     ):
         self.config = config
         self.limit_bytes = limit_bytes
-        self.share_sampler = share_sampler  # whether stock loaders use the first one's CSC
+        self.is_sorted = is_sorted  # whether stock loaders sample from the edge list itself
         self.size = size  # a policy may replace it by that of the graph it trains on
         self.held = {"runtime": RUNTIME_BYTES}  # bytes of the parts in memory now
         self.phases: list[PhaseForecast] = []
@@ -135,9 +135,9 @@ class Forecast(Ledger):
         size: GraphSize,
         limit_bytes: int | None,
         machine: Machine,
-        share_sampler: bool,
+        is_sorted: bool,
     ):
-        super().__init__(config, size, limit_bytes, share_sampler)
+        super().__init__(config, size, limit_bytes, is_sorted)
         self.machine = machine  # for times
         POLICIES[config.loading].load().phases(self)
         self.train = self.one_pass("train", training=True)
@@ -217,12 +217,12 @@ def predict(
     *,
     memory_limit_bytes: int | None = None,
     machine: Machine = REFERENCE,
-    share_sampler: bool = False,
+    is_sorted: bool = False,
 ) -> Forecast:
     """Forecast a run's memory and time, see `planner.plan`.
 
     `size` defaults to that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give
-    expected batches.
+    expected batches. `is_sorted` is that of `planner.plan`.
     """
     size = size or graph_for(config)
     check_trainable(size, config)
@@ -231,5 +231,5 @@ def predict(
         size,
         memory_limit_bytes,
         machine,
-        share_sampler,
+        is_sorted,
     )

@@ -35,7 +35,6 @@ _LIBRARY = re.compile(
     rf"<frozen|{re.escape(os.path.dirname(os.__file__))}/|.*/(site|dist)-packages/"
 )
 _numbers = itertools.count(1)
-_kept = set[int]()  # addresses of the edges of the graphs that are alive
 
 
 def install() -> None:
@@ -91,22 +90,18 @@ def _record_graph(build: Any) -> Any:
     def recorded(*args: Any, **kwargs: Any) -> Any:
         with _open("NeighborLoader") as line:
             graph = build(*args, **kwargs)
-        # `row`, of several types of edges a dict; with `perm` it has 16 bytes an edge
-        rows = [*graph[1].values()] if isinstance(graph[1], Mapping) else [graph[1]]
-        addresses = {row.data_ptr() for row in rows}
-        if not addresses <= _kept:  # loaders of a sorted graph have the edges in common
-            name = f"graph of loader {next(_numbers)}, {line}"
-            _kept.update(addresses)
-            marks.note("graph", name=name, bytes=2 * sum(row.nbytes for row in rows))
-            weakref.finalize(rows[0], _forget_graph, name, addresses).atexit = False
+        # the order of the sorted edges, of several types of edges a dict; None if nothing was sorted
+        orders = [*graph[2].values()] if isinstance(graph[2], Mapping) else [graph[2]]
+        orders = [order for order in orders if order is not None]
+        if orders:  # else the loader samples from the edges of the data themselves
+            name = f"graph of loader {next(_numbers)} from {line}"
+            # the sorted sources have as many bytes again
+            marks.note("graph", name=name, bytes=2 * sum(order.nbytes for order in orders))
+            forget = functools.partial(marks.note, "graph", name=name, bytes=0)
+            weakref.finalize(orders[0], forget).atexit = False
         return graph
 
     return recorded
-
-
-def _forget_graph(name: str, addresses: set[int]) -> None:
-    _kept.difference_update(addresses)
-    marks.note("graph", name=name, bytes=0)
 
 
 @contextlib.contextmanager

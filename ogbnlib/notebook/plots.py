@@ -70,7 +70,6 @@ _ROOM = 1.12  # height of the axis / the highest sample or limit
 _NAME_LETTERS = 24  # most letters in a line of a phase's name
 _VERDICTS = {FITS: "#2f8f4e", TIGHT: "#b3741f", WILL_NOT_FIT: KILLED, None: GREY}
 _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": GREY}
-_BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
 def _figure(
@@ -271,7 +270,7 @@ def plot_timeline(
     ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
     in_use = stacks[0] + stacks[1]
     _shade_phases(ax, run, end_s, in_use, time_s, begin_s)
-    _mark_attempts(ax, run)
+    _mark_attempts(ax, run, time_s, in_use)
     limit = (run.result.get("memory_limit_bytes") or 0) / unit
     if limit:
         ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
@@ -286,7 +285,9 @@ def plot_timeline(
     if len(in_use):
         _draw_end(ax, run, time_s, in_use, (limit, end_s), text)
     if legend:
-        ax.legend(ncol=4, **_BELOW)
+        figure: Any = ax.get_figure()
+        below = -0.67 / figure.get_figheight()  # below the axis' label, in pictures of any height
+        ax.legend(ncol=4, loc="upper center", bbox_to_anchor=(0.5, below), **_PLAIN)
     return ax
 
 
@@ -330,12 +331,17 @@ def _with_gaps(time_s: Array, stacks: Array, resumed_s: Iterable[float]) -> tupl
     return time_s, stacks
 
 
-def _mark_attempts(ax: Axes, run: Run) -> None:
-    for time_s in _resumed_s(run):
-        ax.axvline(time_s, color=KILLED, linestyle=":", zorder=3)
-        _mark(
-            ax, "resumed", (time_s, 0.5), (4, 0), color=KILLED, xycoords=("data", "axes fraction")
-        )
+def _mark_attempts(ax: Axes, run: Run, time_s: Array, in_use: Array) -> None:
+    """Mark the last sample of each interrupted attempt, and the start of the next one."""
+    label = "interrupted"
+    for start_s in _resumed_s(run):
+        (earlier,) = np.nonzero((time_s < start_s) & (in_use > 0))
+        last = earlier[-1:]
+        ax.plot(time_s[last], in_use[last], "X", zorder=8, label=label, **_CROSS)
+        label = "_again"
+        ax.axvline(start_s, color=KILLED, linestyle=":", zorder=3)
+        at = (start_s, 0.5)
+        _mark(ax, "resumed", at, (4, 0), color=KILLED, xycoords=("data", "axes fraction"))
 
 
 def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
@@ -347,7 +353,9 @@ def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
     shown_s = end_s - ax.get_xlim()[0]
     end_s = max(end_s, start_s + 0.015 * shown_s)  # within the axis, which is 2 % longer
     # behind the stack: over it, red and blue would mix to the colour of shared memory
-    ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=1, label="killed in")
+    ax.axvspan(
+        start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=1, label="phase of the kill"
+    )
 
 
 def plot_runs(runs: Runs, *, columns: int = 3, one_time_axis: bool = False) -> Figure:

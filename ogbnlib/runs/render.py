@@ -22,6 +22,7 @@ _COMMON: dict[str, object] = {
     "guide": "notebooks/guide/troubleshooting.md (without a clone: `python -m ogbnlib notebooks FOLDER` writes it)",
     "page": "notebooks/guide/memory.md#a-killed-script",
     "kept": "a loss that is added up without .item(), outputs or batches in a list",
+    "by_target": "data.edge_index = data.edge_index[:, data.edge_index[1].argsort()]",
     "less": "make a step smaller: batch_size with accumulate, precision=bf16, activation_checkpointing=True, "
     "num_neighbors",
     "run_dir": "RUN",
@@ -169,9 +170,9 @@ _ACTIONS = {
     "hold less": "hold less at once: memory in use grew to {held_bytes}[, {grown_bytes} of it in {line}]"
     "[, {grown_bytes} of it in '{phase}']; {page} has the usual causes",
     "map file": "map the file instead of reading it whole: {call}(..., {argument}) in {line}, a file of {file_bytes}",
-    "share graph": "let {num_loaders} loaders share one graph (each keeps {graph_bytes}): pass "
-    "neighbor_sampler=first_loader.node_sampler to each NeighborLoader after the first ({lines}); all then sample by "
-    "the first one's num_neighbors",
+    "sort edges once": "sort the edges by target once, {by_target} (those of store.to_data() are), and pass "
+    "is_sorted=True to each NeighborLoader ({lines}): then none of these {num_loaders} loaders keeps a graph of "
+    "{graph_bytes}",
     "more memory": "ask for more --mem, or `python -m ogbnlib plan --config FILE --memory-limit SIZE` for what fits",
     "more time": "ask for more time (--time, `timeout`)",
     "more shared memory": "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else "
@@ -308,7 +309,7 @@ def _memory_values(facts: Facts) -> dict[str, Any]:
     values: dict[str, Any] = {
         "held_peak_bytes": facts.held_peak_bytes or None,
         "kills_around": facts.kills_around or None,
-        "parts": ", ".join(f"{name} {format_bytes(size)}" for name, size in largest_first),
+        "parts": ", ".join(f"{name} ({format_bytes(size)})" for name, size in largest_first),
     }
     if facts.peak_source == "kernel counter":
         values["counted_bytes"] = facts.peak_bytes

@@ -285,22 +285,29 @@ class LazyLoaders(_RamLoaders):
         run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)
         run.phase("load", {})
         eval_splits = [split for split in run.size.num_seeds if split != "train"]
-        run.num_sorts = 1 if run.share_sampler else 1 + len(eval_splits)
-        if not cls.all_resident and not run.share_sampler:
+        run.num_sorts = 1 + len(eval_splits)
+        if not cls.all_resident:
             run.num_sorts = 1 + sum(map(run.config.num_evaluations, eval_splits))
+        if run.is_sorted:
+            run.num_sorts = 0
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:
-        part = "the loaders' CSC" if run.share_sampler else f"{split} loader's CSC"
-        if part in run.held:
-            return
         edges = sizes.trained_edges(run.size, run.config.undirected)
-        csc = sizes.stock_csc_bytes(run.size, edges)
-        run.held[part] = csc
-        # At its peak, building the CSC takes 32 bytes an edge (sorted column, permutation, row,
-        # copies); "sort" is the part beyond the CSC's own size.
-        idle_bytes = idle_workers * sizes.WORKER_BYTES
-        run.phase(phase, {"sort": max(0, 32 * edges - csc), WORKERS[1]: idle_bytes})
+        part = f"{split} loader's CSC"
+        passing = {WORKERS[1]: idle_workers * sizes.WORKER_BYTES}
+        if run.is_sorted:
+            run.held[part] = sizes.stock_csc_bytes(run.size, 0)  # colptr alone
+            # The first loader moves the edge list to shared memory, where its workers find it.
+            moves_edges = run.config.num_workers > 0 and phase == "build train loader"
+            passing["copy for workers"] = 16 * edges * moves_edges
+        else:
+            csc = sizes.stock_csc_bytes(run.size, edges)
+            run.held[part] = csc
+            # At its peak, building the CSC takes 32 bytes an edge (sorted column, permutation, row,
+            # copies); "sort" is the part beyond the CSC's own size.
+            passing["sort"] = max(0, 32 * edges - csc)
+        run.phase(phase, passing)
 
     def _load(self, store: Store) -> Data:
         import torch

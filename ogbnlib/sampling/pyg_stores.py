@@ -95,7 +95,8 @@ def to_data(store: Store, *, half: bool = False) -> Data:
 
     It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label) or float32 targets [N] or
     [N, T], and `train_mask`, `val_mask`, `test_mask` bool [N]. `edge_index` is int64 [2, E], row 0
-    sources and row 1 targets, ascending by target, reverse edges included.
+    sources and row 1 targets, ascending by target, reverse edges included: PyG's loaders of it may
+    have `is_sorted=True`.
 
     Args:
         half: Read `x` as float16: half the memory, also while it is read, where `data.x.half()`

@@ -85,7 +85,7 @@ def test_a_killed_run_has_its_limit_phases_and_a_cross(killed: Path) -> None:
     assert legend is not None
     names = {text.get_text().split()[0] for text in legend.get_texts()}
     # nothing of this run is shared
-    assert names == {"anonymous", "file", "killed", "loading", "building"}
+    assert names == {"anonymous", "file", "killed", "phase", "loading", "building"}
     assert max(ax.collections[0].get_paths()[0].vertices[:, 1]) == 210  # type: ignore[index]
 
 
@@ -157,6 +157,8 @@ def test_nothing_is_in_memory_between_a_kill_and_the_next_attempt(tmp_path: Path
     points = {tuple(point) for point in anonymous.vertices.round(3).tolist()}  # type: ignore[union-attr]
     assert {(2.5, 23.0), (2.5, 0.0), (6.0, 0.0), (6.5, 23.0)} <= points
     assert (6.0, 23.0) not in points
+    (cross,) = lines(ax, marker="X")
+    assert (*cross.get_xdata(), *cross.get_ydata()) == (2.5, 23.0)
     boxes = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
     spans = sorted((round(box.x0, 3), round(box.x1, 3)) for box in boxes)
     assert spans == [(1.0, 2.5), (7.0, 7.5)]
