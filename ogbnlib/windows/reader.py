@@ -1,5 +1,7 @@
-"""The windows of a loader (batches sampled together, see `plan`) in order, each prepared while the
-one before it is used."""
+"""The windows of a loader in order, each prepared while the one before it is used.
+
+A window is a group of batches that are sampled together, see `plan`.
+"""
 
 import contextlib
 import threading
@@ -55,8 +57,9 @@ class WindowReader:
         self.arrays = {
             name: store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT
         }
-        spooling = self.windows.spooling
-        self.spool = Spool(self, spooling) if spooling else None
+        self.spool: Spool | None = None
+        if self.windows.spooling:
+            self.spool = Spool(store, self.arrays, preparation, self.seeds, self.next_cursor)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
         self._ahead: tuple[Cursor, Future[Window]] | None = None
 
@@ -119,9 +122,8 @@ class WindowReader:
         if window is None:
             # outside the handler of `DiskFull`, which would keep the spool's arrays in memory
             window = self._sample(cursor)
-        self.preparation.on_event(
-            "window", epoch=cursor[0], batches=len(window.hops), from_spool=from_spool
-        )
+        facts = {"epoch": cursor[0], "batches": len(window.hops), "from_spool": from_spool}
+        self.preparation.on_event("window", **facts)
         return window
 
     def _read_spool(self, spool: Spool, cursor: Cursor) -> Window | None:

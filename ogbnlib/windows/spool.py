@@ -1,11 +1,12 @@
-"""Windows (batches that are sampled together, see `plan`) of a loader that are prepared on disk.
+"""Windows of a loader that are prepared on disk.
 
-A pass over papers100M reads 43 GB for batches of two hops, however few rows it picks: 3.0 GB for an
-epoch of [3, 2] x 128, 0.75 GB for two evaluations. If the disk has room, batches of several epochs
-are therefore sampled together and written to a *structure file*: everything in a window except its
-features. One pass over the features then fills a *feature shard* for many windows, and each window
-is read back in one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the structure file and 100 MB
-in a shard, so one structure file serves several shards.
+A window is a group of batches that are sampled together, see `plan`. A pass over papers100M reads
+43 GB for batches of two hops, however few rows it picks. An epoch of [3, 2] x 128 picks 3.0 GB,
+two evaluations pick 0.75 GB. If the disk has room, batches of several epochs are therefore sampled
+together and written to a *structure file*: everything in a window except its features. One pass
+over the features then fills a *feature shard* for many windows, and each window is read back in
+one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the structure file and 100 MB in a shard, so
+one structure file serves several shards.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ import functools
 import itertools
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from ..forecast.pass_memory import Spooling, Windows
+from ..forecast.pass_memory import Windows
+from ..graph.store import Store
 from ..graph.store_format import index_dtype
 from ..io.blocks import whole_blocks
-from ..io.disk_array import Interrupted
+from ..io.disk_array import DiskArray, Interrupted
 from ..io.spool_file import SpoolFile
 from ..kernels import Array
 from ..memory.reading import malloc_trim
@@ -36,9 +38,6 @@ from ..sampling.sampler import Hops
 from .hot_rows import HotRows
 from .plan import WINDOW_BYTES
 from .window import Sampled, Seeds, Window, sample_windows
-
-if TYPE_CHECKING:
-    from .reader import WindowReader
 
 Result = TypeVar("Result")
 # position of a window: its epoch, the place in the epoch's order where the pass begins, and the
@@ -93,13 +92,31 @@ class Preparation:
 
 
 class Spool:
-    """Windows of a reader, on disk: while one shard is used, a thread records the next."""
+    """Windows on disk: while one shard is used, a thread records the next.
 
-    def __init__(self, reader: WindowReader, spooling: Spooling) -> None:
-        self._reader = reader
-        self._spooling = spooling
-        self._folder = reader.preparation.spool_dir
-        self._evaluations = reader.preparation.evaluations
+    Args:
+        arrays: colptr, row and x of the store.
+        seeds: Returns the seeds of the window at a cursor.
+        next_cursor: Returns the cursor of the window after the one with these positions; None
+            after the last.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        arrays: Mapping[str, DiskArray],
+        preparation: Preparation,
+        seeds: Callable[[Cursor], Seeds],
+        next_cursor: Callable[[Cursor, Sequence[Tensor | Array]], Cursor | None],
+    ) -> None:
+        assert preparation.windows.spooling
+        self._store = store
+        self._arrays = arrays
+        self._preparation = preparation
+        self._spooling = preparation.windows.spooling
+        self._seeds = seeds
+        self._next_cursor = next_cursor
+        self._evaluations = preparation.evaluations
         self._structure: Shard = {}
         self._shard: Shard = {}
         self._hot: HotRows | None = None
@@ -137,14 +154,16 @@ class Spool:
 
     def _following(self, shard: Shard) -> Cursor | None:
         last = next(reversed(shard))
-        return self._reader.next_cursor(last, shard[last].positions)
+        return self._next_cursor(last, shard[last].positions)
 
     def _record(self, cursor: Cursor) -> Shard:
         evaluations: Sequence[Spool] = ()
         if cursor not in self._structure:
             evaluations = self._evaluations
             self._evaluations = ()
-            if not self._shard:  # memory may lack room for these rows and the samples of one file
+            if not self._shard:
+                # Memory may lack room for both these rows and the samples of a single structure
+                # file.
                 self._hot = None
             self._sample([self, *evaluations], cursor)
         fresh = self._choose_hot() if (self._hot is None and self._spooling.hot_bytes) else None
@@ -163,12 +182,11 @@ class Spool:
         return recorded
 
     def _choose_hot(self) -> HotRows:
-        store = self._reader.store
         chosen = HotRows.chosen(
             (stored.arrays[0]() for stored in self._structure.values()),
-            store.num_nodes,
-            store.num_features,
-            store.feature_dtype,
+            self._store.num_nodes,
+            self._store.num_features,
+            self._store.feature_dtype,
             self._spooling.hot_bytes,
         )
         malloc_trim()  # the rows go into the memory that the samples had
@@ -178,20 +196,23 @@ class Spool:
         """Return the windows of the shard from `cursor` on; `cursor` is in the structure file.
 
         Room was planned for batches without common nodes. A window has each of its nodes once, so
-        more windows may fit.
+        more windows may fit. The windows behind are estimated by the mean of the windows so far.
         """
-        windows = itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items())
+        windows = list(itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items()))
+        total = sum(len(stored.hops) for _, stored in windows)
         room = self._spooling.picked_batches
         shard = Shard()
         batches = rows = nodes = 0
         for window_cursor, stored in windows:
             if hot is not None:
                 stored = stored._replace(num_rows=len(hot.missing(stored.arrays[0]())), hot=hot)
+            rows_before = rows
             batches += len(stored.hops)
             rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
-            # room for the rows of `room` batches of the mean number of nodes
-            if shard and batches > room and rows * batches > room * nodes:
+            parts = -(-rows * total // (room * nodes))  # shards needed, rounded up in integers
+            full = batches > room and rows * batches > room * nodes
+            if shard and parts and (full or rows_before * batches * parts >= rows * total):
                 break
             shard[window_cursor] = stored
         return shard
@@ -206,9 +227,8 @@ class Spool:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
             # memory has room for the samples of one pass
             count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
-            arrays = self._reader.arrays
             sampled = sample_windows(
-                [seeds for *_, seeds in jobs[:count]], arrays["colptr"], arrays["row"]
+                [seeds for *_, seeds in jobs[:count]], self._arrays["colptr"], self._arrays["row"]
             )
             # two threads only, because packing takes a set of all nodes, 21 MB for papers100M
             with ThreadPoolExecutor(2, thread_name_prefix="pack") as packers:
@@ -227,16 +247,16 @@ class Spool:
     ) -> Iterator[tuple[Spool, SpoolFile, Cursor, Seeds]]:
         """Yield (spool, file, cursor, seeds) of the windows of each spool's structure file."""
         for spool in spools:
-            file = SpoolFile(self._folder)
+            file = SpoolFile(self._preparation.spool_dir)
             following: Cursor | None = cursor if spool is self else (0, 0, 0)
             room = self._spooling.structure_batches
             while following is not None:
-                seeds = spool._reader.seeds(following)
+                seeds = spool._seeds(following)
                 room -= len(seeds.ids)
                 if spool is self and room < 0 and following != cursor:
                     break
                 yield spool, file, following, seeds
-                following = spool._reader.next_cursor(following, seeds.positions)
+                following = spool._next_cursor(following, seeds.positions)
 
     def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> _StoredWindow:
         window = Window.pack(seeds, sampled)
@@ -248,19 +268,19 @@ class Spool:
     def _add_features(
         self, shards: Sequence[Shard], buffer_bytes: int, fresh: HotRows | None
     ) -> list[Shard]:
-        store = self._reader.store
-        x = self._reader.arrays["x"]
+        x = self._arrays["x"]
         filled = list[Shard]()
         targets = list[tuple[SpoolFile, int]]()
         for shard in shards:
             sizes = [stored.num_rows * x.row_bytes for stored in shard.values()]
             offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
-            file = SpoolFile(self._folder, offsets[-1])
+            file = SpoolFile(self._preparation.spool_dir, offsets[-1])
             filled.append({})
             for (cursor, stored), offset in zip(shard.items(), offsets, strict=False):
-                shape = (stored.num_rows, store.num_features)
+                shape = (stored.num_rows, self._store.num_features)
                 num_hot = stored.num_ids - stored.num_rows
-                read = functools.partial(file.load, offset, shape, store.feature_dtype, num_hot)
+                dtype = self._store.feature_dtype
+                read = functools.partial(file.load, offset, shape, dtype, num_hot)
                 filled[-1][cursor] = stored._replace(arrays=(*stored.arrays, read))
                 targets.append((file, offset))
         windows = [stored for shard in shards for stored in shard.values()]
@@ -286,7 +306,7 @@ class Spool:
         for file in {file for file, _ in targets}:
             file.finish()
         hot = fresh or self._hot
-        self._reader.preparation.on_event(
+        self._preparation.on_event(
             "pass",
             windows=len(windows),
             bytes_written=int(bounds[-2]) * x.row_bytes,
