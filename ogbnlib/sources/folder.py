@@ -36,7 +36,7 @@ from .labels import AS_VALUES, clean_targets
 from .nodes import Nodes, check_rows, read_labels, read_splits
 from .official import Located
 from .ogb import csv_layout, open_raw
-from .source import Source, stamped
+from .source import Source, aligned, stamped
 from .tables import open_table
 
 _CHUNK_NODES = 2**17
@@ -195,22 +195,6 @@ def _lists(piece: Piece, width: int) -> Array:
     return numbers(flat).reshape(-1, width)
 
 
-def _joined(parts: Sequence[_Rows], nodes: Nodes) -> Iterator[Array]:
-    """Yield the rows of several tables side by side; the tables have equally many rows."""
-    streams = [part.chunks(nodes) for part in parts]
-    pending = [np.empty((0, part.width)) for part in parts]
-    while True:
-        pending = [
-            rows if len(rows) else next(stream, rows)
-            for rows, stream in zip(pending, streams, strict=True)
-        ]
-        count = min(map(len, pending))
-        if not count:
-            return
-        yield np.concatenate([rows[:count] for rows in pending], axis=1)
-        pending = [rows[count:] for rows in pending]
-
-
 class _Folder:
     def __init__(self, description: Description, tables: Sequence[Table]) -> None:
         self.description = description
@@ -220,10 +204,6 @@ class _Folder:
         self.nodes = self._nodes()
         if not description.is_declared and self.nodes.are_reordered:
             self._refuse_rows()
-        if self.description.options.drop_unknown and self.nodes.names is None:
-            raise InputError(
-                "drop_unknown: expected a column of names in a table of nodes, found none"
-            )
 
     def _nodes(self) -> Nodes:
         """Return the map from ids to rows; the first table with a column of names defines them."""
@@ -262,6 +242,11 @@ class _Folder:
                 dst = dst[are_known]
             yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
 
+    def _x_chunks(self) -> Iterator[Array]:
+        """Yield the rows of the tables of features side by side."""
+        streams = [part.chunks(self.nodes) for part in self.features]
+        return (np.concatenate(rows, axis=1) for rows in aligned(streams))
+
     def _labels(self) -> dict[str, Any]:
         label = next((table for table in self.tables if table.first("label")), None)
         num_classes = self.description.options.num_classes
@@ -296,7 +281,7 @@ class _Folder:
             num_features=sum(part.width for part in self.features),
             feature_dtype=np.result_type(*(part.dtype for part in self.features)),
             edge_chunks=self.edge_chunks,
-            x_chunks=lambda: _joined(self.features, self.nodes),
+            x_chunks=self._x_chunks,
             read_splits=lambda: dict(splits),
             node_names=self.nodes.chunks,
             features_at=where,

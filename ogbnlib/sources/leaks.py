@@ -1,92 +1,41 @@
-"""Checks that features do not reveal the labels or the splits, before anything is written."""
-
-from collections.abc import Iterable, Iterator
+"""Check that features do not reveal the labels, before anything is written."""
 
 import numpy as np
 
 from ..errors import InputError
-from ..graph.node_set import NodeSet
-from ..graph.npz import Array
-from .source import Source
+from .source import Source, aligned
 
-_LEAST_NODES = 20  # with fewer nodes, a match may be chance
+_LEAST_NODES = 20  # with fewer labelled nodes, a match may be chance
 _MOST_SHOWN = 20  # columns in a message
 
 
 def refuse_leaks(source: Source) -> None:
-    """Refuse feature columns that are equal to the labels, or that only tell the splits apart.
+    """Refuse feature columns that are equal to the labels of all labelled nodes.
 
-    The ids of the splits are valid. Each check stops reading features as soon as no column can be a
-    leak, mostly after the first chunk.
+    There are two classes at least. Features are read until no column can be a leak, mostly one
+    chunk.
 
     Raises:
         InputError: features leak; the message names the columns.
     """
-    for find, problem in (
-        (_equal_to_labels, "equal to the labels on all labelled nodes; training would see them"),
-        (
-            _constant_in_splits,
-            "one value for all nodes of a split and another one in another split, such as a mask "
-            "or a fold; training learns nothing from it",
-        ),
-    ):
-        columns = find(source)
-        if columns:
-            names = source.feature_names or range(source.num_features)
-            shown = ", ".join(repr(names[column]) for column in columns[:_MOST_SHOWN])
-            raise InputError(
-                f"{source.features_at}, column {shown}: {problem}; declare it `left out` in "
-                "dataset.yaml, or remove it from an array by numpy.delete(x, columns, axis=1)"
-            )
-
-
-def _equal_to_labels(source: Source) -> list[int]:
-    """Return the feature columns that are the labels of all labelled nodes, of two classes at least."""
     if not source.num_classes:
-        return []
+        return
     columns = np.arange(source.num_features)
     classes = set[int]()
     count = 0
-    for rows, labels in _paired(source.x_chunks(), source.label_chunks()):
+    for rows, labels in aligned([source.x_chunks(), source.label_chunks()]):
         labelled = labels >= 0
         columns = columns[(rows[labelled][:, columns] == labels[labelled, None]).all(axis=0)]
         if not len(columns):
-            return []
+            return
         classes |= {*np.unique(labels[labelled]).tolist()}
         count += int(labelled.sum())
-    return columns.tolist() if count >= _LEAST_NODES and len(classes) > 1 else []
-
-
-def _constant_in_splits(source: Source) -> list[int]:
-    """Return the feature columns that are constant in each split but differ between splits, which
-    have 20 nodes at least; smaller ones do not count."""
-    ids_of = source.read_splits().values()
-    splits = [NodeSet(source.num_nodes, ids) for ids in ids_of if len(ids) >= _LEAST_NODES]
-    if len(splits) < 2:
-        return []
-    values = np.full((len(splits), source.num_features), np.nan)
-    constant = np.ones(source.num_features, bool)
-    begin = 0
-    for rows in source.x_chunks():
-        nodes = np.arange(begin, begin + len(rows))
-        for number, split in enumerate(splits):
-            members = rows[split.contains(nodes)]
-            if len(members):
-                first = np.where(np.isnan(values[number]), members[0], values[number])
-                constant &= (members == first).all(axis=0)
-                values[number] = first
-        if not constant.any():
-            return []
-        begin += len(rows)
-    varies = (values != values[0]).any(axis=0)
-    return np.flatnonzero(constant & varies).tolist()
-
-
-def _paired(chunks: Iterable[Array], labels: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
-    """Yield each chunk of rows with the labels of its rows; chunks of labels may differ in size."""
-    pending = np.empty(0, np.int64)
-    for chunk in chunks:
-        while len(pending) < len(chunk):
-            pending = np.concatenate([pending, next(labels)])
-        yield chunk, pending[: len(chunk)]
-        pending = pending[len(chunk) :]
+    if count < _LEAST_NODES or len(classes) < 2:
+        return
+    names = source.feature_names or range(source.num_features)
+    shown = ", ".join(repr(names[column]) for column in columns[:_MOST_SHOWN])
+    raise InputError(
+        f"{source.features_at}, column {shown}: equal to the labels on all labelled nodes; training "
+        "would see them; declare it `left out` in dataset.yaml, or remove it from an array by "
+        "numpy.delete(x, columns, axis=1)"
+    )

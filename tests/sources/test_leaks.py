@@ -1,4 +1,4 @@
-"""Features that tell the labels or the splits, in every kind of source."""
+"""Features that are the labels, in every kind of source."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -32,15 +32,6 @@ def source(x: Any = None, **changed: Any) -> Source:
     return from_arrays("own", rng.integers(0, NODES, (2, 4000)), x, arrays["y"], arrays["splits"])
 
 
-def member(split: str) -> np.ndarray[Any, Any]:
-    """Ones at the nodes of a split."""
-    return np.isin(np.arange(NODES), SPLITS[split]).astype(np.float32)
-
-
-def with_column(column: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return np.insert(np.random.default_rng(1).normal(size=(NODES, 3)), 1, column, axis=1)
-
-
 def leaks(source: Source) -> str:
     """The refusal of a source, "" for none."""
     try:
@@ -65,41 +56,24 @@ def test_the_comparison_with_the_labels_reads_no_more_than_it_needs() -> None:
 
     x = np.random.default_rng(1).normal(size=(NODES, 3))
     assert of(x) == ""
-    assert read == [0, 0]  # labels, then splits
+    assert read == [0]
     x[:, 1] = y
     assert "x, column 1: " in of(x)
     x[NODES - 1, 1] = 0.5  # the last node differs
     assert of(x) == ""
 
 
-def test_masks_folds_and_numbers_of_splits_are_no_features() -> None:
-    fold = 3 * member("valid") + 7 * member("test")
-    for column in (member("train"), 1 - member("valid"), member("test"), fold):
-        assert "x, column 1: " in leaks(source(with_column(column)))
-    several = np.stack([member(split) for split in SPLITS], axis=1)
-    assert "column 0, 1, 2: " in leaks(source(several))
-    year = np.where(member("train") > 0, np.arange(NODES) % 7, 9)  # 7 years are trained on
-    changed = member("train")
-    changed[0] = 0  # one node differs
-    for column in (year, changed, np.ones(NODES)):
-        assert leaks(source(with_column(column))) == ""
-    x = np.zeros((NODES, 200))  # a word of the only node of a small split may be chance
-    x[5, 17] = 1
-    splits = {"train": np.arange(5), "valid": [7], "test": [5]}
-    assert leaks(source(x, splits=splits)) == ""
-
-
-def test_a_column_that_tells_the_split_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_a_column_of_the_labels_is_refused_by_its_name(tmp_path: Path) -> None:
     g = source()
     edges = np.concatenate([np.stack(pair) for pair in g.edge_chunks(10_000)], axis=1)
+    labels = np.concatenate([*g.label_chunks()])
     folder = tmp_path / "own"
     folder.mkdir()
-    arrays = {"edges": edges, "labels": np.concatenate([*g.label_chunks()]), **SPLITS}
-    for role, values in arrays.items():
+    for role, values in {"edges": edges, "labels": labels, **SPLITS}.items():
         np.save(folder / f"{role}.npy", values)
     features = pd.DataFrame(next(g.x_chunks()), columns=["a", "b", "c"])
-    features.insert(1, "partition", member("train").astype(int))
+    features.insert(1, "topic", labels)
     features.to_csv(folder / "features.csv", index=False)
-    with pytest.raises(InputError, match=r"features.csv, column 'partition': .*`left out`"):
+    with pytest.raises(InputError, match=r"features.csv, column 'topic': .*`left out`"):
         convert(folder, tmp_path / "store", progress=False)
     assert not (tmp_path / "store").exists()

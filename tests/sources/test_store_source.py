@@ -14,7 +14,6 @@ from ogbnlib.errors import InputError
 from ogbnlib.graph import npz
 from ogbnlib.graph.store import Store
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.sources import source as store_source
 from ogbnlib.sources.arrays import from_arrays
 
 ARRAYS = ("colptr", "row", "y", "train", "valid", "test")
@@ -28,7 +27,6 @@ def graph() -> dict[str, Any]:
 @pytest.fixture
 def store(tmp_path: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(npz, "CHUNK_BYTES", 256)  # many chunks
-    monkeypatch.setattr(store_source, "_STEP_NODES", 7)
     return convert(from_arrays("any", **graph), tmp_path / "store", progress=False)
 
 
