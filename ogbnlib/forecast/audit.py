@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..graph.store import GraphSize, Store
 from ..memory.killed import Action, KilledBy
 from ..memory.record import Record
-from ..sources.resolve import graph_for
+from ..sources.resolve import size_of
 from .fitting import assignments, changes_that_fit, smallest_limit
 from .memory_parts import RUNTIME_BYTES
 from .run_forecast import PROPAGATE, Forecast, PhaseForecast, margin_bytes, predict
@@ -51,7 +51,7 @@ def _graph_of_run(
     `InputError` or `OSError` if no size is known.
     """
     try:
-        graph = graph_for(config)
+        graph = size_of(config.dataset)
     except (InputError, OSError):
         if event is None:
             raise

@@ -12,7 +12,7 @@ from ..errors import GB, MB, clear_errors, format_bytes, parse_bytes
 from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import MODELS
-from ..sources.resolve import graph_for
+from ..sources.resolve import size_of
 from .fitting import FITS, Changes, assignments, changes_that_fit, smallest_limit, spaced, verdict
 from .machine import REFERENCE, Machine
 from .memory_parts import feature_itemsize
@@ -202,7 +202,7 @@ def plan(
             stock loader but the first. For `loading="eager"` and `"lazy"`.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-    size = size or graph_for(config)
+    size = size or size_of(config.dataset)
     if not is_measured(config, size):
         try_model(config, size)
     forecast = predict(

@@ -53,17 +53,7 @@ def check_direction(store: GraphSize, undirected: bool | None) -> None:
 
 
 def size_of(dataset: str) -> GraphSize:
-    """Return the sizes of a data set for planning: those of its store, else of an official name."""
-    graph = _graph_of(dataset)
-    return graph.size if isinstance(graph, Store) else graph
-
-
-def graph_for(config: TrainConfig) -> GraphSize:
-    """Return the store of a run's data set, or the sizes of official data without one."""
-    return _graph_of(config.dataset)
-
-
-def _graph_of(dataset: str) -> GraphSize:
+    """Return the store of a data set, or the sizes of an official one without a store."""
     try:
         return find_store(dataset)
     except InputError:

@@ -74,6 +74,13 @@ def _uniform(bits: np.uint64) -> float:
 
 
 @kernel_with(inline="always")
+def _number(v: int, order: Array) -> int:
+    """Return the number in time of the paper with id `v`, see `_shuffled_order`."""
+    num_nodes, _, inverse, shift = order
+    return (v - shift + num_nodes) % num_nodes * inverse % num_nodes
+
+
+@kernel_with(inline="always")
 def _degree(keys: Array, j: int, degrees: Array) -> int:
     """Return the number of references of the j-th paper in time; the first block has none."""
     if j < 1024:
@@ -84,10 +91,9 @@ def _degree(keys: Array, j: int, degrees: Array) -> int:
 
 @kernel
 def _count_edges(begin: int, end: int, keys: Array, order: Array, degrees: Array) -> int:
-    num_nodes, _, inverse, shift = order
     total = 0
     for v in range(begin, end):
-        total += _degree(keys, (v - shift + num_nodes) % num_nodes * inverse % num_nodes, degrees)
+        total += _degree(keys, _number(v, order), degrees)
     return total
 
 
@@ -100,36 +106,35 @@ def _citations(
     degrees: Array,
     slot_class: Array,
     class_slot: Array,
-    shape: tuple[float, ...],
+    field_blocks: int,
     src: Array,
     dst: Array,
 ) -> None:
     """Fill `src` with the citing and `dst` with the cited papers of papers `begin` to `end`."""
-    num_nodes, multiplier, inverse, shift = order
-    homophily, recent, recent_span, age_power, fame_power, field_blocks, loyalty, field_fame = shape
-    span = recent_span * num_nodes / 1024
+    num_nodes, multiplier, _, shift = order
+    span = _RECENT_SPAN * num_nodes / 1024
     at = 0
     for v in range(begin, end):
-        j = (v - shift + num_nodes) % num_nodes * inverse % num_nodes
+        j = _number(v, order)
         time = j // 1024
         slot = j % 1024
         for k in range(_degree(keys, j, degrees)):
             age = _uniform(_draw(keys[2], j, k))
-            if _uniform(_draw(keys[1], j, k)) < recent:
+            if _uniform(_draw(keys[1], j, k)) < _RECENT:
                 target = time - 1 - int(-math.log(1.0 - age) * span)
             else:
-                target = int(time * age**age_power)
+                target = int(time * age**_AGE_POWER)
             target = max(0, min(time - 1, target))
-            power = fame_power
-            if field_blocks > 1 and _uniform(_draw(keys[8], j, k)) < loyalty:
+            power = _FAME_POWER
+            if field_blocks > 1 and _uniform(_draw(keys[8], j, k)) < _LOYALTY:
                 if time % field_blocks == 0:
                     target = target - target % field_blocks
-                    power = field_fame
+                    power = _FIELD_FAME_POWER
                 elif target > 0 and target % field_blocks == 0:
                     target -= 1
             low = 0
             high = 1024
-            if _uniform(_draw(keys[3], j, k)) < homophily:
+            if _uniform(_draw(keys[3], j, k)) < _HOMOPHILY:
                 low = class_slot[slot_class[slot]]
                 high = class_slot[slot_class[slot] + 1]
             # The famous slots differ from block to block. Otherwise the same slots would be hubs in
@@ -143,14 +148,11 @@ def _citations(
 
 
 @kernel
-def _label(
-    ids: Array, keys: Array, order: Array, slot_class: Array, noise: float, out: Array
-) -> None:
-    num_nodes, _, inverse, shift = order
+def _label(ids: Array, keys: Array, order: Array, slot_class: Array, out: Array) -> None:
     for i in range(len(ids)):
-        j = (ids[i] - shift + num_nodes) % num_nodes * inverse % num_nodes
+        j = _number(ids[i], order)
         slot = j % 1024
-        if _uniform(_draw(keys[5], j, 0)) < noise:
+        if _uniform(_draw(keys[5], j, 0)) < _LABEL_NOISE:
             slot = np.int64(_draw(keys[6], j, 0) % np.uint64(1024))
         out[i] = slot_class[slot]
 
@@ -165,10 +167,9 @@ def _features(
     deviation 37,837. Values are rounded to multiples of 2**-8, which float16 represents exactly.
     Rounded features compress to half the size in half the time.
     """
-    num_nodes, _, inverse, shift = order
     low = np.uint64(0xFFFF)
     for v in range(begin, end):
-        j = (v - shift + num_nodes) % num_nodes * inverse % num_nodes
+        j = _number(v, order)
         label = slot_class[j % 1024]
         key = _draw(keys[7], j, 0)
         for f in range(out.shape[1]):
@@ -241,20 +242,10 @@ class _CitationGraph:
         return sum(self._num_edges(*span) for span in self._spans(_NODES))
 
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        shape = (
-            _HOMOPHILY,
-            _RECENT,
-            _RECENT_SPAN,
-            _AGE_POWER,
-            _FAME_POWER,
-            self._num_fields,
-            _LOYALTY,
-            _FIELD_FAME_POWER,
-        )
         tables = (self._keys, self._order, self._degrees, self._slot_class, self._class_slot)
         for span in self._spans(max(1, min(2 * _NODES, chunk_edges // 16))):
             src, dst = np.empty((2, self._num_edges(*span)), np.int64)
-            _citations(*span, *tables, shape, src, dst)
+            _citations(*span, *tables, self._num_fields, src, dst)
             yield src, dst
 
     def x_chunks(self) -> Iterator[Array]:
@@ -284,7 +275,7 @@ class _CitationGraph:
             ids = labelled[np.searchsorted(labelled, begin) : np.searchsorted(labelled, end)]
             values = np.empty(len(ids), np.int16)
             out = np.full(end - begin, -1, np.int16)
-            _label(ids, self._keys, self._order, self._slot_class, _LABEL_NOISE, values)
+            _label(ids, self._keys, self._order, self._slot_class, values)
             out[ids - begin] = values
             yield out
 
