@@ -54,9 +54,9 @@ def from_arrays(
         )
     _check_label_shape(labels, num_nodes, targets)
     check_num_classes(num_classes)
-    if targets and num_classes is not None:
-        raise InputError("num_classes: expected without targets, which have no classes")
-    if not targets and not num_classes:
+    if targets:
+        num_classes = 0
+    elif num_classes is None:
         num_classes = count_classes(_label_chunks(labels, MAX_CLASSES), "y")
     ids_of = _split_ids(splits, num_nodes)
 
@@ -69,11 +69,11 @@ def from_arrays(
         num_nodes=num_nodes,
         num_edges=edges.shape[1],
         num_features=num_features,
-        num_classes=num_classes or 0,
+        num_classes=num_classes,
         feature_dtype=np.dtype(np.float16 if features.dtype == np.float16 else np.float32),
         edge_chunks=edge_chunks,
         x_chunks=lambda: slices(features, npz.CHUNK_BYTES // (features.itemsize * num_features)),
-        label_chunks=lambda: _label_chunks(labels, num_classes or 0),
+        label_chunks=lambda: _label_chunks(labels, num_classes),
         target_shape=labels.shape[1:] if targets else (),
         read_splits=lambda: dict(ids_of),
         features_at="x",

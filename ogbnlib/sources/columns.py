@@ -131,11 +131,8 @@ class Piece:
         if values is None:
             rows = range(len(self.values))
             first = next(row for row in rows if _cast(self.values.slice(row, 1), kind) is None)
-            value = self.values[first].as_py()
-            if not isinstance(value, str):
+            if not pa.types.is_string(self.values.type):
                 hint = f" ({self.values.type}){hint}"
-            elif "," in value:
-                hint = f"; decimals have a point, thousands no sign, lists are no numbers{hint}"
             self.refuse(np.equal(rows, first), expected, hint)
         return values
 

@@ -32,7 +32,7 @@ from .description import (
 )
 from .draft import describe, no_data
 from .formats import format_of
-from .labels import AS_VALUES, clean_targets
+from .labels import clean_targets
 from .nodes import Nodes, check_rows, read_labels, read_splits
 from .official import Located
 from .ogb import csv_layout, open_raw
@@ -256,8 +256,6 @@ class _Folder:
             return {"label_chunks": chunks, "num_classes": num_classes, "label_names": names}
         values = _Rows(next(table for table in self.tables if table.all("value")), "value")
         check_rows(values.table, self.nodes, self.nodes.num_nodes)
-        if num_classes is not None:
-            raise InputError(f"num_classes: expected without values ({AS_VALUES})")
 
         def targets() -> Iterator[Array]:
             for rows in clean_targets(values.chunks(self.nodes), str(values.table.file)):

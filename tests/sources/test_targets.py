@@ -134,22 +134,17 @@ def test_trainer_and_plan_refuse_targets_in_one_sentence(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("values", "options", "message"),
+    ("values", "message"),
     [
-        (np.r_[1e300, np.zeros(N - 1)], {}, "float32.*node 0"),
-        (targets_of()[:-1], {}, f"targets.npy: expected {N} rows, .*{N - 1}"),
-        (np.full(N, np.nan), {}, "without a label"),
-        (np.array(["a"] * N), {}, "targets.npy, .*row 0: .*'a'"),
-        (targets_of(), {"num_classes": 3}, "num_classes: "),
+        (np.r_[1e300, np.zeros(N - 1)], "float32.*node 0"),
+        (targets_of()[:-1], f"targets.npy: expected {N} rows, .*{N - 1}"),
+        (np.full(N, np.nan), "without a label"),
+        (np.array(["a"] * N), "targets.npy, .*row 0: .*'a'"),
     ],
 )
-def test_wrong_targets_are_refused(
-    tmp_path: Path, values: NDArray[Any], options: dict[str, Any], message: str
-) -> None:
+def test_wrong_targets_are_refused(tmp_path: Path, values: NDArray[Any], message: str) -> None:
     folder = write_folder(tmp_path / "data")
     np.save(folder / "targets.npy", values)
-    if options:
-        (folder / "dataset.yaml").write_text("num_classes: 3\n")
     with pytest.raises(InputError, match=message):
         convert(folder, tmp_path / "store")
     assert not (tmp_path / "store").exists()
