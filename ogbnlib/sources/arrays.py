@@ -101,7 +101,6 @@ def store_from_arrays(
     splits: Mapping[str, object],
     num_classes: int | None = None,
     targets: bool = False,
-    name: str | None = None,
     **options: Any,
 ) -> Store:
     """Write arrays or torch tensors as a store, in chunks; memory maps of any size stay on disk.
@@ -114,11 +113,9 @@ def store_from_arrays(
         splits: node ids, or boolean masks over all nodes, of train, valid (or val) and test.
         num_classes: by default the largest label plus one.
         targets: whether `y` has numbers [N] or [N, T] instead of classes, NaN for none.
-        name: the store's name, by default that of its folder.
         options: undirected, feature_dtype, memory_limit, progress: as in `convert`.
     """
-    name = name or Path(path).absolute().name
-    source = from_arrays(name, edge_index, x, y, splits, num_classes, targets)
+    source = from_arrays(Path(path).absolute().name, edge_index, x, y, splits, num_classes, targets)
     return convert(source, path, **options)
 
 
@@ -170,11 +167,8 @@ def as_numpy(value: Any, name: str) -> Array:
 
 
 def as_ids(values: object, num_nodes: int, name: str, *, are_mask: bool = False) -> Array:
-    """Return int64 node ids from ids [n], or from a mask [N] of booleans.
-
-    The range of the ids is not checked. Numbers are ids, unless their name says that they
-    `are_mask`: then zeros and ones.
-    """
+    """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, also of zeros
+    and ones if the values `are_mask`."""
     ids = as_numpy(values, name)
     is_flags = ids.dtype.kind == "b" or (are_mask and np.isin(ids, (0, 1)).all())
     if ids.ndim == 1 and is_flags:

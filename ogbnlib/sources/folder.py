@@ -34,7 +34,7 @@ from .draft import describe, no_data
 from .formats import format_of
 from .labels import clean_targets
 from .nodes import Nodes, check_rows, read_labels, read_splits
-from .official import Located
+from .official import KNOWN
 from .ogb import csv_layout, open_raw
 from .source import Source, aligned, stamped
 from .tables import open_table
@@ -104,17 +104,17 @@ def open_folder(path: Path, description: Path | None = None, **known: Any) -> So
     return _open_described(replace(layout, options=options))
 
 
-def open_official(located: Located) -> Source:
+def open_official(name: str, folder: Path) -> Source:
     """Open one of OGB's own data sets.
 
     The data are streamed, because ogb's loader needs more than 128 GB for ogbn-papers100M
     (snap-stanford/ogb#407).
     """
-    # as OGB's own reader adds them
-    has_reverses = located.meta["add_inverse_edge"] == "True" or None
-    num_classes = int(located.meta["num classes"])
-    source = open_folder(located.folder, num_classes=num_classes, undirected=has_reverses)
-    return replace(source, name=located.name)
+    size = KNOWN[name]
+    # ogb's reader adds the reverse edges of ogbn-products
+    undirected = size.undirected or None
+    source = open_folder(folder, num_classes=size.num_classes, undirected=undirected)
+    return replace(source, name=name)
 
 
 def _open_described(description: Description) -> Source:
@@ -258,8 +258,8 @@ class _Folder:
         check_rows(values.table, self.nodes, self.nodes.num_nodes)
 
         def targets() -> Iterator[Array]:
-            for rows in clean_targets(values.chunks(self.nodes), str(values.table.file)):
-                yield rows.reshape(len(rows), *values.row_shape)
+            chunks = clean_targets(values.chunks(self.nodes), str(values.table.file))
+            return (rows.reshape(len(rows), *values.row_shape) for rows in chunks)
 
         return {"label_chunks": targets, "num_classes": 0, "target_shape": values.row_shape}
 

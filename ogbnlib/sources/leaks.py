@@ -12,8 +12,7 @@ _MOST_SHOWN = 20  # columns in a message
 def refuse_leaks(source: Source) -> None:
     """Refuse feature columns that are equal to the labels of all labelled nodes.
 
-    There are two classes at least. Features are read until no column can be a leak, mostly one
-    chunk.
+    Features are read until no column can be a leak, mostly one chunk.
 
     Raises:
         InputError: features leak; the message names the columns.
@@ -21,16 +20,14 @@ def refuse_leaks(source: Source) -> None:
     if not source.num_classes:
         return
     columns = np.arange(source.num_features)
-    classes = set[int]()
     count = 0
     for rows, labels in aligned([source.x_chunks(), source.label_chunks()]):
         labelled = labels >= 0
         columns = columns[(rows[labelled][:, columns] == labels[labelled, None]).all(axis=0)]
         if not len(columns):
             return
-        classes |= {*np.unique(labels[labelled]).tolist()}
         count += int(labelled.sum())
-    if count < _LEAST_NODES or len(classes) < 2:
+    if count < _LEAST_NODES:
         return
     names = source.feature_names or range(source.num_features)
     shown = ", ".join(repr(names[column]) for column in columns[:_MOST_SHOWN])

@@ -63,10 +63,8 @@ def csv_layout(folder: Path) -> Description | None:
 
 
 def read_split_dict(file: Path) -> dict[str, Array]:
-    """Return int64 ids of the splits in a split_dict.pt, without running code in it.
-
-    A split that it lacks, such as MAG240M's test without public labels, is empty.
-    """
+    """Return int64 ids of the splits in a split_dict.pt, without running code in it; a missing test
+    split, as in MAG240M, is empty."""
     import torch
     from torch.serialization import safe_globals
 

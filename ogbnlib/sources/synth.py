@@ -74,7 +74,7 @@ def _uniform(bits: np.uint64) -> float:
 
 
 @kernel_with(inline="always")
-def _number(v: int, order: Array) -> int:
+def _number(v: int, order: Array) -> Any:
     """Return the number in time of the paper with id `v`, see `_shuffled_order`."""
     num_nodes, _, inverse, shift = order
     return (v - shift + num_nodes) % num_nodes * inverse % num_nodes
@@ -398,10 +398,7 @@ def prepare_dataset(
 
 
 def _synthetic_store(data_dir: Path, scale: float, seed: int, undirected: bool) -> Store:
-    name = f"synthetic-{scale:g}-seed{seed}"
-    if undirected:
-        name += "-undirected"
-    path = data_dir / f"{name}.store"
+    path = data_dir / f"synthetic-{scale:g}-seed{seed}{'-undirected' * undirected}.store"
     if not is_store(path):
         with made_once(path, lambda: None):
             if not is_store(path):  # another process may have made it meanwhile
