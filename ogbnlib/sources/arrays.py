@@ -112,7 +112,8 @@ def store_from_arrays(
         y: labels [N] or [N, 1]; -1 or NaN for an unlabelled node.
         splits: node ids, or boolean masks over all nodes, of train, valid (or val) and test.
         num_classes: by default the largest label plus one.
-        targets: whether `y` has numbers [N] or [N, T] instead of classes, NaN for none.
+        targets: whether `y` has numbers [N] or [N, T] instead of classes, NaN for none, for your own
+            training loop. They are stored as float32; ogbnlib's trainer refuses them.
         options: undirected, feature_dtype, memory_limit, progress: as in `convert`.
     """
     source = from_arrays(Path(path).absolute().name, edge_index, x, y, splits, num_classes, targets)

@@ -1,7 +1,6 @@
 """Tables, the roles of their columns, and pieces of values, cast with the place of a bad value.
 
-Import this module only when needed: it imports pyarrow and pandas. pyarrow reads files in pieces
-and keeps the order of the rows.
+Import this module only when needed: it imports pyarrow and pandas.
 """
 
 from __future__ import annotations
@@ -22,14 +21,7 @@ from ..errors import InputError, naming
 from ..graph.npz import Array
 from .labels import most_exact
 
-_TEXTS = (
-    "large_string",
-    "string_view",
-    "binary_view",
-    "binary",
-    "large_binary",
-    "fixed_size_binary",
-)
+_TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
 BATCH_ROWS = 2**17
 
 

@@ -65,10 +65,8 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
 def _checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]:
     """Return the ids of the splits, and the label counts of the store's summary.
 
-    With the option `drop_unlabelled`, the splits have no unlabelled nodes.
-
-    Raises:
-        InputError: training could not use a split.
+    With the option `drop_unlabelled`, the splits have no unlabelled nodes. A split that training
+    could not use is refused.
     """
     labelled = NodeSet(source.num_nodes)
     begin = 0

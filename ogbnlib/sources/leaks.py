@@ -12,10 +12,7 @@ _MOST_SHOWN = 20  # columns in a message
 def refuse_leaks(source: Source) -> None:
     """Refuse feature columns that are equal to the labels of all labelled nodes.
 
-    Features are read until no column can be a leak, mostly one chunk.
-
-    Raises:
-        InputError: features leak; the message names the columns.
+    Features are read until no column can be a leak, mostly one chunk. The message names the columns.
     """
     if not source.num_classes:
         return

@@ -138,13 +138,7 @@ def _are_whole(names: Piece) -> bool:
     return False
 
 
-_SPLIT_OF = {
-    "train": "train",
-    "valid": "valid",
-    "val": "valid",
-    "validation": "valid",
-    "test": "test",
-}
+_SPLIT_OF = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}
 
 
 def check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:

@@ -104,10 +104,10 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
         if length < have + size:
             raise ConnectionError(f"it ended after {length} of {have + size} bytes")
     except (
+        http.client.HTTPException,
         urllib.error.URLError,
         ConnectionError,
         TimeoutError,
-        http.client.HTTPException,
     ) as error:
         if have and getattr(error, "code", None) == 416:  # nothing is missing
             return

@@ -30,8 +30,6 @@ def from_data(
     path: StrPath,
     *,
     splits: Mapping[str, Any] | None = None,
-    num_classes: int | None = None,
-    targets: bool = False,
     **options: Any,
 ) -> Store:
     """Write a PyG `Data` with one kind of node as a store.
@@ -43,10 +41,7 @@ def from_data(
     Args:
         splits: node ids, or masks, of train, valid (or val) and test, instead of the masks in
             `data`; [] for an empty split.
-        num_classes: by default the largest label plus one.
-        targets: whether `data.y` has numbers [N] or [N, T] instead of classes, NaN for none, for
-            your own training loop. They are stored as float32; ogbnlib's trainer refuses them.
-        options: of `convert`, as in `from_arrays`.
+        options: num_classes, targets and other options of `from_arrays`.
     """
     values = _attributes(data)
     _check_complete(values)
@@ -62,8 +57,6 @@ def from_data(
         x=values["x"],
         y=values["y"],
         splits=splits,
-        num_classes=num_classes,
-        targets=targets,
         **options,
     )
     print(summarized(store))
