@@ -131,11 +131,10 @@ def _check_label_shape(y: Array, num_nodes: int, targets: bool) -> None:
     )
 
 
-def _split_ids(splits: object, num_nodes: int) -> dict[str, Array]:
-    names: object = type(splits).__name__
-    if isinstance(splits, Mapping):
-        names = sorted(map(split_name, splits))
-    if not isinstance(splits, Mapping) or names != sorted(SPLITS):
+def _split_ids(splits: Any, num_nodes: int) -> dict[str, Array]:
+    is_dict = isinstance(splits, Mapping)
+    names = sorted(map(split_name, splits)) if is_dict else type(splits).__name__
+    if names != sorted(SPLITS):
         raise InputError(
             f"splits: expected a dict with train, valid (or val) and test, got {names}"
         )

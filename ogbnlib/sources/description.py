@@ -146,8 +146,7 @@ def read_description(file: Path, folder: Path) -> Description:
 
 def _with_option(options: Options, where: str, name: Text, value: object) -> Options:
     if name not in vars(options):
-        known = ("files", *vars(options))
-        raise InputError(f"{where}: {unknown_name(name, known, 'option')}")
+        raise InputError(f"{where}: {unknown_name(name, ('files', *vars(options)), 'option')}")
     with contextlib.suppress(ValueError):
         value = json.loads(str(value).lower())
     try:

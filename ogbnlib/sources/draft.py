@@ -88,19 +88,17 @@ class _Draft:
 
 def no_data(path: Path) -> InputError:
     """Return the error for a path that is no folder of data, such as a file that only torch reads."""
-    content = "no such folder"
-    hint = whereabouts()
     if path.is_dir():
-        content = f"no files of {READABLE}"
-        hint = ""
+        problem = f"found no files of {READABLE}"
     elif path.is_file():
-        content = "a file"
-        hint = "; name its folder, unpack an archive"
+        problem = "found a file; name its folder, unpack an archive"
+    else:
+        problem = f"found no such folder{whereabouts()}"
     saved = [*path.glob("*.pt"), *path.glob("processed/[!p]*.pt"), path]
     if saved[0].suffix == ".pt":
         load_it = f"torch.load({str(saved[0])!r}, weights_only=False)"
-        hint = f"; in Python, if you trust it: ogbnlib.Store.from_data({load_it}, 'new_store')"
-    return InputError(f"{path}: expected a folder of data, found {content}{hint}")
+        problem += f"; in Python, if you trust it: ogbnlib.Store.from_data({load_it}, 'new_store')"
+    return InputError(f"{path}: expected a folder of data, {problem}")
 
 
 def describe(folder: Path, file: Path) -> Description:
@@ -127,8 +125,8 @@ def describe(folder: Path, file: Path) -> Description:
     why = f"names do not decide all roles ({[*undecided, *missing][0]})"
     if file.exists():
         raise InputError(f"{file}: expected roles of `files`: {why}")
-    lines = [_HEAD, *(f"# Missing: {problem}\n" for problem in missing), "files:\n"]
-    text = "".join([*lines, *map(_written, drafts), _FOOT])
+    head = [_HEAD, *(f"# Missing: {problem}\n" for problem in missing), "files:\n"]
+    text = "".join([*head, *map(_written, drafts), _FOOT])
     try:
         write_atomically(file, lambda out: out.write(text.encode()))
     except OSError as error:
@@ -198,8 +196,7 @@ def _kind(values: pa.Array) -> str:
         texts = values.filter(pc.not_equal(pc.utf8_trim_whitespace(values), ""))
         count = pc.sum(pc.match_substring_regex(texts, _NUMBER_LIKE)).as_py() or 0
         return "numbers" if count * 2 >= max(1, len(texts)) else "text"
-    is_number = str(inner).startswith(("int", "uint", "float", "double", "half", "bool", "decimal"))
-    if not is_number:
+    if not str(inner).startswith(("int", "uint", "float", "double", "half", "bool", "decimal")):
         return str(values.type)
     return "numbers" if inner == values.type else "lists of numbers"
 

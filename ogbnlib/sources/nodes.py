@@ -20,7 +20,7 @@ from .description import LEFT_OUT
 from .labels import MAX_CLASSES, clean_labels, count_classes, refuse_several_labels
 from .tables import is_number
 
-LONGEST_NAME = 256  # bytes; in `node_name` each node takes the width of the longest name
+LONGEST_NAME = 1024  # bytes; in `node_name` each node takes the width of the longest name
 
 
 class Nodes:
@@ -54,13 +54,8 @@ class Nodes:
         keys = [np.empty(0, np.int64 if self.kind == "int64" else np.uint64)]
         for piece in table.pieces(column):
             keys.append(piece.keys(self.kind, self._expected))
-            if self.kind == "string":
-                lengths = pc.binary_length(piece.values.cast("string"))
-                self._width = max(self._width, pc.max(lengths).as_py() or 1)
-        if self._width > LONGEST_NAME:
-            raise InputError(
-                f"{table.file}: expected names of {LONGEST_NAME} bytes at most, found {self._width}"
-            )
+        if self.kind == "string":
+            self._width = _check_lengths(table, column)
         self._index = pd.Index(np.concatenate(keys))
         if not self._index.is_unique:
             row = int(self._index.duplicated().argmax())
@@ -80,9 +75,9 @@ class Nodes:
         """Whether the names are the row numbers in another order than that of the rows."""
         if self.names is None or self.kind == "string":
             return False
-        rows = np.arange(self.num_nodes)
-        values = self._index.to_numpy()
-        return not np.array_equal(values, rows) and np.array_equal(np.sort(values), rows)
+        numbers = np.sort(self._index.to_numpy())
+        is_sorted = self._index.is_monotonic_increasing
+        return not is_sorted and np.array_equal(numbers, np.arange(self.num_nodes))
 
     def is_mask(self, table: Table, split: str) -> bool:
         """Whether a column of the role train, valid or test is a mask of nodes, and not their ids.
@@ -126,6 +121,21 @@ class Nodes:
         return dtype, (
             np.array([text.encode() for text in names.to_pylist()], dtype) for names in pieces
         )
+
+
+def _check_lengths(table: Table, column: str) -> int:
+    """Return the bytes of the longest name; refuse names over `LONGEST_NAME`."""
+    parts = [pc.binary_length(piece.cast("string", "text")) for piece in table.pieces(column)]
+    lengths = pa.chunked_array(parts).to_numpy()
+    wrong = lengths > LONGEST_NAME
+    if wrong.any():
+        for piece in table.pieces(column):
+            piece.refuse(
+                wrong[piece.begin : piece.begin + len(piece.values)],
+                f"names of {LONGEST_NAME} bytes at most",
+                f"; {wrong.sum()} names are longer, up to {lengths.max()} bytes",
+            )
+    return int(lengths.max())
 
 
 def _are_whole(names: Piece) -> bool:
@@ -221,9 +231,7 @@ def read_labels(
             labels[ids] = clean_labels(numbers(values), num_classes or MAX_CLASSES, piece.refuse)
     if num_classes is None:
         num_classes = count_classes([labels], str(table.file))
-    class_names = None
-    if names:
-        class_names = np.array([name.encode() for name in names])
+    class_names = np.array([name.encode() for name in names]) if names else None
     return labels.astype(label_dtype(num_classes)), num_classes, class_names
 
 
@@ -251,8 +259,8 @@ def read_splits(tables: Sequence[Table], nodes: Nodes) -> dict[str, Array]:
     parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
     for ids, (piece,) in _by_node(table, table.all("split"), nodes):
         expected = "train, valid, test or an empty cell"
-        words = pc.utf8_lower(pc.utf8_trim_whitespace(piece.cast("string", expected)))
-        words = pc.fill_null(words, "")
+        texts = pc.fill_null(piece.cast("string", expected), "")
+        words = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
         places = pc.index_in(words, value_set=pa.array([*_SPLIT_OF]))
         piece.refuse(pc.and_(places.is_null(), pc.not_equal(words, "")), expected)
         codes = places.fill_null(-1).to_numpy()
