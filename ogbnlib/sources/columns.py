@@ -114,10 +114,9 @@ class Piece:
             )
 
     def cast(self, kind: str, expected: str, hint: str = "") -> pa.Array:
-        """Return the values as int64, double or string.
+        """Return the values as int64, double or string; an empty cell of numbers becomes null.
 
-        Among numbers, an empty cell becomes null, and 3.0 is the whole number 3. The error about a
-        value that can't be cast ends with `hint`.
+        The error about a value that can't be cast ends with `hint`.
         """
         values = _cast(self.values, kind)
         if values is None:
@@ -129,8 +128,7 @@ class Piece:
         return values
 
     def keys(self, kind: str, expected: str) -> Array:
-        """Return a 64-bit number for each name: the name itself if `kind` is "int64", or its hash if
-        `kind` is "string". A missing name is refused."""
+        """Return a number of 64 bits for each name, its own or a hash; refuse a missing name."""
         keys = self.cast(kind, expected)
         if kind == "int64":
             self.refuse(keys.is_null(), expected)
@@ -139,8 +137,7 @@ class Piece:
         return hashes(numbers(keys))
 
     def flags(self) -> Array:
-        """Return the booleans of a mask: true, false, 1, 0 or an empty cell, in any case of
-        letters."""
+        """Return the booleans of a mask of true, false, 1, 0 or empty cells, in any case."""
         expected = "true or false"
         words = pc.utf8_lower(pc.fill_null(self.cast("string", expected), ""))
         truth = pc.is_in(words, value_set=pa.array(["true", "1", "1.0"]))

@@ -1,13 +1,9 @@
 """Roles by canonical names, and the draft of a `dataset.yaml` where names do not decide.
 
-A file called edges, features, labels, nodes, train, valid, test, splits or targets has the role of
-its name. In these files, columns called id, node_id, source (src), target (dst), label, split and
-weight have theirs; in a table of features or nodes every other column of numbers is a feature,
-except one whose name is empty or ends in "id". Values decide nothing but the type of a column.
+The guide's page data.md lists the names. Values decide nothing but the type of a column.
 """
 
 import json
-import os
 import re
 import sys
 from collections import Counter
@@ -87,7 +83,7 @@ class _Draft:
 
 
 def no_data(path: Path) -> InputError:
-    """Return the error for a path that is no folder of data, such as a file that only torch reads."""
+    """Return the error for a path that is no folder of data."""
     if path.is_dir():
         problem = f"found no files of {READABLE}"
     elif path.is_file():
@@ -131,8 +127,8 @@ def describe(folder: Path, file: Path) -> Description:
         write_atomically(file, lambda out: out.write(text.encode()))
     except OSError as error:
         raise InputError(
-            f"{folder}: {why}, and {file} can't be written ({os.strerror(error.errno or 0)}): name "
-            "a place of your own by --description FILE"
+            f"{folder}: {why}, and {file} can't be written ({error.strerror}): name a place of your "
+            "own by --description FILE"
         ) from None
     raise InputError(
         f"{folder}: {why}; wrote the draft {shown(file)}: complete it, and run the same command again"

@@ -76,10 +76,7 @@ def _open_table(file: DataFile) -> Table:
 
 def open_folder(path: Path, description: Path | None = None, **known: Any) -> Source:
     """Open a folder for conversion: by its `dataset.yaml` (or `description`), by OGB's layout, or
-    by canonical names.
-
-    Options that are `known` of official data come before those of the folder.
-    """
+    by canonical names. Options that are `known` come before those of the folder."""
     if not path.is_dir():
         raise no_data(path)
     folder = Path(os.path.realpath(path))
@@ -105,11 +102,8 @@ def open_folder(path: Path, description: Path | None = None, **known: Any) -> So
 
 
 def open_official(name: str, folder: Path) -> Source:
-    """Open one of OGB's own data sets.
-
-    The data are streamed, because ogb's loader needs more than 128 GB for ogbn-papers100M
-    (snap-stanford/ogb#407).
-    """
+    """Open one of OGB's own data sets, streamed: ogb's loader needs more than 128 GB for
+    ogbn-papers100M (snap-stanford/ogb#407)."""
     size = KNOWN[name]
     # ogb's reader adds the reverse edges of ogbn-products
     undirected = size.undirected or None
@@ -215,7 +209,7 @@ class _Folder:
         return nodes
 
     def _refuse_rows(self) -> None:
-        """Refuse rows without ids beside a table of nodes whose ids are row numbers out of order."""
+        """Refuse rows without ids next to a table of nodes whose ids are row numbers out of order."""
         assert self.nodes.names is not None
         named, column = self.nodes.names
         for table in self.tables:

@@ -80,10 +80,8 @@ class Nodes:
         return not is_sorted and np.array_equal(numbers, np.arange(self.num_nodes))
 
     def is_mask(self, table: Table, split: str) -> bool:
-        """Whether a column of the role train, valid or test is a mask of nodes, and not their ids.
-
-        It is one beside columns of other roles, and if it has true and false.
-        """
+        """Whether a column of the role train, valid or test is a mask, and not a list of nodes: if
+        it has true and false, or stands next to columns of other roles."""
         if any(role not in (split, LEFT_OUT) for role in table.roles.values()):
             return True
         first = next((piece.values[0].as_py() for piece in table.pieces(table.all(split)[0])), None)
@@ -152,11 +150,8 @@ _SPLIT_OF = {"train": "train", "valid": "valid", "val": "valid", "test": "test"}
 
 
 def check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:
-    """Refuse more rows than nodes, or fewer than `least`.
-
-    This comes before memory use grows with the file: a small compressed file may have billions of
-    rows.
-    """
+    """Refuse more rows than nodes, or fewer than `least`, before memory use grows with the file: a
+    small compressed file may have billions of rows."""
     if not least <= table.num_rows <= nodes.num_nodes:
         at_most = "at most " * (not least)
         raise InputError(
@@ -213,10 +208,8 @@ def _class_names(table: Table, column: str, num_classes: int) -> list[str]:
 def read_labels(
     table: Table, nodes: Nodes, num_classes: int | None
 ) -> tuple[Array, int, Array | None]:
-    """Return labels [N], -1 for none, the number of classes, and the names of text classes.
-
-    The names are sorted UTF-8 bytes [C]; None if labels are numbers.
-    """
+    """Return labels [N], -1 for none, the number of classes, and the sorted names of text classes,
+    UTF-8 bytes [C]; None if labels are numbers."""
     column = table.all("label")[0]
     names = _class_names(table, column, num_classes or MAX_CLASSES)
     labels = np.full(nodes.num_nodes, -1, np.int32)
@@ -250,8 +243,7 @@ def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
 
 
 def read_splits(tables: Sequence[Table], nodes: Nodes) -> dict[str, Array]:
-    """Return int64 ids of the splits: from a column with the split of each node, empty for none, or
-    from ids or a mask for each split."""
+    """Return int64 ids of the splits, from a column of splits or from ids or a mask for each."""
     table_of = {role: table for table in tables for role in table.roles.values()}
     if "split" not in table_of:
         return {split: _read_split(table_of[split], split, nodes) for split in SPLITS}

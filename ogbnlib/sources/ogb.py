@@ -1,8 +1,7 @@
 """OGB's layouts on disk: the binary one of ogbn-papers100M, read in chunks and written from any
 `Source`, and the csv one, as a description of its files.
 
-OGB's own loader has the 82.8 GB of ogbn-papers100M several times in memory; this module never has a
-whole array of the .npz files in memory.
+OGB's own loader has the 82.8 GB of ogbn-papers100M several times in memory, this module no array.
 """
 
 import gzip

@@ -1,5 +1,4 @@
-"""`Source`: any data set that can be written as a store or in OGB's layout, such as arrays in
-RAM."""
+"""`Source`: any data set that can be written as a store or in OGB's layout."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,10 +69,7 @@ class Source:
     options: Options = field(default=Options(), repr=False)
 
     def check_unchanged(self) -> None:
-        """Refuse files that changed after they were opened.
-
-        No checksum would reveal the mix of old and new data.
-        """
+        """Refuse files that changed since they were opened; no checksum reveals mixed data."""
         for file, before in self.stamps:
             if not file.exists() or stamp(file) != before:
                 raise InputError(
@@ -130,8 +126,8 @@ def checked_edges(
 def from_store(store: Store) -> Source:
     """Return a store as a `Source`, which yields its data in the order of the store.
 
-    Chunks are read, not memory-mapped, except the offsets (`colptr`). Features in int8 are decoded
-    to float32. A store of propagated features is refused, because it has no edges.
+    Features in int8 are decoded to float32. A store of propagated features has no edges and is
+    refused.
     """
     if store.hops is not None:
         raise InputError(

@@ -119,6 +119,6 @@ print(count, (peak() - before) // 2**10)
 """
     argv = [sys.executable, "-c", code, str(file.parent if "/" in name else file)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    found, grown_mb = map(int, done.stdout.split())
-    assert found == count
+    num_rows, grown_mb = map(int, done.stdout.split())
+    assert num_rows == count
     assert grown_mb < 160  # both columns as int64 take 256 MB, and more as text

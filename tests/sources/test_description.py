@@ -26,7 +26,7 @@ files:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files and columns with names that nobody can guess."""
+    """Files and columns without canonical names."""
     graph = random_arrays(N, E, 2, 4)
     own = tmp_path / "own"
     own.mkdir()

@@ -1,4 +1,4 @@
-"""What a PyG user has as a `Data` becomes a store that says the same, or is refused in a
+"""A PyG `Data` becomes a store with the same arrays and edges, or is refused in a
 sentence."""
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""OGB's layouts, equal to what OGB and numpy make of them; and its official data sets."""
+"""OGB's layouts, as OGB and numpy read them, and its official data sets."""
 
 import gzip
 import io
