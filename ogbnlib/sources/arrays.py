@@ -132,11 +132,9 @@ def _check_label_shape(y: Array, num_nodes: int, targets: bool) -> None:
 
 
 def _split_ids(splits: Any, num_nodes: int) -> dict[str, Array]:
-    is_dict = isinstance(splits, Mapping)
-    names = sorted(map(split_name, splits)) if is_dict else type(splits).__name__
-    if names != sorted(SPLITS):
+    if not isinstance(splits, Mapping) or sorted(map(split_name, splits)) != sorted(SPLITS):
         raise InputError(
-            f"splits: expected a dict with train, valid (or val) and test, got {names}"
+            f"splits: expected a dict with train, valid (or val) and test, got {splits!r:.200}"
         )
     ids_of = {
         split_name(split): as_ids(ids, num_nodes, f"splits[{split!r}]")

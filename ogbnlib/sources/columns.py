@@ -120,11 +120,11 @@ class Piece:
         """
         values = _cast(self.values, kind)
         if values is None:
-            rows = range(len(self.values))
+            rows = np.arange(len(self.values))
             first = next(row for row in rows if _cast(self.values.slice(row, 1), kind) is None)
             if not pa.types.is_string(self.values.type):
                 hint = f" ({self.values.type}){hint}"
-            self.refuse(np.equal(rows, first), expected, hint)
+            self.refuse(rows == first, expected, hint)
         return values
 
     def keys(self, kind: str, expected: str) -> Array:

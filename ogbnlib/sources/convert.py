@@ -43,6 +43,7 @@ _KERNEL_BYTES = 96 * 2**20  # to compile the kernels (numba)
 # chunks of features and edges, and written pages that are not yet on disk
 _CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES
 _MIN_WORKSPACE = 32 * 2**20
+_WIDE = 100  # times the median standard deviation of the columns
 
 Item = TypeVar("Item")
 
@@ -111,6 +112,7 @@ class _Conversion:
     done: Callable[[int], object]
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sample: list[Array] = field(default_factory=list)  # rows of features
 
     def write(self, splits: Mapping[str, Array], undirected: bool, workspace: int) -> None:
         """Write the store; `workspace` is the memory for sorting the edges, in bytes."""
@@ -120,6 +122,7 @@ class _Conversion:
                 self._write_edges(undirected, workspace)
                 self._write_nodes(splits)
                 features.result()
+                self.writer.entries["summary"] |= self._scales()
             except CancelledError:
                 features.result()
                 raise
@@ -199,7 +202,20 @@ class _Conversion:
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
         with contextlib.closing(_ahead(self.source.x_chunks())) as ahead:
-            yield finite(ahead, dtype, self.source.features_at)
+            yield map(self._sampled, finite(ahead, dtype, self.source.features_at))
+
+    def _sampled(self, chunk: Array) -> Array:
+        # about 2**19 values of all chunks, which take 2 MB
+        step = -(-self.source.num_nodes * self.source.num_features // 2**19)
+        self._sample.append(chunk[::step].copy())
+        return chunk
+
+    def _scales(self) -> dict[str, str]:
+        """Return the summary's entry on columns that larger numbers let outweigh the others."""
+        spread = np.concatenate(self._sample).std(axis=0, dtype=np.float64)
+        usual = np.median(spread[spread > 0].tolist() or [1.0])
+        names = self.source.columns(np.flatnonzero(spread > _WIDE * usual))
+        return {f"spread_over_{_WIDE}_times_the_median": names} if names else {}
 
 
 def _disk_bytes(

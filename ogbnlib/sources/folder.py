@@ -252,8 +252,8 @@ class _Folder:
         check_rows(values.table, self.nodes, self.nodes.num_nodes)
 
         def targets() -> Iterator[Array]:
-            chunks = clean_targets(values.chunks(self.nodes), str(values.table.file))
-            return (rows.reshape(len(rows), *values.row_shape) for rows in chunks)
+            for rows in clean_targets(values.chunks(self.nodes), str(values.table.file)):
+                yield rows.reshape(len(rows), *values.row_shape)
 
         return {"label_chunks": targets, "num_classes": 0, "target_shape": values.row_shape}
 

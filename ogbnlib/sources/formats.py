@@ -48,9 +48,9 @@ def files_of(path: Path) -> list[Path]:
     parts = _parts(path)
     folders = [part.name for part in parts if part.is_dir()]
     if folders or not parts:
-        entry = (folders or ["none"])[0]
         raise InputError(
-            f"{path}: expected a file, or files as its parts, found {entry}{whereabouts()}"
+            f"{path}: expected a file, or files as its parts, found "
+            f"{(folders or ['none'])[0]}{whereabouts()}"
         )
     return parts
 

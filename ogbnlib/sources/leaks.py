@@ -6,7 +6,6 @@ from ..errors import InputError
 from .source import Source, aligned
 
 _LEAST_NODES = 20  # with fewer labelled nodes, a match may be chance
-_MOST_SHOWN = 20  # columns in a message
 
 
 def refuse_leaks(source: Source) -> None:
@@ -26,10 +25,8 @@ def refuse_leaks(source: Source) -> None:
         count += int(labelled.sum())
     if count < _LEAST_NODES:
         return
-    names = source.feature_names or range(source.num_features)
-    shown = ", ".join(repr(names[column]) for column in columns[:_MOST_SHOWN])
     raise InputError(
-        f"{source.features_at}, column {shown}: equal to the labels on all labelled nodes; training "
+        f"{source.features_at}, column {source.columns(columns)}: equal to the labels on all labelled nodes; training "
         "would see them; declare it `left out` in dataset.yaml, or remove it from an array by "
         "numpy.delete(x, columns, axis=1)"
     )

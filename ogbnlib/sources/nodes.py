@@ -153,10 +153,9 @@ def check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:
     """Refuse more rows than nodes, or fewer than `least`, before memory use grows with the file: a
     small compressed file may have billions of rows."""
     if not least <= table.num_rows <= nodes.num_nodes:
-        at_most = "at most " * (not least)
         raise InputError(
-            f"{table.file}: expected {at_most}{nodes.num_nodes} rows, one for each node, found "
-            f"{table.num_rows}; blank lines do not count"
+            f"{table.file}: expected {'at most ' * (not least)}{nodes.num_nodes} rows, one for each "
+            f"node, found {table.num_rows}; blank lines do not count"
         )
 
 

@@ -104,7 +104,6 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     """
     path = home(path)
     files = [*(path / "raw").rglob("*"), *(path / "split").rglob("*"), path / DESCRIPTION]
-    stamps = stamped(filter(Path.is_file, files))
     data = path / "raw" / "data.npz"
     edges = _header(data, "edge_index", "iu")
     labels = _header(path / "raw" / "node-label.npz", "node_label", "fiu")
@@ -133,7 +132,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         num_features=x.shape[1],
         num_classes=num_classes,
         origin={"raw": str(path.resolve())},
-        stamps=stamps,
+        stamps=stamped(filter(Path.is_file, files)),
         features_at=x.where,
         edge_chunks=lambda count: checked_edges(_ends(edges, count), num_nodes, edges.where),
         x_chunks=x_chunks,

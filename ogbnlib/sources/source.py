@@ -78,8 +78,13 @@ class Source:
 
     def where(self, split: str) -> str:
         """Return the file of a split, for messages."""
-        files = [str(file) for file, _ in self.stamps if file.name.split(".")[0] == split]
-        return files[0] if files else f"splits[{split!r}]"
+        files = (str(file) for file, _ in self.stamps if file.name.split(".")[0] == split)
+        return next(files, f"splits[{split!r}]")
+
+    def columns(self, numbers: Sequence[int] | Array) -> str:
+        """Return the names of features, at most 20, for messages."""
+        names = self.feature_names or range(self.num_features)
+        return ", ".join(repr(names[number]) for number in numbers[:20])
 
 
 def stamped(paths: Iterable[Path]) -> list[tuple[Path, Stamp]]:

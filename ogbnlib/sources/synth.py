@@ -152,12 +152,11 @@ def _citations(
 
 @kernel
 def _label(ids: Array, tables: _Tables, out: Array) -> None:
-    keys = tables.keys
     for i in range(len(ids)):
         j = _number(ids[i], tables.order)
         slot = j % 1024
-        if _uniform(_draw(keys[5], j, 0)) < _LABEL_NOISE:
-            slot = np.int64(_draw(keys[6], j, 0) % np.uint64(1024))
+        if _uniform(_draw(tables.keys[5], j, 0)) < _LABEL_NOISE:
+            slot = np.int64(_draw(tables.keys[6], j, 0) % np.uint64(1024))
         out[i] = tables.slot_class[slot]
 
 
@@ -241,15 +240,12 @@ class _CitationGraph:
         for begin in range(0, self.num_nodes, step):
             yield begin, min(begin + step, self.num_nodes)
 
-    def _num_edges(self, begin: int, end: int) -> int:
-        return int(_count_edges(begin, end, self._tables))
-
     def num_edges(self) -> int:
-        return sum(self._num_edges(*span) for span in self._spans(_NODES))
+        return sum(int(_count_edges(*span, self._tables)) for span in self._spans(_NODES))
 
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         for span in self._spans(max(1, min(2 * _NODES, chunk_edges // 16))):
-            src, dst = np.empty((2, self._num_edges(*span)), np.int64)
+            src, dst = np.empty((2, _count_edges(*span, self._tables)), np.int64)
             _citations(*span, self._tables, self._num_fields, src, dst)
             yield src, dst
 

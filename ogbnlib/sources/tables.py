@@ -124,9 +124,9 @@ class _TextTable(Table):
         self._width = len(first)
         if self._separator == " " and not first[-1]:
             first.pop()  # KONECT's lines end with a blank
-        count = [str(i) for i in range(len(first))]
         if header is None:
-            header = not any(map(is_number, first)) or (len(first) > 2 and first == count)
+            is_count = len(first) > 2 and first == [str(i) for i in range(len(first))]
+            header = is_count or not any(map(is_number, first))
         self.header = header and self._width > 0
         names = first if self.header else [str(i + 1) for i in range(max(1, len(first)))]
         super().__init__(file, names)

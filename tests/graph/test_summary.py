@@ -62,3 +62,14 @@ def test_classes_have_their_names(tmp_path: Path) -> None:
     (folder / "splits.csv").write_text("node_id,split\n0,train\n1,valid\n3,test\n")
     text = summarized(convert(folder, tmp_path / "named", progress=False))
     assert "largest class: 'cs' with 3; smallest class: 'math' with 1;" in " ".join(text.split())
+
+
+def test_columns_on_a_larger_scale_are_named(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(9, 5))
+    graph = {"edge_index": EDGES, "y": LABELS, "splits": SPLITS, "progress": False}
+    names = []
+    for scale in (50, 500):
+        store = Store.from_arrays(tmp_path / str(scale), x=x * [1, 1, 1, scale, 1], **graph)
+        names.append(store.summary.get("spread_over_100_times_the_median"))
+    assert names == [None, "3"]
+    assert "spread over 100 times the median: 3" in " ".join(summarized(store).split())
