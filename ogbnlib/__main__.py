@@ -39,7 +39,7 @@ def plan(
     """
     from .forecast import fitting, planner
     from .forecast.machine import probe
-    from .sources.resolve import graph_for
+    from .sources.resolve import size_of
     from .sources.sizes import take_sizes
 
     assignments, memory_limit = read_options(config, set_, memory_limit)
@@ -55,7 +55,7 @@ def plan(
         table = planner.ladder(**values)
         return show({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
     if size is None:
-        size = graph_for(planned)
+        size = size_of(planned.dataset)
     machine = probe(size)
     advice = planner.plan(planned, memory_limit, size=size, machine=machine)
     run_s = advice.forecast.run_s

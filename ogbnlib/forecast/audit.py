@@ -10,7 +10,7 @@ from ..errors import InputError
 from ..graph.store import GraphSize, Store
 from ..memory.killed import Action, KilledBy
 from ..memory.record import Record
-from ..sources.resolve import graph_for
+from ..sources.resolve import size_of
 from .fitting import assignments, changes_that_fit, smallest_limit
 from .memory_parts import RUNTIME_BYTES
 from .run_forecast import PROPAGATE, Forecast, PhaseForecast, predict
@@ -46,7 +46,7 @@ def _graph_of_run(
     """The graph of a run, before propagation: its data set, or the size in the run's event
     `dataset` if that is gone. Raises `InputError` or `OSError` if no size is known."""
     try:
-        graph = graph_for(config)
+        graph = size_of(config.dataset)
     except (InputError, OSError):
         if event is None:
             raise

@@ -11,7 +11,7 @@ from ..errors import GB, MB, clear_errors, format_bytes, parse_bytes
 from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import MODELS
-from ..sources.resolve import graph_for
+from ..sources.resolve import size_of
 from .fitting import (
     FITS,
     Changes,
@@ -221,7 +221,7 @@ def plan(
             whose edges are sorted by target. For `loading="eager"` and `"lazy"`.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-    size = size or graph_for(config)
+    size = size or size_of(config.dataset)
     if not is_measured(config, size):
         try_model(config, size)
     forecast = predict(

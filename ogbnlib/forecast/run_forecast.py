@@ -11,7 +11,7 @@ from ..errors import MB, format_bytes
 from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import POLICIES
-from ..sources.resolve import check_trainable, graph_for
+from ..sources.resolve import check_trainable, size_of
 from .batches import BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
@@ -224,7 +224,7 @@ def predict(
     `size` defaults to that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give
     expected batches. `is_sorted` is that of `planner.plan`.
     """
-    size = size or graph_for(config)
+    size = size or size_of(config.dataset)
     check_trainable(size, config)
     return Forecast(
         config.without_empty_splits(size.num_seeds),

@@ -9,10 +9,10 @@ from typing import Any
 from conftest import MB
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.graph.store import open_store
 from ogbnlib.runs.attempt import Attempt
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.sources.resolve import size_of
 
 Config = Callable[..., TrainConfig]
 
@@ -43,7 +43,7 @@ def end(folder: Path, config: TrainConfig, *events: Any, code: int = 0, **more: 
 def test_the_forecast_check_takes_the_size_that_the_run_found(
     tiny_config: Config, tmp_path: Path
 ) -> None:
-    config, size = tiny_config(), size_of(tiny_config().dataset)
+    config, size = tiny_config(), open_store(tiny_config().dataset).size
     files = end(tmp_path, config).result["forecast"]
     marked = {"event": "dataset", **asdict(size), "num_nodes": 1_000_000}
     run_ = end(tmp_path, config.replace(dataset="gone since"), marked).result["forecast"]
