@@ -49,13 +49,10 @@ _PARTS = {1: (b"total_rss", b"total_cache", b"total_shmem"), 2: (b"anon", b"file
 
 # file names under v1 and v2
 _SIZES = {
-    "usage": ("memory.usage_in_bytes", "memory.current"),
     # this cgroup's own limit; a parent may have a lower one, see `effective_limit`
     "limit": ("memory.limit_in_bytes", "memory.max"),
     # highest usage so far, counted by the kernel (v2 since Linux 5.19)
     "peak": ("memory.max_usage_in_bytes", "memory.peak"),
-    # the usage above which v2 slows processes down instead of killing them; v1 has no such file
-    "high": ("memory.high", "memory.high"),
 }
 
 
@@ -69,7 +66,7 @@ class Cgroup:
     path: Path
     version: int
 
-    def size(self, name: Literal["usage", "limit", "peak", "high"]) -> int | None:
+    def size(self, name: Literal["limit", "peak"]) -> int | None:
         """Return a size of `_SIZES` in bytes; None also for a limit that is not set."""
         text = read_whole(f"{self.path}/{_SIZES[name][self.version - 1]}")
         # v1 writes "no limit" as the largest page-aligned int64, about 2**63.
@@ -77,17 +74,12 @@ class Cgroup:
             return None
         return int(text)
 
-    @property
-    def has_limit(self) -> bool:
-        """Whether this cgroup has a limit of its own, or a `memory.high`."""
-        return self.size("limit") is not None or self.size("high") is not None
-
-    def count(self, event: Literal["oom_kill", "oom", "high"]) -> int | None:
+    def count(self, event: Literal["oom_kill", "oom"]) -> int | None:
         """Return the number of events in this cgroup, under v2 also in the cgroups inside it.
 
         `oom_kill`: the kernel's out-of-memory killer ended a process. With `memory.oom.group`, the
         first of the killed processes is mostly counted twice. `oom` (v2): there was no memory left
-        below a limit. `high` (v2): processes were slowed down because of a `memory.high`.
+        below a limit.
         """
         file = ("memory.oom_control", "memory.events")[self.version - 1]
         name = event.encode()
@@ -179,12 +171,6 @@ def _mounts() -> Iterator[tuple[int, str, Path]]:
             yield 2, root, Path(mount)
         elif kind == "cgroup" and "memory" in options.split()[-1].split(","):
             yield 1, root, Path(mount)
-
-
-def counting_cgroup(pid: int) -> Cgroup | None:
-    """Return the cgroup whose counter of kills has those of a process."""
-    pair = find_cgroup(pid)
-    return pair[0] if pair else None
 
 
 def effective_limit() -> tuple[int, str]:

@@ -31,17 +31,16 @@ NUM_BINS = 2000  # time bins of a run so far; a plot has no more columns of pixe
 _CHUNK_BYTES = 2**20
 
 
-def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None]:
-    """Open a file to append to it; return its descriptor, its size and its first entry's time.
+def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int]:
+    """Open a file to append to it; return its descriptor and its size.
 
-    A last line that a kill cut off is closed with `TORN`. A file without entries has no time.
+    A last line that a kill cut off is closed with `TORN`.
     """
     file = open_to_write(path, os.O_RDWR | flags)
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
         size += os.pwrite(file, TORN.encode(), size)
-    first = re.search(rb'(?:^{"time_s": |\n)(\d+(?:\.\d+)?),', os.pread(file, 1000, 0))
-    return file, size, float(first[1]) if first else None
+    return file, size
 
 
 def _reset_peak() -> None:
@@ -62,13 +61,10 @@ class EventLog:
     def __init__(self, run_dir: str | os.PathLike[str] | None):
         self._file = -1
         self._read_from = 0
-        began_s = None
         if run_dir is not None:
-            self._file, self._read_from, began_s = _open_for_append(
-                RunPaths(run_dir).events, os.O_APPEND
-            )
+            self._file, self._read_from = _open_for_append(RunPaths(run_dir).events, os.O_APPEND)
         self._lock = threading.RLock()  # collected garbage may make a mark in the middle of another
-        self._began_s = began_s or time.time()
+        self._began_s = time.time()
         self._last_cuda_s = 0.0
         self.open: list[str] = []  # labels of the open phases; kept without a file, too
         # RSS peaks of the open phases: a reset for an inner phase must not lose the outer peak
@@ -160,12 +156,14 @@ class _TimelineWriter:
 
     def __init__(self, path: Path):
         self.path = path
-        self._file, self._end, self._began_s = _open_for_append(path)
+        self._file, self._end = _open_for_append(path)
         if not self._end:
             self._end = os.pwrite(self._file, (",".join(SAMPLE_COLUMNS) + "\n").encode(), 0)
+        begin = os.pread(self._file, 1000, 0).decode(errors="replace")
         # A run that another version began keeps the columns of its file.
-        header = os.pread(self._file, 1000, 0).partition(b"\n")[0].decode(errors="replace")
-        self._columns = header.split(",")[1:]
+        self._columns = begin.partition("\n")[0].split(",")[1:]
+        first = re.search(r"\n(\d+(?:\.\d+)?),", begin)
+        self._began_s = float(first[1]) if first else None  # an earlier attempt's first sample
         self._size = self._end
         self._bin_s = 0.0
         self._best = (
@@ -303,8 +301,9 @@ class Recorder:
         is_due = since_s >= max(1.0, 200 * self._pss_cost_s)
         reading = read_memory(tree, cgroup=cgroup, pss=is_due)
         if reading.held_bytes is None and since_s >= 20 * self._pss_cost_s:
+            is_due = True
             reading = read_memory(tree, cgroup=cgroup, pss=True)
-        if reading.pss_bytes is not None:
+        if is_due:
             self._pss_read_s = begin
             self._pss_cost_s = time.thread_time() - begin_cpu_s
         tree.reap()

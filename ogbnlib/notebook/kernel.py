@@ -6,7 +6,6 @@ is always 138. This engine marks the running cell failed, leaves later cells pen
 banner with cause, limit, peak and phase.
 """
 
-import os
 import re
 import signal
 import tempfile
@@ -22,7 +21,7 @@ from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
 from ..errors import format_bytes
-from ..memory.cgroup import counting_cgroup, effective_limit, read_whole
+from ..memory.cgroup import effective_limit, find_cgroup, read_whole
 from ..memory.reading import Reading
 from ..memory.recorder import Recorder
 from ..memory.signals import Stopped, handled
@@ -61,11 +60,10 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
                     self._recorder.stop()
 
     def start_new_kernel(self, **options: Any) -> None:
-        # Without JPY_SESSION_NAME, a kernel prints progress as lines for a log.
-        env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
-        super().start_new_kernel(env=env, **options)
+        super().start_new_kernel(**options)
         self._process = self.km.provisioner.process
-        self._cgroup = counting_cgroup(self._process.pid)
+        pair = find_cgroup(self._process.pid)
+        self._cgroup = pair[0] if pair else None
         self._recorder = Recorder(self._folder).start(
             self._process.pid, interval_s=0.1, on_sample=self._forward_signals
         )

@@ -218,7 +218,7 @@ def _recorded_cuda_oom(log: EventLog) -> Iterator[None]:
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         text = first_line.partition(" If reserved but unallocated")[0]
-        sizes = {**(cuda_reading() or {}), **oom_sizes(text)}
+        sizes = {**oom_sizes(text), **(cuda_reading() or {})}  # a reading knows of a cap
         log.mark("cuda_oom", message=text, **sizes)
         raise
 

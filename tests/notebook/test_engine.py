@@ -111,33 +111,15 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     return lambda *arguments: CliRunner().invoke(command_line, argv(*arguments)[3:])
 
 
-@pytest.mark.parametrize(
-    ("mistake", "words"),
-    [
-        ("-p epoch 7", "'epochs'\\? known: array, epochs, fanout"),
-        ("-k pythn3", "-k: .*'pythn3': .*'python3'"),
-    ],
-)
 def test_a_misspelt_name_is_refused_and_leaves_the_output(
-    command: Callable[..., Result], tmp_path: Path, mistake: str, words: str
+    command: Callable[..., Result], tmp_path: Path
 ) -> None:
     write_book(tmp_path, "print(epochs)")
     (tmp_path / "out.ipynb").write_text("earlier")
-    done = command(*mistake.split())
+    done = command("-p", "epoch", "7")
     assert done.exit_code == 2
-    assert re.search(words, done.stderr)
+    assert "'epochs'? known: array, epochs, fanout" in done.stderr
     assert (tmp_path / "out.ipynb").read_text() == "earlier"
-
-
-@pytest.mark.parametrize("mistake", [("-f", "no_such.yaml"), ("-y", "epochs: [1")])
-def test_what_papermill_itself_cannot_read_is_one_line(
-    tmp_path: Path, mistake: tuple[str, str]
-) -> None:
-    write_book(tmp_path, "print(epochs)")
-    how: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True}
-    done = subprocess.run(argv(*mistake), env=ENVIRONMENT, **how)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert re.match("error: (no_such.yaml: |while parsing)", done.stderr)
 
 
 @pytest.mark.parametrize(
