@@ -213,7 +213,7 @@ class _Magics:
         from .plots import plot_timeline
 
         # not a pyplot figure, because pyplot's figures belong to the cell
-        figure = Figure(figsize=(9, 3.4), layout="constrained", facecolor="none")
+        figure = Figure(figsize=(9, 3.4), layout="constrained", frameon=False)
         plot_timeline(run, figure.subplots(), title=title)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=90)
