@@ -50,7 +50,9 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: object = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name in _FUNCTIONS else None
+        if name not in _FUNCTIONS:
+            return None
+        spec = PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
@@ -59,25 +61,33 @@ class _Finder:
             execute(module)
             for function in _FUNCTIONS[name]:
                 if hasattr(module, function):
-                    record = _record_load if function == "load" else _record_graph
-                    setattr(module, function, record(getattr(module, function)))
+                    setattr(module, function, _recorded(getattr(module, function)))
 
         spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
         return spec
 
 
+def _recorded(function: Any) -> Any:
+    if function.__name__ == "load":
+        return _record_load(function)
+    return _record_graph(function)
+
+
 def _record_load(load: Any) -> Any:
+    import inspect  # torch and numpy have imported it
+
     name = f"{load.__module__.partition('.')[0]}.load"
     argument = _MAPPED[name].partition("=")[0]
-    file_argument = "f" if name == "torch.load" else "file"
+    signature = inspect.signature(load)
 
     @functools.wraps(load)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         size = 0
-        with contextlib.suppress(KeyError, OSError, TypeError, ValueError):  # not a path
-            size = os.path.getsize(args[0] if args else kwargs[file_argument])
-        # numpy's second argument is the mode of the map
-        is_mapped = kwargs.get(argument) or (name == "numpy.load" and any(args[1:2]))
+        is_mapped = False
+        with contextlib.suppress(OSError, TypeError, ValueError):  # not a path, or a wrong call
+            arguments = signature.bind(*args, **kwargs).arguments
+            is_mapped = bool(arguments.get(argument))
+            size = os.path.getsize(next(iter(arguments.values())))
         if size < _LARGE_BYTES or is_mapped:
             return load(*args, **kwargs)
         with _open(name, bytes=size, argument=_MAPPED[name]):
@@ -129,7 +139,9 @@ def _line() -> str:
     while frame.f_back is not None and _is_library(frame):
         frame = frame.f_back
     name = os.path.basename(frame.f_code.co_filename)
-    return f"line {frame.f_lineno} of {'the cell' if name.startswith('<ipython') else name}"
+    if name.startswith("<ipython"):
+        name = "the cell"
+    return f"line {frame.f_lineno} of {name}"
 
 
 def _is_library(frame: FrameType) -> bool:
