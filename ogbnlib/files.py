@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, format_bytes, naming
+from .errors import InputError, clear_errors, format_bytes, naming
 
 StrPath = str | os.PathLike[str]
+_MOST_BYTES = 2**30  # of a run's file; a year's events and samples have less than 100 MB
 
 
 def home(path: StrPath) -> Path:
@@ -116,6 +117,17 @@ def _not_own(path: StrPath, objection: str, kind: str = "file") -> InputError:
         f"{path}: expected nothing or a {kind} of your own, found {objection}; "
         "delete it if nobody needs it, or name another place"
     )
+
+
+@clear_errors()
+def regular(path: Path) -> Path:
+    """Return the path of a file to read whole; `InputError` for a pipe or a device, which would
+    never end, and for a file above 1 GB."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+        found = f"{stat.filemode(status.st_mode)} of {status.st_size:,} bytes"
+        raise InputError(f"{path}: expected a file of a run, found {found}")
+    return path
 
 
 def _user_name(uid: int) -> str:

@@ -25,10 +25,7 @@ def read_whole(path: str) -> bytes | None:
 
 
 def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes, int] | None:
-    """Return the values of the lines `NAME VALUE` or `NAME: VALUE kB` as integers, times `unit`.
-
-    None if the file is gone or not readable.
-    """
+    """Return the values of named lines, times `unit`; None if the file is gone or not readable."""
     data = read_whole(path)
     if data is None:
         return None
@@ -125,10 +122,7 @@ class Cgroup:
 
 
 def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
-    """Return the memory cgroup that counts a process, and its mount point.
-
-    None if no memory controller is mounted.
-    """
+    """Return the memory cgroup that counts a process, and its mount point; None without one."""
     inside: dict[int, str] = {}  # version -> path of the process's cgroup
     for line in os.fsdecode(read_whole(f"/proc/{pid}/cgroup") or b"").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -152,10 +146,7 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
 
 
 def _counts_memory(path: Path) -> bool:
-    """Return whether a v2 cgroup has the memory controller.
-
-    Without it, the nearest ancestor that has the controller counts the cgroup's memory.
-    """
+    """Return whether a v2 cgroup counts its own memory; else its nearest ancestor that does."""
     # The host's root cgroup lists the controller but has none of its files.
     controllers = read_whole(f"{path}/cgroup.controllers") or b""
     return (path / "memory.current").exists() or b"memory" in controllers.split()

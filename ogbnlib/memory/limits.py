@@ -92,10 +92,7 @@ class Limit:
             self._blame_kernel()
 
     def evidence(self) -> dict[str, Any]:
-        """Return facts about the end for result.json; call it after `ended`.
-
-        `kills_around` counts kills of processes outside the tree.
-        """
+        """Return facts about the end, see `runs.cause.Facts`; call it after `ended`."""
         kills = self.oom_kills()
         of_others = self._around and self.killed_by != "kernel"
         outer = None

@@ -75,11 +75,7 @@ _FIELDS = {
 
 
 def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
-    """Return the sums over processes of the sizes in a file of /proc/PID, in bytes.
-
-    `file` is `status` (RssAnon, RssFile, RssShmem) or `smaps_rollup` (Pss_Anon, Pss_File,
-    Pss_Shmem).
-    """
+    """Return the sums over processes of the `_FIELDS` of a file in /proc/PID, in bytes."""
     names = _FIELDS[file]
     rows = [read_fields(f"/proc/{pid}/{file}", names, 1024) for pid in pids]
     living = [row for row in rows if row]
@@ -89,10 +85,8 @@ def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
 
 
 def list_processes(pids: Iterable[int]) -> str:
-    """Return name, id and RssAnon + RssShmem of the three largest processes as text.
-
-    For example, `python 4711 with 1.20 GB, python 4715 with 310 MB`.
-    """
+    """Return the three largest processes, such as "python 4711 with 1.20 GB", by RssAnon +
+    RssShmem."""
     rows = []
     for pid in pids:
         sizes = read_fields(f"/proc/{pid}/status", (b"RssAnon", b"RssShmem"), 1024)
@@ -104,10 +98,8 @@ def list_processes(pids: Iterable[int]) -> str:
 
 
 def own_memory() -> tuple[int, int, int]:
-    """Return this process's RssAnon + RssShmem, its whole RSS, and its highest RSS, in bytes.
-
-    The highest RSS is that since the last reset of the kernel's peak.
-    """
+    """Return this process's RssAnon + RssShmem, its RSS, and its highest RSS since the last reset
+    of the kernel's peak, in bytes."""
     names = (b"RssAnon", b"RssShmem", b"VmRSS", b"VmHWM")
     values = read_fields("/proc/self/status", names, 1024) or {}
     anon, shmem, rss, peak = (values.get(name, 0) for name in names)
@@ -115,10 +107,7 @@ def own_memory() -> tuple[int, int, int]:
 
 
 def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
-    """Read the memory of a process tree, and of `cgroup` if there is one.
-
-    `tree` is a `Tree`, or the id of a process, which is read with its descendants.
-    """
+    """Read the memory of a process tree, or of a process id and its descendants, and of `cgroup`."""
     # read first: a process with an RSS afterwards was not being killed meanwhile
     counted = cgroup.parts() if cgroup else ()
     pids = tree.pids() if isinstance(tree, Tree) else process_tree(tree)

@@ -1,9 +1,8 @@
 """Recording of a run's memory: samples by the watching process, events by the trainer or the
 watched script.
 
-The two files (timeline.csv, events.jsonl) are written without buffering, so after a kill every line
-except perhaps the last is whole. Times are `time.time()` seconds. So later
-attempts of an interrupted run append to the same files.
+timeline.csv and events.jsonl are written without buffering, so after a kill every line except
+perhaps the last is whole. Times are `time.time()` seconds: a resumed run appends to both.
 """
 
 import contextlib
@@ -32,10 +31,8 @@ _CHUNK_BYTES = 2**20
 
 
 def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int]:
-    """Open a file to append to it; return its descriptor and its size.
-
-    A last line that a kill cut off is closed with `TORN`.
-    """
+    """Open a file to append to it, with `TORN` after a line that a kill cut off; return its
+    descriptor and its size."""
     file = open_to_write(path, os.O_RDWR | flags)
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
@@ -201,10 +198,8 @@ class _TimelineWriter:
 
 
 class Recorder:
-    """Recorder of a run: its event `log`, a thread that samples a process tree, and a `record`.
-
-    The `record` sums up events and samples.
-    """
+    """Recorder of a run: its event `log`, a thread that samples a process tree, and a `record` of
+    both."""
 
     def __init__(self, run_dir: str | os.PathLike[str]):
         self.log = EventLog(run_dir)

@@ -69,11 +69,8 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         self._recorder.start(self._process.pid, interval_s=0.1, on_sample=self._forward_signals)
 
     def _forward_signals(self, _: Reading) -> None:
-        """Forward the received signals to the kernel.
-
-        SIGUSR1 waits until the kernel has a handler for it, because without one it would end the
-        kernel.
-        """
+        """Forward the received signals to the kernel; SIGUSR1 waits for its handler, because without
+        one it would end the kernel."""
         for signum in sorted(self._pending):
             status = read_whole(f"/proc/{self._process.pid}/status")
             if status is None:  # the kernel has ended
@@ -101,10 +98,8 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             raise
 
     def _mark_failure(self, error: BaseException) -> BaseException:
-        """Mark the cell at which the notebook ended as failed, and return the error to raise.
-
-        papermill would leave the cell completed.
-        """
+        """Mark the cell at which the notebook ended as failed, which papermill would leave completed;
+        return the error to raise."""
         # jupyter_client raises a plain RuntimeError for a kernel that died before it was ready.
         if isinstance(error, RuntimeError) and "Kernel died" in str(error):
             error = self._diagnose()
