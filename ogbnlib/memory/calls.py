@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import Any
@@ -23,13 +23,6 @@ from ..environment import RUN_VARIABLE, WATCHED_VARIABLE
 
 # The argument with which a call maps a file in place of reading it.
 _MAPPED = {"torch.load": "mmap=True", "numpy.load": "mmap_mode='r'"}
-# Functions to record, by module. Other releases may lack some of them.
-_FUNCTIONS = {
-    "torch.serialization": ["load"],
-    "numpy.lib._npyio_impl": ["load"],
-    "numpy.lib.npyio": ["load"],  # before numpy 2
-    "torch_geometric.sampler.neighbor_sampler": ["to_csc", "to_hetero_csc"],
-}
 _LARGE_BYTES = 2**24
 _LIBRARY = re.compile(
     rf"<frozen|{re.escape(os.path.dirname(os.__file__))}/|.*/(site|dist)-packages/"
@@ -59,18 +52,12 @@ class _Finder:
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            for function in _FUNCTIONS[name]:
+            for function, recorded in _FUNCTIONS[name].items():
                 if hasattr(module, function):
-                    setattr(module, function, _recorded(getattr(module, function)))
+                    setattr(module, function, recorded(getattr(module, function)))
 
         spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
         return spec
-
-
-def _recorded(function: Any) -> Any:
-    if function.__name__ == "load":
-        return _record_load(function)
-    return _record_graph(function)
 
 
 def _record_load(load: Any) -> Any:
@@ -112,6 +99,18 @@ def _record_graph(build: Any) -> Any:
         return graph
 
     return recorded
+
+
+# Functions to record, by module. Other releases may lack some of them.
+_FUNCTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "torch.serialization": {"load": _record_load},
+    "numpy.lib._npyio_impl": {"load": _record_load},
+    "numpy.lib.npyio": {"load": _record_load},  # before numpy 2
+    "torch_geometric.sampler.neighbor_sampler": {
+        "to_csc": _record_graph,
+        "to_hetero_csc": _record_graph,
+    },
+}
 
 
 def _forget_graph(name: str, addresses: set[int]) -> None:

@@ -60,7 +60,10 @@ def begin_notebook() -> None:
 
     shell = get_ipython()
     if shell:
-        _draw_on_any_theme(shell)
+        # matplotlib reads this when it is first imported. JupyterLab would put a background behind
+        # a figure that is transparent itself, therefore only its picture is.
+        pictures = {"facecolor": "none", "bbox_inches": "tight"}
+        shell.config.InlineBackend.update(print_figure_kwargs=pictures, rc=ON_ANY_THEME)
     cells = shell.user_ns["In"] if shell else []
     for defaults, injected in itertools.pairwise(cells):
         # papermill inserts its cell of values below the cell of defaults
@@ -79,16 +82,6 @@ def begin_notebook() -> None:
     elif Path("notebooks", "00_quickstart.ipynb").is_file():
         return
     print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
-
-
-def _draw_on_any_theme(shell: Any) -> None:
-    """Let the notebook's pictures be transparent, with text that is readable on white and on black.
-
-    matplotlib reads this when it is first imported. A figure that is transparent itself would get
-    a background from JupyterLab, therefore only its picture is.
-    """
-    pictures = {"facecolor": "none", "bbox_inches": "tight"}
-    shell.config.InlineBackend.update(print_figure_kwargs=pictures, rc=ON_ANY_THEME)
 
 
 def check_parameters(values: dict[str, object], defaults: str) -> None:

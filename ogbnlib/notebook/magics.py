@@ -245,18 +245,12 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
 
     class Publisher(DisplayPublisher):  # type: ignore[misc]
         def publish(
-            self,
-            data: dict[str, object],
-            metadata: object = None,
-            *,
-            transient: object = None,
-            update: bool = False,
-            **_: object,
+            self, data: dict[str, object], metadata: object = None, **options: object
         ) -> None:
             # Widgets exist only in the child, so the kernel can't show them.
             shown = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}
             with open(folder / "displays", "ab") as file:
-                pickle.dump((shown, metadata, {"transient": transient, "update": update}), file)
+                pickle.dump((shown, metadata, options), file)
 
         def clear_output(self, wait: bool = False) -> None:
             pass  # the notebook has shown the earlier text already

@@ -76,8 +76,7 @@ _BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.
 def _figure(
     rows: int, columns: int, size: tuple[float, float], sharey: bool = False
 ) -> tuple[Figure, Array]:
-    # Without its frame a figure is transparent, and JupyterLab puts no white or black box behind
-    # it, as it does behind a figure of a transparent colour.
+    # Without its frame a figure is transparent, and JupyterLab puts no background behind it.
     figure, grid = plt.subplots(
         rows,
         columns,
@@ -128,7 +127,7 @@ def _top_bytes(run: Run) -> float:
     return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)
 
 
-def _shade(phase: Phase) -> tuple[str, str]:
+def _look(phase: Phase) -> tuple[str, str]:
     """Return a phase's label in the legend, and its colour."""
     name = phase.name.lower()
     if name.startswith("line ") and "loader(" in name:
@@ -202,15 +201,14 @@ class _Timeline:
         """Draw the memory, the phases, the limit, and the peak or the kill."""
         if not page_cache:
             self._stacks[-1] = 0
-        highest = self._stacks.max(axis=1, initial=0)
-        seen = highest > 0.005 * self._stacks.sum(axis=0).max(initial=0)
-        names = [
-            name if is_seen else f"_{name}"
-            for (name, _), is_seen in zip(PARTS.values(), seen, strict=True)
+        names, colours = zip(*PARTS.values(), strict=True)
+        least = 0.005 * self._stacks.sum(axis=0).max(initial=0)
+        labels = [
+            name if part.max(initial=0) > least else f"_{name}"
+            for name, part in zip(names, self._stacks, strict=True)
         ]
-        colours = [colour for _, colour in PARTS.values()]
         self._ax.stackplot(
-            self._time_s, self._stacks, labels=names, colors=colours, linewidth=0, zorder=2
+            self._time_s, self._stacks, labels=labels, colors=colours, linewidth=0, zorder=2
         )
         self._set_title(_plain(title or f"{self._run.run_dir.name}: {self._run.state}"))
         self._write_names(self._shade_phases())
@@ -258,7 +256,7 @@ class _Timeline:
         return spans
 
     def _shade(self, phase: Phase, pieces: list[tuple[float, float]]) -> None:
-        label, colour = _shade(phase)
+        label, colour = _look(phase)
         seen_s = [stop_s - max(start_s, self._begin_s) for start_s, stop_s in pieces]
         if max(seen_s, default=0.0) < 0.004 * self._shown_s:  # thinner than a line
             label = "_thin"
@@ -372,7 +370,8 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
     """
     ax = _axes(width=7.5, height=4)
     rows = []
-    for (policy, limit), run in named(runs).items():
+    for (policy, limit), folder in runs.items():
+        run = Run.open(folder)
         limit_bytes = run.result.get("memory_limit_bytes") or 0
         first_s = run.metrics["time_s"].iloc[:1].mean()
         rows.append((policy, limit, limit_bytes, bool(run.exit_code), first_s, epoch_s(run)))
@@ -424,7 +423,7 @@ def plot_accuracy(runs: Runs) -> Figure:
         if best is not None:
             accuracies.plot(best["epoch"], best["valid"], "o", color=line.get_color(), **ring)
     accuracies.plot([], [], "o", color="none", label="best epoch on valid", **ring)
-    for ax, label in ((_axes(losses), "loss on train"), (_axes(accuracies), "accuracy")):
+    for ax, label in ((losses, "loss on train"), (accuracies, "accuracy")):
         ax.set(xlabel="epoch", ylabel=label)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend(**_PLAIN)
