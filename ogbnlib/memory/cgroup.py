@@ -3,7 +3,7 @@
 import io
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -61,6 +61,7 @@ class Cgroup:
 
     path: Path
     version: int
+    mount: Path  # of its hierarchy
 
     def size(self, name: Literal["limit", "peak"]) -> int | None:
         """Return a size of `_SIZES` in bytes; None also for a limit that is not set."""
@@ -103,19 +104,19 @@ class Cgroup:
         anon, file, shmem = (values[name] for name in names)
         return anon, max(file - shmem, 0), shmem  # both versions count shared memory as cache
 
-    def lineage(self, mount: Path) -> Iterator["Cgroup"]:
+    def lineage(self) -> Iterator["Cgroup"]:
         """Yield this cgroup and its ancestors up to the mount point; all their limits apply."""
         for path in (self.path, *self.path.parents):
-            yield Cgroup(path, self.version)
-            if path == mount:
+            yield replace(self, path=path)
+            if path == self.mount:
                 return
 
     def pids(self) -> list[int]:
         return [int(word) for word in (read_whole(f"{self.path}/cgroup.procs") or b"").split()]
 
 
-def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
-    """Return the memory cgroup that counts a process, and its mount point; None without one."""
+def find_cgroup(pid: int | str = "self") -> Cgroup | None:
+    """Return the memory cgroup that counts a process; None if no memory controller is mounted."""
     inside: dict[int, str] = {}  # version -> path of the process's cgroup
     for line in os.fsdecode(read_whole(f"/proc/{pid}/cgroup") or b"").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -132,9 +133,9 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
         folder = mount / os.path.relpath(inside[version], root)
         if ".." in folder.parts or not folder.is_dir():
             folder = mount
-        for group in Cgroup(folder, version).lineage(mount):
+        for group in Cgroup(folder, version, mount).lineage():
             if version == 1 or _counts_memory(group.path):
-                return group, mount
+                return group
     return None
 
 
@@ -164,7 +165,7 @@ def effective_limit() -> tuple[int, str]:
     """
     import psutil
 
-    pair = find_cgroup()
+    group = find_cgroup()
     # Slurm's MB are 2**20 bytes, and its --mem=0 means all memory of the node.
     node_bytes = _number("SLURM_MEM_PER_NODE") * MB
     cpus_bytes = _number("SLURM_MEM_PER_CPU") * MB * max(1, _number("SLURM_CPUS_ON_NODE"))
@@ -175,7 +176,7 @@ def effective_limit() -> tuple[int, str]:
         (cpus_bytes, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"),
         *(
             (cgroup.size("limit") or 0, f"memory cgroup v{cgroup.version} {cgroup.path}")
-            for cgroup in (pair[0].lineage(pair[1]) if pair else ())
+            for cgroup in (group.lineage() if group else ())
         ),
     ]
     return min(limit for limit in limits if limit[0] > 0)

@@ -162,9 +162,8 @@ class _TimelineWriter:
         self._began_s = float(first[1]) if first else None  # an earlier attempt's first sample
         self._size = self._end
         self._bin_s = 0.0
-        self._best = (
-            b""  # the line of the current time bin's largest sample, and that sample's size
-        )
+        # the line of the current time bin's largest sample, and that sample's size
+        self._best = b""
         self._best_bytes = 0
 
     def add(self, time_s: float, reading: Reading) -> None:

@@ -63,8 +63,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
     def start_new_kernel(self, **options: Any) -> None:
         super().start_new_kernel(**options)
         self._process = self.km.provisioner.process
-        pair = find_cgroup(self._process.pid)
-        self._cgroup = pair[0] if pair else None
+        self._cgroup = find_cgroup(self._process.pid)
         self._recorder.log.mark("start", command=["kernel"])
         self._recorder.start(self._process.pid, interval_s=0.1, on_sample=self._forward_signals)
 

@@ -171,12 +171,9 @@ class _Magics:
             for name, file in files.items():
                 self._shell.user_ns[name] = pickle.loads(file.read_bytes())
         elif outputs:
-            state = "exit before the end of the cell, as by os._exit(0)"
+            names = ", ".join(outputs)
             raise shortened(
-                CellFailed(
-                    f"--out {', '.join(outputs)}: not set, as the cell's process ended: "
-                    f"{done.state if done.exit_code else state}"
-                )
+                CellFailed(f"--out {names}: not set, as the cell's process ended: {done.state}")
             )
 
     def _show_displays(self, folder: Path) -> None:
@@ -228,9 +225,7 @@ def _dump(folder: Path, name: str, value: object, option: str) -> None:
     try:
         with open(folder / f"{option}-{name}.pickle", "wb") as file:
             cloudpickle.dump(value, file)
-    except OSError:
-        raise
-    except Exception as error:
+    except (TypeError, ValueError, AttributeError, RuntimeError, pickle.PicklingError) as error:
         problem = f"expected an object that cloudpickle can copy, found a {type(value).__name__}"
         raise InputError(f"{option} {name}: {problem} ({error})") from None
 

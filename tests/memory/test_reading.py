@@ -58,11 +58,11 @@ V2 = {
 def test_every_figure_of_a_cgroup_is_read_from_its_files(tmp_path: Path, version: int) -> None:
     for name, text in {1: V1, 2: V2}[version].items():
         (tmp_path / name).write_text(text)
-    group = Cgroup(tmp_path, version)
+    group = Cgroup(tmp_path, version, tmp_path)
     assert (group.size("limit"), group.size("peak")) == (9000, 7000)
     assert (group.count("oom_kill"), group.pids()) == (3, [11, 12])
     assert group.parts() == (4000, 600, 300)  # file memory without shared memory
-    gone = Cgroup(tmp_path / "none", version)
+    gone = Cgroup(tmp_path / "none", version, tmp_path)
     assert {gone.size(name) for name in ("limit", "peak")} == {None}
     assert (gone.count("oom_kill"), gone.parts(), gone.pids()) == (None, (None,) * 3, [])
 
