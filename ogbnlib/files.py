@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, format_bytes, naming, printable
+from .errors import InputError, clear_errors, format_bytes, naming, printable
 
 StrPath = str | os.PathLike[str]
+_MOST_BYTES = 2**30  # of a run's file; a year's events and samples have less than 100 MB
 
 
 def home(path: StrPath) -> Path:
@@ -105,6 +106,17 @@ def _check_status(status: os.stat_result, path: StrPath, is_kind: Callable[[int]
                 f"{path}: expected nothing, or a file or folder of your own, found "
                 f"{objection}; delete it if nobody needs it, or name another place"
             )
+
+
+@clear_errors()
+def regular(path: Path) -> Path:
+    """Return the path of a file to read whole; `InputError` for a pipe or a device, which would
+    never end, and for a file above 1 GB."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+        kind = f"{stat.filemode(status.st_mode)} of {status.st_size:,} bytes"
+        raise InputError(f"{path}: expected a file of a run, found {kind}")
+    return path
 
 
 def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:

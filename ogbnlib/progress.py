@@ -10,6 +10,7 @@ from typing import Any
 
 from .display import Live
 from .errors import format_bytes
+from .files import regular
 
 
 def seconds(value: float) -> str:
@@ -58,8 +59,8 @@ Progress = bool | Callable[[Count], object]  # whether to show it, or a function
 
 def read_count(path: Path) -> Count | None:
     """Read a progress.json; None if it is missing, half written or has other content."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        count = Count(**json.loads(path.read_bytes()))
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        count = Count(**json.loads(regular(path).read_bytes()))
         str(count)  # fails if a value is not a number
         return count
     return None

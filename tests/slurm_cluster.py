@@ -112,7 +112,7 @@ class Cluster:
 
         memory_cgroup = find_cgroup()
         assert memory_cgroup is not None
-        plugin = "cgroup/v1" if memory_cgroup[0].version == 1 else "autodetect"
+        plugin = "cgroup/v1" if memory_cgroup.version == 1 else "autodetect"
         (folder / "cgroup.conf").write_text(CGROUP_CONF.format(plugin=plugin))
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)

@@ -238,7 +238,7 @@ def test_a_user_without_cgroup_rights_gets_the_same_verdicts(executed) -> None: 
             # It looks every 20 ms, in which a process fills some 100 MB; more is counted twice.
             assert result["peak_bytes"] < result["memory_limit_bytes"] + 150 * MB
         for run in runs:
-            assert "cgroup_usage_bytes" not in run.timeline
+            assert "cgroup_anon_bytes" not in run.timeline
             assert "cgroup" not in run.diagnosis.text
     answers = [[so for _, so in verdicts(book).values()] for book in (as_user, as_root)]
     assert answers[0] == answers[1] != []

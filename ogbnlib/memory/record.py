@@ -42,7 +42,6 @@ METRIC_COLUMNS = (
     *F1_COLUMNS,
 )
 SAMPLE_COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
-ADDED_COLUMNS = ("stalled_s",)  # release 0.2.0 wrote none
 
 Event = dict[str, Any]
 # Kinds of events with the fields that readers rely on. Other kinds and fields are kept as they are.
@@ -62,7 +61,7 @@ _NEEDED = {
     "processes": ["text"],
 }
 # endings of the fields whose values are numbers
-_NUMERIC = ("bytes", "_s", "_retries", "ooms", "rank", "exit_code")
+_NUMERIC = ("bytes", "_s", "_retries", "rank", "exit_code")
 _LAST_KEPT = ("dataset", "cuda_oom", "rank ended", "resumed", "finished", "processes")
 # fields of an event "end" -> their names in `Phase.info`
 _END_FIELDS = {
@@ -95,8 +94,6 @@ def _is_sound(event: object) -> bool:
         all(isinstance(text, str) for text in texts)
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
         and isinstance(event.get("command") or [], list)
-        and isinstance(event.get("previous") or {}, dict)
-        and isinstance(event.get("info") or {}, dict)
     )
 
 
@@ -138,7 +135,7 @@ class Record:
         self.largest_parts: dict[str, int] = {}
         # maximum of each sampled column, of `rss_bytes` (sum of RSS), and of `held_bytes` (in use)
         self.peaks: dict[str, int] = {}
-        self.last: dict[str, int] = {}  # anonymous, shared and file bytes of the last sample
+        self.held_bytes: int | None = None  # anonymous + shared memory at the last sample
         self.start: Event = {}
         # the last event of each kind in `_LAST_KEPT`; the first "rank ended"
         self.events: dict[str, Event] = {}
@@ -153,9 +150,6 @@ class Record:
         self.newest: Phase | None = None  # the phase that began last
         self._calls: list[Event] = []  # recorded calls that have not returned
         self._graphs = set[str]()  # names of the parts that are graphs of PyG's loaders
-        # seconds in which a process waited for memory; None if the kernel does not count them
-        self.stalled_s: float | None = None
-        self._stalled_before_s: float | None = None
 
     @property
     def phase(self) -> Phase | None:
@@ -177,11 +171,6 @@ class Record:
     def is_command(self) -> bool:
         """Whether the attempt ran a watched command, not the trainer."""
         return "command" in self.start
-
-    @property
-    def held_bytes(self) -> int | None:
-        """Anonymous + shared memory at the last sample."""
-        return self.last["anon"] + self.last["shmem"] if self.last else None
 
     @property
     def held_peak_bytes(self) -> int | None:
@@ -207,7 +196,7 @@ class Record:
                 phase.until_s = since_s
             self._reset(event["time_s"])
             self.attempt += 1
-            self.start = {name: value for name, value in event.items() if name != "previous"}
+            self.start = event
         elif kind == "begin":
             self._begin(event, since_s)
         elif kind == "end":
@@ -219,7 +208,7 @@ class Record:
         elif kind == "returned":
             self._calls = self._calls[:-1]
         elif kind in _LAST_KEPT and not (kind == "rank ended" and kind in self.events):
-            self.events[kind] = dict(event)
+            self.events[kind] = event
 
     def _begin(self, event: Event, since_s: float) -> None:
         info = {
@@ -272,24 +261,17 @@ class Record:
             self._began_s = time_s
         self.duration_s = max(0.0, time_s - self._began_s)  # the clock may be set back
         self._num_processes = reading.num_processes
-        if reading.stalled_s is not None:
-            if self._stalled_before_s is None:
-                self._stalled_before_s = reading.stalled_s
-            self.stalled_s = round(reading.stalled_s - self._stalled_before_s, 3)
-        left_out = ("num_processes", "cgroup_limit_bytes", "stalled_s")
         sizes = {
             name: size
             for name, size in vars(reading).items()
-            if size is not None and name not in left_out
+            if size is not None and name.endswith("_bytes")
         }
         if reading.rss_anon_bytes is not None:
             sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)
-        parts = reading.held()
-        if parts is not None:
-            anon, shmem, file = parts
-            self.last = {"anon": anon, "shmem": shmem, "file": file}
+        held_bytes = reading.held_bytes
+        if held_bytes is not None:
+            self.held_bytes = held_bytes
+            sizes["held_bytes"] = held_bytes
             name = self._open[-1].name if self._open else ""
-            size = anon + shmem
-            sizes["held_bytes"] = size
-            self.phases[name] = max(self.phases.get(name, 0), size)
+            self.phases[name] = max(self.phases.get(name, 0), held_bytes)
         self.peaks |= {name: max(self.peaks.get(name, 0), size) for name, size in sizes.items()}

@@ -21,7 +21,6 @@ _CUDA_COLUMNS = [
     "reserved_bytes",
     "free_bytes",
     "alloc_retries",
-    "ooms",
     "peak_allocated_bytes",
     "peak_reserved_bytes",
 ]
@@ -38,10 +37,7 @@ def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
     sampled = ((time_s, 1, dict(zip(names, values, strict=True))) for time_s, *values in rows)
     for time_s, order, item in heapq.merge(moments, sampled, key=lambda moment: moment[:2]):
         if order == 1:
-            stalled_s = item.pop("stalled_s")
             sizes = {name: int(value) for name, value in item.items() if value == value}
-            if stalled_s == stalled_s:
-                sizes["stalled_s"] = stalled_s
             record.sample(time_s, Reading(**sizes))
         else:
             record.event(item)
@@ -144,7 +140,7 @@ def timeline_table(
 
 def held_memory(table: pd.DataFrame) -> pd.DataFrame:
     """Memory in use in a timeline's samples: `time_s`, `anon`, `shmem` and `file`, in bytes, as in
-    `Reading.held`."""
+    `Reading.held_bytes`."""
     table = table.reindex(columns=SAMPLE_COLUMNS)
     source = pd.Series("rss", table.index)
     if table["pss_anon_bytes"].notna().any():

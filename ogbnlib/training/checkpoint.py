@@ -22,7 +22,6 @@ from ..config import TrainConfig
 from ..errors import Diverged, InputError, naming
 from ..files import StrPath, write_atomically
 from ..graph.store import Store
-from ..memory.reading import own_disk_bytes
 from ..memory.record import METRIC_COLUMNS, RunPaths
 from ..runs.attempt import check_changes
 from ..runs.folder import Run
@@ -211,7 +210,6 @@ class Checkpointer:
         is_best = last is not None and last > best
         if self.run_dir is not None and self.learner.ranks.first:
             _write_metrics(self.run_dir, state.history)
-            self.learner.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
             # before the checkpoint, because a run resumed from it would not write best.pt again
             if self.learner.config.keep == "best" and is_best:
                 model = self.learner.model.state_dict()

@@ -26,6 +26,7 @@ from ..launcher import job_cores, local_ranks, resolve_device
 from ..memory.cuda import cuda_reading, oom_sizes
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
+from ..memory.tree import Tree
 from ..registry import MODELS
 from ..runs.attempt import Attempt, open_run_dir, refuse_foreign_code
 from ..runs.codes import exit_code_of
@@ -118,7 +119,7 @@ def train(
 def _recorded(run: Run, config: TrainConfig) -> Iterator[None]:
     attempt = Attempt(run, config)
     code = 0
-    attempt.recorder.start(os.getpid())
+    attempt.recorder.start(Tree(os.getpid()))
     try:
         yield
     except BaseException as error:
@@ -192,7 +193,7 @@ def _recorded_cuda_oom(log: EventLog) -> Iterator[None]:
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         text = first_line.partition(" If reserved but unallocated")[0]
-        sizes = {**(cuda_reading() or {}), **oom_sizes(text)}
+        sizes = {**oom_sizes(text), **(cuda_reading() or {})}  # a reading knows of a cap
         log.mark("cuda_oom", message=text, **sizes)
         raise
 

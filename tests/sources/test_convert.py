@@ -129,7 +129,10 @@ def test_ids_beyond_two_to_the_31_go_through_the_pairs_unharmed(tmp_path: Path) 
     pairs.add(src, dst)
     assert [pairs.count(number) for number in range(pairs.num_ranges)] == [1, 0, 2]
     assert next(pairs.pieces(0, 1)).tolist() == [[7, high - 1]]
-    assert (next(pairs.pieces(2, 2)) + [2 << 30, 0]).tolist() == [[high - 1, 5], [high - 3, high - 2]]
+    assert (next(pairs.pieces(2, 2)) + [2 << 30, 0]).tolist() == [
+        [high - 1, 5],
+        [high - 3, high - 2],
+    ]
     pairs.close()
 
 
