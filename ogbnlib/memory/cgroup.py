@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,6 +104,12 @@ class Cgroup:
             return None, None, None
         anon, file, shmem = (values[name] for name in names)
         return anon, max(file - shmem, 0), shmem  # both versions count shared memory as cache
+
+    def stalled_s(self) -> float | None:
+        """Return the seconds so far in which a process in this cgroup waited for memory (PSI)."""
+        text = read_whole(f"{self.path}/memory.pressure") or b""
+        line = re.search(rb"^some .*total=(\d+)", text)
+        return int(line[1]) / 1e6 if line else None
 
     def lineage(self) -> Iterator["Cgroup"]:
         """Yield this cgroup and its ancestors up to the mount point; all their limits apply."""

@@ -72,6 +72,12 @@ class Limit:
             self.tree.kill()
         return None if self.killed_by else reading
 
+    def stalled_s(self) -> float | None:
+        """Return the seconds so far in which a process of the tree, or else of the v2 cgroup around
+        it, waited for memory."""
+        cgroup = self.cgroup or self._around
+        return cgroup.stalled_s() if cgroup else None
+
     def oom_kills(self) -> int | None:
         counter = self._around or self.cgroup
         kills = counter.count("oom_kill") if counter else None

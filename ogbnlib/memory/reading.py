@@ -23,7 +23,7 @@ class Reading:
     """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
     `rss_*` count pages shared by forked workers once per worker, `pss_*` once.
-    `cgroup_file_bytes` excludes shared memory.
+    `cgroup_file_bytes` excludes shared memory. `stalled_s` is that of `Limit.stalled_s`.
     """
 
     num_processes: int | None = None
@@ -36,6 +36,7 @@ class Reading:
     cgroup_anon_bytes: int | None = None
     cgroup_file_bytes: int | None = None
     cgroup_shmem_bytes: int | None = None
+    stalled_s: float | None = None
 
     @property
     def held_bytes(self) -> int | None:

@@ -42,6 +42,7 @@ METRIC_COLUMNS = (
     *F1_COLUMNS,
 )
 SAMPLE_COLUMNS = ("time_s", *(field.name for field in fields(Reading)))
+ADDED_COLUMNS = ("stalled_s",)  # release 0.2.0 wrote none
 
 Event = dict[str, Any]
 # Kinds of events with the fields that readers rely on. Other kinds and fields are kept as they are.
@@ -150,6 +151,9 @@ class Record:
         self.newest: Phase | None = None  # the phase that began last
         self._calls: list[Event] = []  # recorded calls that have not returned
         self._graphs = set[str]()  # names of the parts that are graphs of PyG's loaders
+        # seconds in which a process waited for memory; None if the kernel does not count them
+        self.stalled_s: float | None = None
+        self._stalled_before_s: float | None = None
 
     @property
     def phase(self) -> Phase | None:
@@ -261,6 +265,10 @@ class Record:
             self._began_s = time_s
         self.duration_s = max(0.0, time_s - self._began_s)  # the clock may be set back
         self._num_processes = reading.num_processes
+        if reading.stalled_s is not None:
+            if self._stalled_before_s is None:
+                self._stalled_before_s = reading.stalled_s
+            self.stalled_s = round(reading.stalled_s - self._stalled_before_s, 3)
         sizes = {
             name: size
             for name, size in vars(reading).items()

@@ -6,6 +6,7 @@ perhaps the last is whole. Times are `time.time()` seconds: a resumed run append
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -298,7 +299,8 @@ class Recorder:
             self._pss_read_s = begin
             self._pss_cost_s = time.thread_time() - begin_cpu_s
         tree.reap()
-        return limit.check(reading)
+        checked = limit.check(reading)
+        return checked and dataclasses.replace(checked, stalled_s=limit.stalled_s())
 
     def add(self, time_s: float, reading: Reading) -> None:
         """Record a reading, after the events that precede it.

@@ -95,6 +95,7 @@ class Facts:
     rank: int | None = None  # the first rank to end
     rank_exit_code: int | None = None
     growth: Growth | None = None
+    stalled_s: _Number | None = None  # time in which a process waited for memory (PSI)
 
     # of a Slurm job
     job: Mapping[str, str] = field(default_factory=dict)  # by sacct's names

@@ -123,6 +123,7 @@ def _with_record(result: Facts, record: Record) -> Facts:
         rank=rank.get("rank"),
         rank_exit_code=rank.get("exit_code"),
         growth=record.growth,
+        stalled_s=record.stalled_s,
     )
 
 

@@ -17,6 +17,7 @@ from ..display import html_card
 from ..errors import InputError, clear_errors
 from ..files import StrPath, home, is_held, regular, whereabouts
 from ..memory.record import (
+    ADDED_COLUMNS,
     F1_COLUMNS,
     METRIC_COLUMNS,
     SAMPLE_COLUMNS,
@@ -125,7 +126,7 @@ class Run:
     def samples(self) -> pd.DataFrame:
         """The samples in timeline.csv, `time_s` in `time.time()` seconds."""
         path = self.paths.timeline
-        table = _tables().csv_table(_content(path), SAMPLE_COLUMNS, path)
+        table = _tables().csv_table(_content(path), SAMPLE_COLUMNS, path, optional=ADDED_COLUMNS)
         return table.astype(float)
 
     @cached_property

@@ -37,7 +37,10 @@ def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
     sampled = ((time_s, 1, dict(zip(names, values, strict=True))) for time_s, *values in rows)
     for time_s, order, item in heapq.merge(moments, sampled, key=lambda moment: moment[:2]):
         if order == 1:
+            stalled_s = item.pop("stalled_s")
             sizes = {name: int(value) for name, value in item.items() if value == value}
+            if stalled_s == stalled_s:
+                sizes["stalled_s"] = stalled_s
             record.sample(time_s, Reading(**sizes))
         else:
             record.event(item)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MB, write_run
+from conftest import MB
 
 from ogbnlib.memory.reading import Reading, _gives_pss
 from ogbnlib.memory.record import SAMPLE_COLUMNS
@@ -96,18 +96,6 @@ def test_held_memory_counts_each_page_once(given: dict[str, int], held: int | No
 def test_a_timeline_of_its_header_alone_has_no_samples(tmp_path: Path) -> None:
     (tmp_path / "timeline.csv").write_text(",".join(SAMPLE_COLUMNS) + "\n")
     assert len(Run(tmp_path).timeline) == 0
-
-
-def test_a_run_of_another_release_goes_on_in_its_file(tmp_path: Path) -> None:
-    lines = (write_run(tmp_path) / "timeline.csv").read_text().splitlines()
-    other = [f"{lines[0]},stalled_s\n", *(f"{line},1.5\n" for line in lines[1:])]
-    (tmp_path / "timeline.csv").write_text("".join(other))
-    recorder = Recorder(tmp_path)
-    recorder.add(200.0, sample(5 * MB))
-    recorder.stop()
-    table = Run.open(tmp_path).samples
-    assert table.attrs["torn_lines"] == 0
-    assert table["rss_anon_bytes"].iloc[-1] == 5 * MB
 
 
 def test_what_another_process_marks_is_followed_once(tmp_path: Path) -> None:

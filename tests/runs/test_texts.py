@@ -190,7 +190,7 @@ KNOWN_ENDS = [
 def test_every_cause_sign_and_action_has_words() -> None:
     assert len(CLUES) <= 20
     assert {clue.cause for clue in CLUES if clue.cause} <= {*get_args(Cause)}
-    rest = {"growth": Growth("climbs", 10.0 * MB, 9, 5 * MB, 95 * MB)}
+    rest = {"growth": Growth("climbs", 10.0 * MB, 9, 5 * MB, 95 * MB), "stalled_s": 29.0}
     known = {"duration_s": 3.0, "phase": "x", "memory_limit_bytes": GB, "limit_by": "cgroup v2"}
     known["parts"] = {"a": MB}
     for end in KNOWN_ENDS:
