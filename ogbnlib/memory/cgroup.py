@@ -50,6 +50,8 @@ _SIZES = {
     "limit": ("memory.limit_in_bytes", "memory.max"),
     # highest usage so far, counted by the kernel (v2 since Linux 5.19)
     "peak": ("memory.max_usage_in_bytes", "memory.peak"),
+    # the usage above which v2 slows processes down instead of killing them; v1 has no such file
+    "high": ("memory.high", "memory.high"),
 }
 
 
@@ -64,7 +66,7 @@ class Cgroup:
     version: int
     mount: Path  # of its hierarchy
 
-    def size(self, name: Literal["limit", "peak"]) -> int | None:
+    def size(self, name: Literal["limit", "peak", "high"]) -> int | None:
         """Return a size of `_SIZES` in bytes; None also for a limit that is not set."""
         text = read_whole(f"{self.path}/{_SIZES[name][self.version - 1]}")
         # v1 writes "no limit" as the largest page-aligned int64, about 2**63.
@@ -72,12 +74,17 @@ class Cgroup:
             return None
         return int(text)
 
-    def count(self, event: Literal["oom_kill", "oom"]) -> int | None:
+    @property
+    def has_limit(self) -> bool:
+        """Whether this cgroup has a limit of its own, or a `memory.high`."""
+        return self.size("limit") is not None or self.size("high") is not None
+
+    def count(self, event: Literal["oom_kill", "oom", "high"]) -> int | None:
         """Return the number of events in this cgroup, under v2 also in the cgroups inside it.
 
         `oom_kill`: the kernel's out-of-memory killer ended a process. With `memory.oom.group`, the
         first of the killed processes is mostly counted twice. `oom` (v2): there was no memory left
-        below a limit.
+        below a limit. `high` (v2): processes were slowed down because of a `memory.high`.
         """
         file = ("memory.oom_control", "memory.events")[self.version - 1]
         name = event.encode()

@@ -49,8 +49,8 @@ class Limit:
     def __init__(self, limit_bytes: int | None):
         self.limit_bytes = limit_bytes
         self.tree: Tree | None = None
-        # the cgroups around the tree, with their counts of "oom" so far
-        self._lineage: list[tuple[Cgroup, int]] = []
+        # the cgroups around the tree, with their counts of "oom" and "high" so far
+        self._lineage: list[tuple[Cgroup, int, int]] = []
 
     def command(self, argv: list[str]) -> list[str]:
         return argv
@@ -105,15 +105,26 @@ class Limit:
                 "cgroup": str(self._outer.path),
                 "others_bytes": (anon or 0) + (shmem or 0),
             }
+        throttled = []
+        for group, _, high_before in self._lineage:
+            times = (group.count("high") or 0) - high_before
+            if times > 0:
+                high_bytes = group.size("high")
+                throttled.append(
+                    {"cgroup": str(group.path), "high_bytes": high_bytes, "times": times}
+                )
         return {
             "killed_by": self.killed_by,
             "oom_kills": None if of_others else kills,
             "kills_around": (kills or 0) if of_others else 0,
             "outer_limit": outer,
+            "throttled": throttled,
         }
 
     def _watch_limits(self, own: Cgroup, around: Cgroup | None = None) -> None:
-        self._lineage = [(group, group.count("oom") or 0) for group in own.lineage()]
+        self._lineage = [
+            (group, group.count("oom") or 0, group.count("high") or 0) for group in own.lineage()
+        ]
         self._around = around
         if around is not None:
             self._kills_before = around.count("oom_kill") or 0
@@ -124,7 +135,7 @@ class Limit:
             return  # its counters are gone
         # v2 also counts an event in all cgroups above, so the nearest cgroup with a new event is
         # the one whose limit was reached.
-        met = next((group for group, ooms in self._lineage if group.met_its_limit(ooms)), None)
+        met = next((group for group, ooms, _ in self._lineage if group.met_its_limit(ooms)), None)
         if met is not None and (self.cgroup is None or met.path != self.cgroup.path):
             self._outer = met
 
@@ -267,7 +278,7 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
             return _CgroupLimit(limit_bytes, parent)
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
-        if name == "cgroup v1" or parent.size("limit") is not None:
+        if name == "cgroup v1" or parent.has_limit:
             break
     return "; ".join(reasons)
 
@@ -313,7 +324,7 @@ def _left_by_a_scope() -> Cgroup | None:
     user = os.getuid()
     scopes = own.mount / f"user.slice/user-{user}.slice/user@{user}.service/app.slice"
     for ancestor in own.lineage():
-        if ancestor.size("limit") is not None and not scopes.is_relative_to(ancestor.path):
+        if ancestor.has_limit and not scopes.is_relative_to(ancestor.path):
             return ancestor
     return None
 

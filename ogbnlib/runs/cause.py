@@ -96,6 +96,8 @@ class Facts:
     rank_exit_code: int | None = None
     growth: Growth | None = None
     stalled_s: _Number | None = None  # time in which a process waited for memory (PSI)
+    # cgroups whose `memory.high` slowed the run down: `cgroup`, `high_bytes` and `times`
+    throttled: list[dict[str, Any]] = field(default_factory=list)
 
     # of a Slurm job
     job: Mapping[str, str] = field(default_factory=dict)  # by sacct's names

@@ -124,8 +124,9 @@ _CLAUSES = (
     "[; {alloc_retries:.0f} allocations needed a second try]",
     "the kernel's out-of-memory killer struck {kills_around} times in its cgroup meanwhile",
     "rank {rank} was the first to end, with exit code {rank_exit_code}",
-    "processes waited for memory for {waited_s:.0f} s, {waited_share:.0%} of its time: raise the limit (or MemoryHigh= "
-    "of systemd), or use less",
+    "it was slowed down {times} times, as its memory passed memory.high ({high_bytes}) of the cgroup {cgroup}: raise "
+    "it (MemoryHigh= of systemd) or use less",
+    "processes waited for memory for {waited_s:.0f} s, {waited_share:.0%} of its time: raise the limit, or use less",
 )  # fmt: skip
 _MEMORY_CLAUSES = (
     "it held {parts}",
@@ -321,6 +322,8 @@ def _memory_values(facts: Facts) -> dict[str, Any]:
         values |= {"waited_s": facts.stalled_s, "waited_share": waited_share}
     if facts.growth is not None and facts.growth.verdict == "climbs":
         values |= vars(facts.growth)
+    for throttle in facts.throttled:
+        values |= throttle
     return values
 
 

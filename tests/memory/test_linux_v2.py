@@ -62,6 +62,22 @@ def test_a_lower_limit_around_the_run_is_the_one_that_is_blamed(linux_v2: Machin
     assert "of the cgroup /sys/fs/cgroup/slice around it" in result["diagnosis"]["text"]
 
 
+def test_a_run_slowed_down_by_memory_high_is_told_so(linux_v2: Machine) -> None:
+    code = (
+        "held = []\n"
+        "times = lambda: int(open('/sys/fs/cgroup/high/memory.events').read().split()[3])\n"
+        "while times() < 5: held.append(b'x' * 2**18)"
+    )
+    result = linux_v2.result(
+        "enter high/session\necho 90M >/sys/fs/cgroup/high/memory.high\n"
+        f'ogbnlib watch --run-dir r -- $python -c "{code}"'
+    )
+    assert result["exit_code"] == 0
+    assert result["throttled"][0]["cgroup"] == "/sys/fs/cgroup/high"
+    for words in ("slowed down", "memory.high", "90 MB"):
+        assert words in result["diagnosis"]["text"]
+
+
 def test_page_cache_and_shared_memory_are_parts_of_their_own(linux_v2: Machine) -> None:
     # A new file is charged to its reader, and stays open: the pages of a closed one are given back.
     file = linux_v2.folder / "file"
@@ -92,8 +108,10 @@ def test_limits_are_made_wherever_this_process_may_enter_them(linux_v2: Machine)
     assert root[1].startswith("0::/ogbnlib-")
     assert root[4] == "the host's RAM"
     # not beside its own cgroup, if that has a limit
-    job = limit_of(linux_v2, "enter job\necho 300M >/sys/fs/cgroup/job/memory.max")
-    assert job[:2] == ["watchdog", "0::/job"]
+    for file in ("max", "high"):
+        group = f"job-{file}"
+        job = limit_of(linux_v2, f"enter {group}\necho 300M >/sys/fs/cgroup/{group}/memory.{file}")
+        assert job[:2] == ["watchdog", f"0::/{group}"]
     # beside it, but below a limit around both
     deep = limit_of(linux_v2, "enter deep/step\necho 300M >/sys/fs/cgroup/deep/memory.max")
     assert deep[0] == "cgroup v2"
