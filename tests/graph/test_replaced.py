@@ -60,8 +60,8 @@ def new(old: Path, tmp_path: Path) -> Path:
     """The same graph with other features and labels; each file has the size of the old one's."""
     data = open_store(old).to_data()
     data.x, data.y = data.x.flip(0), torch.where(data.y >= 0, 3 - data.y, data.y)
-    how = {"splits": open_store(old).splits, "num_classes": 4, "name": "tiny", "progress": False}
-    return Store.from_data(data, tmp_path / "new", **how).path
+    how = {"splits": open_store(old).splits, "num_classes": 4, "progress": False}
+    return Store.from_data(data, tmp_path / "tiny", **how).path  # which becomes its name
 
 
 USES: dict[str, Callable[[Store, Any], object]] = {
