@@ -197,8 +197,7 @@ def _kind(values: pa.Array) -> str:
 
 
 def _first(values: pa.Array) -> str:
-    text = ", ".join(map(str, values[:3].to_pylist()))
-    return " ".join(text.split())[:60]
+    return " ".join(", ".join(map(str, values[:3].to_pylist())).split())[:60]
 
 
 def _roles(stem: str, table: Table, kinds: dict[str, str]) -> dict[str, str]:
