@@ -50,14 +50,3 @@ def test_a_store_keeps_its_counts_and_each_door_says_them(raw: Path, tmp_path: P
     assert copy.summary["edges_read"] == 5
     object.__setattr__(store, "summary", {})  # as of a store of an earlier version
     assert "\n" not in summarized(store)
-
-
-def test_classes_have_their_names(tmp_path: Path) -> None:
-    folder = tmp_path / "files"
-    folder.mkdir()
-    (folder / "labels.csv").write_text("label\ncs\ncs\ncs\nmath\n")
-    (folder / "edges.csv").write_text("source,target\n0,1\n")
-    np.save(folder / "features.npy", np.ones((4, 2)))
-    (folder / "splits.csv").write_text("node_id,split\n0,train\n1,valid\n3,test\n")
-    text = summarized(convert(folder, tmp_path / "named", progress=False))
-    assert "largest class: 'cs' with 3; smallest class: 'math' with 1;" in " ".join(text.split())
