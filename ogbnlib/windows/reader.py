@@ -54,8 +54,9 @@ class WindowReader:
         self.arrays = {
             name: store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT
         }
-        spooling = self.windows.spooling
-        self.spool = Spool(self, spooling) if spooling else None
+        self.spool: Spool | None = None
+        if self.windows.spooling:
+            self.spool = Spool(store, self.arrays, preparation, self.seeds, self.next_cursor)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
         self._ahead: tuple[Cursor, Future[Window]] | None = None
 

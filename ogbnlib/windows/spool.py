@@ -15,19 +15,20 @@ import functools
 import itertools
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from ..forecast.pass_memory import Spooling, Windows
+from ..forecast.pass_memory import Windows
+from ..graph.store import Store
 from ..graph.store_format import index_dtype
 from ..io.blocks import whole_blocks
-from ..io.disk_array import Interrupted
+from ..io.disk_array import DiskArray, Interrupted
 from ..io.spool_file import SpoolFile
 from ..kernels import Array
 from ..memory.reading import malloc_trim
@@ -37,9 +38,6 @@ from .hot_rows import HotRows
 from .plan import WINDOW_BYTES
 from .window import Sampled, Seeds, Window, sample_windows
 
-if TYPE_CHECKING:
-    from .reader import WindowReader
-
 Result = TypeVar("Result")
 # position of a window: its epoch, the place in the epoch's order where the pass begins, and the
 # window's first seed counted from there
@@ -47,8 +45,7 @@ Cursor = tuple[int, int, int]
 
 
 class _StoredWindow(NamedTuple):
-    """A window in spool files. Only the positions of its seeds and the sizes of its hops are in
-    memory."""
+    """A window in spool files, of which memory has positions of seeds and sizes of hops."""
 
     positions: Sequence[Tensor | Array]
     hops: Hops
@@ -93,13 +90,31 @@ class Preparation:
 
 
 class Spool:
-    """Windows of a reader, on disk: while one shard is used, a thread records the next."""
+    """Windows on disk: while one shard is used, a thread records the next.
 
-    def __init__(self, reader: WindowReader, spooling: Spooling) -> None:
-        self._reader = reader
-        self._spooling = spooling
-        self._folder = reader.preparation.spool_dir
-        self._evaluations = reader.preparation.evaluations
+    Args:
+        arrays: colptr, row and x of the store.
+        seeds: Returns the seeds of the window at a cursor.
+        next_cursor: Returns the cursor of the window after the one with these positions; None
+            after the last.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        arrays: Mapping[str, DiskArray],
+        preparation: Preparation,
+        seeds: Callable[[Cursor], Seeds],
+        next_cursor: Callable[[Cursor, Sequence[Tensor | Array]], Cursor | None],
+    ) -> None:
+        assert preparation.windows.spooling
+        self._store = store
+        self._arrays = arrays
+        self._preparation = preparation
+        self._spooling = preparation.windows.spooling
+        self._seeds = seeds
+        self._next_cursor = next_cursor
+        self._evaluations = preparation.evaluations
         self._structure: Shard = {}
         self._shard: Shard = {}
         self._hot: HotRows | None = None
@@ -137,7 +152,7 @@ class Spool:
 
     def _following(self, shard: Shard) -> Cursor | None:
         last = next(reversed(shard))
-        return self._reader.next_cursor(last, shard[last].positions)
+        return self._next_cursor(last, shard[last].positions)
 
     def _record(self, cursor: Cursor) -> Shard:
         evaluations: Sequence[Spool] = ()
@@ -163,7 +178,7 @@ class Spool:
         return recorded
 
     def _choose_hot(self) -> HotRows:
-        store = self._reader.store
+        store = self._store
         chosen = HotRows.chosen(
             (stored.arrays[0]() for stored in self._structure.values()),
             store.num_nodes,
@@ -197,8 +212,7 @@ class Spool:
         return shard
 
     def _sample(self, spools: Sequence[Spool], cursor: Cursor) -> None:
-        """Sample structure files: this spool's windows from `cursor` on, and all windows of the
-        other spools."""
+        """Sample structure files: windows from `cursor` on, and all windows of other spools."""
         self._structure = {}  # frees its file
         structures = {spool: Shard() for spool in spools}
         jobs = list(self._jobs(spools, cursor))
@@ -206,9 +220,8 @@ class Spool:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
             # memory has room for the samples of one pass
             count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
-            arrays = self._reader.arrays
             sampled = sample_windows(
-                [seeds for *_, seeds in jobs[:count]], arrays["colptr"], arrays["row"]
+                [seeds for *_, seeds in jobs[:count]], self._arrays["colptr"], self._arrays["row"]
             )
             # two threads only, because packing takes a set of all nodes, 21 MB for papers100M
             with ThreadPoolExecutor(2, thread_name_prefix="pack") as packers:
@@ -227,16 +240,16 @@ class Spool:
     ) -> Iterator[tuple[Spool, SpoolFile, Cursor, Seeds]]:
         """Yield (spool, file, cursor, seeds) of the windows of each spool's structure file."""
         for spool in spools:
-            file = SpoolFile(self._folder)
+            file = SpoolFile(self._preparation.spool_dir)
             following: Cursor | None = cursor if spool is self else (0, 0, 0)
             room = self._spooling.structure_batches
             while following is not None:
-                seeds = spool._reader.seeds(following)
+                seeds = spool._seeds(following)
                 room -= len(seeds.ids)
                 if spool is self and room < 0 and following != cursor:
                     break
                 yield spool, file, following, seeds
-                following = spool._reader.next_cursor(following, seeds.positions)
+                following = spool._next_cursor(following, seeds.positions)
 
     def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> _StoredWindow:
         window = Window.pack(seeds, sampled)
@@ -248,14 +261,14 @@ class Spool:
     def _add_features(
         self, shards: Sequence[Shard], buffer_bytes: int, fresh: HotRows | None
     ) -> list[Shard]:
-        store = self._reader.store
-        x = self._reader.arrays["x"]
+        store = self._store
+        x = self._arrays["x"]
         filled = list[Shard]()
         targets = list[tuple[SpoolFile, int]]()
         for shard in shards:
             sizes = [stored.num_rows * x.row_bytes for stored in shard.values()]
             offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
-            file = SpoolFile(self._folder, offsets[-1])
+            file = SpoolFile(self._preparation.spool_dir, offsets[-1])
             filled.append({})
             for (cursor, stored), offset in zip(shard.items(), offsets, strict=False):
                 shape = (stored.num_rows, store.num_features)
@@ -286,7 +299,7 @@ class Spool:
         for file in {file for file, _ in targets}:
             file.finish()
         hot = fresh or self._hot
-        self._reader.preparation.on_event(
+        self._preparation.on_event(
             "pass",
             windows=len(windows),
             bytes_written=int(bounds[-2]) * x.row_bytes,
