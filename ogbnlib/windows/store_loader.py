@@ -105,8 +105,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         return -(-self.sampler.count(0) // self.batch_size)  # of a whole epoch
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Fix order and neighbors of the next pass, which begins at position `start` of the
-        order."""
+        """Fix order and neighbors of the next pass, which begins at `start` of the order."""
         for number in (epoch, start):
             if not isinstance(number, Integral) or number < 0:
                 raise InputError(f"set_epoch: expected a whole number from 0 on, got {number!r}")
@@ -146,11 +145,9 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             yield last.pop()
 
     def _pass(self, epoch: int, start: int) -> Iterator[Data]:
-        """Return an iterator over the batches of an epoch, from position `start` of its order on.
-
-        Batches come from windows, from a thread, or from DataLoader workers. Except from workers,
-        a second pass, over another epoch, may begin while this one runs.
-        """
+        """Return an iterator over the batches of an epoch, from position `start` of its order on:
+        from windows, from a thread, or from DataLoader workers. Except from workers, a second
+        pass, over another epoch, may begin while this one runs."""
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
         if not self.num_workers:
@@ -164,8 +161,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             self.reader.close()
 
     def filter_fn(self, out: SamplerOutput) -> Data:
-        """Build a batch as PyG's `filter_fn` does; add labels and decoded features before
-        `transform`."""
+        """Build a batch as PyG does; add labels and decoded features before `transform`."""
         plain = copy.copy(self)
         plain.transform = None
         plain.data = Data(edge_index=NO_EDGES, num_nodes=self.store.num_nodes)
