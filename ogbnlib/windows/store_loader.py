@@ -2,6 +2,7 @@
 (batches sampled together)."""
 
 import copy
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -146,13 +147,19 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _pass(self, epoch: int, start: int) -> Iterator[Data]:
         """Return an iterator over the batches of an epoch, from position `start` of its order on:
-        from windows, from a thread, or from DataLoader workers. Except from workers, a second
-        pass, over another epoch, may begin while this one runs."""
+        from windows, from a thread, or from DataLoader workers. A second pass, over another epoch,
+        may begin while this one runs."""
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
         if not self.num_workers:
             return _prefetch(self._mapped_groups(epoch, start), lambda: False, lambda: None)
         self.node_sampler.set_epoch(epoch)
+        # Persistent workers were started once and see `set_epoch` through shared memory. Workers
+        # of a single pass get a sampler with an epoch of its own, which a second pass can't change.
+        if not self.persistent_workers:
+            loader = copy.copy(self)
+            loader.node_sampler = self.node_sampler.at_epoch(epoch)
+            self.collate_fn = functools.partial(NeighborLoader.collate_fn, loader)
         return cast("Iterator[Data]", super().__iter__())
 
     def close(self) -> None:
