@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..errors import format_bytes
 from .cgroup import Cgroup, read_fields, read_whole
 from .cuda import cuda_in_use
-from .tree import Tree, process_tree
+from .tree import Tree
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,11 @@ class Reading:
             return None  # a killed tree, whose cgroup still counts pages that are being freed
         # RSS serves a single process and kernels without PSS. Where PSS is needed but this reading
         # has none, the result is unknown.
-        source = "cgroup"
-        if self.cgroup_anon_bytes is None:
-            source = "rss" if (self.num_processes or 1) <= 1 or not _gives_pss() else "pss"
+        source = "pss"
+        if self.cgroup_anon_bytes is not None:
+            source = "cgroup"
+        elif (self.num_processes or 1) <= 1 or not _gives_pss():
+            source = "rss"
         anon = getattr(self, f"{source}_anon_bytes")
         return None if anon is None else anon + (getattr(self, f"{source}_shmem_bytes") or 0)
 
@@ -105,11 +107,11 @@ def own_memory() -> tuple[int, int, int]:
     return anon + shmem, rss, max(peak, rss)
 
 
-def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
-    """Read the memory of a process tree, or of a process id and its descendants, and of `cgroup`."""
+def read_memory(tree: Tree, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
+    """Read the memory of a process tree, and of `cgroup` if there is one."""
     # read first: a process with an RSS afterwards was not being killed meanwhile
     counted = cgroup.parts() if cgroup else ()
-    pids = tree.pids() if isinstance(tree, Tree) else process_tree(tree)
+    pids = tree.pids()
     rss = read_sums(pids, "status")
     shares: list[int | None] = read_sums(pids, "smaps_rollup") if pss else [None] * 3
     return Reading(len(pids), *rss, *shares, *counted)

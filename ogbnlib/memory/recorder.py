@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Self
 
 from ..files import open_to_write, write_all
 from .cuda import cuda_reading
@@ -213,26 +212,25 @@ class Recorder:
 
     def start(
         self,
-        process: int | Tree,
+        tree: Tree,
         limit: Limit | None = None,
         *,
         interval_s: float = 0.05,
         on_sample: Callable[[Reading], None] = lambda reading: None,
-        on_error: Callable[[], None] = lambda: None,
         on_unwritable: Callable[[OSError], None] = lambda error: None,
-    ) -> Self:
+    ) -> None:
         """Start a thread that samples a process tree until `stop`, or until the limit has killed
         the tree.
+
+        An error in the thread kills a tree with a limit, and `stop` raises it.
 
         Args:
             limit: Gets each reading.
             interval_s: Time from one sample to the next.
-            on_error: Called on an error in the thread; `stop` raises that error.
             on_unwritable: Called at each failure to write; sampling goes on because the limit
                 needs it.
         """
         watched = limit or Limit(None)
-        tree = process if isinstance(process, Tree) else Tree(process)
 
         def write(reading: Reading) -> None:
             try:
@@ -248,11 +246,11 @@ class Recorder:
                 self._sample_until_stop(tree, watched, interval_s, write)
             except BaseException as error:
                 self._error = error
-                on_error()
+                if limit is not None:  # a run must not go on without its watchdog
+                    tree.kill()
 
         self._thread = threading.Thread(target=work, name="memory-recorder", daemon=True)
         self._thread.start()
-        return self
 
     def _sample_until_stop(
         self, tree: Tree, limit: Limit, interval_s: float, write: Callable[[Reading], None]

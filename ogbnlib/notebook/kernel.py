@@ -26,6 +26,7 @@ from ..memory.cgroup import effective_limit, find_cgroup, read_whole
 from ..memory.reading import Reading
 from ..memory.recorder import Recorder
 from ..memory.signals import Stopped, handled
+from ..memory.tree import Tree
 from ..runs.cause import Facts
 from ..runs.codes import STOPPED
 from ..runs.diagnosis import explain
@@ -65,7 +66,9 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         self._process = self.km.provisioner.process
         self._cgroup = find_cgroup(self._process.pid)
         self._recorder.log.mark("start", command=["kernel"])
-        self._recorder.start(self._process.pid, interval_s=0.1, on_sample=self._forward_signals)
+        self._recorder.start(
+            Tree(self._process.pid), interval_s=0.1, on_sample=self._forward_signals
+        )
 
     def _forward_signals(self, _: Reading) -> None:
         """Forward the received signals to the kernel; SIGUSR1 waits for its handler, because without

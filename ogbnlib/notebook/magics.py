@@ -90,6 +90,7 @@ class _Magics:
     def _recorded(self) -> Iterator[None]:
         from ..memory.reading import own_memory
         from ..memory.recorder import Recorder
+        from ..memory.tree import Tree
         from ..runs.folder import Run
 
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as folder:
@@ -97,7 +98,7 @@ class _Magics:
             begin_s = time.monotonic()
             start_bytes = own_memory()[0]
             recorder.log.mark("start")
-            recorder.start(os.getpid(), interval_s=0.02)
+            recorder.start(Tree(os.getpid()), interval_s=0.02)
             try:
                 with marks.attached(folder), marks.phase("cell"):
                     yield

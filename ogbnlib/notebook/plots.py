@@ -104,7 +104,7 @@ def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes
 
 
 def _mark(
-    ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any
+    ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (0, 0), **style: Any
 ) -> None:
     style = {"zorder": 7, "fontsize": 8.5, "color": GREY, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
@@ -518,7 +518,7 @@ def _mark_peak(ax: Axes, row: int, run: Run, limit: float, unit: int) -> None:
     ax.plot(limit, row - 0.36, "X", zorder=8, **_CROSS)  # not over the name of a part
     text = _plain(f"killed in {run.diagnosis.phase or 'no phase'}")
     # in one line below its own bar, so that no other bar seems to be the killed one
-    _mark(ax, text, (limit, row + 0.37), (0, 0), color=KILLED, ha="center", va="top", fontsize=8)
+    _mark(ax, text, (limit, row + 0.37), color=KILLED, ha="center", va="top", fontsize=8)
 
 
 def _write_verdicts(
@@ -541,7 +541,6 @@ def _write_verdicts(
                 ax,
                 advices[name].in_short.replace(", ", "\n"),
                 (middle, row),
-                (0, 0),
                 color=_VERDICTS[advices[name].verdict],
                 ha="center",
                 va="center",
@@ -569,7 +568,6 @@ def _draw_parts(ax: Axes, row: int, parts: Mapping[str, int], unit: int) -> None
                 ax,
                 _plain(name),
                 (middle, row + 0.4),
-                (0, 0),
                 ha="center",
                 va="top",
                 fontsize=7.5,

@@ -48,6 +48,7 @@ from ..memory.limits import Limit, make_limit
 from ..memory.malloc import trainer_environment
 from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, handled
+from ..memory.tree import Tree
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.resolve import check_trainable, find_store, size_of
@@ -347,7 +348,7 @@ def _too_large_to_start(config: TrainConfig, limit_bytes: int | None) -> Diagnos
     kernel.
     """
     available, source = effective_limit()
-    room_bytes = available - (read_memory(os.getpid()).held_bytes or 0)
+    room_bytes = available - (read_memory(Tree(os.getpid())).held_bytes or 0)
     if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):
         return None  # the kill of a run with a lower limit of its own ends nothing else
     forecast = predict(config, memory_limit_bytes=room_bytes)

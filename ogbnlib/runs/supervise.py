@@ -131,12 +131,7 @@ class _Child:
         self.forward.begin(self.process.pid)  # and send it the signals that came before
         try:
             self.limit.tree = self.tree
-            self.recorder.start(
-                self.tree,
-                self.limit,
-                on_error=self.tree.kill,  # a run without a watchdog must not go on
-                on_unwritable=self._note_unwritable,
-            )
+            self.recorder.start(self.tree, self.limit, on_unwritable=self._note_unwritable)
             text = functools.partial(
                 standing, run_dir, self.recorder.record, self.limit.limit_bytes
             )

@@ -27,6 +27,7 @@ from ..launcher import job_cores, local_ranks, resolve_device
 from ..memory.cuda import cuda_reading, oom_sizes
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
+from ..memory.tree import Tree
 from ..registry import MODELS
 from ..runs.attempt import Attempt, open_run_dir, refuse_foreign_code
 from ..runs.codes import exit_code_of
@@ -139,7 +140,7 @@ def train(
 def _recorded(run: Run, config: TrainConfig) -> Iterator[None]:
     attempt = Attempt(run, config)
     code = 0
-    attempt.recorder.start(os.getpid())
+    attempt.recorder.start(Tree(os.getpid()))
     try:
         yield
     except BaseException as error:

@@ -11,6 +11,7 @@ from conftest import MB, python_child
 
 from ogbnlib.memory.cgroup import Cgroup, effective_limit
 from ogbnlib.memory.reading import read_memory, read_sums
+from ogbnlib.memory.tree import Tree
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 MAPPED = (
@@ -30,7 +31,7 @@ def test_shared_memory_is_seen_as_shared() -> None:
     try:
         path.write_bytes(b"x" * 50 * MB)
         with python_child(MAPPED, str(path)) as child:
-            reading = read_memory(child.pid, pss=True)
+            reading = read_memory(Tree(child.pid), pss=True)
     finally:
         path.unlink()
     assert (reading.rss_shmem_bytes or 0) >= 50 * MB

@@ -18,8 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from ogbnlib.config import TrainConfig
-from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.signals import STOP_SIGNALS, Stopped, block_stop_signals
+from ogbnlib.memory.tree import process_tree
 from ogbnlib.runs.codes import STOPPED
 from ogbnlib.runs.folder import Run
 from ogbnlib.training.network import GNN

@@ -23,8 +23,8 @@ from conftest import MB, is_alive, wait_until, write_run
 import ogbnlib
 from ogbnlib import marks
 from ogbnlib.errors import InputError
-from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.recorder import _TimelineWriter
+from ogbnlib.memory.tree import process_tree
 from ogbnlib.runs.attempt import lock_of
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import watch

@@ -18,7 +18,7 @@ from conftest import force_windows, is_alive, scores, wait_until
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.cgroup import read_whole
-from ogbnlib.memory.reading import process_tree
+from ogbnlib.memory.tree import process_tree
 from ogbnlib.runs.folder import Run, RunStopped
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
