@@ -23,13 +23,13 @@ from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
 from ..memory.cgroup import effective_limit, find_cgroup, read_whole
+from ..memory.limits import Watchdog
 from ..memory.reading import Reading
 from ..memory.recorder import Recorder
 from ..memory.signals import Stopped, handled
 from ..memory.tree import Tree
-from ..runs.cause import Facts
 from ..runs.codes import STOPPED
-from ..runs.diagnosis import explain
+from ..runs.diagnosis import explain, read_facts
 from ..runs.folder import RunEnded, RunStopped
 
 
@@ -46,7 +46,6 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
     def __init__(self, nb_man: NotebookExecutionManager, pending: set[int], **options: Any):
         super().__init__(nb_man, **options)
         self._pending = pending
-        self._kills_before = 0
         self._index: int | None = None  # of the code cell that is running or ran last
         self._error: BaseException | None = None
 
@@ -64,7 +63,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
     def start_new_kernel(self, **options: Any) -> None:
         super().start_new_kernel(**options)
         self._process = self.km.provisioner.process
-        self._cgroup = find_cgroup(self._process.pid)
+        self._limit = Watchdog(None, find_cgroup(self._process.pid))
         self._recorder.log.mark("start", command=["kernel"])
         self._recorder.start(
             Tree(self._process.pid), interval_s=0.1, on_sample=self._forward_signals
@@ -89,7 +88,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         if cell.cell_type != "code":
             return super().execute_cell(cell, index)
         self._index = index
-        self._kills_before = self._kills()
+        self._limit = Watchdog(None, find_cgroup(self._process.pid))  # counts kills from here on
         first_line = cell.source.strip().partition("\n")[0]
         name = f"cell {index + 1} of {len(self.nb.cells)}: {first_line}"
         self._recorder.log.mark("begin", phase=name, held_bytes=self._recorder.record.held_bytes)
@@ -119,16 +118,15 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             self.nb_man.cell_exception(cell, cell_index=index)
         return error
 
-    def _kills(self) -> int:
-        return (self._cgroup.count("oom_kill") if self._cgroup else 0) or 0
-
     def _diagnose(self) -> KernelDied:
         status = self._process.wait()
         code = 128 - status if status < 0 else status  # Popen shows signal N as -N
-        limit_bytes, source = effective_limit()
-        facts = Facts(exit_code=code, memory_limit_bytes=limit_bytes, limit_by=source)
-        if code == 137 and self._kills() > self._kills_before:
-            facts = replace(facts, killed_by="kernel")
+        self._limit.ended(code == 137)
+        result = {"exit_code": code, **self._limit.evidence()}
+        if result["outer_limit"] is None:
+            limit_bytes, source = effective_limit()
+            result |= {"memory_limit_bytes": limit_bytes, "limit_by": source}
+        facts = read_facts(result)
         end = explain(Path(self._folder), None, facts, self._recorder.record, at_work=False)
         error = KernelDied(replace(end, actions=end.actions[:1]))  # it has no memory_limit to raise
         error.exit_code = max(code, 1)  # an exit with 0 before the notebook's end is an error, too

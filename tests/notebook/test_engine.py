@@ -217,8 +217,8 @@ def test_an_out_of_memory_kill_is_named_by_its_cgroup(
     assert done.returncode == 137, done.stderr
     assert statuses(tmp_path) == ["completed", "failed", "pending"]
     text = banners(tmp_path)
-    assert "Killed by the kernel's out-of-memory killer (exit code 137)" in text
-    assert "under a limit of 700 MB (memory cgroup" in text
+    assert "Killed by the kernel's out-of-memory killer (exit code 137" in text
+    assert "for the limit of 700 MB of the cgroup /" in text
     assert re.search(r"in phase 'cell \d of 5: more = bytearray\(1500 << 20\)'", text)
 
 
