@@ -1,16 +1,12 @@
 """Checks that features do not reveal the labels or the splits, before anything is written."""
 
-from collections.abc import Iterable, Iterator
-
 import numpy as np
 
 from ..errors import InputError
 from ..graph.node_set import NodeSet
-from ..graph.npz import Array
-from .source import Source
+from .source import Source, aligned
 
 _LEAST_NODES = 20  # with fewer nodes, a match may be chance
-_MOST_SHOWN = 20  # columns in a message
 
 
 def refuse_leaks(source: Source) -> None:
@@ -32,11 +28,10 @@ def refuse_leaks(source: Source) -> None:
     ):
         columns = find(source)
         if columns:
-            names = source.feature_names or range(source.num_features)
-            shown = ", ".join(repr(names[column]) for column in columns[:_MOST_SHOWN])
             raise InputError(
-                f"{source.features_at}, column {shown}: {problem}; declare it `left out` in "
-                "dataset.yaml, or remove it from an array by numpy.delete(x, columns, axis=1)"
+                f"{source.features_at}, column {source.columns(columns)}: {problem}; declare it "
+                "`left out` in dataset.yaml, or remove it from an array by numpy.delete(x, columns, "
+                "axis=1)"
             )
 
 
@@ -47,7 +42,7 @@ def _equal_to_labels(source: Source) -> list[int]:
     columns = np.arange(source.num_features)
     classes = set[int]()
     count = 0
-    for rows, labels in _paired(source.x_chunks(), source.label_chunks()):
+    for rows, labels in aligned([source.x_chunks(), source.label_chunks()]):
         labelled = labels >= 0
         columns = columns[(rows[labelled][:, columns] == labels[labelled, None]).all(axis=0)]
         if not len(columns):
@@ -80,13 +75,3 @@ def _constant_in_splits(source: Source) -> list[int]:
         begin += len(rows)
     varies = (values != values[0]).any(axis=0)
     return np.flatnonzero(constant & varies).tolist()
-
-
-def _paired(chunks: Iterable[Array], labels: Iterator[Array]) -> Iterator[tuple[Array, Array]]:
-    """Yield each chunk of rows with the labels of its rows; chunks of labels may differ in size."""
-    pending = np.empty(0, np.int64)
-    for chunk in chunks:
-        while len(pending) < len(chunk):
-            pending = np.concatenate([pending, next(labels)])
-        yield chunk, pending[: len(chunk)]
-        pending = pending[len(chunk) :]
