@@ -142,6 +142,7 @@ class Attempt:
         kernel_peak = evidence.pop("kernel_peak_bytes", None)
         values = {
             "exit_code": exit_code,
+            "slurm_job": self._job,  # slurm/common.sh reads it
             "memory_limit_bytes": memory_limit_bytes,
             **dict.fromkeys(("limit_by", "killed_by", "oom_kills")),
             **evidence,

@@ -88,8 +88,10 @@ def explain(
     oom = record.events.get("cuda_oom")
     if code == OUT_OF_CUDA_MEMORY and oom:
         end = _on_gpu(end, oom)
-    elif end.cause == "out of memory":
-        end = replace(end, actions=_memory_actions(end.facts, config, record))
+    elif end.cause == "out of memory" and result.killed_by and config is None:
+        end = replace(end, actions=_script_actions(record, met_limit(end.facts)))
+    elif end.cause == "out of memory":  # of a training run, only the planner says more
+        end = replace(end, actions=(Action("less memory"),))
     specific = {}
     if RunPaths(run_dir).output.is_file():
         specific["read output"] = Action("read output", {"file": "output.log"})
@@ -132,7 +134,7 @@ def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:
     if end.cause in OPEN_CAUSES:
         end = find(facts.last_output or "", killed=code == 137) or end
     shown = end.facts
-    merged = replace(facts, sign=shown.sign, who=shown.who, sizes=shown.sizes, code=shown.code)
+    merged = replace(facts, sign=shown.sign, who=shown.who, sizes=shown.sizes)
     return replace(end, facts=merged)
 
 
@@ -145,20 +147,7 @@ def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
 
 def met_limit(facts: Facts) -> KilledBy:
     """The limit that an out-of-memory kill met."""
-    outer = facts.outer_limit
-    if outer:  # the kernel killed for the limit of a cgroup around the run's own
-        return KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
-    limit_bytes = facts.memory_limit_bytes
-    return KilledBy(None if limit_bytes is None else int(limit_bytes))
-
-
-def _memory_actions(facts: Facts, config: TrainConfig | None, record: Record) -> tuple[Action, ...]:
-    """What helps after an out-of-memory kill; of a training run, only the planner says more."""
-    if config is not None or not facts.killed_by:
-        return (Action("less memory"),)
-    if not _is_foreign(record):  # another command of this package
-        return (Action("limit command"),)
-    return _script_actions(record, met_limit(facts))
+    return facts.outer_limit or KilledBy(facts.memory_limit_bytes)
 
 
 def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:

@@ -49,8 +49,8 @@ _RUNS = {
     f"[, not for its own limit of {{memory_limit_bytes}}]{_WHEN}",
 }  # fmt: skip
 _ENDED_RUN = f"exit code {{exit_code}}: {{words}}; it ended{_LIMIT}{_WHEN}"
-_JOB = "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {code})]"
-_CODE = "exit code {code}: {words}"
+_JOB = "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {exit_code})]"
+_CODE = "exit code {exit_code}: {words}"
 # How a process or a job ended, by `Facts.sign`.
 _ENDS = {
     "0": "finished without an error",
@@ -79,7 +79,6 @@ _ENDS = {
     "0:125": "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY); srun itself returns 1 for such a step",
     "0:53": "never started: Slurm could not open the batch script's output file or working directory",
     # states of Slurm
-    "COMPLETED": "finished without an error",
     "OUT_OF_MEMORY": "had a process killed for passing its memory[ of {ReqMem}]",
     "TIMEOUT": "reached its time limit[ of {Timelimit}]",
     "DEADLINE": "reached its --deadline[ after {Elapsed}]",
@@ -110,7 +109,7 @@ _ENDS = {
 }  # fmt: skip
 _QUEUED = "is {State}[: {Reason}]"
 _SIGNAL = "ended by {signal}"
-_NO_MEANING = "ended with exit code {code}, which has no fixed meaning"
+_NO_MEANING = "ended with exit code {sign}, which has no fixed meaning"
 # Evidence, in the order of the sentence; a clause with an unknown name is left out.
 _CLAUSES = (
     "the log ends with: {log_line}",
@@ -141,10 +140,8 @@ _ACTIONS = {
     "sbatch, unless Slurm has requeued the job",
     "start again": "start it again",
     "read output": "read what it printed[: the end of {file}]",
-    "read all logs": "read the logs of all ranks for the first that failed; dmesg and sacct show a kill",
     "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
     "fix input": "fix what the message names",
-    "check command": "check both names, the file's permissions and its first line",
     "check libraries": "run with num_workers=0 and PYTHONFAULTHANDLER=1; install versions of torch and its extensions "
     "that match",
     "check labels": "check the labels with `python -m ogbnlib verify`; {guide} has the line for a script of your own",
@@ -157,7 +154,6 @@ _ACTIONS = {
     "raise memory_limit": f"raise memory_limit[ to {{limit}}]{_FIXED}",
     "raise cgroup": f"give the cgroup {{cgroup}} more memory[, {{limit}}] (a Slurm job by --mem){_FIXED}",
     "larger machine": f"use a machine, or a job, with {{limit}} of memory{_FIXED}",
-    "limit command": "raise memory_limit, or give the command a --memory-limit of its own (convert, predict)",
     "lower limit": "give it a memory_limit below {limit_bytes} to see it killed, or ask for more: {sbatch}",
     "try model": "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it tries {model} out, of "
     "which no step was measured here",
@@ -181,8 +177,6 @@ _ACTIONS = {
     "no workers": "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
     "ask sacct": "ask sacct -j {job} on the cluster's login node for the job's state",
     "wait": "submit no second one: `squeue -j {job}` has its state, `scontrol show job {job}` says what it waits for",
-    "avoid node": "avoid that node with --exclude",
-    "make folder": "make the folder of --output and --chdir on a file system that the compute node sees",
 }  # fmt: skip
 
 
@@ -269,7 +263,7 @@ def _subject(end: Diagnosis) -> str:
         template = _JOB
     elif facts.duration_s is not None:
         template = _RUNS.get(facts.sign, _ENDED_RUN)
-    elif facts.code and not facts.who:
+    elif facts.exit_code is not None and not facts.who:
         template = _CODE
     return _filled(template, {**_values(facts), "words": words_of(facts)})
 

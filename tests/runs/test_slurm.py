@@ -57,7 +57,7 @@ ENDINGS = {
     "TIMEOUT|0:0|0:0|1000M": ("time limit", ["start again", "more time"]),
     "CANCELLED by 0|0:0|0:0|1000M": ("cancelled", ["start again"]),
     "PREEMPTED|0:0|0:0|1G": ("preempted", ["start again"]),
-    "NODE_FAIL|0:0|0:0|1G": ("node failure", ["start again", "avoid node"]),
+    "NODE_FAIL|0:0|0:0|1G": ("node failure", ["start again"]),
     "FAILED|75:0|0:0|1G": ("stopped at a checkpoint", ["start again"]),
 }
 
