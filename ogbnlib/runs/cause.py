@@ -81,7 +81,6 @@ class Facts:
     parts: Mapping[str, int] = field(default_factory=dict)  # named parts of memory in use
     processes: str = ""  # the three largest, as of the last growth of a command's memory
     last_output: str | None = None  # the line of the output that tells most about the end
-    left_behind: list[str] = field(default_factory=list)  # processes that outlived the command
     unwritable: str | None = None  # why samples or output could not be recorded
     rank: int | None = None  # the first rank to end
     rank_exit_code: int | None = None

@@ -337,15 +337,11 @@ def _count(run_dir: Path, record: Record) -> Count | None:
     return count
 
 
-def _current_phase(record: Record) -> Phase | None:
-    """The open phase; of a trainer, which is between two phases for a moment only, the newest."""
-    return record.phase or (None if record.is_command else record.newest)
-
-
 def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[str, str]:
     """The two parts of a run's progress line: its name and phase; its count and memory in use."""
     more = details(_count(run_dir, record), record.held_bytes, limit_bytes)
-    phase = _current_phase(record)
+    # a trainer is between two phases for a moment only
+    phase = record.phase or (None if record.is_command else record.newest)
     if phase:
         return f"{run_dir.name}: {phase.label}", more
     if record.is_command:  # which may never name a phase

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..environment import RESTARTS_VARIABLE
 from ..errors import format_bytes, printable
 from ..memory.cuda import ALLOCATOR_VARIABLES
 from ..memory.killed import Action
@@ -27,7 +26,6 @@ _COMMON: dict[str, object] = {
     "run_dir": "RUN",
     "quoted": "RUN",
     "job": "ID",
-    "restarts": RESTARTS_VARIABLE,
     "allocator": ALLOCATOR_VARIABLES[0],
 }  # fmt: skip
 _LIMIT = "[ under a limit of {memory_limit_bytes} ({limit_by})]"
@@ -89,8 +87,6 @@ _ENDS = {
     **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED"), "is {State}[ after {Elapsed}][ of {Timelimit}]"),
     # other ends of a job
     "no sign": "left no sign of its end",
-    "not requeued": "stopped at a checkpoint and was not put back into the queue[: {reason}]; {restarts} bounds how "
-    "often a job requeues itself",
     "as run": "ended as its run did",
     "run unfinished": "ended with exit code 0, but its run did not finish",
     # lines of a text
@@ -115,7 +111,6 @@ _CLAUSES = (
     "the log ends with: {log_line}",
     "evidence: {line}",
     "its last words: {last_output}",
-    "ended what it left behind: {left_behind} (to keep a daemon, start it outside of watch)",
     "its record has gaps: {unwritable}",
     "{requested_bytes} asked for[, {allocated_bytes} allocated][, {reserved_bytes} reserved]"
     "[, {free_bytes} free on the GPU]"

@@ -389,7 +389,7 @@ def _carry_out(
         variables[LIMIT_VARIABLE] = str(limit.limit_bytes)
     reads_input = config is None and not os.isatty(0) and not in_notebook()
     interrupts: list[int] = []
-    # an interrupt is raised only after the result is written
+    # an interrupt ends the child in order, and is raised only after the result is written
     with handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):
         outcome = supervise(
             argv,
@@ -397,6 +397,7 @@ def _carry_out(
             limit,
             recorder=attempt.recorder,
             env=variables,
+            interrupts=interrupts,
             echo=echo,
             holds_back=config is not None,
             inherited=inherited,
@@ -414,7 +415,7 @@ def _carry_out(
             limits_refused=limits_refused,
             **outcome.evidence,
         )
-    if outcome.interrupted or interrupts:
+    if interrupts:
         raise shortened(
             KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {done.diagnosis.remedy}")
         )

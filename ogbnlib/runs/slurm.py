@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..memory.killed import Action
 from .cause import OPEN_CAUSES, Facts
-from .codes import STATES, STOPPED, code_key, of_code, of_state, resubmission, specified
+from .codes import STATES, code_key, of_code, of_state, resubmission, specified
 from .folder import Run, is_run
 from .render import Diagnosis
 from .texts import cleaned, failed_rank, find, job_rows, job_state, last_words
@@ -112,11 +112,6 @@ class _Job:
         if not code:
             return Diagnosis("unknown", Facts("no sign"), (Action("ask sacct"),))
         end = of_code(code, foreign=not self.is_ours)
-        # The job scripts put such a job back into the queue, unless they or Slurm refused to.
-        if end.cause == "stopped at a checkpoint":
-            reasons = re.findall(r"^ogbnlib: .*?(not requeued.*)$", self.log, re.MULTILINE)
-            why = {"reason": "".join(reasons[-1:])}
-            return replace(end, facts=Facts("not requeued", exit_code=STOPPED, job=why))
         # The result of the job's run says more than the code. Without a result, or if torchrun
         # reports another rank that failed first, the log decides.
         explained = self._is_end_of_run(code)

@@ -36,14 +36,12 @@ STOP_S = 4.0  # for a checkpoint, when a person waits for the end
 class Outcome:
     """The end of a supervised process tree. `exit_code` is 128 + N after signal N.
 
-    `evidence` is the result of `Limit.evidence`, with the kernel's peak counter, and with
-    `left_behind` and `unwritable` where they apply.
+    `evidence` is the result of `Limit.evidence`, with the kernel's peak counter and `unwritable`.
     """
 
     exit_code: int
     tail: str
     evidence: dict[str, Any]
-    interrupted: bool = False
     forwarded: int = 0  # the last signal that was passed on, 0 without one
 
 
@@ -54,6 +52,7 @@ def supervise(
     *,
     recorder: Recorder | None = None,
     env: Mapping[str, str] | None = None,  # added to this process's own environment
+    interrupts: Sequence[int] = (),  # to which the caller's handler of SIGINT adds
     echo: bool = True,  # relay output (output.log has it anyway), show a line at once
     # for a trainer: its stop signals stay blocked until it calls `signals.take_over`
     holds_back: bool = False,
@@ -63,19 +62,17 @@ def supervise(
     """Run a command inside `limit`, record it in `run_dir` until it ends, and end all its
     processes.
 
-    In the main thread, signals that would end this process are passed on to the child. SIGINT stops
-    the child in order, a second SIGINT at once.
+    In the main thread, signals that would end this process are passed on to the child. An entry in
+    `interrupts` stops the child in order, a second one at once.
     """
     recorder = recorder or Recorder(run_dir)
     forward = Forward()
-    interrupts: list[int] = []
     # the marks of the outer process trees, and at the end the new tree's own
     marks = f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
     with (
         contextlib.closing(limit),
         adopting(),
         handled(forward, FORWARDED),
-        handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]),
         open(RunPaths(run_dir).output, "ab", opener=open_to_write) as log,
     ):
         with contextlib.ExitStack() as stack:
@@ -114,10 +111,9 @@ class _Child:
     limit: Limit
     recorder: Recorder
     forward: Forward
-    interrupts: list[int]
+    interrupts: Sequence[int]
     stop_until_s: float | None = None  # when SIGKILL follows the SIGTERM of an interrupt
     unwritable: str | None = None  # why samples or output could not be written
-    names_left: Sequence[str] = ()  # the processes that outlived the command
 
     def follow(self, log: BinaryIO, run_dir: Path, echo: bool) -> str:
         """Record the command and relay its output, also to `log`, until it ends; return the
@@ -136,9 +132,7 @@ class _Child:
             handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
             Live(text, at_once=echo) as live,
         ):
-            tail = self._relay(log, live, echo)
-            self.names_left = self.tree.names_left()
-        return tail
+            return self._relay(log, live, echo)
 
     def outcome(self, tail: str) -> Outcome:
         """The end of the command, when all its processes are gone and the recorder has stopped."""
@@ -154,12 +148,10 @@ class _Child:
             code = 137  # also where the killer chose a worker, or the parent ended first
         elif self.interrupts:
             code = 130
-        elif self.names_left:
-            evidence["left_behind"] = self.names_left
         evidence["unwritable"] = self.unwritable
         if self.limit.cgroup:
             evidence["kernel_peak_bytes"] = self.limit.cgroup.size("peak")
-        return Outcome(code, tail, evidence, bool(self.interrupts), self.forward.number)
+        return Outcome(code, tail, evidence, self.forward.number)
 
     def _relay(self, log: BinaryIO, live: Live, echo: bool) -> str:
         """Copy the command's output to the log, and to `live` with `echo`, until it ends; return
