@@ -30,7 +30,7 @@ _CODES: dict[str, tuple[Cause, tuple[str, ...]]] = {
     "2": ("bad input", ("fix input",)),
     "75": ("stopped at a checkpoint", ("resume",)),
     "76": ("out of GPU memory", ("free GPU",)),
-    "77": ("diverged", ("resume",)),
+    "77": ("diverged", ("lower lr", "resume")),
     "78": ("not finished", ("resume",)),
     "124": ("time limit", ("more time",)),
     "126": ("never started", ("fix input",)),

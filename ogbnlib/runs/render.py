@@ -134,6 +134,8 @@ _ACTIONS = {
     "submit to resume": "go on with `sbatch slurm/{script}.sbatch --run-dir {quoted} --resume` and the same options of "
     "sbatch, unless Slurm has requeued the job",
     "start again": "start it again",
+    "lower lr": "take a smaller lr (--set lr=...; the last checkpoint is finite), unless `python -m ogbnlib verify` "
+    "finds damaged features",
     "read output": "read what it printed[: the end of {file}]",
     "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
     "fix input": "fix what the message names",

@@ -25,6 +25,7 @@ from ..graph.store import Store
 from ..memory.reading import own_disk_bytes
 from ..memory.record import METRIC_COLUMNS, RunPaths
 from ..runs.attempt import check_changes
+from ..runs.codes import DIVERGED, of_code
 from ..runs.folder import Run
 from .learner import Learner, Stateful
 
@@ -306,13 +307,11 @@ class Checkpointer:
     def diverged(
         self, state: State, problem: str = "the loss or a weight is no longer finite"
     ) -> Diverged:
-        """Return the error that says where the run diverged and how to go on."""
-        epoch = state.epoch + 1
+        """Return the error that says where the run diverged, with a note on how to go on."""
         config = self.learner.config
-        self.learner.log.mark("diverged", epoch=epoch, position=state.position, lr=config.lr)
-        return Diverged(
-            f"diverged: {problem} in epoch {epoch}, after {state.position:,} seeds, with "
-            f"lr={config.lr:g} and precision={config.precision}; try a smaller lr (--resume --set "
-            "lr=... goes on from the last checkpoint, which is finite); `python -m ogbnlib verify` "
-            "looks for damaged features"
+        error = Diverged(
+            f"diverged: {problem} in epoch {state.epoch + 1}, after {state.position:,} seeds, with "
+            f"lr={config.lr:g} and precision={config.precision}"
         )
+        error.add_note(of_code(DIVERGED).remedy)
+        return error
