@@ -11,6 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from ..environment import PARENT_VARIABLE
 
@@ -22,9 +23,15 @@ FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
 class Stopped(BaseException):
     """Raised after a signal stopped the run at a batch boundary and its checkpoint was written.
 
+    `run` is the `Run` of a child process, whose result is written.
+
     Like `KeyboardInterrupt`, it is not an `Exception`. So a sweep with `except Exception` around
     each training ends too, and does not go on during Slurm's grace period.
     """
+
+    def __init__(self, message: str, run: Any = None):
+        super().__init__(message)
+        self.run = run
 
     def _render_traceback_(self) -> list[str]:  # one line in a notebook
         return [f"{type(self).__name__}: {self}"]

@@ -27,7 +27,7 @@ from ..memory.reading import Reading
 from ..memory.recorder import Recorder
 from ..memory.signals import Stopped, handled
 from ..runs.codes import STOPPED, of_code
-from ..runs.folder import RunEnded, RunStopped
+from ..runs.folder import RunEnded
 from ..runs.render import words_of
 
 
@@ -182,7 +182,7 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
             raise_for_execution_errors(nb, nb.metadata.papermill["output_path"])
         except PapermillExecutionError as error:
             codes = re.findall(r"^(\d+): ", error.evalue)
-            if error.ename in (Stopped.__name__, RunStopped.__name__):
+            if error.ename == Stopped.__name__:
                 exit_code = STOPPED
             elif error.ename == RunEnded.__name__ and codes:
                 exit_code = int(codes[0])

@@ -22,6 +22,13 @@ from .codes import code_key, of_code, resumption, specified
 from .render import Diagnosis
 from .texts import exception_line, find, find_in_message
 
+_OOM_SIZES = (
+    "requested_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "free_bytes",
+    "alloc_retries",
+)
 _LETTERS = 60  # most letters of a phase in an action
 _FACTS = TypeAdapter(Facts)
 _DIAGNOSIS = TypeAdapter(Diagnosis)
@@ -66,7 +73,6 @@ def explain(
 
     `result` has no facts if no result.json was written.
     """
-    foreign = _is_foreign(record)
     facts = _with_record(result, record)
     code = result.exit_code
     if at_work:
@@ -74,9 +80,7 @@ def explain(
         present = replace(facts, sign="at work", memory_limit_bytes=limit_bytes)
         return Diagnosis("at work", present)
     if code is None:
-        then = Action("start again")
-        if config is not None:
-            then = resumption(run_dir)
+        then = Action("start again") if config is None else resumption(run_dir)
         return Diagnosis("no result", replace(facts, sign="no result"), (then,))
     if code == 0:
         return Diagnosis("finished", facts)
@@ -84,10 +88,11 @@ def explain(
         sign = "killed around" if result.outer_limit else f"killed by {result.killed_by}"
         end = Diagnosis("out of memory", replace(facts, sign=sign))
     else:
-        end = _failed(facts, code, foreign)
-    oom = record.events.get("cuda_oom")
-    if code == OUT_OF_CUDA_MEMORY and oom:
-        end = _on_gpu(end, oom)
+        end = _failed(facts, code, foreign=config is None)
+    if code == OUT_OF_CUDA_MEMORY:
+        oom = record.events.get("cuda_oom", {})
+        sizes = {name: oom[name] for name in _OOM_SIZES if oom.get(name)}
+        end = replace(end, facts=replace(end.facts, sizes=sizes))
     elif end.cause == "out of memory" and result.killed_by and config is None:
         end = replace(end, actions=_script_actions(record, met_limit(end.facts)))
     elif end.cause == "out of memory":  # of a training run, only the planner says more
@@ -98,11 +103,6 @@ def explain(
     if config is not None:
         specific["resume"] = resumption(run_dir)
     return specified(end, specific)
-
-
-def _is_foreign(record: Record) -> bool:
-    command: list[str] = record.start.get("command") or []
-    return bool(command) and command[1:3] != ["-m", "ogbnlib"]
 
 
 def _with_record(result: Facts, record: Record) -> Facts:
@@ -129,20 +129,13 @@ def _with_record(result: Facts, record: Record) -> Facts:
     )
 
 
-def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:
+def _failed(facts: Facts, code: int, *, foreign: bool) -> Diagnosis:
     end = of_code(code, foreign=foreign)
     if end.cause in OPEN_CAUSES:
         end = find(facts.last_output or "", killed=code == 137) or end
     shown = end.facts
     merged = replace(facts, sign=shown.sign, who=shown.who, sizes=shown.sizes)
     return replace(end, facts=merged)
-
-
-def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
-    names = [name for name in oom if name.endswith("_bytes") or name == "alloc_retries"]
-    sizes = {name: oom[name] for name in names if oom[name]}
-    words = end.facts.last_output if sizes else str(oom.get("message"))
-    return replace(end, facts=replace(end.facts, sizes=sizes, last_output=words))
 
 
 def met_limit(facts: Facts) -> KilledBy:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
@@ -27,7 +26,6 @@ from ..memory.record import (
     RunPaths,
     parse_events,
 )
-from ..memory.signals import Stopped
 from ..progress import Count, details, read_count, seconds
 from ..registry import RUN_METHODS
 from .diagnosis import explain, read_diagnosis, read_facts
@@ -55,14 +53,6 @@ def _tables() -> Any:
 
 class RunEnded(RuntimeError):
     """Error for a run that did not finish. The text is its exit code, a colon and its diagnosis."""
-
-
-class RunStopped(Stopped):
-    """A signal to this process stopped the run of its child process; `run` has the result."""
-
-    def __init__(self, run: Run, number: signal.Signals):
-        super().__init__(f"{number.name} stopped the run {run.run_dir}. {run.diagnosis}")
-        self.run = run
 
 
 def is_run(folder: StrPath) -> bool:

@@ -47,14 +47,14 @@ from ..memory.killed import Action
 from ..memory.limits import Limit, make_limit
 from ..memory.malloc import trainer_environment
 from ..memory.reading import read_memory
-from ..memory.signals import STOP_SIGNALS, handled
+from ..memory.signals import STOP_SIGNALS, Stopped, handled
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.resolve import check_trainable, find_store, size_of
 from .attempt import Attempt, check_content, open_run_dir, refuse_foreign_code
 from .cause import Facts
 from .codes import STOPPED
-from .folder import Run, RunStopped
+from .folder import Run
 from .names import next_run_dir
 from .render import Diagnosis
 from .supervise import supervise
@@ -381,7 +381,7 @@ def _carry_out(
 ) -> Run:
     """Run a child and write the attempt's result; a trainer inherits the folder's lock.
 
-    Raises `KeyboardInterrupt` after an interrupt, and `RunStopped` after a stop signal.
+    Raises `KeyboardInterrupt` after an interrupt, and `Stopped` after a stop signal.
     """
     config = attempt.config
     variables = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
@@ -421,7 +421,8 @@ def _carry_out(
         )
     if outcome.forwarded in STOP_SIGNALS:
         # No further run may begin before a SIGKILL. Exit code 75 puts the job back in the queue.
-        raise RunStopped(done, signal.Signals(outcome.forwarded))
+        name = signal.Signals(outcome.forwarded).name
+        raise Stopped(f"{name} stopped the run {done.run_dir}. {done.diagnosis}", done)
     return done
 
 
