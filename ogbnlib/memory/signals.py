@@ -10,6 +10,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -51,9 +52,11 @@ class Forward(StopRequest):
 
     def __init__(self) -> None:
         self._pid: int | None = None
+        self.times_s: list[float] = []  # of all signals, in `time.monotonic()` seconds
 
     def __call__(self, number: int, frame: object = None) -> None:
         self.number = number
+        self.times_s.append(time.monotonic())
         with contextlib.suppress(ProcessLookupError):
             if self._pid is not None:
                 os.kill(self._pid, number)
@@ -61,7 +64,7 @@ class Forward(StopRequest):
     def begin(self, pid: int) -> None:
         self._pid = pid
         if self.number:
-            self(self.number)
+            os.kill(pid, self.number)
 
     def end(self) -> None:
         """Call this before waiting for the process: afterwards its id may belong to another one."""

@@ -22,13 +22,6 @@ from .codes import code_key, of_code, resumption, specified
 from .render import Diagnosis
 from .texts import exception_line, find, find_in_message
 
-_OOM_SIZES = (
-    "requested_bytes",
-    "allocated_bytes",
-    "reserved_bytes",
-    "free_bytes",
-    "alloc_retries",
-)
 _LETTERS = 60  # most letters of a phase in an action
 _FACTS = TypeAdapter(Facts)
 _DIAGNOSIS = TypeAdapter(Diagnosis)
@@ -91,7 +84,8 @@ def explain(
         end = _failed(facts, code, foreign=config is None)
     if code == OUT_OF_CUDA_MEMORY:
         oom = record.events.get("cuda_oom", {})
-        sizes = {name: oom[name] for name in _OOM_SIZES if oom.get(name)}
+        names = [name for name in oom if name.endswith(("_bytes", "_retries"))]
+        sizes = {name: oom[name] for name in names if oom[name]}
         end = replace(end, facts=replace(end.facts, sizes=sizes))
     elif end.cause == "out of memory" and result.killed_by and config is None:
         end = replace(end, actions=_script_actions(record, met_limit(end.facts)))

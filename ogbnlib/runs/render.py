@@ -38,7 +38,7 @@ _RUNS = {
     "[, {counted_bytes} with page cache]",
     "at work": f"at work{_WHERE}; after {{duration_s:.1f}} s it holds {{held_bytes}}"
     "[ of {memory_limit_bytes}][, {held_peak_bytes} at most]",
-    "no result": f"no result was written, as the watching process was itself killed{_WHEN}",
+    "no result": f"no result was written: the watching process was killed, or its disk was full{_WHEN}",
     "not started": "not started: by forecast it takes {forecast_bytes} in phase '{phase}', and {limit_by} leaves "
     "{room_bytes} beside this notebook",
     "killed by watchdog": f"killed by this library's watchdog (exit code {{exit_code}}){_LIMIT}{_WHEN}",

@@ -7,6 +7,7 @@ cgroup's limit also covers the page cache that they fill.
 import contextlib
 import functools
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from ..environment import (
     WATCHED_VARIABLE,
 )
 from ..errors import (
+    GB,
     MB,
     InputError,
     clear_errors,
@@ -60,6 +62,9 @@ from .render import Diagnosis
 from .supervise import supervise
 from .texts import last_words
 
+# Under `ulimit -v`. Imports map 1.1 GB with 2 processors, and more with more; below that, OpenBLAS
+# and torch hang or end in tracebacks.
+_ADDRESS_BYTES = 2 * GB
 # The folder of `sitecustomize.py`, with which each Python of a watched command starts.
 _HOOK = str(Path(memory.__file__).parent / "hook")
 
@@ -109,7 +114,7 @@ def watch(
     )
     if run_dir is None and earlier.run_dir.exists():
         return earlier
-    limit, refused = make_limit(limit_bytes, limit_by)
+    limit, _ = make_limit(limit_bytes, limit_by)
     with (
         contextlib.closing(limit),
         open_run_dir(None, earlier.run_dir, resume=False) as (before, _),
@@ -120,7 +125,7 @@ def watch(
             "PYTHONPATH": os.pathsep.join(paths),
             WATCHED_VARIABLE: str(attempt.run_dir.resolve()),
         }
-        return _carry_out(attempt, argv, limit, refused, env=env, echo=echo)
+        return _carry_out(attempt, argv, limit, env=env, echo=echo)
 
 
 @clear_errors()
@@ -214,7 +219,7 @@ def _train(
     if resume:
         refuse_foreign_code(config, folder)
     env = _prepare_code(config, size, folder if resume else None, "auto" if echo else "none")
-    limit, refused = make_limit(limit_bytes, limit_by)
+    limit, _ = make_limit(limit_bytes, limit_by)
     # From here on this process holds the limit and the folder's lock, released in reverse order.
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(limit))
@@ -247,7 +252,7 @@ def _train(
         }
         if live:
             stack.enter_context(drawn(lambda: Run(folder)._repr_html_()))
-        return _carry_out(attempt, argv, limit, refused, env=env, echo=echo, inherited=(lock,))
+        return _carry_out(attempt, argv, limit, env=env, echo=echo, inherited=(lock,))
 
 
 def _choose_folder(
@@ -331,12 +336,18 @@ def _attainable(memory_limit: str | int | None, before: StrPath | None = None) -
 
 
 def _check_trainer_limit(limit_bytes: float | None) -> None:
-    """Refuse a memory limit under which no training can begin, even with a small graph."""
+    """Refuse limits under which no training can begin, even with a small graph."""
     if limit_bytes is not None and limit_bytes < RUNTIME_BYTES:
         raise InputError(
             f"memory_limit: expected more than the {format_bytes(RUNTIME_BYTES)} that Python and "
             f"torch take, whatever the data, got {format_bytes(limit_bytes)}; "
             "`python -m ogbnlib plan` forecasts what a run needs"
+        )
+    address_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= address_bytes < _ADDRESS_BYTES:  # -1 is no limit
+        raise InputError(
+            f"ulimit -v: expected at least {format_bytes(_ADDRESS_BYTES)} of addresses for Python "
+            f"and torch, got {format_bytes(address_bytes)}; start this from a shell without it"
         )
 
 
@@ -373,7 +384,6 @@ def _carry_out(
     attempt: Attempt,
     argv: list[str],
     limit: Limit,
-    limits_refused: list[str],
     *,
     echo: bool,
     env: Mapping[str, str] | None = None,
@@ -412,7 +422,6 @@ def _carry_out(
             memory_limit_bytes=limit.limit_bytes,
             limit_by=None if limit.limit_bytes is None else limit.name,
             last_output=words or None,
-            limits_refused=limits_refused,
             **outcome.evidence,
         )
     if interrupts:

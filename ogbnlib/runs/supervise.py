@@ -30,6 +30,7 @@ from .folder import standing
 # takes 5,000.
 TAIL_BYTES = 2**15
 STOP_S = 4.0  # for a checkpoint, when a person waits for the end
+LEAD_S = 300.0  # for a checkpoint after a stop signal; the job scripts' --signal leaves 120 s
 
 
 @dataclass
@@ -63,7 +64,8 @@ def supervise(
     processes.
 
     In the main thread, signals that would end this process are passed on to the child. An entry in
-    `interrupts` stops the child in order, a second one at once.
+    `interrupts` stops the child in order, a second one at once. A trainer is killed if it goes on
+    for `LEAD_S` after a signal, or until a second one.
     """
     recorder = recorder or Recorder(run_dir)
     forward = Forward()
@@ -97,7 +99,7 @@ def supervise(
             tree = Tree(process.pid, marks.rpartition(":")[2])
             stack.callback(tree.end)
             stack.callback(forward.end)
-            child = _Child(process, tree, limit, recorder, forward, interrupts)
+            child = _Child(process, tree, limit, recorder, forward, interrupts, holds_back)
             tail = child.follow(log, run_dir, echo)
         return child.outcome(tail)
 
@@ -112,6 +114,7 @@ class _Child:
     recorder: Recorder
     forward: Forward
     interrupts: Sequence[int]
+    is_trainer: bool
     stop_until_s: float | None = None  # when SIGKILL follows the SIGTERM of an interrupt
     unwritable: str | None = None  # why samples or output could not be written
 
@@ -141,13 +144,16 @@ class _Child:
         # torch's report of a killed DataLoader worker (torch.utils.data, signal_handling). The
         # trainer then ends by itself.
         worker_killed = re.search(r"worker \(pid\S* \d+\) is killed by signal: Killed", tail)
-        failed = code not in (0, STOPPED) and not self.interrupts
+        is_own_kill = self.interrupts or (code == 137 and self._is_overdue())
+        failed = code not in (0, STOPPED) and not is_own_kill
         self.limit.ended(failed and (code == 137 or worker_killed is not None))
         evidence = self.limit.evidence()
         if evidence["killed_by"]:
             code = 137  # also where the killer chose a worker, or the parent ended first
         elif self.interrupts:
             code = 130
+        elif is_own_kill:
+            code = 128 + self.forward.number
         evidence["unwritable"] = self.unwritable
         if self.limit.cgroup:
             evidence["kernel_peak_bytes"] = self.limit.cgroup.size("peak")
@@ -187,6 +193,8 @@ class _Child:
 
         SIGKILL follows after `STOP_S`, or at a second interrupt.
         """
+        if self._is_overdue():
+            self.tree.kill()
         if not self.interrupts:
             return
         if self.stop_until_s is None:
@@ -196,6 +204,15 @@ class _Child:
                 os.kill(self.tree.pid, signal.SIGTERM)
         elif len(self.interrupts) > 1 or time.monotonic() > self.stop_until_s:
             self.tree.kill()
+
+    def _is_overdue(self) -> bool:
+        """Whether a trainer goes on after a stop signal's time, or after a second signal."""
+        times_s = self.forward.times_s
+        if not self.is_trainer or not times_s:
+            return False
+        # Slurm and the job script may send the same signal within milliseconds.
+        is_repeated = times_s[-1] - times_s[0] > STOP_S
+        return is_repeated or time.monotonic() - times_s[0] > LEAD_S
 
 
 def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> Iterator[bytes]:

@@ -231,7 +231,7 @@ def _open(
             name = signal.Signals(stop.number).name
             log.mark("stop", signal=name, epoch=0, position=0)
             raise Stopped(
-                f"stopped by {name} while features were propagated; go on with resume=True (--resume)"
+                "stopped while features were propagated; go on with resume=True (--resume)"
             )
 
     with log.phase("open"), ranks.together():

@@ -153,14 +153,14 @@ class Trainer:
         if diverged:
             raise self.checkpointer.diverged(state)
         if number:
-            name = signal.Signals(number).name
+            name = signal.Signals(number).name  # SIGTERM after Ctrl-C, which the message leaves out
             self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
             self.checkpointer.save(state)
             hint = "go on with resume=True (--resume)"
             if self.checkpointer.run_dir is None:
                 hint = "nothing is kept without run_dir"
             raise Stopped(
-                f"stopped by {name} in epoch {state.epoch + 1}, {state.position:,} of "
+                f"stopped in epoch {state.epoch + 1}, {state.position:,} of "
                 f"{self.num_seeds['train']:,} seeds trained; {hint}"
             )
         if due_anywhere:

@@ -81,10 +81,12 @@ def test_a_signal_stops_after_the_running_batch(
 ) -> None:
     before = [signal.getsignal(n) for n in STOP_SIGNALS]
     signal_at(3, number)
-    words = f"stopped by {number.name} in epoch 1, 48 of 120 seeds trained; go on with"
+    words = "stopped in epoch 1, 48 of 120 seeds trained; go on with"
     with pytest.raises(Stopped, match=words):
         train(tiny_config(), tmp_path / "run")
     assert position(tmp_path / "run") == (0, 48)
+    stops = [event["signal"] for event in Run(tmp_path / "run").events if event["event"] == "stop"]
+    assert stops == [number.name]
     assert [signal.getsignal(n) for n in STOP_SIGNALS] == before
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["exit_code"] == STOPPED
