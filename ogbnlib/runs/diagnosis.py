@@ -22,7 +22,6 @@ from .codes import code_key, of_code, resumption, specified
 from .render import Diagnosis
 from .texts import exception_line, find, find_in_message
 
-_LETTERS = 60  # most letters of a phase in an action
 _FACTS = TypeAdapter(Facts)
 _DIAGNOSIS = TypeAdapter(Diagnosis)
 
@@ -84,8 +83,7 @@ def explain(
         end = _failed(facts, code, foreign=config is None)
     if code == OUT_OF_CUDA_MEMORY:
         oom = record.events.get("cuda_oom", {})
-        names = [name for name in oom if name.endswith(("_bytes", "_retries"))]
-        sizes = {name: oom[name] for name in names if oom[name]}
+        sizes = {name: n for name, n in oom.items() if n and name.endswith(("_bytes", "_retries"))}
         end = replace(end, facts=replace(end.facts, sizes=sizes))
     elif end.cause == "out of memory" and result.killed_by and config is None:
         end = replace(end, actions=_script_actions(record, met_limit(end.facts)))
@@ -174,7 +172,7 @@ def _hold_less(record: Record, killed: KilledBy) -> Action:
         where = {"line": record.call["line"]}
         earlier_bytes = record.call.get("held_bytes")
     elif record.phase is not None:
-        where = {"phase": record.phase.label[:_LETTERS]}
+        where = {"phase": record.phase.label}
         earlier_bytes = record.phase.info.get("held_bytes")
     grown_bytes = max(0, held_bytes - (earlier_bytes or 0))
     return Action("hold less", {**where, "held_bytes": held_bytes, "grown_bytes": grown_bytes})

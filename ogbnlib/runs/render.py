@@ -200,8 +200,7 @@ class Diagnosis:
     @property
     def text(self) -> str:
         """At most three sentences: the end, the evidence, and what to do next."""
-        then = self.remedy
-        sentences = [_subject(self), _evidence(self), then and f"next: {then}"]
+        sentences = [_subject(self), _evidence(self), self.remedy and f"next: {self.remedy}"]
         return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
 
     @property

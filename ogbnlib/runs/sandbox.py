@@ -352,11 +352,8 @@ def _check_trainer_limit(limit_bytes: float | None) -> None:
 
 
 def _too_large_to_start(config: TrainConfig, limit_bytes: int | None) -> Diagnosis | None:
-    """Explain why a notebook's run is not started; None if it may start.
-
-    By forecast the memory of the job would run out, which would kill the run and the notebook's
-    kernel.
-    """
+    """Explain why a notebook's run is not started, namely that the job's memory would run out by
+    forecast, which may kill the kernel, too; None if it may start."""
     available, source = effective_limit()
     room_bytes = available - (read_memory(os.getpid()).held_bytes or 0)
     if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):

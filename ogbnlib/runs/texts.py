@@ -94,10 +94,7 @@ def find(text: str, *, foreign: bool = True, killed: bool = False) -> Diagnosis 
 
     A line counts only where it can be the end: lines of the kernel and Slurm anywhere; then the
     last exception; then a launcher's report. A line that merely mentions memory proves nothing. A
-    `killed` program raised no exception, so only the first kind counts.
-
-    `foreign` tells whether exit codes in the text come from commands that are not this package's
-    own.
+    `killed` program raised no exception, so only the first kind counts. `foreign` as in `of_code`.
     """
     text = cleaned(text)
     state, line = job_state(text.splitlines())
