@@ -72,9 +72,9 @@ def supervise(
     # the marks of the outer process trees, and at the end the new tree's own
     marks = f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
     with (
-        contextlib.closing(limit),
         adopting(),
         handled(forward, FORWARDED),
+        contextlib.closing(limit),
         open(RunPaths(run_dir).output, "ab", opener=open_to_write) as log,
     ):
         with contextlib.ExitStack() as stack:
