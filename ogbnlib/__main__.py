@@ -40,7 +40,7 @@ def plan(
     """
     from .forecast import fitting, planner
     from .forecast.machine import probe
-    from .sources.resolve import graph_for
+    from .sources.resolve import size_of
     from .sources.sizes import take_sizes
 
     assignments, memory_limit = read_options(config, set_, memory_limit)
@@ -48,14 +48,15 @@ def plan(
     values: dict[str, Any] = {"dataset": "ogbn-papers100M", **assignments}
     planned = TrainConfig.create(values)
     if ladder:
-        if size is not None:
-            raise InputError("--ladder: expected a data set, not sizes of a graph")
-        if memory_limit:
-            raise InputError("--memory-limit: expected without --ladder, which shows all of them")
+        if size is not None or memory_limit:
+            raise InputError(
+                "--ladder: expected neither --memory-limit nor sizes of a graph: it shows all limits "
+                "for a data set"
+            )
         table = planner.ladder(**values)
         return show({"rungs": table.reset_index().to_dict("records")}, table.to_string(), as_json)
     if size is None:
-        size = graph_for(planned)
+        size = size_of(planned.dataset)
     machine = probe(size)
     advice = planner.plan(planned, memory_limit, size=size, machine=machine)
     run_s = advice.forecast.run_s
@@ -265,27 +266,20 @@ def notebooks(
 
 
 @app.command()
-def doctor(root: option.DataDir = Path("dataset"), as_json: option.Json = False) -> None:
+def doctor(as_json: option.Json = False) -> None:
     """Check the installation and the machine; each failure comes with a command. Exits with 1 if
     anything failed."""
     from .doctor import examine
 
-    checks = examine(root)
-    ok = all(check.ok for check in checks)
-    lines = []
-    for check in checks:
-        lines.append(f"{'ok' if check.ok else 'FAIL':<4} {check.name:<14} {check.result}")
-        if check.fix:
-            lines.append(f"     {'':<14} fix: {check.fix}")
-    show({"checks": [vars(check) for check in checks], "ok": ok}, "\n".join(lines), as_json)
-    raise typer.Exit(0 if ok else 1)
+    checks = examine()
+    failed = any(check.fix for check in checks)
+    facts = {"checks": [vars(check) for check in checks], "ok": not failed}
+    show(facts, "\n".join(map(str, checks)), as_json)
+    raise typer.Exit(int(failed))
 
 
 def _run_to_its_end(start: Callable[[], Run]) -> Run:
-    """Start a run and return it after its end, even if a signal to this process stopped it.
-
-    Ctrl-C exits with code 130 instead, after a message that says how to go on.
-    """
+    """Return a run after its end, even if a signal stopped it; Ctrl-C exits with code 130."""
     try:
         return start()
     except Stopped as stopped:
@@ -296,12 +290,10 @@ def _run_to_its_end(start: Callable[[], Run]) -> Run:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line, by default that of this process, and return its exit code.
-
-    A user's mistake or a full disk prints one sentence on stderr and gives exit code 2.
-    """
+    """Run the command line, by default that of this process, and return its exit code: 2 after a
+    user's mistake or a full disk, which one sentence on stderr explains."""
     code: int | str | None = 0
-    with steady_output() as refusal:
+    with steady_output() as output:
         try:
             with clear_errors():
                 with naming("working folder"):
@@ -317,15 +309,13 @@ def main(arguments: list[str] | None = None) -> int:
         except SystemExit as end:
             code = end.code
         sys.stdout.flush()
-        # When standard output can't be written, a command goes on. Only commands that do nothing
-        # but print then exit with 2, unless the reader of a pipe has closed it.
-        refused = refusal()
-        if refused and not isinstance(refused, BrokenPipeError):
-            typer.echo(
-                f"error: standard output: {refused.strerror}; the rest is not shown", err=True
-            )
-            command = (arguments or sys.argv[1:])[:1]
-            code = code or (2 if {*command} & {*_ANSWERS} else 0)
+        # When standard output can't be written, a command goes on; only one that does nothing but
+        # print then exits with 2.
+        refused = getattr(output, "error", None)
+        if refused and not isinstance(refused, BrokenPipeError):  # a pipe's reader has enough
+            say(f"error: standard output: {refused.strerror}; the rest is not shown")
+            only_prints = {*(arguments or sys.argv[1:])[:1]} & {*_ANSWERS}
+            code = code or (2 if only_prints else 0)
     return int(code or 0)
 
 

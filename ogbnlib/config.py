@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from . import parameters as p
-from .errors import InputError, clear_errors, unknown_name
+from .errors import InputError, clear_errors, naming, unknown_name
 from .files import write_json
 from .registry import MODELS, POLICIES, Policy
 
@@ -51,7 +51,14 @@ _FREE = Resume()
 _NOTED = Resume(is_noted=True)
 
 
-class _Parameters(BaseModel):
+class TrainConfig(BaseModel):
+    """Parameters of one training run, frozen. Every field also accepts the string that a command
+    line or papermill passes.
+
+    Build it with `TrainConfig.create(dataset=..., ...)`; `help(TrainConfig.create)` explains each
+    parameter.
+    """
+
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
@@ -158,21 +165,6 @@ class _Parameters(BaseModel):
     """Cap on GPU memory such as "4 GB", to reproduce the out-of-memory error of a small card on a
     large one."""
 
-
-class TrainConfig(_Parameters):
-    """Parameters of one training run, frozen. Every field also accepts the string that a command
-    line or papermill passes.
-
-    Build it with `TrainConfig.create(dataset=..., ...)`; `help(TrainConfig.create)` explains each
-    parameter.
-    """
-
-    def __init__(self, /, **values: Any):
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise InputError("; ".join(map(_problem, error.errors()))) from None
-
     @model_validator(mode="after")
     def _check(self) -> Self:
         problem = _conflict(self)
@@ -183,19 +175,10 @@ class TrainConfig(_Parameters):
     @classmethod
     def create(cls, values: Mapping[str, object] | None = None, /, **more: object) -> Self:
         """Create a config from names and values; one `InputError` reports every mistake."""
-        return cls(**{**(values or {}), **more})
-
-    @classmethod
-    def restore(cls, values: Mapping[str, object]) -> Self:
-        """Create a config from saved values. A parameter of 0.2.0 that is gone is refused if this
-        version would train otherwise, else left out."""
-        for name, expected in _REMOVED.items():
-            if values.get(name, expected) != expected and expected is not None:
-                raise InputError(
-                    f"{name}: expected {expected!r}, the only value left in this version, found "
-                    f"{values[name]!r}; go on with ogbnlib 0.2.0"
-                )
-        return cls.create({name: value for name, value in values.items() if name not in _REMOVED})
+        try:
+            return cls.model_validate({**(values or {}), **more})
+        except ValidationError as error:
+            raise InputError("; ".join(map(_problem, error.errors()))) from None
 
     def replace(self, **changes: object) -> Self:
         """Create a config with some values changed, and validate it again."""
@@ -209,20 +192,30 @@ class TrainConfig(_Parameters):
     @classmethod
     @clear_errors()
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file that `save` wrote; `InputError` if it is missing, damaged or has bad
-        values."""
+        """Read a file of `save`; `InputError` if it is missing or damaged, has bad values, or is of a
+        version whose runs this one can't go on with."""
+        with naming(path, "a JSON object of parameters"):
+            values = dict(json.loads(Path(path).read_text()))
+        unknown = sorted(values.keys() - cls.model_fields.keys() - _REMOVED.keys())
+        if unknown:
+            raise InputError(
+                f"{path}: expected parameters of ogbnlib 0.2.0 or later, found {', '.join(unknown)} of "
+                "another version, such as 0.1.0; go on with that version, or train in a new folder"
+            )
+        for name, expected in _REMOVED.items():
+            value = values.pop(name, expected)
+            if value != expected and expected is not None:
+                raise InputError(
+                    f"{path}: expected {name}={expected!r}, the only value left in this version, found "
+                    f"{value!r}; go on with ogbnlib 0.2.0"
+                )
         try:
-            return cls.restore(json.loads(Path(path).read_text()))
+            return cls.create(values)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
-        except (ValueError, AttributeError, TypeError, RecursionError) as error:
-            raise InputError(
-                f"{path}: expected a JSON object of parameters, found something else ({error})"
-            ) from None
 
     def continuing(self, saved: Self) -> Self:
-        """Return the config to go on with a run of the config `saved`, whose number of threads
-        replaces auto."""
+        """Return the config that resumes a run of `saved`, whose number of threads replaces auto."""
         return self if self.num_threads != "auto" else self.replace(num_threads=saved.num_threads)
 
     @property
@@ -241,24 +234,20 @@ class TrainConfig(_Parameters):
         return int(self.model_args.get("heads", 4))
 
     def is_over(self, valid: Iterable[float | None]) -> bool:
-        """Whether training is finished, from each epoch's valid accuracy.
-
-        None or NaN stands for an epoch without an evaluation.
-        """
+        """Whether training is finished; `valid` has each epoch's accuracy, None or NaN without one."""
         history = list(valid)
         values = [value for value in history if value is not None and not math.isnan(value)]
         since = len(values) - values.index(max(values)) - 1 if values else 0
         return len(history) >= self.epochs or 0 < self.early_stopping <= since
 
     def fan_out(self, training: bool) -> tuple[int, ...]:
-        """Return the fan-outs of a training or evaluation pass, one per layer; none for propagated
-        features."""
+        """Return the fan-outs of a pass, one per layer; none for propagated features."""
         fan_outs = self.num_neighbors
         if not training and self.eval_num_neighbors is not None:
             fan_outs = self.eval_num_neighbors
         if len(fan_outs) == 1:
             fan_outs *= len(self.num_neighbors)
-        return self.policy.fan_out(fan_outs)
+        return fan_outs if self.policy.samples else ()
 
     @property
     def depth(self) -> int:
@@ -272,11 +261,7 @@ class TrainConfig(_Parameters):
         return self.eval_batch_size
 
     def splits_to_evaluate(self, epoch: int) -> list[str]:
-        """Return the splits to evaluate after `epoch`.
-
-        Evaluations are due every `eval_every` epochs and after the last one. `train_eval` decides
-        about the train split.
-        """
+        """Return the splits to evaluate after `epoch`, the last one or a multiple of `eval_every`."""
         final = epoch == self.epochs
         due = final or epoch % self.eval_every == 0
         train = (self.train_eval == "every_epoch" and due) or (self.train_eval == "final" and final)
@@ -296,13 +281,17 @@ class TrainConfig(_Parameters):
         )
 
     def changes(self, saved: Mapping[str, object]) -> tuple[list[str], list[str]]:
-        """Compare with the values of the run to resume.
+        """Compare with the run to resume: return the changes to refuse, and sentences about allowed
+        changes that affect weights or accuracies.
 
-        Returns the changes to refuse, and sentences about allowed changes that affect weights or
-        accuracies. A parameter that an older version did not save counts as its default value.
+        A parameter that an older version did not save counts as its default value.
         """
         refused = []
-        notes = []
+        notes = [
+            f"{name} is no longer a parameter, and {value!r} has no effect from here on"
+            for name, value in saved.items()
+            if name in _REMOVED and value not in (_REMOVED[name], False, "auto")
+        ]
         for name, value in self.model_dump(mode="json").items():
             earlier = saved.get(name, type(self).model_fields[name].default)
             if earlier == value:
@@ -367,7 +356,6 @@ def _conflict(config: TrainConfig) -> str:
 
 
 def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
-    """Return checks of the model against other values: (whether the problem exists, message)."""
     kinds = {name: entry.load() for name, entry in MODELS.items()}
     kind = kinds.get(config.model)
     checkpointed = [name for name, model in kinds.items() if model.can_checkpoint]
@@ -378,7 +366,7 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
     )
     if kind is None:  # the user's own model
         return [checkpointing]
-    fitting = [name for name, model in kinds.items() if config.policy.takes(model)]
+    fitting = [name for name, model in kinds.items() if model.propagated != config.policy.samples]
     known_arguments = {"heads"} if kind.has_heads else set()
     heads = config.model_args.get("heads", 4)
     is_count = type(heads) is int and heads > 0
@@ -403,7 +391,6 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
 
 
 def check_config(config: object) -> None:
-    """Refuse anything but a `TrainConfig`, such as its values in a dict."""
     if not isinstance(config, TrainConfig):
         raise InputError(
             f"config: expected a TrainConfig, got a {type(config).__name__}; use TrainConfig.create(...)"
@@ -429,7 +416,7 @@ _create.__signature__ = inspect.Signature(
         inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY),
         *(
             one.replace(annotation=one.empty)
-            for one in inspect.signature(_Parameters).parameters.values()
+            for one in inspect.signature(TrainConfig).parameters.values()
         ),
     ]
 )

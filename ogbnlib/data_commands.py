@@ -29,17 +29,6 @@ MemoryLimit = Annotated[
 ]
 DataDir = Annotated[Path, typer.Option(help="Folder of official data sets.")]
 RunDir = Annotated[Path, typer.Argument(help="The folder of a run.")]
-_NewDtype = Annotated[
-    str | None,
-    typer.Option(
-        help="float16 halves the features, int8 halves them again; default: as in the data."
-    ),
-]
-_Undirected = Annotated[
-    bool | None, typer.Option("--undirected/--directed", help="Add reverse edges, drop duplicates.")
-]
-_CacheLimit = Annotated[str | None, typer.Option(help='Such as "4 GB", page cache included.')]
-_StoreDir = Annotated[Path, typer.Argument(help="The store's folder.")]
 
 
 def say(text: object) -> None:
@@ -55,8 +44,7 @@ def show(value: Mapping[str, object], text: str, as_json: bool, *, err: bool = F
 def read_options(
     config: Path | None, pairs: list[str] | None, limit: str | None
 ) -> tuple[dict[str, Any], str | None]:
-    """Return the parameters of --config and --set, and the memory limit; options override the
-    file."""
+    """Return parameters and memory limit of the options, which override those of the file."""
     values = read_parameters(config) if config else {}
     limit_in_file = no_value(values.pop("memory_limit", None))
     return {**values, **parse_assignments(pairs or [])}, limit_in_file if limit is None else limit
@@ -142,15 +130,23 @@ def convert(
         Path | None, typer.Option(help="Roles of files and columns; default: SOURCE/dataset.yaml.")
     ] = None,
     data_dir: DataDir = Path("dataset"),
-    undirected: _Undirected = None,
-    feature_dtype: _NewDtype = None,
-    memory_limit: _CacheLimit = None,
+    undirected: Annotated[
+        bool | None,
+        typer.Option("--undirected/--directed", help="Add reverse edges, drop duplicates."),
+    ] = None,
+    feature_dtype: Annotated[
+        str | None,
+        typer.Option(help="float16 halves the features, int8 halves them again."),
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option(help='Such as "4 GB", page cache included.')
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Turn a data set into a store on disk, in bounded memory.
 
     A folder's dataset.yaml declares the role of each column. Without it names like edges.csv and
-    node_id decide; where they do not, a draft of it is written.
+    node_id decide. If any role stays open, `convert` writes a draft of dataset.yaml and ends.
     """
     from .sources.convert import convert as make_store
     from .sources.convert import open_source
@@ -167,7 +163,9 @@ def convert(
 
 
 @app.command()
-def verify(store_dir: _StoreDir, as_json: Json = False) -> None:
+def verify(
+    store_dir: Annotated[Path, typer.Argument(help="The store's folder.")], as_json: Json = False
+) -> None:
     """Read a whole store and check checksums, offsets and splits. Exits with 1 if anything is
     wrong."""
     from .graph.writer import verify_store

@@ -1,8 +1,4 @@
-"""Output to a terminal, a log or a notebook.
-
-Streams whose full or closed file never ends the work, a progress line that updates itself, and
-cards of names and values.
-"""
+"""Output to a terminal, a log or a notebook, whose full or closed file never ends the work."""
 
 import codecs
 import contextlib
@@ -83,21 +79,15 @@ def _safe_stream(stream: TextIO | None) -> TextIO:
 
 
 @contextlib.contextmanager
-def steady_output() -> Iterator[Callable[[], OSError | None]]:
-    """Drop output that can't be written, instead of raising an error.
-
-    Yields a function that returns the first error of standard output, or None.
-    """
+def steady_output() -> Iterator[Any]:
+    """Drop output that can't be written; yields the file of standard output, whose `error` is the
+    first one, or None."""
     stdout = _safe_stream(sys.stdout)
     stderr = _safe_stream(sys.stderr)
-
-    def first_error() -> OSError | None:
-        file = getattr(getattr(stdout, "buffer", None), "raw", None)
-        return file.error if isinstance(file, _SafeFile) else None
-
+    file = getattr(getattr(stdout, "buffer", None), "raw", None)
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
-            yield first_error
+            yield file
         finally:
             for stream in (stdout, stderr):
                 with contextlib.suppress(ValueError):  # the block has closed it
@@ -141,12 +131,9 @@ class Live:
         text: Returns the name of the present step and its details.
         how: "bar": one line, cleared in the end. "lines", for logs: a line every 30 s. "none":
             nothing. "auto": "bar" if a person watches, else "lines".
-        at_once: Print the first line of a log at once, else after 30 s.
     """
 
-    def __init__(
-        self, text: Callable[[], tuple[str, str]], how: str = "auto", *, at_once: bool = True
-    ):
+    def __init__(self, text: Callable[[], tuple[str, str]], how: str = "auto"):
         # A terminal or JupyterLab means that a person watches; papermill sets no session name.
         if how == "auto":
             how = "bar" if sys.stderr.isatty() or "JPY_SESSION_NAME" in os.environ else "lines"
@@ -156,14 +143,13 @@ class Live:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._lock = threading.Lock()
         self._at_line_start = True
-        self._last_s = -math.inf if at_once else time.monotonic()
+        self._last_s = -math.inf
 
     def __enter__(self) -> Self:
         from tqdm import tqdm
 
         self._stack.enter_context(steady_output())
-        # Neither bar nor lines must get into the file to which standard output is redirected. A
-        # notebook shows stderr like an error.
+        # Standard output may go to a file. A notebook shows stderr like an error.
         to_stderr = sys.stderr.isatty() or (self.how == "lines" and not in_notebook())
         self._stream = sys.stderr if to_stderr else sys.stdout
         self._draw = tqdm.status_printer(self._stream)

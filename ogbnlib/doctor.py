@@ -1,4 +1,4 @@
-"""Checks of `python -m ogbnlib doctor`: versions, limits, disk, shared memory, data sets.
+"""Checks of `python -m ogbnlib doctor`: versions, limits, disk, shared memory.
 
 No file is written. A memory cgroup is made and removed, since only that shows whether one can be
 made.
@@ -11,11 +11,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import format_bytes
-from .files import home
 from .memory.cgroup import effective_limit
 from .memory.limits import make_limit
 
@@ -24,12 +24,39 @@ _SHOWN = ("torch", "torch_geometric", "ogb", "numba", "pandas")
 
 @dataclass(frozen=True)
 class _Check:
-    """Result of one check. `fix` is the command or step after a failure, else empty."""
+    """Result of one check; `fix` is the command or step after a failure, else empty."""
 
     name: str
-    ok: bool
     result: str
     fix: str = ""
+
+    def __str__(self) -> str:
+        if not self.fix:
+            return f"ok   {self.name:<14} {self.result}"
+        return f"FAIL {self.name:<14} {self.result}\n{'':<19} fix: {self.fix}"
+
+
+def examine() -> list[_Check]:
+    """Run all checks, in the order of the report."""
+    checks = [_packages()]
+    if not checks[0].fix:
+        checks.append(_Check("devices", _gpu() or "no GPU, training runs on the CPU"))
+    limit_bytes, source = effective_limit()
+    trial, refusals = make_limit(min(limit_bytes, 2**30))  # a watchdog is possible everywhere
+    trial.close()
+    kind = trial.name
+    if kind == "watchdog":
+        kind += f" ({'; '.join(refusals)})"
+    grow = "docker run --shm-size=8g ..., or mount -t tmpfs -o size=8g tmpfs /dev/shm, or keep num_workers=0"
+    return [
+        *checks,
+        _Check("memory limit", f"{format_bytes(limit_bytes)}, from {source}"),
+        _Check("limit by", kind),
+        # DataLoader workers pass batches through /dev/shm; with Docker's 64 MB they die of SIGBUS.
+        _room("/dev/shm", "/dev/shm", 2**30, grow),
+        # 2 GB are enough for the notebooks' generated data
+        _room("disk", ".", 2**31, f"free 2 GB under {Path.cwd()}, or work in another folder"),
+    ]
 
 
 def _packages() -> _Check:
@@ -39,11 +66,27 @@ def _packages() -> _Check:
         wrong = ["ogbnlib is not installed, only its folder is on the path"]
     if wrong:
         remedy = "install ogbnlib, or the named package in the required version, with pip"
-        return _Check("packages", False, "; ".join(wrong), remedy)
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN)
+        return _Check("packages", "; ".join(wrong), remedy)
+    versions = _versions(_SHOWN)
     if done.stderr and not done.stdout:  # no pip, as in an environment made by uv
         versions += "; conflicts are not known, as pip is not installed here: try `uv pip check`"
-    return _Check("packages", True, versions)
+    return _Check("packages", versions)
+
+
+def _versions(names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+
+def _gpu() -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
+def _room(name: str, folder: str, least_bytes: int, fix: str) -> _Check:
+    free_bytes = shutil.disk_usage(folder).free
+    needed_fix = fix if free_bytes < least_bytes else ""
+    return _Check(name, f"{format_bytes(free_bytes)} free", needed_fix)
 
 
 def machine() -> str:
@@ -51,10 +94,6 @@ def machine() -> str:
     there is an NVIDIA driver."""
     from . import __version__
 
-    versions = [
-        f"ogbnlib {__version__}",
-        *(f"{name} {importlib.metadata.version(name)}" for name in _SHOWN[:2]),
-    ]
     gpu = _gpu() if Path("/proc/driver/nvidia").exists() else ""
     kinds = re.findall(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     where = [
@@ -64,49 +103,5 @@ def machine() -> str:
         f"{format_bytes(effective_limit()[0])} of memory",
         gpu or "no GPU",
     ]
-    return f"{', '.join(versions)}, Python {platform.python_version()}\n{', '.join(where)}"
-
-
-def _gpu() -> str:
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-
-
-def examine(root: Path) -> list[_Check]:
-    """Run all checks, in the order of the report."""
-    root = home(root)
-    checks = [_packages()]
-    if checks[0].ok:
-        checks.append(_Check("devices", True, _gpu() or "no GPU, training runs on the CPU"))
-    limit_bytes, source = effective_limit()
-    trial, refusals = make_limit(min(limit_bytes, 2**30))  # a watchdog is possible everywhere
-    trial.close()
-    reasons = f" ({'; '.join(refusals)})" if trial.name == "watchdog" else ""
-    # DataLoader workers pass batches through /dev/shm; with Docker's 64 MB they die of SIGBUS.
-    shm_bytes = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0
-    grow = "docker run --shm-size=8g ..., or mount -t tmpfs -o size=8g tmpfs /dev/shm, or keep num_workers=0"
-    folder = (root if root.is_dir() else Path.cwd()).resolve()
-    free_bytes = shutil.disk_usage(folder).free
-    names = sorted(path.name for path in root.glob("ogbn_*") if (path / "raw").is_dir())
-    return [
-        *checks,
-        _Check("memory limit", True, f"{format_bytes(limit_bytes)}, from {source}"),
-        _Check("limit by", True, f"{trial.name}{reasons}"),
-        _at_least("/dev/shm", shm_bytes, 2**30, format_bytes(shm_bytes), grow),
-        _at_least(
-            "disk",
-            free_bytes,
-            2**31,  # enough for the notebooks' generated data
-            f"{format_bytes(free_bytes)} free",
-            f"free 2 GB under {folder}, or work in another folder",
-        ),
-        _Check(
-            "data sets", True, f"{', '.join(names) or 'none'} in {root} (generated data needs none)"
-        ),
-    ]
-
-
-def _at_least(name: str, size_bytes: int, least_bytes: int, result: str, fix: str) -> _Check:
-    is_large = size_bytes >= least_bytes
-    return _Check(name, is_large, result, "" if is_large else fix)
+    versions = f"ogbnlib {__version__}, {_versions(_SHOWN[:2])}, Python {platform.python_version()}"
+    return f"{versions}\n{', '.join(where)}"

@@ -19,7 +19,7 @@ STEP_VARIABLE = "OGBNLIB_MEASURED_STEP"
 # process id of the parent that the child must not outlive; removed by `memory.signals`
 PARENT_VARIABLE = "OGBNLIB_PARENT"
 
-# From tests and benchmarks to `windows.plan`: bytes for windows, whatever is free.
+# From tests and benchmarks to `windows.plan`: bytes for windows, however much is free.
 WINDOWS_VARIABLE = "OGBNLIB_WINDOWS"
 
 # From slurm/notebook.sbatch: set when a requeued job executes a notebook again; read by `files`.

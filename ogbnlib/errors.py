@@ -30,10 +30,6 @@ def shortened(error: BaseException, lines: list[str] | None = None) -> BaseExcep
     return error
 
 
-class RankHung(RuntimeError):
-    """A wait for another rank took longer than its limit."""
-
-
 class Diverged(ArithmeticError):
     """A loss or a weight is not finite. Earlier checkpoints are finite."""
 
@@ -49,29 +45,21 @@ _REMEDIES = {
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # explained without a path, too
 
 
-def _remedy_of(number: int | None) -> str:
-    """Return what to do about an error of the file system, by its errno."""
-    return _REMEDIES.get(number or 0, "check the path and its disk")
-
-
 def explained(error: BaseException) -> BaseException:
-    """Return a file-system error as an `InputError` with path, cause and remedy; return any other
-    error as it is."""
+    """Return a file-system error as `InputError` with path, cause and remedy, others as they are."""
     if not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError):
         return error
     named = isinstance(error.filename, str | bytes | os.PathLike)
     where = os.fsdecode(error.filename) if named else "a file"
     if not named and error.errno not in _DISK:
         return error
-    return InputError(f"{where}: {os.strerror(error.errno).lower()}; {_remedy_of(error.errno)}")
+    remedy = _REMEDIES.get(error.errno, "check the path and its disk")
+    return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy}")
 
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
-    """Raise the block's errors as `explained` returns them; also a decorator.
-
-    For public functions, commands and the work of a child process.
-    """
+    """Raise the errors of a block, or a decorated function, as `explained` returns them."""
     try:
         yield
     except OSError as error:
@@ -129,8 +117,8 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
     return int(count)
 
 
-# Control characters but tab and newline. In a file's name, chosen by another user, they could move
-# the cursor, set the window's title or, by a change of direction, show another text.
+# Control characters but tab and newline. In a file's name they could move the cursor or, by a change
+# of direction, show another text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 

@@ -5,7 +5,6 @@ import errno
 import fcntl
 import json
 import os
-import pwd
 import shutil
 import socket
 import stat
@@ -16,9 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, format_bytes, naming
+from .errors import InputError, clear_errors, format_bytes, naming, printable
 
 StrPath = str | os.PathLike[str]
+_MOST_BYTES = 2**30  # of a run's file; a year's events and samples have less than 100 MB
 
 
 def home(path: StrPath) -> Path:
@@ -49,16 +49,13 @@ def whereabouts() -> str:
     return f"; the working folder is {Path.cwd()}"
 
 
-def write_atomically(
-    path: StrPath, write: Callable[[Any], object], keep: StrPath | None = None
-) -> None:
+def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
     """Write a file whole or not at all.
 
     Args:
         path: The file to write or replace.
         write: Called with a hidden sibling, open for reading and writing bytes; the sibling is
             synced and then renamed to `path`.
-        keep: Path to which the replaced file is moved; None: it is lost.
     """
     path = Path(path)
     part = sibling_path(path, f"{uuid.uuid4().hex}.part")
@@ -68,9 +65,6 @@ def write_atomically(
                 write(file)
                 file.flush()
                 os.fsync(file.fileno())
-            # between the two renames the old file exists as `keep` only
-            if keep is not None and path.exists():
-                os.replace(path, keep)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
@@ -91,39 +85,38 @@ def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> b
         status = os.lstat(path)
     except FileNotFoundError:
         return False
-    objection = _objection(status, path, is_kind)
-    if objection:
-        raise _not_own(path, objection, "folder" if is_kind is stat.S_ISDIR else "file")
+    _check_status(status, path, is_kind)
     return True
 
 
-def _objection(status: os.stat_result, path: StrPath, is_kind: Callable[[int], bool]) -> str:
+def _check_status(status: os.stat_result, path: StrPath, is_kind: Callable[[int], bool]) -> None:
     owners = {os.geteuid(), 0}
     if owners == {0}:  # in a container root works in folders of the host's users
         owners.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
     is_file = stat.S_ISREG(status.st_mode)
     objections = {
         "a link": stat.S_ISLNK(status.st_mode),
+        "another user's": status.st_uid not in owners,
         "something of another kind": not is_kind(status.st_mode),
         "a file with a second name (a hard link)": is_file and status.st_nlink > 1,
-        f"one of {_user_name(status.st_uid)}": status.st_uid not in owners,
     }
-    return next((name for name, applies in objections.items() if applies), "")
+    for objection, applies in objections.items():
+        if applies:
+            raise InputError(
+                f"{path}: expected nothing, or a file or folder of your own, found "
+                f"{objection}; delete it if nobody needs it, or name another place"
+            )
 
 
-def _not_own(path: StrPath, objection: str, kind: str = "file") -> InputError:
-    return InputError(
-        f"{path}: expected nothing or a {kind} of your own, found {objection}; "
-        "delete it if nobody needs it, or name another place"
-    )
-
-
-def _user_name(uid: int) -> str:
-    """Return a user's name, or the number if the user has no entry, as in a container."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"user {uid}"
+@clear_errors()
+def regular(path: Path) -> Path:
+    """Return the path of a file to read whole; `InputError` for a pipe or a device, which would
+    never end, and for a file above 1 GB."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
+        kind = f"{stat.filemode(status.st_mode)} of {status.st_size:,} bytes"
+        raise InputError(f"{path}: expected a file of a run, found {kind}")
+    return path
 
 
 def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
@@ -135,15 +128,11 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
     try:
         descriptor = os.open(path, (flags | safe) & ~os.O_TRUNC, 0o666)
     except OSError as error:
-        if error.errno == errno.EISDIR:
-            raise
-        if check_own(path, stat.S_ISREG) and isinstance(error, PermissionError):
-            raise _not_own(path, f"one of {_user_name(os.lstat(path).st_uid)}") from None
+        if error.errno != errno.EISDIR:
+            check_own(path, stat.S_ISREG)
         raise
     try:
-        objection = _objection(os.fstat(descriptor), path, stat.S_ISREG)
-        if objection:
-            raise _not_own(path, objection)
+        _check_status(os.fstat(descriptor), path, stat.S_ISREG)
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
     except BaseException:
@@ -153,12 +142,8 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
 
 
 def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
-    """Write all of `data`, at the descriptor's position or from byte `offset` on.
-
-    When the disk is full or a limit is reached, the kernel writes only a part. It names the cause
-    at the next call.
-    """
-    view = memoryview(data)
+    """Write all of `data`, at the descriptor's position or from byte `offset` on."""
+    view = memoryview(data)  # a full disk takes a part of it; the next call then fails
     done = 0
     while done < len(view):
         if offset is None:
@@ -197,11 +182,10 @@ def new_folder(path: StrPath) -> Iterator[Path]:
     # After an error nothing is left behind. After a kill, the next process deletes the remains.
     with naming(path):
         path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
-        check_new(path)
         make_folder(path.parent)
         part = sibling_path(path, "part")
         with locked(sibling_path(path, "lock"), f"{path}: it is being written"):
-            check_new(path)  # again: another process may have been faster
+            check_new(path)
             if check_own(part):
                 shutil.rmtree(part)
             part.mkdir()
@@ -238,8 +222,7 @@ def file_system(path: StrPath) -> str:
 
 
 def check_space(path: StrPath, needed_bytes: int, expected: str) -> None:
-    """Refuse to write to a disk with less than `needed_bytes` free; `expected` is their name in the
-    message."""
+    """Refuse a disk with less than `needed_bytes` free, which the message calls `expected`."""
     path = home(path).absolute()
     folder = next(folder for folder in (path, *path.parents) if folder.is_dir())
     free = shutil.disk_usage(folder).free
@@ -248,10 +231,9 @@ def check_space(path: StrPath, needed_bytes: int, expected: str) -> None:
 
 
 def is_held(path: StrPath) -> bool:
-    """Whether a process has this lock.
+    """Whether a process has this lock; on some network file systems, one of this machine.
 
-    Some network file systems show only processes of this machine. Nothing is written. A link is
-    not followed but raises OSError.
+    Nothing is written. A link is not followed but raises OSError.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -264,15 +246,6 @@ def is_held(path: StrPath) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _holder(path: Path) -> str:
-    name = ""
-    with contextlib.suppress(OSError):  # the process may end now and remove it
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with open(descriptor, errors="replace") as file:
-            name = "".join(filter(str.isprintable, file.read(200)))
-    return name or "another process"
 
 
 def _hold(path: StrPath) -> int | None:
@@ -297,11 +270,9 @@ def _hold(path: StrPath) -> int | None:
 def locked(
     path: StrPath, problem: str, wait: Callable[[], None] | None = None, keep: bool = False
 ) -> Iterator[int]:
-    """Hold a lock file against other processes and yield its descriptor; the kernel releases the
-    lock of a killed process.
+    """Hold a lock file, created if it is missing, and yield its descriptor.
 
     Args:
-        path: The lock file, created if it is missing.
         problem: Beginning of the `InputError` while another process has the lock.
         wait: Called twice a second while another process has the lock, in place of the error.
         keep: Whether the file stays; then a child that inherits the descriptor keeps the lock
@@ -314,7 +285,10 @@ def locked(
             if wait is not None:
                 wait()
             elif tries:
-                raise InputError(f"{problem} by {_holder(path)}; wait for it or end it")
+                holder = "another process"
+                with contextlib.suppress(OSError):  # it may end now and remove the file
+                    holder = printable(path.read_text(errors="replace")).strip() or holder
+                raise InputError(f"{problem} by {holder}; wait for it or end it")
             tries += 1
             # `is_held` in another process may take the lock for a moment
             time.sleep(0.5 if wait else 0.1)

@@ -1,15 +1,13 @@
-"""The folder of compiled kernels (numba functions), one for each version of their source files.
+"""The folder of compiled kernels (numba functions), one of 5 MB for each version of their sources.
 
-numba's own cache checks only the file that declares a kernel. Kernels call each other across files,
-so after a change of one file it loads old machine code for the callers in other files. The cache
-consists of pickles: a user with write access to the folder can run code in this process.
+numba's own cache checks only the file that declares a kernel, so after a change of a callee in
+another file it loads old machine code. The cache consists of pickles: a user with write access to
+the folder can run code in this process.
 """
 
-import contextlib
 import functools
 import hashlib
 import os
-import shutil
 import stat
 import sys
 import tempfile
@@ -20,7 +18,6 @@ from pathlib import Path
 from .errors import MB, InputError, naming
 
 PACKAGE = Path(__file__).parent
-MOST_FOLDERS = 8  # each change of the sources adds one; older ones are deleted
 _ROOM_BYTES = 8 * MB  # all kernels take 5 MB
 
 
@@ -79,10 +76,6 @@ def _prepare(parent: Path) -> Path:
     with naming(target), tempfile.TemporaryFile(dir=target) as probe:
         if not (target / _marker()).is_file():  # a full disk has room for an empty file
             os.posix_fallocate(probe.fileno(), 0, _ROOM_BYTES)
-    os.utime(target)
-    with contextlib.suppress(FileNotFoundError):  # another process deletes them
-        for old in sorted(cache.iterdir(), key=os.path.getmtime)[:-MOST_FOLDERS]:
-            shutil.rmtree(old, ignore_errors=True)
     return target
 
 

@@ -20,8 +20,7 @@ def kernel_with(
 ) -> Callable[[Function], Function]:
     """Return a decorator that compiles a function on first use, with these options of numba.
 
-    The machine code is stored in `kernel_cache.folder`. It is single-threaded, because forked
-    DataLoader workers must not share a thread pool.
+    The code is single-threaded, because forked DataLoader workers must not share a thread pool.
     """
 
     def declare(function: Function) -> Function:
@@ -43,10 +42,7 @@ kernel = kernel_with()
 
 @intrinsic
 def prefetch(typing_context, array, index):  # type: ignore[no-untyped-def]
-    """Start to load the cache line of item `index` of an array in C order, without waiting for it.
-
-    A later read of the item then need not wait.
-    """
+    """Start to load the cache line of item `index` of an array in C order, for a later read."""
 
     def fetch(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data

@@ -1,16 +1,14 @@
 """Named phases and moments of any script, recorded by its watcher: `watch`, `run`, or a notebook's
 `%%memory`.
 
-Without a watcher `phase` and `mark` return at once and import nothing: `with phase("...")` takes
-1 us. In a run only the first process that calls them is recorded, because phases of several
-processes would overlap.
+Without a watcher `with phase("...")` takes 1 us and imports nothing. Only the first process of a run
+that calls them is recorded, because phases of several processes would overlap.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -40,55 +38,44 @@ _run = _MarkedRun(os.environ.get(RUN_VARIABLE))
 
 @contextlib.contextmanager
 def phase(name: str, epoch: int | str | None = None) -> Iterator[None]:
-    """Record the block under `with phase("build loaders"):`, or a function under `@phase("load")`,
-    as a phase.
+    """Record a block, `with phase("build loaders"):`, or a function, `@phase("load")`, as a phase.
 
     Phases nest. `Run.record.growth` compares memory between the ends of phases named "epoch".
     """
-    log = _claim() if _run.folder is not None else None
+    log = _claim()
     if log is None:
         yield
         return
-    recorded: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    with _never_raise():
-        info = {} if epoch is None else {"epoch": _plain(epoch)}
-        recorded = log.phase(str(_plain(name)), **info)
-        recorded.__enter__()
+    info = {} if epoch is None else {"epoch": str(epoch)}
+    recorded = log.phase(str(name), **info)
 
     def end(*raised: Any) -> None:
         with _never_raise():
             recorded.__exit__(*raised)
 
     with contextlib.ExitStack() as stack:
-        stack.push(end)
+        with _never_raise():
+            recorded.__enter__()
+            stack.push(end)
         yield
 
 
-def mark(name: str, /, **info: object) -> None:
-    """Record a moment of the run. `Run.record.growth` compares memory between moments named "epoch":
-    `mark("epoch", loss=...)`.
-
-    Also reads the GPU's memory, if torch has used a GPU; `mark("cuda")` does nothing else.
-    """
-    log = _claim() if _run.folder is not None else None
+def mark(name: str) -> None:
+    """Record a moment of the run, and the GPU's memory if torch has used a GPU. `Run.record.growth`
+    compares memory between moments named "epoch"."""
+    log = _claim()
     if log is None:
         return
     from .memory.reading import own_memory
 
     with _never_raise():
         log.cuda(force=True)
-        if name != "cuda" or info:
-            log.mark(
-                "mark",
-                name=str(_plain(name)),
-                held_bytes=own_memory()[0],
-                info={key: _plain(value) for key, value in info.items()},
-            )
+        log.mark("mark", name=str(name), held_bytes=own_memory()[0])
 
 
 def note(kind: str, **fields: object) -> None:
     """Record an event of this process, with its fields as they are."""
-    log = _claim() if _run.folder is not None else None
+    log = _claim()
     if log is not None:
         with _never_raise():
             log.mark(kind, **fields)
@@ -108,6 +95,8 @@ def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _claim() -> EventLog | None:
+    if _run.folder is None:  # without a watcher
+        return None
     with _claiming:
         run = _run
         if run.log is not None or run.folder is None:
@@ -132,8 +121,7 @@ def _claim() -> EventLog | None:
 
 @contextlib.contextmanager
 def _never_raise() -> Iterator[None]:
-    """Never crash the user's script because an event can't be written; print the error once and
-    mark nothing more."""
+    """Print an error of the block instead of ending the user's script, and mark nothing more."""
     try:
         yield
     except Exception as error:
@@ -153,13 +141,3 @@ def _forget() -> None:
     if _run.lock >= 0:
         os.close(_run.lock)
     _run = _MarkedRun(None)
-
-
-def _plain(value: object) -> object:
-    """Return a value for JSON: None, a finite number (also from a one-element tensor), or text."""
-    if hasattr(value, "item"):
-        with contextlib.suppress(Exception):  # several elements, a lost device, any class
-            value = value.item()
-    if isinstance(value, int | float):
-        return value if math.isfinite(value) else str(value)
-    return value if value is None else str(value)

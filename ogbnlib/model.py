@@ -1,8 +1,8 @@
 """The facts about a model that config, forecast, trainer and predictions use; imports no torch.
 
-A model is one file of `training/models` with a class `Model`, derived from `SampledModel` or
-`PropagatedModel`; the file's name is the model's name. The class is used without an instance. Its
-methods import torch only to make layers, so a forecast imports no torch.
+A model is one file of `training/models`, named as the model, with a class `Model` derived from
+`SampledModel` or `PropagatedModel`, which is used without an instance. Its methods import torch only
+to make layers, so a forecast imports no torch.
 """
 
 from __future__ import annotations
@@ -61,10 +61,9 @@ class BaseModel:
     # whether its matrices multiply the rows of a layer's sources, in place of its targets
     transforms_sources = False
     fused = False  # whether `training.fused_sage` computes its layers on the CPU
-    # Names of a layer's parameters, if `inference.exact` can compute it with all neighbors, layer
-    # by layer: the weights of neighbors, the bias, and the weights of the node itself. Such a layer
-    # takes the mean of neighbors; with only the first two names, GCN's sum with self-loops. Empty
-    # for a model without such layers.
+    # Names of a layer's parameters, if `inference.exact` can compute it with all neighbors: the
+    # weights of neighbors, the bias, and the weights of the node itself. Such a layer takes the mean
+    # of neighbors; with only the first two names, GCN's sum with self-loops.
     exact_weights: tuple[str, ...] = ()
 
     @staticmethod
@@ -74,8 +73,7 @@ class BaseModel:
 
     @staticmethod
     def edge_bytes(layer: Layer) -> int:
-        """Bytes that a training step writes for a layer's edges, in addition to its memory, or could
-        write during the layer's calls; for the forecast of times. Propagated features have none."""
+        """Bytes that a training step writes for a layer's edges beside `memory`, to forecast times."""
         return 0
 
     @staticmethod
@@ -127,8 +125,6 @@ class PropagatedModel(BaseModel):
 # In the formulas of sampled models an array [rows, channels] is float32 unless stated otherwise.
 # Autocast halves the bytes of products, adds 16-bit copies of inputs, and leaves sums in float32.
 # The loss needs two more arrays as large as the last layer's output.
-
-
 def layer_memory(
     layer: Layer, products: int, scratch: int, matrix: int = 0, *, item: int = 4, masks: int = 3
 ) -> LayerMemory:
@@ -154,8 +150,7 @@ def linear_weights(layer: Layer) -> int:
 def linear_memory(layer: Layer, saved: int = 0, *, item: int = 4) -> LayerMemory:
     """Bytes of a linear layer, whose output has `item` bytes a number, 4 in the last layer.
 
-    The last layer keeps its output, and its peak has two more arrays of that size. Another layer
-    keeps `saved` bytes, and its peak has two arrays of its output's size more.
+    The last layer keeps its output, another one `saved` bytes; the peak has two outputs more.
     """
     rows = (4 if layer.last else item) * layer.targets * layer.outputs
     if layer.last:

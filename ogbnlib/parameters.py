@@ -3,6 +3,7 @@
 Imports neither torch nor numpy.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable
@@ -138,15 +139,33 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
 
 
 class Text(str):
-    """A text of a YAML file.
-
-    Attributes:
-        line: its line, from 1 on.
-        is_quoted: whether it stands in quotes.
-    """
+    """A text of a YAML file; `line` is its line, from 1 on."""
 
     line = 0
-    is_quoted = False
+
+
+class _TextLoader(yaml.BaseLoader):  # type: ignore[misc]  # yaml has no types
+    """Loads each value of a YAML file as `Text`; an error names a value that stands twice."""
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> Text:
+        text = Text(node.value)
+        text.line = node.start_mark.line + 1
+        return text
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        values: dict[Any, Any] = super().construct_mapping(node, deep=True)
+        if len(values) < len(node.value):
+            names = [self.construct_object(key) for key, _ in node.value]
+            name = next(name for name in reversed(names) if names.count(name) > 1)
+            raise yaml.YAMLError(f"line {name.line}: expected each name once, found {name} again")
+        return values
+
+    def compose_node(self, parent: yaml.Node, index: Any) -> Any:
+        # ten lines of anchors and aliases can stand for 10**9 values
+        if self.check_event(yaml.AliasEvent):
+            line = self.peek_event().start_mark.line + 1
+            raise yaml.YAMLError(f"line {line}: expected values without YAML's & and *")
+        return super().compose_node(parent, index)
 
 
 _MOST_YAML = 2**20
@@ -158,43 +177,14 @@ def read_yaml(file: str | os.PathLike[str], example: str) -> dict[Text, Any]:
     Values are `Text`, because YAML 1.1 would read 010 as 8, 1:30 as 90 and off as false; or lists
     and maps of such values. `example` is a line of such a file, for messages.
     """
-    expected = f"YAML such as {example!r}"
+    expected = f"YAML of at most 1 MB such as {example!r}"
     with naming(file, expected), open(file, encoding="utf-8") as opened:
         text = opened.read(_MOST_YAML + 1)
         if len(text) > _MOST_YAML:
-            raise InputError(f"{file}: expected {expected} of at most 1 MB, found more")
-        for event in yaml.parse(text, yaml.BaseLoader):
-            name = getattr(event, "anchor", None)
-            # ten lines of anchors and aliases can stand for 10**9 values
-            if name:
-                raise InputError(
-                    f"{file}, line {event.start_mark.line + 1}: expected values without YAML's & "
-                    f"and *, found {name!r}"
-                )
-        tree = yaml.compose(text, yaml.BaseLoader)
-    if not isinstance(tree, yaml.MappingNode) or not tree.value:
+            raise InputError(f"{file}: expected {expected}, found more")
+        values = yaml.load(text, _TextLoader)
+    if not isinstance(values, dict) or not values:
         raise InputError(f"{file}: expected lines such as {example!r}, found {text!r:.60}")
-    values: dict[Text, Any] = _plain(tree, file)
-    return values
-
-
-def _plain(node: Any, file: str | os.PathLike[str]) -> Any:
-    if node.id == "sequence":
-        return [_plain(item, file) for item in node.value]
-    if node.id == "scalar":
-        text = Text(node.value)
-        text.line = node.start_mark.line + 1
-        text.is_quoted = bool(node.style)
-        return text
-    values: dict[Text, Any] = {}
-    for key, value in node.value:
-        where = f"{file}, line {key.start_mark.line + 1}"
-        if key.id != "scalar":
-            raise InputError(f"{where}: expected a name, found a {key.id} in its place")
-        name = _plain(key, file)
-        if name in values:
-            raise InputError(f"{where}: expected each name once, found {name} again")
-        values[name] = _plain(value, file)
     return values
 
 
@@ -202,7 +192,7 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
     """Return names and values of a YAML file such as slurm/small.yaml.
 
     Values stay text, as `--set` passes them, or lists of text. Values of a map, such as model_args,
-    are read as JSON, else as YAML.
+    are read as JSON if they are JSON, with True and False.
     """
     values = read_yaml(file, "batch_size: 128")
     return {str(name): _parameter(value, in_map=False) for name, value in values.items()}
@@ -213,9 +203,7 @@ def _parameter(value: Any, in_map: bool) -> Any:
         return {str(name): _parameter(item, in_map=True) for name, item in value.items()}
     if isinstance(value, list):
         return [_parameter(item, in_map) for item in value]
-    if not in_map or value.is_quoted:
-        return str(value)
-    try:
-        return json.loads(value.lower())  # lower: YAML may write True
-    except ValueError:
-        return yaml.safe_load(value)
+    if in_map:
+        with contextlib.suppress(ValueError):
+            return json.loads(value.lower())  # lower: YAML may write True
+    return str(value)

@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .display import Live
 from .errors import format_bytes
+from .files import regular
 
 
 def seconds(value: float) -> str:
@@ -19,6 +21,9 @@ def seconds(value: float) -> str:
     if value < 5970:
         return f"{value / 60:.2g} min"
     return f"{value / 3600:.1f} h"
+
+
+_FORMATS: dict[str, Any] = {"bytes": {"unit": "B", "unit_scale": True, "unit_divisor": 1024}}
 
 
 @dataclass
@@ -36,21 +41,15 @@ class Count:
     def __str__(self) -> str:
         from tqdm import tqdm
 
-        notes = []
-        if self.loss is not None:
-            notes.append(f"loss {self.loss:.2f}")
-        in_bytes = self.unit == "bytes"
         return str(
             tqdm.format_meter(
                 self.done,
                 self.total,
                 time.time() - self.began_s,
                 prefix=self.what or "",
-                postfix=", ".join(notes),
+                postfix="" if self.loss is None else f"loss {self.loss:.2f}",
                 ascii=True,
-                unit="B" if in_bytes else "it",
-                unit_scale=in_bytes,
-                unit_divisor=1024,
+                **_FORMATS.get(self.unit, {}),
             )
         )
 
@@ -60,16 +59,15 @@ Progress = bool | Callable[[Count], object]  # whether to show it, or a function
 
 def read_count(path: Path) -> Count | None:
     """Read a progress.json; None if it is missing, half written or has other content."""
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        count = Count(**json.loads(path.read_bytes()))
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
+        count = Count(**json.loads(regular(path).read_bytes()))
         str(count)  # fails if a value is not a number
         return count
     return None
 
 
 def details(count: Count | None, held_bytes: int | None, limit_bytes: int | None = None) -> str:
-    """Return the progress and the memory in use, such as
-    ` 33%|###3      | 3100/9432 [00:50<01:42, 61.70it/s, loss 1.68], 1.20 GB of 4.00 GB`."""
+    """Return ` 33%|###3   | 3100/9432 [00:50<01:42, 61.70it/s, loss 1.68], 1.20 GB of 4.00 GB`."""
     memory = "" if held_bytes is None else format_bytes(held_bytes)
     if memory and limit_bytes:
         memory += f" of {format_bytes(limit_bytes)}"
@@ -92,15 +90,8 @@ def counted(
     unit: str = "bytes",
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[Callable[[int], None]]:
-    """Count work; yields a function to call with each number of units done.
-
-    Args:
-        work: Name of the work, as shown.
-        total: Number of units, the whole work.
-        progress: Whether to show the count, or a function to call with it instead.
-        unit: "bytes" or "batches".
-        check: Called first at each number; its exception ends the work.
-    """
+    """Count the `unit`s ("bytes" or "batches") of a work; yields a function to call with each number
+    done, which first calls `check`, whose exception ends the work."""
     count = Count(total, unit)
 
     def done(number: int) -> None:

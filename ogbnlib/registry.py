@@ -31,32 +31,17 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Policy(_Entry):
-    """One loading policy: its class loads the data, builds loaders and forecasts the memory of its
-    phases; see `sampling.policies`."""
+    """One loading policy; `sampling.policies` says what its class does."""
 
-    # whether features stay in a store, in its own dtype, and are read batch by batch
-    reads_disk: bool = False
-    # whether loaders are PyG's own, as in a loop of plain PyG
-    is_stock: bool = False
-    # the model whose formulas forecast a step of the user's own model
-    formula: str = "sage"
-    # policies that take less memory for the same batches, the fastest first
-    smaller: tuple[str, ...] = ()
-
-    # whether batches are sampled subgraphs, in place of rows of propagated features
-    samples: bool = True
-
-    def fan_out(self, fan_outs: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the fan-outs of its batches; none for rows of propagated features."""
-        return fan_outs if self.samples else ()
+    reads_disk: bool = False  # features stay in a store, in its own dtype
+    is_stock: bool = False  # loaders are PyG's own, as in a loop of plain PyG
+    formula: str = "sage"  # the model whose formulas forecast a step of the user's own model
+    smaller: tuple[str, ...] = ()  # policies of less memory, the same batches; the fastest first
+    samples: bool = True  # batches are sampled subgraphs, not rows of propagated features
 
     def hops(self, config: Any) -> int | None:
         """Return the number of hops that a run's features have; None for a graph's own features."""
         return None if self.samples else config.hops
-
-    def takes(self, model: Any) -> bool:
-        """Return whether it makes the batches that a class of a model is for."""
-        return bool(model.propagated != self.samples)
 
 
 _SAMPLED = "ogbnlib.sampling.policies"

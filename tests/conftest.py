@@ -207,6 +207,7 @@ def official_csv(root: Path, edge_index: Any, x: Any, y: Any, splits: dict[str, 
         "raw/edge": edge_index.T,
         "raw/node-feat": x.astype(np.float64).round(3),
         "raw/node-label": np.maximum(y, 0).reshape(-1, 1),
+        "raw/node_year": [[2015]] * len(x),
         "raw/num-node-list": [[len(x)]],
         "raw/num-edge-list": [[edge_index.shape[1]]],
         **{f"split/time/{name}": np.reshape(ids, (-1, 1)) for name, ids in splits.items()},
@@ -374,17 +375,17 @@ def process_of_1_mb(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def kernel_limit() -> Iterator[Callable[[int], Limit]]:
     """Makes a limit that the kernel enforces; skips where no memory cgroup can be made."""
-    made: list[Limit] = []
+    limits: list[Limit] = []
 
     def make(limit_bytes: int) -> Limit:
         limit, refused = make_limit(limit_bytes)
-        made.append(limit)
+        limits.append(limit)
         if not limit.name.startswith("cgroup"):
             pytest.skip(f"no memory cgroup can be made here: {'; '.join(refused)}")
         return limit
 
     yield make
-    for limit in made:
+    for limit in limits:
         limit.close()
 
 

@@ -85,11 +85,11 @@ def execute(path: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    asked = tuple(sys.argv[1:])
-    chosen = [path for path in NOTEBOOKS if path.name.startswith(asked or ("",))]
+    prefixes = tuple(sys.argv[1:])
+    chosen = [path for path in NOTEBOOKS if path.name.startswith(prefixes or ("",))]
     with tempfile.TemporaryDirectory() as scratch:
         # as in the repository's own folder
         shutil.copytree(NOTEBOOKS[0].parent, Path(scratch, "notebooks"))
         for each in chosen:
-            if asked or is_stale(nbformat.read(each, as_version=4)):
+            if prefixes or is_stale(nbformat.read(each, as_version=4)):
                 execute(each, Path(scratch))

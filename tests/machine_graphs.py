@@ -61,12 +61,12 @@ def package_fields() -> list[dict[str, str]]:
         return []
     if not text and (DPKG / "status").is_file():
         text = (DPKG / "status").read_text()
-    found = {}
+    fields_of = {}
     for stanza in text.split("\n\n"):
         fields = dict(re.findall(r"^([A-Z][\w-]*): (.*)$", stanza, re.MULTILINE))
         if {"Package", "Section", "Description"} <= fields.keys():
-            found[fields["Package"]] = fields
-    return list(found.values())
+            fields_of[fields["Package"]] = fields
+    return list(fields_of.values())
 
 
 def packages() -> Table:
@@ -86,8 +86,8 @@ def packages() -> Table:
             if other:  # it may be a virtual package, which no row describes
                 edges.append((fields["Package"], other[1]))
     nodes = add_features(nodes, texts)
-    kept = nodes[frequent(nodes["label"], 20)]
-    return kept, pd.DataFrame(edges, columns=["source", "target"])
+    common = nodes[frequent(nodes["label"], 20)]
+    return common, pd.DataFrame(edges, columns=["source", "target"])
 
 
 # --- Python's files
@@ -96,7 +96,7 @@ def packages() -> Table:
 def python_files(most: int) -> list[tuple[str, str, str]]:
     """(module, distribution, text) of library files, at most so many of each distribution."""
     roots = {sysconfig.get_paths()[name] for name in ("stdlib", "purelib")}
-    found = []
+    texts = []
     count: Counter[str] = Counter()
     for root in sorted(roots):
         for folder, folders, files in os.walk(root):
@@ -109,8 +109,8 @@ def python_files(most: int) -> list[tuple[str, str, str]]:
                     continue
                 count[top] += 1
                 name = module.removesuffix(".__init__")
-                found.append((name, top, path.read_text(errors="replace")))
-    return found
+                texts.append((name, top, path.read_text(errors="replace")))
+    return texts
 
 
 _IMPORT = re.compile(r"^\s*(?:from\s+(\.*[\w.]*)\s+import\s+([\w, ]+)|import\s+([\w., ]+))", re.M)

@@ -110,9 +110,9 @@ class Cluster:
         )
         from ogbnlib.memory.cgroup import find_cgroup
 
-        found = find_cgroup()
-        assert found is not None
-        plugin = "cgroup/v1" if found[0].version == 1 else "autodetect"
+        memory_cgroup = find_cgroup()
+        assert memory_cgroup is not None
+        plugin = "cgroup/v1" if memory_cgroup.version == 1 else "autodetect"
         (folder / "cgroup.conf").write_text(CGROUP_CONF.format(plugin=plugin))
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
@@ -194,9 +194,9 @@ class Cluster:
                 return jobs
             if time.monotonic() > deadline:
                 outputs = [Path(job["StdOut"]) for job in jobs]
-                said = "\n".join(path.read_text()[-4000:] for path in outputs if path.exists())
+                texts = "\n".join(path.read_text()[-4000:] for path in outputs if path.exists())
                 raise AssertionError(
-                    f"job {job_id} did not end within {timeout_s:.0f} s: {jobs}\n{said}"
+                    f"job {job_id} did not end within {timeout_s:.0f} s: {jobs}\n{texts}"
                 )
             time.sleep(0.1)
 
@@ -230,9 +230,9 @@ def cluster() -> Iterator[Cluster]:
     """A cluster for the length of a `with`. `unavailable()` says whether one can be had."""
     # a socket's path has 107 characters
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as folder:
-        made = Cluster(Path(folder))
+        started = Cluster(Path(folder))
         try:
-            made.start()
-            yield made
+            started.start()
+            yield started
         finally:
-            made.stop()
+            started.stop()

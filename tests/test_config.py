@@ -135,18 +135,19 @@ def test_a_saved_parameter_that_is_gone_is_left_out_or_refused_by_name(tmp_path:
     saved = config.model_dump(mode="json")
     file.write_text(json.dumps({**saved, **GONE}))
     assert TrainConfig.load(file) == config
-    assert config.changes({**saved, **GONE}) == ([], [])
+    refused, notes = config.changes({**saved, **GONE})
+    assert (refused, [note.split()[0] for note in notes]) == ([], ["lookahead", "pin_memory"])
     for name, value in {"lr_schedule": "cosine:T_max=9", "sampling": "labor", "heads": 8}.items():
         file.write_text(json.dumps({**saved, name: value}))
-        with pytest.raises(InputError, match=rf"config\.json: .*{name}"):
+        with pytest.raises(InputError, match=rf"config\.json: .*{name}.*0\.[12]\.0"):
             TrainConfig.load(file)
 
 
-@pytest.mark.parametrize("content", [b'{"dataset": "x", "epo', b"[1, 2]", b'{"epoch": 3}'])
+@pytest.mark.parametrize("content", [b'{"dataset": "x", "epo', b"[1, 2]", b'{"epochs": 3}'])
 def test_a_damaged_config_file_is_named_and_left_alone(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=f"{path}: .*(JSON object|'epochs')"):
+    with pytest.raises(InputError, match=f"{path}: .*(JSON object|dataset)"):
         TrainConfig.load(path)
     assert tree(tmp_path) == {"config.json": content}
 
@@ -170,8 +171,8 @@ def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() ->
         assert config.fan_out(training=True) == (5, 3)
         return config.fan_out(training=False)
 
-    found = [fan_out(value) for value in (None, "none", -1, "-1", "-1 4", [7, 2])]
-    assert found == [(5, 3), (5, 3), (-1, -1), (-1, -1), (-1, 4), (7, 2)]
+    fan_outs = [fan_out(value) for value in (None, "none", -1, "-1", "-1 4", [7, 2])]
+    assert fan_outs == [(5, 3), (5, 3), (-1, -1), (-1, -1), (-1, 4), (7, 2)]
     for bad in (0, "3 0", [-2], "1 2 3", True, "all"):
         with pytest.raises(InputError, match=r"^eval_num_neighbors"):
             fan_out(bad)
@@ -180,9 +181,9 @@ def test_the_fan_outs_of_an_evaluation_are_one_for_all_hops_or_one_for_each() ->
 def test_a_file_of_parameters_has_texts_lists_of_texts_and_maps_as_in_json(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         "num_neighbors: [3, 2]  # a list\nmemory_limit: 7 GB\n"
-        'model_args: {heads: 8, norm: True, act: relu, name: "8", sizes: [1, a], b: off}\n'
+        "model_args: {heads: 8, norm: True, act: relu, sizes: [1, a], rate: 1e-3}\n"
     )
-    mine = {"heads": 8, "norm": True, "act": "relu", "name": "8", "sizes": [1, "a"], "b": False}
+    mine = {"heads": 8, "norm": True, "act": "relu", "sizes": [1, "a"], "rate": 0.001}
     assert read_parameters(tmp_path / "mine.yaml") == {
         "num_neighbors": ["3", "2"],
         "memory_limit": "7 GB",
@@ -223,10 +224,10 @@ def test_a_file_set_and_a_string_in_python_are_read_alike(
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a: &a [1, 1]\nb: [*a, *a]", "line 1: expected values without .*'a'$"),
-        ("a: " + "x" * 2**20, "at most 1 MB, found more"),
+        ("a: &a [1, 1]\nb: [*a, *a]", "line 2: expected values without YAML's & and"),
+        ("a: " + "x" * 2**20, "at most 1 MB .*, found more"),
         ("epochs: 1\nepochs: 2", "line 2: expected each name once, found epochs again"),
-        ("? [1, 2]\n: 3", "line 1: expected a name, found a sequence"),
+        ("? [1, 2]\n: 3", "unhashable key .*line 1"),
         *((text, "expected .*batch_size: 128") for text in ("[1, 2]", "a: [1", "\xff")),
     ],
     ids=lambda part: part[:24],

@@ -54,9 +54,9 @@ def test_the_run_goes_on_to_the_same_weights(copy: Path) -> None:
         run(config.replace(class_weight="balanced"), run_dir="run", resume=True, echo=False)
     assert run(config, run_dir="run", resume=True, echo=False).exit_code == 0
     with np.load("resumed_weights.npz") as expected:
-        found = weights(copy / "run")
-        assert found.keys() == set(expected)
-        for name, value in found.items():
+        resumed = weights(copy / "run")
+        assert resumed.keys() == set(expected)
+        for name, value in resumed.items():
             # Another processor may add in another order.
             torch.testing.assert_close(value, torch.from_numpy(expected[name]))
     # 0.2.0 wrote no F1

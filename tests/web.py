@@ -15,10 +15,10 @@ class Remote:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                wanted = self.headers["Range"]
-                remote.asked.append(wanted)
-                begin = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
-                self.send_response(206 if wanted else 200)
+                requested = self.headers["Range"]
+                remote.asked.append(requested)
+                begin = int(requested.removeprefix("bytes=").rstrip("-")) if requested else 0
+                self.send_response(206 if requested else 200)
                 self.send_header("Content-Length", str(len(remote.content) - begin))
                 self.end_headers()
                 self.wfile.write(remote.content[begin : remote.stop_after])

@@ -1,7 +1,5 @@
-"""Comparison of a run's forecast with its measurement, and the remedy for an out-of-memory kill.
-
-No remedy is suggested that `plan` would refuse. Where the planner knows none, an action says why.
-"""
+"""Comparison of a run's forecast with its measurement, and the remedy for an out-of-memory kill,
+none that `plan` would refuse."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -12,10 +10,10 @@ from ..errors import InputError
 from ..graph.store import GraphSize, Store
 from ..memory.killed import Action, KilledBy
 from ..memory.record import Record
-from ..sources.resolve import graph_for
+from ..sources.resolve import size_of
 from .fitting import assignments, changes_that_fit, smallest_limit
 from .memory_parts import RUNTIME_BYTES
-from .run_forecast import PROPAGATE, Forecast, PhaseForecast, margin_bytes, predict
+from .run_forecast import PROPAGATE, Forecast, PhaseForecast, predict
 from .step_memory import is_measured
 
 
@@ -45,13 +43,10 @@ def _predicted_by_kind(forecast: Forecast) -> dict[str, PhaseForecast]:
 def _graph_of_run(
     config: TrainConfig, event: Mapping[str, object] | None, phases: Collection[str]
 ) -> GraphSize:
-    """The graph of a run: its data set, or the size in the run's event `dataset` if that is gone.
-
-    After a run's phase `propagate`, it is the size of the graph before propagation. Raises
-    `InputError` or `OSError` if no size is known.
-    """
+    """The graph of a run, before propagation: its data set, or the size in the run's event
+    `dataset` if that is gone. Raises `InputError` or `OSError` if no size is known."""
     try:
-        graph = graph_for(config)
+        graph = size_of(config.dataset)
     except (InputError, OSError):
         if event is None:
             raise
@@ -66,9 +61,8 @@ def audit(
     measured: Mapping[str, int],
     event: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
-    """The entry `forecast` of result.json: predicted and measured bytes.
-
-    The measured value of a phase that the run did not reach is None.
+    """The entry `forecast` of result.json: predicted and measured bytes, None for a phase that the
+    run did not reach.
 
     Args:
         measured: Peak by phase name, "" between phases.
@@ -97,32 +91,25 @@ def audit(
     }
 
 
-# In these phases only Python, torch and kernels are in memory, so no parameter changes their size.
+# In these phases only Python, torch and kernels are in memory.
 _BEFORE_DATA = ("", "open", "compile kernels")
 
 
 def memory_remedy(config: TrainConfig, record: Record, killed: KilledBy) -> tuple[Action, ...]:
-    """The smallest changes that fit the limit that ended a run, and the smallest limit that
-    fits."""
+    """The smallest changes that fit the limit that ended a run, and the smallest limit."""
     growth = record.growth
     if growth and growth.verdict == "climbs":
         return (Action("find leak", {"slope_bytes": growth.slope_bytes}),)
-    has_data = _last_phase(record) not in _BEFORE_DATA
     try:
         size = _graph_of_run(config, record.events.get("dataset"), record.phases)
-        if has_data and not is_measured(config, size):
+        if not is_measured(config, size):
             return (Action("try model", {"model": config.model}),)
         forecast = predict(config, size, memory_limit_bytes=killed.left_bytes)
         unforeseen = _unforeseen_bytes(forecast, record, killed.left_bytes)
         need_bytes = smallest_limit(config, size, unforeseen)
-        if not has_data:
-            return (killed.raised(need_bytes, fixed_bytes=RUNTIME_BYTES),)
         changes = _by_change(forecast, size, unforeseen, killed.left_bytes)
         return (*changes, killed.raised(need_bytes))
     except (InputError, OSError) as error:  # the data set is gone, or damaged
-        if not has_data:
-            least = max(RUNTIME_BYTES, killed.left_bytes)
-            return (killed.raised(least + margin_bytes(least), fixed_bytes=RUNTIME_BYTES),)
         return (Action("name data", {"error": str(error)}),)
 
 
@@ -148,18 +135,15 @@ def _by_change(
 
 
 def _unforeseen_bytes(forecast: Forecast, record: Record, limit_bytes: int) -> int:
-    """The most memory that any phase of a run took beyond its forecast.
-
-    The phase in which the run was killed took at least the whole limit.
-    """
+    """The most memory that any phase of a run took beyond its forecast; that of the kill took at
+    least the whole limit."""
     expected = dict.fromkeys(_BEFORE_DATA, RUNTIME_BYTES) | {
         kind: phase.held_bytes for kind, phase in _predicted_by_kind(forecast).items()
     }
     measured = _measured_by_kind({name: peak for name, peak in record.phases.items() if name})
     last = _kind_of(_last_phase(record))
     measured[last] = max(measured.get(last, 0), limit_bytes)
-    # A phase without a forecast of its own, such as a checkpoint, is compared with the peak of the
-    # whole run.
+    # a phase without a forecast, such as a checkpoint, is compared with the peak of the whole run
     return max(
         0, *(peak - expected.get(kind, forecast.peak_bytes) for kind, peak in measured.items())
     )

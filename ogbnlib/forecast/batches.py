@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -25,9 +25,8 @@ QUEUE_BYTES = 256 * 2**20
 # drawn together: 11 of [3, 2] x 128; for more bytes malloc asks Linux each time
 GROUP_BATCHES = 16
 GROUP_BYTES = 2**22
-# Most edges that the kernel draws at one hop, 0.7 s, or from a graph that may not be in memory, which
-# has 50,000 random reads a second. A batch of [15, 10, 5] x 1024 (num_neighbors x batch_size) with
-# reverse edges has 0.7 million.
+# Most edges that the kernel draws at one hop: 0.7 s, or 50,000 random reads a second of a graph that
+# may not be in memory. A batch of [15, 10, 5] x 1024 with reverse edges has 0.7 million.
 _EDGES = 2**23
 _COLD_EDGES = 2**18
 _COLD_BYTES = 2**31
@@ -36,7 +35,7 @@ _DRAWN_EDGES = 2**21
 _FEWEST = 2
 _MOST = 8
 # Where a hop takes all neighbors, a single node of high degree decides the largest batch. So edges
-# are counted in as many batches as these reads allow, 0.5 s, and the heaviest batches are drawn.
+# are counted in as many batches as these reads allow, 0.5 s, and the heaviest are drawn.
 _COUNTED_EDGES = 2**22
 _COUNTED_BATCHES = 2**12
 _HEAVIEST = 2
@@ -49,7 +48,7 @@ class BatchShape:
 
     hop_nodes: tuple[int, ...]
     hop_edges: tuple[int, ...]
-    is_extrapolated: ClassVar[bool] = False
+    is_extrapolated: bool = False  # from a part of the batch that was drawn
 
     @property
     def num_nodes(self) -> int:
@@ -65,29 +64,21 @@ class BatchShape:
         return self.num_nodes + self.num_edges
 
 
-class _Extrapolated(BatchShape):
-    """The shape of a batch of which a part was drawn."""
-
-    is_extrapolated = True
-
-
 @dataclass(frozen=True)
 class Batches:
     """The batches of a pass over a split."""
 
     mean: BatchShape
     largest: BatchShape  # the expected largest of as many batches as a run has
-    # "drawn", "extrapolated" from the part of a batch that was drawn, or "degrees": computed from
-    # degrees, without a store
-    source: str
+    source: str  # "drawn", "extrapolated" from a part of a batch, or "degrees" without a store
     # `largest`; if a hop takes all neighbors and not every batch was counted, with the node of the
     # highest degree added. Without a store, this node may have all edges.
     bound: BatchShape
 
     @classmethod
-    def of(cls, batch: BatchShape, source: str = "drawn") -> Self:
+    def of(cls, batch: BatchShape) -> Self:
         """Return batches that all have one shape."""
-        return cls(batch, batch, source, batch)
+        return cls(batch, batch, "drawn", batch)
 
 
 def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
@@ -96,8 +87,7 @@ def batch_bytes(batch: BatchShape, num_features: int, itemsize: int) -> int:
 
 
 def queue(size_bytes: int) -> tuple[int, int]:
-    """Number of batches of `size_bytes` in a group, which is drawn together, and of groups in a
-    queue."""
+    """Number of batches of `size_bytes` drawn together as a group, and of groups in a queue."""
     together = max(1, min(GROUP_BATCHES, GROUP_BYTES // max(1, size_bytes)))
     group_bytes = max(1, together * size_bytes)
     return together, max(1, min(QUEUE_BATCHES // together, QUEUE_BYTES // group_bytes))
@@ -124,18 +114,20 @@ class Draw:
 class _Drawn(NamedTuple):
     shapes: list[BatchShape]
     heaviest: BatchShape | None  # where a hop takes all neighbors
-    is_complete: bool  # whether a run has no heavier batch
-    is_whole: bool  # whether no batch was extrapolated
+    is_complete: bool  # whether all batches of a run were counted
 
 
 def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int) -> Batches | None:
-    """Draw batches of a split or of node ids with the sampler's kernel: random ones in training,
-    consecutive ones in an evaluation.
+    """Draw batches of a split or of node ids: random ones in training, else consecutive ones.
 
-    Returns None if the neighborhood of a single seed is too large to be drawn. Raises `InputError`
-    if offsets or ids of the store are out of range.
+    Returns None if the neighborhood of a single seed is too large. Raises `InputError` if offsets
+    or ids of the store are out of range.
     """
-    drawn = _drawn(store, nodes, draw)
+    drawn = (
+        _of_split(store.path, store.crc32, nodes, draw)
+        if isinstance(nodes, str)
+        else _of_nodes(store, nodes, draw)
+    )
     if drawn is None:
         return None
     # The largest of n batches lies as far above the mean as the largest of n normal values: 3.7
@@ -147,12 +139,14 @@ def draw_batches(store: Store, nodes: str | Array, draw: Draw, num_batches: int)
     mean_edges, most_edges = _mean_and_most(hop_edges, store.num_edges, above)
     largest = bound = BatchShape(most_nodes, most_edges)
     if drawn.heaviest is not None:
-        candidates = [drawn.heaviest] if drawn.is_complete else [drawn.heaviest, largest]
-        largest = bound = max(candidates, key=operator.attrgetter("num_rows"))
-        if not drawn.is_complete:
+        if drawn.is_complete and not drawn.heaviest.is_extrapolated:
+            largest = bound = drawn.heaviest
+        else:
+            largest = max(drawn.heaviest, largest, key=operator.attrgetter("num_rows"))
             degree = _highest_degree(store.path, store.crc32)
             bound = with_hub(largest, draw.num_neighbors, store, degree)
-    source = "drawn" if drawn.is_whole else "extrapolated"
+    is_extrapolated = any(one.is_extrapolated for one in (*drawn.shapes, largest))
+    source = "extrapolated" if is_extrapolated else "drawn"
     return Batches(BatchShape(mean_nodes, mean_edges), largest, source, bound)
 
 
@@ -196,12 +190,6 @@ def _highest_degree(path: Path, crc32: int) -> int:
     return highest
 
 
-def _drawn(store: Store, nodes: str | Array, draw: Draw) -> _Drawn | None:
-    if isinstance(nodes, str):
-        return _of_split(store.path, store.crc32, nodes, draw)
-    return _of_nodes(store, nodes, draw)
-
-
 # `crc32` tells a store from one that replaced it.
 @functools.lru_cache(maxsize=512)
 def _of_split(path: Path, crc32: int, split: str, draw: Draw) -> _Drawn | None:
@@ -220,20 +208,17 @@ def _of_nodes(store: Store, ids: Array, draw: Draw) -> _Drawn | None:
         if shape is None:
             return None
         shapes.append(shape)
-    heavy: list[BatchShape] = []
+    heaviest = None
     is_complete = False
     if -1 in draw.num_neighbors:
         batches = _batches(ids, draw, _COUNTED_BATCHES)
         counted = _count(store, draw, batches[:_FEWEST] if _is_cold(store) else batches)
         numbers = np.argsort(counted, kind="stable")[::-1][:_HEAVIEST]
-        drawn = [_shape(store, draw, batches[number]) for number in numbers]
-        heavy = [shape for shape in drawn if shape is not None]
-        is_complete = (
-            not draw.training and draw.num_neighbors[-1] < 0 and len(counted) == len(batches)
-        )
-    is_whole = not any(shape.is_extrapolated for shape in shapes + heavy)
-    heaviest = max(heavy, key=operator.attrgetter("num_rows"), default=None)
-    return _Drawn(shapes, heaviest, is_complete and is_whole, is_whole)
+        drawn = filter(None, [_shape(store, draw, batches[number]) for number in numbers])
+        heaviest = max(drawn, key=operator.attrgetter("num_rows"), default=None)
+        is_last_full = draw.num_neighbors[-1] < 0
+        is_complete = is_last_full and not draw.training and len(counted) == len(batches)
+    return _Drawn(shapes, heaviest, is_complete)
 
 
 def _batches(ids: Array, draw: Draw, count: int) -> list[Array]:
@@ -283,10 +268,12 @@ def _shape(store: Store, draw: Draw, seeds: Array) -> BatchShape | None:
     """The shape of a batch, extrapolated from some of its seeds if it is too large to be drawn;
     None if even a few seeds are."""
     count = len(seeds)
-    while (sampled := _sample(store, draw, seeds[:count], draw.num_neighbors)) is None:
+    sampled = _sample(store, draw, seeds, draw.num_neighbors)
+    while sampled is None:
         count //= 2
         if count < 2:
             return None
+        sampled = _sample(store, draw, seeds[:count], draw.num_neighbors)
     if count == len(seeds):
         return sampled[1]
     fewer = _sample(store, draw, seeds[: count // 2], draw.num_neighbors)
@@ -295,8 +282,8 @@ def _shape(store: Store, draw: Draw, seeds: Array) -> BatchShape | None:
 
 
 def _count(store: Store, draw: Draw, batches: Sequence[Array]) -> list[int]:
-    """The number of edges of each batch up to the last hop that takes all neighbors, in which only
-    degrees are read; of the first batches, if reading all takes too long."""
+    """The edges of each batch, or of the first ones in bounded time, up to the last hop that takes
+    all neighbors; of that hop only degrees are read."""
     counts = list[int]()
     num_read = 0
     for seeds in batches:
@@ -324,4 +311,4 @@ def _extrapolated(fewer: BatchShape, drawn: BatchShape, num_seeds: int) -> Batch
     ]
     frontiers = zip(drawn.hop_edges, nodes, drawn.hop_nodes, strict=False)
     edges = [count * grown / max(1, frontier) for count, grown, frontier in frontiers]
-    return _Extrapolated(_rounded(nodes), _rounded(edges))
+    return BatchShape(_rounded(nodes), _rounded(edges), is_extrapolated=True)

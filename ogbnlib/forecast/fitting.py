@@ -27,11 +27,15 @@ def verdict(forecast: Forecast, limit_bytes: int) -> str:
     # largest batches their peak may exceed it.
     planned = forecast.limit_bytes
     is_over = planned is not None and forecast.peak_bytes > max(planned, limit_bytes)
-    if forecast.least_bytes + forecast.margin_bytes <= limit_bytes and not is_over:
+    outcome = compared(forecast.least_bytes, forecast.margin_bytes, limit_bytes)
+    return TIGHT if outcome == FITS and is_over else outcome
+
+
+def compared(need_bytes: int, error_bytes: int, limit_bytes: int) -> str:
+    """The verdict on a need that is known up to an error."""
+    if need_bytes + error_bytes <= limit_bytes:
         return FITS
-    if forecast.least_bytes - forecast.margin_bytes <= limit_bytes:
-        return TIGHT
-    return WILL_NOT_FIT
+    return TIGHT if need_bytes - error_bytes <= limit_bytes else WILL_NOT_FIT
 
 
 def spaced(value: object) -> str:
@@ -65,8 +69,7 @@ def _halves(count: int) -> list[int]:
 def changes_that_fit(
     config: TrainConfig, size: GraphSize, limit_bytes: int, unforeseen_bytes: int = 0
 ) -> list[tuple[Changes, Forecast]]:
-    """Find changes that fit with the fewest knobs turned: the smallest for each set of knobs, with
-    its forecast.
+    """Find the smallest changes that fit, with the fewest knobs turned, and their forecasts.
 
     `unforeseen_bytes` is memory that a run took beyond its forecast.
     """

@@ -5,6 +5,7 @@ import io
 import os
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +35,8 @@ class Machine:
         """Operations per second in the matrix products of a training step."""
         # The second core adds 0.74 of the first: one and two cores trained 1.29 and 2.03 batches/s,
         # in bfloat16 1.97 and 2.96. The products of a step, many of them narrow, reach 0.72 of the
-        # speed of the large ones measured here. An epoch of [15, 10, 5] x 1024 x 256
-        # (num_neighbors, batch_size, hidden_channels) from RAM took 408 s in fp32 (75 GFLOP/s a
-        # core), and 131 s in bfloat16 (215).
+        # speed measured here. An epoch of [15, 10, 5] x 1024 x 256 from RAM took 408 s in fp32 (75
+        # GFLOP/s a core), and 131 s in bfloat16 (215).
         of_core = self.flops_per_s if precision == "fp32" else self.bf16_flops_per_s
         return 0.72 * of_core * min(threads, self.cores) ** 0.8
 
@@ -56,20 +56,24 @@ def _product() -> float:
     # loop. It reached 60 GFLOP/s here, where products of a hidden layer's size reach 57 to 75.
     a = np.ones((64, 64), np.float32)
     out = a @ a
-    done = 0
-    begin = time.thread_time()
+    return 2 * 64**3 * _calls_per_s(lambda: np.matmul(a, a, out=out))
+
+
+def _calls_per_s(work: Callable[[], object]) -> float:
+    count = 0
+    begin = time.thread_time()  # not the clock's time: a login node has other users
     while time.thread_time() - begin < _PROBE_S:
-        np.matmul(a, a, out=out)
-        done += 1
-    return 2 * 64**3 * done / (time.thread_time() - begin)
+        work()
+        count += 1
+    return count / (time.thread_time() - begin)
 
 
 def _bf16_product(flops_per_s: float) -> float:
     """Operations per second of one core in a bfloat16 matrix product.
 
-    A processor with bfloat16 instructions may gain much or lose by them: 215 GFLOP/s against 98 in
-    float32 on a Zen 4, 84 against 141 on a Xeon of the same year. One without them (AVX2) ran at a
-    24th of float32, 2.4 against 57. That ratio is assumed then, without importing torch.
+    With bfloat16 instructions they were 215 GFLOP/s against 98 in float32 on a Zen 4, 84 against
+    141 on a Xeon of the same year. A processor without them (AVX2) ran at a 24th of float32, 2.4
+    against 57: this ratio is assumed, without importing torch.
     """
     flags = read_whole("/proc/cpuinfo") or b""
     if b"avx512_bf16" not in flags and b"amx_bf16" not in flags:
@@ -80,19 +84,13 @@ def _bf16_product(flops_per_s: float) -> float:
     torch.set_num_threads(1)
     a = torch.ones(512, 512, dtype=torch.bfloat16)
     torch.mm(a, a)
-    done = 0
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < _PROBE_S:
-        torch.mm(a, a)
-        done += 1
-    seconds = time.perf_counter() - begin
+    calls_per_s = _calls_per_s(lambda: torch.mm(a, a))
     torch.set_num_threads(threads)
-    return 2 * 512**3 * done / seconds
+    return 2 * 512**3 * calls_per_s
 
 
 def _read(path: Path) -> float:
-    """Bytes per second of a large read past the page cache, at a random place; 0.0 for a small
-    file."""
+    """Bytes per second of a large read past the page cache; 0.0 for a small file."""
     pieces = path.stat().st_size // _READ_BYTES
     if pieces < 8:
         return 0.0
@@ -100,13 +98,12 @@ def _read(path: Path) -> float:
     buffer[::BLOCK] = bytes(_READ_BYTES // BLOCK)  # else page faults count
     with io.FileIO(os.open(path, os.O_RDONLY | os.O_DIRECT)) as file:
         begin = time.perf_counter()
-        done = os.preadv(file.fileno(), [buffer], random.randrange(pieces) * _READ_BYTES)
-    return done / (time.perf_counter() - begin)
+        num_bytes = os.preadv(file.fileno(), [buffer], random.randrange(pieces) * _READ_BYTES)
+    return num_bytes / (time.perf_counter() - begin)
 
 
 def probe(size: GraphSize | None = None) -> Machine:
-    """Measure this machine's processor, and its disk by reading a store's features; else the
-    reference machine's disk rate is taken."""
+    """Measure this machine's processor, and its disk by a read of a store's features, if large."""
     disk = 0.0
     if isinstance(size, Store):
         with contextlib.suppress(OSError):

@@ -1,5 +1,4 @@
-"""Sizes of the parts of a run's memory, from a `GraphSize`, a `TrainConfig` and a batch alone. No
-torch, no data.
+"""Sizes of the parts of a run's memory, without torch and without data.
 
 "Measured" means: with the kernel's counters, on the synthetic data set at scale 0.01, with PyTorch
 2.13 and PyG 2.8 on Linux.
@@ -34,12 +33,10 @@ def _torch_is_for_gpus() -> bool:
 # real process. A build of torch for GPUs takes more when it is imported, with or without a GPU: 471
 # MB in all with torch 2.13 for CUDA 13.0, 484 MB with 2.15 for CUDA 13.2.
 RUNTIME_BYTES = (484 if _torch_is_for_gpus() else 354) * MB
-# Memory that a forked worker writes to: its interpreter's pages, not counting the sampling of a
-# batch. 2 workers added 17 MB, 12 persistent ones of three loaders 140 MB.
+# Pages of the interpreter that a forked worker writes to: 2 workers added 17 MB, 12 persistent ones
+# of three loaders 140 MB.
 WORKER_BYTES = 12 * MB
-# DataLoader's own default: batches that each worker has ready or under way (torch.utils.data,
-# prefetch_factor).
-PREFETCH_FACTOR = 2
+PREFETCH_FACTOR = 2  # DataLoader's default: batches that each worker has ready or under way
 # Sigmas of log-normal degrees: in-neighbors in a directed graph, and degrees with reverse edges.
 # They were fitted to batches (num_neighbors x batch_size) of generated graphs of scale 0.02 to 1
 # and of real ones. With reverse edges the nodes of [3, 2] x 128, [15, 10] x 512 and
@@ -61,8 +58,7 @@ _EVEN_SIGMAS = (0.92, 0.8)
 
 
 def _mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
-    """E[min(degree, k)] for log-normal degrees: the neighbors that a node gets on average; all of
-    them for k = -1."""
+    """E[min(degree, k)] for log-normal degrees, the mean number of neighbors; all for k = -1."""
     if k < 0 or mean_degree <= 0:
         return mean_degree
     above = (math.log(k / mean_degree) + sigma**2 / 2) / sigma  # of log(k), in standard deviations
@@ -71,8 +67,8 @@ def _mean_sampled(mean_degree: float, k: int, sigma: float) -> float:
 
 
 def trained_edges(size: GraphSize, undirected: bool | None) -> int:
-    """Number of edges trained on: twice those of a directed graph with `undirected`, of which 1 to
-    2 % are repeats and are dropped."""
+    """Number of edges trained on: twice those of a directed graph with `undirected`, where 1 to 2 %
+    are repeats and are dropped."""
     return size.num_edges * (2 if undirected and not size.undirected else 1)
 
 
@@ -214,10 +210,7 @@ def expected_batch(
 
 
 def smaller_fan_outs(config: TrainConfig) -> list[tuple[int, ...]]:
-    """The config's fan-outs halved once, twice and so on, down to 2; -1 (all neighbors) becomes 15.
-
-    Empty if no neighbors are sampled.
-    """
+    """The config's fan-outs halved once, twice and so on, down to 2; -1 (all neighbors) becomes 15."""
     smaller: list[tuple[int, ...]] = []
     fan_outs = config.fan_out(training=True)
     while any(k < 0 or k > 2 for k in fan_outs):
@@ -227,8 +220,7 @@ def smaller_fan_outs(config: TrainConfig) -> list[tuple[int, ...]]:
 
 
 def sampling_bytes(batch: BatchShape) -> int:
-    """Bytes of the sampler's arrays while it draws a batch: ids and hash table, offsets and
-    degrees, rows and columns."""
+    """Bytes of the sampler's arrays: ids and hash table, offsets and degrees, rows and columns."""
     return 32 * batch.num_nodes + 48 * batch.num_edges
 
 
@@ -238,8 +230,7 @@ def has_own_dtype(config: TrainConfig, size: GraphSize) -> bool:
 
 
 def feature_itemsize(config: TrainConfig, size: GraphSize) -> int:
-    """Bytes of a feature value: those of a store that stays on disk, else those of
-    `feature_dtype`."""
+    """Bytes of a feature value, in a store that stays on disk or by `feature_dtype`."""
     itemsize = np.dtype(config.feature_dtype).itemsize
     if has_own_dtype(config, size):
         itemsize = size.feature_itemsize
@@ -253,8 +244,7 @@ def label_itemsize(num_classes: int) -> int:
 
 
 def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
-    """The size of the graph that a run trains on, with propagated features if `config` asks for
-    them."""
+    """The size of the graph that a run trains on, with propagated features if it has them."""
     hops = config.policy.hops(config)
     if size.hops is not None or hops is None:
         return size
@@ -262,14 +252,12 @@ def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
 
 
 def raw_bytes(size: GraphSize) -> int:
-    """Bytes of the edge list as int64 [2, E] and of the features as float32, which every script
-    loads before it trains."""
+    """Bytes of what every script loads: the edges as int64 [2, E], the features as float32."""
     return 16 * size.num_edges + 4 * size.num_nodes * size.num_features
 
 
 def stock_csc_bytes(size: GraphSize, edges: int) -> int:
-    """Bytes of the CSC of a stock `NeighborLoader`: colptr, row and perm, int64
-    (`torch_geometric.loader.utils.to_csc`)."""
+    """Bytes of a stock `NeighborLoader`'s colptr, row and perm, int64 (PyG's `to_csc`)."""
     return 8 * (size.num_nodes + 1) + 16 * edges
 
 

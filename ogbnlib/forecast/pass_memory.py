@@ -61,11 +61,6 @@ class Windows:
         working = self.spooling.working_bytes if self.spooling else 0
         return 2 * self.window_bytes + working
 
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of one read."""
-        return read_bytes(self.available_bytes)
-
     def __str__(self) -> str:
         free = format_bytes(self.available_bytes)
         if self.window_batches is None:
@@ -82,14 +77,14 @@ class Windows:
 def sweep_s(
     files: Mapping[str, int], num_hops: int, bytes_per_s: float = DISK_BYTES_PER_S
 ) -> float:
-    """Seconds of a window's pass over a store: its features are read once, its graph once a hop."""
+    """Seconds of a window's pass over a store: features are read once, the graph once a hop."""
     return (files["x"] + num_hops * (files["colptr"] + files["row"])) / bytes_per_s
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass over a split, to train or to evaluate; its methods return bytes by part, without the
-    graph and, except for `on_gpu`, the model."""
+    """A pass over a split; its methods return bytes by part, without the graph and, except for
+    `on_gpu`, the model."""
 
     config: TrainConfig
     size: GraphSize
@@ -98,8 +93,7 @@ class Pass:
     training: bool = True
     own_batches: int | None = None  # number of this rank; None for all of the split
     sharers: int = 1  # ranks on this node, which share the page cache
-    # Bytes to reserve next to windows, and next to a store in the page cache; None for the bytes of
-    # a step.
+    # bytes to reserve next to windows and next to a store in the page cache; None: those of a step
     reserve: tuple[int, int] | None = None
 
     @classmethod
@@ -111,10 +105,8 @@ class Pass:
         training: bool,
         ids: Array | None = None,
     ) -> Self:
-        """A pass over a split, or over the nodes `ids` of a store.
-
-        Its batches are drawn if `size` is a store, or else expected from mean degrees.
-        """
+        """A pass over a split, or over the nodes `ids` of a store, whose batches are drawn. Without
+        a store, they are expected from mean degrees."""
         num_ids = size.num_seeds[split] if ids is None else len(ids)
         seeds = min(config.seeds_per_batch(training), num_ids)
         fan_out = config.fan_out(training)
@@ -135,8 +127,7 @@ class Pass:
 
     @property
     def batch(self) -> BatchShape:
-        """The mean batch, for sums over many of them; the largest one decides the peak of a
-        step."""
+        """The mean batch, for sums over many; the largest one decides the peak of a step."""
         return self.batches.mean
 
     @property
@@ -148,12 +139,6 @@ class Pass:
         if self.own_batches is not None:
             return self.own_batches
         return -(-self.size.num_seeds[self.split] // max(1, self.batch.hop_nodes[0]))
-
-    @property
-    def _num_after_first(self) -> float:
-        if self.own_batches is not None:
-            return max(0, self.own_batches - 1)
-        return max(0.0, self.size.num_seeds[self.split] / max(1, self.batch.hop_nodes[0]) - 1)
 
     def computation(self, batch: BatchShape, on_gpu: bool = False) -> Step:
         """The computation on one of its batches."""
@@ -169,8 +154,7 @@ class Pass:
         return self._batch_bytes(largest), widened, step.activation_bytes
 
     def on_gpu(self) -> dict[str, int]:
-        """Peak of the GPU memory that torch allocates in a step, with the model; the batch is
-        copied whole and widened on the GPU."""
+        """GPU memory that torch allocates in a step; the batch is copied whole and widened there."""
         batch, widened, activations = self._largest(on_gpu=True)
         return {
             "batch": batch + widened,
@@ -179,32 +163,29 @@ class Pass:
         }
 
     def step(self) -> dict[str, int]:
-        """Memory of the trainer's own process: a batch, and a step or the sampling of the next
-        batch, whichever is more."""
+        """Memory of the trainer's process: a batch, and a step or the sampling of the next one."""
         batch, widened, activations = self._largest()
         sampling = sizes.sampling_bytes(self.batches.largest)
         return {BATCH: batch, STEP: max(activations + widened, sampling)}
 
     def workers(self, idle_loaders: int) -> dict[str, int]:
-        """Memory of this pass's workers and, if they are persistent, of those of `idle_loaders`
-        other loaders."""
+        """Memory of this pass's workers and of persistent ones of `idle_loaders` others."""
         config = self.config
         if not config.num_workers:
             return {}
-        ready = min(sizes.PREFETCH_FACTOR * config.num_workers, self._num_after_first)
-        sampling = min(config.num_workers, self._num_after_first + 1)
+        ready = min(sizes.PREFETCH_FACTOR * config.num_workers, max(0, self.num_batches - 1))
+        sampling = min(config.num_workers, self.num_batches)
         processes = config.num_workers
         if config.persistent_workers:
             processes *= 1 + idle_loaders
         return {
             WORKERS[0]: self._ready_bytes(ready),
             WORKERS[1]: processes * sizes.WORKER_BYTES
-            + int(sampling * sizes.sampling_bytes(self.batch)),
+            + sampling * sizes.sampling_bytes(self.batch),
         }
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
-        """Bytes by which the batches among `parts` may exceed their forecast, see `UNSURE` and
-        `Batches.bound`."""
+        """Bytes by which the batches in `parts` may exceed their forecast (`UNSURE`, `bound`)."""
         share = UNSURE[self.batches.source]
         if -1 in self.config.fan_out(self.training):
             share *= 2
@@ -213,8 +194,7 @@ class Pass:
         return int(unsure) + sum(bound.step().values()) - sum(self.step().values())
 
     def prefetched(self) -> dict[str, int]:
-        """Memory of a step and of the batches that a store's loader has ready for it
-        (`windows.store_loader`), without windows."""
+        """Memory of a step and of the batches that a store's loader has ready, without windows."""
         ready = num_queued(self._batch_bytes(self.batch), max(0, self.num_batches - 1))
         return {READY: self._ready_bytes(ready), **self.step()}
 
@@ -224,13 +204,8 @@ class Pass:
             batch, self.size.num_features, 4 if self.itemsize == 1 else self.itemsize
         )
 
-    def _ready_bytes(self, count: float) -> int:
-        """Bytes of `count` waiting batches, one of them as large as the largest.
-
-        Hubs may make a few batches many times as large as the others, and one of these may wait
-        while another one is in use.
-        """
+    def _ready_bytes(self, count: int) -> int:
+        """Bytes of `count` waiting batches, one of them the largest: of a few batches with hubs,
+        many times as large as others, one may wait while another is in use."""
         mean = self._batch_bytes(self.batch)
-        return int(
-            max(0, count - 1) * mean + min(1, count) * self._batch_bytes(self.batches.largest)
-        )
+        return max(0, count - 1) * mean + min(1, count) * self._batch_bytes(self.batches.largest)

@@ -1,5 +1,4 @@
-"""The planner: `plan` gives a configuration's memory and verdict, `ladder` the best configuration
-for each limit."""
+"""The planner: memory and verdict of a configuration, and the best one for each limit."""
 
 from __future__ import annotations
 
@@ -12,8 +11,17 @@ from ..errors import GB, MB, clear_errors, format_bytes, parse_bytes
 from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import MODELS
-from ..sources.resolve import graph_for
-from .fitting import FITS, Changes, assignments, changes_that_fit, smallest_limit, spaced, verdict
+from ..sources.resolve import size_of
+from .fitting import (
+    FITS,
+    Changes,
+    assignments,
+    changes_that_fit,
+    compared,
+    smallest_limit,
+    spaced,
+    verdict,
+)
 from .machine import REFERENCE, Machine
 from .memory_parts import feature_itemsize
 from .run_forecast import Forecast, margin_bytes, predict
@@ -38,8 +46,7 @@ RUNGS: tuple[Changes, ...] = (
     {"loading": "store", "feature_dtype": "float16", **_MEDIUM},
     {"loading": "store", "feature_dtype": "float16", **_SMALL},
 )
-# Disk for the spool (windows kept on disk) in the ladder: a fixed size, so that the ladder's
-# figures are equal on all machines.
+# Disk for the spool (windows kept on disk), of one size so that figures are equal on all machines.
 LADDER_SPOOL = "24 GB"
 ALLOCATIONS = tuple(f"{size} GB" for size in (512, 256, 128, 64, 48, 32, 16, 8, 4))
 
@@ -59,9 +66,17 @@ class Advice:
         return None if self.limit_bytes is None else verdict(self.forecast, self.limit_bytes)
 
     @property
+    def gpu_verdict(self) -> str | None:
+        """The verdict on a step under `max_cuda_memory`, the size of a card; None without it."""
+        card_bytes = self.forecast.config.max_cuda_memory
+        step_bytes = sum(self.forecast.gpu.values())
+        if card_bytes is None:
+            return None
+        return compared(step_bytes, margin_bytes(step_bytes), card_bytes)
+
+    @property
     def in_short(self) -> str:
-        """The peak and the verdict, such as "126 GB, TIGHT"; from disk the limit, up to which page
-        cache counts, in place of the peak."""
+        """The peak and the verdict, such as "126 GB, TIGHT"; from disk the limit, which windows use."""
         need = self.forecast.peak_bytes
         if self.forecast.config.policy.reads_disk:
             need = self.limit_bytes or need
@@ -73,8 +88,8 @@ class Advice:
         """The `#SBATCH --mem` line to use: the predicted peak and its margin, in whole GB."""
         forecast = self.forecast
         need = forecast.peak_bytes + max(margin_bytes(forecast.peak_bytes), forecast.margin_bytes)
-        if forecast.windows is not None and self.limit_bytes is not None and self.verdict == FITS:
-            need = min(need, self.limit_bytes)  # a store's windows adapt to the limit
+        if forecast.config.policy.reads_disk and self.verdict == FITS:
+            need = min(need, self.limit_bytes or need)  # windows adapt to the limit
         return f"#SBATCH --mem={-(-need // GB)}G"
 
     def __str__(self) -> str:
@@ -92,7 +107,6 @@ class Advice:
             "least_bytes": forecast.least_bytes,
             "margin_bytes": forecast.margin_bytes,
             "batches": forecast.train.batches.source,
-            "cache_bytes": forecast.cache_bytes,
             "num_threads": forecast.num_threads,
             "epoch_s": round(forecast.epoch_s, 1),
             "sbatch": self.sbatch,
@@ -101,6 +115,7 @@ class Advice:
                 for phase in forecast.phases
             ],
             "gpu": dict(forecast.gpu),
+            "gpu_verdict": self.gpu_verdict,
             "would_fit": [
                 {"changes": changes, "peak_bytes": changed.peak_bytes}
                 for changes, changed in self.alternatives
@@ -140,24 +155,28 @@ def _phases(advice: Advice) -> Iterator[str]:
 def _notes(advice: Advice) -> Iterator[str]:
     forecast = advice.forecast
     config = forecast.config
-    if forecast.cache_bytes:
-        cache = format_bytes(forecast.cache_bytes)
-        yield f"page cache: {cache} would be used, and is given back under pressure"
-    moving = ""
-    if forecast.reading is not None:
-        yield f"the store is read in {forecast.reading}"
-        moved = format_bytes(forecast.reading.moved_bytes)
-        moving = f" and moves {moved} from and to disk"
     if forecast.propagation is not None:
         yield f"the graph is propagated over once, in {forecast.propagation}"
-    yield f"an epoch by our trainer takes {seconds(forecast.epoch_s)}{moving}"
-    step = format_bytes(sum(forecast.gpu.values()))
-    yield f"a training step on a GPU: {step} allocated, beside the CUDA context"
+    if config.epochs:
+        yield from _training(advice)
     if config.model not in MODELS:
         yield f"{config.model}: memory and time of a step were measured here on small random batches"
     reason = _UNCERTAIN.get(forecast.train.batches.source)
     if reason is not None:
         yield f"uncertain: {reason}; the margin is {format_bytes(forecast.margin_bytes)}"
+
+
+def _training(advice: Advice) -> Iterator[str]:
+    forecast = advice.forecast
+    moving = ""
+    if forecast.windows is not None:
+        yield f"the store is read in {forecast.windows}"
+        moved = format_bytes(forecast.windows.moved_bytes)
+        moving = f" and moves {moved} from and to disk"
+    yield f"an epoch by our trainer takes {seconds(forecast.epoch_s)}{moving}"
+    step = format_bytes(sum(forecast.gpu.values()))
+    under = f"; under max_cuda_memory: {advice.gpu_verdict}" if advice.gpu_verdict else ""
+    yield f"a step on a GPU: {step} allocated, beside the CUDA context{under}"
 
 
 def _verdict(advice: Advice) -> Iterator[str]:
@@ -175,10 +194,10 @@ def _verdict(advice: Advice) -> Iterator[str]:
         yield f"no change that was tried fits; the smallest limit is {-(-need // MB)} MB"
     for changes, changed in advice.alternatives:
         yield f"  {assignments(changes)}: peak {format_bytes(changed.peak_bytes)}"
-    forecast = predict(config, size, share_sampler=True)
+    forecast = predict(config, size, is_sorted=True)
     if forecast.peak_bytes < advice.forecast.peak_bytes:
         yield (
-            "in your own loop, with neighbor_sampler=train_loader.node_sampler in the other loaders: "
+            "in your own loop over store.to_data(), with is_sorted=True in each NeighborLoader: "
             f"{replace(advice, forecast=forecast).in_short}"
         )
 
@@ -190,7 +209,7 @@ def plan(
     *,
     size: GraphSize | None = None,
     machine: Machine = REFERENCE,
-    share_sampler: bool = False,
+    is_sorted: bool = False,
 ) -> Advice:
     """Forecast a run's memory and time, and what would fit if it does not fit under a limit.
 
@@ -198,15 +217,15 @@ def plan(
         memory_limit: Such as "128 GB"; without it there is no verdict.
         size: The data set's size, if known; else that of a known OGB name or in a folder's headers.
         machine: The machine for times; `machine.probe` measures the one that it runs on.
-        share_sampler: Your own loop gives `neighbor_sampler=train_loader.node_sampler` to every
-            stock loader but the first. For `loading="eager"` and `"lazy"`.
+        is_sorted: Your own loop gives `is_sorted=True` to every stock loader of `store.to_data()`,
+            whose edges are sorted by target. For `loading="eager"` and `"lazy"`.
     """
     limit_bytes = None if memory_limit is None else parse_bytes(memory_limit)
-    size = size or graph_for(config)
+    size = size or size_of(config.dataset)
     if not is_measured(config, size):
         try_model(config, size)
     forecast = predict(
-        config, size, memory_limit_bytes=limit_bytes, machine=machine, share_sampler=share_sampler
+        config, size, memory_limit_bytes=limit_bytes, machine=machine, is_sorted=is_sorted
     )
     alternatives: list[tuple[Changes, Forecast]] = []
     if limit_bytes is not None and verdict(forecast, limit_bytes) != FITS:
@@ -217,10 +236,9 @@ def plan(
 @clear_errors()
 def ladder(dataset: str = "ogbn-papers100M", **settings: object) -> pd.DataFrame:
     """One row per allocation from 512 GB down to 4 GB: the best configuration, its peak, and an
-    epoch's time.
+    epoch's time on 2 cores.
 
-    Times are those of a 2-core machine with 24 GB of disk for the spool: compare them with each
-    other. `settings` replace values of every configuration, such as `spool`.
+    `settings` replace values of every configuration, such as `spool`, 24 GB.
     """
     import pandas as pd
 

@@ -1,8 +1,6 @@
-"""A forecast of a run's memory, phase by phase in named parts, and of its time, before any data are
-loaded.
+"""A forecast of a run's memory, phase by phase in named parts, and of its time, from sizes alone.
 
-It needs only sizes, so it takes well under a second for a data set that is not there yet. The
-conversion of a data set to a store is not among the phases, as it keeps to any limit by itself.
+The conversion of a data set to a store is not among the phases, as it keeps to any limit by itself.
 """
 
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ from ..errors import MB, format_bytes
 from ..graph.store import GraphSize
 from ..progress import seconds
 from ..registry import POLICIES
-from ..sources.resolve import check_trainable, graph_for
+from ..sources.resolve import check_trainable, size_of
 from .batches import BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
@@ -39,18 +37,15 @@ def margin_bytes(predicted_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class PhaseForecast:
-    """The parts in memory at the peak of a phase, and the page cache that it would use, in
-    bytes."""
+    """The parts in memory at the peak of a phase, in bytes."""
 
     name: str
     parts: Mapping[str, int]
-    cache_bytes: int = 0  # the kernel takes it back under pressure
     unsure_bytes: int = 0  # by which batches that were not drawn whole may be larger
 
     @property
     def held_bytes(self) -> int:
-        """Anonymous and shared memory, which only the run itself can give back; an out-of-memory
-        kill depends on it."""
+        """Anonymous and shared memory, on which an out-of-memory kill depends."""
         return sum(self.parts.values())
 
 
@@ -81,15 +76,15 @@ class Ledger:
         config: TrainConfig,
         size: GraphSize,
         limit_bytes: int | None,
-        share_sampler: bool = False,
+        is_sorted: bool = False,
     ):
         self.config = config
         self.limit_bytes = limit_bytes
-        self.share_sampler = share_sampler  # whether stock loaders use the first one's CSC
+        self.is_sorted = is_sorted  # whether stock loaders sample from the edge list itself
         self.size = size  # a policy may replace it by that of the graph it trains on
         self.held = {"runtime": RUNTIME_BYTES}  # bytes of the parts in memory now
         self.phases: list[PhaseForecast] = []
-        self.windows: Windows | None = None  # under loading=store
+        self.windows: Windows | None = None  # where a store is read in windows
         self.propagation: HopPlan | None = None  # where features are still to be propagated
         self.least_bytes = 0  # the smallest limit under which the run works; 0 for its peak
         self.num_sorts = 0  # CSCs that stock loaders build in the whole run
@@ -103,17 +98,14 @@ class Ledger:
     def peak_bytes(self) -> int:
         return self.peak.held_bytes
 
-    def phase(
-        self, name: str, passing: Mapping[str, int], cache_bytes: int = 0, unsure_bytes: int = 0
-    ) -> None:
-        """Add a phase whose peak has all parts of `held` and those of `passing`."""
-        self.phases.append(PhaseForecast(name, {**self.held, **passing}, cache_bytes, unsure_bytes))
+    def phase(self, name: str, passing: Mapping[str, int], unsure_bytes: int = 0) -> None:
+        """Add a phase with all parts of `held` and those of `passing`."""
+        self.phases.append(PhaseForecast(name, {**self.held, **passing}, unsure_bytes))
 
     def pass_phase(self, name: str, loader_pass: Pass, idle_loaders: int) -> None:
-        """Add the phase of a pass whose batches come from workers, or are made in the process
-        itself."""
+        """Add the phase of a pass whose batches are made by workers or by the process itself."""
         passing = loader_pass.step() | loader_pass.workers(idle_loaders)
-        self.phase(name, passing, unsure_bytes=loader_pass.unsure_bytes(passing))
+        self.phase(name, passing, loader_pass.unsure_bytes(passing))
 
     def hold_model(self) -> None:
         self.held[MODEL] = model_state_bytes(
@@ -124,8 +116,7 @@ class Ledger:
         return Pass.over(self.config, self.size, split, training)
 
     def evaluations(self) -> dict[str, list[str]]:
-        """Splits evaluated between epochs, with the train loader in memory ("eval"), and after the
-        last epoch ("final")."""
+        """Splits evaluated between epochs, beside the train loader ("eval"), and in the end ("final")."""
         config = self.config
         splits: dict[str, list[str]] = {"eval": [], "final": []}
         if config.epochs > config.eval_every:
@@ -144,14 +135,16 @@ class Forecast(Ledger):
         size: GraphSize,
         limit_bytes: int | None,
         machine: Machine,
-        share_sampler: bool,
+        is_sorted: bool,
     ):
-        super().__init__(config, size, limit_bytes, share_sampler)
+        super().__init__(config, size, limit_bytes, is_sorted)
         self.machine = machine  # for times
         POLICIES[config.loading].load().phases(self)
         self.train = self.one_pass("train", training=True)
-        # the training step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
-        self.gpu: Mapping[str, int] = self.train.on_gpu()
+        splits = {split for splits in self.evaluations().values() for split in splits}
+        steps = [one.on_gpu() for one in (self.train, *map(self.one_pass, splits))]
+        # the largest step by parts; the CUDA context, 0.3 to 0.6 GB, comes on top
+        self.gpu: Mapping[str, int] = max(steps, key=lambda parts: sum(parts.values()))
         self.least_bytes = self.least_bytes or self.peak_bytes
 
     @property
@@ -171,28 +164,16 @@ class Forecast(Ledger):
         return max(margin_bytes(self.least_bytes), highest - self.peak_bytes)
 
     @property
-    def cache_bytes(self) -> int:
-        return max(phase.cache_bytes for phase in self.phases)
-
-    @property
-    def reading(self) -> Windows | None:
-        """The windows (batches sampled ahead together) in which the store is read; None if batches
-        come from memory or the page cache."""
-        if self.windows is None or self.windows.window_batches is None:
-            return None
-        return self.windows
-
-    @property
     def epoch_s(self) -> float:
         """Seconds of a training epoch on `machine`."""
         train_s = self._pass_s(self.train)
-        if self.reading is None:
+        if self.windows is None:
             return train_s
-        read_s = self.reading.moved_bytes / (_PASS_SHARE * self.machine.disk_bytes_per_s)
+        read_s = self.windows.moved_bytes / (_PASS_SHARE * self.machine.disk_bytes_per_s)
         read_s += _SAMPLING_S_PER_NODE * self.train.num_batches * self.batch.num_nodes
         # Training begins once the first window is there. Up to half of the training is done while
         # the others are read.
-        first_share = self.reading.first_bytes / self.reading.moved_bytes
+        first_share = self.windows.first_bytes / self.windows.moved_bytes
         first_s = read_s * first_share / max(1, self.config.epochs)
         return first_s + max(train_s, read_s - first_s + train_s / 2)
 
@@ -215,7 +196,7 @@ class Forecast(Ledger):
         seconds = config.epochs * self.epoch_s
         if self.propagation is not None:
             seconds += 60 * self.propagation.minutes
-        elif size.hops is None and self.reading is None:
+        elif size.hops is None and self.windows is None:
             seconds += sum(files.values()) / disk
         for split in size.num_seeds:
             count = config.num_evaluations(split)
@@ -224,8 +205,8 @@ class Forecast(Ledger):
             seconds += count * self._pass_s(self.one_pass(split))
             # From disk each split needs a pass of its own: one for all evaluations if a spool keeps
             # its batches, else one for each.
-            if self.reading is not None:
-                passes = count if self.reading.spooling is None else 1
+            if self.windows is not None:
+                passes = count if self.windows.spooling is None else 1
                 seconds += passes * sweep_s(files, len(config.fan_out(False)), disk)
         return seconds + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
 
@@ -236,19 +217,19 @@ def predict(
     *,
     memory_limit_bytes: int | None = None,
     machine: Machine = REFERENCE,
-    share_sampler: bool = False,
+    is_sorted: bool = False,
 ) -> Forecast:
-    """Forecast the memory of a run, phase by phase: load, build, train, eval, final.
+    """Forecast a run's memory and time, see `planner.plan`.
 
     `size` defaults to that of `config.dataset`. Batches are drawn from a `Store`; sizes alone give
-    expected batches. `share_sampler` is that of `planner.plan`.
+    expected batches. `is_sorted` is that of `planner.plan`.
     """
-    size = size or graph_for(config)
+    size = size or size_of(config.dataset)
     check_trainable(size, config)
     return Forecast(
         config.without_empty_splits(size.num_seeds),
         size,
         memory_limit_bytes,
         machine,
-        share_sampler,
+        is_sorted,
     )

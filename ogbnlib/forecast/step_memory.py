@@ -26,22 +26,16 @@ from .machine import Machine
 from .memory_parts import expected_batch, hop_size
 
 
-def _formula_of(config: TrainConfig) -> str:
-    """The name of the registered model whose formulas are used; for the user's own model "sage", or
-    "sign" on propagated features."""
-    return config.model if config.model in MODELS else config.policy.formula
-
-
 def _formulas_of(config: TrainConfig) -> type[BaseModel]:
-    return MODELS[_formula_of(config)].load()
+    """The registered model whose formulas are used; for the user's own model "sage", or "sign" on
+    propagated features."""
+    return MODELS[config.model if config.model in MODELS else config.policy.formula].load()
 
 
 @dataclass(frozen=True)
 class _Trial:
-    """Measured steps of the user's own model.
-
-    A peak is given by the bytes that do not depend on the batch, and the bytes per node or edge.
-    """
+    """Measured steps of the user's own model: peaks as the bytes that do not depend on the batch,
+    and the bytes per node or edge."""
 
     num_neighbors: tuple[int, ...]
     state_bytes: int
@@ -59,7 +53,7 @@ def _trial_key(config: TrainConfig, num_features: int, num_classes: int) -> str:
     file = home(config.model.rpartition(":")[0])
     stamp = file.stat().st_mtime_ns if file.is_file() else 0
     values = config.model_dump(mode="json", include=_OF_STEP)
-    depth = _formula_of(config), config.depth, min(2, config.accumulate)
+    depth = config.policy.formula, config.depth, min(2, config.accumulate)
     return json.dumps([values, depth, num_features, num_classes, stamp])
 
 
@@ -85,8 +79,7 @@ def is_measured(config: TrainConfig, size: GraphSize) -> bool:
 
 # Steps of at least this many operations gain from a second thread. On two cores a step of
 # [3, 2] x 128 x 16 (num_neighbors, batch_size, hidden_channels; 0.02 GFLOP) ran at 551 batches/s
-# with one thread, and at 375 with two, which wait for each other in a loop (GraphSAGE no longer has
-# a second thread there). A step of [15, 10, 5] x 1024 x 64 (7 GFLOP) ran at 4.5 and 7.4.
+# with one thread, and at 375 with two. [15, 10, 5] x 1024 x 64 (7 GFLOP) ran at 4.5 and 7.4.
 LARGE_FLOPS = 5e8
 # Operations of a float32 product that take as long as writing a byte: one Zen 4 core copied rows of
 # 256 bytes at 13 GB/s, and reached 57 GFLOP/s in the products of a step.
@@ -110,19 +103,15 @@ class Step:
 
     @property
     def fuses(self) -> bool:
-        """Whether `training.fused_sage.Layers`, which read float16 features in place, train the
-        model; see `GNN.fuses`."""
+        """Whether `training.fused_sage`, which reads float16 features in place, trains it."""
         is_own = self.config.model not in MODELS
-        return not is_own and _formulas_of(self.config).fused and not self.on_gpu
+        return _formulas_of(self.config).fused and not is_own and not self.on_gpu
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers, first to last.
-
-        Layer i of L reads the nodes within L - i hops of a seed and writes those within L - i - 1
-        hops. The user's own model computes every layer for all nodes, from an edge list, as
-        `forward(x, edge_index)` does.
-        """
+        """The layers. Layer i of L reads the nodes within L - i hops of a seed and writes those
+        within L - i - 1 hops. The user's own model computes every layer for all nodes, from an edge
+        list."""
         config = self.config
         batch = self.batch
         is_own = config.model not in MODELS
@@ -169,9 +158,8 @@ class Step:
     def seconds(self, machine: Machine, threads: int) -> float:
         """Seconds of the computation on a machine.
 
-        A registered model's step has matrix products, writes each array of its layers once, and
-        has work on edges. The time of the user's own model is that of a measured step, for each
-        node and edge, and is scaled with the speed of the machine's products.
+        A registered model's step has matrix products, and writes each array of its layers and edges
+        once. The user's own model takes the time of a measured step for each node and edge.
         """
         rate = machine.products_per_s(self.config.precision, threads)
         share = 1 if self.training else 1 / 3  # the backward pass computes two gradients
@@ -184,8 +172,7 @@ class Step:
         return self.flops / rate + share * others_s
 
     def threads(self, cores: int) -> int:
-        """Number of torch threads: that of the config, where "auto" means one for small steps and
-        `cores` for large ones."""
+        """Number of torch threads; "auto" is one for small steps and `cores` for large ones."""
         if self.config.num_threads != "auto":
             return self.config.num_threads or cores
         return cores if self.flops >= LARGE_FLOPS else 1
@@ -205,21 +192,20 @@ class Step:
         # again while the gradient of its output is in memory. An evaluation has only a layer and
         # its input in memory.
         peak = 0
-        kept = 0
+        saved = 0
         for layer in map(_formulas_of(self.config).memory, self.layers):
             is_again = self.training and self.config.activation_checkpointing
             again = layer.checkpointed if is_again else 0
-            peak = max(peak, kept + again + layer.peak)
+            peak = max(peak, saved + again + layer.peak)
             if self.training:
-                kept += again or layer.saved
+                saved += again or layer.saved
             else:
-                kept = layer.checkpointed
-        return max(peak, kept)
+                saved = layer.checkpointed
+        return max(peak, saved)
 
 
 def model_state_bytes(config: TrainConfig, num_features: int, num_classes: int) -> int:
-    """Parameters, gradients and Adam's two moments, float32 (Kingma and Ba 2015): 16 bytes a
-    weight."""
+    """Weights, gradients and Adam's two moments (Kingma and Ba 2015), float32: 16 bytes a weight."""
     trial = _trial(config, num_features, num_classes)
     if trial is not None:
         return trial.state_bytes
@@ -235,19 +221,17 @@ _TRIAL_BYTES = 64 * MB
 _TIMED_BYTES = 256 * MB
 _TRIAL_EDGES = 2**14
 _SMALLER = 0.4  # the share of it that a second batch has
-# Fewest nodes and edges whose time stands out from the clock's noise. A step that outgrows the
-# caches takes longer for a node: EdgeConv with 64 channels took 6.2, 8.2, 11.2 and 14.5 us for a
-# node or edge of batches of 11, 45, 182 and 728 thousand. So the timed batch is as large as the
-# run's own where `_TIMED_BYTES` allow it.
+# Fewest nodes and edges whose time stands out from the clock's noise. The timed batch is as large as
+# the run's where `_TIMED_BYTES` allow it, as large ones outgrow caches: EdgeConv with 64 channels
+# took 6.2, 8.2, 11.2 and 14.5 us for a node or edge of batches of 11, 45, 182 and 728 thousand.
 _LEAST_TIMED = 2**12
 
 
 def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None) -> dict[str, str]:
     """Measure a step of the user's model in another process, for all later forecasts.
 
-    Returns the environment variable that hands the measurement to a trainer. `run_dir` has the
-    model's code if a run is resumed. Raises `InputError` with the other process's message if the
-    model can't be found, created or trained.
+    Returns the environment variable that hands it to a trainer. `run_dir` has the model's code if a
+    run is resumed. Raises `InputError` if the model can't be found, created or trained.
     """
     size = hop_size(size, config)
     key = _trial_key(config, size.num_features, size.num_classes)
@@ -257,8 +241,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
 
 
 def _trial_batches(config: TrainConfig, size: GraphSize) -> list[BatchShape]:
-    """Batches in the proportions of the run's: a smaller and a larger one for memory, and one for
-    time."""
+    """Batches in the run's proportions: a smaller and a larger one for memory, one for time."""
     shape = size, config.undirected, config.batch_size, config.fan_out(training=True)
     batch = expected_batch(*shape, even=True)
     step_bytes = Step(config, batch, size.num_features, size.num_classes).activation_bytes
@@ -275,7 +258,11 @@ def _scaled(batch: BatchShape, scale: float) -> BatchShape:
 
 
 def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, Any]:
-    shapes = [asdict(shape) for shape in _trial_batches(config, size)]
+    """Run `training.child.try_model` in another process, and return the fields of a `_Trial`."""
+    shapes = [
+        {"hop_nodes": shape.hop_nodes, "hop_edges": shape.hop_edges}
+        for shape in _trial_batches(config, size)
+    ]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
         log = Path(folder, "stderr")
@@ -296,15 +283,9 @@ def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict
         nothing = subprocess.DEVNULL
         with open(log, "w") as stderr:
             done = subprocess.run(argv, env=env, stdin=nothing, stdout=nothing, stderr=stderr)
-        if done.returncode == 0 and file.is_file():
+        if done.returncode == 0:
             return json.loads(file.read_bytes())
-        text = log.read_text(errors="replace")
-        raise InputError(_why_trial_failed(config.model, done.returncode, text))
-
-
-def _why_trial_failed(model: str, code: int, log: str) -> str:
-    errors = re.findall(r"^error: (.*)", log, re.MULTILINE)
-    if code > 0 and errors:
-        return str(errors[-1])
-    problem = f"{model}: trying it out ended with exit code {code} and without a measurement"
-    return "\n".join([problem, *filter(str.strip, log.splitlines())])
+        output = log.read_text(errors="replace").strip()
+        problem = f"{config.model}: trying it out ended with exit code {done.returncode}:\n{output}"
+        errors = re.findall(r"^error: (.*)", output, re.MULTILINE)
+        raise InputError([problem, *errors][-1])

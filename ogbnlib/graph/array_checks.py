@@ -11,11 +11,8 @@ from .npz import Array
 
 
 def from_one(values: Array, count: int) -> str:
-    """Return the question to ask, in a message, about ids or classes from 1 to `count`; "" for
-    others.
-
-    Ids or classes from 0 to count - 1 are expected.
-    """
+    """Return a message's question about ids or classes from 1 to `count`; "" for others. Those from
+    0 to count - 1 are expected."""
     if values.size and values.min() >= 1 and values.max() == count:
         return "; do they begin at 1? Then subtract 1"
     return ""

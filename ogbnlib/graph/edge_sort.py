@@ -1,5 +1,6 @@
 """Conversion of edges to CSC by a stable external counting sort, without the edge list in RAM."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,11 +19,8 @@ _MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read ba
 
 @kernel
 def _partition(src: Array, dst: Array, both: bool, shift: int, starts: Array, out: Array) -> None:
-    """Sort edges stably by their range, `dst >> shift`, into rows (dst within the range, src) of
-    `out`; fill `starts` of the ranges.
-
-    With `both`, edges are taken in both directions.
-    """
+    """Sort edges, with `both` in both directions, stably by their range, `dst >> shift`, into rows
+    (dst within the range, src) of `out`; fill `starts` of the ranges."""
     mask = (1 << shift) - 1
     for i in range(len(src)):
         starts[(dst[i] >> shift) + 1] += 1
@@ -41,10 +39,8 @@ def _partition(src: Array, dst: Array, both: bool, shift: int, starts: Array, ou
 
 class Pairs(Stream):
     """Edges on disk, as rows (dst - first dst of its range, src); each range of destinations can be
-    read alone."""
-
-    # Each chunk is written in one piece, sorted by range. RAM has only the beginning of each range
-    # in each chunk.
+    read alone. Each chunk is written in one piece, sorted by range; RAM has only the beginning of
+    each range in each chunk."""
 
     def __init__(
         self, path: Path, num_cols: int, shift: int, dtype: type[np.signedinteger[Any]]
@@ -87,17 +83,11 @@ class Pairs(Stream):
         if filled:
             yield out[:filled]
 
-    def all(self, number: int) -> Array:
-        """Return all pairs of one range, [n, 2]."""
-        return next(self.pieces(number, self.count(number)), np.empty((0, 2), self.dtype))
-
 
 @kernel
 def _csc(num_cols: int, col: Array, row: Array, unique: bool) -> tuple[Array, Array]:
-    """Convert edges in RAM to CSC, colptr and row, by a stable counting sort; ids are not checked.
-
-    With `unique`, every column is sorted and its duplicates are dropped.
-    """
+    """Convert edges in RAM to CSC, colptr and row, by a stable counting sort; with `unique`, every
+    column is sorted and its duplicates are dropped. Ids are not checked."""
     ptr = np.zeros(num_cols + 2, np.int64)
     out = np.empty(len(row), row.dtype)
     for v in col:
@@ -127,13 +117,11 @@ def _csc(num_cols: int, col: Array, row: Array, unique: bool) -> tuple[Array, Ar
 
 
 class EdgeSort:
-    """External sort of an edge list into CSC: all edges go to disk as pairs, then range by range
-    into `row` and `colptr`.
+    """External sort of an edge list into CSC: all edges (`num_read`) go to disk as pairs, then range
+    by range into `row` and `colptr`.
 
     Sorting takes `workspace` bytes of memory, or more for a single node with more edges. With
     `undirected`, every edge is taken both ways; columns are then sorted and have no duplicates.
-
-    `num_read` is the number of edges taken by `read`.
     """
 
     def __init__(
@@ -147,7 +135,7 @@ class EdgeSort:
         self.chunk_edges = max(1, min(2**20, workspace // 128))
         self.num_read = 0
         self._dtype = index_dtype(num_nodes)
-        self._serial = 0
+        self._numbers = itertools.count(1)
         self._edge_bytes = 3 * np.dtype(self._dtype).itemsize  # a pair, and its entry in row
         self._pairs = self._new_pairs(num_nodes, num_edges * (2 if undirected else 1))
 
@@ -161,10 +149,8 @@ class EdgeSort:
         num_ranges = min(num_ranges, _MAX_BUCKETS // 2)
         # a single range has all columns, others have the average number at most
         shift = (num_cols - 1 if num_ranges == 1 else num_cols // num_ranges // 2).bit_length()
-        self._serial += 1
-        return Pairs(
-            self.folder / f"pairs-{self._serial}.tmp", num_cols, min(shift, widest), self._dtype
-        )
+        path = self.folder / f"pairs-{next(self._numbers)}.tmp"
+        return Pairs(path, num_cols, min(shift, widest), self._dtype)
 
     def read(self, chunks: Iterable[tuple[Array, Array]]) -> None:
         """Write all edges to disk, from chunks of `src` and `dst`."""
@@ -184,7 +170,7 @@ class EdgeSort:
             width = min(1 << pairs.shift, pairs.num_cols - (number << pairs.shift))
             count = pairs.count(number)
             if width == 1 or count * self._edge_bytes + width * 8 <= self.workspace:
-                part = pairs.all(number)
+                part = next(pairs.pieces(number, count), np.empty((0, 2), self._dtype))
                 ptr, sources = _csc(width, part[:, 0], part[:, 1], self.undirected)
                 colptr.write(ptr[1:] + row.length)
                 row.write(sources)

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from ..errors import InputError
 from .npz import Array
 from .store_format import INT8_VERSION
 
@@ -17,16 +18,25 @@ class Int8Columns(NamedTuple):
     offset: Array
 
     @classmethod
-    def covering(cls, chunks: Iterable[Array], num_features: int) -> Self:
+    def covering(cls, chunks: Iterable[Array], num_features: int, where: str) -> Self:
         """Spread the codes -127 to 127 evenly from each column's smallest value to its largest; all
-        values must be finite."""
+        values must be finite. `where` names them in the error for a column that would overflow."""
         low = np.full(num_features, np.inf)
         high = np.full(num_features, -np.inf)
         for values in chunks:
             np.minimum(low, values.min(axis=0, initial=np.inf), out=low)
             np.maximum(high, values.max(axis=0, initial=-np.inf), out=high)
         scale = np.where(high > low, (high - low) / 254, 1.0)  # a constant column is its offset
-        return cls(scale.astype(np.float32), ((low + high) / 2).astype(np.float32))
+        columns = cls(scale.astype(np.float32), ((low + high) / 2).astype(np.float32))
+        with np.errstate(over="ignore"):
+            ends = columns.decode(np.full((2, num_features), [[-127], [127]], np.int8))
+        wide = np.flatnonzero(~np.isfinite(ends).all(axis=0))
+        if len(wide):
+            raise InputError(
+                f"{where}: column {wide[0]} with values from {low[wide[0]]:g} to {high[wide[0]]:g} is "
+                "infinite once decoded from int8; replace its largest values, or scale it down"
+            )
+        return columns
 
     def entries(self) -> dict[str, Any]:
         """Return the entries to add to store.json."""
@@ -38,14 +48,7 @@ class Int8Columns(NamedTuple):
 
     def decode(self, codes: Array, columns: slice = slice(None)) -> Array:
         """Return the values, float32, of some columns of int8 codes [n, F]."""
-        codes = codes[:, columns]
-        scale = self.scale[columns]
-        offset = self.offset[columns]
-        out = np.empty(codes.shape, np.float32)
-        # so few rows stay in a core's cache for all three steps
-        for begin in range(0, len(codes), 512):
-            part = out[begin : begin + 512]
-            part[:] = codes[begin : begin + 512]
-            part *= scale
-            part += offset
-        return out
+        values = codes[:, columns].astype(np.float32)
+        values *= self.scale[columns]
+        values += self.offset[columns]
+        return values

@@ -1,8 +1,8 @@
 """Neighbor sampling on a graph in CSC form: the compiled functions that draw batches.
 
-The sampled neighbors of a node are a pure function of (seed, epoch, batch, hop, node). Any kernel
-that calls `batch_key`, `node_state` and `choose` draws the same neighbors. From Python, wrap keys
-and states in `np.uint64`, because numba takes a plain int for an int64.
+Neighbors are a pure function of (seed, epoch, batch, hop, node): any kernel that calls `batch_key`,
+`node_state` and `choose` draws the same ones. From Python, wrap keys and states in `np.uint64`,
+because numba takes a plain int for an int64.
 """
 
 import numpy as np
@@ -25,10 +25,8 @@ def batch_key(seed: np.uint64, epoch: int, first: int) -> np.uint64:
 
 @kernel
 def node_state(key: np.uint64, hop: int, node: int) -> np.uint64:
-    """The uint64 state of a node's random stream in the batch with `key`.
-
-    `node` is its global id; `hop` is 0 for the seeds.
-    """
+    """The uint64 state of a node's (global id) random stream in the batch with `key`; the seeds'
+    hop is 0."""
     of_hop = mix((uint64(key) ^ uint64(hop)) + GAMMA)
     return mix((of_hop ^ uint64(node)) + GAMMA)
 
@@ -96,12 +94,11 @@ def choose_all(
     key: np.uint64, hop: int, ids: Array, start: Array, degree: Array, k: int, begin: int,
     out: Array, target: Array,
 ) -> None:  # fmt: skip
-    """Choose the edges of one batch at one hop.
+    """Choose the edges of one batch at one hop: write their positions in `row` to `out`, int64, and
+    the local ids of their targets to `target`, both of exactly `count_chosen(degree, k)` entries.
 
-    Writes the edges' positions in `row` to `out`, int64, and the local ids of their targets to
-    `target`. `ids` are the nodes whose neighbors are sampled, the first with local id `begin`;
-    `start` and `degree` describe their columns. `out` and `target` have exactly
-    `count_chosen(degree, k)` entries.
+    `ids` are the nodes whose neighbors are sampled, the first with local id `begin`; `start` and
+    `degree` describe their columns.
     """
     e = 0
     for i in range(len(ids)):
@@ -149,11 +146,11 @@ def _new_table(nodes: Array, count: int, entries: int, old: Array) -> tuple[Arra
 def _relabel(
     table: Array, shift: np.uint64, nodes: Array, count: int, ids: Array, begin: int, num_nodes: int
 ) -> tuple[int, int, int]:
-    """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`.
+    """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`, which has
+    room for all.
 
     `table` has an entry for each of these nodes. It stays at most half full; the status FULL asks
-    for a larger table. `nodes` has room for every id. Returns `(status, position in ids where it
-    stopped, new count)`.
+    for a larger table. Returns `(status, position in ids where it stopped, new count)`.
     """
     mask = len(table) - 1
     room = len(table) // 2
@@ -194,10 +191,10 @@ def absorb(
     table: Array, shift: np.uint64, nodes: Array, count: int, values: Array, num_nodes: int
 ) -> tuple[int, int, int, Array, np.uint64]:
     """Turn the sampled global ids `values` into local ids, in place, and append new nodes to
-    `nodes[:count]`.
+    `nodes[:count]`, which has room for all.
 
-    `nodes` has room for all of them. If `shift` is 0, `table` is memory for a new table. Returns
-    `(status, position in values where it stopped, new count, table, shift)`.
+    If `shift` is 0, `table` is memory for a new table. Returns `(status, position in values where
+    it stopped, new count, table, shift)`.
     """
     status = FULL
     stop = 0
@@ -231,11 +228,9 @@ def _sample(
 ) -> tuple[int, int, Array, list[Array], list[Array], Array, Array]:  # fmt: skip
     """Sample one batch, unless a hop has more than `most_edges` edges.
 
-    A repeated seed is a node of its own, with the same neighbors. Edges from that seed start at its
-    first copy, which is found first in the table.
-
-    Returns `(status, invalid id or column, nodes, sources of each hop, targets of each hop, nodes
-    per hop, edges per hop)`.
+    A repeated seed is a node of its own, with the same neighbors; edges from it start at its first
+    copy, found first in the table. Returns `(status, invalid id or column, nodes, sources of each
+    hop, targets of each hop, nodes per hop, edges per hop)`.
     """
     num_nodes = len(colptr) - 1
     hops = len(num_neighbors)

@@ -5,6 +5,7 @@ from numba import int64, uint64
 
 from ..kernels import kernel
 from .npz import Array
+from .store_format import index_dtype
 
 
 @kernel
@@ -32,8 +33,7 @@ def put(words: Array, node: int) -> None:
 
 @kernel
 def rank(words: Array, word_ranks: Array, node: int) -> int:
-    """Return the number of members below `node`; `before[w]` is the number of members in the words
-    before word w."""
+    """Return the number of members below `node`; `word_ranks[w]` is that below word w."""
     bit = uint64(node)
     below = (uint64(1) << (bit & uint64(63))) - uint64(1)
     return word_ranks[bit >> uint64(6)] + _ones(words[bit >> uint64(6)] & below)
@@ -77,10 +77,8 @@ def _members(words: Array, total: int, word_ranks: Array) -> Array:
 
 
 class NodeSet:
-    """A set of node ids below `num_nodes`, in num_nodes / 8 bytes, and half as many for the
-    ranks."""
-
-    # It finds the distinct ids among 12 million in one second; sorting takes ten.
+    """A set of node ids below `num_nodes`, in num_nodes / 8 bytes, and half as many for the ranks.
+    It finds the distinct ids among 12 million in one second; sorting takes ten."""
 
     def __init__(self, num_nodes: int, *nodes: Array):
         self.num_nodes = num_nodes
@@ -88,23 +86,20 @@ class NodeSet:
         self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
         # number of members in the words before each word, as of the last `count`
         self.word_ranks: Array = np.empty(0, np.int32)
-        for ids in nodes:
-            self.add(ids)
+        self.add(*nodes)
 
-    def add(self, nodes: Array) -> None:
+    def add(self, *nodes: Array) -> None:
         """Add integer ids, which are not checked."""
-        _put_all(self.words, nodes)
+        for ids in nodes:
+            _put_all(self.words, ids)
 
     def contains(self, nodes: Array) -> Array:
         """Return which of these int64 ids are members, bool [len(nodes)]."""
         return (self.words[nodes >> 6] >> (nodes & 63).astype(np.uint64)) & np.uint64(1) != 0
 
     def count(self) -> int:
-        """Return the number of members, and compute the ranks, which are valid until the next
-        `add`."""
-        self.word_ranks = np.empty(
-            len(self.words), np.int32 if self.num_nodes < 2**31 else np.int64
-        )
+        """Return the number of members; compute the ranks, which are valid until the next `add`."""
+        self.word_ranks = np.empty(len(self.words), index_dtype(self.num_nodes))
         return _rank_words(self.words, self.word_ranks)
 
     def members(self) -> Array:
@@ -112,6 +107,5 @@ class NodeSet:
         return _members(self.words, self.count(), self.word_ranks)
 
     def ranks(self, nodes: Array) -> Array:
-        """Return the number of members below each id, in the dtype of `members`; for a member, it
-        is the position there."""
+        """Return the number of members below each id, a member's position among `members`."""
         return _ranks(self.words, self.word_ranks, nodes)

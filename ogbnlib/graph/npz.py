@@ -1,9 +1,5 @@
-"""Arrays of .npy files, memory-mapped, and of compressed .npz files, read in chunks in bounded
-memory.
-
-numpy can neither map a compressed archive, such as `raw/data.npz` of ogbn-papers100M, nor read a
-part of a member.
-"""
+"""Arrays of .npy files, memory-mapped, and of compressed .npz files, which numpy can only read
+whole, in chunks."""
 
 import contextlib
 import math

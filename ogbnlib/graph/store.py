@@ -1,9 +1,7 @@
-"""The on-disk graph: a folder of plain `.npy` files and a versioned `store.json`, opened
-memory-mapped.
+"""The on-disk graph: a folder of plain `.npy` files, memory-mapped, and a versioned `store.json`;
+`store_format` lists the files."""
 
-`np.load(file, mmap_mode="r")` opens each file; `store_format` lists the files.
-"""
-
+import functools
 import io
 import math
 import mmap
@@ -34,7 +32,6 @@ from .store_format import (
     Stamp,
     check_file,
     check_layout,
-    check_same,
     read_meta,
     replaced,
     stamp,
@@ -109,14 +106,14 @@ class Store(GraphSize):
     `ids(names)` returns the ids of named nodes.
 
     A file that was replaced or written to since `open_store` is refused. If `x` is int8, `decode`
-    returns the values of its rows, and `read` returns decoded values.
+    and `read` return its values.
     """
 
     path: Path
     origin: Mapping[str, Any] = field(compare=False)
     files: Mapping[str, FileInfo] = field(compare=False)
     crc32: int = field(compare=False)  # of store.json
-    stamps: Mapping[str, Stamp] = field(compare=False)
+    stamps: dict[str, Stamp] = field(compare=False)
     int8: Int8Columns | None = field(default=None, compare=False)
     # counts of the conversion; {} for propagated features and stores of earlier versions
     summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
@@ -124,8 +121,8 @@ class Store(GraphSize):
     def __reduce__(self) -> tuple[Any, ...]:
         # already here: an error in a process that is just starting gets lost
         self._check_meta()
-        for name, opened in self.stamps.items():
-            check_same(self.file_path(name), opened)
+        for name in self.files:
+            self.check_file(name, self.file_path(name))
         return _reopen, (self.path, self.crc32)
 
     def __fspath__(self) -> str:  # for functions that expect a data set's path
@@ -172,32 +169,44 @@ class Store(GraphSize):
         if not (self.path / META).is_file() or read_meta(self.path)["crc32"] != self.crc32:
             raise replaced(self.path / META)
 
-    def check_open(self, name: str, descriptor: int) -> None:
-        """Raise an `InputError` if an open file of array `name` is not the one that `open_store`
-        saw."""
-        now, opened = stamp(descriptor), self.stamps[name]
-        if now[:2] != opened[:2]:
+    def check_file(self, name: str, file: StrPath | int) -> None:
+        """Raise an `InputError` if a path or descriptor of array `name` is not the file that
+        `open_store` saw."""
+        opened = self.stamps[name]
+        try:
+            now = stamp(file)
+        except FileNotFoundError:
+            raise replaced(self.file_path(name)) from None
+        if (now.size, now.modified_ns) != (opened.size, opened.modified_ns):
             raise replaced(self.file_path(name))
-        if now != opened:  # some network file systems renumber their inodes
-            self._check_meta()
+        # Another inode is a copy with the times of the original, or a network file system renumbers
+        # them. The same inode with another ctime has a new mode or link, or new content and the
+        # old times: the checksum decides.
+        if now.inode == opened.inode and now.changed_ns != opened.changed_ns:
+            with open(self.file_path(name), "rb") as stream:
+                stream.seek(HEADER_BYTES)
+                crc32 = 0
+                for piece in iter(functools.partial(stream.read, npz.CHUNK_BYTES), b""):
+                    crc32 = zlib.crc32(piece, crc32)
+            if crc32 != self.files[name].crc32:
+                raise replaced(self.file_path(name))
+            self.stamps[name] = now
 
     def check_maps(self) -> None:
         """Raise an `InputError` if files were written to in place, which changes maps; a new file
         does not."""
-        for name, opened in self.stamps.items():
+        for name, opened in [*self.stamps.items()]:
             file = self.file_path(name)
-            if file.is_file():
-                now = stamp(file)
-                if now != opened and now[2] == opened[2]:
-                    raise replaced(file)
+            if file.is_file() and stamp(file).inode == opened.inode:
+                self.check_file(name, file)
 
     def open_file(self, name: str) -> io.FileIO:
-        """Open the file of array `name` for reading, with the check of `check_open`."""
+        """Open the file of array `name` for reading, with the check of `check_file`."""
         try:
             file = io.FileIO(str(self.file_path(name)))
         except FileNotFoundError:
             raise replaced(self.file_path(name)) from None
-        self.check_open(name, file.fileno())
+        self.check_file(name, file.fileno())
         return file
 
     def disk_array(
@@ -206,7 +215,7 @@ class Store(GraphSize):
         chunk_bytes: int = npz.CHUNK_BYTES,
         abandoned: threading.Event | None = None,
     ) -> "DiskArray":
-        """Open array `name` to read rows past the page cache, with the check of `check_open`."""
+        """Open array `name` to read rows past the page cache, with the check of `check_file`."""
         from ..io.disk_array import DiskArray
 
         info = self.files[name]
@@ -216,17 +225,14 @@ class Store(GraphSize):
             array = DiskArray(file, HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes, abandoned)
         except FileNotFoundError:
             raise replaced(file) from None
-        self.check_open(name, array.descriptor)
+        self.check_file(name, array.descriptor)
         return array
 
     def fill_page_cache(self) -> None:
-        """Read graph and features into the page cache, from end to end, in a tenth of the time that
-        page faults take."""
-        buffer = memoryview(bytearray(npz.CHUNK_BYTES))
+        """Read graph and features into the page cache, ten times as fast as page faults do."""
         for name in ("colptr", "row", "x"):
-            with self.open_file(name) as file:
-                while file.readinto(buffer):
-                    pass
+            for _ in self.chunks(name):
+                pass
 
     colptr = _mapped("colptr")
     row = _mapped("row")
@@ -241,8 +247,7 @@ class Store(GraphSize):
 
     @property
     def class_names(self) -> list[str]:
-        """The name of each class, by number: from `label_name`, or the number as text if there is
-        no name."""
+        """The name of each class from `label_name`, or its number as text."""
         names: list[str] = [] if self.label_name is None else self.label_name.tolist()
         return names + [str(number) for number in range(len(names), self.num_classes)]
 
@@ -288,9 +293,9 @@ class Store(GraphSize):
             raise self.damaged(name, f"expected the checksum {info.crc32:08x}, found {crc32:08x}")
 
     def read(self, name: str, dtype: DTypeLike | None = None) -> Array:
-        """Read array `name` into RAM: names as text, features as floats, in `dtype` if given. The
-        peak is the result and one chunk."""
-        # Ids out of range would read foreign memory, so checksums are compared. That of features
+        """Read array `name` into RAM, with one chunk more at the peak: names as text, features as
+        floats, in `dtype` if given."""
+        # Ids out of range would read foreign memory, so checksums are compared; that of features
         # (56 GB in papers100M) is left to `verify`.
         info = self.files[name]
         chunks: Iterable[Array] = (part for _, part in self.chunks(name, checked=name != "x"))
@@ -308,8 +313,7 @@ class Store(GraphSize):
         return decoded(out)
 
     def read_edge_index(self) -> Array:
-        """Return all edges int64 [2, E], reverse edges included, column by column; row 0 has
-        sources, row 1 destinations."""
+        """Return all edges int64 [2, E], column by column; row 0 has sources, row 1 targets."""
         edge_index = np.empty((2, self.num_edges), np.int64)
         for _ in self.chunks("colptr", checked=True):
             pass

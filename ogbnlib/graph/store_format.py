@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -14,8 +14,17 @@ from numpy.typing import DTypeLike
 from ..errors import InputError, naming
 from ..files import StrPath, whereabouts
 
-Stamp = tuple[int, int, int]
 SPLITS = ("train", "valid", "test")
+
+
+class Stamp(NamedTuple):
+    """The state of a file, by which a later change is noticed."""
+
+    size: int
+    modified_ns: int
+    inode: int
+    # of content, mode or links; unlike `modified_ns`, a program can't set it back
+    changed_ns: int
 
 
 def index_dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
@@ -143,12 +152,14 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 def check_file(file: Path, info: FileInfo) -> Stamp:
     """Check the size and header of an array's file against store.json; return its stamp."""
+    if file.exists() and not file.is_file():  # to read a pipe would take for ever
+        raise InputError(f"{file}: expected a regular file, found a pipe, folder or device")
     with open(file, "rb") as stream:
         stamped = stamp(stream.fileno())
         header = stream.read(HEADER_BYTES)
-    if stamped[0] != info.bytes:
+    if stamped.size != info.bytes:
         raise InputError(
-            f"{file}: expected {info.bytes} bytes, found {stamped[0]}; copy the store or convert again"
+            f"{file}: expected {info.bytes} bytes, found {stamped.size}; copy the store or convert again"
         )
     if header != npy_header(info.dtype, info.shape):
         raise InputError(
@@ -158,9 +169,9 @@ def check_file(file: Path, info: FileInfo) -> Stamp:
 
 
 def stamp(file: StrPath | int) -> Stamp:
-    """Return size, mtime in ns and inode of a file, or of an open descriptor."""
+    """Return the stamp of a file, or of an open descriptor."""
     status = os.stat(file)
-    return status.st_size, status.st_mtime_ns, status.st_ino
+    return Stamp(status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns)
 
 
 def replaced(path: StrPath) -> InputError:
@@ -170,9 +181,3 @@ def replaced(path: StrPath) -> InputError:
         "gone; put the old data back to go on (--resume), or write new data to a new folder and "
         "start a new run on them"
     )
-
-
-def check_same(path: StrPath, opened: Stamp) -> None:
-    """Refuse a file that is gone or whose size or mtime differs from `opened`; see `replaced`."""
-    if not os.path.exists(path) or stamp(path)[:2] != opened[:2]:
-        raise replaced(path)

@@ -1,14 +1,11 @@
 """Names as text, from the UTF-8 bytes in a store."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import DTypeLike
 
 from .npz import Array
-
-_CHUNK = 2**16  # names that are decoded at once
 
 
 def decoded(values: Array) -> Array:
@@ -18,7 +15,7 @@ def decoded(values: Array) -> Array:
     return values
 
 
-class Text:
+class Text(Sequence[str]):
     """Names in a file [n], decoded on use: an index gives a `str` or a numpy array of text.
 
     Take `names[:]` for an array of all names: 100 million names of 20 letters take 8 GB of memory,
@@ -37,16 +34,6 @@ class Text:
         if isinstance(values, bytes):
             return values.decode()
         return decoded(np.asarray(values))
-
-    def __iter__(self) -> Iterator[str]:
-        for begin in range(0, len(self), _CHUNK):
-            yield from self[begin : begin + _CHUNK].tolist()
-
-    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
-        out = np.empty(len(self), dtype or self.dtype)
-        for begin in range(0, len(self), _CHUNK):
-            out[begin : begin + _CHUNK] = self[begin : begin + _CHUNK]
-        return out
 
     def __repr__(self) -> str:
         first = [*map(repr, self[:3].tolist()), "..."][: len(self)]

@@ -89,31 +89,28 @@ class StoreWriter:
         """Write store.json; call it after all arrays are written."""
         num_nodes, num_features = self._files["x"].shape
         meta: dict[str, Any] = {
-            **{"format": FORMAT, "version": VERSION, "name": name, "num_nodes": num_nodes},
-            **{
-                "num_edges": self._files["row"].shape[0],
-                "num_features": num_features,
-                "num_classes": num_classes,
-            },
-            **{"undirected": undirected, "origin": dict(origin)},
-            **({} if hops is None else {"hops": hops}),
+            "format": FORMAT,
+            "version": VERSION,
+            "name": name,
+            "num_nodes": num_nodes,
+            "num_edges": self._files["row"].shape[0],
+            "num_features": num_features,
+            "num_classes": num_classes,
+            "undirected": undirected,
+            "origin": dict(origin),
             **self.entries,
-            "files": {
-                name: {**vars(info), "shape": list(info.shape)}
-                for name, info in sorted(self._files.items())
-            },
+            "files": {name: vars(info) for name, info in sorted(self._files.items())},
         }
+        if hops is not None:
+            meta["hops"] = hops
         if num_classes == 0:
             meta["version"] = TARGETS_VERSION
         write_json(self.folder / META, {**meta, "crc32": meta_crc32(meta)})
 
 
 def check_for_training(store: Store) -> None:
-    """Refuse a store with offsets, splits or labels that training can't use; it may have been made
-    by hand, or have changed since it was written.
-
-    Ids in `row` are checked where they are read: by the kernels, or with the checksum.
-    """
+    """Refuse a store with offsets, splits or labels that training can't use. Ids in `row` are checked
+    where they are read: by the kernels, or with the checksum."""
     last = 0
     for begin, offsets in store.chunks("colptr"):
         falls = np.flatnonzero(np.diff(offsets, prepend=offsets.dtype.type(last)) < 0)
@@ -139,10 +136,7 @@ def check_for_training(store: Store) -> None:
 
 def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     """Read every byte of a store once, in bounded memory; return a list of problems, empty for a
-    sound store.
-
-    A conversion refuses other bad values before it writes a checksum.
-    """
+    sound store. A conversion refuses other bad values before it writes a checksum."""
     problems = []
     try:
         store = open_store(path)

@@ -64,14 +64,11 @@ def _model_scores(
 def sampled_scores(
     saved: SavedModel,
     store: Store,
-    ids: Array | None,
+    ids: Array,
     memory_limit: str | int | None,
     progress: Progress,
 ) -> Generator[Rows, None, None]:
-    """Yield scores with neighbors sampled as in the run's evaluations.
-
-    `ids` are the nodes, None for all.
-    """
+    """Yield scores of the nodes `ids`, with neighbors sampled as in the run's evaluations."""
     size = saved.config.seeds_per_batch(training=False)
     parts = _by_split(store, ids, size)
     num_batches = sum(-(-len(part.nodes) // size) for part in parts)
@@ -79,25 +76,29 @@ def sampled_scores(
     return _model_scores(saved, store, batches, num_batches, progress)
 
 
-def _by_split(store: Store, ids: Array | None, size: int) -> list[_Seeds]:
+def _by_split(store: Store, ids: Array, size: int) -> list[_Seeds]:
     # With gcn, or if fan-outs differ by hop, a score also depends on the other seeds of its batch.
     # So the batches are those of the run's evaluations, `size` nodes each. They include nodes
     # outside `ids`, with the row -1.
-    is_unsplit = np.ones(store.num_nodes if ids is None else len(ids), np.bool_)
-    order = None if ids is None else np.argsort(ids)
+    is_unsplit = np.ones(len(ids), np.bool_)
     parts = []
     for split, nodes in store.splits.items():
-        places = nodes
-        if ids is not None and order is not None:
-            at = np.minimum(np.searchsorted(ids, nodes, sorter=order), len(ids) - 1)
-            places = np.where(ids[order[at]] == nodes, order[at], -1)
-        is_unsplit[places[places >= 0]] = False
+        places = _positions(ids, nodes)
+        is_wanted = places >= 0
+        is_unsplit[places[is_wanted]] = False
         batch = np.arange(len(nodes)) // size
-        whole = np.isin(batch, batch[places >= 0])
+        whole = np.isin(batch, batch[is_wanted])
         parts.append(_Seeds(nodes[whole], places[whole], STREAM[split]))
     unsplit = np.flatnonzero(is_unsplit)
-    parts.append(_Seeds(unsplit if ids is None else ids[unsplit], unsplit, 0))
+    parts.append(_Seeds(ids[unsplit], unsplit, 0))
     return [part for part in parts if len(part.nodes)]
+
+
+def _positions(ids: Array, wanted: Array) -> Array:
+    """Return the position of each of `wanted` in `ids`, -1 for those that are not there."""
+    order = np.argsort(ids, kind="stable")
+    at = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
+    return np.where(ids[at] == wanted, at, -1)
 
 
 def _sampled_batches(
@@ -122,16 +123,18 @@ def propagated_scores(
     saved: SavedModel,
     graph: Store,
     store: Store,
-    ids: Array | None,
+    ids: Array,
     progress: Progress,
 ) -> Generator[Rows, None, None]:
-    """Yield scores from the propagated features in `store`.
-
-    `store` has the features of nodes of `graph`, or is `graph` itself. `ids` are those of
-    `sampled_scores`.
-    """
-    nodes = np.arange(graph.num_nodes) if ids is None else ids
-    places = nodes if store is graph else _hop_rows(graph, store, nodes)
+    """Yield scores of the nodes `ids` of `graph` from the propagated features in `store`, which may
+    be `graph` itself."""
+    places = _positions(_node_ids(store), _node_ids(graph)[ids])
+    missing = int((places < 0).sum())
+    if missing:
+        raise InputError(
+            f"nodes: {store.path} has no features of {missing} of these nodes; propagate for all nodes "
+            '(ogbnlib.propagate(store, path, nodes="all")) and train from that store'
+        )
     batches = HopLoader(
         store,
         torch.from_numpy(places),
@@ -141,15 +144,6 @@ def propagated_scores(
     return _model_scores(saved, store, batches, len(batches), progress)
 
 
-def _hop_rows(graph: Store, store: Store, nodes: Array) -> Array:
+def _node_ids(store: Store) -> Array:
     # In a store without `node_id`, the row of a node is its id.
-    ids = nodes if graph.node_id is None else graph.node_id[nodes]
-    store_ids = np.arange(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)
-    places = np.minimum(np.searchsorted(store_ids, ids), len(store_ids) - 1)
-    missing = int((store_ids[places] != ids).sum())
-    if missing:
-        raise InputError(
-            f"nodes: {store.path} has no features of {missing} of these nodes; propagate for all nodes "
-            '(ogbnlib.propagate(store, path, nodes="all")) and train from that store'
-        )
-    return places
+    return np.arange(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)

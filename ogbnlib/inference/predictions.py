@@ -25,7 +25,6 @@ from ..sources.formats import format_of
 from ..sources.node_names import read_ids
 from ..sources.resolve import find_store
 from ..training.checkpoint import SavedModel
-from ..training.train import kept_random_state
 from .batches import Rows, propagated_scores, sampled_scores
 from .exact import exact_scores
 from .tables import best_classes, probabilities, write_table
@@ -37,7 +36,7 @@ Nodes = StrPath | Array | torch.Tensor | Sequence[int] | Sequence[str]
 
 
 @clear_errors()
-@kept_random_state()
+@torch.random.fork_rng(devices=[])
 def predict(
     run_dir: StrPath,
     out: StrPath,
@@ -53,18 +52,16 @@ def predict(
     its path.
 
     A .csv or .parquet file has the columns node_id (the node's name, or its number), class and
-    probability. With `scores` it also has the probability of each class, in a column of the class's
-    name. A .npy file has the class of each node, int16 or int64 [n], or with `scores` the scores
-    before softmax, float32 [n, classes].
-
-    The rows are all nodes, `nodes` in their order, or the labelled nodes by ascending id. Beside a
-    .npy file of labelled nodes, `NAME-nodes.npy` has the ids.
+    probability, and with `scores` the probability of each class, in a column of the class's name.
+    A .npy file has the class of each node, int16 or int64 [n], or with `scores` the scores before
+    softmax, float32 [n, classes].
 
     Args:
         run_dir: Folder with the weights: best.pt if it exists, else checkpoint.pt.
-        nodes: "labelled" (all nodes of the splits), "all", a file of names (its only column,
-            node_id or id), or a list of names as for `Store.ids`. An integer array or tensor has
-            node numbers, like `Store.splits`.
+        nodes: "labelled" (all nodes of the splits, by ascending id; a .npy file of them comes with
+            `NAME-nodes.npy`, their ids), "all", or in this order a file of names (its only column,
+            node_id or id), a list of names as for `Store.ids`, or an integer array or tensor of
+            node numbers.
         sampled: Sample neighbors as the run's evaluations did, with the same accuracies. Otherwise
             every neighbor counts: sage and gcn are computed layer by layer over the whole graph.
         memory_limit: As for `propagate`.
@@ -82,9 +79,9 @@ def predict(
     ids_path = target.with_name(f"{target.stem}-nodes.npy")
     ids_bytes = b""
     if target.suffix == ".npy" and isinstance(nodes, str) and nodes == "labelled":
-        assert ids is not None
+        listed = np.asarray(ids)
         # not by np.save, which hides the cause of a failed write
-        ids_bytes = npy_header(ids.dtype, ids.shape) + ids.tobytes()
+        ids_bytes = npy_header(listed.dtype, listed.shape) + listed.tobytes()
         _check_ids(ids_path, ids_bytes)
     has_hops = store.hops is not None
     if not (has_hops or sampled):
@@ -92,9 +89,9 @@ def predict(
     say(f"{saved.path}: predicting with its weights")
     with locked(sibling_path(target, "lock"), f"{target}: it is being written"):
         if has_hops:
-            chunks = propagated_scores(saved, graph, store, ids, progress)
+            chunks = propagated_scores(saved, graph, store, np.asarray(ids), progress)
         elif sampled:
-            chunks = sampled_scores(saved, graph, ids, memory_limit, progress)
+            chunks = sampled_scores(saved, graph, np.asarray(ids), memory_limit, progress)
         else:
             work = sibling_path(target, "work")
             chunks = exact_scores(saved, graph, ids, work, memory_limit, progress)
@@ -128,10 +125,10 @@ def _write_file(
     target: Path,
     chunks: Iterable[Rows],
     graph: Store,
-    ids: Array | None,
+    ids: Array | range,
     scores: bool,
 ) -> None:
-    num_rows = graph.num_nodes if ids is None else len(ids)
+    num_rows = len(ids)
     finite = _finite(chunks, target, graph)
     width = graph.num_classes if scores else 2
     _check_disk(target, num_rows, 4 * width)
@@ -158,9 +155,9 @@ def _check_disk(target: Path, num_rows: int, row_bytes: int) -> None:
     )
 
 
-def _wanted(nodes: Nodes, store: Store) -> Array | None:
+def _wanted(nodes: Nodes, store: Store) -> Array | range:
     if isinstance(nodes, str) and nodes == "all":
-        return None
+        return range(store.num_nodes)
     if isinstance(nodes, str) and nodes == "labelled":
         return np.unique(np.concatenate([*store.splits.values()]))
     if isinstance(nodes, str | os.PathLike):

@@ -54,7 +54,6 @@ def report(
     """Evaluate a run's saved model (best.pt, else checkpoint.pt) on a split, class by class.
 
     Neighbors are sampled as in the run's evaluations, so the accuracy is the one in metrics.csv.
-    Memory is bounded: it holds the ids of the split, their labels and predictions.
 
     Args:
         split: train, valid or test.

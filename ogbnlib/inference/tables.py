@@ -1,7 +1,4 @@
-"""Predictions as a .csv or .parquet table, with the data set's own names of nodes and classes.
-
-Import this module only when needed: it imports pyarrow.
-"""
+"""Predictions as a .csv or .parquet table, with the data set's own names of nodes and classes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -27,41 +24,33 @@ def probabilities(scores: Array) -> Array:
 
 
 def best_classes(scores: Array) -> Array:
-    """Return the class with the highest score and its probability, float32 [n, 2].
-
-    In float32, class numbers are exact below 2**24.
-    """
+    """Return the class with the highest score (exact below 2**24) and its probability, float32
+    [n, 2]."""
     values = probabilities(scores)
     return np.column_stack([values.argmax(1).astype(np.float32), values.max(1)])
 
 
 def _pieces(
-    rows: BinaryIO, width: int, graph: Store, ids: Array | None
+    rows: BinaryIO, width: int, graph: Store, ids: Array | range
 ) -> Iterator[tuple[pa.Array, Array]]:
-    num_rows = graph.num_nodes if ids is None else len(ids)
     step = max(1, _PIECE_BYTES // (4 * width))
     rows.flush()
     rows.seek(HEADER_BYTES)
-    for begin in range(0, num_rows, step):
-        end = min(begin + step, num_rows)
-        values = np.fromfile(rows, np.float32, (end - begin) * width).reshape(-1, width)
-        nodes = np.arange(begin, end) if ids is None else ids[begin:end]
-        yield pa.array(nodes if graph.node_name is None else graph.node_name[nodes]), values
+    for begin in range(0, len(ids), step):
+        nodes = np.asarray(ids[begin : begin + step])
+        values = np.fromfile(rows, np.float32, len(nodes) * width).reshape(-1, width)
+        if graph.node_name is not None:
+            nodes = graph.node_name[nodes]
+        yield pa.array(nodes), values
 
 
 def write_table(
-    file: BinaryIO, path: Path, rows: BinaryIO, graph: Store, ids: Array | None, has_scores: bool
+    file: BinaryIO, path: Path, rows: BinaryIO, graph: Store, ids: Array | range, has_scores: bool
 ) -> None:
-    """Write the .npy file `rows` as a table, in pieces.
-
-    With `has_scores`, `rows` has the probabilities, float32 [n, C]; otherwise the classes and
-    probabilities that `best_classes` returns. The table's columns are node_id, class and
-    probability, and with `has_scores` the probability of each class.
-    """
+    """Write the .npy file `rows` as a table, in pieces: probabilities, float32 [n, C], with
+    `has_scores`, else the result of `best_classes`."""
     names = graph.class_names if has_scores else []
-    kind = pa.parquet.ParquetWriter
-    if path.suffix == ".csv":
-        kind = pa.csv.CSVWriter
+    kind = {".csv": pa.csv.CSVWriter, ".parquet": pa.parquet.ParquetWriter}[path.suffix]
     with contextlib.ExitStack() as stack:
         writer = None
         for node_id, values in _pieces(rows, len(names) or 2, graph, ids):

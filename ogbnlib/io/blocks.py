@@ -62,8 +62,7 @@ def whole_blocks(size: int) -> int:
 
 
 def block_buffer(num_bytes: int) -> memoryview:
-    """Return page-aligned memory for O_DIRECT, in whole blocks; from 2 MB on in huge pages, if the
-    kernel has them."""
+    """Return page-aligned memory for O_DIRECT, in whole blocks; from 2 MB on in huge pages."""
     # One request to the disk covers only a few pages. Three threads with 8 MB each read 0.7 GB/s
     # into pages of 4 KB and 1.9 GB/s into huge pages, at a fifth of the CPU time.
     try:

@@ -25,11 +25,11 @@ _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NV
 def _group_by_chunk(
     index: Array, count: int, stride: int, offset: int, shift: int, num_bytes: int, order: Array
 ) -> tuple[int, Array, Array, Array]:
-    """Sort the positions i of `index` into `order` by the chunk of 2**shift bytes in which row
-    `index[i]` begins (counting sort).
+    """Sort the positions i of `index` into `order` by the chunk of 2**shift bytes in which the
+    first of the `count` rows from `index[i]` on begins (counting sort).
 
-    Each i needs `count` rows. Returns the first i out of range or -1, the bounds of each chunk in
-    `order`, and for each chunk its first needed row and the end of its needed rows.
+    Returns the first i out of range or -1, the bounds of each chunk in `order`, and for each chunk
+    its first needed row and the end of its needed rows.
     """
     num_chunks = (num_bytes >> shift) + 1
     bounds = np.zeros(num_chunks + 2, np.int64)
@@ -127,14 +127,13 @@ class Interrupted(Exception):
     """A pass ended early because its `DiskArray` was `abandoned`."""
 
 
-# Reads bypass the page cache (O_DIRECT) where the file system allows it. A pass over 28 GB then
-# neither evicts useful pages nor counts against a memory cgroup.
 class DiskArray:
-    """Rows of one array in a file; each pass reads the file in ascending order.
+    """Rows of one array in a file, read in ascending order: by index (`read`), those of several
+    lists in one pass (`sweep`), or consecutive ones (`rows`).
 
-    `read` reads rows by index, `sweep` the rows of several lists in one pass, and `rows`
-    consecutive rows. `chunk_bytes`, the size of one read, is a power of two. Once `abandoned` is
-    set, every read raises `Interrupted`.
+    `chunk_bytes`, the size of one read, is a power of two. Once `abandoned` is set, every read
+    raises `Interrupted`. Reads bypass the page cache (O_DIRECT) where the file system allows it. A
+    pass over 28 GB then neither evicts useful pages nor counts against a memory cgroup.
     """
 
     # bytes of all passes; bytes of the running pass, done and in total
@@ -176,13 +175,13 @@ class DiskArray:
     __del__ = close  # for a loader that is dropped without being closed
 
     def damaged(self, problem: str) -> InputError:
-        """Return the error for a file with wrong content; `problem` has the expected and the actual
-        value."""
+        """Return the error for wrong content; `problem` has the expected and the actual value."""
         return InputError(
             f"{self.path}: {problem}; run `python -m ogbnlib verify {self.path.parent}`"
         )
 
-    def _check_end(self, end: int) -> None:
+    def _check_row(self, row: int) -> None:
+        end = self._byte_of(row + 1)
         if end > self.num_bytes:
             raise self.damaged(
                 f"expected a row at byte {end}, found the file's end at {self.num_bytes}"
@@ -196,9 +195,7 @@ class DiskArray:
         overwrites."""
         if not 0 <= begin <= end:
             raise self.damaged(f"expected ascending rows, found {begin} to {end}")
-        if begin == end:
-            return np.empty(0, dtype)
-        return self._span(begin, end, dtype)[0]
+        return self._span(begin, end, dtype)[0] if end > begin else np.empty(0, dtype)
 
     def _span(
         self, begin: int, end: int, dtype: np.dtype[np.generic], room_bytes: int = 0
@@ -229,8 +226,7 @@ class DiskArray:
         """Copy the bytes at row `index[i]` to `out[i]`, in one ascending pass over the file.
 
         `index` may be in any order, with repeats. `out`, in C order, may be wider than a row, such
-        as for two offsets of a colptr. It may share the memory of `index`, if a row of `out` is as
-        large as an item of `index`.
+        as for two offsets of a colptr, and may share the memory of an `index` of as large items.
         """
         if not len(index):
             return
@@ -249,12 +245,14 @@ class DiskArray:
             order,
         )
         if wrong >= 0:
-            raise self._wrong_index(int(index[wrong]), num_rows)
+            self._check_row(int(index[wrong]) + num_rows - 1)
+            raise self.damaged(
+                f"expected rows from 0 to {self.num_rows - 1}, found an index of {index[wrong]}"
+            )
 
         def read_chunk(c: int) -> int:
-            # Read from the first to the last row needed: a chunk may have only one. The buffer has
-            # two chunks: the last row may end in the next one, and a whole number of huge pages is
-            # aligned to such pages.
+            # Only from the first to the last row needed. The buffer has two chunks: the last row may
+            # end in the next one, and a whole number of huge pages is aligned to such pages.
             row = int(first[c])
             words, num_bytes = self._span(row, int(last[c]), word, 2 * self.chunk_bytes)
             chosen = order[bounds[c] : bounds[c + 1]]
@@ -266,10 +264,6 @@ class DiskArray:
         with ThreadPoolExecutor(_THREADS) as pool:
             self._count(pool.map(read_chunk, chunks))
         self.progress = 0, 0
-
-    def _wrong_index(self, row: int, num_rows: int) -> InputError:
-        self._check_end(self._byte_of(row + num_rows))
-        return self.damaged(f"expected rows from 0 to {self.num_rows - 1}, found an index of {row}")
 
     def _word(self, width: int = 8) -> np.dtype[np.generic]:
         return np.dtype(f"u{math.gcd(self.offset, self.row_bytes, width, 8)}")
@@ -288,7 +282,7 @@ class DiskArray:
             put: Called in a thread with a list's number, the number of its rows passed before, and
                 its next rows, uint8 [k, row_bytes].
         """
-        self._check_end(self._byte_of(int(index.max(initial=-1)) + 1))
+        self._check_row(int(index.max(initial=-1)))
         word = self._word()
         unit = max(1, 2**20 // self.row_bytes)  # rows in 1 MB, at least one
         counts = _per_unit(index, unit, -(-self.num_rows // unit))

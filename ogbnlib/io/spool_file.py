@@ -32,8 +32,7 @@ def _disk_errors(folder: Path) -> Iterator[None]:
 
 
 class SpoolFile(Stream):
-    """A file of arrays without a name; the kernel deletes it once nothing uses it, at the latest at
-    the end of this process.
+    """A file of arrays without a name, which the kernel deletes at the latest with this process.
 
     Each array begins at a block. Blocks bypass the page cache (O_DIRECT) where the file system
     allows it. A GB then costs 0.03 CPU seconds to write and 0.12 to read, instead of 0.54 and 0.6
@@ -67,10 +66,8 @@ class SpoolFile(Stream):
         return functools.partial(self.load, offset, array.shape, array.dtype)
 
     def put(self, data: Any, offset: int) -> None:
-        """Write a part of an array, at the beginning of a block or where its last part ended.
-
-        A block that is still incomplete is written by a later part or by `finish`.
-        """
+        """Write a part of an array, at the beginning of a block or where its last part ended; an
+        incomplete block waits for a later part or `finish`."""
         view = memoryview(data)
         head = self._ends.pop(offset, b"")
         if not self._buffer:

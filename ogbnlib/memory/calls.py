@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
 from typing import Any
@@ -23,19 +23,11 @@ from ..environment import RUN_VARIABLE, WATCHED_VARIABLE
 
 # The argument with which a call maps a file in place of reading it.
 _MAPPED = {"torch.load": "mmap=True", "numpy.load": "mmap_mode='r'"}
-# Functions to record, by module. Other releases may lack some of them.
-_FUNCTIONS = {
-    "torch.serialization": ["load"],
-    "numpy.lib._npyio_impl": ["load"],
-    "numpy.lib.npyio": ["load"],  # before numpy 2
-    "torch_geometric.sampler.neighbor_sampler": ["to_csc", "to_hetero_csc"],
-}
 _LARGE_BYTES = 2**24
 _LIBRARY = re.compile(
     rf"<frozen|{re.escape(os.path.dirname(os.__file__))}/|.*/(site|dist)-packages/"
 )
 _numbers = itertools.count(1)
-_kept = set[int]()  # addresses of the edges of the graphs that are alive
 
 
 def install() -> None:
@@ -50,34 +42,38 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: object = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path) if name in _FUNCTIONS else None
+        if name not in _FUNCTIONS:
+            return None
+        spec = PathFinder.find_spec(name, path)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            for function in _FUNCTIONS[name]:
+            for function, recorded in _FUNCTIONS[name].items():
                 if hasattr(module, function):
-                    record = _record_load if function == "load" else _record_graph
-                    setattr(module, function, record(getattr(module, function)))
+                    setattr(module, function, recorded(getattr(module, function)))
 
         spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
         return spec
 
 
 def _record_load(load: Any) -> Any:
+    import inspect  # torch and numpy have imported it
+
     name = f"{load.__module__.partition('.')[0]}.load"
     argument = _MAPPED[name].partition("=")[0]
-    file_argument = "f" if name == "torch.load" else "file"
+    signature = inspect.signature(load)
 
     @functools.wraps(load)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         size = 0
-        with contextlib.suppress(KeyError, OSError, TypeError, ValueError):  # not a path
-            size = os.path.getsize(args[0] if args else kwargs[file_argument])
-        # numpy's second argument is the mode of the map
-        is_mapped = kwargs.get(argument) or (name == "numpy.load" and any(args[1:2]))
+        is_mapped = False
+        with contextlib.suppress(OSError, TypeError, ValueError):  # not a path, or a wrong call
+            arguments = signature.bind(*args, **kwargs).arguments
+            is_mapped = bool(arguments.get(argument))
+            size = os.path.getsize(next(iter(arguments.values())))
         if size < _LARGE_BYTES or is_mapped:
             return load(*args, **kwargs)
         with _open(name, bytes=size, argument=_MAPPED[name]):
@@ -91,22 +87,30 @@ def _record_graph(build: Any) -> Any:
     def recorded(*args: Any, **kwargs: Any) -> Any:
         with _open("NeighborLoader") as line:
             graph = build(*args, **kwargs)
-        # `row`, of several types of edges a dict; with `perm` it has 16 bytes an edge
-        rows = [*graph[1].values()] if isinstance(graph[1], Mapping) else [graph[1]]
-        addresses = {row.data_ptr() for row in rows}
-        if not addresses <= _kept:  # loaders of a sorted graph have the edges in common
-            name = f"graph of loader {next(_numbers)}, {line}"
-            _kept.update(addresses)
-            marks.note("graph", name=name, bytes=2 * sum(row.nbytes for row in rows))
-            weakref.finalize(rows[0], _forget_graph, name, addresses).atexit = False
+        # the order of the sorted edges, of several types of edges a dict; None if nothing was sorted
+        orders = [*graph[2].values()] if isinstance(graph[2], Mapping) else [graph[2]]
+        orders = [order for order in orders if order is not None]
+        if orders:  # else the loader samples from the edges of the data themselves
+            name = f"graph of loader {next(_numbers)} from {line}"
+            # the sorted sources have as many bytes again
+            marks.note("graph", name=name, bytes=2 * sum(order.nbytes for order in orders))
+            forget = functools.partial(marks.note, "graph", name=name, bytes=0)
+            weakref.finalize(orders[0], forget).atexit = False
         return graph
 
     return recorded
 
 
-def _forget_graph(name: str, addresses: set[int]) -> None:
-    _kept.difference_update(addresses)
-    marks.note("graph", name=name, bytes=0)
+# Functions to record, by module. Other releases may lack some of them.
+_FUNCTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "torch.serialization": {"load": _record_load},
+    "numpy.lib._npyio_impl": {"load": _record_load},
+    "numpy.lib.npyio": {"load": _record_load},  # before numpy 2
+    "torch_geometric.sampler.neighbor_sampler": {
+        "to_csc": _record_graph,
+        "to_hetero_csc": _record_graph,
+    },
+}
 
 
 @contextlib.contextmanager
@@ -129,7 +133,9 @@ def _line() -> str:
     while frame.f_back is not None and _is_library(frame):
         frame = frame.f_back
     name = os.path.basename(frame.f_code.co_filename)
-    return f"line {frame.f_lineno} of {'the cell' if name.startswith('<ipython') else name}"
+    if name.startswith("<ipython"):
+        name = "the cell"
+    return f"line {frame.f_lineno} of {name}"
 
 
 def _is_library(frame: FrameType) -> bool:

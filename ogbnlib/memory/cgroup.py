@@ -4,7 +4,7 @@ import io
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,10 +25,7 @@ def read_whole(path: str) -> bytes | None:
 
 
 def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes, int] | None:
-    """Return the values of the lines `NAME VALUE` or `NAME: VALUE kB` as integers, times `unit`.
-
-    None if the file is gone or not readable.
-    """
+    """Return the values of named lines, times `unit`; None if the file is gone or not readable."""
     data = read_whole(path)
     if data is None:
         return None
@@ -49,7 +46,6 @@ _PARTS = {1: (b"total_rss", b"total_cache", b"total_shmem"), 2: (b"anon", b"file
 
 # file names under v1 and v2
 _SIZES = {
-    "usage": ("memory.usage_in_bytes", "memory.current"),
     # this cgroup's own limit; a parent may have a lower one, see `effective_limit`
     "limit": ("memory.limit_in_bytes", "memory.max"),
     # highest usage so far, counted by the kernel (v2 since Linux 5.19)
@@ -68,8 +64,9 @@ class Cgroup:
 
     path: Path
     version: int
+    mount: Path  # of its hierarchy
 
-    def size(self, name: Literal["usage", "limit", "peak", "high"]) -> int | None:
+    def size(self, name: Literal["limit", "peak", "high"]) -> int | None:
         """Return a size of `_SIZES` in bytes; None also for a limit that is not set."""
         text = read_whole(f"{self.path}/{_SIZES[name][self.version - 1]}")
         # v1 writes "no limit" as the largest page-aligned int64, about 2**63.
@@ -121,22 +118,19 @@ class Cgroup:
         line = re.search(rb"^some .*total=(\d+)", text)
         return int(line[1]) / 1e6 if line else None
 
-    def lineage(self, mount: Path) -> Iterator["Cgroup"]:
+    def lineage(self) -> Iterator["Cgroup"]:
         """Yield this cgroup and its ancestors up to the mount point; all their limits apply."""
         for path in (self.path, *self.path.parents):
-            yield Cgroup(path, self.version)
-            if path == mount:
+            yield replace(self, path=path)
+            if path == self.mount:
                 return
 
     def pids(self) -> list[int]:
         return [int(word) for word in (read_whole(f"{self.path}/cgroup.procs") or b"").split()]
 
 
-def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
-    """Return the memory cgroup that counts a process, and its mount point.
-
-    None if no memory controller is mounted.
-    """
+def find_cgroup(pid: int | str = "self") -> Cgroup | None:
+    """Return the memory cgroup that counts a process; None if no memory controller is mounted."""
     inside: dict[int, str] = {}  # version -> path of the process's cgroup
     for line in os.fsdecode(read_whole(f"/proc/{pid}/cgroup") or b"").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -153,17 +147,14 @@ def find_cgroup(pid: int | str = "self") -> tuple[Cgroup, Path] | None:
         folder = mount / os.path.relpath(inside[version], root)
         if ".." in folder.parts or not folder.is_dir():
             folder = mount
-        for group in Cgroup(folder, version).lineage(mount):
+        for group in Cgroup(folder, version, mount).lineage():
             if version == 1 or _counts_memory(group.path):
-                return group, mount
+                return group
     return None
 
 
 def _counts_memory(path: Path) -> bool:
-    """Return whether a v2 cgroup has the memory controller.
-
-    Without it, the nearest ancestor that has the controller counts the cgroup's memory.
-    """
+    """Return whether a v2 cgroup counts its own memory; else its nearest ancestor that does."""
     # The host's root cgroup lists the controller but has none of its files.
     controllers = read_whole(f"{path}/cgroup.controllers") or b""
     return (path / "memory.current").exists() or b"memory" in controllers.split()
@@ -181,12 +172,6 @@ def _mounts() -> Iterator[tuple[int, str, Path]]:
             yield 1, root, Path(mount)
 
 
-def counting_cgroup(pid: int) -> Cgroup | None:
-    """Return the cgroup whose counter of kills has those of a process."""
-    pair = find_cgroup(pid)
-    return pair[0] if pair else None
-
-
 def effective_limit() -> tuple[int, str]:
     """Return the lowest memory limit of this process, in bytes, and its source.
 
@@ -194,7 +179,7 @@ def effective_limit() -> tuple[int, str]:
     """
     import psutil
 
-    pair = find_cgroup()
+    group = find_cgroup()
     # Slurm's MB are 2**20 bytes, and its --mem=0 means all memory of the node.
     node_bytes = _number("SLURM_MEM_PER_NODE") * MB
     cpus_bytes = _number("SLURM_MEM_PER_CPU") * MB * max(1, _number("SLURM_CPUS_ON_NODE"))
@@ -205,7 +190,7 @@ def effective_limit() -> tuple[int, str]:
         (cpus_bytes, "Slurm --mem-per-cpu (SLURM_MEM_PER_CPU)"),
         *(
             (cgroup.size("limit") or 0, f"memory cgroup v{cgroup.version} {cgroup.path}")
-            for cgroup in (pair[0].lineage(pair[1]) if pair else ())
+            for cgroup in (group.lineage() if group else ())
         ),
     ]
     return min(limit for limit in limits if limit[0] > 0)

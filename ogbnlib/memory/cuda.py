@@ -42,16 +42,13 @@ def cuda_reading() -> dict[str, float] | None:
         "peak_reserved_bytes": stats["reserved_bytes"]["all"]["peak"],
         "free_bytes": max(0, min(free, allowed - reserved)),
         "alloc_retries": stats["num_alloc_retries"],
-        "ooms": stats["num_ooms"],
     }
 
 
 # Patterns for sizes in the allocator's message since torch 2.0 (CUDACachingAllocator.cpp)
 _SIZES = {
     "requested_bytes": "Tried to allocate {}",
-    "total_bytes": "total capacity of {}",
     "free_bytes": r"{} is free\b",
-    "allowed_bytes": "{} allowed",
     "allocated_bytes": "{} is allocated by PyTorch",
     "unallocated_bytes": "{} is reserved by PyTorch but unallocated",
 }
@@ -67,7 +64,4 @@ def oom_sizes(message: str) -> dict[str, int]:
             sizes[name] = int(float(match[1]) * units[match[2]])
     if "unallocated_bytes" in sizes and "allocated_bytes" in sizes:
         sizes["reserved_bytes"] = sizes["allocated_bytes"] + sizes["unallocated_bytes"]
-    if "allowed_bytes" in sizes and "reserved_bytes" in sizes:
-        free = max(0, sizes["allowed_bytes"] - sizes["reserved_bytes"])
-        sizes["free_bytes"] = min(free, sizes.get("free_bytes", free))
     return sizes

@@ -33,14 +33,14 @@ class KilledBy:
             return min(effective_limit()[0], psutil.virtual_memory().available)
         return max(0, self.limit_bytes - self.others_bytes)
 
-    def raised(self, need_bytes: int, **reasons: object) -> Action:
+    def raised(self, need_bytes: int) -> Action:
         """Return the action that gives the run `need_bytes`."""
         total = need_bytes + self.others_bytes
         # rounded up, so that this limit is enough
         size = f"{-(-total // MB)} MB"
         if total >= 10 * GB:
             size = f"{-(-total // GB)} GB"
-        return Action(self.raising, {"limit": size, "cgroup": self.cgroup, **reasons})
+        return Action(self.raising, {"limit": size, "cgroup": self.cgroup})
 
     @property
     def raising(self) -> str:

@@ -18,8 +18,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from ..errors import InputError, format_bytes
@@ -92,11 +91,7 @@ class Limit:
             self._blame_kernel()
 
     def evidence(self) -> dict[str, Any]:
-        """Return facts about the end for result.json; call it after `ended`.
-
-        `kills_around` counts kills of processes outside the tree. `throttled` has each cgroup whose
-        `memory.high` slowed processes down meanwhile.
-        """
+        """Return facts about the end, see `runs.cause.Facts`; call it after `ended`."""
         kills = self.oom_kills()
         of_others = self._around and self.killed_by != "kernel"
         outer = None
@@ -126,9 +121,9 @@ class Limit:
             "throttled": throttled,
         }
 
-    def _watch_limits(self, lineage: Iterable[Cgroup], around: Cgroup | None = None) -> None:
+    def _watch_limits(self, own: Cgroup, around: Cgroup | None = None) -> None:
         self._lineage = [
-            (group, group.count("oom") or 0, group.count("high") or 0) for group in lineage
+            (group, group.count("oom") or 0, group.count("high") or 0) for group in own.lineage()
         ]
         self._around = around
         if around is not None:
@@ -153,12 +148,12 @@ class _CgroupLimit(Limit):
 
     cgroup: Cgroup
 
-    def __init__(self, limit_bytes: int | None, parent: Cgroup, mount: Path):
+    def __init__(self, limit_bytes: int | None, parent: Cgroup):
         super().__init__(limit_bytes)
         self.name = f"cgroup v{parent.version}"
         path = parent.path / f"ogbnlib-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path.mkdir()
-        self.cgroup = Cgroup(path, parent.version)
+        self.cgroup = replace(parent, path=path)
         # Swap would only delay the kill; memsw is memory + swap. Without swap accounting, the two
         # swap files are absent.
         values = {"memory.max": limit_bytes, "memory.swap.max": 0, "memory.oom.group": 1}
@@ -173,7 +168,7 @@ class _CgroupLimit(Limit):
         except OSError:
             path.rmdir()
             raise
-        self._watch_limits(self.cgroup.lineage(mount))
+        self._watch_limits(self.cgroup)
 
     def command(self, argv: list[str]) -> list[str]:
         # The shell enters the cgroup before it becomes the program, so that every byte is charged
@@ -214,13 +209,12 @@ class _SystemdLimit(Limit):
         # systemd-run enters the scope some time after its start. Until then it is in the cgroup of
         # this process.
         if self.cgroup is None and self.tree:
-            pair = find_cgroup(self.tree.pid)
-            if pair and pair != find_cgroup():
-                self.cgroup = pair[0]
+            scope = find_cgroup(self.tree.pid)
+            if scope is not None and scope != find_cgroup():
+                self.cgroup = scope
                 # The scope and its counter vanish with the scope's last process. v2 counts the
                 # scope's kills in the parent cgroup too.
-                parent = Cgroup(pair[0].path.parent, pair[0].version)
-                self._watch_limits(pair[0].lineage(pair[1]), parent)
+                self._watch_limits(scope, replace(scope, path=scope.path.parent))
         return super().check(reading)
 
 
@@ -230,18 +224,18 @@ class Watchdog(Limit):
     The sum of RSS is compared first because it is cheap, but it counts pages shared by forked
     workers once per worker. So PSS decides. Reading PSS walks the page tables, so it takes at most
     5 % of the time, unless the sum has grown by half of the memory left. Between two samples
-    (20 ms) the tree can overshoot: a `memset` fills about 100 MB in that time. `around` is this
-    process's cgroup and its mount point; that cgroup's kill counter includes other processes.
+    (20 ms) the tree can overshoot: a `memset` fills about 100 MB in that time. The kill counter of
+    `around`, this process's cgroup, includes other processes.
     """
 
     name = "watchdog"
     _next_s = 0.0
     _next_sum = 0
 
-    def __init__(self, limit_bytes: int | None, around: tuple[Cgroup, Path] | None = None):
+    def __init__(self, limit_bytes: int | None, around: Cgroup | None = None):
         super().__init__(limit_bytes)
-        if around:
-            self._watch_limits(around[0].lineage(around[1]), around[0])
+        if around is not None:
+            self._watch_limits(around, around)
 
     def check(self, reading: Reading) -> Reading | None:
         if self.limit_bytes is None or self.killed_by or self.tree is None:
@@ -273,15 +267,15 @@ def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
     # Under v2 a cgroup that has processes can't pass the memory controller on to children, so its
     # ancestors are tried too, up to the first one with a limit: a job must not escape its own
     # allocation.
-    pair = find_cgroup()
-    if not pair or name != f"cgroup v{pair[0].version}":
+    own = find_cgroup()
+    if own is None or name != f"cgroup v{own.version}":
         return f"no memory controller under {name}"
     reasons = []
-    for parent in pair[0].lineage(pair[1]):
+    for parent in own.lineage():
         try:
             if name == "cgroup v2":
                 _pass_memory_on(parent)
-            return _CgroupLimit(limit_bytes, parent, pair[1])
+            return _CgroupLimit(limit_bytes, parent)
         except OSError as error:
             reasons.append(f"{parent.path}: {error.strerror}")
         if name == "cgroup v1" or parent.has_limit:
@@ -324,13 +318,12 @@ def _try_systemd(limit_bytes: int | None) -> Limit | str:
 
 def _left_by_a_scope() -> Cgroup | None:
     """Return the nearest limited cgroup that contains this process but not the user's scopes."""
-    pair = find_cgroup()
-    if pair is None:
+    own = find_cgroup()
+    if own is None:
         return None
-    group, mount = pair
     user = os.getuid()
-    scopes = mount / f"user.slice/user-{user}.slice/user@{user}.service/app.slice"
-    for ancestor in group.lineage(mount):
+    scopes = own.mount / f"user.slice/user-{user}.slice/user@{user}.service/app.slice"
+    for ancestor in own.lineage():
         if ancestor.has_limit and not scopes.is_relative_to(ancestor.path):
             return ancestor
     return None

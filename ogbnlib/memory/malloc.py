@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from .reading import huge_pages
+from .cgroup import read_whole
 
 # For the trainer alone; another command runs as it is. glibc's malloc keeps much freed memory
 # (mallopt(3)). Steps below are written as num_neighbors x batch_size x hidden_channels.
@@ -23,9 +23,13 @@ MALLOC = {
 # with the same losses and the same peak (1026 and 1028 MB). With huge pages the
 # threshold of 4 MiB costs 4 % of a step and saves 33 MB, against 32 MiB 6 % and 78 MB.
 HUGE_PAGES = "THP_MEM_ALLOC_ENABLE"
+_KERNELS_SETTING = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def trainer_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """Environment variables for a trainer's malloc and torch, unless `environ` has them."""
-    values = {**MALLOC, HUGE_PAGES: "1"} if huge_pages() in ("always", "madvise") else MALLOC
+    values = dict(MALLOC)
+    # The file has the present setting in brackets, such as "always [madvise] never".
+    if b"[never]" not in (read_whole(_KERNELS_SETTING) or b"[never]"):
+        values[HUGE_PAGES] = "1"
     return {name: value for name, value in values.items() if name not in environ}

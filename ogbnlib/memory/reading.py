@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ..errors import format_bytes
 from .cgroup import Cgroup, read_fields, read_whole
 from .cuda import cuda_in_use
-from .tree import Tree, process_tree
+from .tree import Tree
 
 
 @dataclass(frozen=True)
@@ -23,46 +23,39 @@ class Reading:
     """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
     `rss_*` count pages shared by forked workers once per worker, `pss_*` once.
-    `cgroup_file_bytes` excludes shared memory. `stalled_s` has the result of `Limit.stalled_s`.
+    `cgroup_file_bytes` excludes shared memory. `stalled_s` is that of `Limit.stalled_s`.
     """
 
     num_processes: int | None = None
     rss_anon_bytes: int | None = None
     rss_file_bytes: int | None = None
     rss_shmem_bytes: int | None = None
-    pss_bytes: int | None = None
     pss_anon_bytes: int | None = None
     pss_file_bytes: int | None = None
     pss_shmem_bytes: int | None = None
-    cgroup_usage_bytes: int | None = None
     cgroup_anon_bytes: int | None = None
     cgroup_file_bytes: int | None = None
     cgroup_shmem_bytes: int | None = None
-    cgroup_peak_bytes: int | None = None
-    cgroup_limit_bytes: int | None = None
     stalled_s: float | None = None
 
-    def held(self) -> tuple[int, int, int] | None:
-        """Return anonymous, shared and file bytes, each page counted once; None if unknown.
+    @property
+    def held_bytes(self) -> int | None:
+        """Anonymous + shared bytes, each page counted once: the memory that the kernel can't take
+        back.
 
-        They come from the cgroup, else from PSS or RSS.
+        From the cgroup, else from PSS or RSS. None if unknown.
         """
         if self.rss_anon_bytes is None:
             return None  # a killed tree, whose cgroup still counts pages that are being freed
         # RSS serves a single process and kernels without PSS. Where PSS is needed but this reading
         # has none, the result is unknown.
-        source = "cgroup"
-        if self.cgroup_anon_bytes is None:
-            source = "rss" if (self.num_processes or 1) <= 1 or not _gives_pss() else "pss"
-        parts = ("anon", "shmem", "file")
-        anon, shmem, file = (getattr(self, f"{source}_{part}_bytes") for part in parts)
-        return None if anon is None else (anon, shmem or 0, file or 0)
-
-    @property
-    def held_bytes(self) -> int | None:
-        """Anonymous + shared bytes, the memory that the kernel can't take back."""
-        parts = self.held()
-        return None if parts is None else parts[0] + parts[1]
+        source = "pss"
+        if self.cgroup_anon_bytes is not None:
+            source = "cgroup"
+        elif (self.num_processes or 1) <= 1 or not _gives_pss():
+            source = "rss"
+        anon = getattr(self, f"{source}_anon_bytes")
+        return None if anon is None else anon + (getattr(self, f"{source}_shmem_bytes") or 0)
 
     @property
     def rss_sum_bytes(self) -> int:
@@ -70,35 +63,21 @@ class Reading:
         return (self.rss_anon_bytes or 0) + (self.rss_shmem_bytes or 0)
 
 
-def huge_pages() -> str:
-    """Return the kernel's setting for huge pages: "always", "madvise" or "never"; "" without one.
-
-    With "madvise", only memory for which a process asked gets them.
-    """
-    # The file's content is, for example, "always [madvise] never".
-    text = read_whole("/sys/kernel/mm/transparent_hugepage/enabled") or b""
-    return os.fsdecode(text).partition("[")[2].partition("]")[0]
-
-
 @functools.cache
 def _gives_pss() -> bool:
-    return read_sums([os.getpid()], "smaps_rollup")[1] is not None  # Linux since 5.2
+    return read_sums([os.getpid()], "smaps_rollup")[0] is not None  # Linux since 5.2
 
 
 # Fields of two files in /proc/PID. `status` takes 40 us. For `smaps_rollup` the kernel walks the
 # page tables, which takes about 10 ms per resident GB.
 _FIELDS = {
     "status": (b"RssAnon", b"RssFile", b"RssShmem"),
-    "smaps_rollup": (b"Pss", b"Pss_Anon", b"Pss_File", b"Pss_Shmem"),
+    "smaps_rollup": (b"Pss_Anon", b"Pss_File", b"Pss_Shmem"),
 }
 
 
 def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
-    """Return the sums over processes of the sizes in a file of /proc/PID, in bytes.
-
-    `file` is `status` (RssAnon, RssFile, RssShmem) or `smaps_rollup` (Pss, Pss_Anon, Pss_File,
-    Pss_Shmem).
-    """
+    """Return the sums over processes of the `_FIELDS` of a file in /proc/PID, in bytes."""
     names = _FIELDS[file]
     rows = [read_fields(f"/proc/{pid}/{file}", names, 1024) for pid in pids]
     living = [row for row in rows if row]
@@ -108,10 +87,8 @@ def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
 
 
 def list_processes(pids: Iterable[int]) -> str:
-    """Return name, id and RssAnon + RssShmem of the three largest processes as text.
-
-    For example, `python 4711 with 1.20 GB, python 4715 with 310 MB`.
-    """
+    """Return the three largest processes, such as "python 4711 with 1.20 GB", by RssAnon +
+    RssShmem."""
     rows = []
     for pid in pids:
         sizes = read_fields(f"/proc/{pid}/status", (b"RssAnon", b"RssShmem"), 1024)
@@ -123,37 +100,22 @@ def list_processes(pids: Iterable[int]) -> str:
 
 
 def own_memory() -> tuple[int, int, int]:
-    """Return this process's RssAnon + RssShmem, its whole RSS, and its highest RSS, in bytes.
-
-    The highest RSS is that since the last reset of the kernel's peak.
-    """
+    """Return this process's RssAnon + RssShmem, its RSS, and its highest RSS since the last reset
+    of the kernel's peak, in bytes."""
     names = (b"RssAnon", b"RssShmem", b"VmRSS", b"VmHWM")
     values = read_fields("/proc/self/status", names, 1024) or {}
     anon, shmem, rss, peak = (values.get(name, 0) for name in names)
     return anon + shmem, rss, max(peak, rss)
 
 
-def read_memory(tree: int | Tree, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
-    """Read the memory of a process tree, and of `cgroup` if there is one.
-
-    `tree` is a `Tree`, or the id of a process, which is read with its descendants.
-    """
-    counted: tuple[int | None, ...] = ()
-    if cgroup:  # read first: a process with an RSS afterwards was not being killed meanwhile
-        counted = cgroup.size("usage"), *cgroup.parts(), cgroup.size("peak"), cgroup.size("limit")
-    pids = tree.pids() if isinstance(tree, Tree) else process_tree(tree)
+def read_memory(tree: Tree, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
+    """Read the memory of a process tree, and of `cgroup` if there is one."""
+    # read first: a process with an RSS afterwards was not being killed meanwhile
+    counted = cgroup.parts() if cgroup else ()
+    pids = tree.pids()
     rss = read_sums(pids, "status")
-    shares: list[int | None] = read_sums(pids, "smaps_rollup") if pss else [None] * 4
+    shares: list[int | None] = read_sums(pids, "smaps_rollup") if pss else [None] * 3
     return Reading(len(pids), *rss, *shares, *counted)
-
-
-def own_disk_bytes() -> dict[str, int]:
-    """Return `read_bytes` and `write_bytes` of this process so far (proc(5)).
-
-    Reads that the page cache served do not count.
-    """
-    values = read_fields("/proc/self/io", (b"read_bytes", b"write_bytes")) or {}
-    return {name.decode(): value for name, value in values.items()}
 
 
 def malloc_trim() -> None:

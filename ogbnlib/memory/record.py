@@ -31,8 +31,6 @@ class RunPaths:
         self.output = folder / "output.log"  # what the child printed
         self.progress = folder / "progress.json"  # progress of the current phase
         self.checkpoint = folder / "checkpoint.pt"
-        self.previous = folder / "checkpoint.previous.pt"  # read if checkpoint.pt is damaged
-        self.damaged = folder / "checkpoint.damaged.pt"  # moved there by the run that resumed
         self.best = folder / "best.pt"  # with keep="best": the best model on valid so far
         self.model = folder / "model.py"  # copy of the user's own model file
         self.lock = folder / ".lock"  # locked while the run is at work; the file stays
@@ -64,7 +62,7 @@ _NEEDED = {
     "processes": ["text"],
 }
 # endings of the fields whose values are numbers
-_NUMERIC = ("bytes", "_s", "_retries", "ooms", "rank", "exit_code")
+_NUMERIC = ("bytes", "_s", "_retries", "rank", "exit_code")
 _LAST_KEPT = ("dataset", "cuda_oom", "rank ended", "resumed", "finished", "processes")
 # fields of an event "end" -> their names in `Phase.info`
 _END_FIELDS = {
@@ -97,8 +95,6 @@ def _is_sound(event: object) -> bool:
         all(isinstance(text, str) for text in texts)
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
         and isinstance(event.get("command") or [], list)
-        and isinstance(event.get("previous") or {}, dict)
-        and isinstance(event.get("info") or {}, dict)
     )
 
 
@@ -140,7 +136,7 @@ class Record:
         self.largest_parts: dict[str, int] = {}
         # maximum of each sampled column, of `rss_bytes` (sum of RSS), and of `held_bytes` (in use)
         self.peaks: dict[str, int] = {}
-        self.last: dict[str, int] = {}  # anonymous, shared and file bytes of the last sample
+        self.held_bytes: int | None = None  # anonymous + shared memory at the last sample
         self.start: Event = {}
         # the last event of each kind in `_LAST_KEPT`; the first "rank ended"
         self.events: dict[str, Event] = {}
@@ -181,11 +177,6 @@ class Record:
         return "command" in self.start
 
     @property
-    def held_bytes(self) -> int | None:
-        """Anonymous + shared memory at the last sample."""
-        return self.last["anon"] + self.last["shmem"] if self.last else None
-
-    @property
     def held_peak_bytes(self) -> int | None:
         return self.peaks.get("held_bytes")
 
@@ -209,7 +200,7 @@ class Record:
                 phase.until_s = since_s
             self._reset(event["time_s"])
             self.attempt += 1
-            self.start = {name: value for name, value in event.items() if name != "previous"}
+            self.start = event
         elif kind == "begin":
             self._begin(event, since_s)
         elif kind == "end":
@@ -221,7 +212,7 @@ class Record:
         elif kind == "returned":
             self._calls = self._calls[:-1]
         elif kind in _LAST_KEPT and not (kind == "rank ended" and kind in self.events):
-            self.events[kind] = dict(event)
+            self.events[kind] = event
 
     def _begin(self, event: Event, since_s: float) -> None:
         info = {
@@ -278,20 +269,17 @@ class Record:
             if self._stalled_before_s is None:
                 self._stalled_before_s = reading.stalled_s
             self.stalled_s = round(reading.stalled_s - self._stalled_before_s, 3)
-        left_out = ("num_processes", "cgroup_limit_bytes", "stalled_s")
         sizes = {
             name: size
             for name, size in vars(reading).items()
-            if size is not None and name not in left_out
+            if size is not None and name.endswith("_bytes")
         }
         if reading.rss_anon_bytes is not None:
             sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)
-        parts = reading.held()
-        if parts is not None:
-            anon, shmem, file = parts
-            self.last = {"anon": anon, "shmem": shmem, "file": file}
+        held_bytes = reading.held_bytes
+        if held_bytes is not None:
+            self.held_bytes = held_bytes
+            sizes["held_bytes"] = held_bytes
             name = self._open[-1].name if self._open else ""
-            size = anon + shmem
-            sizes["held_bytes"] = size
-            self.phases[name] = max(self.phases.get(name, 0), size)
+            self.phases[name] = max(self.phases.get(name, 0), held_bytes)
         self.peaks |= {name: max(self.peaks.get(name, 0), size) for name, size in sizes.items()}

@@ -1,9 +1,8 @@
 """Recording of a run's memory: samples by the watching process, events by the trainer or the
 watched script.
 
-The two files (timeline.csv, events.jsonl) are written without buffering, so after a kill every line
-except perhaps the last is whole. Times are `time.time()` seconds. So later
-attempts of an interrupted run append to the same files.
+timeline.csv and events.jsonl are written without buffering, so after a kill every line except
+perhaps the last is whole. Times are `time.time()` seconds: a resumed run appends to both.
 """
 
 import contextlib
@@ -15,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Self
 
 from ..files import open_to_write, write_all
 from .cuda import cuda_reading
@@ -31,17 +29,14 @@ NUM_BINS = 2000  # time bins of a run so far; a plot has no more columns of pixe
 _CHUNK_BYTES = 2**20
 
 
-def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int, float | None]:
-    """Open a file to append to it; return its descriptor, its size and its first entry's time.
-
-    A last line that a kill cut off is closed with `TORN`. A file without entries has no time.
-    """
+def _open_for_append(path: Path, flags: int = 0) -> tuple[int, int]:
+    """Open a file to append to it, with `TORN` after a line that a kill cut off; return its
+    descriptor and its size."""
     file = open_to_write(path, os.O_RDWR | flags)
     size = os.fstat(file).st_size
     if size and os.pread(file, 1, size - 1) != b"\n":
         size += os.pwrite(file, TORN.encode(), size)
-    first = re.search(rb'(?:^{"time_s": |\n)(\d+(?:\.\d+)?),', os.pread(file, 1000, 0))
-    return file, size, float(first[1]) if first else None
+    return file, size
 
 
 def _reset_peak() -> None:
@@ -62,13 +57,10 @@ class EventLog:
     def __init__(self, run_dir: str | os.PathLike[str] | None):
         self._file = -1
         self._read_from = 0
-        began_s = None
         if run_dir is not None:
-            self._file, self._read_from, began_s = _open_for_append(
-                RunPaths(run_dir).events, os.O_APPEND
-            )
+            self._file, self._read_from = _open_for_append(RunPaths(run_dir).events, os.O_APPEND)
         self._lock = threading.RLock()  # collected garbage may make a mark in the middle of another
-        self._began_s = began_s or time.time()
+        self._began_s = time.time()
         self._last_cuda_s = 0.0
         self.open: list[str] = []  # labels of the open phases; kept without a file, too
         # RSS peaks of the open phases: a reset for an inner phase must not lose the outer peak
@@ -160,17 +152,18 @@ class _TimelineWriter:
 
     def __init__(self, path: Path):
         self.path = path
-        self._file, self._end, self._began_s = _open_for_append(path)
+        self._file, self._end = _open_for_append(path)
         if not self._end:
             self._end = os.pwrite(self._file, (",".join(SAMPLE_COLUMNS) + "\n").encode(), 0)
+        begin = os.pread(self._file, 1000, 0).decode(errors="replace")
         # A run that another version began keeps the columns of its file.
-        header = os.pread(self._file, 1000, 0).partition(b"\n")[0].decode(errors="replace")
-        self._columns = header.split(",")[1:]
+        self._columns = begin.partition("\n")[0].split(",")[1:]
+        first = re.search(r"\n(\d+(?:\.\d+)?),", begin)
+        self._began_s = float(first[1]) if first else None  # an earlier attempt's first sample
         self._size = self._end
         self._bin_s = 0.0
-        self._best = (
-            b""  # the line of the current time bin's largest sample, and that sample's size
-        )
+        # the line of the current time bin's largest sample, and that sample's size
+        self._best = b""
         self._best_bytes = 0
 
     def add(self, time_s: float, reading: Reading) -> None:
@@ -203,10 +196,8 @@ class _TimelineWriter:
 
 
 class Recorder:
-    """Recorder of a run: its event `log`, a thread that samples a process tree, and a `record`.
-
-    The `record` sums up events and samples.
-    """
+    """Recorder of a run: its event `log`, a thread that samples a process tree, and a `record` of
+    both."""
 
     def __init__(self, run_dir: str | os.PathLike[str]):
         self.log = EventLog(run_dir)
@@ -222,26 +213,25 @@ class Recorder:
 
     def start(
         self,
-        process: int | Tree,
+        tree: Tree,
         limit: Limit | None = None,
         *,
         interval_s: float = 0.05,
         on_sample: Callable[[Reading], None] = lambda reading: None,
-        on_error: Callable[[], None] = lambda: None,
         on_unwritable: Callable[[OSError], None] = lambda error: None,
-    ) -> Self:
+    ) -> None:
         """Start a thread that samples a process tree until `stop`, or until the limit has killed
         the tree.
+
+        An error in the thread kills a tree with a limit, and `stop` raises it.
 
         Args:
             limit: Gets each reading.
             interval_s: Time from one sample to the next.
-            on_error: Called on an error in the thread; `stop` raises that error.
             on_unwritable: Called at each failure to write; sampling goes on because the limit
                 needs it.
         """
         watched = limit or Limit(None)
-        tree = process if isinstance(process, Tree) else Tree(process)
 
         def write(reading: Reading) -> None:
             try:
@@ -257,11 +247,11 @@ class Recorder:
                 self._sample_until_stop(tree, watched, interval_s, write)
             except BaseException as error:
                 self._error = error
-                on_error()
+                if limit is not None:  # a run must not go on without its watchdog
+                    tree.kill()
 
         self._thread = threading.Thread(target=work, name="memory-recorder", daemon=True)
         self._thread.start()
-        return self
 
     def _sample_until_stop(
         self, tree: Tree, limit: Limit, interval_s: float, write: Callable[[Reading], None]
@@ -303,8 +293,9 @@ class Recorder:
         is_due = since_s >= max(1.0, 200 * self._pss_cost_s)
         reading = read_memory(tree, cgroup=cgroup, pss=is_due)
         if reading.held_bytes is None and since_s >= 20 * self._pss_cost_s:
+            is_due = True
             reading = read_memory(tree, cgroup=cgroup, pss=True)
-        if reading.pss_bytes is not None:
+        if is_due:
             self._pss_read_s = begin
             self._pss_cost_s = time.thread_time() - begin_cpu_s
         tree.reap()

@@ -16,9 +16,7 @@ from .cgroup import read_whole
 
 _SET_SUBREAPER = 36  # prctl(2)
 _contexts: list[None] = []  # one for each command that is watched now
-_ROUNDS = (
-    100  # rounds of one signal; a program that starts others endlessly must not hang its watcher
-)
+_ROUNDS = 100  # of one signal; a program that starts others endlessly must not hang its watcher
 _END_S = 5.0  # longest wait; a process may hang in the kernel, as on a network file system
 
 

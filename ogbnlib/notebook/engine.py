@@ -8,17 +8,15 @@ import contextlib
 import itertools
 import json
 import os
-import sys
 import typing
 from pathlib import Path
 from typing import Any
 
 import click
-import yaml
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from ..display import ON_ANY_THEME
-from ..errors import InputError, explained, unknown_name
+from ..errors import InputError, unknown_name
 
 
 class ParameterError(click.ClickException, InputError):
@@ -35,11 +33,6 @@ class _Engine:
     def execute_notebook(self, nb: Any, kernel_name: str, **options: Any) -> Any:
         """Check the parameters, then execute `nb`. If the parameters are refused, the output file
         stays as it was."""
-        from jupyter_client.kernelspec import KernelSpecManager
-
-        kernels = KernelSpecManager().find_kernel_specs()
-        if kernel_name not in kernels:
-            raise ParameterError(f"-k: {unknown_name(kernel_name, kernels, 'kernel')}")
         tagged = (cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", []))
         defaults = "".join(cell.source for cell in itertools.islice(tagged, 1))
         check_parameters(dict(nb.metadata.papermill.get("parameters") or {}), defaults)
@@ -52,17 +45,6 @@ class _Engine:
 
 
 Engine = _Engine()
-
-
-def _show_in_one_line(kind: Any, error: BaseException, trace: Any) -> None:
-    if not isinstance(error, OSError | yaml.YAMLError):
-        return sys.__excepthook__(kind, error, trace)
-    print("error:", *str(explained(error)).split(), file=sys.stderr)
-
-
-# papermill's command line reads -f and -y before it asks for an engine.
-if "papermill" in {Path(word).name for word in sys.orig_argv[:3]}:
-    sys.excepthook = _show_in_one_line
 
 
 def begin_notebook() -> None:
@@ -78,7 +60,10 @@ def begin_notebook() -> None:
 
     shell = get_ipython()
     if shell:
-        _draw_on_any_theme(shell)
+        # matplotlib reads this when it is first imported. JupyterLab would put a background behind
+        # a figure that is transparent itself, therefore only its picture is.
+        pictures = {"facecolor": "none", "bbox_inches": "tight"}
+        shell.config.InlineBackend.update(print_figure_kwargs=pictures, rc=ON_ANY_THEME)
     cells = shell.user_ns["In"] if shell else []
     for defaults, injected in itertools.pairwise(cells):
         # papermill inserts its cell of values below the cell of defaults
@@ -97,16 +82,6 @@ def begin_notebook() -> None:
     elif Path("notebooks", "00_quickstart.ipynb").is_file():
         return
     print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
-
-
-def _draw_on_any_theme(shell: Any) -> None:
-    """Let the notebook's pictures be transparent, with text that is readable on white and on black.
-
-    matplotlib reads this when it is first imported. A figure that is transparent itself would get
-    a background from JupyterLab, therefore only its picture is.
-    """
-    pictures = {"facecolor": "none", "bbox_inches": "tight"}
-    shell.config.InlineBackend.update(print_figure_kwargs=pictures, rc=ON_ANY_THEME)
 
 
 def check_parameters(values: dict[str, object], defaults: str) -> None:

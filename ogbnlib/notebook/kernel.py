@@ -3,13 +3,14 @@ ended.
 
 Without this engine, papermill marks every cell "completed" when the kernel dies, and its exit code
 is always 138. This engine marks the running cell failed, leaves later cells pending, and adds a
-banner with cause, limit, peak and phase.
+banner with the diagnosis.
 """
 
-import os
 import re
 import signal
 import tempfile
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -21,20 +22,21 @@ from papermill.exceptions import PapermillExecutionError
 from papermill.execute import ERROR_MARKER_TAG, raise_for_execution_errors
 from papermill.log import logger
 
-from ..errors import format_bytes
-from ..memory.cgroup import counting_cgroup, effective_limit, read_whole
+from ..memory.cgroup import effective_limit, find_cgroup, read_whole
+from ..memory.limits import Watchdog
 from ..memory.reading import Reading
 from ..memory.recorder import Recorder
 from ..memory.signals import Stopped, handled
-from ..runs.codes import STOPPED, of_code
+from ..memory.tree import Tree
+from ..runs.codes import STOPPED
+from ..runs.diagnosis import explain, read_facts
 from ..runs.folder import RunEnded
-from ..runs.render import words_of
 
 
 class KernelDied(DeadKernelError):
-    """Error for a kernel process that ended by itself."""
+    """Error for a kernel process that ended by itself. The text is its diagnosis."""
 
-    facts: dict[str, str]  # cause, exit code, limit, peak, next step and phase
+    exit_code: int
 
 
 class _Client(PapermillNotebookClient):  # type: ignore[misc]
@@ -44,38 +46,32 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
     def __init__(self, nb_man: NotebookExecutionManager, pending: set[int], **options: Any):
         super().__init__(nb_man, **options)
         self._pending = pending
-        self._kills_before = 0
-        self._recorder: Recorder | None = None
         self._index: int | None = None  # of the code cell that is running or ran last
         self._error: BaseException | None = None
 
     def execute(self, **options: Any) -> Any:
         with tempfile.TemporaryDirectory(prefix="ogbnlib-kernel-") as self._folder:
+            self._recorder = Recorder(self._folder)
             try:
                 return super().execute(**options)
             except BaseException as error:
                 # the cell's own error first, because cleaning up may have failed as well
                 raise self._mark_failure(self._error or error) from None
             finally:
-                if self._recorder is not None:
-                    self._recorder.stop()
+                self._recorder.stop()
 
     def start_new_kernel(self, **options: Any) -> None:
-        # Without JPY_SESSION_NAME, a kernel prints progress as lines for a log.
-        env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
-        super().start_new_kernel(env=env, **options)
+        super().start_new_kernel(**options)
         self._process = self.km.provisioner.process
-        self._cgroup = counting_cgroup(self._process.pid)
-        self._recorder = Recorder(self._folder).start(
-            self._process.pid, interval_s=0.1, on_sample=self._forward_signals
+        self._limit = Watchdog(None, find_cgroup(self._process.pid))
+        self._recorder.log.mark("start", command=["kernel"])
+        self._recorder.start(
+            Tree(self._process.pid), interval_s=0.1, on_sample=self._forward_signals
         )
 
     def _forward_signals(self, _: Reading) -> None:
-        """Forward the received signals to the kernel.
-
-        SIGUSR1 waits until the kernel has a handler for it, because without one it would end the
-        kernel.
-        """
+        """Forward the received signals to the kernel; SIGUSR1 waits for its handler, because without
+        one it would end the kernel."""
         for signum in sorted(self._pending):
             status = read_whole(f"/proc/{self._process.pid}/status")
             if status is None:  # the kernel has ended
@@ -92,7 +88,10 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         if cell.cell_type != "code":
             return super().execute_cell(cell, index)
         self._index = index
-        self._kills_before = self._kills()
+        self._limit = Watchdog(None, find_cgroup(self._process.pid))  # counts kills from here on
+        first_line = cell.source.strip().partition("\n")[0]
+        name = f"cell {index + 1} of {len(self.nb.cells)}: {first_line}"
+        self._recorder.log.mark("begin", phase=name, held_bytes=self._recorder.record.held_bytes)
         try:
             return super().execute_cell(cell, index)
         except BaseException as error:
@@ -100,15 +99,11 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             raise
 
     def _mark_failure(self, error: BaseException) -> BaseException:
-        """Mark the cell at which the notebook ended as failed, and return the error to raise.
-
-        papermill would leave the cell completed.
-        """
+        """Mark the cell at which the notebook ended as failed, which papermill would leave completed;
+        return the error to raise."""
         # jupyter_client raises a plain RuntimeError for a kernel that died before it was ready.
-        if self._recorder and isinstance(error, RuntimeError) and "Kernel died" in str(error):
-            facts = self._facts(self._recorder)
-            error = KernelDied(facts["cause"])
-            error.facts = facts
+        if isinstance(error, RuntimeError) and "Kernel died" in str(error):
+            error = self._diagnose()
         # the cell that ran, else the first code cell
         codes = [i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code"]
         for index in codes[:1] if self._index is None else [self._index]:
@@ -123,37 +118,19 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             self.nb_man.cell_exception(cell, cell_index=index)
         return error
 
-    def _kills(self) -> int:
-        return (self._cgroup.count("oom_kill") if self._cgroup else 0) or 0
-
-    def _facts(self, recorder: Recorder) -> dict[str, str]:
+    def _diagnose(self) -> KernelDied:
         status = self._process.wait()
-        code = max(status, 1)  # an exit with 0 in mid-notebook is an error, too
-        if status < 0:  # Popen shows signal N as -N, a shell as 128 + N
-            code = 128 - status
-        end = of_code(code)
-        cause = words_of(end.facts)
-        remedy = end.remedy
-        if status == 0:
-            cause = "exit with status 0 before the notebook's end"
-            remedy = "look for os._exit in the cell that ran"
-        elif code == 137 and self._kills() > self._kills_before:
-            cause = "out of memory: killed by the kernel's out-of-memory killer, as its cgroup's counter shows"
-            remedy = "train with run(config, memory_limit=...), whose kill a notebook survives, or ask for more"
-        phase = "before the first cell"
-        if self._index is not None:
-            first_line = self.nb.cells[self._index].source.strip().partition("\n")[0]
-            phase = f"cell {self._index + 1} of {len(self.nb.cells)}: `{first_line}`"
-        limit, source = effective_limit()
-        peak = format_bytes(recorder.record.held_peak_bytes)
-        return {
-            "cause": cause,
-            "exit code": str(code),
-            "limit": f"{format_bytes(limit)} ({source})",
-            "peak": f"{peak} anonymous and shared, of kernel and children",
-            "next": remedy,
-            "phase": phase,
-        }
+        code = 128 - status if status < 0 else status  # Popen shows signal N as -N
+        self._limit.ended(code == 137)
+        result = {"exit_code": code, **self._limit.evidence()}
+        if result["outer_limit"] is None:
+            limit_bytes, source = effective_limit()
+            result |= {"memory_limit_bytes": limit_bytes, "limit_by": source}
+        facts = read_facts(result)
+        end = explain(Path(self._folder), None, facts, self._recorder.record, at_work=False)
+        error = KernelDied(replace(end, actions=end.actions[:1]))  # it has no memory_limit to raise
+        error.exit_code = max(code, 1)  # an exit with 0 before the notebook's end is an error, too
+        return error
 
 
 class NotebookEngine(NBClientEngine):  # type: ignore[misc]
@@ -167,15 +144,11 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
         try:
             nb = super().execute_notebook(nb, kernel_name, **options)
         except KernelDied as error:
-            exit_code = int(error.facts["exit code"])
-            lines = [
-                "## The kernel died",
-                *(f"- **{name}**: {text}" for name, text in error.facts.items()),
-            ]
+            exit_code = error.exit_code
             # papermill's own tag makes the next execution remove the banner.
-            nb.cells.insert(
-                0, v4.new_markdown_cell("\n".join(lines), metadata={"tags": [ERROR_MARKER_TAG]})
-            )
+            tags = {"tags": [ERROR_MARKER_TAG]}
+            banner = f"## The kernel died\n{error}"
+            nb.cells.insert(0, v4.new_markdown_cell(banner, metadata=tags))
         except CellTimeoutError:
             pass  # `raise_for_execution_errors` raises it
         try:

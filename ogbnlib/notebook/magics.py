@@ -90,6 +90,7 @@ class _Magics:
     def _recorded(self) -> Iterator[None]:
         from ..memory.reading import own_memory
         from ..memory.recorder import Recorder
+        from ..memory.tree import Tree
         from ..runs.folder import Run
 
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as folder:
@@ -97,7 +98,7 @@ class _Magics:
             begin_s = time.monotonic()
             start_bytes = own_memory()[0]
             recorder.log.mark("start")
-            recorder.start(os.getpid(), interval_s=0.02)
+            recorder.start(Tree(os.getpid()), interval_s=0.02)
             try:
                 with marks.attached(folder), marks.phase("cell"):
                     yield
@@ -171,12 +172,9 @@ class _Magics:
             for name, file in files.items():
                 self._shell.user_ns[name] = pickle.loads(file.read_bytes())
         elif outputs:
-            state = "exit before the end of the cell, as by os._exit(0)"
+            names = ", ".join(outputs)
             raise shortened(
-                CellFailed(
-                    f"--out {', '.join(outputs)}: not set, as the cell's process ended: "
-                    f"{done.state if done.exit_code else state}"
-                )
+                CellFailed(f"--out {names}: not set, as the cell's process ended: {done.state}")
             )
 
     def _show_displays(self, folder: Path) -> None:
@@ -213,7 +211,7 @@ class _Magics:
         from .plots import plot_timeline
 
         # not a pyplot figure, because pyplot's figures belong to the cell
-        figure = Figure(figsize=(9, 3.4), layout="constrained", facecolor="none")
+        figure = Figure(figsize=(9, 3.4), layout="constrained", frameon=False)
         plot_timeline(run, figure.subplots(), title=title)
         picture = io.BytesIO()
         figure.savefig(picture, format="png", dpi=90)
@@ -228,9 +226,7 @@ def _dump(folder: Path, name: str, value: object, option: str) -> None:
     try:
         with open(folder / f"{option}-{name}.pickle", "wb") as file:
             cloudpickle.dump(value, file)
-    except OSError:
-        raise
-    except Exception as error:
+    except (TypeError, ValueError, AttributeError, RuntimeError, pickle.PicklingError) as error:
         problem = f"expected an object that cloudpickle can copy, found a {type(value).__name__}"
         raise InputError(f"{option} {name}: {problem} ({error})") from None
 
@@ -245,18 +241,12 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
 
     class Publisher(DisplayPublisher):  # type: ignore[misc]
         def publish(
-            self,
-            data: dict[str, object],
-            metadata: object = None,
-            *,
-            transient: object = None,
-            update: bool = False,
-            **_: object,
+            self, data: dict[str, object], metadata: object = None, **options: object
         ) -> None:
             # Widgets exist only in the child, so the kernel can't show them.
             shown = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}
             with open(folder / "displays", "ab") as file:
-                pickle.dump((shown, metadata, {"transient": transient, "update": update}), file)
+                pickle.dump((shown, metadata, options), file)
 
         def clear_output(self, wait: bool = False) -> None:
             pass  # the notebook has shown the earlier text already

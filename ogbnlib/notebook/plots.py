@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -70,14 +70,20 @@ _ROOM = 1.12  # height of the axis / the highest sample or limit
 _NAME_LETTERS = 24  # most letters in a line of a phase's name
 _VERDICTS = {FITS: "#2f8f4e", TIGHT: "#b3741f", WILL_NOT_FIT: KILLED, None: GREY}
 _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": GREY}
-_BELOW: dict[str, Any] = {**_PLAIN, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
 
 
 def _figure(
     rows: int, columns: int, size: tuple[float, float], sharey: bool = False
 ) -> tuple[Figure, Array]:
+    # Without its frame a figure is transparent, and JupyterLab puts no background behind it.
     figure, grid = plt.subplots(
-        rows, columns, squeeze=False, sharey=sharey, figsize=size, layout="constrained"
+        rows,
+        columns,
+        squeeze=False,
+        sharey=sharey,
+        figsize=size,
+        layout="constrained",
+        frameon=False,
     )
     for ax in grid.flat:
         _axes(ax)
@@ -97,16 +103,14 @@ def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes
 
 
 def _mark(
-    ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float], **style: Any
+    ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (0, 0), **style: Any
 ) -> None:
     style = {"zorder": 7, "fontsize": 8.5, "color": GREY, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
 
-def _unit(largest_bytes: float) -> tuple[int, str, Callable[[float], str]]:
-    if largest_bytes >= GB:
-        return GB, "GB", "{:.2f} GB".format
-    return MB, "MB", "{:.0f} MB".format
+def _unit(largest_bytes: float) -> tuple[int, str]:
+    return (GB, "GB") if largest_bytes >= GB else (MB, "MB")
 
 
 def _plain(text: object) -> str:
@@ -115,110 +119,20 @@ def _plain(text: object) -> str:
     return printable(text).replace("\n", " ").replace("$", r"\$")
 
 
-def _stacks(samples: pd.DataFrame) -> Array:
-    return np.asarray(samples[[*PARTS]].fillna(0), np.float64).T  # bytes [parts, samples]
-
-
 def _top_bytes(run: Run) -> float:
-    highest = float(_stacks(held_memory(run.timeline)).sum(axis=0).max(initial=0))
+    """The upper end of the axis for a run alone."""
+    memory = held_memory(run.timeline)
+    highest = float(memory[[*PARTS]].fillna(0).sum(axis="columns").max()) if len(memory) else 0.0
     return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)
 
 
-def _draw_run(
-    ax: Axes,
-    run: Run,
-    time_s: Array,
-    stacks: Array,
-    title: str | None,
-    begin_s: float,
-) -> float:
-    """Draw the stacked parts of a run's memory from `begin_s` on; return its last moment, in seconds.
-
-    The axis is 2 % longer.
-    """
-    names, colours = zip(*PARTS.values(), strict=True)
-    visible = stacks.max(axis=1, initial=0) > 0.005 * stacks.sum(axis=0).max(initial=0)
-    labels = [name if seen else f"_{name}" for name, seen in zip(names, visible, strict=True)]
-    ax.stackplot(time_s, stacks, labels=labels, colors=colours, linewidth=0, zorder=2)
-    # The last phase may have begun after the last sample.
-    starts_s = [phase.start_s for phase in run.phases]
-    end_s = max([*time_s[-1:], *starts_s, 1e-3]) if len(time_s) else 1.0
-    ax.set(xlim=(begin_s, end_s + 0.02 * (end_s - begin_s)), xlabel="seconds")
-    colour = KILLED if run.exit_code in (137, OUT_OF_CUDA_MEMORY) else ax.title.get_color()
-    ax.set_title(_plain(title or f"{run.run_dir.name}: {run.state}"), fontsize=10, color=colour)
-    return end_s
-
-
-def _shade(phase: Phase) -> tuple[str, str]:
+def _look(phase: Phase) -> tuple[str, str]:
+    """Return a phase's label in the legend, and its colour."""
     name = phase.name.lower()
     if name.startswith("line ") and "loader(" in name:
         name = "build"
     shades = (shade for prefix, shade in _SHADES.items() if name.startswith(prefix))
     return next(shades, ("_other", "none"))
-
-
-def _shade_phases(
-    ax: Axes, run: Run, end_s: float, in_use: Array, time_s: Array, begin_s: float
-) -> None:
-    is_training = run.paths.config.is_file()  # for other commands, every phase is drawn
-    shown = (*_SHADES,) if is_training else ""
-    phases = [phase for phase in run.phases if phase.name.lower().startswith(shown)]
-    spans = []
-    if phases:
-        # Before the first phase Python imports torch, which takes 0.3 GB.
-        first_s = min(phase.start_s for phase in phases)
-        spans.append((0.0, first_s, "imports" if is_training else "start"))
-    for phase in sorted(phases, key=lambda phase: phase.depth):
-        stop = min(phase.until_s, end_s)
-        if phase.end_s is None and phase.until_s < end_s:
-            # The process that was in this phase died: not later than its last sample.
-            stop = time_s[time_s < stop].max(initial=phase.start_s)
-        label, colour = _shade(phase)
-        # An outer phase is not drawn under its inner ones: two colours would mix to a third.
-        inner = [p for p in phases if p.depth > phase.depth and not p.name.startswith("release")]
-        pieces = [*_pieces(phase.start_s, stop, inner)]
-        widest_s = max((until - max(start, begin_s) for start, until in pieces), default=0.0)
-        is_thin = widest_s < 0.004 * (end_s - begin_s)  # thinner than a line
-        if is_thin or label in ax.get_legend_handles_labels()[1]:
-            label = "_again"
-        for piece in pieces:
-            ax.axvspan(
-                *piece, color=colour, alpha=_SHADE_ALPHA, label=label, linewidth=0, zorder=0.01
-            )
-            label = "_again"
-        ax.axvline(phase.start_s, color=GREY, linewidth=0.3, zorder=0.5)
-        spans += [(*piece, phase.label) for piece in pieces[-1:]]
-    visible = [(max(start, begin_s), stop, label) for start, stop, label in spans if stop > begin_s]
-    _write_names(ax, visible, end_s - begin_s, in_use, time_s)
-
-
-def _write_names(
-    ax: Axes, spans: list[tuple[float, float, str]], shown_s: float, in_use: Array, time_s: Array
-) -> None:
-    """Write names vertically into spans that are wide enough: inside the curve where memory is
-    high, else above it."""
-    figure: Any = ax.get_figure()
-    # the width of a line of text, 9.5 points, in seconds
-    narrowest_s = 9.5 / (72 * figure.get_figwidth() * ax.get_position().width) * shown_s
-    half = 0.5 * ax.get_ylim()[1]
-    below_limit = 0.97 / _ROOM
-    for start, stop, label in spans:
-        if stop - start < narrowest_s:
-            continue
-        inside = in_use[(time_s >= start) & (time_s <= stop)]
-        is_high = len(inside) > 0 and inside.mean() > half
-        ax.text(
-            (start + stop) / 2,
-            0.02 if is_high else below_limit,
-            _wrapped(label, 2 if stop - start > 2.2 * narrowest_s else 1),
-            transform=ax.get_xaxis_transform(),
-            zorder=4,
-            rotation=90,
-            ha="center",
-            va="bottom" if is_high else "top",
-            fontsize=8,
-            color="white" if is_high else GREY,
-        )
 
 
 def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[tuple[float, float]]:
@@ -238,86 +152,10 @@ def _wrapped(label: str, lines: int) -> str:
     return rows.fill(text)
 
 
-def plot_timeline(
-    run: RunLike,
-    ax: Axes | None = None,
-    *,
-    title: str | None = None,
-    top_bytes: float | None = None,
-    legend: bool = True,
-    since: str | None = None,
-    page_cache: bool = True,
-) -> Axes:
-    """Plot a run's memory over time: stacked anonymous, shared and file memory, with phases,
-    limit, peak, and a kill.
-
-    Args:
-        top_bytes: The upper end of the axis, to draw several runs on one scale.
-        since: The phase at which the picture begins, such as "train epoch 1".
-        page_cache: Whether to plot file memory, too.
-    """
-    run = Run.open(run)
-    ax = _axes(ax)
-    begin_s = next((phase.start_s for phase in run.phases if phase.label == since), 0.0)
-    samples = held_memory(run.timeline)
-    top_bytes = top_bytes or _top_bytes(run)
-    unit, name, text = _unit(top_bytes / _ROOM)
-    time_s, stacks = _with_gaps(
-        samples["time_s"].to_numpy(), _stacks(samples) / unit, _resumed_s(run)
-    )
-    if not page_cache:
-        stacks[-1] = 0
-    end_s = _draw_run(ax, run, time_s, stacks, title, begin_s)
-    ax.set(ylim=(0, top_bytes / unit), ylabel=f"memory in {name}")
-    in_use = stacks[0] + stacks[1]
-    _shade_phases(ax, run, end_s, in_use, time_s, begin_s)
-    _mark_attempts(ax, run)
-    limit = (run.result.get("memory_limit_bytes") or 0) / unit
-    if limit:
-        ax.axhline(limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
-        _mark(
-            ax,
-            f"limit {text(limit)}",
-            (0.0, limit),
-            (4, 3),
-            color=LIMIT,
-            xycoords=("axes fraction", "data"),
-        )
-    if len(in_use):
-        _draw_end(ax, run, time_s, in_use, (limit, end_s), text)
-    if legend:
-        ax.legend(ncol=4, **_BELOW)
-    return ax
-
-
-def _draw_end(
-    ax: Axes,
-    run: Run,
-    time_s: Array,
-    in_use: Array,
-    corner: tuple[float, float],
-    text: Callable[[float], str],
-) -> None:
-    """Mark a kill, or the peak of a run that was not killed; `corner` is the limit and the end."""
-    limit, end_s = corner
-    if run.exit_code == 137:
-        # The last sample is older than the last allocation: the cross stands at the limit that
-        # stopped the climb.
-        height = limit or in_use[-1]
-        ax.plot([end_s] * 2, [in_use[-1], height], ":", color=KILLED, linewidth=1.5, zorder=5)
-        ax.plot(end_s, height, "X", zorder=8, label="killed", **_CROSS)
-        _draw_killing_phase(ax, run, end_s)
-        return
-    # The peak stands in the title: beside its point it would cover the phases' names.
-    at = int(in_use.argmax())
-    ax.plot(time_s[at], in_use[at], "o", color=GREY, markersize=5, zorder=6)
-    ax.set_title(f"{ax.get_title()}, peak {text(in_use[at])}", fontsize=10)
-
-
-def _resumed_s(run: Run) -> list[float]:
-    """Return the seconds at which the run was resumed."""
-    starts_s = [event["time_s"] for event in run.events if event["event"] == "start"]
-    return [start_s - run.events[0]["time_s"] for start_s in starts_s[1:]]
+def _legend(ax: Axes) -> dict[str, Artist]:
+    """Return one artist of each label."""
+    artists, labels = ax.get_legend_handles_labels()
+    return dict(zip(labels, artists, strict=True))
 
 
 def _with_gaps(time_s: Array, stacks: Array, resumed_s: Iterable[float]) -> tuple[Array, Array]:
@@ -330,24 +168,193 @@ def _with_gaps(time_s: Array, stacks: Array, resumed_s: Iterable[float]) -> tupl
     return time_s, stacks
 
 
-def _mark_attempts(ax: Axes, run: Run) -> None:
-    for time_s in _resumed_s(run):
-        ax.axvline(time_s, color=KILLED, linestyle=":", zorder=3)
-        _mark(
-            ax, "resumed", (time_s, 0.5), (4, 0), color=KILLED, xycoords=("data", "axes fraction")
+class _Timeline:
+    """Picture of a run's memory over time, in one axes.
+
+    Sizes are in the unit of the axis, times in seconds since the run began.
+    """
+
+    def __init__(self, ax: Axes, run: Run, top_bytes: float, since: str | None = None):
+        self._ax = ax
+        self._run = run
+        self._unit, unit_name = _unit(top_bytes / _ROOM)
+        self._limit = (run.result.get("memory_limit_bytes") or 0) / self._unit
+        starts_s = [event["time_s"] for event in run.events if event["event"] == "start"]
+        self._resumed_s = [start_s - run.events[0]["time_s"] for start_s in starts_s[1:]]
+        samples = held_memory(run.timeline)
+        sizes = np.asarray(samples[[*PARTS]].fillna(0), np.float64).T / self._unit
+        self._time_s, self._stacks = _with_gaps(
+            samples["time_s"].to_numpy(), sizes, self._resumed_s
+        )
+        self._in_use = self._stacks[0] + self._stacks[1]
+        self._begin_s = next((phase.start_s for phase in run.phases if phase.label == since), 0.0)
+        # The last phase may have begun after the last sample.
+        phases_s = [phase.start_s for phase in run.phases]
+        self._end_s = max([*self._time_s[-1:], *phases_s, 1e-3]) if len(self._time_s) else 1.0
+        self._shown_s = self._end_s - self._begin_s
+        ax.set_xlim(self._begin_s, self._end_s + 0.02 * self._shown_s)
+        ax.set_ylim(0, top_bytes / self._unit)
+        ax.set(xlabel="seconds", ylabel=f"memory in {unit_name}")
+
+    def draw(self, title: str | None, page_cache: bool = True) -> None:
+        """Draw the memory, the phases, the limit, and the peak or the kill."""
+        if not page_cache:
+            self._stacks[-1] = 0
+        names, colours = zip(*PARTS.values(), strict=True)
+        least = 0.005 * self._stacks.sum(axis=0).max(initial=0)
+        labels = [
+            name if part.max(initial=0) > least else f"_{name}"
+            for name, part in zip(names, self._stacks, strict=True)
+        ]
+        self._ax.stackplot(
+            self._time_s, self._stacks, labels=labels, colors=colours, linewidth=0, zorder=2
+        )
+        self._set_title(_plain(title or f"{self._run.run_dir.name}: {self._run.state}"))
+        self._write_names(self._shade_phases())
+        self._mark_attempts()
+        if self._limit:
+            at = (0.0, self._limit)
+            text = f"limit {format_bytes(self._limit * self._unit)}"
+            self._ax.axhline(self._limit, color=LIMIT, linestyle="--", linewidth=1.4, zorder=3)
+            _mark(self._ax, text, at, (4, 3), color=LIMIT, xycoords=("axes fraction", "data"))
+        if len(self._in_use):
+            self._draw_end()
+
+    def _mark_attempts(self) -> None:
+        """Mark the last sample of each interrupted attempt, and the start of the next one."""
+        for start_s in self._resumed_s:
+            (earlier,) = np.nonzero((self._time_s < start_s) & (self._in_use > 0))
+            last = earlier[-1:]
+            self._ax.plot(
+                self._time_s[last], self._in_use[last], "X", zorder=8, label="interrupted", **_CROSS
+            )
+            self._ax.axvline(start_s, color=KILLED, linestyle=":", zorder=3)
+            at = (start_s, 0.5)
+            _mark(self._ax, "resumed", at, (4, 0), color=KILLED, xycoords=("data", "axes fraction"))
+
+    def _set_title(self, text: str) -> None:
+        is_killed = self._run.exit_code in (137, OUT_OF_CUDA_MEMORY)
+        self._ax.set_title(text, fontsize=10, color=KILLED if is_killed else GREY)
+
+    def _stop_s(self, phase: Phase) -> float:
+        """The moment at which a phase ended, or its process was seen last."""
+        stop_s = min(phase.until_s, self._end_s)
+        if phase.end_s is not None or stop_s == self._end_s:
+            return stop_s
+        return float(self._time_s[self._time_s < stop_s].max(initial=phase.start_s))
+
+    def _shade_phases(self) -> list[tuple[float, float, str]]:
+        """Draw the phases behind the memory; return the spans for their names."""
+        is_training = self._run.paths.config.is_file()  # of other commands, every phase is drawn
+        shown = (*_SHADES,) if is_training else ""
+        phases = [phase for phase in self._run.phases if phase.name.lower().startswith(shown)]
+        spans = []
+        if phases:
+            # Before the first phase Python imports torch, which takes 0.3 GB.
+            first_s = min(phase.start_s for phase in phases)
+            spans.append((0.0, first_s, "imports" if is_training else "start"))
+        for phase in sorted(phases, key=lambda phase: phase.depth):
+            # An outer phase is not drawn under its inner ones: two colours would mix to a third.
+            inner = [
+                p for p in phases if p.depth > phase.depth and not p.name.startswith("release")
+            ]
+            pieces = [*_pieces(phase.start_s, self._stop_s(phase), inner)]
+            self._shade(phase, pieces)
+            spans += [(*piece, phase.label) for piece in pieces[-1:]]
+        return spans
+
+    def _shade(self, phase: Phase, pieces: list[tuple[float, float]]) -> None:
+        label, colour = _look(phase)
+        seen_s = [stop_s - max(start_s, self._begin_s) for start_s, stop_s in pieces]
+        if max(seen_s, default=0.0) < 0.004 * self._shown_s:  # thinner than a line
+            label = "_thin"
+        for piece in pieces:
+            self._ax.axvspan(
+                *piece, color=colour, alpha=_SHADE_ALPHA, label=label, linewidth=0, zorder=0.01
+            )
+        self._ax.axvline(phase.start_s, color=GREY, linewidth=0.3, zorder=0.5)
+
+    def _write_names(self, spans: list[tuple[float, float, str]]) -> None:
+        """Write names vertically into spans that are wide enough: inside the curve where memory is
+        high, else above it."""
+        figure: Any = self._ax.get_figure()
+        # the width of a line of text, 9.5 points, in seconds
+        line_s = 9.5 / (72 * figure.get_figwidth() * self._ax.get_position().width) * self._shown_s
+        for start_s, stop_s, label in spans:
+            start_s = max(start_s, self._begin_s)
+            if stop_s - start_s < line_s:
+                continue
+            inside = self._in_use[(self._time_s >= start_s) & (self._time_s <= stop_s)]
+            is_high = len(inside) > 0 and inside.mean() > 0.5 * self._ax.get_ylim()[1]
+            self._ax.text(
+                (start_s + stop_s) / 2,
+                0.02 if is_high else 0.97 / _ROOM,  # below the limit
+                _wrapped(label, 2 if stop_s - start_s > 2.2 * line_s else 1),
+                transform=self._ax.get_xaxis_transform(),
+                zorder=4,
+                rotation=90,
+                ha="center",
+                va="bottom" if is_high else "top",
+                fontsize=8,
+                color="white" if is_high else GREY,
+            )
+
+    def _draw_end(self) -> None:
+        """Mark a kill with its phase, or the peak of a run that was not killed."""
+        title = self._ax.get_title()
+        if self._run.exit_code != 137:
+            # The peak stands in the title: beside its point it would cover the phases' names.
+            at = int(self._in_use.argmax())
+            self._ax.plot(self._time_s[at], self._in_use[at], "o", color=GREY, ms=5, zorder=6)
+            self._set_title(f"{title}, peak {format_bytes(self._in_use[at] * self._unit)}")
+            return
+        # The last sample is older than the last allocation: the cross stands at the limit that
+        # stopped the climb.
+        climb = [self._in_use[-1], self._limit or self._in_use[-1]]
+        self._ax.plot([self._end_s] * 2, climb, ":", color=KILLED, linewidth=1.5, zorder=5)
+        self._ax.plot(self._end_s, climb[1], "X", zorder=8, label="killed", **_CROSS)
+        name = self._run.diagnosis.phase
+        if not name:
+            return
+        self._set_title(f"{title}\nin phase '{_plain(name)}'")
+        start_s = max([0.0, *(phase.start_s for phase in self._run.phases if phase.label == name)])
+        # however short it was, and within the axis, which is 2 % longer than the run
+        stop_s = max(self._end_s, start_s + 0.015 * self._shown_s)
+        # behind the stack: over it, red and blue would mix to the colour of shared memory
+        self._ax.axvspan(
+            start_s,
+            stop_s,
+            color=KILLED,
+            alpha=0.45,
+            linewidth=0,
+            zorder=1,
+            label="phase of the kill",
         )
 
 
-def _draw_killing_phase(ax: Axes, run: Run, end_s: float) -> None:
-    phase = run.diagnosis.phase
-    if not phase:
-        return
-    ax.set_title(f"{ax.get_title()}\nin phase '{_plain(phase)}'", fontsize=10, color=KILLED)
-    start_s = max([0.0, *(entry.start_s for entry in run.phases if entry.label == phase)])
-    shown_s = end_s - ax.get_xlim()[0]
-    end_s = max(end_s, start_s + 0.015 * shown_s)  # within the axis, which is 2 % longer
-    # behind the stack: over it, red and blue would mix to the colour of shared memory
-    ax.axvspan(start_s, end_s, color=KILLED, alpha=0.45, linewidth=0, zorder=1, label="killed in")
+def plot_timeline(
+    run: RunLike, ax: Axes | None = None, *, title: str | None = None, since: str | None = None
+) -> Axes:
+    """Plot a run's memory over time: stacked anonymous, shared and file memory, with phases,
+    limit, peak, and a kill.
+
+    `since` is the phase at which the picture begins, such as "train epoch 1".
+    """
+    run = Run.open(run)
+    ax = _axes(ax)
+    _Timeline(ax, run, _top_bytes(run), since).draw(title)
+    artists = _legend(ax)
+    figure: Any = ax.get_figure()
+    below = -0.67 / figure.get_figheight()  # below the axis' label, in pictures of any height
+    ax.legend(
+        artists.values(),
+        artists.keys(),
+        ncol=4,
+        loc="upper center",
+        bbox_to_anchor=(0.5, below),
+        **_PLAIN,
+    )
+    return ax
 
 
 def plot_runs(runs: Runs, *, columns: int = 3, one_time_axis: bool = False) -> Figure:
@@ -355,7 +362,7 @@ def plot_runs(runs: Runs, *, columns: int = 3, one_time_axis: bool = False) -> F
 
     `runs` maps titles to runs or their folders, or lists runs or folders.
     """
-    titled = [*named(runs).items()]
+    titled = named(runs)
     if not titled:
         raise InputError("runs: expected at least one run to draw, got none")
     columns = min(columns, len(titled))
@@ -363,19 +370,17 @@ def plot_runs(runs: Runs, *, columns: int = 3, one_time_axis: bool = False) -> F
     # 3 panels fit into JupyterLab at 1400 pixels
     size = (4.0 if columns > 2 else 4.6) * columns, 3.9 * rows
     figure, grid = _figure(rows, columns, size, sharey=True)
-    for ax in grid.flat[len(titled) :]:
-        ax.set_visible(False)
-    top = max(_top_bytes(run) for _, run in titled)
-    handles: dict[str, Artist] = {}
-    for i, (ax, (name, run)) in enumerate(zip(grid.flat, titled, strict=False)):
-        title = f"{name}: {run.state}"
-        plot_timeline(run, ax, title=title, top_bytes=top, legend=False, page_cache=False)
-        if i % columns:
-            ax.set_ylabel("")
-        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    axes = grid.ravel()
+    top_bytes = max(map(_top_bytes, titled.values()))
+    artists: dict[str, Artist] = {}
+    for ax, (name, run) in zip(axes, titled.items(), strict=False):
+        _Timeline(ax, run, top_bytes).draw(f"{name}: {run.state}", page_cache=False)
+        artists |= _legend(ax)
+    plt.setp(axes[len(titled) :], visible=False)
+    plt.setp(grid[:, 1:], ylabel="")
     if one_time_axis:
-        plt.setp(grid.flat, xlim=(0, max(ax.get_xlim()[1] for ax in grid.flat)))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncol=5, **_PLAIN)
+        plt.setp(axes, xlim=(0, max(ax.get_xlim()[1] for ax in axes)))
+    figure.legend(artists.values(), artists.keys(), loc="outside lower center", ncol=5, **_PLAIN)
     return figure
 
 
@@ -387,36 +392,37 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
     under the smallest limit are named there.
     """
     ax = _axes(width=7.5, height=4)
-    opened = {key: Run.open(run) for key, run in runs.items()}
-    sizes = {limit: run.result.get("memory_limit_bytes") or 0 for (_, limit), run in opened.items()}
-    limits = sorted(sizes, key=lambda limit: sizes[limit])
-    highest = 0.0
-    policies = list(dict.fromkeys(policy for policy, _ in opened))
-    for number, policy in enumerate(policies):
-        of_policy = {limit: run for (name, limit), run in opened.items() if name == policy}
-        finished = sorted(
-            limits.index(limit) for limit in of_policy if not of_policy[limit].exit_code
-        )
-        times = [of_policy[limits[at]].metrics["time_s"] for at in finished]
-        first = [series.iloc[:1].mean() for series in times]
-        later = [epoch_s(of_policy[limits[at]]) for at in finished]
-        (line,) = ax.plot(finished, later, "o-", label=policy, zorder=3)
-        ax.plot(finished, first, ".:", color=line.get_color(), zorder=2)
-        highest = max([highest, *first, *later])
+    rows = []
+    for (policy, limit), folder in runs.items():
+        run = Run.open(folder)
+        limit_bytes = run.result.get("memory_limit_bytes") or 0
+        first_s = run.metrics["time_s"].iloc[:1].mean()
+        rows.append((policy, limit, limit_bytes, bool(run.exit_code), first_s, epoch_s(run)))
+    columns = ["policy", "limit", "limit_bytes", "killed", "first_s", "later_s"]
+    table = pd.DataFrame(rows, columns=columns)
+    table["at"] = table["limit_bytes"].rank(method="dense") - 1
+    for number, (policy, own) in enumerate(table.groupby("policy", sort=False)):
+        finished = own[~own["killed"]].sort_values("at")
+        (line,) = ax.plot(finished["at"], finished["later_s"], "o-", label=policy, zorder=3)
+        colour = line.get_color()
+        ax.plot(finished["at"], finished["first_s"], ".:", color=colour, zorder=2)
         # Crosses of several policies at one limit stand side by side.
-        shift = 0.12 * (number - len(policies) / 2)
-        dead = [limits.index(limit) + shift for limit in of_policy if of_policy[limit].exit_code]
-        cross = {**_CROSS, "color": line.get_color()}
+        dead = own["at"][own["killed"]] + 0.12 * (number - table["policy"].nunique() / 2)
+        cross = {**_CROSS, "color": colour}
         # An empty line that is not clipped would make the layout reserve the room up to the corner.
-        ax.plot(dead, [0] * len(dead), "X", clip_on=False, in_layout=False, zorder=5, **cross)
-        if 0 in finished:
-            text = f"{_plain(policy)} finished under {limits[0]}"
-            _mark(ax, text, (0, later[0]), (8, 8), color=line.get_color())
-    ax.set_xticks(
-        range(len(limits)), [f"{limit}\n({format_bytes(sizes[limit])})" for limit in limits]
-    )
+        ax.plot(dead, 0 * dead, "X", clip_on=False, in_layout=False, zorder=5, **cross)
+        for row in finished[finished["at"] == 0].itertuples():
+            text = f"{_plain(policy)} finished under {row.limit}"
+            _mark(ax, text, (0, row.later_s), (8, 8), color=colour)
+    limits = table.drop_duplicates("at").sort_values("at")
+    ticks = [
+        f"{limit}\n({format_bytes(size)})"
+        for limit, size in zip(limits["limit"], limits["limit_bytes"], strict=True)
+    ]
+    ax.set_xticks(range(len(ticks)), ticks)
+    ax.margins(y=0.15)
     ax.set(
-        ylim=(0, 1.15 * highest or 1),
+        ylim=(0, None),
         ylabel="seconds of an epoch; dotted: the first",
         xlabel="memory limit at full size (here); cross: killed",
     )
@@ -428,37 +434,19 @@ def plot_accuracy(runs: Runs) -> Figure:
     """Plot loss, valid accuracy (full line) and test accuracy (dashed) over the epochs, and mark
     the best epoch on valid."""
     figure, ((losses, accuracies),) = _figure(1, 2, (10, 4))
+    ring: dict[str, Any] = {"markersize": 9, "markeredgecolor": GREY}
     for name, run in named(runs).items():
-        name = _plain(name)
-        metrics = run.metrics
-        (line,) = losses.plot(metrics["epoch"], metrics["loss"], ".-", label=name)
-        colour = line.get_color()
+        epochs = run.metrics["epoch"]
         best = run.best_epoch
-        accuracies.plot(
-            metrics["epoch"], metrics["valid"], ".-", color=colour, label=f"{name}, valid"
-        )
-        accuracies.plot(
-            metrics["epoch"], metrics["test"], ".--", color=colour, alpha=0.6, label=f"{name}, test"
-        )
+        (line,) = losses.plot(epochs, run.metrics["loss"], ".-", label=_plain(name))
+        style = {"color": line.get_color(), "label": _plain(f"{name}, valid")}
+        accuracies.plot(epochs, run.metrics["valid"], ".-", **style)
+        style["label"] = _plain(f"{name}, test")
+        accuracies.plot(epochs, run.metrics["test"], ".--", alpha=0.6, **style)
         if best is not None:
-            accuracies.plot(
-                best["epoch"],
-                best["valid"],
-                "o",
-                color=colour,
-                markersize=9,
-                markeredgecolor=GREY,
-            )
-    accuracies.plot(
-        [],
-        [],
-        "o",
-        color="none",
-        markersize=9,
-        markeredgecolor=GREY,
-        label="best epoch on valid",
-    )
-    for ax, label in ((_axes(losses), "loss on train"), (_axes(accuracies), "accuracy")):
+            accuracies.plot(best["epoch"], best["valid"], "o", color=line.get_color(), **ring)
+    accuracies.plot([], [], "o", color="none", label="best epoch on valid", **ring)
+    for ax, label in ((losses, "loss on train"), (accuracies, "accuracy")):
         ax.set(xlabel="epoch", ylabel=label)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.legend(**_PLAIN)
@@ -478,7 +466,7 @@ def plot_forecast(run: RunLike) -> Axes:
     phases = pd.DataFrame.from_dict(forecast["phases"], orient="index")
     parts = pd.DataFrame(list(phases["parts"]), phases.index).fillna(0)
     measured = phases["measured"].astype(float)
-    unit, name, _ = _unit(max(parts.sum(axis=1).max(), measured.max()))
+    unit, name = _unit(max(parts.sum(axis=1).max(), measured.max()))
     largest = parts.max().nlargest(7).index
     stacks = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
     ax = _axes(height=0.5 * len(phases) + 1.6)
@@ -520,7 +508,7 @@ def plot_parts(
     bars for each graph, with peaks and verdicts.
     """
     ax = _axes(width=10, height=0.75 * len(plans) + 1.1)
-    unit, unit_name, text = _unit(limit_bytes)
+    unit, unit_name = _unit(limit_bytes)
     peaks = (plan.forecast.peak_bytes for plan in plans.values())
     ax.set_xlim(0, 1.02 * max(limit_bytes, *peaks) / unit)
     ax.set_yticks(range(len(plans)), map(_plain, plans))
@@ -533,7 +521,7 @@ def plot_parts(
     ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--", linewidth=1.4)
     _mark(
         ax,
-        f"limit {text(limit_bytes / unit)}",
+        f"limit {format_bytes(limit_bytes)}",
         (limit_bytes / unit, 1.0),
         (0, 3),
         color=LIMIT,
@@ -553,7 +541,7 @@ def _mark_peak(ax: Axes, row: int, run: Run, limit: float, unit: int) -> None:
     ax.plot(limit, row - 0.36, "X", zorder=8, **_CROSS)  # not over the name of a part
     text = _plain(f"killed in {run.diagnosis.phase or 'no phase'}")
     # in one line below its own bar, so that no other bar seems to be the killed one
-    _mark(ax, text, (limit, row + 0.37), (0, 0), color=KILLED, ha="center", va="top", fontsize=8)
+    _mark(ax, text, (limit, row + 0.37), color=KILLED, ha="center", va="top", fontsize=8)
 
 
 def _write_verdicts(
@@ -576,7 +564,6 @@ def _write_verdicts(
                 ax,
                 advices[name].in_short.replace(", ", "\n"),
                 (middle, row),
-                (0, 0),
                 color=_VERDICTS[advices[name].verdict],
                 ha="center",
                 va="center",
@@ -604,7 +591,6 @@ def _draw_parts(ax: Axes, row: int, parts: Mapping[str, int], unit: int) -> None
                 ax,
                 _plain(name),
                 (middle, row + 0.4),
-                (0, 0),
                 ha="center",
                 va="top",
                 fontsize=7.5,

@@ -20,20 +20,14 @@ Done = Callable[[int], object]
 
 
 def pick(members: NodeSet | None, first: int, values: Array) -> Array:
-    """Return the rows of `members` among `values`, the rows of consecutive nodes from `first` on.
-
-    None stands for all nodes.
-    """
+    """Return the rows of `members` (None: all) among `values`, the rows of nodes from `first` on."""
     if members is None:
         return values
     return values[members.contains(np.arange(first, first + len(values)))]
 
 
 class Columns:
-    """Rows of `members` (None for all nodes), with their columns spread over several files.
-
-    Call `close` after use.
-    """
+    """Rows of `members` (None for all nodes), with their columns spread over several files."""
 
     def __init__(
         self, files: Sequence[DiskArray], dtype: np.dtype[np.generic], num_nodes: int, members: NodeSet | None = None,
@@ -88,10 +82,7 @@ class Columns:
     def rows(
         self, first: int, end: int, columns: slice = slice(None), targets: NodeSet | None = None
     ) -> Array:
-        """Return the float32 rows of the members among the nodes `first` to `end`.
-
-        With `targets`, only the rows of members in `targets`.
-        """
+        """Return the float32 rows of members among the nodes `first` to `end`, and in `targets`."""
         begin, stop = self._places(first, end)
         low, high, _ = columns.indices(self.width)
         parts = []

@@ -12,10 +12,8 @@ from ..sampling.sampler import NO_EDGES
 
 
 class HopLoader(DataLoader[int]):
-    """Loader of the batches of a split: `x` [B, (hops + 1) * F] in the store's dtype, and `y` [B].
-
-    A row of `x` has the features of one hop after the other.
-    """
+    """Loader of a split's batches: `x` [B, (hops + 1) * F], hop after hop, in the store's dtype, and
+    `y` [B]."""
 
     node_sampler = None  # other loaders have one
 

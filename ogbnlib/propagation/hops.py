@@ -16,24 +16,23 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import psutil
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes
 from ..files import StrPath, check_space, home, new_folder
+from ..forecast.available import available_bytes
 from ..graph.array_checks import finite
 from ..graph.node_set import NodeSet
 from ..graph.npz import CHUNK_BYTES, Array
 from ..graph.store import Store, is_store, open_store
 from ..graph.store_format import index_dtype
 from ..graph.writer import StoreWriter, check_for_training
-from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from ..sources.convert import FeatureDtype
-from ..sources.resolve import check_hops, check_store, made_once
+from ..sources.resolve import check_hops, made_once
 from .columns import Columns, Done, pick
-from .plan import NORMS, OWN_SHARE, columns_room, fixed_bytes, plan_hops, propagated_path
+from .plan import NORMS, check_parameters, columns_room, fixed_bytes, plan_hops, propagated_path
 from .sweep import SLICE_NODES, Edges, in_order
 
 Norm = Literal["row", "sym", "gcn"]
@@ -42,24 +41,17 @@ Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows p
 
 
 def left_bytes(memory_limit: str | int | None) -> int:
-    """Return the bytes that this process may still use under `memory_limit`.
-
-    By default, 95 % of the memory left under its `effective_limit`, or of the machine's free memory
-    if that is less.
-    """
-    if memory_limit is not None:
-        return parse_bytes(memory_limit) - own_memory()[0]
-    return int(
-        OWN_SHARE * min(effective_limit()[0] - own_memory()[0], psutil.virtual_memory().available)
-    )
+    """Return the bytes that this process may still use under a limit, or `available_bytes`."""
+    if memory_limit is None:
+        return available_bytes()
+    return parse_bytes(memory_limit) - own_memory()[0]
 
 
 class _Propagation:
-    """A propagation over a store. Its result has the rows of nodes in `output_nodes` (None: all).
+    """A propagation over a store, with the result of the nodes in `output_nodes` (None: all).
 
-    The folder of each hop has files `kept-FIRST.npy`, the result for the nodes in `output_nodes`.
-    All hops but the last also have `rows-FIRST.npy`, the input of the next hop. FIRST is a file's
-    first column.
+    The folder of each hop has files `outputs-FIRST.npy`, its result, and, but for the last hop,
+    `rows-FIRST.npy`, the input of the next hop. FIRST is a file's first column.
     """
 
     def __init__(
@@ -78,10 +70,9 @@ class _Propagation:
         self.edges = Edges(store)
 
     def survey(self, shown: Shown) -> None:
-        """Find the nodes that each hop must compute, and the columns' scales.
+        """Find the nodes that each hop must compute, and the columns' scales; verify checksums.
 
-        This verifies the checksums of graph and features. It reads the features once, and the graph
-        once per hop.
+        This reads the features once, and the graph once per hop.
         """
         total = self.store.files["x"].bytes + self.hops * self.edges.nbytes
         with shown("reading the graph", total) as done:
@@ -94,28 +85,20 @@ class _Propagation:
         self.num_outputs = self.num_reached[-1]
 
     def _scales(self, done: Done) -> Array:
-        # The bits of magnitudes, read as integers, have the same order as the magnitudes. Comparing
-        # them is ten times faster.
-        dtype = np.dtype(np.float32) if self.store.int8 else self.store.feature_dtype
-        bits = np.dtype(f"u{dtype.itemsize}")
-        unsigned = bits.type(np.iinfo(bits).max // 2)
-        infinite = np.array(np.inf, dtype).view(bits)
-        largest = np.zeros(self.store.num_features, bits)
+        store = self.store
+        largest = np.zeros(store.num_features, np.float32)
         # int8 codes take four times as much space once they are decoded to float32.
-        step = max(1, CHUNK_BYTES // 4 // (4 * self.store.num_features))
-        for first, chunk in self.store.chunks("x", checked=True):
-            for begin in range(0, len(chunk), step):
-                magnitudes = self.store.decode(chunk[begin : begin + step]).view(bits) & unsigned
-                np.maximum(largest, magnitudes.max(axis=0, initial=0), out=largest)
-                if (largest >= infinite).any():
-                    row = first + begin + int((magnitudes >= infinite).any(axis=1).argmax())
-                    raise self.store.damaged(
-                        "x", f"expected finite values, found NaN or Inf, the first in row {row}"
-                    )
-            done(chunk.nbytes)
-        # Scaling by powers of two is exact; it moves each column into the range where float16 is
-        # most precise.
-        _, exponents = np.frexp(largest.view(dtype).astype(np.float32))
+        step = max(1, CHUNK_BYTES // 4 // (4 * store.num_features))
+        pieces = (
+            store.decode(chunk[begin : begin + step])
+            for _, chunk in store.chunks("x", checked=True)
+            for begin in range(0, len(chunk), step)
+        )
+        for values in finite(pieces, np.float32, str(store.file_path("x"))):
+            np.maximum(largest, np.abs(values).max(axis=0, initial=0), out=largest)
+            done(store.files["x"].bytes * len(values) // store.num_nodes)
+        # Scaling by powers of two is exact, and takes columns to where float16 is most precise.
+        _, exponents = np.frexp(largest)
         powers = np.clip(14 - exponents, -100, 100) * (self.dtype == np.float16)
         return np.ldexp(np.float32(1), powers).astype(np.float32)
 
@@ -157,7 +140,7 @@ class _Propagation:
             return values
 
         def results() -> Iterator[Array]:
-            """Write the next hop's input, if any; yield the kept nodes' rows, float32 in order."""
+            """Write the next hop's input, if any; yield the output nodes' rows, float32 in order."""
             for first, out, degrees in slices:
                 if "rows" in writers:
                     writers["rows"].write(pick(targets, first, out))
@@ -171,7 +154,7 @@ class _Propagation:
         hop = source.hop(
             self.edges, targets, width, self.dtype, prepare, loops=self.loops, done=done
         )
-        names = ("kept",) if number == self.hops else ("kept", "rows")
+        names = ("outputs",) if number == self.hops else ("outputs", "rows")
         where = f"{self.store.path}, columns {columns.start} to {columns.stop - 1} propagated"
         with contextlib.ExitStack() as stack:
             create = StoreWriter(folder).create
@@ -181,14 +164,14 @@ class _Propagation:
             }
             slices = stack.enter_context(contextlib.closing(hop))
             for values in finite(results(), self.dtype, where):
-                writers["kept"].write(values)
+                writers["outputs"].write(values)
 
     def rows(self, work: Path) -> Generator[Array, None, None]:
-        """Yield chunks of the result: each kept node's own features, then those of each hop."""
+        """Yield chunks of the result: each output node's own features, then those of each hop."""
         num_nodes = self.store.num_nodes
         features = Columns.features(self.store)
         hops = [
-            Columns.open(work / str(k), "kept", num_nodes, self.output_nodes)
+            Columns.open(work / str(k), "outputs", num_nodes, self.output_nodes)
             for k in range(1, self.hops + 1)
         ]
         # 2 MB of rows, which are in memory as read, as float32 and side by side
@@ -213,9 +196,8 @@ def _write(run: _Propagation, work: Path, folder: Path, origin: Mapping[str, obj
         for values in rows:
             x.write(values)
     writer.write("row", np.empty(0, index_dtype(run.num_outputs)))
-    with writer.create("colptr", "<i8") as colptr:
-        for first in range(0, run.num_outputs + 1, 2**20):
-            colptr.write(np.zeros(min(2**20, run.num_outputs + 1 - first), np.int64))
+    # of zeros, which take no memory unless they are written to
+    writer.write("colptr", np.zeros(run.num_outputs + 1, "<i8"))
     for name in ("y", "node_id", "node_name", "label_name"):
         if name in store.files:
             nodes = None if name == "label_name" else run.output_nodes
@@ -249,9 +231,9 @@ def propagate(
 ) -> Store:
     """Propagate a store's features over its whole graph, in bounded memory.
 
-    Returns a store without edges: `x` [kept nodes, (hops + 1) * F] has a node's own features, then
-    A X, A^2 X, ... `node_id` has the kept nodes' ids in the graph. The store is written whole or
-    not at all. The result does not depend on the memory limit.
+    Returns a store without edges, written whole or not at all: `x` [n, (hops + 1) * F] has a node's
+    own features, then A X, A^2 X, ... `node_id` has the n nodes' ids in the graph. The result does
+    not depend on the memory limit.
 
     Args:
         store: an open store, or its folder.
@@ -266,7 +248,7 @@ def propagate(
         memory_limit: "4 GB" or bytes for this whole process; by default 95 % of the memory that is
             left to it.
         progress: True shows a bar; a function is called instead, with the count after each piece.
-        check: called between pieces of work; an exception ends the propagation.
+        check: called between pieces of work.
         say: called with the plan before the first hop.
     """
     if not isinstance(store, Store):
@@ -281,8 +263,7 @@ def propagate(
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
     run = _Propagation(store, hops, norm, members, dtype)
     with contextlib.closing(run.edges):
-        # Refuses too little memory early, by a lower bound: the number of nodes that each hop must
-        # compute is known only after the graph has been read.
+        # Refuses too little memory before the graph is read, by a lower bound: no nodes to compute.
         planned = functools.partial(
             plan_hops, store.size, hops, left_bytes=room, itemsize=dtype.itemsize
         )
@@ -319,13 +300,12 @@ def propagated(
     say: Callable[[str], object],
     check: Callable[[], None] = lambda: None,
 ) -> Store:
-    """Return the store of propagated features for a run, as `config` asks.
+    """Return a run's store of propagated features, made once, next to the graph's store.
 
-    It is made once, next to the graph's store. `progress`, `say` and `check` are
-    as in `propagate`.
+    `progress`, `say` and `check` are those of `propagate`.
     """
     if store.hops is not None:
-        _check_parameters(store, config)
+        check_parameters(store, config)
         return store
     target = propagated_path(store, config)
     with made_once(target, check):
@@ -341,24 +321,12 @@ def propagated(
                 say=say,
             )
     result = open_store(target)
-    _check_parameters(result, config)
+    check_parameters(result, config)
     if result.origin.get("made_of") != _made_of(store):
         raise InputError(
             f"{target}: it was propagated over other data than {store.path} has now; move it away"
         )
     return result
-
-
-def _check_parameters(result: Store, config: TrainConfig) -> None:
-    check_store(result, config)
-    recorded = result.origin.get("norm"), result.origin.get("self_loops")
-    if recorded == NORMS[config.norm]:
-        return
-    norms: dict[object, str] = {pair: name for name, pair in NORMS.items()}
-    found = norms.get(recorded, f"{recorded[0]}, self_loops={recorded[1]}, of an earlier version")
-    raise InputError(
-        f"norm: {result.path} has features propagated with norm={found}, got {config.norm!r}"
-    )
 
 
 def _made_of(store: Store) -> dict[str, int]:

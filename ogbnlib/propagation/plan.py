@@ -7,6 +7,7 @@ from ..config import TrainConfig
 from ..errors import MB, InputError, format_bytes
 from ..forecast.run_forecast import HopPlan
 from ..graph.store import GraphSize, Store
+from ..sources.resolve import check_store
 
 # Used for the minutes only: a 2-core machine with an NVMe-like disk. An edge is a memory read that
 # misses all caches.
@@ -17,8 +18,6 @@ KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs
 COMPILING_BYTES = 80 * MB
 # One more than the cores: while one thread waits for the disk, the others compute.
 THREADS = min(8, len(os.sched_getaffinity(0))) + 1
-# Share of the memory still available to a process that a propagation plans to use.
-OWN_SHARE = 0.95
 SLICE_BYTES = 4 * MB  # largest result of a slice, for any number of columns
 # Memory of each thread that fills the columns: 4 MB as read, 8 MB widened to float32, 8 MB for int8
 # codes. A sweep needs less: 2 MB of edges, and two copies of a slice's offsets, 512 kB each.
@@ -32,11 +31,8 @@ NORMS = {"row": ("row", False), "sym": ("sym", False), "gcn": ("sym", True)}
 
 
 def fixed_bytes(size: GraphSize, hops: int) -> int:
-    """Return the bytes of memory that a propagation needs in addition to the columns.
-
-    They are for kernels, buffers, the sets of nodes that each hop reads (bits and ranks), and the
-    splits (int64 ids, and a copy of the largest).
-    """
+    """Return the bytes that a propagation needs beside the columns: for kernels, buffers, the sets
+    of nodes of each hop (bits and ranks), and the splits (int64 ids, and a copy of the largest)."""
     # Threads either fill the columns or sweep. Before and after, a few chunks of 8 MB need less.
     buffers = max(THREADS * THREAD_BYTES, NUM_SLICES * SLICE_BYTES + THREADS * 4 * MB)
     sets = (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
@@ -45,11 +41,8 @@ def fixed_bytes(size: GraphSize, hops: int) -> int:
 
 
 def columns_room(left_bytes: int, fixed: int) -> int:
-    """Return the bytes for columns, out of `left_bytes` that a process may still use.
-
-    `fixed` bytes are for everything else. Of the remainder, `COMPILING_BYTES`, at most half of it,
-    stay free.
-    """
+    """Return the bytes for columns, out of `left_bytes` that a process may still use, beside
+    `fixed` bytes and `COMPILING_BYTES`, at most half of the rest."""
     room = left_bytes - fixed
     return room - min(COMPILING_BYTES, room // 2)
 
@@ -65,8 +58,7 @@ def plan_hops(
 ) -> HopPlan:
     """Plan a propagation whose columns fit in `left_bytes`; raise `InputError` if not one fits.
 
-    `left_bytes` is the memory that this process may still use, less `fixed_bytes`. `num_outputs` is
-    the number of nodes in the result, `reached` the number of nodes that each hop must compute.
+    The result has `num_outputs` nodes; `reached` are the numbers of nodes that each hop computes.
     """
     widths: list[int] = []
     held_bytes = 0
@@ -82,12 +74,8 @@ def plan_hops(
                 f"{format_bytes(column)}, found {format_bytes(max(0, left_bytes))}; raise it by at least "
                 f"{format_bytes(column - left_bytes)}"
             )
-        blocks = -(-size.num_features // min(most, size.num_features))
-        width = -(-size.num_features // blocks)
-        if width % 8 and most >= width + 8 - width % 8:
-            width += 8 - width % 8  # one instruction computes eight values
-        widths.append(min(width, size.num_features))
-        blocks = -(-size.num_features // widths[-1])
+        blocks = -(-size.num_features // most)
+        widths.append(-(-size.num_features // blocks))
         held_bytes = max(held_bytes, widths[-1] * column)
         num_passes += blocks
         edges += blocks * size.num_edges * targets / max(1, size.num_nodes)
@@ -101,6 +89,17 @@ def plan_hops(
     read += (num_passes + max(1, hops - 1)) * graph
     minutes = ((read + 2 * between) / _BYTES_PER_S + edges / _EDGES_PER_S) / 60
     return HopPlan(widths, held_bytes, (2 * hops + 1) * result + between, num_passes, minutes)
+
+
+def check_parameters(result: Store, config: TrainConfig) -> None:
+    """Refuse a store of propagated features that are not those that `config` asks for."""
+    check_store(result, config)
+    recorded = result.origin.get("norm"), result.origin.get("self_loops")
+    if recorded != NORMS[config.norm]:
+        raise InputError(
+            f"norm: {result.path} has features propagated with the norm {recorded[0]} and "
+            f"self_loops={recorded[1]}, got {config.norm!r}"
+        )
 
 
 def propagated_path(store: Store, config: TrainConfig) -> Path:

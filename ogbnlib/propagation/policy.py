@@ -1,7 +1,4 @@
-"""The loading policy `loading=propagated`: training on propagated features, without a graph.
-
-Batches are rows of a mapped store.
-"""
+"""The loading policy `loading=propagated`: batches of propagated features, without a graph."""
 
 from __future__ import annotations
 
@@ -12,15 +9,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..config import TrainConfig
-from ..forecast.available import available_bytes
+from ..forecast.available import available_bytes, usable_bytes
 from ..forecast.memory_parts import expected_batch, feature_itemsize, hop_size, trained_edges
 from ..forecast.run_forecast import PROPAGATE, Ledger
-from ..graph.store import Store, is_store, open_store
+from ..graph.store import GraphSize, Store, is_store, open_store
 from ..memory.reading import malloc_trim
 from ..memory.recorder import EventLog
 from ..progress import Progress
 from ..sampling.policies import DiskLoaders
-from .plan import KERNEL_BYTES, OWN_SHARE, columns_room, fixed_bytes, plan_hops, propagated_path
+from .plan import (
+    KERNEL_BYTES,
+    check_parameters,
+    columns_room,
+    fixed_bytes,
+    plan_hops,
+    propagated_path,
+)
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -29,11 +33,7 @@ if TYPE_CHECKING:
 
 
 class PropagatedLoaders(DiskLoaders):
-    """Loaders of propagated features.
-
-    Rows come through the page cache, which the kernel takes back under pressure. So any memory
-    limit is enough for them.
-    """
+    """Loaders of rows of a mapped store, through the page cache, for which any limit is enough."""
 
     @classmethod
     def trained_store(
@@ -57,65 +57,61 @@ class PropagatedLoaders(DiskLoaders):
 
     @classmethod
     def phases(cls, run: Ledger) -> None:
-        """Write the phases of a run into the ledger: propagation, then training on its rows.
-
-        Propagation takes as many columns at a time as fit. It is left out if the store of its
-        result exists.
-        """
+        """Write the phases of a run into the ledger: propagation, unless the store of its result
+        exists, then training on its rows."""
         config, graph = run.config, run.size
         if isinstance(graph, Store):
             path = propagated_path(graph, config)
             if graph.hops is None and is_store(path):
                 graph = open_store(path)
+            if graph.hops is not None:
+                check_parameters(graph, config)
             graph = graph.size
-        run.size = hop_size(graph, config)
-        itemsize = feature_itemsize(config, graph)
-        rows = graph.num_nodes
         if graph.hops is None:
-            rows = sum(graph.num_seeds.values())
-            fixed = fixed_bytes(graph, config.hops)
-            column = graph.num_nodes * itemsize
-            both = bool(config.undirected or graph.undirected)
-            num_edges = trained_edges(graph, config.undirected)
-            graph = dataclasses.replace(graph, num_edges=num_edges, undirected=both)
-            neighborhoods = expected_batch(graph, both, rows, [-1] * (config.hops - 1))
-            reached = [*itertools.accumulate(neighborhoods.hop_nodes)][::-1]
-            room = column * graph.num_features
-            if run.limit_bytes is not None:
-                share_bytes = int(OWN_SHARE * (run.limit_bytes - sum(run.held.values())))
-                room = max(column, min(room, columns_room(share_bytes, fixed)))
-            plan = plan_hops(
-                graph,
-                config.hops,
-                left_bytes=room,
-                itemsize=itemsize,
-                num_outputs=rows,
-                reached=reached,
-            )
-            # the kernels may be compiled already
-            run.phase(
-                PROPAGATE,
-                {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES},
-                unsure_bytes=KERNEL_BYTES,
-            )
-            run.propagation = plan
-            run.least_bytes = run.peak_bytes - plan.held_bytes + column
+            cls._propagate(run, graph)
+        run.size = hop_size(graph, config)
         propagating = len(run.phases)
         cls._forecast_load(run)
-        cache_bytes = rows * run.size.num_features * itemsize
-        run.phase("load", {}, cache_bytes)
+        run.phase("load", {})
         run.hold_model()
-        passes = [("train", run.one_pass("train", training=True))] if config.epochs else []
-        passes += [
-            (f"{when} {split}", run.one_pass(split))
-            for when, splits in run.evaluations().items()
-            for split in splits
-        ]
-        for name, loader_pass in passes:
-            run.phase(name, loader_pass.step() | loader_pass.workers(0), cache_bytes)
+        if config.epochs:
+            run.pass_phase("train", run.one_pass("train", training=True), idle_loaders=0)
+        for when, splits in run.evaluations().items():
+            for split in splits:
+                run.pass_phase(f"{when} {split}", run.one_pass(split), idle_loaders=0)
         run.least_bytes = max(
             run.least_bytes, *[phase.held_bytes for phase in run.phases[propagating:]]
         )
+
+    @staticmethod
+    def _propagate(run: Ledger, graph: GraphSize) -> None:
+        """Write the phase `propagate`, in which a column of all nodes is the least in memory."""
+        config = run.config
+        both = bool(config.undirected or graph.undirected)
+        num_edges = trained_edges(graph, config.undirected)
+        graph = dataclasses.replace(graph, num_edges=num_edges, undirected=both)
+        num_outputs = sum(graph.num_seeds.values())
+        neighborhoods = expected_batch(graph, both, num_outputs, [-1] * (config.hops - 1))
+        itemsize = feature_itemsize(config, graph)
+        column_bytes = graph.num_nodes * itemsize
+        fixed = fixed_bytes(graph, config.hops)
+        room = column_bytes * graph.num_features
+        if run.limit_bytes is not None:
+            share_bytes = usable_bytes(run.limit_bytes) - sum(run.held.values())
+            room = max(column_bytes, min(room, columns_room(share_bytes, fixed)))
+        plan = plan_hops(
+            graph,
+            config.hops,
+            left_bytes=room,
+            itemsize=itemsize,
+            num_outputs=num_outputs,
+            reached=[*itertools.accumulate(neighborhoods.hop_nodes)][::-1],
+        )
+        parts = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
+        # the kernels may be compiled already
+        run.phase(PROPAGATE, parts, unsure_bytes=KERNEL_BYTES)
+        run.propagation = plan
+        run.least_bytes = run.peak_bytes - plan.held_bytes + column_bytes
 
     def _load(self, store: Store) -> Data:
         data = super()._load(store)

@@ -1,8 +1,5 @@
-"""One hop over a store: the mean over each node's in-neighbors, in one pass over the graph.
-
-Some columns of all nodes are in RAM. Each thread takes the next slice of nodes, reads its edges and
-computes its means.
-"""
+"""One hop over a store: the mean over each node's in-neighbors, in one pass over the graph, for some
+columns of all nodes in RAM. Each thread takes the next slice of nodes."""
 
 import contextlib
 from collections import deque
@@ -121,10 +118,9 @@ def _survey(
 ) -> int:
     """Add the sources of edges into `inside` to `reached`, and count each node's self-loops.
 
-    `ptr` has the edge offsets of nodes, of which the first is `first`; `piece` has the sources of
-    the edges from edge `begin` on; `at` is the place in `ptr` to go on from. `inside` and
-    `reached` are the words of sets of nodes, both empty for no set. Returns the same kind of
-    value as `_sweep`.
+    `ptr` has the edge offsets of nodes from `first` on, `at` the place in it to go on from; `piece`
+    has the sources of the edges from `begin` on. `inside` and `reached` are the words of sets of
+    nodes, both empty for no set. Returns the same kind of value as `_sweep`.
     """
     for e in range(len(piece)):
         while ptr[at + 1] <= begin + e:
@@ -141,10 +137,8 @@ def _survey(
 def in_order(
     items: Iterable[Item], work: Callable[[Item], Result]
 ) -> Generator[Result, None, None]:
-    """Yield `work(item)` in the order of the items, computed by `THREADS` threads.
-
-    Close this generator before the files that the threads read.
-    """
+    """Yield `work(item)` in the order of the items, computed by `THREADS` threads; close this
+    generator before the files that they read."""
     futures: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(THREADS) as pool:
         try:
@@ -170,7 +164,6 @@ class Edges:
         self.num_nodes = store.num_nodes
         self._colptr = store.disk_array("colptr")
         self._row = store.disk_array("row")
-        self._without_loops = set[tuple[int, int]]()  # ranges of nodes
 
     def close(self) -> None:
         self._colptr.close()
@@ -207,11 +200,8 @@ class Edges:
     def needed(
         self, wanted: NodeSet | None, hops: int, done: Callable[[int], object]
     ) -> list[NodeSet | None]:
-        """Return the nodes that each hop must compute so that the last one gives `wanted`.
-
-        None stands for all nodes. The graph is read once to check its checksums, and once per hop
-        but the last.
-        """
+        """Return the nodes that each hop must compute so that the last one gives `wanted`; None
+        stands for all. Reads the graph to verify its checksums, and once per hop but the last."""
         for name in ("colptr", "row"):
             for _, values in self.store.chunks(name, checked=True):
                 done(values.nbytes)
@@ -230,32 +220,23 @@ class Edges:
         return needed
 
     def degrees(self, first: int, end: int, loops: bool) -> Array:
-        """Return the in-degrees of the nodes `first` to `end`, int64 [end - first].
-
-        With `loops`, each node has exactly one self-loop.
-        """
+        """Return the in-degrees of the nodes `first` to `end`, int64 [end - first]; with `loops`,
+        each node has exactly one self-loop."""
         ptr = self._offsets(first, end)
         degrees = np.diff(ptr)
         if not loops:
             return degrees
-        # Few nodes have self-loops; later passes read only their edges.
-        if (first, end) not in self._without_loops:
-            found = self._surveyed(first, ptr, _NO_WORDS, _NO_WORDS)
-            if found.any():
-                return degrees - found + 1
-            self._without_loops.add((first, end))
-        return degrees + 1
+        return degrees - self._surveyed(first, ptr, _NO_WORDS, _NO_WORDS) + 1
 
     def sweep(
         self, values: Array, members: NodeSet | None, wanted: NodeSet | None, *, loops: bool,
         done: Callable[[int], object],
     ) -> Generator[tuple[int, Array, Array], None, None]:  # fmt: skip
-        """Yield (first node, means of in-neighbors float32 [m, columns], degrees [m]),
-        slice by slice.
+        """Yield (first node, means of in-neighbors float32 [m, columns], degrees [m]) of slices.
 
-        `values`, float16 or float32 [n, columns], has the rows of `members`. The means of nodes
-        outside `wanted` are left uninitialised. None stands for all nodes. With `loops`, each node
-        is its own neighbor, once.
+        `values`, float16 or float32 [n, columns], has the rows of `members`. Means outside `wanted`
+        are not initialised. None stands for all nodes. With `loops`, each node is its own neighbor,
+        once.
         """
         if values.dtype == np.float16:
             values = values.view(np.uint16)

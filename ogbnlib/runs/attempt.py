@@ -68,9 +68,14 @@ def refuse_foreign_code(config: TrainConfig, run_dir: Path) -> None:
 
 
 def check_content(run_dir: Path, *, resume: bool) -> None:
-    """Refuse a folder with other files in it, or with a run unless `resume` is True."""
+    """Refuse a folder that can't be written to, one with other files in it, or with a run unless
+    `resume` is True."""
     paths = RunPaths(run_dir)
     is_run = paths.config.is_file()
+    if run_dir.is_dir() and not os.access(run_dir, os.W_OK):
+        raise InputError(
+            f"{run_dir}: expected a folder that you may write to; copy it, or name another"
+        )
     if (resume and is_run) or not run_dir.is_dir():
         return
     if any(path != paths.lock and not path.match(_TORN_FILES) for path in run_dir.iterdir()):

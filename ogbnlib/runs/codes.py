@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import Diverged, InputError, RankHung, explained
+from ..errors import Diverged, InputError, explained
 from ..files import shown
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action
@@ -30,7 +30,7 @@ _CODES: dict[str, tuple[Cause, tuple[str, ...]]] = {
     "2": ("bad input", ("fix input",)),
     "75": ("stopped at a checkpoint", ("resume",)),
     "76": ("out of GPU memory", ("free GPU",)),
-    "77": ("diverged", ("lower lr", "resume")),
+    "77": ("diverged", ("smaller lr", "resume")),
     "78": ("not finished", ("resume",)),
     "124": ("time limit", ("more time",)),
     "126": ("never started", ("fix input",)),
@@ -96,7 +96,6 @@ def exit_code_of(error: BaseException) -> int:
         InputError: 2,
         Stopped: STOPPED,
         Diverged: DIVERGED,
-        RankHung: UNFINISHED,
         KeyboardInterrupt: 130,
     }
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)

@@ -143,7 +143,7 @@ def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:
     open phase.
     """
     call = record.call or {}
-    lines = [name.partition(", ")[2] for name in record.graphs]
+    lines = [name.partition(" from ")[2] for name in record.graphs]
     if call and not call.get("argument"):  # a loader is being built
         lines.append(call["line"])
     growth = record.growth
@@ -154,8 +154,8 @@ def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:
         action = Action("map file", {**arguments, "file_bytes": call.get("bytes")})
     elif len(lines) > 1:
         graph_bytes = max(record.graphs.values())
-        shared = {"num_loaders": len(lines), "lines": [*dict.fromkeys(lines)]}
-        action = Action("share graph", {**shared, "graph_bytes": graph_bytes})
+        loaders = {"num_loaders": len(lines), "lines": [*dict.fromkeys(lines)]}
+        action = Action("sort edges once", {**loaders, "graph_bytes": graph_bytes})
     else:
         action = _hold_less(record, killed)
     if killed.limit_bytes is None:

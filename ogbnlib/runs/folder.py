@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..config import TrainConfig
 from ..display import html_card
 from ..errors import InputError, clear_errors
-from ..files import StrPath, home, is_held, whereabouts
+from ..files import StrPath, home, is_held, regular, whereabouts
 from ..memory.record import (
     ADDED_COLUMNS,
     F1_COLUMNS,
@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 RunLike: TypeAlias = "Run | str | os.PathLike[str]"
 Runs: TypeAlias = "Mapping[str, RunLike] | Iterable[RunLike]"
-
-
-_MOST_BYTES = 2**30  # of a file; a year's events and samples have less than 100 MB
 
 
 def _tables() -> Any:
@@ -92,7 +89,7 @@ class Run:
     @cached_property
     def config(self) -> TrainConfig:
         """The resolved config; `InputError` for the run of a watched command."""
-        return TrainConfig.load(self.paths.config)
+        return TrainConfig.load(regular(self.paths.config))
 
     @property
     def known_config(self) -> TrainConfig | None:
@@ -313,11 +310,7 @@ class Run:
 
 @clear_errors()
 def _content(path: Path) -> bytes:  # with clear errors for the public properties of a run
-    if not path.is_file():  # a pipe would never end
-        return b""
-    if path.stat().st_size > _MOST_BYTES:
-        raise InputError(f"{path}: expected a file of a run, found {path.stat().st_size:,} bytes")
-    return path.read_bytes()
+    return regular(path).read_bytes() if path.exists() else b""
 
 
 def _count(run_dir: Path, record: Record) -> Count | None:

@@ -21,6 +21,7 @@ _COMMON: dict[str, object] = {
     "guide": "notebooks/guide/troubleshooting.md (without a clone: `python -m ogbnlib notebooks FOLDER` writes it)",
     "page": "notebooks/guide/memory.md#a-killed-script",
     "kept": "a loss that is added up without .item(), outputs or batches in a list",
+    "by_target": "data.edge_index = data.edge_index[:, data.edge_index[1].argsort()]",
     "less": "make a step smaller: batch_size with accumulate, precision=bf16, activation_checkpointing=True, "
     "num_neighbors",
     "run_dir": "RUN",
@@ -127,18 +128,17 @@ _MEMORY_CLAUSES = (
     "over {epochs} epochs memory climbs by {slope_bytes} per epoch (fitted), from {first_bytes} to {last_bytes}",
 )
 _WITHOUT_MEMORY = ("bad input", "stopped at a checkpoint", "diverged")
-_FIXED = "[: Python and torch alone take {fixed_bytes}, whatever the data]"
 _ACTIONS = {
     "resume": "go on with run(run_dir=\"{run_dir}\", resume=True), or `python -m ogbnlib train --run-dir {quoted} "
     "--resume`",
     "submit to resume": "go on with `sbatch slurm/{script}.sbatch --run-dir {quoted} --resume` and the same options of "
     "sbatch, unless Slurm has requeued the job",
     "start again": "start it again",
-    "lower lr": "take a smaller lr (--set lr=...; the last checkpoint is finite), unless `python -m ogbnlib verify` "
-    "finds damaged features",
     "read output": "read what it printed[: the end of {file}]",
     "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
     "fix input": "fix what the message names",
+    "smaller lr": "set a smaller lr (--set lr=... of a resumed run, whose last checkpoint is finite), and look for "
+    "damaged features with `python -m ogbnlib verify`",
     "check libraries": "run with num_workers=0 and PYTHONFAULTHANDLER=1; install versions of torch and its extensions "
     "that match",
     "check labels": "check the labels with `python -m ogbnlib verify`; {guide} has the line for a script of your own",
@@ -148,9 +148,9 @@ _ACTIONS = {
     # changes of parameters, from the planner
     "set": "{how} with {changes} ({peak_bytes} by forecast)",
     "nothing fits": "no change that the planner knows fits {limit_bytes}",
-    "raise memory_limit": f"raise memory_limit[ to {{limit}}]{_FIXED}",
-    "raise cgroup": f"give the cgroup {{cgroup}} more memory[, {{limit}}] (a Slurm job by --mem){_FIXED}",
-    "larger machine": f"use a machine, or a job, with {{limit}} of memory{_FIXED}",
+    "raise memory_limit": "raise memory_limit[ to {limit}]",
+    "raise cgroup": "give the cgroup {cgroup} more memory[, {limit}] (a Slurm job by --mem)",
+    "larger machine": "use a machine, or a job, with {limit} of memory",
     "lower limit": "give it a memory_limit below {limit_bytes} to see it killed, or ask for more: {sbatch}",
     "try model": "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it tries {model} out, of "
     "which no step was measured here",
@@ -161,9 +161,9 @@ _ACTIONS = {
     "hold less": "hold less at once: memory in use grew to {held_bytes}[, {grown_bytes} of it in {line}]"
     "[, {grown_bytes} of it in '{phase}']; {page} has the usual causes",
     "map file": "map the file instead of reading it whole: {call}(..., {argument}) in {line}, a file of {file_bytes}",
-    "share graph": "let {num_loaders} loaders share one graph (each keeps {graph_bytes}): pass "
-    "neighbor_sampler=first_loader.node_sampler to each NeighborLoader after the first ({lines}); all then sample by "
-    "the first one's num_neighbors",
+    "sort edges once": "sort the edges by target once, {by_target} (those of store.to_data() are), and pass "
+    "is_sorted=True to each NeighborLoader ({lines}): then none of these {num_loaders} loaders keeps a graph of "
+    "{graph_bytes}",
     "more memory": "ask for more --mem, or `python -m ogbnlib plan --config FILE --memory-limit SIZE` for what fits",
     "more time": "ask for more time (--time, `timeout`)",
     "more shared memory": "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else "
@@ -297,7 +297,7 @@ def _memory_values(facts: Facts) -> dict[str, Any]:
     values: dict[str, Any] = {
         "held_peak_bytes": facts.held_peak_bytes or None,
         "kills_around": facts.kills_around or None,
-        "parts": ", ".join(f"{name} {format_bytes(size)}" for name, size in largest_first),
+        "parts": ", ".join(f"{name} ({format_bytes(size)})" for name, size in largest_first),
     }
     if facts.peak_source == "kernel counter":
         values["counted_bytes"] = facts.peak_bytes

@@ -50,6 +50,7 @@ from ..memory.limits import Limit, make_limit
 from ..memory.malloc import trainer_environment
 from ..memory.reading import read_memory
 from ..memory.signals import STOP_SIGNALS, Stopped, handled
+from ..memory.tree import Tree
 from ..progress import doing
 from ..registry import MODELS
 from ..sources.resolve import check_trainable, find_store, size_of
@@ -235,7 +236,7 @@ def _train(
             return attempt.end(
                 None, with_forecast=True, memory_limit_bytes=limit_bytes, not_started=too_large
             )
-        argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder), "--locked"]
+        argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder)]
         if resume:
             argv.append("--resume")
         if num_ranks > 1:
@@ -355,7 +356,7 @@ def _too_large_to_start(config: TrainConfig, limit_bytes: int | None) -> Diagnos
     """Explain why a notebook's run is not started, namely that the job's memory would run out by
     forecast, which may kill the kernel, too; None if it may start."""
     available, source = effective_limit()
-    room_bytes = available - (read_memory(os.getpid()).held_bytes or 0)
+    room_bytes = available - (read_memory(Tree(os.getpid())).held_bytes or 0)
     if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):
         return None  # the kill of a run with a lower limit of its own ends nothing else
     forecast = predict(config, memory_limit_bytes=room_bytes)

@@ -54,7 +54,7 @@ def supervise(
     recorder: Recorder | None = None,
     env: Mapping[str, str] | None = None,  # added to this process's own environment
     interrupts: Sequence[int] = (),  # to which the caller's handler of SIGINT adds
-    echo: bool = True,  # relay output (output.log has it anyway), show a line at once
+    echo: bool = True,  # relay output (output.log has it anyway)
     # for a trainer: its stop signals stay blocked until it calls `signals.take_over`
     holds_back: bool = False,
     inherited: tuple[int, ...] = (),  # file descriptors that the command inherits
@@ -123,17 +123,12 @@ class _Child:
         output's tail."""
         self.forward.begin(self.process.pid)  # and send it the signals that came before
         self.limit.tree = self.tree
-        self.recorder.start(
-            self.tree,
-            self.limit,
-            on_error=self.tree.kill,  # a run without a watchdog must not go on
-            on_unwritable=self._note_unwritable,
-        )
+        self.recorder.start(self.tree, self.limit, on_unwritable=self._note_unwritable)
         text = functools.partial(standing, run_dir, self.recorder.record, self.limit.limit_bytes)
         with (
             handled(self._suspend, [signal.SIGTSTP]),
             handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
-            Live(text, at_once=echo) as live,
+            Live(text) as live,
         ):
             return self._relay(log, live, echo)
 

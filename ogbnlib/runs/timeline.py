@@ -21,7 +21,6 @@ _CUDA_COLUMNS = [
     "reserved_bytes",
     "free_bytes",
     "alloc_retries",
-    "ooms",
     "peak_allocated_bytes",
     "peak_reserved_bytes",
 ]
@@ -138,7 +137,7 @@ def timeline_table(
 
 def held_memory(table: pd.DataFrame) -> pd.DataFrame:
     """Memory in use in a timeline's samples: `time_s`, `anon`, `shmem` and `file`, in bytes, as in
-    `Reading.held`."""
+    `Reading.held_bytes`."""
     table = table.reindex(columns=SAMPLE_COLUMNS)
     by_cgroup = table["cgroup_anon_bytes"].notna().any()
     by_pss = (table["num_processes"] > 1) & table["pss_anon_bytes"].notna().any()

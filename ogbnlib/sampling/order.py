@@ -96,11 +96,7 @@ class BorrowedOrder(EpochSampler):
     """
 
     def __init__(
-        self,
-        sampler: Collection[int],
-        batch_size: int,
-        drop_last: bool = False,
-        seed: int = 0,
+        self, sampler: Collection[int], batch_size: int, drop_last: bool, seed: int
     ) -> None:
         self.sampler = sampler
         super().__init__(

@@ -87,10 +87,8 @@ class Loaders:
         progress: Progress,
         check: Callable[[], None] = lambda: None,
     ) -> Store:
-        """Return the store that a run trains on, made from the graph's if that is necessary.
-
-        `say`, `progress` and `check` are as in `propagate`.
-        """
+        """Return the store that a run trains on, made from the graph's if necessary. `say`,
+        `progress` and `check` are as in `propagate`."""
         return graph
 
     def _load(self, store: Store) -> Data:
@@ -149,8 +147,7 @@ class Loaders:
         )
 
     def train_loader(self) -> NodeLoader:
-        """The shuffling loader of the train split, built at the first call and kept until
-        `drop_train_loader`."""
+        """The shuffling loader of the train split; stays until `drop_train_loader`."""
         if "train" not in self._resident:
             self._resident |= self._build_resident()
         return self._resident["train"]
@@ -163,14 +160,11 @@ class Loaders:
 
     def drop_train_loader(self) -> None:
         """Delete the train loader with its CSC, end all workers, and release the memory."""
-        loader = self._resident.pop("train", None)
-        if loader is not None:
-            with self.log.phase("release"):
-                _close(loader)
-                # A worker keeps what was in memory when it began: the train loader's CSC, too.
-                for resident in self._resident.values():
-                    _end_workers(resident)
-                del loader
+        if "train" in self._resident:
+            _close(self._resident.pop("train"))
+            # A worker keeps what was in memory when it began: the train loader's CSC, too.
+            for resident in self._resident.values():
+                _end_workers(resident)
             self._released("train")
 
     def _released(self, split: str) -> None:
@@ -185,11 +179,7 @@ class Loaders:
         self._resident.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
-        """A loader over `split` in order.
-
-        Unless it is one of `_resident`, the caller owns it, and its memory is freed when the last
-        reference is deleted.
-        """
+        """A loader over `split` in order; the caller's own, unless it is one of `_resident`."""
         from torch_geometric.loader import NodeLoader
 
         resident = self._resident.get(split)
@@ -197,7 +187,6 @@ class Loaders:
             return self._build(split, shuffle=False)
         if split != "train":
             return resident
-
         # An evaluation of the train split has a loader that shares the train loader's CSC.
         colptr, row = resident.node_sampler.graph
         return NodeLoader(
@@ -207,8 +196,7 @@ class Loaders:
         )
 
     def eval_batches(self, split: str) -> Iterator[Data]:
-        """Yield the batches of `split` in order; then delete a temporary loader and release its
-        memory."""
+        """Yield the batches of `split` in order; then release a temporary loader's memory."""
         loader = self.eval_loader(split)
         is_resident = any(loader is resident for resident in self._resident.values())
         # every evaluation samples the same neighbors, so epochs are compared on equal terms
@@ -288,11 +276,7 @@ class _RamLoaders(Loaders):
 
 class LazyLoaders(_RamLoaders):
     """PyG's own loaders, each with its own CSC; the train loader stays in memory, the others are
-    built when they are needed.
-
-    Only the sampling on that CSC is this package's. So the batches of all policies are equal for
-    the same seed.
-    """
+    built when they are needed. Only the sampling on that CSC is this package's."""
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
@@ -301,22 +285,29 @@ class LazyLoaders(_RamLoaders):
         run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)
         run.phase("load", {})
         eval_splits = [split for split in run.size.num_seeds if split != "train"]
-        run.num_sorts = 1 if run.share_sampler else 1 + len(eval_splits)
-        if not cls.all_resident and not run.share_sampler:
+        run.num_sorts = 1 + len(eval_splits)
+        if not cls.all_resident:
             run.num_sorts = 1 + sum(map(run.config.num_evaluations, eval_splits))
+        if run.is_sorted:
+            run.num_sorts = 0
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:
-        part = "the loaders' CSC" if run.share_sampler else f"{split} loader's CSC"
-        if part in run.held:
-            return
         edges = sizes.trained_edges(run.size, run.config.undirected)
-        csc = sizes.stock_csc_bytes(run.size, edges)
-        run.held[part] = csc
-        # At its peak, building the CSC takes 32 bytes an edge (sorted column, permutation, row,
-        # copies); "sort" is the part beyond the CSC's own size.
-        idle_bytes = idle_workers * sizes.WORKER_BYTES
-        run.phase(phase, {"sort": max(0, 32 * edges - csc), WORKERS[1]: idle_bytes})
+        part = f"{split} loader's CSC"
+        passing = {WORKERS[1]: idle_workers * sizes.WORKER_BYTES}
+        if run.is_sorted:
+            run.held[part] = sizes.stock_csc_bytes(run.size, 0)  # colptr alone
+            # The first loader moves the edge list to shared memory, where its workers find it.
+            moves_edges = run.config.num_workers > 0 and phase == "build train loader"
+            passing["copy for workers"] = 16 * edges * moves_edges
+        else:
+            csc = sizes.stock_csc_bytes(run.size, edges)
+            run.held[part] = csc
+            # At its peak, building the CSC takes 32 bytes an edge (sorted column, permutation, row,
+            # copies); "sort" is the part beyond the CSC's own size.
+            passing["sort"] = max(0, 32 * edges - csc)
+        run.phase(phase, passing)
 
     def _load(self, store: Store) -> Data:
         import torch

@@ -71,10 +71,8 @@ def mapped_features(store: Store) -> Tensor:
 
 
 class StoreData(Data):  # type: ignore[misc]  # PyG ships no types
-    """The `data` of a loader: the number of nodes, and `x`, which is read at each access.
-
-    PyG's layer-wise `model.inference(loader)` uses `x`.
-    """
+    """The `data` of a loader: the number of nodes, and `x`, read at each access, for PyG's
+    layer-wise `model.inference(loader)`."""
 
     def __init__(self, store: Store) -> None:
         super().__init__(edge_index=NO_EDGES, num_nodes=store.num_nodes)
@@ -97,7 +95,8 @@ def to_data(store: Store, *, half: bool = False) -> Data:
 
     It has `x` float32 [N, F], `y` int64 [N] (-1 if there is no label) or float32 targets [N] or
     [N, T], and `train_mask`, `val_mask`, `test_mask` bool [N]. `edge_index` is int64 [2, E], row 0
-    sources and row 1 targets, ascending by target, reverse edges included.
+    sources and row 1 targets, ascending by target, reverse edges included: PyG's loaders of it may
+    have `is_sorted=True`.
 
     Args:
         half: Read `x` as float16: half the memory, also while it is read, where `data.x.half()`
@@ -121,7 +120,7 @@ def to_data(store: Store, *, half: bool = False) -> Data:
 
 
 class _PassSampler(CSCSampler):
-    """A `CSCSampler` with batch keys from torch's global generator, as in PyG's own samplers."""
+    """A sampler with batch keys from torch's global generator, as in PyG's own samplers."""
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
         return super().batch_key(int(torch.randint(2**62, ())), epoch)
@@ -148,11 +147,8 @@ def sampler(store: Store, num_neighbors: Sequence[int], seed: int = 0) -> CSCSam
 
 
 def sample_without_pyg_lib() -> None:
-    """Let PyG's own `NeighborLoader` sample where neither pyg-lib nor torch-sparse is installed.
-
-    The loader and its memory stay as they are; `CSCSampler` draws the neighbors. Options that
-    `CSCSampler` lacks, such as `replace` or times, still raise PyG's `ImportError`.
-    """
+    """Let `CSCSampler` draw for PyG's own `NeighborLoader` where neither pyg-lib nor torch-sparse is
+    installed. Options that it lacks, such as `replace` or times, still raise PyG's `ImportError`."""
     if typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE:
         return
     warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
@@ -172,10 +168,8 @@ def sample_without_pyg_lib() -> None:
 
 
 class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
-    """PyG's `FeatureStore` of a store: `x` float32 [N, F], and `y` int64 [N] or float32 targets.
-
-    Values are read from the mapped files. `Store.loader` is faster for stores larger than memory.
-    """
+    """PyG's `FeatureStore` over a store's mapped files: `x` float32 [N, F], and `y` int64 [N] or
+    float32 targets. `Store.loader` is faster for stores larger than memory."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -188,10 +182,8 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         self._check_name(attr)
         self.store.check_maps()
-        index = attr.index
-        if index is None:
-            index = slice(None)
-        elif isinstance(index, Tensor):
+        index = slice(None) if attr.index is None else attr.index
+        if isinstance(index, Tensor):
             index = index.numpy()
         values = np.asarray(getattr(self.store, attr.attr_name)[index])
         if attr.attr_name == "y":
@@ -218,25 +210,16 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
 
 
 class StoreGraph(GraphStore):  # type: ignore[misc]
-    """The edges of a store as PyG's `GraphStore`: one edge type, in CSC form.
-
-    PyG's own samplers need int64, so `row` is read into RAM: 8 bytes an edge. `CSCSampler` reads
-    the mapped files instead.
-    """
+    """The edges of a store as PyG's `GraphStore`: one edge type, in CSC form, for PyG's own
+    samplers. These need int64, so `row` is read into RAM: 8 bytes an edge."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
         self.store = store
 
     def get_all_edge_attrs(self) -> list[EdgeAttr]:
-        return [
-            EdgeAttr(
-                None,
-                EdgeLayout.CSC,
-                is_sorted=True,
-                size=(self.store.num_nodes, self.store.num_nodes),
-            )
-        ]
+        size = self.store.num_nodes, self.store.num_nodes
+        return [EdgeAttr(None, EdgeLayout.CSC, is_sorted=True, size=size)]
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
         if edge_attr.edge_type is not None or edge_attr.layout != EdgeLayout.CSC:

@@ -1,12 +1,6 @@
-"""Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`.
+"""Neighbor sampling on a graph in CSC form, behind PyG's `BaseSampler`."""
 
-The sampled neighbors of a node are a pure function of (seed, epoch, batch, hop, node), see
-`graph.neighbors`. They do not depend on where the graph is stored.
-"""
-
-import copy
 from collections.abc import Sequence
-from typing import Self
 
 import numpy as np
 import torch
@@ -47,7 +41,7 @@ def _read_only(part: Array | Tensor) -> Array:
 
 class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     """Uniform neighbor sampling without replacement from one homogeneous graph, for PyG's
-    `NodeLoader`.
+    `NodeLoader`; a pure function of (seed, epoch, batch, hop, node), see `graph.neighbors`.
 
     The output is like that of PyG's own `NeighborSampler` with `replace=False, disjoint=False,
     subgraph_type="directional"`. Seeds come first. Each node is expanded once, at the hop after its
@@ -81,9 +75,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         where: str = "",
     ) -> None:
         fanouts = list(num_neighbors)
-        if not fanouts or not all(
-            isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts
-        ):
+        are_counts = (isinstance(k, int | np.integer) and (k >= 1 or k == -1) for k in fanouts)
+        if not fanouts or not all(are_counts):
             raise InputError(
                 f"num_neighbors: expected fan-outs of at least 1, or -1 for all, got {fanouts}"
             )
@@ -103,23 +96,14 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         if len(self._colptr) > 2**32:  # a table entry has 32 bits for an id
             raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self._colptr) - 1}")
         self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
-        self._share_epoch(0)
+        self._epoch = torch.tensor([0]).share_memory_()  # type: ignore[no-untyped-call]
         # compiles the kernels here, once, and not in each forked worker
         self.sample_batches(np.empty(0, np.int64), 0, [np.uint64(0)])
-
-    def _share_epoch(self, epoch: int) -> None:
-        self._epoch = torch.tensor([epoch]).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, and so draw other neighbors from now on, also in DataLoader workers that
         are already running."""
         self._epoch[0] = epoch
-
-    def at_epoch(self, epoch: int) -> Self:
-        """Return a sampler over the same arrays with an epoch of its own."""
-        sampler = copy.copy(self)
-        sampler._share_epoch(epoch)
-        return sampler
 
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: object) -> SamplerOutput:
         """Sample the neighborhood of `inputs.node` (integers [batch_size], global ids).

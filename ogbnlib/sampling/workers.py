@@ -21,10 +21,7 @@ _started: set["_Worker"] = set()
 
 
 class WorkerDied(RuntimeError):
-    """A DataLoader worker ended by itself.
-
-    `exit_code` is the worker's, or 128 + N after signal N.
-    """
+    """A DataLoader worker ended by itself, with `exit_code`, or 128 + N after signal N."""
 
     def __init__(self, pid: int, code: int):
         end = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
@@ -37,10 +34,7 @@ class _Worker(ForkProcess):
 
     class _Popen(popen_fork.Popen):  # the name is multiprocessing's
         def terminate(self) -> None:
-            """Kill the worker, since workers ignore SIGTERM.
-
-            torch calls this, and so does multiprocessing when a process exits.
-            """
+            """Kill the worker, for torch and for multiprocessing: workers ignore SIGTERM."""
             with _unwatched():
                 self.kill()
                 self.wait(5)
@@ -103,10 +97,8 @@ def workers_ended() -> Iterator[None]:
 
 
 def _kill(wait_s: float) -> dict[int, int]:
-    """Kill all workers; return the exit codes, by process id, of those that had failed before.
-
-    First wait up to `wait_s` seconds for a worker to end by itself.
-    """
+    """Wait up to `wait_s` seconds for a worker to end by itself, then kill all; return the exit
+    codes, by process id, of those that had failed before."""
     with _unwatched():
         workers = list(_started)
         ended = connection.wait([worker.sentinel for worker in workers], wait_s)

@@ -56,7 +56,9 @@ def from_arrays(
     check_num_classes(num_classes)
     if targets and num_classes is not None:
         raise InputError("num_classes: expected without targets, which have no classes")
-    if not targets and not num_classes:
+    if targets:
+        num_classes = 0
+    elif num_classes is None:
         num_classes = count_classes(_label_chunks(labels, MAX_CLASSES), "y")
     ids_of = _split_ids(splits, num_nodes)
 
@@ -69,11 +71,11 @@ def from_arrays(
         num_nodes=num_nodes,
         num_edges=edges.shape[1],
         num_features=num_features,
-        num_classes=num_classes or 0,
+        num_classes=num_classes,
         feature_dtype=np.dtype(np.float16 if features.dtype == np.float16 else np.float32),
         edge_chunks=edge_chunks,
         x_chunks=lambda: slices(features, npz.CHUNK_BYTES // (features.itemsize * num_features)),
-        label_chunks=lambda: _label_chunks(labels, num_classes or 0),
+        label_chunks=lambda: _label_chunks(labels, num_classes),
         target_shape=labels.shape[1:] if targets else (),
         read_splits=lambda: dict(ids_of),
         features_at="x",
@@ -101,7 +103,6 @@ def store_from_arrays(
     splits: Mapping[str, object],
     num_classes: int | None = None,
     targets: bool = False,
-    name: str | None = None,
     **options: Any,
 ) -> Store:
     """Write arrays or torch tensors as a store, in chunks; memory maps of any size stay on disk.
@@ -113,12 +114,11 @@ def store_from_arrays(
         y: labels [N] or [N, 1]; -1 or NaN for an unlabelled node.
         splits: node ids, or boolean masks over all nodes, of train, valid (or val) and test.
         num_classes: by default the largest label plus one.
-        targets: whether `y` has numbers [N] or [N, T] instead of classes, NaN for none.
-        name: the store's name, by default that of its folder.
+        targets: whether `y` has numbers [N] or [N, T] instead of classes, NaN for none, for your own
+            training loop. They are stored as float32; ogbnlib's trainer refuses them.
         options: undirected, feature_dtype, memory_limit, progress: as in `convert`.
     """
-    name = name or Path(path).absolute().name
-    source = from_arrays(name, edge_index, x, y, splits, num_classes, targets)
+    source = from_arrays(Path(path).absolute().name, edge_index, x, y, splits, num_classes, targets)
     return convert(source, path, **options)
 
 
@@ -133,13 +133,10 @@ def _check_label_shape(y: Array, num_nodes: int, targets: bool) -> None:
     )
 
 
-def _split_ids(splits: object, num_nodes: int) -> dict[str, Array]:
-    names: object = type(splits).__name__
-    if isinstance(splits, Mapping):
-        names = sorted(map(split_name, splits))
-    if not isinstance(splits, Mapping) or names != sorted(SPLITS):
+def _split_ids(splits: Any, num_nodes: int) -> dict[str, Array]:
+    if not isinstance(splits, Mapping) or sorted(map(split_name, splits)) != sorted(SPLITS):
         raise InputError(
-            f"splits: expected a dict with train, valid (or val) and test, got {names}"
+            f"splits: expected a dict with train, valid (or val) and test, got {splits!r:.200}"
         )
     ids_of = {
         split_name(split): as_ids(ids, num_nodes, f"splits[{split!r}]")
@@ -170,11 +167,8 @@ def as_numpy(value: Any, name: str) -> Array:
 
 
 def as_ids(values: object, num_nodes: int, name: str, *, are_mask: bool = False) -> Array:
-    """Return int64 node ids from ids [n], or from a mask [N] of booleans.
-
-    The range of the ids is not checked. Numbers are ids, unless their name says that they
-    `are_mask`: then zeros and ones.
-    """
+    """Return int64 node ids, unchecked, from ids [n] or from a mask [N] of booleans, also of zeros
+    and ones if the values `are_mask`."""
     ids = as_numpy(values, name)
     is_flags = ids.dtype.kind == "b" or (are_mask and np.isin(ids, (0, 1)).all())
     if ids.ndim == 1 and is_flags:

@@ -1,7 +1,6 @@
 """Tables, the roles of their columns, and pieces of values, cast with the place of a bad value.
 
-Import this module only when needed: it imports pyarrow and pandas. pyarrow reads files in pieces
-and keeps the order of the rows.
+Import this module only when needed: it imports pyarrow and pandas.
 """
 
 from __future__ import annotations
@@ -22,14 +21,7 @@ from ..errors import InputError, naming
 from ..graph.npz import Array
 from .labels import most_exact
 
-_TEXTS = (
-    "large_string",
-    "string_view",
-    "binary_view",
-    "binary",
-    "large_binary",
-    "fixed_size_binary",
-)
+_TEXTS = ("large_string", "string_view", "binary", "large_binary", "fixed_size_binary")
 BATCH_ROWS = 2**17
 
 
@@ -122,26 +114,21 @@ class Piece:
             )
 
     def cast(self, kind: str, expected: str, hint: str = "") -> pa.Array:
-        """Return the values as int64, double or string.
+        """Return the values as int64, double or string; an empty cell of numbers becomes null.
 
-        Among numbers, an empty cell becomes null, and 3.0 is the whole number 3. The error about a
-        value that can't be cast ends with `hint`.
+        The error about a value that can't be cast ends with `hint`.
         """
         values = _cast(self.values, kind)
         if values is None:
-            rows = range(len(self.values))
+            rows = np.arange(len(self.values))
             first = next(row for row in rows if _cast(self.values.slice(row, 1), kind) is None)
-            value = self.values[first].as_py()
-            if not isinstance(value, str):
+            if not pa.types.is_string(self.values.type):
                 hint = f" ({self.values.type}){hint}"
-            elif "," in value:
-                hint = f"; decimals have a point, thousands no sign, lists are no numbers{hint}"
-            self.refuse(np.equal(rows, first), expected, hint)
+            self.refuse(rows == first, expected, hint)
         return values
 
     def keys(self, kind: str, expected: str) -> Array:
-        """Return a 64-bit number for each name: the name itself if `kind` is "int64", or its hash if
-        `kind` is "string". A missing name is refused."""
+        """Return a number of 64 bits for each name, its own or a hash; refuse a missing name."""
         keys = self.cast(kind, expected)
         if kind == "int64":
             self.refuse(keys.is_null(), expected)
@@ -150,8 +137,7 @@ class Piece:
         return hashes(numbers(keys))
 
     def flags(self) -> Array:
-        """Return the booleans of a mask: true, false, 1, 0 or an empty cell, in any case of
-        letters."""
+        """Return the booleans of a mask of true, false, 1, 0 or empty cells, in any case."""
         expected = "true or false"
         words = pc.utf8_lower(pc.fill_null(self.cast("string", expected), ""))
         truth = pc.is_in(words, value_set=pa.array(["true", "1", "1.0"]))

@@ -1,8 +1,7 @@
 """Conversion of any `Source` to a store (a folder of .npy files, see `graph.store`).
 
-Memory is bounded: features and edges pass through it in chunks, and a set of nodes takes one bit
-per node. A bucketed external sort (`graph.edge_sort`) produces the CSC, while a second thread
-converts the features.
+Features and edges pass through it in chunks, and a set of nodes takes one bit per node. An external
+sort (`graph.edge_sort`) produces the CSC, while a second thread converts the features.
 """
 
 import contextlib
@@ -11,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +34,7 @@ from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from .description import FeatureDtype as FeatureDtype
 from .leaks import refuse_leaks
-from .official import OFFICIAL_DIR, is_official, locate_official
+from .official import OFFICIAL_DIR, is_official, official_folder
 from .source import Source, from_store
 
 # added to the memory that the process already uses, such as a notebook's with torch loaded
@@ -43,6 +43,7 @@ _KERNEL_BYTES = 96 * 2**20  # to compile the kernels (numba)
 # chunks of features and edges, and written pages that are not yet on disk
 _CHUNKS_BYTES = 64 * 2**20 + 2 * DROP_BYTES
 _MIN_WORKSPACE = 32 * 2**20
+_WIDE = 100  # times the median standard deviation of the columns
 
 Item = TypeVar("Item")
 
@@ -65,10 +66,8 @@ def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
 def _checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]]:
     """Return the ids of the splits, and the label counts of the store's summary.
 
-    With the option `drop_unlabelled`, the splits have no unlabelled nodes.
-
-    Raises:
-        InputError: training could not use a split.
+    With the option `drop_unlabelled`, the splits have no unlabelled nodes. A split that training
+    could not use is refused.
     """
     labelled = NodeSet(source.num_nodes)
     begin = 0
@@ -100,25 +99,20 @@ def _checked_splits(source: Source) -> tuple[dict[str, Array], dict[str, object]
     return splits, {**counts, "dropped_seeds": num_seeds - sum(map(len, splits.values()))}
 
 
+@dataclass
 class _Conversion:
     """Writer of all arrays of a store; a second thread writes the features.
 
     If one thread fails, the other one raises a `CancelledError` at its next chunk.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        writer: StoreWriter,
-        dtype: np.dtype[np.generic],
-        done: Callable[[int], object],
-    ) -> None:
-        self._source = source
-        self._writer = writer
-        self._dtype = dtype
-        self._done = done
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
+    source: Source
+    writer: StoreWriter
+    dtype: np.dtype[np.generic]
+    done: Callable[[int], object]
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _sample: list[Array] = field(default_factory=list)  # rows of features
 
     def write(self, splits: Mapping[str, Array], undirected: bool, workspace: int) -> None:
         """Write the store; `workspace` is the memory for sorting the edges, in bytes."""
@@ -128,6 +122,7 @@ class _Conversion:
                 self._write_edges(undirected, workspace)
                 self._write_nodes(splits)
                 features.result()
+                self.writer.entries["summary"] |= self._scales()
             except CancelledError:
                 features.result()
                 raise
@@ -138,20 +133,20 @@ class _Conversion:
         if self._stop.is_set():
             raise CancelledError  # the other thread has failed, and its error is reported
         with self._lock:
-            self._done(number)
+            self.done(number)
 
     def _write_chunks(
         self, name: str, kind: DTypeLike, chunks: Iterable[Array], row_shape: tuple[int, ...] = ()
     ) -> None:
-        with self._writer.create(name, kind, row_shape) as out:
+        with self.writer.create(name, kind, row_shape) as out:
             for chunk in chunks:
                 out.write(chunk)
                 self._count(chunk.nbytes)
 
     def _write_edges(self, undirected: bool, workspace: int) -> None:
-        source = self._source
+        source = self.source
         edges = EdgeSort(
-            self._writer.folder,
+            self.writer.folder,
             source.num_nodes,
             source.num_edges,
             undirected=undirected,
@@ -161,39 +156,41 @@ class _Conversion:
         with contextlib.closing(_ahead(source.edge_chunks(edges.chunk_edges))) as ahead:
             edges.read(ahead)
         with (
-            self._writer.create("row", index_dtype(source.num_nodes)) as row,
-            self._writer.create("colptr", "<i8") as colptr,
+            self.writer.create("row", index_dtype(source.num_nodes)) as row,
+            self.writer.create("colptr", "<i8") as colptr,
         ):
             edges.write(row, colptr)
-        self._writer.entries["summary"] |= {
+        self.writer.entries["summary"] |= {
             "edges_read": edges.num_read,
             "dropped_edges": source.num_edges - edges.num_read,
             "merged_edges": (1 + undirected) * edges.num_read - row.length,
         }
 
     def _write_nodes(self, splits: Mapping[str, Array]) -> None:
-        source = self._source
+        source = self.source
         self._write_chunks(
             "y", label_dtype(source.num_classes), source.label_chunks(), source.target_shape
         )
         for split, nodes in splits.items():
-            self._writer.write(split, nodes)
+            self.writer.write(split, nodes)
         names = source.node_names()
         if names is not None:
             self._write_chunks("node_name", *names)
         if source.label_names is not None:
-            self._writer.write("label_name", source.label_names)
+            self.writer.write("label_name", source.label_names)
 
     def _write_features(self) -> None:
-        width = self._source.num_features
+        width = self.source.num_features
         try:
-            if self._dtype != np.int8:
-                with self._features(self._dtype) as chunks:
-                    self._write_chunks("x", self._dtype, chunks, (width,))
+            if self.dtype != np.int8:
+                with self._features(self.dtype) as chunks:
+                    self._write_chunks("x", self.dtype, chunks, (width,))
                 return
             with self._features(np.float32) as chunks:  # the first pass finds the columns' ranges
-                columns = Int8Columns.covering(map(self._counted, chunks), width)
-            self._writer.entries |= columns.entries()
+                columns = Int8Columns.covering(
+                    map(self._counted, chunks), width, self.source.features_at
+                )
+            self.writer.entries |= columns.entries()
             with self._features(np.float32) as chunks:
                 self._write_chunks("x", np.int8, map(columns.encode, chunks), (width,))
         except BaseException:
@@ -206,8 +203,21 @@ class _Conversion:
 
     @contextlib.contextmanager
     def _features(self, dtype: DTypeLike) -> Iterator[Iterator[Array]]:
-        with contextlib.closing(_ahead(self._source.x_chunks())) as ahead:
-            yield finite(ahead, dtype, self._source.features_at)
+        with contextlib.closing(_ahead(self.source.x_chunks())) as ahead:
+            yield map(self._sampled, finite(ahead, dtype, self.source.features_at))
+
+    def _sampled(self, chunk: Array) -> Array:
+        # about 2**19 values of all chunks, which take 2 MB
+        step = -(-self.source.num_nodes * self.source.num_features // 2**19)
+        self._sample.append(chunk[::step].copy())
+        return chunk
+
+    def _scales(self) -> dict[str, str]:
+        """Return the summary's entry on columns that larger numbers let outweigh the others."""
+        spread = np.concatenate(self._sample).std(axis=0, dtype=np.float64)
+        usual = np.median(spread[spread > 0].tolist() or [1.0])
+        names = self.source.columns(np.flatnonzero(spread > _WIDE * usual))
+        return {f"spread_over_{_WIDE}_times_the_median": names} if names else {}
 
 
 def _disk_bytes(
@@ -255,11 +265,7 @@ def _workspace(source: Source, memory_limit: str | int | None) -> int:
 def open_source(
     name: StrPath, data_dir: StrPath = OFFICIAL_DIR, description: StrPath | None = None
 ) -> Source:
-    """Open a store, an official data set or a folder for conversion.
-
-    A folder has a `dataset.yaml` (or the file `description`), OGB's layout, or files of canonical
-    names.
-    """
+    """Open a store, an official data set or a folder (see `open_folder`) for conversion."""
     from .folder import open_folder, open_official  # imports pyarrow and pandas
 
     path = home(name)
@@ -269,13 +275,12 @@ def open_source(
         raise InputError(f"description: expected one of a folder of files, got it with {path}")
     if is_store(path):
         return from_store(open_store(path))
-    official = locate_official(str(path), home(data_dir))
-    if not official.folder.exists():
+    folder = official_folder(str(path), home(data_dir))
+    if not folder.exists():
         raise InputError(
-            f"{official.folder}: expected the files of {official.name}, found none: python -m ogbnlib "
-            f"download {official.name}"
+            f"{folder}: expected the files of {path}, found none: python -m ogbnlib download {path}"
         )
-    return open_official(official)
+    return open_official(str(path), folder)
 
 
 @clear_errors()

@@ -1,7 +1,4 @@
-"""Description of a folder: the file `dataset.yaml`, which declares the roles of files and columns.
-
-Roles are declared, and never inferred from values.
-"""
+"""Description of a folder: the file `dataset.yaml`, which declares the roles of files and columns."""
 
 import contextlib
 import json
@@ -46,8 +43,7 @@ _EXAMPLE = "files: {edges.csv: {citing: source, cited: target}}"
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a conversion: the lines of `dataset.yaml` beside `files`, and arguments of
-    `convert` on the command line and in Python, which come first.
+    """Options of a conversion, in `dataset.yaml`; arguments of `convert` come before them.
 
     Attributes:
         undirected: add reverse edges, sort each node's in-edges, drop duplicates; None as in the
@@ -96,7 +92,7 @@ class DataFile:
 
 @dataclass(frozen=True)
 class Description:
-    """What a folder's files are: read from `dataset.yaml`, or decided by canonical names.
+    """A folder's files with their roles, from `dataset.yaml` or by canonical names.
 
     Attributes:
         files: in the order in which features are joined; the first table with a column of names
@@ -150,8 +146,7 @@ def read_description(file: Path, folder: Path) -> Description:
 
 def _with_option(options: Options, where: str, name: Text, value: object) -> Options:
     if name not in vars(options):
-        known = ("files", *vars(options))
-        raise InputError(f"{where}: {unknown_name(name, known, 'option')}")
+        raise InputError(f"{where}: {unknown_name(name, ('files', *vars(options)), 'option')}")
     with contextlib.suppress(ValueError):
         value = json.loads(str(value).lower())
     try:
@@ -163,18 +158,16 @@ def _with_option(options: Options, where: str, name: Text, value: object) -> Opt
 def _data_file(file: Path, folder: Path, name: Text, roles: Any) -> DataFile:
     where = f"{file}, line {name.line}"
     path = folder / home(name)
-    kind: str | None = None
-    if roles != LEFT_OUT or not path.exists():
-        try:
-            kind = format_of(files_of(path)[0])
-        except InputError as error:
-            names = [entry.name for entry in folder.iterdir()]
-            close = get_close_matches(name.rstrip("/"), names, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise InputError(f"{where}: {error}{hint}") from None
-    if roles == LEFT_OUT:
+    if roles == LEFT_OUT and path.exists():
         return DataFile(path, where, LEFT_OUT)
-    if kind == "array":
+    try:
+        kind = format_of(files_of(path)[0])
+    except InputError as error:
+        names = [entry.name for entry in folder.iterdir()]
+        close = get_close_matches(name.rstrip("/"), names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise InputError(f"{where}: {error}{hint}") from None
+    if kind == "array" or roles == LEFT_OUT:
         return DataFile(path, where, _role(f"{where}: {name}", roles, FILE_ROLES))
     if not isinstance(roles, dict):
         raise InputError(

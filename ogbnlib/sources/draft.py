@@ -1,17 +1,14 @@
 """Roles by canonical names, and the draft of a `dataset.yaml` where names do not decide.
 
-A file called edges, features, labels, nodes, train, valid, test, splits or targets has the role of
-its name. In these files, columns called id, node_id, source (src), target (dst), label, split and
-weight have theirs; in a table of features or nodes every other column of numbers is a feature,
-except one whose name is empty or ends in "id". Values decide nothing but the type of a column.
+The guide's page data.md lists the names. Values decide nothing but the type of a column.
 """
 
 import json
-import os
 import re
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -65,46 +62,39 @@ _FOOT = """\
 
 @dataclass
 class _Draft:
-    """A file with the roles that names decide, and a comment on each column.
+    """A file with the roles that names decide.
 
     Attributes:
         stem: the canonical name, "" for another one.
-        roles: by the column's name; an array has the one column "".
+        comments: on each column, by its name; an array has the one column "".
     """
 
-    path: Path
+    file: DataFile
     stem: str
-    roles: dict[str, str] = field(default_factory=dict)
-    comments: dict[str, str] = field(default_factory=dict)
-    header: bool = True
+    comments: dict[str, str]
 
     @property
-    def column_roles(self) -> list[str]:
-        if self.is_array:
-            return [*FILE_ROLES.get(self.roles[""], (TODO,))]
-        return [*self.roles.values()]
+    def roles(self) -> Mapping[str, str]:
+        return self.file.columns or {"": self.file.role}
 
     @property
-    def is_array(self) -> bool:
-        return [*self.roles] == [""]
+    def column_roles(self) -> Sequence[str]:
+        return FILE_ROLES.get(self.file.role, [*self.roles.values()])
 
 
 def no_data(path: Path) -> InputError:
-    """Return the error for a path that is no folder of data, such as a file that only torch reads."""
-    found = "no such folder"
-    hint = ""
+    """Return the error for a path that is no folder of data."""
     if path.is_dir():
-        found = f"no files of {READABLE}"
+        problem = f"found no files of {READABLE}"
     elif path.is_file():
-        found = "a file"
-        hint = "; name its folder, unpack an archive"
+        problem = "found a file; name its folder, unpack an archive"
     else:
-        hint = whereabouts()
+        problem = f"found no such folder{whereabouts()}"
     saved = [*path.glob("*.pt"), *path.glob("processed/[!p]*.pt"), path]
     if saved[0].suffix == ".pt":
         load_it = f"torch.load({str(saved[0])!r}, weights_only=False)"
-        hint = f"; in Python, if you trust it: ogbnlib.Store.from_data({load_it}, 'new_store')"
-    return InputError(f"{path}: expected a folder of data, found {found}{hint}")
+        problem += f"; in Python, if you trust it: ogbnlib.Store.from_data({load_it}, 'new_store')"
+    return InputError(f"{path}: expected a folder of data, {problem}")
 
 
 def describe(folder: Path, file: Path) -> Description:
@@ -117,33 +107,28 @@ def describe(folder: Path, file: Path) -> Description:
     canonical = [draft for draft in drafts if draft.stem]
     missing = missing_roles([draft.column_roles for draft in canonical])
     undecided = [
-        f"{draft.path.name}: {name!r}"
+        f"{draft.file.path.name}: {name!r}"
         for draft in canonical
         for name, role in draft.roles.items()
         if role == TODO
     ]
     if not missing and not undecided:
-        unread = ", ".join(draft.path.name for draft in drafts if not draft.stem)
+        unread = ", ".join(draft.file.path.name for draft in drafts if not draft.stem)
         if unread:
             print(f"{folder}: not read, as dataset.yaml gives no role: {unread}", file=sys.stderr)
-        files = [
-            DataFile(
-                draft.path, str(draft.path), draft.roles.get("", ""), draft.roles, draft.header
-            )
-            for draft in canonical
-        ]
+        files = [draft.file for draft in canonical]
         return Description(folder, files, is_declared=False)
     why = f"names do not decide all roles ({[*undecided, *missing][0]})"
     if file.exists():
         raise InputError(f"{file}: expected roles of `files`: {why}")
-    lines = [_HEAD, *(f"# Missing: {problem}\n" for problem in missing), "files:\n"]
-    text = "".join([*lines, *map(_written, drafts), _FOOT])
+    head = [_HEAD, *(f"# Missing: {problem}\n" for problem in missing), "files:\n"]
+    text = "".join([*head, *map(_written, drafts), _FOOT])
     try:
         write_atomically(file, lambda out: out.write(text.encode()))
     except OSError as error:
         raise InputError(
-            f"{folder}: {why}, and {file} can't be written ({os.strerror(error.errno or 0)}): name "
-            "a place of your own by --description FILE"
+            f"{folder}: {why}, and {file} can't be written ({error.strerror}): name a place of your "
+            "own by --description FILE"
         ) from None
     raise InputError(
         f"{folder}: {why}; wrote the draft {shown(file)}: complete it, and run the same command again"
@@ -160,38 +145,44 @@ def _drafts(folder: Path) -> list[_Draft]:
     paths = [path for path in paths if path.is_file() or (is_parts(path) and not is_store(path))]
     # two files of one canonical name: the name does not decide
     counts = Counter(map(_stem, paths))
-    stems = [stem for stem in _STEMS if counts[stem] == 1]
+    stems = ["", *(stem for stem in _STEMS if counts[stem] == 1)]
     drafts = [_draft(path, _stem(path) if _stem(path) in stems else "") for path in paths]
-    # a file of an unknown ending is data if it reads as a table
-    drafts = [
-        draft
-        for draft in drafts
-        if draft.path.is_dir() or format_of(draft.path) or len(draft.roles) > 1
-    ]
+    drafts = [draft for draft in drafts if _is_data(draft)]
     if not drafts:
         raise no_data(folder)
-    drafts.sort(key=lambda draft: _STEMS.index(draft.stem) if draft.stem else -1)
+    drafts.sort(key=lambda draft: stems.index(draft.stem))
     if not any("name" in draft.column_roles for draft in drafts if draft.stem in _STEMS[:2]):
         for draft in drafts:  # no table defines names: ids are row numbers
-            draft.roles |= {name: "id" for name, role in draft.roles.items() if role == "name"}
+            columns = {
+                name: "id" if role == "name" else role for name, role in draft.file.columns.items()
+            }
+            draft.file = replace(draft.file, columns=columns)
     return drafts
 
 
+def _is_data(draft: _Draft) -> bool:
+    """Whether a file is data; one of an unknown ending is, if it reads as a table."""
+    path = draft.file.path
+    return path.is_dir() or format_of(path) is not None or len(draft.roles) > 1
+
+
 def _draft(path: Path, stem: str) -> _Draft:
+    where = str(path)
     try:
         if format_of(files_of(path)[0]) == "array":
             array = load(files_of(path)[0])
-            role = _ARRAYS.get(stem, stem)
-            return _Draft(path, stem, {"": role}, {"": f"{array.dtype} {[*array.shape]}"})
+            file = DataFile(path, where, _ARRAYS.get(stem, stem))
+            return _Draft(file, stem, {"": f"{array.dtype} {[*array.shape]}"})
         table = open_table(path)
         sample = next(table.batches(table.names, _SAMPLE), [])
     except InputError as error:
         if stem:
             raise
-        return _Draft(path, stem, {"": LEFT_OUT}, {"": " ".join(str(error).split())})
+        return _Draft(DataFile(path, where, LEFT_OUT), stem, {"": " ".join(str(error).split())})
     kinds = {piece.name: _kind(piece.values) for piece in sample}
-    comments = {piece.name: f"{kinds[piece.name]}: {_range(piece.values)}"[:70] for piece in sample}
-    return _Draft(path, stem, _roles(stem, table, kinds), comments, table.header)
+    comments = {piece.name: f"{kinds[piece.name]}: {_first(piece.values)}" for piece in sample}
+    file = DataFile(path, where, columns=_roles(stem, table, kinds), header=table.header)
+    return _Draft(file, stem, comments)
 
 
 def _kind(values: pa.Array) -> str:
@@ -201,19 +192,14 @@ def _kind(values: pa.Array) -> str:
         texts = values.filter(pc.not_equal(pc.utf8_trim_whitespace(values), ""))
         count = pc.sum(pc.match_substring_regex(texts, _NUMBER_LIKE)).as_py() or 0
         return "numbers" if count * 2 >= max(1, len(texts)) else "text"
-    is_number = str(inner).startswith(("int", "uint", "float", "double", "half", "bool", "decimal"))
-    if not is_number:
+    if not str(inner).startswith(("int", "uint", "float", "double", "half", "bool", "decimal")):
         return str(values.type)
     return "numbers" if inner == values.type else "lists of numbers"
 
 
-def _range(values: pa.Array) -> str:
+def _first(values: pa.Array) -> str:
     text = ", ".join(map(str, values[:3].to_pylist()))
-    try:
-        ends = pc.min_max(values.cast("int64")).as_py()
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return text
-    return f"{ends['min']} to {ends['max']}: {text}"
+    return " ".join(text.split())[:60]
 
 
 def _roles(stem: str, table: Table, kinds: dict[str, str]) -> dict[str, str]:
@@ -233,13 +219,14 @@ def _roles(stem: str, table: Table, kinds: dict[str, str]) -> dict[str, str]:
 
 
 def _written(draft: _Draft) -> str:
-    key = draft.path.name + "/" * draft.path.is_dir()
-    if draft.is_array:
-        return _line("  ", key, draft.roles[""], draft.comments.get("", ""))
-    lines = [f"  {_quoted(key)}:\n", *["    header: none\n"] * (not draft.header)]
-    kinds = {name: draft.comments.get(name, "").partition(":")[0] for name in draft.roles}
-    (most, count), *_ = Counter((draft.roles[name], kinds[name]) for name in kinds).most_common(1)
-    for name, role in draft.roles.items():
+    file = draft.file
+    key = file.path.name + "/" * file.path.is_dir()
+    if file.role:
+        return _line("  ", key, file.role, draft.comments[""])
+    lines = [f"  {_quoted(key)}:\n", *["    header: none\n"] * (not file.header)]
+    kinds = {name: draft.comments.get(name, "").partition(":")[0] for name in file.columns}
+    (most, count), *_ = Counter((file.columns[name], kinds[name]) for name in kinds).most_common(1)
+    for name, role in file.columns.items():
         if count <= _MOST_ALIKE or (role, kinds[name]) != most:
             lines.append(_line("    ", name, role, draft.comments.get(name, "")))
     if count > _MOST_ALIKE:

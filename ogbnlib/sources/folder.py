@@ -34,9 +34,9 @@ from .draft import describe, no_data
 from .formats import format_of
 from .labels import AS_VALUES, clean_targets
 from .nodes import Nodes, check_rows, read_labels, read_splits
-from .official import Located
+from .official import KNOWN
 from .ogb import csv_layout, open_raw
-from .source import Source, stamped
+from .source import Source, aligned, stamped
 from .tables import open_table
 
 _CHUNK_NODES = 2**17
@@ -76,10 +76,7 @@ def _open_table(file: DataFile) -> Table:
 
 def open_folder(path: Path, description: Path | None = None, **known: Any) -> Source:
     """Open a folder for conversion: by its `dataset.yaml` (or `description`), by OGB's layout, or
-    by canonical names.
-
-    Options that are `known` of official data come before those of the folder.
-    """
+    by canonical names. Options that are `known` come before those of the folder."""
     if not path.is_dir():
         raise no_data(path)
     folder = Path(os.path.realpath(path))
@@ -104,17 +101,14 @@ def open_folder(path: Path, description: Path | None = None, **known: Any) -> So
     return _open_described(replace(layout, options=options))
 
 
-def open_official(located: Located) -> Source:
-    """Open one of OGB's own data sets.
-
-    The data are streamed, because ogb's loader needs more than 128 GB for ogbn-papers100M
-    (snap-stanford/ogb#407).
-    """
-    # as OGB's own reader adds them
-    has_reverses = located.meta["add_inverse_edge"] == "True" or None
-    num_classes = int(located.meta["num classes"])
-    source = open_folder(located.folder, num_classes=num_classes, undirected=has_reverses)
-    return replace(source, name=located.name)
+def open_official(name: str, folder: Path) -> Source:
+    """Open one of OGB's own data sets, streamed: ogb's loader needs more than 128 GB for
+    ogbn-papers100M (snap-stanford/ogb#407)."""
+    size = KNOWN[name]
+    # ogb's reader adds the reverse edges of ogbn-products
+    undirected = size.undirected or None
+    source = open_folder(folder, num_classes=size.num_classes, undirected=undirected)
+    return replace(source, name=name)
 
 
 def _open_described(description: Description) -> Source:
@@ -195,22 +189,6 @@ def _lists(piece: Piece, width: int) -> Array:
     return numbers(flat).reshape(-1, width)
 
 
-def _joined(parts: Sequence[_Rows], nodes: Nodes) -> Iterator[Array]:
-    """Yield the rows of several tables side by side; the tables have equally many rows."""
-    streams = [part.chunks(nodes) for part in parts]
-    pending = [np.empty((0, part.width)) for part in parts]
-    while True:
-        pending = [
-            rows if len(rows) else next(stream, rows)
-            for rows, stream in zip(pending, streams, strict=True)
-        ]
-        count = min(map(len, pending))
-        if not count:
-            return
-        yield np.concatenate([rows[:count] for rows in pending], axis=1)
-        pending = [rows[count:] for rows in pending]
-
-
 class _Folder:
     def __init__(self, description: Description, tables: Sequence[Table]) -> None:
         self.description = description
@@ -235,7 +213,7 @@ class _Folder:
         return nodes
 
     def _refuse_rows(self) -> None:
-        """Refuse rows without ids beside a table of nodes whose ids are row numbers out of order."""
+        """Refuse rows without ids next to a table of nodes whose ids are row numbers out of order."""
         assert self.nodes.names is not None
         named, column = self.nodes.names
         for table in self.tables:
@@ -261,6 +239,11 @@ class _Folder:
                 src = src[are_known]
                 dst = dst[are_known]
             yield from zip(slices(src, chunk_edges), slices(dst, chunk_edges), strict=True)
+
+    def _x_chunks(self) -> Iterator[Array]:
+        """Yield the rows of the tables of features side by side."""
+        streams = [part.chunks(self.nodes) for part in self.features]
+        return (np.concatenate(rows, axis=1) for rows in aligned(streams))
 
     def _labels(self) -> dict[str, Any]:
         label = next((table for table in self.tables if table.first("label")), None)
@@ -296,7 +279,7 @@ class _Folder:
             num_features=sum(part.width for part in self.features),
             feature_dtype=np.result_type(*(part.dtype for part in self.features)),
             edge_chunks=self.edge_chunks,
-            x_chunks=lambda: _joined(self.features, self.nodes),
+            x_chunks=self._x_chunks,
             read_splits=lambda: dict(splits),
             node_names=self.nodes.chunks,
             features_at=where,

@@ -23,8 +23,7 @@ READABLE = ".npy, .parquet, .feather, .csv, .tsv or .txt, also .gz, .bz2 or .zst
 
 
 def ending(name: str) -> str:
-    """Return the longest ending of a file name that is in `FORMATS`, in lower case; "" if none
-    is."""
+    """Return the longest ending of a file name in `FORMATS`, in lower case; "" for none."""
     known = [end for end in FORMATS if name.lower().endswith(end)]
     return max(known, key=len, default="")
 
@@ -35,8 +34,7 @@ def format_of(file: Path) -> str | None:
 
 
 def is_parts(path: Path) -> bool:
-    """Whether `path` is a folder or a pattern, such as edges/part-*.csv, with a part in a known
-    format."""
+    """Whether `path` is a folder or a pattern with a part in a known format."""
     return not path.is_file() and any(part.is_file() and format_of(part) for part in _parts(path))
 
 
@@ -48,11 +46,11 @@ def files_of(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     parts = _parts(path)
-    folders = [part.name for part in parts if part.is_dir()]
-    if folders or not parts:
-        found = (folders or ["none"])[0]
+    others = [part.name for part in parts if not part.is_file()]
+    if others or not parts:
         raise InputError(
-            f"{path}: expected a file, or files as its parts, found {found}{whereabouts()}"
+            f"{path}: expected a file, or files as its parts, found "
+            f"{(others or ['none'])[0]}{whereabouts()}"
         )
     return parts
 

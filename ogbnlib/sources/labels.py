@@ -16,7 +16,7 @@ AS_VALUES = (
     "numbers for a loop of your own are declared as values in dataset.yaml, in Python by "
     "targets=True"
 )
-# takes which values are wrong, what was expected, and the end of the message
+# its arguments: which values are wrong, the expectation, and the end of the message
 Refuse = Callable[[Array, str, str], None]
 NOT_CLASSES = (
     "; labels are classes: make classes of numbers with numpy.digitize(values, bounds); "
@@ -42,10 +42,8 @@ def refuse_several_labels(where: str, count: int) -> NoReturn:
 
 
 def clean_targets(chunks: Iterable[Array], where: str) -> Iterator[Array]:
-    """Yield chunks of targets [n] or [n, T] of any numeric dtype as float32, NaN for none.
-
-    Values that are infinite in float32 are refused.
-    """
+    """Yield chunks of targets [n] or [n, T] of any numeric dtype as float32, NaN for none; refuse
+    values that are infinite in float32."""
     begin = 0
     for values in chunks:
         with np.errstate(over="ignore"):

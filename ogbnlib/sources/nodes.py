@@ -20,7 +20,7 @@ from .description import LEFT_OUT
 from .labels import MAX_CLASSES, clean_labels, count_classes, refuse_several_labels
 from .tables import is_number
 
-LONGEST_NAME = 256  # bytes; in `node_name` each node takes the width of the longest name
+LONGEST_NAME = 1024  # bytes; in `node_name` each node takes the width of the longest name
 
 
 class Nodes:
@@ -55,12 +55,9 @@ class Nodes:
         for piece in table.pieces(column):
             keys.append(piece.keys(self.kind, self._expected))
             if self.kind == "string":
-                lengths = pc.binary_length(piece.values.cast("string"))
-                self._width = max(self._width, pc.max(lengths).as_py() or 1)
+                self._width = max(self._width, pc.max(_lengths(piece)).as_py() or 1)
         if self._width > LONGEST_NAME:
-            raise InputError(
-                f"{table.file}: expected names of {LONGEST_NAME} bytes at most, found {self._width}"
-            )
+            _refuse_long_names(table, column)
         self._index = pd.Index(np.concatenate(keys))
         if not self._index.is_unique:
             row = int(self._index.duplicated().argmax())
@@ -80,15 +77,13 @@ class Nodes:
         """Whether the names are the row numbers in another order than that of the rows."""
         if self.names is None or self.kind == "string":
             return False
-        rows = np.arange(self.num_nodes)
-        values = self._index.to_numpy()
-        return not np.array_equal(values, rows) and np.array_equal(np.sort(values), rows)
+        numbers = np.sort(self._index.to_numpy())
+        is_sorted = self._index.is_monotonic_increasing
+        return not is_sorted and np.array_equal(numbers, np.arange(self.num_nodes))
 
     def is_mask(self, table: Table, split: str) -> bool:
-        """Whether a column of the role train, valid or test is a mask of nodes, and not their ids.
-
-        It is one beside columns of other roles, and if it has true and false.
-        """
+        """Whether a column of the role train, valid or test is a mask, and not a list of nodes: if
+        it has true and false, or stands next to columns of other roles."""
         if any(role not in (split, LEFT_OUT) for role in table.roles.values()):
             return True
         first = next((piece.values[0].as_py() for piece in table.pieces(table.all(split)[0])), None)
@@ -128,6 +123,18 @@ class Nodes:
         )
 
 
+def _lengths(names: Piece) -> pa.Array:
+    return pc.binary_length(names.values.cast("string"))
+
+
+def _refuse_long_names(table: Table, column: str) -> None:
+    wrong = [pc.greater(_lengths(piece), LONGEST_NAME) for piece in table.pieces(column)]
+    count = sum(pc.sum(part).as_py() or 0 for part in wrong)
+    for piece, are_wrong in zip(table.pieces(column), wrong, strict=True):
+        expected = f"names of {LONGEST_NAME} bytes at most"
+        piece.refuse(are_wrong.fill_null(False), expected, f"; {count} names are longer")
+
+
 def _are_whole(names: Piece) -> bool:
     """Whether names are whole numbers; "007" and "7" are two names of text."""
     values = names.values
@@ -148,16 +155,12 @@ _SPLIT_OF = {
 
 
 def check_rows(table: Table, nodes: Nodes, least: int = 0) -> None:
-    """Refuse more rows than nodes, or fewer than `least`.
-
-    This comes before memory use grows with the file: a small compressed file may have billions of
-    rows.
-    """
+    """Refuse more rows than nodes, or fewer than `least`, before memory use grows with the file: a
+    small compressed file may have billions of rows."""
     if not least <= table.num_rows <= nodes.num_nodes:
-        at_most = "at most " * (not least)
         raise InputError(
-            f"{table.file}: expected {at_most}{nodes.num_nodes} rows, one for each node, found "
-            f"{table.num_rows}; blank lines do not count"
+            f"{table.file}: expected {'at most ' * (not least)}{nodes.num_nodes} rows, one for each "
+            f"node, found {table.num_rows}; blank lines do not count"
         )
 
 
@@ -209,10 +212,8 @@ def _class_names(table: Table, column: str, num_classes: int) -> list[str]:
 def read_labels(
     table: Table, nodes: Nodes, num_classes: int | None
 ) -> tuple[Array, int, Array | None]:
-    """Return labels [N], -1 for none, the number of classes, and the names of text classes.
-
-    The names are sorted UTF-8 bytes [C]; None if labels are numbers.
-    """
+    """Return labels [N], -1 for none, the number of classes, and the sorted names of text classes,
+    UTF-8 bytes [C]; None if labels are numbers."""
     column = table.all("label")[0]
     names = _class_names(table, column, num_classes or MAX_CLASSES)
     labels = np.full(nodes.num_nodes, -1, np.int32)
@@ -227,9 +228,7 @@ def read_labels(
             labels[ids] = clean_labels(numbers(values), num_classes or MAX_CLASSES, piece.refuse)
     if num_classes is None:
         num_classes = count_classes([labels], str(table.file))
-    class_names = None
-    if names:
-        class_names = np.array([name.encode() for name in names])
+    class_names = np.array([name.encode() for name in names]) if names else None
     return labels.astype(label_dtype(num_classes)), num_classes, class_names
 
 
@@ -248,8 +247,7 @@ def _read_split(table: Table, split: str, nodes: Nodes) -> Array:
 
 
 def read_splits(tables: Sequence[Table], nodes: Nodes) -> dict[str, Array]:
-    """Return int64 ids of the splits: from a column with the split of each node, empty for none, or
-    from ids or a mask for each split."""
+    """Return int64 ids of the splits, from a column of splits or from ids or a mask for each."""
     table_of = {role: table for table in tables for role in table.roles.values()}
     if "split" not in table_of:
         return {split: _read_split(table_of[split], split, nodes) for split in SPLITS}
@@ -257,8 +255,8 @@ def read_splits(tables: Sequence[Table], nodes: Nodes) -> dict[str, Array]:
     parts = {split: [np.empty(0, np.int64)] for split in SPLITS}
     for ids, (piece,) in _by_node(table, table.all("split"), nodes):
         expected = "train, valid, test or an empty cell"
-        words = pc.utf8_lower(pc.utf8_trim_whitespace(piece.cast("string", expected)))
-        words = pc.fill_null(words, "")
+        texts = pc.fill_null(piece.cast("string", expected), "")
+        words = pc.utf8_lower(pc.utf8_trim_whitespace(texts))
         places = pc.index_in(words, value_set=pa.array([*_SPLIT_OF]))
         piece.refuse(pc.and_(places.is_null(), pc.not_equal(words, "")), expected)
         codes = places.fill_null(-1).to_numpy()

@@ -1,16 +1,13 @@
 """OGB's own data sets, and their download without questions on the terminal."""
 
-import csv
 import http.client
-import importlib.util
 import os
 import stat
 import tempfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import InputError, format_bytes, naming, unknown_name
@@ -30,13 +27,13 @@ REFUSED = {
 OFFICIAL_DIR = "dataset"  # the default of data_dir for official data sets
 
 
-@dataclass(frozen=True)
-class Located:
-    """Place of an official data set, and its entry in ogb's master.csv (`meta`)."""
-
-    name: str
-    folder: Path
-    meta: Mapping[str, str]
+# as in ogb's master.csv; each archive has a folder of its own name
+_SERVER = "http://snap.stanford.edu/ogb/data/nodeproppred"
+_ARCHIVES = {
+    "ogbn-arxiv": "arxiv",
+    "ogbn-products": "products",
+    "ogbn-papers100M": "papers100M-bin",
+}
 
 
 def fetch(
@@ -44,11 +41,10 @@ def fetch(
 ) -> Path:
     """Return the folder of an official data set under `root`, downloading it if it is missing.
 
-    Unlike ogb's download, this one asks nothing on the terminal. Unlike PyG's, it resumes a broken
-    download instead of starting at the first byte. The folder appears whole or not at all.
+    A broken download is resumed. The folder appears whole or not at all.
     """
-    located = locate_official(name, home(root))
-    folder = located.folder
+    folder = official_folder(name, home(root))
+    url = f"{_SERVER}/{_ARCHIVES[name]}.zip"
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -58,10 +54,10 @@ def fetch(
         tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside,
         naming(archive),
     ):
-        _download(located.meta["url"], archive, say, progress)
+        _download(url, archive, say, progress)
         try:
             with (
-                naming(located.meta["url"], "a sound .zip file", "download it again"),
+                naming(url, "a sound .zip file", "download it again"),
                 doing("unpack", "auto" if progress else "none"),
                 naming(beside),
                 zipfile.ZipFile(archive) as packed,
@@ -70,7 +66,7 @@ def fetch(
         except InputError:
             archive.unlink()
             raise
-        os.replace(os.path.join(beside, located.meta["download_name"]), folder)
+        os.replace(os.path.join(beside, _ARCHIVES[name]), folder)
         archive.unlink()
     return folder
 
@@ -108,10 +104,10 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
         if length < have + size:
             raise ConnectionError(f"it ended after {length} of {have + size} bytes")
     except (
+        http.client.HTTPException,
         urllib.error.URLError,
         ConnectionError,
         TimeoutError,
-        http.client.HTTPException,
     ) as error:
         if have and getattr(error, "code", None) == 416:  # nothing is missing
             return
@@ -122,21 +118,15 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
 
 def is_official(name: str) -> bool:
     """Whether a name begins like OGB's names; False if a folder has this name."""
-    # `locate_official` refuses all prefixes but the first
+    # `official_folder` refuses all prefixes but the first
     return name.startswith(("ogbn-", "ogbn_", *REFUSED)) and not Path(name).is_dir()
 
 
-def locate_official(name: str, root: StrPath) -> Located:
-    """Locate an official data set under `root`.
-
-    Reads no data, downloads nothing, and imports neither torch nor ogb.
-    """
+def official_folder(name: str, root: StrPath) -> Path:
+    """Return the folder of an official data set under `root`; refuse any other name."""
     for prefix, reason in REFUSED.items():
         if name.startswith(prefix):
             raise InputError(f"dataset: {name} can't be converted: {reason}")
     if name not in KNOWN:
         raise InputError(f"dataset: {unknown_name(name, KNOWN, 'official data set')}")
-    master = importlib.util.find_spec("ogb").submodule_search_locations[0]  # type: ignore[union-attr, index]
-    with open(os.path.join(master, "nodeproppred", "master.csv"), newline="") as file:
-        meta = {row[""]: row[name] for row in csv.DictReader(file)}
-    return Located(name, Path(root) / name.replace("-", "_"), meta)
+    return Path(root) / name.replace("-", "_")

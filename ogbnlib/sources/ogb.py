@@ -1,8 +1,7 @@
 """OGB's layouts on disk: the binary one of ogbn-papers100M, read in chunks and written from any
 `Source`, and the csv one, as a description of its files.
 
-OGB's own loader has the 82.8 GB of ogbn-papers100M several times in memory; this module never has a
-whole array of the .npz files in memory.
+OGB's own loader has the 82.8 GB of ogbn-papers100M several times in memory, this module no array.
 """
 
 import gzip
@@ -63,10 +62,8 @@ def csv_layout(folder: Path) -> Description | None:
 
 
 def read_split_dict(file: Path) -> dict[str, Array]:
-    """Return int64 ids of the splits in a split_dict.pt, without running code in it.
-
-    A split that it lacks, such as MAG240M's test without public labels, is empty.
-    """
+    """Return int64 ids of the splits in a split_dict.pt, without running code in it; a missing test
+    split, as in MAG240M, is empty."""
     import torch
     from torch.serialization import safe_globals
 
@@ -107,7 +104,6 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
     """
     path = home(path)
     files = [*(path / "raw").rglob("*"), *(path / "split").rglob("*"), path / DESCRIPTION]
-    stamps = stamped(filter(Path.is_file, files))
     data = path / "raw" / "data.npz"
     edges = _header(data, "edge_index", "iu")
     labels = _header(path / "raw" / "node-label.npz", "node_label", "fiu")
@@ -136,7 +132,7 @@ def open_raw(path: StrPath, *, num_classes: int | None = None) -> Source:
         num_features=x.shape[1],
         num_classes=num_classes,
         origin={"raw": str(path.resolve())},
-        stamps=stamps,
+        stamps=stamped(filter(Path.is_file, files)),
         features_at=x.where,
         edge_chunks=lambda count: checked_edges(_ends(edges, count), num_nodes, edges.where),
         x_chunks=x_chunks,

@@ -1,6 +1,6 @@
 """Conversion of a PyG `Data`, or of the form in which PyG saves one, to a store."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from ..graph.store import Store
 from ..graph.summary import summarized
 from .arrays import as_ids, as_numpy, store_from_arrays
 
-_MASKS = {"train": ("train_mask",), "valid": ("val_mask", "valid_mask"), "test": ("test_mask",)}
+_MASKS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
 _REMEDIES = {
     "edge_index": "of adj_t it is torch_geometric.utils.to_edge_index(data.adj_t)[0].flip(0), "
     "without edges torch.empty(2, 0, dtype=torch.long)",
@@ -30,61 +30,46 @@ def from_data(
     path: StrPath,
     *,
     splits: Mapping[str, Any] | None = None,
-    num_classes: int | None = None,
-    targets: bool = False,
-    say: Callable[[str], object] = print,
     **options: Any,
 ) -> Store:
     """Write a PyG `Data` with one kind of node as a store.
 
     Needed are `x`, `y`, `edge_index`, and, without `splits`, `train_mask`, `val_mask` and
     `test_mask`. `data` may also be a PyG data set of one graph, or the tuple (data, slices) that it
-    saves. Unless `undirected`, each node's in-edges keep their order.
+    saves. Attributes that a store does not keep, such as edge_attr, are printed with its summary.
 
     Args:
         splits: node ids, or masks, of train, valid (or val) and test, instead of the masks in
             `data`; [] for an empty split.
-        say: called with lines of text: the attributes that a store does not keep, such as
-            edge_attr, and the store's summary.
-        num_classes: by default the largest label plus one.
-        targets: whether `data.y` has numbers [N] or [N, T] instead of classes, NaN for none, for
-            your own training loop. They are stored as float32; ogbnlib's trainer refuses them.
-        options: name, the store's name, and options of `convert`, as in `from_arrays`.
+        options: num_classes, targets and other options of `from_arrays`.
     """
     values = _attributes(data)
     _check_complete(values)
     num_nodes = len(np.atleast_1d(as_numpy(values["x"], "x")))
     if splits is None:
         splits = _masks_of(values, num_nodes)
-    unused = {*values} - {
-        *_REMEDIES,
-        "num_nodes",
-        *(name for names in _MASKS.values() for name in names),
-    }
+    unused = {*values} - {*_REMEDIES, *_MASKS.values(), "num_nodes"}
     if unused:
-        say(f"{path}: a store does not keep {', '.join(sorted(unused))} of the data")
+        print(f"{path}: a store does not keep {', '.join(sorted(unused))} of the data")
     store = store_from_arrays(
         path,
         edge_index=values["edge_index"],
         x=values["x"],
         y=values["y"],
         splits=splits,
-        num_classes=num_classes,
-        targets=targets,
         **options,
     )
-    say(summarized(store))
+    print(summarized(store))
     return store
 
 
 def _masks_of(values: Mapping[str, Any], num_nodes: int) -> dict[str, Array]:
-    masks = {}
-    for split, names in _MASKS.items():
-        name = next((name for name in names if name in values), None)
-        if name is None:
-            raise InputError(f"data: expected train_mask, val_mask and test_mask; {_SPLITS}")
-        masks[split] = as_ids(values[name], num_nodes, f"data.{name}", are_mask=True)
-    return masks
+    if not {*_MASKS.values()} <= {*values}:
+        raise InputError(f"data: expected {', '.join(_MASKS.values())}; {_SPLITS}")
+    return {
+        split: as_ids(values[name], num_nodes, f"data.{name}", are_mask=True)
+        for split, name in _MASKS.items()
+    }
 
 
 def _check_complete(values: Mapping[str, Any]) -> None:
@@ -112,7 +97,7 @@ def _attributes(data: Any) -> dict[str, Any]:
 
 
 def _only_graph(data: Any) -> Any:
-    """Return the graph of a PyG data set, or of what one saves; any other `data` as it is."""
+    """Return the graph of a PyG data set, or of the tuple that one saves; other `data` as it is."""
     if isinstance(data, tuple) and len(data) in (2, 3) and isinstance(data[1], Mapping | None):
         # PyG saves (attributes, slices, class); before version 2.3 it saved (Data, slices)
         slices = [ends for ends in (data[1] or {}).values() if not isinstance(ends, Mapping)]

@@ -1,7 +1,4 @@
-"""Names of data sets, resolved to stores; the sizes of data sets; and stores that are made once.
-
-The store of an official data set is `NAME.store` in the folder "dataset".
-"""
+"""Names of data sets, resolved to stores; the sizes of data sets; and stores that are made once."""
 
 import contextlib
 import shlex
@@ -13,7 +10,7 @@ from ..config import TrainConfig
 from ..errors import InputError
 from ..files import StrPath, home, locked, sibling_path, whereabouts
 from ..graph.store import GraphSize, Store, is_store, open_store
-from .official import KNOWN, OFFICIAL_DIR, is_official, locate_official
+from .official import KNOWN, OFFICIAL_DIR, is_official, official_folder
 
 
 def find_store(dataset: StrPath) -> Store:
@@ -31,8 +28,7 @@ def find_store(dataset: StrPath) -> Store:
             f"{problem}; make a store of it once: python -m ogbnlib convert "
             f"{shlex.quote(name)} {shlex.quote(new_store)}"
         )
-    official = locate_official(name, OFFICIAL_DIR)
-    store = official.folder.with_suffix(".store")
+    store = official_folder(name, OFFICIAL_DIR).with_suffix(".store")
     if is_store(store):
         return open_store(store)
     raise InputError(
@@ -53,17 +49,7 @@ def check_direction(store: GraphSize, undirected: bool | None) -> None:
 
 
 def size_of(dataset: str) -> GraphSize:
-    """Return the sizes of a data set for planning: those of its store, else of an official name."""
-    graph = _graph_of(dataset)
-    return graph.size if isinstance(graph, Store) else graph
-
-
-def graph_for(config: TrainConfig) -> GraphSize:
-    """Return the store of a run's data set, or the sizes of official data without one."""
-    return _graph_of(config.dataset)
-
-
-def _graph_of(dataset: str) -> GraphSize:
+    """Return the store of a data set, or the sizes of an official one without a store."""
     try:
         return find_store(dataset)
     except InputError:

@@ -37,11 +37,10 @@ _NUMBER = re.compile(r"(\d[\d_,]*(?:\.\d+)?) ?([kmbg]?)", re.IGNORECASE)
 
 
 def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
-    """Remove the sizes of a graph from a plan's parameters and return them; None if there are none.
+    """Remove the sizes of a graph from a plan's parameters and return them; None for none.
 
     Raises:
-        InputError: a size is missing or is no number such as 30M, the splits have more nodes than
-            the graph, or `dataset` is also a parameter.
+        InputError: a size is missing or is no number such as 30M, or `dataset` is also a parameter.
     """
     values = {name: parameters.pop(name) for name in (*_NEEDED, *_OTHERS) if name in parameters}
     if not values:
@@ -55,21 +54,16 @@ def take_sizes(parameters: dict[str, Any]) -> GraphSize | None:
         raise InputError(
             f"{', '.join(missing)}: expected beside {', '.join(values)}, such as {missing[0]}=30M"
         )
-    sizes = {**_OTHERS, **{name: _number(name, value) for name, value in values.items()}}
+    sizes: dict[str, Any] = {
+        **_OTHERS,
+        **{name: _number(name, value) for name, value in values.items()},
+    }
     seeds = {split: sizes.pop(f"num_{split}") for split in SPLITS}
-    return GraphSize(
-        name="your graph",
-        num_nodes=sizes["num_nodes"],
-        num_edges=sizes["num_edges"],
-        num_features=sizes["num_features"],
-        num_classes=sizes["num_classes"],
-        num_seeds=seeds,
-    )
+    return GraphSize("your graph", num_seeds=seeds, **sizes)
 
 
 def _number(name: str, value: object) -> int:
-    """Parse a whole number such as 30M, 1.6B, 300k or 1,000: at least 1, or 0 for num_valid and
-    num_test."""
+    """Parse a whole number such as 30M, 1.6B, 300k or 1,000; of `_OTHERS` it may be 0."""
     match = _NUMBER.fullmatch(str(value).strip())
     number = 0.0
     if match is not None:

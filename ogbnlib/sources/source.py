@@ -1,5 +1,4 @@
-"""`Source`: any data set that can be written as a store or in OGB's layout, such as arrays in
-RAM."""
+"""`Source`: any data set that can be written as a store or in OGB's layout."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,13 +9,11 @@ import numpy as np
 
 from ..errors import InputError
 from ..graph.array_checks import from_one
-from ..graph.npz import Array
+from ..graph.npz import Array, slices
 from ..graph.store import Store
 from ..graph.store_format import Stamp, stamp
 from .description import Options
 from .formats import files_of
-
-_STEP_NODES = 2**16  # nodes whose edges are looked up at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +69,7 @@ class Source:
     options: Options = field(default=Options(), repr=False)
 
     def check_unchanged(self) -> None:
-        """Refuse files that changed after they were opened.
-
-        No checksum would reveal the mix of old and new data.
-        """
+        """Refuse files that changed since they were opened; no checksum reveals mixed data."""
         for file, before in self.stamps:
             if not file.exists() or stamp(file) != before:
                 raise InputError(
@@ -84,13 +78,37 @@ class Source:
 
     def where(self, split: str) -> str:
         """Return the file of a split, for messages."""
-        files = [str(file) for file, _ in self.stamps if file.name.split(".")[0] == split]
-        return files[0] if files else f"splits[{split!r}]"
+        files = (str(file) for file, _ in self.stamps if file.name.split(".")[0] == split)
+        return next(files, f"splits[{split!r}]")
+
+    def columns(self, numbers: Sequence[int] | Array) -> str:
+        """Return the names of features, at most 20, for messages."""
+        names = self.feature_names or range(self.num_features)
+        return ", ".join(repr(names[number]) for number in numbers[:20])
 
 
 def stamped(paths: Iterable[Path]) -> list[tuple[Path, Stamp]]:
     """Return each file and its stamp; of a folder or pattern each part."""
     return [(file, stamp(file)) for path in paths for file in files_of(path)]
+
+
+def aligned(streams: Sequence[Iterable[Array]]) -> Iterator[list[Array]]:
+    """Yield the next rows of several streams, equally many of each.
+
+    All streams have the same number of rows, in chunks of any sizes.
+    """
+    filled = [filter(len, stream) for stream in streams]
+    pending = [np.empty(0) for _ in streams]
+    while True:
+        pending = [
+            rows if len(rows) else next(stream, rows)
+            for rows, stream in zip(pending, filled, strict=True)
+        ]
+        count = min(map(len, pending))
+        if not count:
+            return
+        yield [rows[:count] for rows in pending]
+        pending = [rows[count:] for rows in pending]
 
 
 def checked_edges(
@@ -113,8 +131,8 @@ def checked_edges(
 def from_store(store: Store) -> Source:
     """Return a store as a `Source`, which yields its data in the order of the store.
 
-    Chunks are read, not memory-mapped, except the offsets (`colptr`). Features in int8 are decoded
-    to float32. A store of propagated features is refused, because it has no edges.
+    Features in int8 are decoded to float32. A store of propagated features has no edges and is
+    refused.
     """
     if store.hops is not None:
         raise InputError(
@@ -124,14 +142,11 @@ def from_store(store: Store) -> Source:
 
     def edge_chunks(chunk_edges: int) -> Iterator[tuple[Array, Array]]:
         for _ in store.chunks("colptr", checked=True):
-            pass  # only checks: `_targets` would search for ever with damaged offsets
-        step = max(1, chunk_edges)
-        node = 0
+            pass  # only checks the offsets, which `_targets` trusts
         for begin, sources in store.chunks("row", checked=True):
-            for first in range(0, len(sources), step):
-                part = sources[first : first + step]
-                node, targets = _targets(store, node, begin + first, len(part))
-                yield part.astype(np.int64), targets
+            for part in slices(sources, chunk_edges):
+                yield part.astype(np.int64), _targets(store.colptr, begin, len(part))
+                begin += len(part)
 
     names = store.files.get("node_name")
     return Source(
@@ -159,19 +174,12 @@ def from_store(store: Store) -> Source:
     )
 
 
-def _targets(store: Store, node: int, begin: int, count: int) -> tuple[int, Array]:
-    """Return the target of the last of `count` edges from edge `begin` on, and the targets of all,
-    int64 [count].
+def _targets(colptr: Array, begin: int, count: int) -> Array:
+    """Return the targets of `count` edges from edge `begin` on, int64 [count].
 
-    The search starts at `node`, which is at most the target of the first edge.
+    A search reads few pages of the mapped offsets, also where nodes have no edges.
     """
-    parts = [np.empty(0, np.int64)]
-    num_targets = 0
-    while num_targets < count:
-        offsets = np.clip(store.colptr[node : node + _STEP_NODES + 1], begin, begin + count)
-        nodes = np.arange(node, node + len(offsets) - 1)
-        parts.append(np.repeat(nodes, np.diff(offsets)))
-        num_targets += len(parts[-1])
-        node += len(nodes)
-    targets = np.concatenate(parts)
-    return int(targets[-1]), targets
+    edges = np.arange(begin, begin + count)
+    first, last = np.searchsorted(colptr, edges[[0, -1]], side="right") - 1
+    targets: Array = first + np.searchsorted(colptr[first : last + 2], edges, side="right") - 1
+    return targets

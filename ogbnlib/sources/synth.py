@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -63,6 +63,17 @@ _FIELD_FAME_POWER = 5.0
 _NUM_STREAMS = 9
 
 
+class _Tables(NamedTuple):
+    """Arrays from which the kernels draw a graph."""
+
+    keys: Array  # one for each random stream
+    order: Array  # see `_shuffled_order`
+    degrees: Array  # number of references by quantile
+    slot_class: Array  # the class of each slot in a block
+    class_slot: Array  # the first slot of each class, and the number of slots
+    means: Array  # mean features of the classes [C, F]
+
+
 @kernel_with(inline="always")
 def _draw(key: np.uint64, node: int, k: int) -> np.uint64:
     return mix(mix(key + np.uint64(node) * GAMMA) + np.uint64(k) * GAMMA)
@@ -74,62 +85,59 @@ def _uniform(bits: np.uint64) -> float:
 
 
 @kernel_with(inline="always")
-def _degree(keys: Array, j: int, degrees: Array) -> int:
+def _number(v: int, order: Array) -> Any:
+    """Return the number in time of the paper with id `v`, see `_shuffled_order`."""
+    num_nodes, _, inverse, shift = order
+    return (v - shift + num_nodes) % num_nodes * inverse % num_nodes
+
+
+@kernel_with(inline="always")
+def _degree(tables: _Tables, j: int) -> int:
     """Return the number of references of the j-th paper in time; the first block has none."""
     if j < 1024:
         return 0
-    bits = _draw(keys[0], j, 0)
-    return int(degrees[bits & np.uint64(1023)] + _uniform(mix(bits)))
+    bits = _draw(tables.keys[0], j, 0)
+    return int(tables.degrees[bits & np.uint64(1023)] + _uniform(mix(bits)))
 
 
 @kernel
-def _count_edges(begin: int, end: int, keys: Array, order: Array, degrees: Array) -> int:
-    num_nodes, _, inverse, shift = order
+def _count_edges(begin: int, end: int, tables: _Tables) -> int:
     total = 0
     for v in range(begin, end):
-        total += _degree(keys, (v - shift + num_nodes) % num_nodes * inverse % num_nodes, degrees)
+        total += _degree(tables, _number(v, tables.order))
     return total
 
 
 @kernel
 def _citations(
-    begin: int,
-    end: int,
-    keys: Array,
-    order: Array,
-    degrees: Array,
-    slot_class: Array,
-    class_slot: Array,
-    shape: tuple[float, ...],
-    src: Array,
-    dst: Array,
+    begin: int, end: int, tables: _Tables, num_fields: int, src: Array, dst: Array
 ) -> None:
     """Fill `src` with the citing and `dst` with the cited papers of papers `begin` to `end`."""
-    num_nodes, multiplier, inverse, shift = order
-    homophily, recent, recent_span, age_power, fame_power, field_blocks, loyalty, field_fame = shape
-    span = recent_span * num_nodes / 1024
+    keys, order, _, slot_class, class_slot, _ = tables
+    num_nodes, multiplier, _, shift = order
+    span = _RECENT_SPAN * num_nodes / 1024
     at = 0
     for v in range(begin, end):
-        j = (v - shift + num_nodes) % num_nodes * inverse % num_nodes
+        j = _number(v, order)
         time = j // 1024
         slot = j % 1024
-        for k in range(_degree(keys, j, degrees)):
+        for k in range(_degree(tables, j)):
             age = _uniform(_draw(keys[2], j, k))
-            if _uniform(_draw(keys[1], j, k)) < recent:
+            if _uniform(_draw(keys[1], j, k)) < _RECENT:
                 target = time - 1 - int(-math.log(1.0 - age) * span)
             else:
-                target = int(time * age**age_power)
+                target = int(time * age**_AGE_POWER)
             target = max(0, min(time - 1, target))
-            power = fame_power
-            if field_blocks > 1 and _uniform(_draw(keys[8], j, k)) < loyalty:
-                if time % field_blocks == 0:
-                    target = target - target % field_blocks
-                    power = field_fame
-                elif target > 0 and target % field_blocks == 0:
+            power = _FAME_POWER
+            if num_fields > 1 and _uniform(_draw(keys[8], j, k)) < _LOYALTY:
+                if time % num_fields == 0:
+                    target = target - target % num_fields
+                    power = _FIELD_FAME_POWER
+                elif target > 0 and target % num_fields == 0:
                     target -= 1
             low = 0
             high = 1024
-            if _uniform(_draw(keys[3], j, k)) < homophily:
+            if _uniform(_draw(keys[3], j, k)) < _HOMOPHILY:
                 low = class_slot[slot_class[slot]]
                 high = class_slot[slot_class[slot] + 1]
             # The famous slots differ from block to block. Otherwise the same slots would be hubs in
@@ -143,34 +151,28 @@ def _citations(
 
 
 @kernel
-def _label(
-    ids: Array, keys: Array, order: Array, slot_class: Array, noise: float, out: Array
-) -> None:
-    num_nodes, _, inverse, shift = order
+def _label(ids: Array, tables: _Tables, out: Array) -> None:
     for i in range(len(ids)):
-        j = (ids[i] - shift + num_nodes) % num_nodes * inverse % num_nodes
+        j = _number(ids[i], tables.order)
         slot = j % 1024
-        if _uniform(_draw(keys[5], j, 0)) < noise:
-            slot = np.int64(_draw(keys[6], j, 0) % np.uint64(1024))
-        out[i] = slot_class[slot]
+        if _uniform(_draw(tables.keys[5], j, 0)) < _LABEL_NOISE:
+            slot = np.int64(_draw(tables.keys[6], j, 0) % np.uint64(1024))
+        out[i] = tables.slot_class[slot]
 
 
 @kernel
-def _features(
-    begin: int, end: int, keys: Array, order: Array, slot_class: Array, means: Array, out: Array
-) -> None:
+def _features(begin: int, end: int, tables: _Tables, out: Array) -> None:
     """Fill `out` with class means plus noise of mean 0 and standard deviation 1.
 
     The noise is the scaled sum of four 16-bit uniform numbers, whose mean is 131,070 and standard
     deviation 37,837. Values are rounded to multiples of 2**-8, which float16 represents exactly.
     Rounded features compress to half the size in half the time.
     """
-    num_nodes, _, inverse, shift = order
     low = np.uint64(0xFFFF)
     for v in range(begin, end):
-        j = (v - shift + num_nodes) % num_nodes * inverse % num_nodes
-        label = slot_class[j % 1024]
-        key = _draw(keys[7], j, 0)
+        j = _number(v, tables.order)
+        mean = tables.means[tables.slot_class[j % 1024]]
+        key = _draw(tables.keys[7], j, 0)
         for f in range(out.shape[1]):
             raw = mix(key + np.uint64(f) * GAMMA)
             four = (
@@ -179,7 +181,7 @@ def _features(
                 + (raw >> np.uint64(32) & low)
                 + (raw >> np.uint64(48))
             )
-            value = means[label, f] + (np.float64(four) - 131070.0) / 37837.0
+            value = mean[f] + (np.float64(four) - 131070.0) / 37837.0
             out[v - begin, f] = np.rint(value * 256.0) / 256.0
 
 
@@ -222,60 +224,49 @@ class _CitationGraph:
         self._period = num_nodes // self._num_fields  # papers of a field
         # Another order of these draws would give another graph.
         random = np.random.default_rng(seed)
-        self._keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
-        self._order = _shuffled_order(num_nodes, random)
+        keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
+        order = _shuffled_order(num_nodes, random)
         sizes = _class_sizes(random, num_classes)
-        self._means = _class_means(random, num_classes, num_features)
-        self._slot_class = np.repeat(np.arange(num_classes), sizes)
-        self._class_slot = np.concatenate([[0], np.cumsum(sizes)])
-        self._degrees = _degrees(num_nodes)
+        self._tables = _Tables(
+            keys,
+            order,
+            _degrees(num_nodes),
+            slot_class=np.repeat(np.arange(num_classes), sizes),
+            class_slot=np.concatenate([[0], np.cumsum(sizes)]),
+            means=_class_means(random, num_classes, num_features),
+        )
 
     def _spans(self, step: int) -> Iterator[tuple[int, int]]:
         for begin in range(0, self.num_nodes, step):
             yield begin, min(begin + step, self.num_nodes)
 
-    def _num_edges(self, begin: int, end: int) -> int:
-        return int(_count_edges(begin, end, self._keys, self._order, self._degrees))
-
     def num_edges(self) -> int:
-        return sum(self._num_edges(*span) for span in self._spans(_NODES))
+        return sum(int(_count_edges(*span, self._tables)) for span in self._spans(_NODES))
 
     def edge_chunks(self, chunk_edges: int) -> Iterator[tuple[Array, Array]]:
-        shape = (
-            _HOMOPHILY,
-            _RECENT,
-            _RECENT_SPAN,
-            _AGE_POWER,
-            _FAME_POWER,
-            self._num_fields,
-            _LOYALTY,
-            _FIELD_FAME_POWER,
-        )
-        tables = (self._keys, self._order, self._degrees, self._slot_class, self._class_slot)
         for span in self._spans(max(1, min(2 * _NODES, chunk_edges // 16))):
-            src, dst = np.empty((2, self._num_edges(*span)), np.int64)
-            _citations(*span, *tables, shape, src, dst)
+            src, dst = np.empty((2, _count_edges(*span, self._tables)), np.int64)
+            _citations(*span, self._tables, self._num_fields, src, dst)
             yield src, dst
 
     def x_chunks(self) -> Iterator[Array]:
         for begin, end in self._spans(_NODES):
             out = np.empty((end - begin, self.num_features), np.float32)
-            _features(begin, end, self._keys, self._order, self._slot_class, self._means, out)
+            _features(begin, end, self._tables, out)
             yield out
 
     def read_splits(self) -> dict[str, Array]:
         """Return the labelled nodes of each split, spread evenly over its period; ids ascend."""
         splits = {}
+        _, multiplier, _, shift = map(int, self._tables.order)
         for number, (name, size) in enumerate(self._split_sizes.items()):
             begin, end = (int(part * self._period) for part in _PERIODS[name])
             edges = begin + np.arange(size + 1, dtype=np.int64) * (end - begin) // size
-            draw = np.random.default_rng([int(self._keys[8]), number])
+            draw = np.random.default_rng([int(self._tables.keys[8]), number])
             times = draw.integers(edges[:-1], edges[1:])
             # block b of the field is block b * num_fields of the graph
             times += times // BLOCK * BLOCK * (self._num_fields - 1)
-            splits[name] = np.sort(
-                (times * int(self._order[1]) + int(self._order[3])) % self.num_nodes
-            )
+            splits[name] = np.sort((times * multiplier + shift) % self.num_nodes)
         return splits
 
     def label_chunks(self) -> Iterator[Array]:
@@ -284,7 +275,7 @@ class _CitationGraph:
             ids = labelled[np.searchsorted(labelled, begin) : np.searchsorted(labelled, end)]
             values = np.empty(len(ids), np.int16)
             out = np.full(end - begin, -1, np.int16)
-            _label(ids, self._keys, self._order, self._slot_class, _LABEL_NOISE, values)
+            _label(ids, self._tables, values)
             out[ids - begin] = values
             yield out
 
@@ -407,10 +398,7 @@ def prepare_dataset(
 
 
 def _synthetic_store(data_dir: Path, scale: float, seed: int, undirected: bool) -> Store:
-    name = f"synthetic-{scale:g}-seed{seed}"
-    if undirected:
-        name += "-undirected"
-    path = data_dir / f"{name}.store"
+    path = data_dir / f"synthetic-{scale:g}-seed{seed}{'-undirected' * undirected}.store"
     if not is_store(path):
         with made_once(path, lambda: None):
             if not is_store(path):  # another process may have made it meanwhile

@@ -8,7 +8,6 @@ import csv
 import io
 import itertools
 import re
-import reprlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.ipc
+import pyarrow.dataset
 import pyarrow.parquet
 
 from ..errors import InputError, format_bytes, naming
@@ -25,7 +24,6 @@ from .columns import Table
 from .formats import COMPRESSIONS, ending, files_of, format_of
 
 _BLOCK_BYTES = 2**22  # bytes of text that are read at a time, and the most in one line
-_BOM = b"\xef\xbb\xbf"
 
 
 def is_number(text: str) -> bool:
@@ -74,36 +72,6 @@ def _to_arrow(values: np.ndarray) -> pa.Array:
 # -------------------------------------------------------------------------------------------- text
 
 
-class _Lines:
-    """Filter for blocks of text before the csv parser.
-
-    It refuses too long lines, and drops comments (after `mark`).
-    """
-
-    def __init__(self, where: Path, mark: bytes) -> None:
-        self.where = where
-        self.mark = mark
-        self._rest = b""
-        self._comment = (
-            re.compile(rb"^(%s)?[ \t]*%s.*\n?" % (_BOM, mark), re.MULTILINE) if mark else None
-        )
-
-    def __call__(self, block: bytes | pa.Buffer) -> bytes:
-        """Return the lines that this block completes; an empty block means the end of the file."""
-        data = self._rest + bytes(block)
-        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
-        if not len(block) and data:
-            data += b"\n"  # arrow refuses a first line without a newline
-            end = len(data)
-        self._rest = data[end:]
-        data = data[:end]
-        if len(self._rest) > _BLOCK_BYTES:
-            raise _too_long(self.where)
-        if self._comment and self.mark in data:
-            data = self._comment.sub(b"", data)
-        return data
-
-
 def _too_long(file: Path) -> InputError:
     return InputError(
         f"{file}: expected a table of short lines, "
@@ -111,32 +79,30 @@ def _too_long(file: Path) -> InputError:
     )
 
 
-def _first_lines(file: Path) -> Iterator[str]:
+def _lines(file: Path) -> Iterator[str]:
     with io.TextIOWrapper(_inflated(file), "utf-8-sig", errors="replace") as stream:
         while line := stream.readline(_BLOCK_BYTES):
             if len(line) == _BLOCK_BYTES:
                 raise _too_long(file)
-            if line.strip():
-                yield line
+            yield line
 
 
-def _head(file: Path) -> tuple[str, str, list[str]]:
-    """Return the sign of comment lines, the separator and the fields of a text file's first line.
-
-    The sign is "#" or "%" if the file begins with it, else "".
-    """
-    lines = _first_lines(file)
-    start = next(lines, "").lstrip()
-    mark = start[:1] if start[:1] in ("#", "%") else ""
-    while mark and start.lstrip().startswith(mark):
+def _head(file: Path) -> tuple[int, str, list[str]]:
+    """Return the number of comments and blank lines at the beginning of a text file, and the
+    separator and the fields of the line after them."""
+    lines = _lines(file)
+    skipped = 0
+    start = next(lines, "")
+    while start and start.lstrip()[:1] in ("", "#", "%"):
+        skipped += 1
         start = next(lines, "")
-    bare = re.sub(r'"[^"]*"', '""', start.strip("\r\n "))
+    bare = re.sub(r'"[^"]*"', '""', start.strip())
     # the names in a .csv file may have blanks
     signs = "\t,;" if ending(file.name).startswith(".csv") else "\t,; "
     separator = next((sign for sign in signs if sign in bare), ",")
     # a quoted name may span lines
-    fields = next(csv.reader(itertools.chain([start.strip(" ")], lines), delimiter=separator), [])
-    return mark, separator, [text.strip() for text in fields]
+    fields = next(csv.reader(itertools.chain([start], lines), delimiter=separator), [])
+    return skipped, separator, [text.strip() for text in fields]
 
 
 def _inflated(file: Path) -> pa.NativeFile:
@@ -149,65 +115,51 @@ def _inflated(file: Path) -> pa.NativeFile:
 class _TextTable(Table):
     """A text file, such as csv or an edge list; every field is read as text.
 
-    Its first line that is no comment decides the separator. It is the header if `header` says so;
-    by default unless one of its fields is a number. But 0, 1, 2, ... is a header of pandas.
+    Its first line after comments decides the separator. It is the header if `header` says so; by
+    default unless one of its fields is a number. But 0, 1, 2, ... is a header of pandas.
     """
 
     def __init__(self, file: Path, header: bool | None) -> None:
-        mark, self.separator, first = _head(file)
-        self.mark = mark.encode()
-        self.empty = not first
-        count = [str(i) for i in range(len(first))]
+        self._skipped, self._separator, first = _head(file)
+        self._width = len(first)
+        if self._separator == " " and not first[-1]:
+            first.pop()  # KONECT's lines end with a blank
         if header is None:
-            header = not any(map(is_number, first)) or (len(first) > 2 and first == count)
-        self.header = header and not self.empty
+            is_count = len(first) > 2 and first == [str(i) for i in range(len(first))]
+            header = is_count or not any(map(is_number, first))
+        self.header = header and self._width > 0
         names = first if self.header else [str(i + 1) for i in range(max(1, len(first)))]
         super().__init__(file, names)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
-        if self.empty:
+        if not self._width:
             return
+        texts = {f"f{self.names.index(name)}": pa.binary() for name in columns}
         # The header is read as data, because a quoted name may span lines.
-        skip = int(self.header)
-        for batch in self._batches([self.names.index(name) for name in columns]):
-            yield [column.slice(skip) for column in batch.columns]
-            skip = 0
-
-    def _batches(self, columns: Sequence[int]) -> Iterator[pa.RecordBatch]:
-        texts = {f"f{i}": pa.binary() for i in columns}
-        lines = _Lines(self.file, self.mark)
-        wrong: list[pa.csv.InvalidRow] = []
-
-        def keep(row: pa.csv.InvalidRow) -> str:
-            wrong.append(row)
-            return "error"
-
+        header_rows = int(self.header)
         try:
-            yield from pa.csv.open_csv(
-                pa.TransformInputStream(_inflated(self.file), lines),
+            for batch in pa.csv.open_csv(
+                _inflated(self.file),
                 # With several threads, arrow does not number the invalid rows.
                 read_options=pa.csv.ReadOptions(
-                    block_size=_BLOCK_BYTES, autogenerate_column_names=True, use_threads=False
+                    block_size=_BLOCK_BYTES,
+                    skip_rows=self._skipped,
+                    column_names=[f"f{i}" for i in range(self._width)],
+                    use_threads=False,
                 ),
                 parse_options=pa.csv.ParseOptions(
-                    delimiter=self.separator,
-                    newlines_in_values=True,
-                    invalid_row_handler=keep,
+                    delimiter=self._separator, newlines_in_values=True
                 ),
                 convert_options=pa.csv.ConvertOptions(
                     column_types=texts, include_columns=list(texts)
                 ),
-            )
+            ):
+                yield [column.slice(header_rows) for column in batch.columns]
+                header_rows = 0
         except pa.ArrowInvalid as error:
             # arrow's words for a row that does not end within two blocks
             if "straddling" in str(error):
                 raise _too_long(self.file) from None
-            for row in wrong:
-                raise InputError(
-                    f"{self.file}, row {row.number - 1 - self.header}: expected "
-                    f"{row.expected_columns} columns, found {row.actual_columns}: "
-                    f"{reprlib.repr(row.text)}"
-                ) from None
             raise
 
 
@@ -235,23 +187,21 @@ class _ParquetTable(Table):
 
 
 class _FeatherTable(Table):
-    """A Feather file (an Arrow file), memory-mapped."""
-
     def __init__(self, file: Path) -> None:
-        self.file = file
-        schema = self._open([]).schema
-        super().__init__(file, schema.names)
-        self.index = _index_of(schema)
-
-    def _open(self, columns: Sequence[int]) -> pa.ipc.RecordBatchFileReader:
-        options = pa.ipc.IpcReadOptions(included_fields=sorted(columns))
-        return pa.ipc.open_file(pa.memory_map(str(self.file)), options=options)
+        self._data = pa.dataset.dataset(file, format="feather")
+        super().__init__(file, self._data.schema.names)
+        self.index = _index_of(self._data.schema)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
-        batches = self._open([self.names.index(name) for name in columns])
-        for batch in map(batches.get_batch, range(batches.num_record_batches)):
-            for begin in range(0, batch.num_rows, rows):
-                yield [batch.column(name).slice(begin, rows) for name in columns]
+        # without batches read ahead, because each takes memory
+        for batch in self._data.to_batches(
+            columns=list(columns),
+            batch_size=rows,
+            batch_readahead=0,
+            fragment_readahead=0,
+            use_threads=False,
+        ):
+            yield [batch.column(name) for name in columns]
 
 
 # ------------------------------------------------------------------------------------------- parts
@@ -272,25 +222,23 @@ class _PartsTable(Table):
                     f"{part.file}: expected the columns of {first.file.name}, "
                     f"{', '.join(first.names)}; found {', '.join(part.names)}"
                 )
-        self._begins = [0]  # first row of each part read so far, for `place`
 
     @cached_property
     def num_rows(self) -> int:
         return sum(part.num_rows for part in self._parts)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
-        begin = 0
-        self._begins = []
         for part in self._parts:
-            self._begins.append(begin)
             with naming(part.file, "a table"):
-                for values in part.arrays(columns, rows):
-                    begin += len(values[0])
-                    yield values
+                yield from part.arrays(columns, rows)
 
     def location(self, row: int) -> tuple[Path, int]:
-        at = int(np.searchsorted(self._begins, row, side="right")) - 1
-        return self._parts[at].location(row - self._begins[at])
+        """Return the file of a row, and the row's number in it; parts before it are counted."""
+        for part in self._parts:
+            if row < part.num_rows:
+                break
+            row -= part.num_rows
+        return part.location(row)
 
 
 def open_table(path: Path, header: bool | None = None, role: str = "") -> Table:

@@ -2,7 +2,7 @@
 
 They contain no random state and no state of the loaders. The order of the seeds, their neighbors
 and dropout are functions of (seed, epoch, batch), so the number of trained seeds says where to
-resume.
+resume, and on the CPU the weights are the same, bit for bit, as without an interruption.
 """
 
 import csv
@@ -19,10 +19,9 @@ import numpy as np
 import torch
 
 from ..config import TrainConfig
-from ..errors import Diverged, InputError, explained, naming
+from ..errors import Diverged, InputError, naming
 from ..files import StrPath, write_atomically
 from ..graph.store import Store
-from ..memory.reading import own_disk_bytes
 from ..memory.record import METRIC_COLUMNS, RunPaths
 from ..runs.attempt import check_changes
 from ..runs.codes import DIVERGED, of_code
@@ -31,8 +30,8 @@ from .learner import Learner, Stateful
 
 Row = dict[str, float | None]
 _VERSION = 3
-# Appended to a file in torch's own format, which does not detect a changed byte in a tensor.
-_SEAL = b"ogbnlib crc32 %08x\n"
+# Last line of a file in torch's own format, which does not detect a changed byte in a tensor.
+_CHECKSUM = b"ogbnlib crc32 %08x\n"
 _PIECE_BYTES = 2**20  # of a file that is checked
 
 
@@ -46,7 +45,6 @@ class State:
     loss_sum: float = 0.0  # over these seeds
     time_s: float = 0.0
     history: list[Row] = field(default_factory=list)  # one row per finished epoch
-    batches_per_step: int = 0  # over all ranks; 0 before the first step
 
 
 def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
@@ -69,10 +67,7 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
 
 
 def _check_data(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any], dataset: str) -> None:
-    """Refuse `dataset` if the weights at `path` were trained on another one.
-
-    `saved` and `now` are the fingerprints of the two.
-    """
+    """Refuse `dataset`, with the fingerprint `now`, if the weights at `path` have another one."""
     changed = [name for name in now if saved[name] != now[name]]
     if changed:
         raise InputError(
@@ -81,41 +76,44 @@ def _check_data(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any], da
         )
 
 
-def _seal(file: BinaryIO, size: int) -> bytes:
+def _checksum(file: BinaryIO, size: int) -> bytes:
+    """Return the last line of a file with these first `size` bytes; leaves `file` at their end."""
     file.seek(0)
     crc32 = 0
     for begin in range(0, size, _PIECE_BYTES):
         crc32 = zlib.crc32(file.read(min(_PIECE_BYTES, size - begin)), crc32)
-    return _SEAL % crc32
+    return _CHECKSUM % crc32
 
 
-def _write(path: Path, content: Mapping[str, object], keep: Path | None = None) -> None:
+def _write(path: Path, content: Mapping[str, object]) -> None:
     def write(file: BinaryIO) -> None:
         try:
             torch.save({"version": _VERSION, **content}, file)  # writes each tensor from its memory
         except RuntimeError as error:
             # torch ends its archive after a failed write, too, and that fails for other reasons
             raise error.__context__ or error from None
-        file.write(_seal(file, file.tell()))
+        file.write(_checksum(file, file.tell()))
 
-    write_atomically(path, write, keep=keep)
+    write_atomically(path, write)
 
 
 def _read(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Read a checkpoint, whose tensors are mapped until they are used; `InputError` if a byte has
     changed or another version wrote it."""
     with open(path, "rb") as file:
-        size = max(0, os.fstat(file.fileno()).st_size - len(_SEAL % 0))
-        expected = _seal(file, size)  # reads all but the seal
+        size = max(0, os.fstat(file.fileno()).st_size - len(_CHECKSUM % 0))
+        expected = _checksum(file, size)
         if file.read() != expected:
             raise InputError(
                 f"{path}: expected its checksum at its end, found another or none; the file is "
-                "damaged"
+                "damaged, or an early ogbnlib 0.1.0 wrote it: put a copy back, or begin again in a "
+                "new run_dir"
             )
     content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True, mmap=True)
     if content["version"] != _VERSION:
         raise InputError(
-            f"{path}: expected version {_VERSION}, found {content['version']}; use its own ogbnlib"
+            f"{path}: expected version {_VERSION} of ogbnlib 0.2.0, found {content['version']}; go on "
+            "with the ogbnlib that wrote it"
         )
     return content
 
@@ -165,19 +163,6 @@ def _write_metrics(run_dir: Path, history: list[Row]) -> None:
     write_atomically(RunPaths(run_dir).metrics, lambda file: file.write(text.getvalue().encode()))
 
 
-def _has_saved(run_dir: Path) -> bool:
-    run = Run(run_dir)
-    return (
-        run.paths.checkpoint.is_file()
-        or run.paths.previous.is_file()
-        or len(run.metrics) > 0
-        or any(
-            event["event"] == "end" and event.get("phase") == "checkpoint" and "failed" not in event
-            for event in run.events
-        )
-    )
-
-
 class Checkpointer:
     """Saves and restores a run's state in its folder; never saves a value that is not finite.
 
@@ -194,7 +179,6 @@ class Checkpointer:
         self.learner = learner
         self.saved_s = time.monotonic()
         self._data = dict(data)
-        self._damaged = False
 
     def save(self, state: State) -> None:
         """Write checkpoint.pt atomically. Afterwards all ranks have the saved model, which
@@ -209,9 +193,14 @@ class Checkpointer:
                     parts = {name: part.state_dict() for name, part in self.learner.parts.items()}
                     # a resumption compares its config with this copy; config.json may be edited
                     config = self.learner.config.model_dump(mode="json")
-                    content = {**vars(state), "config": config, "data": self._data, **parts}
-                    paths = RunPaths(self.run_dir)
-                    _write(paths.checkpoint, content, paths.previous)
+                    content = {
+                        **vars(state),
+                        "batches_per_step": self.learner.batches_per_step,
+                        "config": config,
+                        "data": self._data,
+                        **parts,
+                    }
+                    _write(RunPaths(self.run_dir).checkpoint, content)
 
     def save_epoch(self, state: State) -> None:
         """Write metrics.csv, best.pt if the model is the best on the valid split so far, and
@@ -222,8 +211,6 @@ class Checkpointer:
         is_best = last is not None and last > best
         if self.run_dir is not None and self.learner.ranks.first:
             _write_metrics(self.run_dir, state.history)
-            self.learner.log.mark("metrics", **row)
-            self.learner.log.mark("disk", epoch=state.epoch, **own_disk_bytes())
             # before the checkpoint, because a run resumed from it would not write best.pt again
             if self.learner.config.keep == "best" and is_best:
                 model = self.learner.model.state_dict()
@@ -231,32 +218,43 @@ class Checkpointer:
         self.save(state)
 
     def restore(self) -> tuple[State, list[str]]:
-        """Load the last undamaged checkpoint; return its state and notes for the user.
+        """Load the checkpoint; return its state and notes for the user.
 
         The state is a new one if there is no checkpoint yet.
         """
         # nothing is written to the folder here, because another rank may refuse to resume
         assert self.run_dir is not None
-        paths = RunPaths(self.run_dir)
-        problems = []
-        if not paths.checkpoint.is_file():
-            problems.append(f"{paths.checkpoint}: expected a checkpoint, found none")
-        for path in filter(Path.is_file, (paths.checkpoint, paths.previous)):
-            try:
-                content = _read(path, self.learner.device)
-                break
-            except (InputError, OSError) as error:
-                problems.append(str(explained(error)))
-        else:
-            if _has_saved(self.run_dir):
+        path = RunPaths(self.run_dir).checkpoint
+        if not path.is_file():
+            if len(Run(self.run_dir).metrics):
                 raise InputError(
-                    f"{'; '.join(problems)}; put a copy back, or begin again in a new run_dir"
+                    f"{path}: expected a checkpoint, found none; put a copy back, or begin again in "
+                    "a new run_dir"
                 )
-            return State(), [
-                f"{self.run_dir}: no checkpoint to resume from; training starts from the beginning"
-            ]
+            note = "no checkpoint to resume from; training starts from the beginning"
+            return State(), [f"{self.run_dir}: {note}"]
+        content = _read(path, self.learner.device)
         notes = check_changes(content["config"], self.learner.config, self.run_dir)
         _check_data(path, content["data"], self._data, self.learner.config.dataset)
+        self._load(content, path)
+        state = State(**{item.name: content[item.name] for item in fields(State)})
+        # version 0.2.0 saved fewer columns
+        state.history = [dict.fromkeys(METRIC_COLUMNS) | row for row in state.history]
+        if state.epoch > self.learner.config.epochs:
+            raise InputError(
+                f"epochs: the run is already at epoch {state.epoch}, got epochs={self.learner.config.epochs}"
+            )
+        earlier = content["batches_per_step"]
+        # version 0.2.0 saved 0 before the first step
+        if earlier not in (0, self.learner.batches_per_step):
+            notes.append(
+                f"a step has {self.learner.batches_per_step} batches from here on, {earlier} before; "
+                "set accumulate to keep its size with another number of ranks"
+            )
+        self.learner.loss_sum.fill_(state.loss_sum / self.learner.ranks.num_ranks)
+        return state, notes
+
+    def _load(self, content: Mapping[str, Any], path: Path) -> None:
         for name, part in self.learner.parts.items():
             load_state(part, content[name], path)
         # Adam takes its moments as they are, and a mapped file keeps its disk space when replaced
@@ -265,38 +263,14 @@ class Checkpointer:
         # the optimizer's saved state has the values of the earlier config
         for group in self.learner.optimizer.param_groups:
             group.update(lr=self.learner.config.lr, weight_decay=self.learner.config.weight_decay)
-        state = State(**{item.name: content[item.name] for item in fields(State)})
-        # version 0.2.0 saved fewer columns
-        state.history = [dict.fromkeys(METRIC_COLUMNS) | row for row in state.history]
-        self._damaged = path == paths.previous
-        if self._damaged:
-            notes.append(
-                f"{problems[0]}; going on from the previous checkpoint, {path} (epoch {state.epoch + 1})"
-            )
-        if state.epoch > self.learner.config.epochs:
-            raise InputError(
-                f"epochs: the run is already at epoch {state.epoch}, got epochs={self.learner.config.epochs}"
-            )
-        if state.batches_per_step not in (0, self.learner.batches_per_step):
-            notes.append(
-                f"a step has {self.learner.batches_per_step} batches from here on, "
-                f"{state.batches_per_step} before; set accumulate to keep its size with another "
-                "number of ranks"
-            )
-        self.learner.loss_sum.fill_(state.loss_sum / self.learner.ranks.num_ranks)
-        return state, notes
 
     def take_over(self, state: State, asked: TrainConfig) -> None:
         """Write a resumed run's changes and the config as the user asked for it to the run's
         folder, after all ranks have accepted to resume."""
         assert self.run_dir is not None
         self.learner.log.mark("resumed", epoch=state.epoch, position=state.position)
-        paths = RunPaths(self.run_dir)
-        asked.save(paths.config)
+        asked.save(RunPaths(self.run_dir).config)
         _write_metrics(self.run_dir, state.history)
-        # else the next save would replace the undamaged previous checkpoint by the damaged one
-        if self._damaged and paths.checkpoint.is_file():
-            os.replace(paths.checkpoint, paths.damaged)
 
     def check_finite(self, state: State) -> None:
         """Raise `Diverged` if a rank has a value that is not finite. On a GPU this waits for the

@@ -1,8 +1,7 @@
 """The child process of `sandbox.run`: `python -m ogbnlib.training.child RUN_DIR [OPTION]...`.
 
-`--locked`: the parent holds the folder's lock. `--resume`: as for `run`. `--ranks N`: start N
-ranks, processes that train together. `--try ARGUMENTS` in place of RUN_DIR and all options: call
-`try_model`.
+The parent holds the folder's lock. `--resume`: as for `run`. `--ranks N`: start N ranks, processes
+that train together. `--try ARGUMENTS` in place of RUN_DIR and all options: call `try_model`.
 """
 
 import contextlib
@@ -18,10 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from typing import Any
 
 from ..environment import CONFIG_VARIABLE, PARENT_VARIABLE
 from ..errors import clear_errors, naming
@@ -44,8 +40,8 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
             if os.environ.get("RANK", "0") == "0":
                 say(error)
         elif "RANK" in os.environ and "gloo/transport" in str(error):
-            # Another rank has closed its connection.
-            print(f"rank {os.environ['RANK']} ended, as another one did", file=sys.stderr)
+            # Another rank has closed its connection, or hangs.
+            print(f"rank {os.environ['RANK']} lost another one: {error}", file=sys.stderr)
             return 143  # as if the launcher had terminated it
         elif code == 1 and not isinstance(error, WorkerDied):
             traceback.print_exc()
@@ -66,7 +62,6 @@ def main(arguments: list[str]) -> int:
     # 0.5 of 3 s.
     gc.set_threshold(50_000)
     from ..config import TrainConfig
-    from ..runs.attempt import lock_of
     from ..runs.folder import Run
     from .distributed import join
     from .gpu import prepare_allocator
@@ -82,8 +77,7 @@ def main(arguments: list[str]) -> int:
         changed = os.environ.get(CONFIG_VARIABLE)
         config = TrainConfig.create(json.loads(changed)) if changed else Run(folder).config
         prepare_allocator(config)
-        lock = contextlib.nullcontext() if "--locked" in arguments else lock_of(folder)
-        with lock, naming(folder), join(config.device) as ranks:
+        with naming(folder), join(config.device) as ranks:
             train_prepared(
                 config,
                 folder,
@@ -145,23 +139,19 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
+    options = ["--standalone", f"--nproc-per-node={num_ranks}"]
     try:
-        torchrun(
-            [
-                "--standalone",
-                f"--nproc-per-node={num_ranks}",
-                "-m",
-                "ogbnlib.training.child",
-                *arguments,
-            ]
-        )
+        torchrun([*options, "-m", "ogbnlib.training.child", *arguments])
     except ChildFailedError as error:
         return _first_end(error.failures, arguments[0])
     return 0
 
 
-def _first_end(failures: Mapping[int, "ProcessFailure"], run_dir: str) -> int:
-    """Return the exit code of the first rank that failed, and record which rank it was."""
+def _first_end(failures: Mapping[int, Any], run_dir: str) -> int:
+    """Return the exit code of the first rank that failed, and record which rank it was.
+
+    `failures` has torch's `ProcessFailure` of each rank.
+    """
     from ..memory.recorder import EventLog
 
     first_s = min(failure.timestamp for failure in failures.values())
@@ -171,17 +161,16 @@ def _first_end(failures: Mapping[int, "ProcessFailure"], run_dir: str) -> int:
     codes = {rank: f.exitcode for rank, f in early.items()}
     rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
     code = codes[rank] if codes[rank] >= 0 else 128 - codes[rank]
-    if set(codes.values()) == {143}:  # all lost the connection to a rank that did not fail
+    if code == 143 and 143 in codes.values():  # all lost a rank that did not fail
         print(
-            "error: a rank ended with exit code 0 in the middle of the training",
+            "error: a rank hangs, which `py-spy dump --pid` shows, or ended with exit code 0",
             file=sys.stderr,
             flush=True,
         )
         return UNFINISHED
-    if code != UNFINISHED:  # else that rank has named the one that hangs
-        log = EventLog(run_dir)
-        log.mark("rank ended", rank=rank, pid=early[rank].pid, exit_code=code)
-        log.close()
+    log = EventLog(run_dir)
+    log.mark("rank ended", rank=rank, pid=early[rank].pid, exit_code=code)
+    log.close()
     return code
 
 

@@ -22,7 +22,6 @@ from ..registry import MODELS
 from .call import Call, random_batch
 from .network import registered_model
 
-_VARIABLE = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}  # *args, **kwargs
 _SEEDS = 4  # number of seeds of the trial batch, and of nodes and edges at each of its hops
 
 
@@ -31,31 +30,29 @@ def make_model(
     num_features: int,
     num_classes: int,
     run_dir: Path | None = None,
-    model: nn.Module | None = None,
     note: Callable[[str], object] = lambda text: None,
 ) -> nn.Module:
-    """Return the model that a config describes, with weights drawn from `config.seed`.
-
-    A custom model is first tried on one random batch.
+    """Return the model that a config describes, with weights drawn from `config.seed`; a custom
+    model after a trial on one random batch.
 
     Args:
-        config: The run's parameters.
         num_features: Columns of a batch's `x`; under loading=propagated, of all hops together.
         num_classes: Columns of the model's scores.
         run_dir: The run's folder. If it has a copy of a custom model's file, the copy is executed.
-        model: The user's own object, used in place of `config.model`.
         note: Called with a line that shows how a custom model was created.
 
     Raises:
         InputError: for a class or scores that can't be trained; errors of its code are raised as
             they are.
     """
-    if model is None and config.model in MODELS:
+    if config.model in MODELS:
         torch.manual_seed(config.seed)
-        return registered_model(config, num_features, num_classes)
-    kind = _import_class(config, run_dir) if model is None else None
+        model = registered_model(config, num_features, num_classes)
+        _remove_generated_files()
+        return model
+    kind = _import_class(config, run_dir)
     torch.manual_seed(config.seed)  # after the import, as the user's file may draw random numbers
-    parameters = {} if kind is None else inspect.signature(kind).parameters
+    parameters = inspect.signature(kind).parameters
     offered: dict[str, object] = {
         "hidden_channels": config.hidden_channels,
         "dropout": config.dropout,
@@ -70,13 +67,21 @@ def make_model(
     arguments = fitting | config.model_args
     if config.dropout and "dropout" not in arguments:
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
-    if kind is not None:
-        texts = [f"{name}={value!r}" for name, value in arguments.items()]
-        model = kind(**arguments)
-        note(f"the model is {config.model}({', '.join(texts)})")
-    assert model is not None
+    model = kind(**arguments)
+    _remove_generated_files()
+    texts = [f"{name}={value!r}" for name, value in arguments.items()]
+    note(f"the model is {config.model}({', '.join(texts)})")
     _try(model, config, num_features, num_classes)
     return model
+
+
+def _remove_generated_files() -> None:
+    """Remove the files of the modules that PyG generates for each class of layers: it leaves them
+    in the temporary folder, named as the module and a random text."""
+    for name in [name for name in sys.modules if name.endswith(("_propagate", "_edge_updater"))]:
+        file = Path(str(sys.modules[name].__file__))
+        if file.stem.startswith(f"{name}_"):  # not a module of the user's
+            file.unlink(missing_ok=True)
 
 
 def _import_class(config: TrainConfig, run_dir: Path | None) -> type[nn.Module]:
@@ -97,8 +102,8 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
 
     With `keep`, the code is copied to the run's folder, unless a copy is there already.
     """
-    path, _, name = config.model.rpartition(":")
-    if path == "__main__" or "<locals>" in name:
+    path = config.model.rpartition(":")[0]
+    if path == "__main__":
         raise InputError(
             f"model: {config.model} is in no file; write it to one (%%writefile my_model.py)"
         )
@@ -113,40 +118,27 @@ def find_code(config: TrainConfig, run_dir: Path | None, keep: bool = False) -> 
         return source, ""
     if content == copy.read_bytes():
         return copy, ""
-    change = "gone" if content is None else "changed"
-    return copy, f"{source}: {change} since the run began; using its copy, {copy}"
+    return copy, f"{source}: changed or gone since the run began; using its copy, {copy}"
 
 
 def _run_file(code: Path, source: Path) -> types.ModuleType:
     """Execute the copy `code` as the module of `source`, and return the module.
 
-    The folder of `source` has the data and modules that the code reads. If `source` has changed
-    since the copy was made, errors name the copy.
+    The folder of `source` has the data and modules that the code reads. Errors name the copy.
     """
-    content = code.read_bytes()
     file = (source if source.is_file() else code).absolute()
-    is_same = file.read_bytes() == content
-    named = file if is_same else code.absolute()
     folder = str(file.parent)
     sys.path[:] = [folder, *(entry for entry in sys.path if entry != folder)]
     module = types.ModuleType("ogbnlib_custom_model")
     module.__file__ = str(file)
     sys.modules[module.__name__] = module
-    exec(compile(content, named, "exec"), vars(module))
+    exec(compile(code.read_bytes(), code.absolute(), "exec"), vars(module))
     return module
 
 
 def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: int) -> None:
-    """Refuse a model without scores of all nodes, after computing them for one random batch.
-
-    A model with lazy layers gets its weights here.
-    """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"model: expected an object of a class derived from torch.nn.Module, got {model!r:.80}; "
-            "pass an object, such as Net(...), or set the config's model to the name of the class, "
-            "such as my_model.py:Net"
-        )
+    """Refuse a model without scores of all nodes of a random batch; lazy layers get their weights
+    here."""
     hops = len(config.num_neighbors)
     call = Call.of(model, "fp32")
     batch = random_batch([_SEEDS] * (hops + 1), [_SEEDS] * hops, num_features)
@@ -165,16 +157,3 @@ def _try(model: nn.Module, config: TrainConfig, num_features: int, num_classes: 
             f"{config.model}: expected scores [{len(batch.x)}, {num_classes}] of its forward, found "
             f"{list(getattr(scores, 'shape', ())) or type(scores).__name__}"
         )
-    # layers in a list are neither trained nor saved
-    registered = {*model.modules()}
-    parts = [part for module in registered for part in _listed(module)]
-    if not registered.issuperset(parts):
-        raise InputError(
-            f"{config.model}: expected layers as attributes, found {parts[0]!r:.80} in a list, which is "
-            "neither trained nor saved; keep layers in torch.nn.ModuleList"
-        )
-
-
-def _listed(module: nn.Module) -> list[nn.Module]:
-    lists = [value for value in vars(module).values() if isinstance(value, list)]
-    return [part for value in lists for part in value if isinstance(part, nn.Module)]

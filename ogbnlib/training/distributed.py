@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..errors import InputError, RankHung, explained
+from ..errors import InputError, explained
 from ..launcher import launch, resolve_device
 from ..memory.signals import Stopped
 
 _TIMEOUT = datetime.timedelta(hours=12)  # another rank may propagate the features
-# In training a rank counts as hung after ten minutes plus the time of one pass over the store on a
-# slow disk, in which a rank may read the windows of its next batch.
+# In training a wait fails after ten minutes plus the time of one pass over the store on a slow disk,
+# in which another rank may read the windows of its next batch.
 _PATIENCE_S = 600.0
 _SLOW_DISK_BYTES_PER_S = 50e6
 
@@ -41,8 +41,8 @@ class Ranks:
         self._group: dist.ProcessGroup | None = None  # of tensors on the CPU; None: the default
 
     def limit_waits(self, num_bytes: int) -> None:
-        """Let each later wait for another rank end with `RankHung` after the time to read
-        `num_bytes` and ten minutes."""
+        """Let each later wait for another rank fail after ten minutes and the time to read
+        `num_bytes`."""
         if self.num_ranks > 1:
             patience_s = _PATIENCE_S + num_bytes / _SLOW_DISK_BYTES_PER_S
             self._group = dist.new_group(
@@ -56,16 +56,8 @@ class Ranks:
             # a waiting NCCL kernel has no limit of its own, so start it when all ranks are ready
             self.highest(0)
             collective(tensor)
-            return tensor
-        try:
+        else:
             collective(tensor, group=self._group)
-        except RuntimeError as error:
-            if "Timed out" not in str(error):
-                raise
-            raise RankHung(
-                f"rank {self.rank} waited for another rank, which hangs; go on from the last checkpoint "
-                "(--resume), and if it hangs again, look at it with `py-spy dump --pid`"
-            ) from None
         return tensor
 
     def sum(self, tensor: Tensor) -> Tensor:
@@ -82,10 +74,8 @@ class Ranks:
 
     def share(self, tensors: Iterable[Tensor]) -> None:
         """Copy the first rank's values of the tensors to all ranks, in place."""
-        if self.num_ranks == 1:
-            return
         shared = [tensor.detach() for tensor in tensors if tensor.numel()]
-        if not shared:
+        if self.num_ranks == 1 or not shared:
             return
         flat = torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in shared])
         self._take_part(functools.partial(dist.broadcast, src=0), flat)
@@ -138,8 +128,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def join(device: str) -> Iterator[Ranks]:
-    """Connect to the other ranks, as the launcher's environment describes them; without a launcher
-    this process is the only rank."""
+    """Connect to the other ranks, as the launcher's environment describes them."""
     here = launch()
     if here.num_ranks == 1:
         yield Ranks()

@@ -12,7 +12,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -125,11 +125,11 @@ def _spread(
     scale: float,
     out: Array,
 ) -> None:
-    """Write rows `begin` to `end` of the gradient of `x` to `out`.
+    """Write rows `begin` to `end` of the gradient of `x` to `out`, from `grads`, the gradients of
+    `_gather`'s output.
 
-    `grads` are the gradients of `_gather`'s output. `x` is the output of a ReLU and of dropout that
-    kept a share of 1 / `scale`. So the gradient is 0 where `x` is 0, and is multiplied by `scale`
-    elsewhere.
+    `x` is the output of a ReLU and of dropout that kept a share of 1 / `scale`. So the gradient is 0
+    where `x` is 0, and is multiplied by `scale` elsewhere.
     """
     width = x.shape[1]
     zero = np.float32(0)
@@ -173,10 +173,9 @@ _LARGE = 2**28
 def torch_threads(number: int) -> Iterator[None]:
     """Limit torch's operations in this thread to `number` threads inside the block.
 
-    A thread that first uses torch meanwhile keeps this limit. Torch's threads have fixed shares of
-    the work. They wait in a loop for a thread whose core is busy sampling the next batch. With a
-    limit of 1 around the small operations, too, two cores make 17 instead of 14 steps of
-    [15, 10, 5] x 1024 x 64 a second.
+    A thread that first uses torch meanwhile keeps this limit. Torch's threads wait in a loop for
+    one whose core is busy sampling the next batch. With a limit of 1 around the small operations,
+    too, two cores make 17 instead of 14 steps of [15, 10, 5] x 1024 x 64 a second.
     """
     previous = torch.get_num_threads()
     torch.set_num_threads(number)
@@ -202,11 +201,7 @@ def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: i
             return work(part)
 
     with _numpys_blas().limit(limits=1), torch_threads(1):  # new threads start with both limits
-        results = [_pool(threads).submit(take, part) for part in parts]
-        try:
-            return [result.result() for result in results]
-        finally:  # after an error, too, all parts end before memory is measured
-            wait([result for result in results if not result.cancel()])
+        return [*_pool(threads).map(take, parts)]
 
 
 # The integers that numba gets in place of these floats; see `io.half_floats.widened`.
@@ -347,9 +342,8 @@ class Layers(NamedTuple):
     def forward(self, keep: str) -> tuple[Tensor, _Tape]:
         """Return the last layer's output, and the tape for `backward`.
 
-        `keep` says what the tape contains: "nothing", each layer's "input", or "all", that is, the
-        gathered means too. With "input" the backward pass gathers the means again, as activation
-        checkpointing requires.
+        `keep` says what the tape contains: "nothing", each layer's "input" (the backward pass then
+        gathers the means again, for activation checkpointing), or "all".
         """
         tape: _Tape = []
         x = self.x
@@ -369,11 +363,8 @@ class Layers(NamedTuple):
         return x, tape
 
     def backward(self, tape: _Tape, grad: Tensor) -> list[Tensor]:
-        """Return the gradients of the weights, float32, and empty `tape`.
-
-        `tape` comes from `forward` with "input" or "all". `grad` is the gradient of the loss with
-        respect to the output of `forward`.
-        """
+        """Return the gradients of the weights, float32, and empty `tape`, which comes from
+        `forward`. `grad` is the gradient of the loss with respect to its output."""
         gradients = list[Tensor]()
         grad = grad.to(self.dtype)
         # rounded as in `forward`

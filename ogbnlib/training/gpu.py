@@ -1,8 +1,6 @@
 """Settings of the GPU's allocator for a training, and their end."""
 
 import os
-import re
-from collections.abc import Mapping
 
 import torch
 
@@ -11,33 +9,22 @@ from ..errors import InputError, format_bytes
 from ..memory.cuda import ALLOCATOR_VARIABLES, cuda_in_use
 
 
-def _allocator_environment(config: TrainConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables that turn on `expandable_segments`; {} if `config` does not.
-
-    The user's other allocator settings are kept.
-    """
-    if not config.expandable_segments:
-        return {}
-    current = next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
-    settings = re.split(r",(?![^\[]*\])", current)  # not at commas inside brackets
-    kept = [
-        part for part in settings if part.split(":")[0].strip() not in ("", "expandable_segments")
-    ]
-    return dict.fromkeys(ALLOCATOR_VARIABLES, ",".join([*kept, "expandable_segments:True"]))
-
-
 def prepare_allocator(config: TrainConfig) -> None:
-    """Set `expandable_segments` for this process; torch reads it at the first use of CUDA."""
-    variables = _allocator_environment(config, os.environ)
-    if not variables or config.device == "cpu" or not torch.cuda.is_available():
+    """Set `expandable_segments` for this process, after the user's own settings; torch reads it at
+    the first use of CUDA."""
+    if not config.expandable_segments or config.device == "cpu" or not torch.cuda.is_available():
         return
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if is_used and not variables.items() <= os.environ.items():
+    setting = "expandable_segments:True"
+    settings = [os.environ[name] for name in ALLOCATOR_VARIABLES if os.environ.get(name)][:1]
+    if any(setting in text for text in settings):
+        return
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         raise InputError(
             "expandable_segments: expected a process that has not used CUDA yet, and this one "
             "has; restart it, or train with run() in a child process"
         )
-    os.environ.update(variables)
+    # of two values torch takes the last
+    os.environ.update(dict.fromkeys(ALLOCATOR_VARIABLES, ",".join([*settings, setting])))
 
 
 def begin(config: TrainConfig, device: str) -> list[str]:
@@ -46,15 +33,14 @@ def begin(config: TrainConfig, device: str) -> list[str]:
         options = ("expandable_segments", "max_cuda_memory")
         names = ", ".join(name for name in options if getattr(config, name))
         return [f"{names}: without effect on the CPU"] if names else []
-    notes = []
     torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.reset_peak_memory_stats()
     if config.max_cuda_memory is not None:
         total = torch.cuda.mem_get_info()[1]
-        if config.max_cuda_memory > total:
-            notes.append(f"max_cuda_memory: without effect, the GPU has {format_bytes(total)}")
         torch.cuda.set_per_process_memory_fraction(min(1.0, config.max_cuda_memory / total))
-    return notes
+        if config.max_cuda_memory > total:
+            return [f"max_cuda_memory: without effect, the GPU has {format_bytes(total)}"]
+    return []
 
 
 def end(config: TrainConfig) -> None:

@@ -35,10 +35,9 @@ def loss_and_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, and `scale` times its gradient with respect to `scores`.
 
-    The loss is the sum of the seeds' cross-entropies, for all models, under every loading policy
-    and on all ranks. The code calls the four kernels of `F.cross_entropy` and its backward pass;
-    autograd around them takes 0.1 ms more, a tenth of a small step. Any other loss may leave its
-    gradient to autograd:
+    The loss of all models is the sum of the seeds' cross-entropies. The code calls the four kernels
+    of `F.cross_entropy` and its backward pass; autograd around them takes 0.1 ms more, a tenth of a
+    small step. Any other loss may leave its gradient to autograd:
 
         scores = scores.requires_grad_()
         loss = F.cross_entropy(scores, labels, weight, reduction="sum", label_smoothing=0.1)
@@ -49,9 +48,8 @@ def loss_and_gradient(
         labels: int64 [num_seeds].
         scale: One over the number of all seeds of the optimizer's step.
         weight: Weight of each class, float32 [num_classes], with a mean of 1 over the train split.
-            torch's mean divides by the sum of the seeds' weights in each batch, so a seed counts
-            more among seeds of low weight. Here a seed counts the same in any batch. The loss of
-            an epoch is torch's weighted mean over the whole split.
+            torch's mean divides by the weights of each batch. Here a seed counts the same in any
+            batch, and the loss of an epoch is torch's weighted mean over the whole split.
     """
     ops = torch.ops.aten
     rows = torch.log_softmax(scores, 1)
@@ -64,11 +62,8 @@ def loss_and_gradient(
 
 
 def balanced_weights(labels: Tensor, num_classes: int) -> Tensor:
-    """Return scikit-learn's balanced weight of each class, float32 [num_classes].
-
-    It is num_nodes / (num_present_classes * count) over the train nodes with these labels, whose
-    mean weight is 1, and 0 for a class without train nodes.
-    """
+    """Return scikit-learn's balanced weight of each class, float32 [num_classes]: num_nodes /
+    (num_present_classes * count) over the train nodes with these labels, 0 for a class without."""
     counts = torch.bincount(labels, minlength=num_classes).numpy()
     weights = np.divide(1.0, counts, out=np.zeros(num_classes), where=counts > 0)
     return torch.from_numpy((weights * (counts.sum() / (weights @ counts))).astype(np.float32))
@@ -111,7 +106,6 @@ class Learner:
             "optimizer": self.optimizer,
             "scaler": self.scaler,
         }
-        self._values = values
         # sum over this rank's seeds of the epoch
         self.loss_sum = torch.zeros((), dtype=torch.float64, device=device)
         self.batches_per_step = config.accumulate * ranks.num_ranks  # over all ranks
@@ -140,20 +134,15 @@ class Learner:
 
     @torch.no_grad()
     def predict(self, batch: Data) -> Tensor:
-        """Return the class with the highest score for each seed, int64 [batch_size] on the CPU; -1
-        if one of the seed's scores is NaN."""
+        """Return each seed's class of the highest score, int64 [batch_size] on the CPU; -1 for NaN."""
         scores = self.call(self.model, batch, self.device)
         return scores.argmax(dim=-1).masked_fill(scores.isnan().any(dim=-1), -1).cpu()
 
     def step(self, batches: Iterator[Data], epoch: int, begin: int, end: int) -> None:
         """Take one optimizer step with the mean gradient over the seeds at positions `begin` to
-        `end` of the epoch's order.
-
-        `batches` yields this rank's batches, beginning with its first batch of this step.
-        """
+        `end` of the epoch's order; `batches` yields this rank's batches from there on."""
         ranks = self.ranks
-        for value in self._values:  # as `optimizer.zero_grad` does, in 1 instead of 8 us
-            value.grad = None
+        self.optimizer.zero_grad()
         # a resumed run would start with the first rank's buffers, so each step does
         ranks.share(self.model.buffers())
         loss_sum = self.loss_sum
@@ -201,19 +190,11 @@ class Learner:
         self._batches += 1
         self.log.cuda()
         if self.config.release_every and self._batches % self.config.release_every == 0:
-            begin_s = time.perf_counter()
-            freed = release_memory()
-            self.log.mark(
-                "release",
-                after=f"batch {self._batches}",
-                took_s=time.perf_counter() - begin_s,
-                **freed,
-            )
+            self.log.mark("release", after=f"batch {self._batches}", **release_memory())
 
 
 def allocations(work: Callable[[], object]) -> list[int]:
-    """Return the bytes that torch's CPU allocator hands out during `work` and, below zero, gets
-    back, in order."""
+    """Return the bytes that torch's CPU allocator hands out and (below zero) gets back, in order."""
     # at a lower level, two lines are written to stderr at the first profile
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
@@ -228,8 +209,7 @@ def peak_of(sizes: Iterable[int]) -> int:
 
 
 def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[float, float]:
-    """Return the memory of a step, measured while `work` gets each of two batches: bytes that do
-    not depend on the batch, and bytes per node or edge."""
+    """Measure the memory of a step on two batches: fixed bytes, and bytes per node or edge."""
     steps = [allocations(functools.partial(work, batch)) for batch in batches]
     # Gradients of an embedding have the same size in both steps. Their peak counts by itself:
     # in a small batch they would hide the arrays that grow with it.
@@ -241,20 +221,14 @@ def _memory(work: Callable[[Data], object], batches: Sequence[Data]) -> tuple[fl
     return fixed + large - rate * counts[1], rate
 
 
-_TIMED_S = 0.5  # for the steps on a batch, at most three
-
-
 def _step_s(learner: Learner, batch: Data) -> float:
     size = learner.config.batch_size
     learner.begin(epoch=1)
     # not the first step of an epoch, which has more checks
     step = functools.partial(learner.step, itertools.repeat(batch), 1, size, 2 * size)
-    times_s: list[float] = []
     with torch_threads(1):
         # CPU time, as in `machine.probe`: a login node has other users
-        while len(times_s) < 3 and sum(times_s) < _TIMED_S:
-            times_s.append(timeit.timeit(step, number=1, timer=time.thread_time))
-    return min(times_s)
+        return min(timeit.repeat(step, time.thread_time, repeat=2, number=1))
 
 
 def measure_step(
@@ -263,11 +237,8 @@ def measure_step(
     num_features: int,
     shapes: Iterable[Mapping[str, Sequence[int]]],
 ) -> dict[str, object]:
-    """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it.
-
-    Its state in bytes, the memory (see `_memory`) of training and evaluating random batches of two
-    `shapes`, and the time of a training step on a third.
-    """
+    """Measure a model that `make` returns, as `forecast.step_memory._Trial` keeps it: its state,
+    the memory (see `_memory`) of two random batches, and the time of a step on a third."""
     *batches, timed = [random_batch(**shape, num_features=num_features) for shape in shapes]
     learners: list[Learner] = []
     created = allocations(
@@ -303,9 +274,8 @@ def measure_step(
         for value in (*learner.model.parameters(), *learner.model.buffers())
         if not value.untyped_storage().resizable()
     }
-    state_bytes = sum(created) + sum(arrays.values())
     return {
-        "state_bytes": state_bytes,
+        "state_bytes": sum(created) + sum(arrays.values()),
         "training": training,
         "evaluation": evaluation,
         "flops_per_row": flops / (timed.num_nodes + timed.num_edges),

@@ -33,15 +33,6 @@ for _name in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     os.environ.setdefault(_name, "16")
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
-
-
 class GNN(nn.Module):
     """The convolutions of a sampled model, with ReLU and dropout between them.
 
@@ -112,8 +103,9 @@ class GNN(nn.Module):
         """
         if not self.kind.fused or self.dtype == torch.float16 or x.device.type != "cpu":
             return False
+        hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         return x.dtype in (torch.float16, torch.float32) and not any(
-            map(_has_hooks, self.modules())
+            getattr(module, name) for module in self.modules() for name in hooks
         )
 
     def _fused(self, x: Tensor, edge_index: Tensor, num_sampled_nodes: list[int]) -> Layers:
@@ -147,9 +139,8 @@ class GNN(nn.Module):
     def add_gradients(self, batch: Data, differentiate: Differentiate) -> Tensor:
         """Add the gradients of a loss to those of the weights; return the loss.
 
-        `differentiate` computes the loss from the seeds' scores; `fuses` must accept the batch. A
-        small step takes two thirds of the time that PyG's layers and autograd take. The gradients
-        are the same, bit for bit in float32 layers of at most `PART_ROWS` nodes.
+        `differentiate` computes the loss from the seeds' scores; `fuses` must accept the batch. The
+        gradients are PyG's, bit for bit in float32 layers of at most `PART_ROWS` nodes.
         """
         layers = self._fused(batch.x, batch.edge_index, batch.num_sampled_nodes)
         with torch_threads(1):

@@ -1,14 +1,12 @@
 """Training in this process; `sandbox.run` starts a child process for it.
 
-On the CPU a run is a pure function of its config: the order of the seeds, their neighbors and
-dropout are functions of (seed, epoch, batch). An interrupted and resumed run therefore ends with
-the same weights, bit for bit, as an uninterrupted one, under every loading policy.
+On the CPU a run is a pure function of its config, resumed or not, under every loading policy; see
+`checkpoint`.
 """
 
 import contextlib
 import functools
 import os
-import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from ..launcher import job_cores, local_ranks, resolve_device
 from ..memory.cuda import cuda_reading, oom_sizes
 from ..memory.recorder import EventLog
 from ..memory.signals import Stopped, StopRequest, handled
+from ..memory.tree import Tree
 from ..registry import MODELS
 from ..runs.attempt import Attempt, open_run_dir, refuse_foreign_code
 from ..runs.codes import exit_code_of
@@ -52,16 +51,6 @@ class TrainResult:
 
     history: list[Row]
     model: nn.Module
-    run_dir: Path | None = None
-
-
-@contextlib.contextmanager
-def kept_random_state() -> Iterator[None]:
-    """Restore torch's global random state afterwards, a GPU's too if CUDA is in use; also a
-    decorator."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices):
-        yield
 
 
 def compile_all(num_neighbors: list[int]) -> None:
@@ -75,23 +64,20 @@ def compile_all(num_neighbors: list[int]) -> None:
 
 
 @clear_errors()
-@kept_random_state()
+@torch.random.fork_rng(devices=[])
 def train(
     config: TrainConfig,
     run_dir: str | os.PathLike[str] | None = None,
     *,
     resume: bool = False,
-    model: nn.Module | None = None,
     progress: bool = True,
 ) -> TrainResult:
     """Train in this process.
 
     Args:
         config: The run's parameters.
-        run_dir: Folder for config, timeline, events, metrics and checkpoints; None keeps nothing on
-            disk.
+        run_dir: The run's folder; None keeps nothing on disk.
         resume: Go on from the run's last checkpoint, or start a run in a new or empty folder.
-        model: Your own model object, trained in place of `config.model`; pass it again to resume.
         progress: Show a bar in a terminal or JupyterLab, else lines.
 
     Raises:
@@ -104,42 +90,35 @@ def train(
             written. These signals are handled here only in the main thread.
     """
     check_config(config)
-    if model is not None:
-        if config.model_args:
-            raise InputError(
-                f"model_args: expected none with a model object, got {config.model_args}"
-            )
-        config = config.replace(model=f"{type(model).__module__}:{type(model).__qualname__}")
     gpu.prepare_allocator(config)
     stop = StopRequest()
     folder = None if run_dir is None else home(run_dir)
     with handled(stop), join(config.device) as ranks, contextlib.ExitStack() as stack:
         with ranks.together():
             size = check_inputs(config)
-            if folder is None and config.keep == "best":
-                raise InputError("keep: expected a run_dir to keep best.pt in, got none")
-            if resume and folder is not None and model is None:
+            if folder is None and (resume or config.keep == "best"):
+                raise InputError(
+                    "run_dir: expected a folder to resume or to keep best.pt, got none"
+                )
+            if folder is not None and resume:
                 refuse_foreign_code(config, folder)
             if config.model not in MODELS:  # before anything is written
-                code = folder if resume else None
                 num_features = hop_size(size, config).num_features
-                make_model(config, num_features, size.num_classes, code, model)
+                make_model(config, num_features, size.num_classes, folder if resume else None)
         with ranks.together():  # the others wait until the first one has prepared the folder
             if folder is not None and ranks.first:
                 run, _lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
                 stack.enter_context(_recorded(run, config))
         with naming(folder):
-            how = "auto" if progress else "none"
-            return train_prepared(
-                config, folder, stop, ranks, resume=resume, display=how, model=model
-            )
+            display = "auto" if progress else "none"
+            return train_prepared(config, folder, stop, ranks, resume=resume, display=display)
 
 
 @contextlib.contextmanager
 def _recorded(run: Run, config: TrainConfig) -> Iterator[None]:
     attempt = Attempt(run, config)
     code = 0
-    attempt.recorder.start(os.getpid())
+    attempt.recorder.start(Tree(os.getpid()))
     try:
         yield
     except BaseException as error:
@@ -158,16 +137,11 @@ def train_prepared(
     *,
     resume: bool,
     display: str,
-    model: nn.Module | None = None,
 ) -> TrainResult:
-    """Train in a folder that the caller has prepared and locked, as one of `ranks`.
+    """Train in a folder that the caller has prepared and locked, as one of `ranks`; see `train`.
 
-    Args:
-        run_dir: The run's folder; None keeps nothing on disk.
-        stop: A stop signal sets its number; the run then ends at the next batch boundary.
-        resume: Go on from the last checkpoint if there is one.
-        display: As for `Progress`.
-        model: The user's own object, used in place of `config.model`.
+    A signal that sets the number of `stop` ends the run at the next batch boundary. `display` is as
+    for `Progress`.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -189,7 +163,7 @@ def train_prepared(
         loaders = config.policy.load()(store, config, log, ranks.rank, ranks.num_ranks, waiting)
         # Twice, because torch's handler of SIGCHLD may raise while the inner one begins to end.
         with contextlib.closing(loaders), workers_ended(), workers_ended():
-            model = _make_model(config, run_dir, ranks, model, loaders, progress)
+            model = _make_model(config, run_dir, ranks, loaders, progress)
             device = resolve_device(config.device)
             progress.note(*gpu.begin(config, device.type))
             weights = balanced_weights(loaders.labels["train"], loaders.num_classes)
@@ -208,7 +182,7 @@ def train_prepared(
                 asked.save(Run(run_dir).paths.config)
             trainer.run()
             log.mark("finished")
-        return TrainResult(trainer.state.history, learner.model, run_dir)
+        return TrainResult(trainer.state.history, learner.model)
 
 
 @contextlib.contextmanager
@@ -218,7 +192,7 @@ def _recorded_cuda_oom(log: EventLog) -> Iterator[None]:
     except torch.OutOfMemoryError as error:  # here the failed step's tensors are still alive
         first_line = (str(error) or type(error).__name__).splitlines()[0]
         text = first_line.partition(" If reserved but unallocated")[0]
-        sizes = {**(cuda_reading() or {}), **oom_sizes(text)}
+        sizes = {**oom_sizes(text), **(cuda_reading() or {})}  # a reading knows of a cap
         log.mark("cuda_oom", message=text, **sizes)
         raise
 
@@ -228,8 +202,6 @@ def _open(
 ) -> Store:
     def check() -> None:
         if stop.number:
-            name = signal.Signals(stop.number).name
-            log.mark("stop", signal=name, epoch=0, position=0)
             raise Stopped(
                 "stopped while features were propagated; go on with resume=True (--resume)"
             )
@@ -279,15 +251,14 @@ def _make_model(
     config: TrainConfig,
     run_dir: Path | None,
     ranks: Ranks,
-    model: nn.Module | None,
     loaders: Loaders,
     progress: Progress,
 ) -> nn.Module:
     with ranks.together():
-        if run_dir and ranks.first and model is None and config.model not in MODELS:
+        if run_dir and ranks.first and config.model not in MODELS:
             progress.note(*filter(None, find_code(config, run_dir, keep=True)[1:]))
     with ranks.together():
         widths = loaders.num_features, loaders.num_classes
-        model = make_model(config, *widths, run_dir, model, progress.note)
+        model = make_model(config, *widths, run_dir, progress.note)
     loaders.log.part(MODEL, 4 * sum(value.nbytes for value in model.parameters()))
     return model

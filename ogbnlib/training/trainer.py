@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -116,8 +115,7 @@ class Progress:
 class Trainer:
     """Training of a learner on the batches of its loaders, from `state` on.
 
-    All ranks of a run (processes that train together) call the same methods in the same order; the
-    first rank writes and prints.
+    All ranks of a run call the same methods in the same order; the first rank writes and prints.
     """
 
     loaders: Loaders
@@ -153,8 +151,6 @@ class Trainer:
         if diverged:
             raise self.checkpointer.diverged(state)
         if number:
-            name = signal.Signals(number).name  # SIGTERM after Ctrl-C, which the message leaves out
-            self.log.mark("stop", signal=name, epoch=state.epoch, position=state.position)
             self.checkpointer.save(state)
             hint = "go on with resume=True (--resume)"
             if self.checkpointer.run_dir is None:
@@ -192,7 +188,6 @@ class Trainer:
                     learner.step(batches, epoch, state.position, end)
                 state.position = end
                 state.time_s = time.monotonic() - begin
-                state.batches_per_step = learner.batches_per_step
                 self._boundary(training=True)
             assert next(batches, None) is None, "the loader has more batches than its share"
 
@@ -246,12 +241,6 @@ class Trainer:
                 f"no better valid accuracy in {self.config.early_stopping} evaluations: "
                 f"epoch {epoch} was the last"
             )
-        # With fp16, the scaler skips each step whose gradient is not finite. Adam has a state only
-        # after a step that was not skipped.
-        if epoch and self.learner.scaler.is_enabled() and not self.learner.optimizer.state:
-            raise self.checkpointer.diverged(
-                self.state, "no step was ever taken, as no gradient was finite,"
-            )
 
     def _is_over(self, *rows: Row) -> bool:
         history = [*self.state.history, *rows]
@@ -273,11 +262,7 @@ class Trainer:
             "time_s": self.state.time_s,
             "eval_time_s": self._eval_time_s,
         }
-        self.state = State(
-            epoch=epoch,
-            history=[*self.state.history, row],
-            batches_per_step=self.state.batches_per_step,
-        )
+        self.state = State(epoch=epoch, history=[*self.state.history, row])
         self.learner.loss_sum.zero_()
         self.checkpointer.save_epoch(self.state)
         self.progress.say(_epoch_line(row))
@@ -295,28 +280,22 @@ class Trainer:
         for split in splits:
             scores |= self.evaluate(split)
         # early stopping has made this epoch the last one
-        if epoch < self.config.epochs and self._is_over(scores):
+        is_last = epoch < self.config.epochs and self._is_over(scores)
+        if is_last and self.config.train_eval == "final":
             self.loaders.drop_train_loader()
-            for split in self.config.replace(epochs=epoch).splits_to_evaluate(epoch):
-                if split not in scores:
-                    scores |= self.evaluate(split)
+            scores |= self.evaluate("train")
         return scores
 
 
 def accuracy(labels: Tensor, predicted: Tensor) -> float:
-    """Return the share of `predicted`, int64 [n], that equals `labels` [n].
-
-    This is the rule of OGB's Evaluator, whose import takes 45 MB of memory (pandas and
-    scikit-learn).
-    """
+    """Return the share of `predicted`, int64 [n], that equals `labels` [n], as OGB's Evaluator does,
+    whose import takes 45 MB of memory (pandas and scikit-learn)."""
     return int((labels == predicted).sum()) / len(labels)
 
 
 def macro_f1(labels: Tensor, predicted: Tensor, num_classes: int) -> float:
-    """Return the mean F1 of the classes that occur in the labels or the predictions, both [n].
-
-    It equals scikit-learn's `f1_score(average="macro", zero_division=0)`.
-    """
+    """Return the mean F1 of the classes that occur in the labels or the predictions, both [n]:
+    scikit-learn's `f1_score(average="macro", zero_division=0)`."""
     hits = labels[labels == predicted]
     hits_per_class, labels_per_class, guesses_per_class = (
         torch.bincount(values, minlength=num_classes).double()

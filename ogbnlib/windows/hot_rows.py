@@ -1,8 +1,7 @@
 """Hot rows: feature rows of the most visited nodes, in memory; windows on disk hold the others.
 
-A window is a group of batches that are sampled together, see `plan`. On a graph of papers100M's
-size, with `num_neighbors` [15, 10, 5] and `batch_size` 1024, the windows of an epoch (8 batches
-each) have 165 M rows of 21 M nodes. Of these nodes, 9.5 M are in two windows or more.
+On a graph of papers100M's size, with `num_neighbors` [15, 10, 5] and `batch_size` 1024, the windows
+of an epoch (8 batches each) have 165 M rows of 21 M nodes; 9.5 M are in two windows or more.
 """
 
 from collections.abc import Iterable
@@ -47,10 +46,7 @@ def _insert_rows(
 
 
 class HotRows:
-    """Rows [nodes, F] of a store's features, in RAM, in the order of the nodes' ids.
-
-    The rows are uninitialised until `put` has written each of them.
-    """
+    """Rows [nodes, F] of a store's features in RAM, ordered by id; uninitialised before `put`."""
 
     def __init__(self, members: NodeSet, num_features: int, dtype: np.dtype[np.generic]) -> None:
         self._members = members
@@ -67,16 +63,13 @@ class HotRows:
         room_bytes: int,
     ) -> Self:
         """Choose the most visited nodes: as many as fit into `room_bytes`, each in at least two
-        windows.
-
-        Each window is the array of its distinct ids. Counting the visits takes one byte per node,
-        which is freed on return.
-        """
+        windows, given as arrays of their distinct ids. Counting the visits takes a byte per node,
+        freed on return."""
         visits = np.zeros(num_nodes, np.uint8)
         for ids in windows:
             visits[ids] += visits[ids] < _MOST_VISITS
-        spare = room_bytes - num_nodes * 3 // 16
-        room = max(0, spare // (num_features * dtype.itemsize + ID_BYTES))
+        row_bytes = num_features * dtype.itemsize + ID_BYTES
+        room = max(0, (room_bytes - num_nodes * 3 // 16) // row_bytes)
         # One entry more than the counts need: no node has 256 visits, so some number of visits
         # always fits.
         counts = np.zeros(_MOST_VISITS + 2, np.int64)
@@ -85,15 +78,14 @@ class HotRows:
         with_as_many = np.cumsum(counts[::-1])[::-1]
         # all nodes with at least this many visits have room
         fewest = max(2, int(np.argmax(with_as_many <= room)))
+        # the rest of the room is for nodes with one visit less
+        spare = room - int(with_as_many[fewest]) if fewest > 2 else 0
         members = NodeSet(num_nodes)
         for begin in range(0, num_nodes, _COUNTED_NODES):
-            members.add(begin + np.flatnonzero(visits[begin : begin + _COUNTED_NODES] >= fewest))
-        # the rest of the room is for nodes with one visit less
-        room -= int(with_as_many[fewest])
-        for begin in range(0, num_nodes if fewest > 2 else 0, _COUNTED_NODES):
-            some = np.flatnonzero(visits[begin : begin + _COUNTED_NODES] == fewest - 1)[:room]
-            members.add(begin + some)
-            room -= len(some)
+            counted = visits[begin : begin + _COUNTED_NODES]
+            less_visited = np.flatnonzero(counted == fewest - 1)[:spare]
+            members.add(begin + np.flatnonzero(counted >= fewest), begin + less_visited)
+            spare -= len(less_visited)
         return cls(members, num_features, dtype)
 
     def put(self, first: int, rows: Array) -> None:
@@ -105,8 +97,8 @@ class HotRows:
         return ids[~self._members.contains(ids)]
 
     def insert(self, ids: Array, features: Array, first: int) -> None:
-        """Complete `features` [len(ids), F] from the rows in memory, and put the row of each id in
-        its place. The rows of `missing(ids)` are expected from position `first` on."""
+        """Put the row of each id in its place in `features` [len(ids), F]; the rows of
+        `missing(ids)` are expected from position `first` on."""
         rows = self.rows.view(np.uint8)
         _insert_rows(
             ids, self._members.words, self._members.word_ranks, rows, features.view(np.uint8), first

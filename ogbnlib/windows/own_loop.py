@@ -28,7 +28,10 @@ from .spool import Preparation
 from .store_loader import StoreLoader
 
 
-def _limit_bytes(memory_limit: str | int) -> int:
+def _available_bytes(memory_limit: str | int | None) -> int:
+    available = available_bytes()
+    if memory_limit is None:
+        return available
     limit = parse_bytes(memory_limit)
     used = own_memory()[0]
     if limit < used:
@@ -36,47 +39,14 @@ def _limit_bytes(memory_limit: str | int) -> int:
             f"memory_limit: expected more than the {format_bytes(used)} that this process already "
             f"uses, got {format_bytes(limit)}"
         )
-    return limit
+    return min(available, max(0, usable_bytes(limit) - used))
 
 
-def _order(
-    sampler: Collection[int] | None,
-    num_nodes: int,
-    config: TrainConfig,
-    shuffle: bool,
-    drop_last: bool,
-) -> EpochSampler:
-    num_seeds = num_nodes if sampler is None else len(sampler)
-    if drop_last and num_seeds < config.batch_size:  # there would be no batch at all
-        raise InputError(
-            f"drop_last: expected at least a batch of {config.batch_size} nodes, got {num_seeds}"
-        )
-    if sampler is not None:
-        return BorrowedOrder(sampler, config.batch_size, drop_last, config.seed)
-    return EpochSampler(
-        num_nodes,
-        seed=config.seed,
-        shuffle=shuffle,
-        batch_size=config.batch_size,
-        drop_last=drop_last,
-    )
-
-
-def _choose_windows(
-    store: Store,
-    config: TrainConfig,
-    split: str,
-    ids: Tensor,
-    order: EpochSampler,
-    limit: int | None,
-) -> Windows:
-    available = available_bytes()
-    if limit is not None:
-        available = min(available, max(0, usable_bytes(limit) - own_memory()[0]))
+def _choose_windows(loader_pass: Pass, order: EpochSampler, available: int) -> Windows:
+    config = loader_pass.config
     ranks = local_ranks()
-    loader_pass = Pass.over(config, store, split, order.shuffle, ids.numpy())
     # A quarter of the available memory is left for the model and its step.
-    per_batch_bytes = batch_bytes(loader_pass.batch, store.num_features, itemsize=4)
+    per_batch_bytes = batch_bytes(loader_pass.batch, loader_pass.size.num_features, itemsize=4)
     reserved = per_batch_bytes * num_queued(per_batch_bytes) + available // 4
     loader_pass = replace(
         loader_pass,
@@ -84,9 +54,8 @@ def _choose_windows(
         sharers=ranks,
         reserve=(reserved, reserved),
     )
-    return Budget(available, spool_bytes(config.spool, spool_dir(), ranks), ranks).loader(
-        loader_pass
-    )
+    budget = Budget(available, spool_bytes(config.spool, spool_dir(), ranks), ranks)
+    return budget.loader(loader_pass)
 
 
 @clear_errors()
@@ -134,10 +103,10 @@ def loader(
             `ImbalancedSampler`, one of torch's samplers, or a list. If the sampler has no
             generator of its own, `seed` and the epoch decide what it draws.
     """
-    if sampler is not None:
-        shuffle = True  # the sampler decides the order, and each epoch has new neighbors
-    elif shuffle is None:
+    if shuffle is None:
         shuffle = isinstance(nodes, str) and nodes == "train"
+    # a sampler decides the order, and each epoch has new neighbors
+    shuffle = shuffle or sampler is not None
     config = TrainConfig.create(
         dataset=store.path,
         loading="store",
@@ -149,30 +118,42 @@ def loader(
     )
     check_store(store, config)
     check_for_training(store)
-    limit = None if memory_limit is None else _limit_bytes(memory_limit)
-    ids = torch.from_numpy(node_ids(nodes, store))
-    order = _order(sampler, len(ids), config, shuffle, drop_last)
+    available = _available_bytes(memory_limit)
+    ids = node_ids(nodes, store)
+    order = EpochSampler(
+        len(ids),
+        seed=config.seed,
+        shuffle=shuffle,
+        batch_size=config.batch_size,
+        drop_last=drop_last,
+    )
+    if sampler is not None:
+        order = BorrowedOrder(sampler, config.batch_size, drop_last, config.seed)
+    if drop_last and not len(order):
+        raise InputError(
+            f"drop_last: expected at least a batch of {config.batch_size} nodes, got "
+            f"{len(ids if sampler is None else sampler)}"
+        )
     split = split_name(nodes) if isinstance(nodes, str) else "train"
-    labels = torch.from_numpy(store.y[ids.numpy()])
     store.advise_random()
-    windows = _choose_windows(store, config, split, ids, order, limit)
+    windows = _choose_windows(Pass.over(config, store, split, order.shuffle, ids), order, available)
     if shuffle and windows.window_batches is None and launch().local_rank == 0:
         store.fill_page_cache()
-    node_sampler = CSCSampler(
-        store.colptr,
-        store.row,
-        config.num_neighbors,
-        seed=config.seed + STREAM[split],
-        fixed=not shuffle,
-        where=str(store.path),
-    )
-    result = StoreLoader(
+    labels = torch.from_numpy(store.y[ids])
+    return StoreLoader(
         store,
-        node_sampler,
-        ids,
+        CSCSampler(
+            store.colptr,
+            store.row,
+            config.num_neighbors,
+            seed=config.seed + STREAM[split],
+            fixed=not shuffle,
+            where=str(store.path),
+        ),
+        torch.from_numpy(ids),
         labels if store.has_targets else labels.long(),
         Preparation(windows, spool_dir=spool_dir()),
-        next_epoch=int(shuffle),
+        first_epoch=1 if shuffle else 0,  # epoch 0 is the trainer's evaluations
         transform=transform,
         batch_size=config.batch_size,
         drop_last=drop_last,
@@ -183,5 +164,3 @@ def loader(
         pin_memory=torch.cuda.is_available(),
         generator=torch.Generator().manual_seed(config.seed),
     )
-    result.set_epoch(int(shuffle))
-    return result

@@ -10,22 +10,17 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from ..environment import WINDOWS_VARIABLE
 from ..files import file_system
+from ..forecast import memory_parts as sizes
 from ..forecast.batches import Batches, BatchShape
-from ..forecast.memory_parts import (
-    distinct_nodes,
-    rows_left,
-    shared_nodes,
-    store_bytes,
-    trained_edges,
-)
 from ..forecast.pass_memory import Pass, Spooling, Windows, read_bytes
 from ..forecast.step_memory import model_state_bytes
 from ..graph.npz import CHUNK_BYTES
@@ -54,7 +49,8 @@ def sampled_bytes(loader_pass: Pass, batch: BatchShape) -> tuple[int, int]:
     result."""
     highest = nodes = edges = 0
     # bytes of an edge's place in the store
-    place_bytes = 4 if trained_edges(loader_pass.size, loader_pass.config.undirected) < 2**32 else 8
+    num_edges = sizes.trained_edges(loader_pass.size, loader_pass.config.undirected)
+    place_bytes = 4 if num_edges < 2**32 else 8
     for frontier, reached, new in zip(
         batch.hop_nodes, [*batch.hop_nodes[1:-1], 0], batch.hop_edges, strict=False
     ):
@@ -81,8 +77,8 @@ def window_bytes(loader_pass: Pass, windows: Windows) -> int:
     batch = loader_pass.batch
     size = loader_pass.size
     total = windows.window_batches * batch.num_nodes
-    distinct = max(batch.num_nodes, distinct_nodes(size, loader_pass.config.undirected, total))
-    distinct = min(total, distinct)
+    distinct = sizes.distinct_nodes(size, loader_pass.config.undirected, total)
+    distinct = min(total, max(batch.num_nodes, distinct))
     packed_bytes = _compact_batch_bytes(batch, 0)
     unshared_bytes = windows.window_batches * packed_bytes + _window_fixed_bytes(size.num_nodes)
     return int(distinct * size.num_features * loader_pass.itemsize) + unshared_bytes
@@ -94,8 +90,7 @@ def lookahead() -> str:
 
 
 def spool_dir() -> Path:
-    """The folder for a spool: SLURM_TMPDIR, the local disk of a Slurm job, else the folder of
-    temporary files (TMPDIR)."""
+    """The folder for a spool: SLURM_TMPDIR, the local disk of a Slurm job, else TMPDIR."""
     return Path(os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()).absolute()
 
 
@@ -116,14 +111,12 @@ def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
 def choose_windows(
     loader_pass: Pass, available: int | None, room_bytes: int = 0, *, always: bool = False
 ) -> Windows:
-    """Choose between the page cache, windows in memory and windows on disk, and choose the size of
-    the windows.
+    """Choose between the page cache, windows in memory and windows on disk, and their size.
 
-    `available`, from `Budget.bytes_beside`, includes the page cache. `room_bytes` is the disk space for
-    a spool. With `always`, windows are on disk wherever possible, because a pass over the store is
-    made in any case.
+    `available`, from `Budget.bytes_beside`, includes the page cache; `room_bytes` is for a spool.
+    With `always`, windows are on disk wherever possible: a pass over the store is made anyway.
     """
-    files = store_bytes(loader_pass.config, loader_pass.size)
+    files = sizes.store_bytes(loader_pass.config, loader_pass.size)
     beside_windows, beside_cache = loader_pass.reserve or _step_reserve(loader_pass)
     if (
         available is None
@@ -174,6 +167,14 @@ def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, availab
     return Windows(count, count * packed_bytes + fixed, available, number, moved, moved // number)
 
 
+class _Division(NamedTuple):
+    """A division of batches on disk into structure files, with its cost."""
+
+    moved_bytes: int  # of the whole run, between memory and disk
+    num_files: int
+    windows: Windows
+
+
 class _Spool:
     """Plan of windows on disk for one pass.
 
@@ -212,11 +213,11 @@ class _Spool:
         # the share of a window's rows that is left when each node is counted once
         shared = graph, config.undirected, batch, self.size
         visits = max(1, self.size * batch.num_nodes)
-        distinct = shared_nodes(*shared)
+        distinct = sizes.shared_nodes(*shared)
         self.left = max(1 / max(1, self.size), min(1.0, distinct / visits))
         self.num_nodes = graph.num_nodes
         self.hot_row_bytes = row_bytes + ID_BYTES
-        self._rows_left = functools.cache(functools.partial(rows_left, *shared))
+        self._rows_left = functools.cache(functools.partial(sizes.rows_left, *shared))
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
         self.working = memory - memory // 8 - 4 * self.size * self.packed_bytes
         # Each thread samples a batch. Four threads are counted at least, so that machines of few
@@ -233,20 +234,17 @@ class _Spool:
         """The windows of the best division; None if memory or disk are too small for any."""
         shares = _HOT_SHARES if self.training else _HOT_SHARES[:1]
         tried = itertools.product(self._file_counts(), [int(s * self.working) for s in shares])
-        # of two equal divisions, the one with more files wins, because training begins sooner
         divisions = filter(None, itertools.starmap(self._divide, tried))
-        best = min(divisions, key=lambda division: division[:2], default=None)
-        return None if best is None else best[2]
+        # of two equal divisions, the one with more files wins, because training begins sooner
+        best = min(divisions, key=lambda it: (it.moved_bytes, -it.num_files), default=None)
+        return None if best is None else best.windows
 
-    def _file_counts(self) -> Iterator[int]:
+    def _file_counts(self) -> list[int]:
         in_memory = self.working // 4 // (self.ids_bytes + _SEEDS_BYTES)
         on_disk = self.room_bytes // 2 // (self.structure_bytes + self.rows_bytes)
         most = 1 + 2 * (self.total // max(1, min(in_memory, on_disk)))  # with one shard each
-        number = 1
-        while number < most:
-            yield number
-            number += 1 + number // 64  # one more up to 64, then 2 % more
-        yield most
+        # each number up to about 50, then 2 % more each
+        return np.unique(np.geomspace(1, most, 1000).astype(np.int64)).tolist()
 
     def _cold(self, hot_bytes: int, num_batches: int) -> float:
         spare = max(0, hot_bytes - self.num_nodes * 3 // 16)
@@ -254,9 +252,9 @@ class _Spool:
         nodes, share_left = self._rows_left(num_windows)
         return self.left * float(np.interp(spare / self.hot_row_bytes, nodes, share_left))
 
-    def _divide(self, num_files: int, hot_bytes: int) -> tuple[int, int, Windows] | None:
-        """Return (bytes moved, -num_files, windows) of a division into `num_files` structure
-        files, with `hot_bytes` for rows in memory; None if there is no room for it.
+    def _divide(self, num_files: int, hot_bytes: int) -> _Division | None:
+        """Divide the batches into `num_files` structure files, with `hot_bytes` for rows in
+        memory; None if there is no room for it.
 
         These rows are chosen once the first file is sampled. If there is only one file, the memory
         of its samples is free by then; otherwise the rows are in memory while later files are sampled.
@@ -287,43 +285,46 @@ class _Spool:
         )
         if min(sampled, picked) < size or hot_bytes + picking > self.working:
             return None
-        parts = -(-file_batches // picked)
-        picked = min(picked // size, -(-file_batches // parts // size)) * size
+        shards_per_file = -(-file_batches // picked)
+        picked = min(picked // size, -(-file_batches // shards_per_file // size)) * size
         once = min(file_batches, sampled)
         sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + picking)
         sampling = max(sampling + resident_bytes, picking + hot_bytes)
         buffers = 4 * min(CHUNK_BYTES, self.memory // 64)  # read buffers of a pass's threads
+        shards_on_disk = min(2, num_files * shards_per_file)
         spooling = Spooling(
-            sampled,
-            file_batches,
-            picked,
-            min(self.working, sampling + seeds_bytes + buffers),
-            structures + min(2, num_files * parts) * picked * self.rows_bytes,
-            hot_bytes,
+            sampled_batches=sampled,
+            structure_batches=file_batches,
+            picked_batches=picked,
+            working_bytes=min(self.working, sampling + seeds_bytes + buffers),
+            disk_bytes=structures + shards_on_disk * picked * self.rows_bytes,
+            hot_bytes=hot_bytes,
         )
-        return self._windows(num_files, parts, spooling)
+        return self._with_cost(num_files, shards_per_file, spooling)
 
-    def _windows(self, num_files: int, parts: int, spooling: Spooling) -> tuple[int, int, Windows]:
-        file_passes = -(-spooling.structure_batches // spooling.sampled_batches)
-        graph = num_files * file_passes * self.graph_bytes
+    def _with_cost(self, num_files: int, shards_per_file: int, spooling: Spooling) -> _Division:
+        """Add up the bytes that a division moves between memory and disk: passes over graph and
+        features, and each batch written once and read once."""
+        passes_per_file = -(-spooling.structure_batches // spooling.sampled_batches)
         # Room was planned for batches without common nodes, so fewer shards are filled. At least
         # one is filled, because its pass also reads the rows for memory.
         cold = self._cold(spooling.hot_bytes, spooling.structure_batches)
-        filled = num_files * max(1, math.ceil(parts * cold))
+        num_shards = num_files * max(1, math.ceil(shards_per_file * cold))
         batch_bytes = self.structure_bytes + int(cold * self.rows_bytes)
-        moved = filled * self.x_bytes + graph
-        again = 1 if self.training or num_files * parts == 1 else self.passes
-        prepared = again * (moved + self.total * batch_bytes) // self.passes
+        pass_bytes = num_shards * self.x_bytes + num_files * passes_per_file * self.graph_bytes
+        # An evaluation prepares its windows once if they all stay on disk, else each time.
+        stays = self.training or num_files * shards_per_file == 1
+        prepared = (1 if stays else self.passes) * (pass_bytes + self.total * batch_bytes)
         windows = Windows(
-            self.size,
-            self.size * self.packed_bytes,
-            self.memory,
-            -(-self.num_batches // self.size),
-            prepared + self.num_batches * batch_bytes,
-            file_passes * self.graph_bytes + self.x_bytes,
-            spooling,
+            window_batches=self.size,
+            window_bytes=self.size * self.packed_bytes,
+            available_bytes=self.memory,
+            num_windows=-(-self.num_batches // self.size),
+            moved_bytes=prepared // self.passes + self.num_batches * batch_bytes,
+            first_bytes=passes_per_file * self.graph_bytes + self.x_bytes,
+            spooling=spooling,
         )
-        return moved + 2 * self.total * batch_bytes, -num_files, windows
+        return _Division(pass_bytes + 2 * self.total * batch_bytes, num_files, windows)
 
 
 @dataclass(frozen=True)
@@ -338,13 +339,11 @@ class Budget:
         """Bytes for the windows of one loader, beside those of the training loader if it has some;
         None without a limit."""
         asked = lookahead()
-        # During an evaluation the next window to train on is being prepared, and the evaluation gets
-        # the rest, about a tenth.
-        budget = self.available_bytes
-        if asked != "auto":
-            budget = int(asked) // self.sharers
+        budget = self.available_bytes if asked == "auto" else int(asked) // self.sharers
         if budget is None or training is None or training.window_batches is None:
             return budget
+        # During an evaluation the next window to train on is being prepared, and the evaluation gets
+        # the rest, about a tenth.
         return budget - training.peak_bytes
 
     def loader(self, loader_pass: Pass, training: Windows | None = None) -> Windows:
@@ -355,11 +354,8 @@ class Budget:
         self, train: Pass, evaluations: Mapping[str, Pass]
     ) -> tuple[Windows, dict[str, Windows]]:
         """Return the windows of the training loader, and of the evaluations whose windows stay on
-        disk between them: all evaluations or none.
-
-        Evaluations stay on disk if they take at most a third of the space and training has its
-        windows there too.
-        """
+        disk between them: all of these if they take at most a third of the space and training has
+        its windows there too, else none."""
         memory = self.bytes_beside()
         third = self.disk_bytes // 3
         chosen = {

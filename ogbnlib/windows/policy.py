@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..forecast.available import available_bytes, usable_bytes
-from ..forecast.memory_parts import store_bytes
-from ..forecast.pass_memory import Pass, Windows
+from ..forecast.pass_memory import Pass, Windows, read_bytes
 from ..forecast.run_forecast import Ledger
 from ..graph.store import Store
 from ..launcher import launch, local_ranks
@@ -55,7 +54,8 @@ class StoreLoaders(DiskLoaders):
         passes = {split: run.one_pass(split) for split in {*splits["eval"], *splits["final"]}}
         budget = Budget(available, room)
         windows, resident = budget.loaders(train, passes)
-        run.windows = windows
+        if windows.window_batches is not None:
+            run.windows = windows
         if config.epochs:
             cls._forecast_pass(run, "train", train, windows, num_passes=config.epochs)
         prepared = _prepared_ahead(train, windows)
@@ -93,10 +93,7 @@ class StoreLoaders(DiskLoaders):
         else:
             parts = loader_pass.step() | loader_pass.workers(idle_loaders)
         unsure_bytes = loader_pass.unsure_bytes(parts)
-        cache_bytes = 0
-        if batches is None:
-            cache_bytes = sum(store_bytes(run.config, run.size).values())
-        else:
+        if batches is not None:
             is_paired = windows.num_windows * num_passes > 1
             parts["windows"] = (2 if is_paired else 1) * window_bytes(loader_pass, windows)
             if windows.spooling is None:
@@ -105,10 +102,10 @@ class StoreLoaders(DiskLoaders):
                 # When a window is packed, its nodes are copied.
                 samples = batches * max(sampling, result + 8 * largest.num_nodes)
                 # the store is read into three buffers
-                parts["window being prepared"] = samples + 3 * windows.chunk_bytes
+                parts["window being prepared"] = samples + 3 * read_bytes(windows.available_bytes)
             elif spools:
                 parts["pass for the spool"] = windows.spooling.working_bytes
-        run.phase(name, parts, cache_bytes, unsure_bytes)
+        run.phase(name, parts, unsure_bytes)
 
     def _load(self, store: Store) -> Data:
         self._ranks = local_ranks()

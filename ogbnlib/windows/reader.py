@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from ..errors import explained
+from ..forecast.pass_memory import read_bytes
 from ..graph.store import Store
-from ..io.disk_array import DiskArray, Interrupted
+from ..io.disk_array import Interrupted
 from ..io.spool_file import DiskFull
 from ..kernels import Array
 from ..sampling.order import EpochSampler
 from ..sampling.sampler import CSCSampler
-from .spool import Cursor, Preparation, Spool, submit
+from .spool import Cursor, Preparation, Spool, without_frames
 from .window import Seeds, Window, sample_windows
 
 # names of a store's arrays in progress lines
@@ -52,20 +53,18 @@ class WindowReader:
         self._sampler = sampler
         self._nodes = nodes
         self._batch_size = batch_size
-        self.arrays = self._open()
+        chunk_bytes = 1 << read_bytes(self.windows.available_bytes).bit_length() - 1
+        self.arrays = {
+            name: store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT
+        }
         self.spool: Spool | None = None
         if self.windows.spooling:
             self.spool = Spool(store, self.arrays, preparation, self.seeds, self.next_cursor)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
         self._ahead: tuple[Cursor, Future[Window]] | None = None
 
-    def _open(self) -> dict[str, DiskArray]:
-        chunk_bytes = 1 << self.windows.chunk_bytes.bit_length() - 1
-        return {name: self.store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT}
-
     def progress(self) -> tuple[str, int, int] | None:
-        """Return (content, bytes read, bytes to read) of the running read of the store; None
-        without one."""
+        """Return (content, bytes read, bytes to read) of the running read, if there is one."""
         for name, array in self.arrays.items():
             done, total = array.progress
             if done < total:
@@ -97,10 +96,10 @@ class WindowReader:
         while cursor is not None and cursor[:2] == (epoch, start):
             window = self._take_ahead(cursor)
             if window is None:
-                window = submit(self._thread, self._read, cursor).result()
+                window = self._thread.submit(without_frames, self._read, cursor).result()
             cursor = self.next_cursor(cursor, window.positions)
             if cursor is not None:
-                self._ahead = cursor, submit(self._thread, self._read, cursor)
+                self._ahead = cursor, self._thread.submit(without_frames, self._read, cursor)
             yield window
             del window
 

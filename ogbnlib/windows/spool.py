@@ -62,15 +62,9 @@ class _StoredWindow(NamedTuple):
 Shard = dict[Cursor, _StoredWindow]
 
 
-def submit(
-    threads: ThreadPoolExecutor, work: Callable[..., Result], *arguments: object
-) -> Future[Result]:
-    """Have a thread call `work`. Expected errors are raised without their frames, whose variables
+def without_frames(work: Callable[..., Result], *arguments: object) -> Result:
+    """Call `work` in a thread. Expected errors are raised without their frames, whose variables
     would keep files open and arrays in memory."""
-    return threads.submit(_without_frames, work, *arguments)
-
-
-def _without_frames(work: Callable[..., Result], *arguments: object) -> Result:
     try:
         return work(*arguments)
     except (Interrupted, OSError, MemoryError) as error:
@@ -140,10 +134,10 @@ class Spool:
             del coming  # its error refers to this frame
         if cursor not in self._shard:
             self._shard = {}  # frees its file
-            self._shard = submit(self._thread, self._record, cursor).result()
+            self._shard = self._thread.submit(without_frames, self._record, cursor).result()
         following = self._following(self._shard)
         if self._next is None and following is not None:
-            self._next = submit(self._thread, self._record, following)
+            self._next = self._thread.submit(without_frames, self._record, following)
         stored = self._shard[cursor]
         window = Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
         if stored.hot is not None:
@@ -239,7 +233,7 @@ class Spool:
             # two threads only, because packing takes a set of all nodes, 21 MB for papers100M
             with ThreadPoolExecutor(2, thread_name_prefix="pack") as packers:
                 packings = [
-                    submit(packers, self._pack, file, seeds, sampled.pop(0))
+                    packers.submit(without_frames, self._pack, file, seeds, sampled.pop(0))
                     for _, file, _, seeds in jobs[:count]
                 ]
             for (spool, _, key, _), packing in zip(jobs, packings, strict=False):

@@ -1,8 +1,7 @@
-"""PyG `NeighborLoader` over a store on disk: batches come from the mapped files, or from windows,
-which are groups of batches sampled together."""
+"""PyG `NeighborLoader` over a store on disk: batches come from the mapped files or from windows
+(batches sampled together)."""
 
 import copy
-import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,12 +30,6 @@ from .reader import WindowReader
 from .spool import Preparation
 from .window import Window, decode_rows
 
-# Attributes of PyG's loaders that decide how one batch is drawn.
-_FIXED = {
-    *("transform_sampler_output", "custom_cls", "collate_fn", "node_sampler", "data"),
-    *("input_nodes", "input_id", "input_time", "input_data"),
-}
-
 
 class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
     """A `NeighborLoader` whose features and graph stay on disk.
@@ -47,8 +40,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
     Args:
         input_nodes: Seeds, int64, in RAM.
         labels: One label for each seed, int16 or int64 [n], or targets, float32 [n] or [n, T].
-        next_epoch: In the user's own loop, the epoch of the next pass; each shuffled pass then
-            raises it by 1, and `x` is float32. None in a trainer, which sets the epochs itself.
+        first_epoch: In the user's own loop, the epoch of the first pass. Each shuffled pass raises
+            it by 1, and `x` is float32. None in a trainer, which sets the epochs itself.
         transform: Called with each batch in the user's own loop; can be set later as well.
         arguments: As for `torch.utils.data.DataLoader`; an `EpochSampler` gives each epoch its own
             order.
@@ -61,14 +54,14 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         input_nodes: Tensor,
         labels: Tensor,
         preparation: Preparation,
-        next_epoch: int | None = None,
+        first_epoch: int | None = None,
         transform: Callable[[Data], Data] | None = None,
         **arguments: Any,
     ):
         self.store = store
         self.labels = labels
         self.preparation = preparation
-        self.next_epoch = next_epoch
+        self.next_epoch = first_epoch
         self._next_start = 0
         self._running_passes = 0  # over windows
         # for prediction, Lightning copies a loader by its attributes
@@ -78,11 +71,9 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
                 name: getattr(batches, name) for name in ("sampler", "batch_size", "drop_last")
             }
         if not isinstance(arguments["sampler"], EpochSampler):
+            drop_last = arguments.get("drop_last", False)
             arguments["sampler"] = BorrowedOrder(
-                arguments["sampler"],
-                arguments["batch_size"],
-                arguments.get("drop_last", False),
-                node_sampler.seed,
+                arguments["sampler"], arguments["batch_size"], drop_last, node_sampler.seed
             )
         super().__init__(
             StoreData(store),
@@ -102,14 +93,6 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
                 self.batch_size,
                 preparation,
             )
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in _FIXED and value is not None and "reader" in self.__dict__:
-            raise InputError(
-                f"loader.{name}: expected it unchanged, since batches of a store are drawn many at "
-                "a time; set loader.transform, or build another loader with store.loader(...)"
-            )
-        super().__setattr__(name, value)
 
     @property
     def windows(self) -> Windows:
@@ -165,21 +148,14 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
     def _pass(self, epoch: int, start: int) -> Iterator[Data]:
         """Return an iterator over the batches of an epoch, from position `start` of its order on.
 
-        Batches come from windows, from a thread, or from DataLoader workers. A second pass, over
-        another epoch, may begin while this one runs.
+        Batches come from windows, from a thread, or from DataLoader workers. Except from workers,
+        a second pass, over another epoch, may begin while this one runs.
         """
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
         if not self.num_workers:
             return _prefetch(self._mapped_groups(epoch, start), lambda: False, lambda: None)
         self.node_sampler.set_epoch(epoch)
-        # Persistent workers were started once and see `set_epoch` through shared memory. Workers
-        # of a single pass get a sampler with an epoch of its own, which a second pass can't
-        # change. `__setattr__` refuses to change these attributes for users, hence `__dict__`.
-        if not self.persistent_workers:
-            loader = copy.copy(self)
-            loader.__dict__["node_sampler"] = self.node_sampler.at_epoch(epoch)
-            self.__dict__["collate_fn"] = functools.partial(NeighborLoader.collate_fn, loader)
         return cast("Iterator[Data]", super().__iter__())
 
     def close(self) -> None:
@@ -192,7 +168,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         `transform`."""
         plain = copy.copy(self)
         plain.transform = None
-        plain.__dict__["data"] = Data(edge_index=NO_EDGES, num_nodes=self.store.num_nodes)
+        plain.data = Data(edge_index=NO_EDGES, num_nodes=self.store.num_nodes)
         batch = NeighborLoader.filter_fn(plain, out)
         batch.x = torch.from_numpy(self.store.decode(self.store.x[batch.n_id.numpy()]))
         batch = self._with_labels(batch)
@@ -221,44 +197,33 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             [int, int], tuple[Tensor, Array | Tensor, Array | Tensor, Array | Tensor, Hops]
         ],
     ) -> Iterator[Data]:
-        """Yield `count` batches in groups. Small batches share a group, so that the thread needs
-        the interpreter's lock once per group.
+        """Yield `count` batches in groups, one after the other in each tensor. Small batches share
+        a group, so that the thread needs the interpreter's lock once per group.
 
-        `draw(begin, end)` returns positions, rows of `features`, ids, edges and hops of the
-        batches from `begin` to `end`.
+        `draw(begin, end)` returns positions, rows of `features`, ids, edges (for each batch all
+        sources, then all targets) and hops of the batches from `begin` to `end`.
         """
         begin = 0
         size = 1  # doubled up to what `queue` allows, so that the first batch comes soon
         while begin < count:
             end = min(begin + size, count)
-            group = self._group(features, *draw(begin, end))
+            positions, rows, n_id, edges, hops = draw(begin, end)
+            group = Data(
+                self._take(features, np.asarray(rows)),
+                edge_index=torch.as_tensor(edges),
+                n_id=torch.as_tensor(n_id),
+                input_id=positions,
+                hops=hops,
+            )
+            group = self._with_labels(group)
+            if self.pin_memory:
+                group = group.pin_memory()
             all_bytes = group.x.nbytes + group.n_id.nbytes + group.edge_index.nbytes
             together, group.ahead = queue(all_bytes // len(group.hops))
             begin = end
             size = min(2 * size, together)
             yield group
-            del group
-
-    def _group(
-        self,
-        features: Tensor,
-        positions: Tensor,
-        rows: Array | Tensor,
-        n_id: Array | Tensor,
-        edges: Array | Tensor,
-        hops: Hops,
-    ) -> Data:
-        """Return a group, with batches one after the other in each tensor. `edge_index` is one
-        row: for each batch all sources, then all targets."""
-        group = Data(
-            self._take(features, np.asarray(rows)),
-            edge_index=torch.as_tensor(edges),
-            n_id=torch.as_tensor(n_id),
-            input_id=positions,
-            hops=hops,
-        )
-        group = self._with_labels(group)
-        return group.pin_memory() if self.pin_memory else group
+            del group, positions, rows, n_id, edges, hops
 
     def _mapped_groups(self, epoch: int, start: int) -> Iterator[Data]:
         share = self.sampler.share(epoch, start)
@@ -307,9 +272,8 @@ def _prefetch(
     """Yield the batches of `groups`. A thread draws some of them ahead, see
     `forecast.batches.queue`; the thread's errors are raised here.
 
-    `waiting` is called a few times a second while the caller waits. If it returns True, the
-    waiting ends with `Interrupted`. `abandon` is called if the caller leaves early, before the
-    thread is joined.
+    `waiting` is called a few times a second; if it returns True, `Interrupted` ends the waiting.
+    `abandon` is called if the caller leaves early, before the thread is joined.
     """
     end = object()
     futures = deque[Future[Data]]()

@@ -2,9 +2,9 @@
 over its files.
 
 Page faults row by row give about 10 batches of 128 x [3, 2] a second on a graph larger than
-memory. For all of its batches, a window needs one pass over `colptr` and one over `row` at each
-hop, and one pass over `x`. Ginex (VLDB 2022), DiskGNN (SIGMOD 2025) and AGNES rest on the same
-idea. The batches of a window are the same that `CSCSampler` draws one by one.
+memory. For all of its batches, which `CSCSampler` would draw one by one, a window needs one pass
+over `colptr` and one over `row` at each hop, and one pass over `x`. Ginex (VLDB 2022), DiskGNN
+(SIGMOD 2025) and AGNES rest on the same idea.
 """
 
 import functools
@@ -58,12 +58,12 @@ def _to_degrees(ends: Array, num_edges: int) -> bool:
 def _grown(
     nodes: Array, bounds: Array, ids: Array, parts: Array, num_nodes: int, grown: Array
 ) -> tuple[int, Array]:
-    """Copy the nodes of each batch to `grown`, followed by the new nodes among its ids.
+    """Copy the nodes of each batch to `grown`, followed by the new nodes among its ids, and replace
+    these ids by local ones, in place.
 
-    The ids of batch b are `ids[parts[b] : parts[b + 1]]`; `bounds` are the bounds of each batch in
-    `nodes`. `grown` has room for all nodes and all ids. The ids are replaced by local ones, in
-    place. Returns `(place of the first id out of range or -1, bounds of each batch's nodes in
-    grown)`.
+    The ids of batch b are `ids[parts[b] : parts[b + 1]]`, its nodes those from `bounds[b]` to
+    `bounds[b + 1]`. `grown` has room for all nodes and all ids. Returns `(place of the first id
+    out of range or -1, bounds of each batch's nodes in grown)`.
     """
     begin = np.zeros(len(bounds), np.int64)
     table = np.empty(0, np.uint64)
@@ -105,9 +105,8 @@ def decode_rows(codes: Array, ids: Array, scale: Array, offset: Array, out: Arra
 class _HopEdges(NamedTuple):
     """The edges of one hop, batch after batch, ascending by target."""
 
-    sources: (
-        Array  # int32 places among the batch's nodes; in the last hop global ids, see `Sampled`
-    )
+    # int32 places among the batch's nodes; in the last hop global ids, see `Sampled`
+    sources: Array
     targets: Array  # int32 places among the batch's nodes
     bounds: Array  # int64 [batches + 1]
 
@@ -160,11 +159,7 @@ class Sampled:
 
 def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> list[Sampled]:
     """Sample all batches of some windows together, with one pass over `colptr` and one over `row`
-    per hop.
-
-    The windows' samplers are over the same store, have equally many hops and sample in the same
-    way.
-    """
+    per hop. Their samplers have the same store and equally many hops."""
     sampled = [Sampled.of(window, colptr.num_rows - 1, row) for window in windows]
     # bounds of each window's batches
     shares = list(
@@ -292,12 +287,8 @@ class Window:
 
 
 def compile_kernels(num_neighbors: Sequence[int]) -> None:
-    """Compile the policies' kernels, or load them from disk. This takes a few seconds once, and 60
-    MB of LLVM in every process.
-
-    The kernels run on an empty graph before data is loaded, so that the figures of later phases
-    are about the data alone.
-    """
+    """Compile the policies' kernels, or load them from disk: a few seconds once, and 60 MB of LLVM
+    in every process. They run on an empty graph, so that later phases show the data alone."""
     empty = np.empty(0, np.int64)
     offsets = np.zeros(2, np.int64)
     node = np.zeros(1, np.int64)

@@ -68,15 +68,15 @@ class MappedBatches(Dataset):
     def __getitem__(self, number: int) -> Data:
         places = torch.arange(number * self.size, (number + 1) * self.size)
         seeds = torch.from_numpy(self.order[places.numpy()])
-        drawn = self.sampler.sample_from_nodes(NodeSamplerInput(input_id=places, node=seeds))
+        sample = self.sampler.sample_from_nodes(NodeSamplerInput(input_id=places, node=seeds))
         return Data(
-            x=torch.from_numpy(self.x[drawn.node.numpy()]),
-            edge_index=torch.stack([drawn.row, drawn.col]),
+            x=torch.from_numpy(self.x[sample.node.numpy()]),
+            edge_index=torch.stack([sample.row, sample.col]),
             y=torch.from_numpy(self.labels[places.numpy()]),
             input_id=places,
             batch_size=self.size,
-            num_sampled_nodes=drawn.num_sampled_nodes,
-            num_sampled_edges=drawn.num_sampled_edges,
+            num_sampled_nodes=sample.num_sampled_nodes,
+            num_sampled_edges=sample.num_sampled_edges,
         )
 
 
@@ -132,9 +132,9 @@ def timed(
     return {"batches": number - first[0], "seconds": now - first[1]}
 
 
-def config_of(asked: argparse.Namespace, store: Store, setting: str) -> TrainConfig:
+def config_of(options: argparse.Namespace, store: Store, setting: str) -> TrainConfig:
     values = {"loading": "store", "epochs": 1, "train_eval": "never", "eval_splits": []}
-    values |= {"dataset": str(store.path), "precision": asked.precision, **SETTINGS[setting]}
+    values |= {"dataset": str(store.path), "precision": options.precision, **SETTINGS[setting]}
     return TrainConfig.create(values)
 
 
@@ -147,38 +147,38 @@ def figures(ended: Run, batches: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def from_store(asked: argparse.Namespace, config: TrainConfig, folder: Path) -> dict[str, Any]:
-    ended = run(config, asked.limit, run_dir=folder, echo=False).require_finished()
+def from_store(options: argparse.Namespace, config: TrainConfig, folder: Path) -> dict[str, Any]:
+    ended = run(config, options.limit, run_dir=folder, echo=False).require_finished()
     train = open_store(config.dataset).splits["train"]
     batches = -(-len(train) // config.batch_size)
     return figures(ended, batches, ended.metrics["time_s"].sum())
 
 
 def from_maps(
-    asked: argparse.Namespace, config: TrainConfig, folder: Path, side: str, workers: int
+    options: argparse.Namespace, config: TrainConfig, folder: Path, side: str, workers: int
 ) -> dict[str, Any]:
     answer = folder.with_suffix(".json")
     task = {"side": side, "workers": workers, "answer": str(answer)}
-    task |= {"warm_up": asked.warm_up, "seconds": asked.seconds}
+    task |= {"warm_up": options.warm_up, "seconds": options.seconds}
     task["config"] = config.model_dump(mode="json")
     argv = [sys.executable, __file__, "--task", json.dumps(task)]
-    ended = watch(argv, asked.limit, run_dir=folder, echo=False)
+    ended = watch(argv, options.limit, run_dir=folder, echo=False)
     if ended.exit_code or not answer.exists():
         return {"batches/s": 0.0, "ended": str(ended.diagnosis)}
     counted = json.loads(answer.read_text())
     return figures(ended, counted["batches"], counted["seconds"])
 
 
-def compare(asked: argparse.Namespace, store: Store, setting: str, folder: Path) -> None:
+def compare(options: argparse.Namespace, store: Store, setting: str, folder: Path) -> None:
     """Train on each side in turn; print a line for each."""
-    config = config_of(asked, store, setting)
+    config = config_of(options, store, setting)
     drop_from_page_cache(store)
-    row = from_store(asked, config, folder / f"{setting}-store")
+    row = from_store(options, config, folder / f"{setting}-store")
     print(f"{setting}: store: {json.dumps(row)}", flush=True)
-    sides = [("memmap", 0), *(("random", workers) for workers in asked.workers)]
+    sides = [("memmap", 0), *(("random", workers) for workers in options.workers)]
     for side, workers in sides:
         drop_from_page_cache(store)
-        row = from_maps(asked, config, folder / f"{setting}-{side}-{workers}", side, workers)
+        row = from_maps(options, config, folder / f"{setting}-{side}-{workers}", side, workers)
         print(f"{setting}: {side}, {workers} workers: {json.dumps(row)}", flush=True)
 
 
@@ -195,20 +195,20 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=20.0, help="seconds")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--task", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.task:
-        task = json.loads(asked.task)
+    options = parser.parse_args()
+    if options.task:
+        task = json.loads(options.task)
         Path(task["answer"]).write_text(json.dumps(train_from_maps(task)))
         return
     os.environ.update(trainer_environment(os.environ))
     with tempfile.TemporaryDirectory() as folder:
-        path = asked.store or Path(folder) / f"int8-{asked.scale:g}"
+        path = options.store or Path(folder) / f"int8-{options.scale:g}"
         if not path.exists():
-            synthesize_store(path, asked.scale, feature_dtype="int8", progress=False)
+            synthesize_store(path, options.scale, feature_dtype="int8", progress=False)
         store = open_store(path)
         os.environ["SLURM_TMPDIR"] = folder  # of the spool
-        for name in asked.setting:
-            compare(asked, store, name, Path(folder))
+        for name in options.setting:
+            compare(options, store, name, Path(folder))
 
 
 if __name__ == "__main__":

@@ -63,8 +63,10 @@ class Edge(nn.Module):
     def __init__(self, in_channels, hidden_channels, out_channels, num_layers):
         super().__init__()
         widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-        mlp = lambda a, b: nn.Sequential(nn.Linear(2 * a, b), nn.ReLU(), nn.Linear(b, b))
-        self.convs = nn.ModuleList(EdgeConv(mlp(a, b)) for a, b in zip(widths, widths[1:]))
+        self.convs = nn.ModuleList(map(self.conv, widths, widths[1:]))
+
+    def conv(self, a, b):
+        return EdgeConv(nn.Sequential(nn.Linear(2 * a, b), nn.ReLU(), nn.Linear(b, b)))
 
     def forward(self, x, edge_index):
         for conv in self.convs[:-1]:
@@ -73,19 +75,13 @@ class Edge(nn.Module):
 
 
 class Gin(Edge):
-    def __init__(self, in_channels, hidden_channels, out_channels, num_layers):
-        nn.Module.__init__(self)
-        widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-        mlp = lambda a, b: nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Linear(b, b))
-        self.convs = nn.ModuleList(GINConv(mlp(a, b)) for a, b in zip(widths, widths[1:]))
+    def conv(self, a, b):
+        return GINConv(nn.Sequential(nn.Linear(a, b), nn.BatchNorm1d(b), nn.ReLU(), nn.Linear(b, b)))
 
 
 class Attention(Edge):
-    def __init__(self, in_channels, hidden_channels, out_channels, num_layers):
-        nn.Module.__init__(self)
-        widths = [in_channels, *[hidden_channels] * (num_layers - 1), out_channels]
-        attention = lambda a, b: GATv2Conv(a, b, heads=2, concat=False)
-        self.convs = nn.ModuleList(attention(a, b) for a, b in zip(widths, widths[1:]))
+    def conv(self, a, b):
+        return GATv2Conv(a, b, heads=2, concat=False)
 
 
 class Mlp(nn.Sequential):

@@ -23,7 +23,7 @@ from ogbnlib.files import write_atomically
 from ogbnlib.forecast.machine import REFERENCE, Machine
 from ogbnlib.forecast.run_forecast import Forecast, predict
 from ogbnlib.parameters import parse_assignments
-from ogbnlib.sources.resolve import graph_for
+from ogbnlib.sources.resolve import size_of
 from ogbnlib.windows import plan as windows_plan
 
 FIGURES = Path(__file__).with_name("full_size.csv")
@@ -94,7 +94,7 @@ class Row:
     @property
     def expected(self) -> dict[str, float | None]:
         """The forecasts of `moved_gb`, `seconds` and `peak_gb`."""
-        reading = self.forecast.reading
+        reading = self.forecast.windows
         assert reading is not None, self.figures["what"]
         has_speed = self.figures["machine"] in MACHINES
         return {
@@ -122,7 +122,7 @@ def _forecast(figures: dict[str, str]) -> Forecast:
     )
     shares = windows_plan._HOT_SHARES if figures["hot_rows"] == "yes" else (0.0,)
     # With reverse edges, degrees are spread otherwise in the generated graph than in OGB's.
-    size = dataclasses.replace(graph_for(config), name="synthetic")
+    size = dataclasses.replace(size_of(config.dataset), name="synthetic")
     with patch.object(windows_plan, "_HOT_SHARES", shares):
         limit_bytes = parse_bytes(figures["limit"])
         machine = MACHINES.get(figures["machine"], REFERENCE)

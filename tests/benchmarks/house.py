@@ -24,7 +24,7 @@ MANY_BRANCHES = 20
 def imported(path: Path, package: Path, modules: set[str]) -> set[str]:
     """The modules of the package that a file imports, by their names below it."""
     inside = path.relative_to(package).with_suffix("").parts[:-1]
-    found = set()
+    used = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             if node.level:
@@ -34,10 +34,10 @@ def imported(path: Path, package: Path, modules: set[str]) -> set[str]:
             else:
                 continue
             names = [".".join(filter(None, [*base, alias.name])) for alias in node.names]
-            found |= {name if name in modules else ".".join(filter(None, base)) for name in names}
+            used |= {name if name in modules else ".".join(filter(None, base)) for name in names}
         elif isinstance(node, ast.Import):
-            found |= {alias.name.removeprefix(f"{package.name}.") for alias in node.names}
-    return found & modules
+            used |= {alias.name.removeprefix(f"{package.name}.") for alias in node.names}
+    return used & modules
 
 
 @functools.cache

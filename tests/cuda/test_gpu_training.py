@@ -51,11 +51,9 @@ class Recorder(nn.Module):
 
 def record(config: TrainConfig) -> tuple[list[dict[str, Tensor]], list[float]]:
     """Train the recorder on the tiny graph; return its batches, and the loss of each epoch."""
-    num_features = 8 * ((config.policy.hops(config) or 0) + 1)
-    torch.manual_seed(0)
-    model = Recorder(num_features)
-    history = train(config, model=model).history
-    return model.batches, [row["loss"] for row in history]
+    result = train(config.replace(model=f"{__name__}:Recorder"))
+    model: Any = result.model
+    return model.batches, [row["loss"] for row in result.history]
 
 
 def assert_same_batches(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:

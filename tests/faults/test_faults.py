@@ -95,13 +95,13 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
 
 def moments(calls: int) -> list[int]:
     """At which of so many calls to fail: 5 spread over all, or OGBNLIB_FAULTS from the first."""
-    wanted = int(os.environ.get("OGBNLIB_FAULTS", "0"))
-    if wanted:
-        return list(range(1, min(calls, wanted) + 1))
+    count = int(os.environ.get("OGBNLIB_FAULTS", "0"))
+    if count:
+        return list(range(1, min(calls, count) + 1))
     return sorted({1 + round(i * (calls - 1) / 4) for i in range(5)})
 
 
-def told(ended: Ended, how: int, nth: int = COUNT) -> None:
+def check_end(ended: Ended, how: int, nth: int = COUNT) -> None:
     """A kill is a kill, if it came; else one sentence tells, exit code 2, and no traceback."""
     if how in (KILL, TORN):
         # samples of memory are no fixed number
@@ -132,7 +132,7 @@ def test_data_being_made_appear_whole_or_not_at_all(
         shutil.rmtree(folder)
         folder.mkdir()
         ended = make(nth, how)
-        told(ended, how, nth)
+        check_end(ended, how, nth)
         if ended.code == 0 or (folder / "whole").exists():
             assert tree(folder / "whole") == expected, f"call {nth}"
         if how in (FULL, BROKEN) and ended.code:
@@ -154,7 +154,7 @@ def test_a_run_goes_on_to_the_same_weights(
     expected = weights(tmp_path / "whole")
     for nth in moments(whole.calls):
         run_dir = tmp_path / str(nth)
-        told(faults.train(run_dir, config, nth=nth, how=how), how, nth)
+        check_end(faults.train(run_dir, config, nth=nth, how=how), how, nth)
         again = faults.train(run_dir, config)
         assert again.code == 0, f"call {nth}: {again.output}"
         assert same(weights(run_dir), expected), f"call {nth}"
@@ -184,15 +184,17 @@ def test_a_flipped_byte_in_a_run_is_told_or_without_effect(
         run_dir = tmp_path / "run"
         shutil.copytree(tmp_path / "begun", run_dir)
         flip(run_dir / name, position, 1 << position % 8)
-        told(faults.command(tmp_path, "diagnose", str(run_dir)), BROKEN)
-        kept = {key: (run_dir / key).read_bytes() for key in RUN_FILES[:3]}
+        check_end(faults.command(tmp_path, "diagnose", str(run_dir)), BROKEN)
+        before = {key: (run_dir / key).read_bytes() for key in RUN_FILES[:3]}
         ended = faults.train(run_dir, config)
-        told(ended, BROKEN)
+        check_end(ended, BROKEN)
         if ended.code == 0:
             assert same(weights(run_dir), expected), f"byte {position}"
         else:
             assert str(run_dir) in ended.output, f"byte {position}: {ended.output}"
-            assert {key: (run_dir / key).read_bytes() for key in kept} == kept, f"byte {position}"
+            assert {key: (run_dir / key).read_bytes() for key in before} == before, (
+                f"byte {position}"
+            )
         shutil.rmtree(run_dir)
 
 

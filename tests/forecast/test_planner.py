@@ -123,7 +123,7 @@ def test_the_guides_table_of_measurements_is_that_of_today() -> None:
     assert forecast_table.written(page) == page
 
 
-# The rows of README's table: changes of a config, and whether an own loop shares one sampler.
+# The rows of README's table: changes of a config, and whether an own loop's edges are sorted.
 WAYS: list[tuple[dict[str, Any], bool]] = [
     ({"loading": "eager"}, False),
     ({"loading": "lazy"}, False),
@@ -138,17 +138,17 @@ WAYS: list[tuple[dict[str, Any], bool]] = [
 def planned_table() -> list[list[str]]:
     """Peak and verdict at full size: a row for each of `WAYS`; directed, and with reverse edges."""
     rows = []
-    for changes, shares in WAYS:
+    for changes, is_sorted in WAYS:
         limit = "4 GB" if changes["loading"] == "store" else "128 GB"
         both = (config(**changes, undirected=undirected) for undirected in (False, True))
-        rows.append([plan(one, limit, share_sampler=shares).in_short for one in both])
+        rows.append([plan(one, limit, is_sorted=is_sorted).in_short for one in both])
     return rows
 
 
 @pytest.mark.usefixtures("build_for_cpus")
 def test_readmes_and_first_notebook_have_the_planners_table() -> None:
     expected = planned_table()
-    assert expected[2] == ["126 GB, TIGHT", "198 GB, WILL NOT FIT"]
+    assert expected[2] == ["80 GB, FITS", "104 GB, FITS"]
     verdict = r"\d+ GB, (?:FITS|TIGHT|WILL NOT FIT)"
     root = forecast_table.GUIDE.parents[2]
     loaded = []
@@ -170,18 +170,25 @@ def test_readmes_and_first_notebook_have_the_planners_table() -> None:
 
 
 @pytest.mark.usefixtures("build_for_cpus")
-def test_a_shared_sampler_is_the_memory_of_one_csc_and_one_line_of_a_plan() -> None:
+def test_sorted_edges_take_no_sort_and_are_one_line_of_a_plan() -> None:
     stock = plan(config(loading="eager"), "128 GB")
-    shared = plan(config(loading="eager"), "128 GB", share_sampler=True)
-    built = next(phase for phase in stock.forecast.phases if phase.name == "build train loader")
-    assert shared.forecast.peak_bytes == built.held_bytes
-    for phase in shared.forecast.phases:
-        assert len([part for part in phase.parts if "CSC" in part]) <= 1
-    lines = [line for line in str(stock).splitlines() if "neighbor_sampler=" in line]
-    assert [line.rpartition(": ")[2] for line in lines] == [shared.in_short] == ["126 GB, TIGHT"]
+    own = plan(config(loading="eager"), "128 GB", is_sorted=True)
+    parts = own.forecast.peak.parts
+    assert {name: parts[name] for name in parts if "CSC" in name} == {
+        f"{split} loader's CSC": 8 * (PAPERS.num_nodes + 1) for split in ("train", "valid", "test")
+    }
+    assert own.forecast.num_sorts == 0
+    (moved,) = [
+        phase.parts["copy for workers"]
+        for phase in plan(config(loading="eager", num_workers=2), is_sorted=True).forecast.phases
+        if phase.parts.get("copy for workers")
+    ]
+    assert moved == 16 * PAPERS.num_edges
+    lines = [line for line in str(stock).splitlines() if "is_sorted=" in line]
+    assert [line.rpartition(": ")[2] for line in lines] == [own.in_short] == ["80 GB, FITS"]
     roomy = plan(config(loading="eager"), "200 GB")
-    for other in (shared, roomy, plan(config(loading="shared"), "40 GB")):
-        assert "neighbor_sampler=" not in str(other)
+    for other in (own, roomy, plan(config(loading="shared"), "40 GB")):
+        assert "is_sorted=" not in str(other)
 
 
 def test_the_full_size_figures_of_notebook_06_are_those_measured() -> None:
@@ -192,8 +199,8 @@ def test_the_full_size_figures_of_notebook_06_are_those_measured() -> None:
         for row in forecast_table.rows()
     }
     printed = re.findall(r'GB": \(([\d.]+), ([\d.]+)\),', text)
-    assert len(printed) == 5
-    assert {(float(disk_s), float(memory_s)) for disk_s, memory_s in printed} <= known
+    shown = {(float(disk_s), float(memory_s)) for disk_s, memory_s in printed}
+    assert shown == {pair for pair in known if all(pair)}
 
 
 @pytest.mark.usefixtures("build_for_cpus")
@@ -213,6 +220,17 @@ def test_suggestions_fit_with_the_fewest_changes(
         knobs.append([KNOBS.index(name) for name in changes if name in KNOBS])
     assert len({len(turned) for turned in knobs}) == 1
     assert knobs == sorted(knobs)
+
+
+@pytest.mark.parametrize("values", [{}, {"eval_num_neighbors": -1}], ids=str)
+def test_a_card_has_a_verdict_of_its_own(values: dict[str, Any]) -> None:
+    large = config(**LARGE, **values)
+    need = sum(plan(large).forecast.gpu.values())  # of a training step, or a larger evaluation
+    for card, expected in ((2 * need, FITS), (need, TIGHT), (need // 2, WILL_NOT_FIT)):
+        advice = plan(large.replace(max_cuda_memory=card))
+        assert advice.gpu_verdict == advice.to_dict()["gpu_verdict"] == expected
+        assert f"max_cuda_memory: {expected}" in str(advice)
+    assert (need > 2 * sum(plan(config(**LARGE)).forecast.gpu.values())) == bool(values)
 
 
 def test_a_store_has_its_own_features_and_none_of_another_width_is_suggested() -> None:

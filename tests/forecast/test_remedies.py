@@ -150,17 +150,6 @@ def test_a_run_whose_memory_climbs_is_told_to_find_the_leak_and_no_parameter() -
     assert (action.id, action.arguments) == ("find leak", {"slope_bytes": 50.0 * MB})
 
 
-@pytest.mark.parametrize("phase", ["", "open"])
-def test_before_the_data_only_a_larger_limit_helps(phase: str) -> None:
-    record = record_of(phase, 200 * MB)
-    (action,) = memory_remedy(PAPERS, record, KilledBy(200 * MB))
-    assert (action.id, action.arguments["fixed_bytes"]) == ("raise memory_limit", RUNTIME_BYTES)
-    assert plan(PAPERS, action.arguments["limit"]).verdict == FITS
-    assert ids(memory_remedy(PAPERS, record, KilledBy(200 * MB, "/job", 0))) == ["raise cgroup"]
-    gone = PAPERS.replace(dataset="nowhere")
-    assert ids(memory_remedy(gone, record, KilledBy(200 * MB))) == ["raise memory_limit"]
-
-
 def test_what_the_planner_can_not_know_is_said(tmp_path: Path) -> None:
     gone = PAPERS.replace(dataset=str(tmp_path / "nowhere"))
     record = record_of("load", GB)
@@ -172,9 +161,10 @@ def test_what_the_planner_can_not_know_is_said(tmp_path: Path) -> None:
     assert ids(memory_remedy(own, record, KilledBy(GB))) == ["try model"]
 
 
-def test_with_no_change_that_fits_the_smallest_limit_is_named() -> None:
+@pytest.mark.parametrize("phase", ["", "open", "train epoch"])
+def test_with_no_change_that_fits_the_smallest_limit_is_named(phase: str) -> None:
     config = PAPERS.replace(loading="store", batch_size=16, num_neighbors=[2], num_workers=0)
-    actions = memory_remedy(config, record_of("train epoch", 300 * MB), KilledBy(300 * MB))
+    actions = memory_remedy(config, record_of(phase, 300 * MB), KilledBy(300 * MB))
     assert ids(actions) == ["nothing fits", "raise memory_limit"]
     assert plan(config, actions[-1].arguments["limit"]).verdict == FITS
 

@@ -55,6 +55,15 @@ def test_a_column_of_one_value_stays_it(coded: Store, tmp_path: Path, constant: 
     assert (store.read("x")[:, 2] == constant).all()
 
 
+def test_values_that_would_not_be_finite_when_decoded_are_refused(
+    coded: Store, tmp_path: Path
+) -> None:
+    data = coded.to_data()
+    data.x[5, 2] = torch.finfo(torch.float32).max  # as a code for missing values
+    with pytest.raises(InputError, match=r"column 2 .* 3\.40282e\+38"):
+        save(data, tmp_path / "store", feature_dtype="int8")
+
+
 def test_rows_propagated_from_other_values_are_refused(coded: Store, tmp_path: Path) -> None:
     data = coded.to_data()
     config = TrainConfig.create(dataset="d", loading="propagated", model="sgc")

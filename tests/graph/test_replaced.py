@@ -1,5 +1,6 @@
 """A store that is replaced or written to while it is in use is refused, never read on."""
 
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -34,6 +35,14 @@ def write_over(new: Path, old: Path) -> None:
     shutil.copytree(new, old, dirs_exist_ok=True)
 
 
+def write_over_with_its_times(new: Path, old: Path) -> None:
+    """As `rsync --inplace --times --ignore-times` of files that were made in the same second."""
+    times = {file.name: file.stat() for file in old.iterdir()}
+    write_over(new, old)
+    for file in old.glob("*.npy"):
+        os.utime(file, ns=(times[file.name].st_atime_ns, times[file.name].st_mtime_ns))
+
+
 def replace_arrays(new: Path, old: Path) -> None:
     """Of the files those alone that are read late; as `rsync` does, with their times."""
     for name in ("x", "row", "colptr", "y"):
@@ -51,8 +60,8 @@ def new(old: Path, tmp_path: Path) -> Path:
     """The same graph with other features and labels; each file has the size of the old one's."""
     data = open_store(old).to_data()
     data.x, data.y = data.x.flip(0), torch.where(data.y >= 0, 3 - data.y, data.y)
-    how = {"splits": open_store(old).splits, "num_classes": 4, "name": "tiny", "progress": False}
-    return Store.from_data(data, tmp_path / "new", **how).path
+    how = {"splits": open_store(old).splits, "num_classes": 4, "progress": False}
+    return Store.from_data(data, tmp_path / "tiny", **how).path  # which becomes its name
 
 
 USES: dict[str, Callable[[Store, Any], object]] = {
@@ -66,7 +75,7 @@ USES: dict[str, Callable[[Store, Any], object]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("change", [remove, write_over, replace_arrays])
+@pytest.mark.parametrize("change", [remove, write_over, write_over_with_its_times, replace_arrays])
 def test_a_file_that_is_opened_is_the_one_that_was_there(
     use: str, change: Callable[[Path, Path], None], old: Path, new: Path
 ) -> None:
@@ -81,7 +90,10 @@ def test_a_file_that_is_opened_is_the_one_that_was_there(
 
 
 @pytest.mark.parametrize("make", ["windows", "PyG's"])
-def test_a_pass_over_files_that_were_written_to_is_refused(make: str, old: Path, new: Path) -> None:
+@pytest.mark.parametrize("change", [write_over, write_over_with_its_times])
+def test_a_pass_over_files_that_were_written_to_is_refused(
+    make: str, change: Callable[[Path, Path], None], old: Path, new: Path
+) -> None:
     store = open_store(old)
     if make == "PyG's":
         stores, ids = (store.feature_store(), store.graph_store()), torch.arange(store.num_nodes)
@@ -89,7 +101,10 @@ def test_a_pass_over_files_that_were_written_to_is_refused(make: str, old: Path,
     else:
         loader = store.loader(None, batch_size=64, memory_limit="1 MB")
     assert len(list(loader)) == 5
-    write_over(new, old)
+    for file in old.iterdir():  # which changes their ctime, but not their content
+        file.chmod(0o640)
+    assert len(list(loader)) == 5
+    change(new, old)
     with pytest.raises(InputError, match=SENTENCE):
         list(loader)
 

@@ -132,11 +132,13 @@ def test_one_flipped_bit_of_the_description_is_found(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["row", "x", "train", META])
-@pytest.mark.parametrize("left", ["nothing", "all but a byte", "no file"])
+@pytest.mark.parametrize("left", ["nothing", "all but a byte", "no file", "a pipe"])
 def test_a_truncated_or_missing_file_is_named(copy: Path, name: str, left: str) -> None:
     file = copy / (name if name == META else f"{name}.npy")
-    if left == "no file":
+    if left in ("no file", "a pipe"):
         file.unlink()
+        if left == "a pipe":
+            os.mkfifo(file)
     else:
         os.truncate(file, 0 if left == "nothing" else file.stat().st_size - 1)
     with pytest.raises(InputError) as error:

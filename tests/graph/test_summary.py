@@ -42,11 +42,12 @@ def test_the_command_prints_the_counts(raw: Path, tmp_path: Path) -> None:
     assert {name: facts[name] for name in COUNTS} == COUNTS
 
 
-def test_a_store_keeps_its_counts_and_each_door_says_them(raw: Path, tmp_path: Path) -> None:
-    lines: list[str] = []
+def test_a_store_keeps_its_counts_and_each_door_says_them(
+    raw: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = convert(raw, tmp_path / "both", undirected=True, progress=False)
-    copy = Store.from_data(store.to_data(), tmp_path / "copy", progress=False, say=lines.append)
-    assert lines[-1] == summarized(copy)
+    copy = Store.from_data(store.to_data(), tmp_path / "copy", progress=False)
+    assert capsys.readouterr().out == f"{summarized(copy)}\n"
     assert copy.summary["edges_read"] == 5
     object.__setattr__(store, "summary", {})  # as of a store of an earlier version
     assert "\n" not in summarized(store)
@@ -61,3 +62,14 @@ def test_classes_have_their_names(tmp_path: Path) -> None:
     (folder / "splits.csv").write_text("node_id,split\n0,train\n1,valid\n3,test\n")
     text = summarized(convert(folder, tmp_path / "named", progress=False))
     assert "largest class: 'cs' with 3; smallest class: 'math' with 1;" in " ".join(text.split())
+
+
+def test_columns_on_a_larger_scale_are_named(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(9, 5))
+    graph = {"edge_index": EDGES, "y": LABELS, "splits": SPLITS, "progress": False}
+    names = []
+    for scale in (50, 500):
+        store = Store.from_arrays(tmp_path / str(scale), x=x * [1, 1, 1, scale, 1], **graph)
+        names.append(store.summary.get("spread_over_100_times_the_median"))
+    assert names == [None, "3"]
+    assert "spread over 100 times the median: 3" in " ".join(summarized(store).split())

@@ -22,7 +22,7 @@ def test_limits_below_another_mount_point_are_found(
     files["/proc/self/mountinfo"] = f"30 23 0:26 / {tmp_path} rw - cgroup2 cgroup2 rw\n".encode()
     read = cgroup.read_whole
     monkeypatch.setattr(cgroup, "read_whole", lambda path: files.get(path) or read(path))
-    assert find_cgroup() == (Cgroup(inner, 2), tmp_path)
+    assert find_cgroup() == Cgroup(inner, 2, tmp_path)
     for name in ("OGBNLIB_MEMORY_LIMIT_BYTES", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"):
         monkeypatch.delenv(name, raising=False)
     assert effective_limit() == (64 * MB, f"memory cgroup v2 {outer}")

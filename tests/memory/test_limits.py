@@ -57,7 +57,7 @@ def test_page_cache_does_not_kill_under_a_cgroup(
 
 
 @pytest.mark.skipif(
-    not read_sums([os.getpid()], "smaps_rollup")[1],
+    not read_sums([os.getpid()], "smaps_rollup")[0],
     reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon",
 )
 def test_the_watchdog_counts_shared_pages_once(tmp_path: Path) -> None:

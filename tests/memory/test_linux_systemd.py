@@ -29,23 +29,6 @@ def test_a_run_is_killed_by_the_kernel_for_its_scopes_limit(linux_systemd: Machi
     assert "under a limit of 200 MB (systemd-run)" in result["diagnosis"]["text"]
 
 
-def test_a_run_slowed_down_by_its_slice_is_told_so(linux_systemd: Machine) -> None:
-    code = (
-        "held = []\n"
-        f"times = lambda: int(open('{APP_SLICE}/memory.events').read().split()[3])\n"
-        "while times() < 5: held.append(b'x' * 2**18)"
-    )
-    result = linux_systemd.result(
-        "systemctl --user set-property --runtime app.slice MemoryHigh=90M\n"
-        "trap 'systemctl --user set-property --runtime app.slice MemoryHigh=infinity' EXIT\n"
-        f'ogbnlib watch --memory-limit "200 MB" --run-dir r -- $python -c "{code}"'
-    )
-    assert (result["limit_by"], result["exit_code"]) == ("systemd-run", 0)
-    assert result["throttled"][0]["cgroup"] == APP_SLICE
-    for words in ("slowed down", "memory.high", "90 MB"):
-        assert words in result["diagnosis"]["text"]
-
-
 @pytest.mark.parametrize("limit", ["", '--memory-limit "60 MB"'], ids=["recorded", "limited"])
 def test_a_run_never_leaves_the_limit_of_its_own_scope(linux_systemd: Machine, limit: str) -> None:
     result = linux_systemd.result(

@@ -27,7 +27,7 @@ names = ("max", "swap.max", "oom.group")
 paths = [limit.cgroup.path / f"memory.{name}" for name in names] if limit.cgroup else []
 files = {path.name: path.read_text().strip() for path in paths if path.exists()}
 limit.close()
-print(json.dumps([limit.name, inside.stdout.strip(), str(group and group[0].path), *effective_limit(), files, refused]))
+print(json.dumps([limit.name, inside.stdout.strip(), str(group and group.path), *effective_limit(), files, refused]))
 """
 
 

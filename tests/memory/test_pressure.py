@@ -20,9 +20,9 @@ full avg10=0.00 avg60=0.00 avg300=0.00 total=64468641
 
 def test_seconds_of_waiting_are_those_of_the_cgroup(tmp_path: Path) -> None:
     (tmp_path / "memory.pressure").write_text(PRESSURE)
-    assert Cgroup(tmp_path, 2).stalled_s() == 106.245066
+    assert Cgroup(tmp_path, 2, tmp_path).stalled_s() == 106.245066
     (tmp_path / "memory.pressure").write_text("")  # as with the kernel's option psi=0
-    assert Cgroup(tmp_path, 2).stalled_s() is None
+    assert Cgroup(tmp_path, 2, tmp_path).stalled_s() is None
 
 
 @pytest.mark.parametrize(

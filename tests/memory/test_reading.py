@@ -11,6 +11,7 @@ from conftest import MB, python_child
 
 from ogbnlib.memory.cgroup import Cgroup, effective_limit
 from ogbnlib.memory.reading import read_memory, read_sums
+from ogbnlib.memory.tree import Tree
 
 READY = "import sys; print('ready', flush=True); sys.stdin.read()"
 MAPPED = (
@@ -20,7 +21,7 @@ MAPPED = (
 
 
 @pytest.mark.skipif(
-    not read_sums([os.getpid()], "smaps_rollup")[1],
+    not read_sums([os.getpid()], "smaps_rollup")[0],
     reason="this kernel's /proc/PID/smaps_rollup gives no Pss_Anon",
 )
 def test_shared_memory_is_seen_as_shared() -> None:
@@ -30,7 +31,7 @@ def test_shared_memory_is_seen_as_shared() -> None:
     try:
         path.write_bytes(b"x" * 50 * MB)
         with python_child(MAPPED, str(path)) as child:
-            reading = read_memory(child.pid, pss=True)
+            reading = read_memory(Tree(child.pid), pss=True)
     finally:
         path.unlink()
     assert (reading.rss_shmem_bytes or 0) >= 50 * MB
@@ -39,7 +40,6 @@ def test_shared_memory_is_seen_as_shared() -> None:
 
 
 V1 = {
-    "memory.usage_in_bytes": "5000\n",
     "memory.limit_in_bytes": "9000\n",
     "memory.max_usage_in_bytes": "7000\n",
     "memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n",
@@ -47,7 +47,6 @@ V1 = {
     "cgroup.procs": "11\n12\n",
 }
 V2 = {
-    "memory.current": "5000\n",
     "memory.max": "9000\n",
     "memory.peak": "7000\n",
     "memory.events": "low 0\nhigh 0\nmax 5\noom 1\noom_kill 3\noom_group_kill 0\n",
@@ -60,12 +59,12 @@ V2 = {
 def test_every_figure_of_a_cgroup_is_read_from_its_files(tmp_path: Path, version: int) -> None:
     for name, text in {1: V1, 2: V2}[version].items():
         (tmp_path / name).write_text(text)
-    group = Cgroup(tmp_path, version)
-    assert (group.size("usage"), group.size("limit"), group.size("peak")) == (5000, 9000, 7000)
+    group = Cgroup(tmp_path, version, tmp_path)
+    assert (group.size("limit"), group.size("peak")) == (9000, 7000)
     assert (group.count("oom_kill"), group.pids()) == (3, [11, 12])
     assert group.parts() == (4000, 600, 300)  # file memory without shared memory
-    gone = Cgroup(tmp_path / "none", version)
-    assert {gone.size(name) for name in ("usage", "limit", "peak")} == {None}
+    gone = Cgroup(tmp_path / "none", version, tmp_path)
+    assert {gone.size(name) for name in ("limit", "peak")} == {None}
     assert (gone.count("oom_kill"), gone.parts(), gone.pids()) == (None, (None,) * 3, [])
 
 

@@ -23,6 +23,8 @@ from papermill.cli import papermill as command_line
 from papermill.engines import papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
+from ogbnlib.errors import format_bytes
+from ogbnlib.memory.cgroup import effective_limit
 from ogbnlib.memory.limits import Limit
 from ogbnlib.notebook.engine import Engine, ParameterError, begin_notebook, check_parameters
 
@@ -111,33 +113,15 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     return lambda *arguments: CliRunner().invoke(command_line, argv(*arguments)[3:])
 
 
-@pytest.mark.parametrize(
-    ("mistake", "words"),
-    [
-        ("-p epoch 7", "'epochs'\\? known: array, epochs, fanout"),
-        ("-k pythn3", "-k: .*'pythn3': .*'python3'"),
-    ],
-)
 def test_a_misspelt_name_is_refused_and_leaves_the_output(
-    command: Callable[..., Result], tmp_path: Path, mistake: str, words: str
+    command: Callable[..., Result], tmp_path: Path
 ) -> None:
     write_book(tmp_path, "print(epochs)")
     (tmp_path / "out.ipynb").write_text("earlier")
-    done = command(*mistake.split())
+    done = command("-p", "epoch", "7")
     assert done.exit_code == 2
-    assert re.search(words, done.stderr)
+    assert "'epochs'? known: array, epochs, fanout" in done.stderr
     assert (tmp_path / "out.ipynb").read_text() == "earlier"
-
-
-@pytest.mark.parametrize("mistake", [("-f", "no_such.yaml"), ("-y", "epochs: [1")])
-def test_what_papermill_itself_cannot_read_is_one_line(
-    tmp_path: Path, mistake: tuple[str, str]
-) -> None:
-    write_book(tmp_path, "print(epochs)")
-    how: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True}
-    done = subprocess.run(argv(*mistake), env=ENVIRONMENT, **how)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert re.match("error: (no_such.yaml: |while parsing)", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -216,8 +200,10 @@ def test_a_killed_kernel_is_shown_and_papermill_exits_with_137(tmp_path: Path) -
     nbformat.validate(book)
     (cell,) = [cell for cell in book.cells if cell.source == KILL]
     assert cell.outputs[-1].ename == "KernelDied"
-    for fact in ("**cause**: ended by SIGKILL", "**limit**: ", "**peak**: ", "cell 4 of 5: `imp"):
-        assert fact in banners(tmp_path)
+    text = banners(tmp_path)
+    assert "in phase 'cell 4 of 5: import os'" in text
+    assert f"under a limit of {format_bytes(effective_limit()[0])}" in text
+    assert re.search(r"largest processes: python\S* \d+ with \d+ MB", text)
 
 
 def test_an_out_of_memory_kill_is_named_by_its_cgroup(
@@ -231,15 +217,15 @@ def test_an_out_of_memory_kill_is_named_by_its_cgroup(
     assert done.returncode == 137, done.stderr
     assert statuses(tmp_path) == ["completed", "failed", "pending"]
     text = banners(tmp_path)
-    assert "**cause**: out of memory" in text
-    assert "**limit**: 700 MB (" in text
-    assert 80 < float(text.partition("**peak**: ")[2].split()[0]) <= 700
+    assert "Killed by the kernel's out-of-memory killer (exit code 137" in text
+    assert "for the limit of 700 MB of the cgroup /" in text
+    assert re.search(r"in phase 'cell \d of 5: more = bytearray\(1500 << 20\)'", text)
 
 
 @pytest.mark.parametrize(
     ("code", "exit_code", "cause"),
     [
-        ("import os; os._exit(0)", 1, "status 0 before the notebook's end"),
+        ("import os; os._exit(0)", 1, "The kernel died"),
         (STOPPED_BY_USR1, 75, "An Exception was"),
         (STOPPED_IN_THE_KERNEL, 75, "An Exception was"),
     ],

@@ -9,12 +9,15 @@ import matplotlib as mpl
 mpl.use("Agg")
 
 import matplotlib.pyplot as plt
+import nbclient
 import numpy as np
 import pytest
 from conftest import MB, write_run
+from execute_notebooks import is_transparent
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
+from nbformat import v4
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import GB
@@ -85,7 +88,7 @@ def test_a_killed_run_has_its_limit_phases_and_a_cross(killed: Path) -> None:
     assert legend is not None
     names = {text.get_text().split()[0] for text in legend.get_texts()}
     # nothing of this run is shared
-    assert names == {"anonymous", "file", "killed", "loading", "building"}
+    assert names == {"anonymous", "file", "killed", "phase", "loading", "building"}
     assert max(ax.collections[0].get_paths()[0].vertices[:, 1]) == 210  # type: ignore[index]
 
 
@@ -139,9 +142,8 @@ def test_parts_are_bars_of_the_peak_beside_verdicts(killed: Path, finished: Path
 
 def test_a_finished_run_has_its_peak_and_neither_limit_nor_cross(finished: Path) -> None:
     _, own = plt.subplots()
-    assert plot_timeline(finished, own, title="mine", top_bytes=2 * GB, legend=False) is own
-    assert own.get_title() == "mine, peak 0.02 GB"
-    assert (own.get_ylim(), own.get_legend()) == ((0.0, 2.0), None)
+    assert plot_timeline(finished, own, title="mine") is own
+    assert own.get_title() == "mine, peak 23 MB"
     ax = plot_timeline(finished)
     assert ax.get_title().endswith("finished, peak 23 MB")
     assert not lines(ax, "--", "X")
@@ -157,6 +159,8 @@ def test_nothing_is_in_memory_between_a_kill_and_the_next_attempt(tmp_path: Path
     points = {tuple(point) for point in anonymous.vertices.round(3).tolist()}  # type: ignore[union-attr]
     assert {(2.5, 23.0), (2.5, 0.0), (6.0, 0.0), (6.5, 23.0)} <= points
     assert (6.0, 23.0) not in points
+    (cross,) = lines(ax, marker="X")
+    assert (*cross.get_xdata(), *cross.get_ydata()) == (2.5, 23.0)
     boxes = [patch.get_extents().transformed(ax.transData.inverted()) for patch in ax.patches]
     spans = sorted((round(box.x0, 3), round(box.x1, 3)) for box in boxes)
     assert spans == [(1.0, 2.5), (7.0, 7.5)]
@@ -190,6 +194,14 @@ def test_figures_are_readable_on_a_white_and_on_a_dark_page(killed: Path, finish
         for text in [*shown, *ax.get_xticklabels(), *ax.get_yticklabels()]:
             own = luminance(text.get_color())
             assert min(luminance("white") / own, own / luminance("#111111")) > 3.5
+
+
+def test_in_a_notebook_of_ones_own_the_page_shows_through(killed: Path) -> None:
+    code = f"from ogbnlib.notebook import plot_timeline\nax = plot_timeline({str(killed)!r})"
+    book = v4.new_notebook(cells=[v4.new_code_cell(code)])
+    nbclient.NotebookClient(book, timeout=120).execute()
+    (picture,) = book.cells[0].outputs
+    assert is_transparent(picture)
 
 
 def test_a_forecast_is_bars_and_a_measured_peak_a_mark(tmp_path: Path) -> None:

@@ -106,8 +106,9 @@ def test_mismatches_are_refused_by_name(tiny_config: Config, graph: Path, tmp_pa
     made = propagate(open_store(graph), tmp_path / "made", norm="row", progress=False).path
     with pytest.raises(InputError, match=r"loading: .*loading=propagated"):
         train(tiny_config(dataset=str(made), loading="store"))
-    with pytest.raises(InputError, match=f"norm: {made} .*norm=row, got 'sym'"):
-        train(make(tiny_config, made), tmp_path / "run")
+    for refuse in (plan, train):
+        with pytest.raises(InputError, match=f"norm: {made} .*norm row .*, got 'sym'"):
+            refuse(make(tiny_config, made))
     train(make(tiny_config, graph))
     (tmp_path / "graph.store").rename(tmp_path / "old")
 

@@ -10,10 +10,10 @@ import pytest
 from conftest import MB
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.graph.store import open_store
 from ogbnlib.runs.attempt import Attempt
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
-from ogbnlib.sources.resolve import size_of
 
 Config = Callable[..., TrainConfig]
 
@@ -51,7 +51,7 @@ def test_a_result_names_its_job_for_the_job_script(
 def test_the_forecast_check_takes_the_size_that_the_run_found(
     tiny_config: Config, tmp_path: Path
 ) -> None:
-    config, size = tiny_config(), size_of(tiny_config().dataset)
+    config, size = tiny_config(), open_store(tiny_config().dataset).size
     files = end(tmp_path, config).result["forecast"]
     marked = {"event": "dataset", **asdict(size), "num_nodes": 1_000_000}
     run_ = end(tmp_path, config.replace(dataset="gone since"), marked).result["forecast"]

@@ -1,6 +1,7 @@
 """Promises of `run_dir`: one process at a time trains in a folder, and the kernel tells when it has
 ended."""
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict
@@ -100,6 +101,15 @@ def test_a_damaged_file_of_a_run_is_no_traceback(
     if spoil(whole) == whole:
         return
     with pytest.raises(InputError, match=re.escape(f"{folder / name}: ")):
+        everything(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json", "metrics.csv", "timeline.csv"])
+def test_a_pipe_in_place_of_a_runs_file_is_refused(tmp_path: Path, name: str) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(InputError, match=re.escape(f"{folder / name}: expected a file")):
         everything(folder)
 
 

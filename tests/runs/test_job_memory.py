@@ -12,6 +12,7 @@ from ogbnlib.config import TrainConfig
 from ogbnlib.environment import AGAIN_VARIABLE
 from ogbnlib.memory.cgroup import effective_limit
 from ogbnlib.memory.reading import read_memory
+from ogbnlib.memory.tree import Tree
 from ogbnlib.notebook import compare_runs, forecast_table, loader_costs, plot_runs
 from ogbnlib.runs import sandbox
 from ogbnlib.runs.folder import Run
@@ -41,7 +42,7 @@ def test_a_notebook_does_not_start_a_run_that_exceeds_its_job(
     with pytest.raises(Started):
         run(config, name="fits", **where)
     # less than torch alone takes
-    room_mb = -(-(read_memory(os.getpid()).held_bytes or 0) // MB) + 100
+    room_mb = -(-(read_memory(Tree(os.getpid())).held_bytes or 0) // MB) + 100
     monkeypatch.setenv("SLURM_MEM_PER_NODE", str(room_mb))
     assert effective_limit()[0] == room_mb * MB
     with pytest.raises(Started):

@@ -191,11 +191,14 @@ def test_the_fixed_cost_of_a_trainer_is_that_of_the_forecasts(tmp_path: Path) ->
     assert done.held_peak_bytes == pytest.approx(RUNTIME_BYTES, rel=0.15)
 
 
-@pytest.mark.parametrize(("kernel", "asked"), [("madvise", True), ("never", False), ("", False)])
+@pytest.mark.parametrize(
+    ("kernel", "asked"),
+    [(b"always [madvise] never", True), (b"always madvise [never]", False), (None, False)],
+)
 def test_a_trainer_asks_for_huge_pages_if_the_kernel_has_them(
-    kernel: str, asked: bool, monkeypatch: pytest.MonkeyPatch
+    kernel: bytes | None, asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ogbnlib.memory.malloc.huge_pages", lambda: kernel)
+    monkeypatch.setattr("ogbnlib.memory.malloc.read_whole", lambda path: kernel)
     assert (trainer_environment({}).get("THP_MEM_ALLOC_ENABLE") == "1") == asked
     # the user's own value
     assert "THP_MEM_ALLOC_ENABLE" not in trainer_environment({"THP_MEM_ALLOC_ENABLE": "0"})

@@ -11,6 +11,7 @@ from conftest import MB
 
 from ogbnlib.memory.reading import read_memory
 from ogbnlib.memory.recorder import EventLog, Recorder
+from ogbnlib.memory.tree import Tree
 from ogbnlib.runs.folder import Run
 
 _seconds = itertools.count(1_700_000_000.0)
@@ -20,7 +21,7 @@ def record(folder: Path, samples: int) -> None:
     """Samples a second apart, so that none is thinned out however fast they are taken."""
     recorder = Recorder(folder)
     for _ in range(samples):
-        recorder.add(next(_seconds), read_memory(os.getpid()))
+        recorder.add(next(_seconds), read_memory(Tree(os.getpid())))
     recorder.stop()
 
 

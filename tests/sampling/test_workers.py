@@ -15,7 +15,7 @@ from conftest import is_alive, wait_until
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import InputError
-from ogbnlib.memory.reading import process_tree
+from ogbnlib.memory.tree import process_tree
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sampling.workers import WorkerDied, worker_arguments, workers_ended
 from ogbnlib.training.learner import Learner

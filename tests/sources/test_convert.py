@@ -72,17 +72,17 @@ def rewrite(file: Path, **members: np.ndarray) -> None:
     np.savez_compressed(file, **content)
 
 
-def assert_same(made: Store, raw: Path, undirected: bool = False) -> None:
+def assert_same(store: Store, raw: Path, undirected: bool = False) -> None:
     dataset, arrays = open_raw(raw), raw_arrays(raw)
     colptr, row = csc_of(arrays["edge_index"], dataset.num_nodes, undirected)
-    np.testing.assert_array_equal(made.colptr, colptr)
-    np.testing.assert_array_equal(made.row, row)
-    assert made.row.dtype == np.int32
-    np.testing.assert_array_equal(made.x, arrays["x"].astype(made.x.dtype))
-    np.testing.assert_array_equal(made.y, arrays["y"])
+    np.testing.assert_array_equal(store.colptr, colptr)
+    np.testing.assert_array_equal(store.row, row)
+    assert store.row.dtype == np.int32
+    np.testing.assert_array_equal(store.x, arrays["x"].astype(store.x.dtype))
+    np.testing.assert_array_equal(store.y, arrays["y"])
     for name, ids in dataset.read_splits().items():
-        np.testing.assert_array_equal(made.splits[name], ids)
-    assert verify_store(made.path) == []
+        np.testing.assert_array_equal(store.splits[name], ids)
+    assert verify_store(store.path) == []
 
 
 @pytest.mark.parametrize("workspace", [48, 10**6])
@@ -99,15 +99,15 @@ def test_any_graph_gives_the_csc_of_the_sort_in_ram(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(module, "_workspace", lambda *_: workspace)
     path = tmp_path_factory.mktemp("any") / "s"
-    made = convert(source, path, undirected=undirected, progress=False)
+    store = convert(source, path, undirected=undirected, progress=False)
     edges = np.hstack([np.zeros((2, 0), int), *map(np.stack, source.edge_chunks(999))])
     colptr, row = csc_of(edges, source.num_nodes, undirected)
-    np.testing.assert_array_equal(made.colptr, colptr)
-    np.testing.assert_array_equal(made.row, row)
-    assert verify_store(made.path) == []
+    np.testing.assert_array_equal(store.colptr, colptr)
+    np.testing.assert_array_equal(store.row, row)
+    assert verify_store(store.path) == []
     ends = (2 if undirected else 1) * source.num_edges
-    assert made.summary["edges_read"] == source.num_edges
-    assert made.summary["merged_edges"] == ends - len(row)
+    assert store.summary["edges_read"] == source.num_edges
+    assert store.summary["merged_edges"] == ends - len(row)
 
 
 @pytest.mark.usefixtures("tiny_budget")
@@ -128,8 +128,11 @@ def test_ids_beyond_two_to_the_31_go_through_the_pairs_unharmed(tmp_path: Path) 
     src, dst = np.array([high - 1, 5, high - 2]), np.array([7, high - 1, high - 3])
     pairs.add(src, dst)
     assert [pairs.count(number) for number in range(pairs.num_ranges)] == [1, 0, 2]
-    assert pairs.all(0).tolist() == [[7, high - 1]]
-    assert (pairs.all(2) + [2 << 30, 0]).tolist() == [[high - 1, 5], [high - 3, high - 2]]
+    assert next(pairs.pieces(0, 1)).tolist() == [[7, high - 1]]
+    assert (next(pairs.pieces(2, 2)) + [2 << 30, 0]).tolist() == [
+        [high - 1, 5],
+        [high - 3, high - 2],
+    ]
     pairs.close()
 
 
@@ -223,7 +226,7 @@ def test_an_error_ends_a_conversion_and_its_threads(
     with pytest.raises(Stopped, match="enough") as caught:
         convert(source, tmp_path / "store", progress=stop)
     assert left_in(tmp_path) == []
-    # Its frames, which hold what they iterated over, are still there.
+    # Its frames, with their iterators, still exist.
     assert caught.value.__traceback__ is not None
     after = set(threading.enumerate()) - before
     assert not [thread for thread in after if "Executor" in thread.name]

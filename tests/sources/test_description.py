@@ -26,7 +26,7 @@ files:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Files and columns with names that nobody can guess."""
+    """Files and columns without canonical names."""
     graph = random_arrays(N, E, 2, 4)
     own = tmp_path / "own"
     own.mkdir()
@@ -90,7 +90,7 @@ def test_a_draft_is_complete_and_converts_when_edited(folder: Path, tmp_path: Pa
     text = draft.read_text()
     assert "  train.npy: train  # int64 [20]\n" in text
     assert "    a: TODO  # numbers: " in text
-    assert "    cited: TODO  # numbers: 0 to 39: " in text
+    assert "    cited: TODO  # numbers: " in text
     with pytest.raises(InputError, match="column 'citing': unknown role 'TODO'"):
         open_source(folder)
     assert draft.read_text() == text  # what a user has edited is never overwritten

@@ -1,7 +1,5 @@
-"""OGB's layouts, equal to what OGB and numpy make of them; and its official data sets."""
+"""OGB's layouts, as OGB and numpy read them, and its official data sets."""
 
-import dataclasses
-import gzip
 import io
 import re
 import shutil
@@ -23,7 +21,6 @@ from ogbnlib.graph import npz
 from ogbnlib.sources import official
 from ogbnlib.sources.convert import open_source
 from ogbnlib.sources.folder import open_official
-from ogbnlib.sources.official import locate_official
 from ogbnlib.sources.ogb import read_split_dict
 
 N, E, F, C = 40, 300, 5, 4
@@ -61,15 +58,14 @@ def rewrite(
                 archive.writestr(f"{name}.npy", value)
 
 
-@pytest.mark.parametrize("given", [".", "raw"])
+@pytest.mark.parametrize("part", [".", "raw"])
 def test_a_graph_in_ogbs_csv_layout_is_a_data_set(
-    tmp_path: Path, graph: dict[str, Any], given: str
+    tmp_path: Path, graph: dict[str, Any], part: str
 ) -> None:
     folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_mine")
     (folder / "RELEASE_v1.txt").unlink()
-    (folder / "raw" / "node_year.csv.gz").write_bytes(gzip.compress(b"2015\n" * N))
     shutil.move(folder / "split" / "time", folder / "split" / "mine")
-    store = convert(folder / given, tmp_path / "store", progress=False)
+    store = convert(folder / part, tmp_path / "store", progress=False)
     assert (store.name, store.num_edges, store.num_classes) == ("ogbn_mine", E, C)
     x = graph["x"].astype(np.float64).round(3).astype(np.float32)
     np.testing.assert_array_equal(store.x, x)
@@ -86,8 +82,8 @@ def test_what_ogbs_dataset_saver_writes_is_a_data_set(
     shutil.rmtree(folder / "split")
     (folder / "split" / "random").mkdir(parents=True)
     torch.save(graph["splits"], folder / "split" / "random" / "split_dict.pt")
-    for given in (folder, folder / "raw"):
-        store = convert(given, tmp_path / f"store-{given.name}", progress=False)
+    for path in (folder, folder / "raw"):
+        store = convert(path, tmp_path / f"store-{path.name}", progress=False)
         assert store.num_seeds == {"train": 20, "valid": 2, "test": 4}
     (folder / "dataset.yaml").write_text("undirected: true\n")
     assert convert(folder, tmp_path / "both", progress=False).undirected
@@ -156,7 +152,7 @@ def test_an_official_data_set_of_both_directions_is_undirected(
 ) -> None:
     folder = official_csv(tmp_path, **graph).rename(tmp_path / "ogbn_products")
     (folder / "split" / "time").rename(folder / "split" / "sales_ranking")
-    source = open_official(locate_official("ogbn-products", tmp_path))
+    source = open_official("ogbn-products", folder)
     assert (source.name, source.num_classes) == ("ogbn-products", 47)
     assert source.options.undirected
 
@@ -165,17 +161,11 @@ def test_an_official_data_set_of_both_directions_is_undirected(
 def remote(
     tmp_path: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Remote]:
-    """ogbn-arxiv on a server of this test's own, and ogb's table that names it."""
+    """ogbn-arxiv on a server of this test's own."""
     official_csv(tmp_path / "remote", **graph).rename(tmp_path / "remote" / "arxiv")
     archive = shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path / "remote", "arxiv")
     with Remote(Path(archive).read_bytes()) as server:
-        located = official.locate_official
-
-        def locate(name: str, root: Path) -> official.Located:
-            found = located(name, root)
-            return dataclasses.replace(found, meta={**found.meta, "url": server.url})
-
-        monkeypatch.setattr(official, "locate_official", locate)
+        monkeypatch.setattr(official, "_SERVER", server.url.rpartition("/")[0])
         yield server
 
 
@@ -188,10 +178,25 @@ def test_a_download_says_its_size_and_asks_nothing(
     shown = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in shown] == ["download", "unpack"]
     assert [entry.name for entry in root.iterdir()] == ["ogbn_arxiv"]
-    chunks = open_official(locate_official("ogbn-arxiv", root)).edge_chunks(7)
+    chunks = open_official("ogbn-arxiv", root / "ogbn_arxiv").edge_chunks(7)
     np.testing.assert_array_equal(np.hstack([*map(np.stack, chunks)]), graph["edge_index"])
     official.fetch("ogbn-arxiv", root, lines.append)
     assert len(lines) == len(remote.asked) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Environment variable TORCH_FORCE")
+def test_ogbs_own_class_opens_the_folder(
+    tmp_path: Path, graph: dict[str, Any], remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `download` writes; test_synth.py opens that of `synth --format raw`."""
+    from ogb.nodeproppred import NodePropPredDataset
+
+    official.fetch("ogbn-arxiv", tmp_path)
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")  # as in test_synth.py
+    dataset = NodePropPredDataset("ogbn-arxiv", root=str(tmp_path))
+    np.testing.assert_array_equal(dataset[0][0]["edge_index"], graph["edge_index"])
+    for name, ids in dataset.get_idx_split().items():
+        np.testing.assert_array_equal(ids, graph["splits"][name])
 
 
 def test_a_download_that_breaks_off_goes_on_where_it_stopped(

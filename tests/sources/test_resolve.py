@@ -72,7 +72,7 @@ def test_an_official_name_is_its_store_once_that_is_made(
     np.testing.assert_array_equal(store.x, x)
     np.testing.assert_array_equal(store.splits["valid"], arrays["splits"]["valid"])
     assert find_store("ogbn-arxiv") == store
-    assert size_of("ogbn-arxiv") == store.size
+    assert size_of("ogbn-arxiv") == store
     config = TrainConfig.create(dataset="ogbn-arxiv", undirected=True)
     for door in (check_inputs, plan, train):
         with pytest.raises(InputError, match=r"undirected: .*convert .*--undirected"):

@@ -14,7 +14,6 @@ from ogbnlib.errors import InputError
 from ogbnlib.graph import npz
 from ogbnlib.graph.store import Store
 from ogbnlib.graph.writer import verify_store
-from ogbnlib.sources import source as store_source
 from ogbnlib.sources.arrays import from_arrays
 
 ARRAYS = ("colptr", "row", "y", "train", "valid", "test")
@@ -28,7 +27,6 @@ def graph() -> dict[str, Any]:
 @pytest.fixture
 def store(tmp_path: Path, graph: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Store:
     monkeypatch.setattr(npz, "CHUNK_BYTES", 256)  # many chunks
-    monkeypatch.setattr(store_source, "_STEP_NODES", 7)
     return convert(from_arrays("any", **graph), tmp_path / "store", progress=False)
 
 
@@ -39,18 +37,18 @@ def test_it_equals_the_store_of_the_original(
 ) -> None:
     options = {"undirected": undirected, "feature_dtype": feature_dtype, "progress": False}
     expected = convert(from_arrays("any", **graph), tmp_path / "expected", **options)
-    made = convert(store.path, tmp_path / "made", **options)
+    other = convert(store.path, tmp_path / "other", **options)
     for name in (*ARRAYS, "x"):
-        assert tree(made.path)[f"{name}.npy"] == tree(expected.path)[f"{name}.npy"]
-    assert (made.size, made.origin["num_nodes"]) == (expected.size, 200)
-    assert verify_store(made.path) == []
+        assert tree(other.path)[f"{name}.npy"] == tree(expected.path)[f"{name}.npy"]
+    assert (other.size, other.origin["num_nodes"]) == (expected.size, 200)
+    assert verify_store(other.path) == []
 
 
 def test_reverse_edges_are_added_once(tmp_path: Path, store: Store) -> None:
     both = convert(store, tmp_path / "both", undirected=True, progress=False)
     again = convert(both, tmp_path / "again", undirected=True, progress=False)
-    kept = convert(both, tmp_path / "kept", feature_dtype="float16", progress=False)
-    for other in (again, kept):
+    half = convert(both, tmp_path / "half", feature_dtype="float16", progress=False)
+    for other in (again, half):
         assert other.undirected
         assert tree(other.path)["row.npy"] == tree(both.path)["row.npy"]
 

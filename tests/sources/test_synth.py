@@ -48,17 +48,17 @@ def test_ogbs_unchanged_programs_open_it_by_its_official_name(
 
     # ogb 1.3.6 loads its own file without weights_only (snap-stanford/ogb#497)
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    made = synthesize(tmp_path / "ogbn_papers100M", TINY)
+    source = synthesize(tmp_path / "ogbn_papers100M", TINY)
     dataset = NodePropPredDataset("ogbn-papers100M", root=str(tmp_path))
     graph, labels = dataset[0]
     years, splits = graph["node_year"], dataset.get_idx_split()
-    assert years.shape == labels.shape == (made.num_nodes, 1)
+    assert years.shape == labels.shape == (source.num_nodes, 1)
     assert {*years[splits["train"]].ravel()} == {2017}
     assert {*years[splits["valid"]].ravel()} == {2018}
     assert {*years[splits["test"]].ravel()} == {2019}
     data = PygNodePropPredDataset("ogbn-papers100M", root=str(tmp_path))[0]
     np.testing.assert_array_equal(data.node_year, years)
-    np.testing.assert_array_equal(data.edge_index, raw_arrays(made.path)["edge_index"])
+    np.testing.assert_array_equal(data.edge_index, raw_arrays(source.path)["edge_index"])
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_others(

@@ -18,8 +18,8 @@ from conftest import force_windows, is_alive, scores, wait_until
 
 from ogbnlib.config import TrainConfig
 from ogbnlib.memory.cgroup import read_whole
-from ogbnlib.memory.reading import process_tree
 from ogbnlib.memory.signals import Stopped
+from ogbnlib.memory.tree import process_tree
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.training.train import train
@@ -132,6 +132,9 @@ def test_a_run_goes_on_with_another_number_of_ranks(jobs: dict[str, Any]) -> Non
 def test_an_error_of_one_rank_ends_all(jobs: dict[str, Any]) -> None:
     message = f"{jobs['folder']}/grown: expected a new or empty folder, found a run"
     assert [message in result["error"] for result in jobs["results"]["refused"]] == [True, True]
+
+
+def test_all_ranks_end_where_one_diverges(jobs: dict[str, Any]) -> None:
     assert all("diverged: " in result["error"] for result in jobs["results"]["diverged"])
     assert not (jobs["folder"] / "diverged" / "checkpoint.pt").exists()
 

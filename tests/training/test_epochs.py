@@ -106,7 +106,7 @@ def test_a_kill_between_best_model_and_checkpoint_loses_neither(
 
 
 def test_the_best_model_needs_a_folder_from_the_start(tiny_config: Config, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"^keep: .*run_dir"):
+    with pytest.raises(InputError, match=r"^run_dir: .*best"):
         train(tiny_config(keep="best"))
     train(tiny_config(epochs=1), tmp_path / "run")
     with pytest.raises(InputError, match="keep was 'last', now 'best'"):

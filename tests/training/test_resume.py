@@ -1,8 +1,8 @@
 """A resumption believes no damage and refuses another run before anything is written."""
 
 import json
+import multiprocessing
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +18,7 @@ from conftest import flip, raw_arrays, same, tree, weights
 from ogbnlib.config import TrainConfig
 from ogbnlib.errors import Diverged, InputError
 from ogbnlib.graph.store import Store
+from ogbnlib.runs.attempt import check_content
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sources.convert import convert
@@ -81,8 +82,8 @@ def test_any_flipped_byte_of_a_checkpoint_is_seen(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 torn", "flipped", None], ids=str)
-def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
-    folder: Path, resume: Resume, straight: TrainResult, content: Any
+def test_a_damaged_checkpoint_does_not_start_over(
+    folder: Path, resume: Resume, content: Any
 ) -> None:
     path = folder / "checkpoint.pt"
     if content == "flipped":
@@ -91,21 +92,22 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
         path.unlink()
     else:
         path.write_bytes(content)
-    damaged = path.read_bytes() if path.is_file() else None
-    assert same(resume().model.state_dict(), straight.model.state_dict())
-    (said,) = notes(folder)
-    assert re.search(rf"{path}: .*{folder}/checkpoint.previous.pt", said)
-    kept = folder / "checkpoint.damaged.pt"
-    assert (kept.read_bytes() if kept.is_file() else None) == damaged
-    assert Run(folder).metrics["epoch"].tolist() == [1, 2, 3]
+    refused(folder, resume, rf"{path}: expected .*put a copy back")
 
 
-def test_a_run_whose_checkpoints_are_gone_does_not_start_over(folder: Path, resume: Resume) -> None:
-    for name in ("checkpoint.pt", "checkpoint.previous.pt"):
-        (folder / name).unlink()
-    refused(folder, resume, r"checkpoint\.pt: expected a checkpoint, found none")
-    (folder / "metrics.csv").unlink()
-    refused(folder, resume, r"checkpoint\.pt: expected a checkpoint, found none")
+def test_a_folder_to_read_only_is_refused_at_once(folder: Path) -> None:
+    def resumed_by_another_user() -> None:
+        os.chdir(folder)
+        if os.geteuid() == 0:
+            os.setuid(12345)
+        with pytest.raises(InputError, match=r"^\.: .*copy it"):
+            check_content(Path(), resume=True)
+
+    folder.chmod(0o555)
+    child = multiprocessing.get_context("fork").Process(target=resumed_by_another_user)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
 
 
 def test_checkpoints_have_the_epochs(folder: Path, resume: Resume, straight: TrainResult) -> None:
@@ -212,7 +214,7 @@ def test_a_run_that_diverges_ends_at_once_and_says_so(tiny_config: Config, tmp_p
     ended = run(tiny_config(lr=1e30), run_dir=tmp_path / "run", echo=False)
     assert (ended.exit_code, ended.diagnosis.cause) == (77, "diverged")
     assert "lr=1e+30" in ended.diagnosis.text
-    assert "--set lr=" in ended.diagnosis.remedy
+    assert [action.id for action in ended.diagnosis.actions] == ["smaller lr", "resume"]
     assert "Traceback" not in (tmp_path / "run" / "output.log").read_text()
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
     assert not len(Run(tmp_path / "run").metrics)

@@ -284,18 +284,6 @@ def test_a_transform_is_called_as_in_pyg(store: Store, how: dict[str, Any]) -> N
     assert later([3, 1]).n_id[:2].tolist() == store.splits["valid"][[3, 1]].tolist()
 
 
-def test_attributes_of_pygs_loader_work_or_are_refused(store: Store) -> None:
-    loader = store.loader("valid", num_neighbors=[4], batch_size=16)
-    expected = list(loader)
-    loader.filter_per_worker = False  # either way the same batches
-    assert_same(loader, expected)
-    for name in ("transform_sampler_output", "custom_cls", "input_id", "collate_fn"):
-        with pytest.raises(InputError, match=rf"loader\.{name}: .*loader\.transform"):
-            setattr(loader, name, lambda out: out)
-        setattr(loader, name, None)
-    assert_same(loader, expected)
-
-
 def test_an_epoch_that_is_no_number_of_one_is_refused(store: Store) -> None:
     loader = store.loader(batch_size=16)
     for epoch in (-1, "2", 1.5, None):
