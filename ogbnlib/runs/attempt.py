@@ -52,10 +52,8 @@ def open_run_dir(
 
 
 def refuse_foreign_code(config: TrainConfig, run_dir: Path) -> None:
-    """Refuse a custom model in another user's run folder, since its code would run as this user.
-
-    The folder's config names the code, which may be a file, or a module that Python finds anywhere.
-    """
+    """Refuse a custom model in another user's run folder: its code, a file or a module that Python
+    finds anywhere, would run as this user."""
     paths = RunPaths(run_dir)
     if config.model in MODELS or not paths.config.is_file():
         return
@@ -86,10 +84,8 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
 
 
 def check_changes(earlier: Mapping[str, object], config: TrainConfig, run_dir: Path) -> list[str]:
-    """Return a sentence for each changed value that takes effect from here on.
-
-    Raises `InputError` for changed values that are fixed for a run.
-    """
+    """Return a sentence for each changed value that takes effect from here on; refuse changes of
+    values that are fixed for a run."""
     refused, notes = config.changes(earlier)
     if refused:
         raise InputError(

@@ -39,10 +39,7 @@ Runs: TypeAlias = "Mapping[str, RunLike] | Iterable[RunLike]"
 
 
 def _tables() -> Any:
-    """Import the module `timeline` on use.
-
-    It needs pandas, which a process that only watches a command does not load.
-    """
+    """Import `timeline`, and with it pandas, only on use: watching a command needs neither."""
     from . import timeline
 
     return timeline

@@ -454,10 +454,7 @@ def scaled_limit(
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:
-    """Refuse bad input, before a run's folder is made; return the data set's size.
-
-    Only the headers of the data set's files are read.
-    """
+    """Refuse bad input by the headers of the data set's files; return the data set's size."""
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)

@@ -1,7 +1,4 @@
-"""Explain why a Slurm job ended or waits.
-
-Sources are scontrol, else sacct, else the job's log, and the job's run.
-"""
+"""Explain why a Slurm job ended or waits: by scontrol, else sacct, else its log, and its run."""
 
 import re
 import subprocess

@@ -175,10 +175,7 @@ class _Child:
             print(f"error: {self.unwritable}; the record has gaps", file=sys.stderr, flush=True)
 
     def _suspend(self, number: int, frame: object) -> None:
-        """Handle Ctrl-Z, which reaches this process alone: stop the command, then this process.
-
-        Both go on at SIGCONT.
-        """
+        """Handle Ctrl-Z, which reaches this process alone: stop the command, then this process."""
         # SIGTSTP would be discarded in the command's session, which no shell controls.
         self.tree.signal(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)

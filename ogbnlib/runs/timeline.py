@@ -1,7 +1,4 @@
-"""Tables of a run: samples with their phases, GPU readings, and memory of each phase.
-
-Lines that a kill tore are dropped.
-"""
+"""Tables of a run, without torn lines: samples with phases, GPU readings, memory of each phase."""
 
 import heapq
 import io
