@@ -11,7 +11,6 @@ from ..graph.store import GraphSize, Store
 from ..graph.store_format import SPLITS
 from . import memory_parts as sizes
 from .batches import Batches, BatchShape, Draw, batch_bytes, draw_batches, num_queued, with_hub
-from .machine import DISK_BYTES_PER_S
 from .step_memory import Step, model_state_bytes
 
 MODEL = "model, gradients, Adam"
@@ -56,8 +55,7 @@ class Windows:
 
     @property
     def peak_bytes(self) -> int:
-        """Peak memory: a window in use, the next one, and the passes that prepare windows on
-        disk."""
+        """Bytes of a window in use, of the next one, and of passes that prepare windows on disk."""
         working = self.spooling.working_bytes if self.spooling else 0
         return 2 * self.window_bytes + working
 
@@ -72,13 +70,6 @@ class Windows:
             where += f", from a spool of {disk} on disk at most, the rows visited most in {hot}"
         size = format_bytes(self.window_bytes)
         return f"windows of {self.window_batches} batches, about {size} each, {where} ({free} available)"
-
-
-def sweep_s(
-    files: Mapping[str, int], num_hops: int, bytes_per_s: float = DISK_BYTES_PER_S
-) -> float:
-    """Seconds of a window's pass over a store: features are read once, the graph once a hop."""
-    return (files["x"] + num_hops * (files["colptr"] + files["row"])) / bytes_per_s
 
 
 @dataclass(frozen=True)

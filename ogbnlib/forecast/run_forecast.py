@@ -15,7 +15,7 @@ from ..sources.resolve import check_trainable, size_of
 from .batches import BatchShape
 from .machine import REFERENCE, Machine
 from .memory_parts import RUNTIME_BYTES, store_bytes, trained_edges
-from .pass_memory import MODEL, Pass, Windows, sweep_s
+from .pass_memory import MODEL, Pass, Windows
 from .step_memory import model_state_bytes
 
 # The phase in which a run makes the propagated features, if no store has them yet.
@@ -203,11 +203,12 @@ class Forecast(Ledger):
             if count == 0:
                 continue
             seconds += count * self._pass_s(self.one_pass(split))
-            # From disk each split needs a pass of its own: one for all evaluations if a spool keeps
-            # its batches, else one for each.
+            # From disk each split needs a pass of its own, which reads features once and the graph
+            # once a hop: one for all evaluations if a spool keeps its batches, else one for each.
             if self.windows is not None:
                 passes = count if self.windows.spooling is None else 1
-                seconds += passes * sweep_s(files, len(config.fan_out(False)), disk)
+                graph = len(config.fan_out(False)) * (files["colptr"] + files["row"])
+                seconds += passes * (files["x"] + graph) / disk
         return seconds + self.num_sorts * _SORT_S_PER_EDGE * trained_edges(size, config.undirected)
 
 

@@ -240,7 +240,7 @@ def try_model(config: TrainConfig, size: GraphSize, run_dir: Path | None = None)
     return {STEP_VARIABLE: json.dumps({"key": key, "trial": asdict(_trials[key])})}
 
 
-def _trial_batches(config: TrainConfig, size: GraphSize) -> list[BatchShape]:
+def _trial_shapes(config: TrainConfig, size: GraphSize) -> list[dict[str, list[int]]]:
     """Batches in the run's proportions: a smaller and a larger one for memory, one for time."""
     shape = size, config.undirected, config.batch_size, config.fan_out(training=True)
     batch = expected_batch(*shape, even=True)
@@ -251,25 +251,20 @@ def _trial_batches(config: TrainConfig, size: GraphSize) -> list[BatchShape]:
     return [_scaled(batch, share) for share in (_SMALLER * scale, scale, timed)]
 
 
-def _scaled(batch: BatchShape, scale: float) -> BatchShape:
-    nodes = [max(2, round(scale * count)) for count in batch.hop_nodes]
-    edges = [max(2, round(scale * count)) for count in batch.hop_edges]
-    return BatchShape(tuple(nodes), tuple(edges))
+def _scaled(batch: BatchShape, scale: float) -> dict[str, list[int]]:
+    hops = {"hop_nodes": batch.hop_nodes, "hop_edges": batch.hop_edges}
+    return {name: [max(2, round(scale * count)) for count in hops[name]] for name in hops}
 
 
 def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict[str, Any]:
     """Run `training.child.try_model` in another process, and return the fields of a `_Trial`."""
-    shapes = [
-        {"hop_nodes": shape.hop_nodes, "hop_edges": shape.hop_edges}
-        for shape in _trial_batches(config, size)
-    ]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "step.json")
         log = Path(folder, "stderr")
         argv = [
             *(sys.executable, "-m", "ogbnlib.training.child", "--try"),
             *(str(size.num_features), str(size.num_classes)),
-            *(json.dumps(shapes), str(file), str(run_dir or "")),
+            *(json.dumps(_trial_shapes(config, size)), str(file), str(run_dir or "")),
         ]
         env = {
             **os.environ,
@@ -288,4 +283,4 @@ def _measure(config: TrainConfig, size: GraphSize, run_dir: Path | None) -> dict
         output = log.read_text(errors="replace").strip()
         problem = f"{config.model}: trying it out ended with exit code {done.returncode}:\n{output}"
         errors = re.findall(r"^error: (.*)", output, re.MULTILINE)
-        raise InputError([problem, *errors][-1])
+        raise InputError(errors[-1] if errors else problem)

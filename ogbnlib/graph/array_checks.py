@@ -33,8 +33,8 @@ def split_problems(
     for_repeats: str = "",
     for_unlabelled: str = "",
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, problem) for int64 node ids of splits; `labelled` takes ids and returns which
-    of them have a label. A problem ends with its remedy, `for_repeats` or `for_unlabelled`."""
+    """Yield (split, problem) for int64 node ids of splits; `labelled(ids)` tells which have a label.
+    A problem ends with its remedy, `for_repeats` or `for_unlabelled`."""
     checked: dict[str, Array] = {}
     for name, ids in splits.items():
         outside = ids[(ids < 0) | (ids >= num_nodes)]

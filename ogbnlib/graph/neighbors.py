@@ -49,12 +49,11 @@ def _bounded(state: np.uint64, n: int) -> tuple[np.uint64, np.uint64]:
 
 @kernel
 def choose(state: np.uint64, degree: int, k: int, out: Array) -> int:
-    """Write the chosen edge positions, in [0, degree), to `out` in ascending order; return their
-    number.
+    """Write the chosen edge positions, in [0, degree), to `out` in ascending order, so that a mapped
+    `row` is read forwards; return their number.
 
     If `k` is -1 or at least `degree`, all positions are chosen, else a uniformly random k-subset.
-    They ascend, so that a mapped `row` is read forwards. `out` is int64 with room for
-    min(k, degree) positions; `degree` is below 2**32.
+    `out` is int64 with room for min(k, degree) positions; `degree` is below 2**32.
     """
     if k < 0 or k >= degree:
         for i in range(degree):
@@ -283,16 +282,9 @@ def _sample(
 
 @kernel
 def sample_all(
-    colptr: Array,
-    row: Array,
-    seeds: Array,
-    size: int,
-    num_neighbors: Array,
-    keys: Array,
-    fixed: bool,
-    expected: int,
-    most_edges: int,
-) -> tuple[int, int, Array, Array, Array, Array]:
+    colptr: Array, row: Array, seeds: Array, size: int, num_neighbors: Array, keys: Array,
+    fixed: bool, expected: int, most_edges: int,
+) -> tuple[int, int, Array, Array, Array, Array]:  # fmt: skip
     """Sample batches of `size` seeds, one for each key; none if a hop of one of them has more than
     `most_edges` edges.
 

@@ -59,8 +59,7 @@ class GraphSize:
 
     @property
     def has_targets(self) -> bool:
-        """Whether `y` has float targets [N] or [N, T], for the user's own loop, in place of
-        classes."""
+        """Whether `y` has float targets [N] or [N, T], for the user's own loop, not classes."""
         return self.num_classes == 0
 
     def _card(self) -> dict[str, str]:
@@ -170,8 +169,7 @@ class Store(GraphSize):
             raise replaced(self.path / META)
 
     def check_file(self, name: str, file: StrPath | int) -> None:
-        """Raise an `InputError` if a path or descriptor of array `name` is not the file that
-        `open_store` saw."""
+        """Refuse a path or descriptor of array `name` that is not the file `open_store` saw."""
         opened = self.stamps[name]
         try:
             now = stamp(file)
@@ -193,8 +191,7 @@ class Store(GraphSize):
             self.stamps[name] = now
 
     def check_maps(self) -> None:
-        """Raise an `InputError` if files were written to in place, which changes maps; a new file
-        does not."""
+        """Refuse files that were written to in place, which changes maps; a new file does not."""
         for name, opened in [*self.stamps.items()]:
             file = self.file_path(name)
             if file.is_file() and stamp(file).inode == opened.inode:
@@ -249,7 +246,7 @@ class Store(GraphSize):
     def class_names(self) -> list[str]:
         """The name of each class from `label_name`, or its number as text."""
         names: list[str] = [] if self.label_name is None else self.label_name.tolist()
-        return names + [str(number) for number in range(len(names), self.num_classes)]
+        return names + [*map(str, range(len(names), self.num_classes))]
 
     def damaged(self, name: str, problem: str) -> InputError:
         """Return the error for a damaged array; `problem` has the expected and the found value."""
@@ -269,10 +266,7 @@ class Store(GraphSize):
 
     def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:
         """Yield array `name` in pieces of about 8 MB, read, not mapped; each with the index of its
-        first row.
-
-        With `checked`, a checksum mismatch raises an `InputError` after the last piece.
-        """
+        first row. With `checked`, a wrong checksum raises an `InputError` after the last piece."""
         info = self.files[name]
         file = self.file_path(name)
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
@@ -330,8 +324,7 @@ class Store(GraphSize):
 
 @clear_errors()
 def open_store(path: StrPath) -> Store:
-    """Open a store in milliseconds. Sizes, dtypes and shapes of all files are checked, their
-    content is not."""
+    """Open a store in milliseconds; checks sizes, dtypes and shapes of files, not their content."""
     path = home(path).absolute()
     meta = read_meta(path)
     with naming(path / META, "the entries of a store", "convert again"):

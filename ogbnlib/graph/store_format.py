@@ -33,8 +33,7 @@ def index_dtype(num_nodes: int) -> type[np.signedinteger[Any]]:
 
 
 def label_dtype(num_classes: int) -> type[np.number[Any]]:
-    """Return the dtype of cleaned labels: int16, or int64 beyond 32,767 classes; float32 for
-    targets, which have no classes."""
+    """Return the dtype of labels: int16, int64 beyond 32,767 classes, float32 without classes."""
     if num_classes == 0:
         return np.float32
     return np.int16 if num_classes <= 32767 else np.int64
@@ -63,8 +62,7 @@ HEADER_BYTES = 4096  # a feature row of 256 bytes then never spans two pages
 
 @dataclass(frozen=True)
 class FileInfo:
-    """One array of a store: little-endian dtype, shape, size of the whole file and CRC-32 of the
-    data in it."""
+    """One array of a store: little-endian dtype, shape, size of the file, CRC-32 of its data."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -73,15 +71,9 @@ class FileInfo:
 
 
 def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
-    """Return the 4,096 bytes before the data: format 1.0 (numpy.lib.format), C order, padded with
-    spaces."""
-    text = repr(
-        {
-            "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
-            "fortran_order": False,
-            "shape": shape,
-        }
-    )
+    """Return the 4,096 bytes before the data: numpy's format 1.0, C order, padded with spaces."""
+    descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+    text = repr({"descr": descr, "fortran_order": False, "shape": shape})
     magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
     return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
 

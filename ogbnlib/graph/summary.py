@@ -25,13 +25,11 @@ def count_labels(sizes: Array, num_nodes: int) -> dict[str, Any]:
 
 
 def summarized(store: Store) -> str:
-    """Return the text at the end of a conversion; one line for a store without counts."""
+    """Return the text at the end of a conversion."""
     text = (
         f"{shown(store.path)}: {store.num_nodes:,} nodes, {store.num_edges:,} edges, store of "
         f"{format_bytes(store.nbytes)}"
     )
-    if not store.summary:
-        return text
     classes = store.num_classes or "none, but targets"
     counts = {"classes": classes, **store.summary, **store.num_seeds}
     for name in {"largest_class", "smallest_class"} & {*counts}:

@@ -16,11 +16,8 @@ def decoded(values: Array) -> Array:
 
 
 class Text(Sequence[str]):
-    """Names in a file [n], decoded on use: an index gives a `str` or a numpy array of text.
-
-    Take `names[:]` for an array of all names: 100 million names of 20 letters take 8 GB of memory,
-    and 2 GB on disk.
-    """
+    """Names in a file [n], decoded on use: an index gives a `str` or a numpy array of text, `[:]`
+    all names (100 million of 20 letters take 8 GB of memory, 2 GB on disk)."""
 
     def __init__(self, stored: Array) -> None:
         self.stored = stored

@@ -64,7 +64,7 @@ def _model_scores(
 def sampled_scores(
     saved: SavedModel,
     store: Store,
-    ids: Array,
+    ids: Array | range,
     memory_limit: str | int | None,
     progress: Progress,
 ) -> Generator[Rows, None, None]:
@@ -76,7 +76,7 @@ def sampled_scores(
     return _model_scores(saved, store, batches, num_batches, progress)
 
 
-def _by_split(store: Store, ids: Array, size: int) -> list[_Seeds]:
+def _by_split(store: Store, ids: Array | range, size: int) -> list[_Seeds]:
     # With gcn, or if fan-outs differ by hop, a score also depends on the other seeds of its batch.
     # So the batches are those of the run's evaluations, `size` nodes each. They include nodes
     # outside `ids`, with the row -1.
@@ -90,12 +90,16 @@ def _by_split(store: Store, ids: Array, size: int) -> list[_Seeds]:
         whole = np.isin(batch, batch[is_wanted])
         parts.append(_Seeds(nodes[whole], places[whole], STREAM[split]))
     unsplit = np.flatnonzero(is_unsplit)
-    parts.append(_Seeds(ids[unsplit], unsplit, 0))
+    nodes = unsplit if isinstance(ids, range) else ids[unsplit]
+    parts.append(_Seeds(nodes, unsplit, 0))
     return [part for part in parts if len(part.nodes)]
 
 
-def _positions(ids: Array, wanted: Array) -> Array:
-    """Return the position of each of `wanted` in `ids`, -1 for those that are not there."""
+def _positions(ids: Array | range, wanted: Array) -> Array:
+    """Return the position of each of `wanted` in `ids`, a range for all nodes; -1 for those that
+    are not there."""
+    if isinstance(ids, range):
+        return wanted
     order = np.argsort(ids, kind="stable")
     at = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
     return np.where(ids[at] == wanted, at, -1)
@@ -123,12 +127,16 @@ def propagated_scores(
     saved: SavedModel,
     graph: Store,
     store: Store,
-    ids: Array,
+    ids: Array | range,
     progress: Progress,
 ) -> Generator[Rows, None, None]:
     """Yield scores of the nodes `ids` of `graph` from the propagated features in `store`, which may
     be `graph` itself."""
-    places = _positions(_node_ids(store), _node_ids(graph)[ids])
+    nodes = np.asarray(ids)
+    wanted = nodes if graph.node_id is None else graph.node_id[nodes]
+    # in a store without `node_id`, the row of a node is its id
+    node_ids = range(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)
+    places = _positions(node_ids, wanted)
     missing = int((places < 0).sum())
     if missing:
         raise InputError(
@@ -142,8 +150,3 @@ def propagated_scores(
         batch_size=saved.config.seeds_per_batch(training=False),
     )
     return _model_scores(saved, store, batches, len(batches), progress)
-
-
-def _node_ids(store: Store) -> Array:
-    # In a store without `node_id`, the row of a node is its id.
-    return np.arange(store.num_nodes) if store.node_id is None else np.asarray(store.node_id)

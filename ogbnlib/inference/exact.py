@@ -2,12 +2,12 @@
 neighbor.
 
 The layers' results are on disk. A layer takes the mean of a node's neighbors and multiplies it by a
-matrix. These two steps commute, so the mean is that of the product's columns. As many of them as
-fit are in RAM for all nodes during one pass over the edges.
+matrix. These two steps commute, so the mean is taken on the narrower side, input or product. As
+many of its columns as fit are in RAM for all nodes during one pass over the edges.
 """
 
 import contextlib
-import operator
+import itertools
 import shutil
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -46,10 +46,19 @@ class _Layer:
     bias: Array
     root: Array | None = None
 
+    def sweeps_input(self, most: int) -> bool:
+        """Whether to take the mean of the layer's input rather than of the product.
+
+        True if the input has fewer columns than the product, and at most `most`, which fit in
+        memory.
+        """
+        inputs, outputs = self.neighbors.shape
+        return inputs < min(outputs, most + 1)
+
     def blocks(self, most: int) -> list[slice]:
-        """Return the columns of the result, in slices of at most `most`, computed one at a time."""
+        """Return the columns of the result, in slices that are computed one at a time."""
         outputs = len(self.bias)
-        width = -(-outputs // -(-outputs // most))
+        width = outputs if self.sweeps_input(most) else -(-outputs // -(-outputs // most))
         return [slice(begin, min(begin + width, outputs)) for begin in range(0, outputs, width)]
 
 
@@ -92,7 +101,7 @@ def exact_scores(
         order = np.argsort(ids)
     begin = 0
     try:
-        _check_disk(store, layers, targets, work)
+        _check_disk(store, layers, targets, room // column, work)
         scores = _layer_by_layer(store, layers, targets, room // column, work, progress)
         with contextlib.closing(scores) as chunks:
             for values in chunks:
@@ -103,13 +112,19 @@ def exact_scores(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _check_disk(store: Store, layers: list[_Layer], targets: NodeSet | None, folder: Path) -> None:
+def _check_disk(
+    store: Store, layers: list[_Layer], targets: NodeSet | None, most: int, folder: Path
+) -> None:
     # A layer's input and its result are on disk at the same time. The first layer's input, the
     # features, is in the store already: 0 bytes more.
     sizes = [0, *(4 * store.num_nodes * len(layer.bias) for layer in layers[:-1])]
-    rows = store.num_nodes if targets is None else targets.count()
-    results = [*sizes[1:], 4 * rows * len(layers[-1].bias)]
-    needed = max(map(operator.add, sizes, results))
+    if len(layers[-1].blocks(most)) > 1:  # a single block is yielded without a file
+        rows = store.num_nodes if targets is None else targets.count()
+        sizes.append(4 * len(layers[-1].bias) * rows)
+    needed = max(
+        source_bytes + result_bytes
+        for source_bytes, result_bytes in itertools.pairwise([*sizes, 0])
+    )
     check_space(folder, needed, f"{format_bytes(needed)} of free disk space until it is done")
 
 
@@ -122,6 +137,7 @@ class _Sweep:
     source: Columns
     edges: Edges
     targets: NodeSet | None
+    sweeps_input: bool
     done: Done
 
     def columns(self, columns: slice) -> Chunks:
@@ -131,20 +147,17 @@ class _Sweep:
         matrix = self.layer.neighbors[:, columns]
 
         def prepare(first: int, end: int) -> Array:
-            part = source.rows(first, end) @ matrix
+            part = source.rows(first, end)
+            if not self.sweeps_input:
+                part = part @ matrix
             if loops:
                 degrees = self.edges.degrees(first, end, loops)
                 part /= np.sqrt(pick(source.members, first, degrees), dtype=np.float32)[:, None]
             return part
 
+        width = matrix.shape[0 if self.sweeps_input else 1]
         hop = source.hop(
-            self.edges,
-            self.targets,
-            columns.stop - columns.start,
-            np.float32,
-            prepare,
-            loops=loops,
-            done=self.done,
+            self.edges, self.targets, width, np.float32, prepare, loops=loops, done=self.done
         )
         with contextlib.closing(hop) as slices:
             for first, means, degrees in slices:
@@ -160,6 +173,8 @@ class _Sweep:
         if layer.root is None:
             # GCN divides by sqrt(d_i d_j). `prepare` has divided by sqrt(d_j), and the mean by d_i.
             part = part * np.sqrt(degrees, dtype=np.float32)[:, None]
+        if self.sweeps_input:  # else `prepare` has multiplied by this matrix
+            part = part @ layer.neighbors[:, columns]
         if layer.root is not None:
             root_rows = self.source.rows(nodes.start, nodes.stop, targets=self.targets)
             part = part + root_rows @ layer.root[:, columns]
@@ -179,19 +194,25 @@ def _layer_by_layer(
 ) -> Chunks:
     # At most `most` columns of all nodes are in memory at a time.
     edges = Edges(store)
-    inputs = [4 * store.num_nodes * len(layer.bias) for layer in layers[:-1]]
     total = len(layers) * edges.nbytes  # bytes to read, approximately
-    for layer, input_bytes in zip(layers, [store.files["x"].bytes, *inputs], strict=True):
-        total += len(layer.blocks(most)) * (input_bytes + edges.nbytes)
+    itemsize = store.feature_itemsize
+    for layer in layers:
+        rows_bytes = store.num_nodes * layer.neighbors.shape[0] * itemsize
+        total += len(layer.blocks(most)) * (rows_bytes + edges.nbytes)
+        itemsize = 4
     with contextlib.closing(edges), counted("predicting", total, progress) as done:
         source = Columns.features(store)
         needed = edges.needed(targets, len(layers), done)
         for members in filter(None, needed):
             members.count()  # computes the ranks before the threads of a sweep read them
         for number, layer in enumerate(layers):
-            sweep = _Sweep(layer, source, edges, needed[number], done)
+            sweep = _Sweep(layer, source, edges, needed[number], layer.sweeps_input(most), done)
+            blocks = layer.blocks(most)
             with contextlib.closing(source):
-                for columns in layer.blocks(most):
+                if layer is layers[-1] and len(blocks) == 1:
+                    yield from sweep.columns(blocks[0])
+                    return
+                for columns in blocks:
                     _write(folder, number, columns, sweep.columns(columns))
             for file in folder.glob(f"{number - 1}-*.npy"):
                 file.unlink()

@@ -89,9 +89,9 @@ def predict(
     say(f"{saved.path}: predicting with its weights")
     with locked(sibling_path(target, "lock"), f"{target}: it is being written"):
         if has_hops:
-            chunks = propagated_scores(saved, graph, store, np.asarray(ids), progress)
+            chunks = propagated_scores(saved, graph, store, ids, progress)
         elif sampled:
-            chunks = sampled_scores(saved, graph, np.asarray(ids), memory_limit, progress)
+            chunks = sampled_scores(saved, graph, ids, memory_limit, progress)
         else:
             work = sibling_path(target, "work")
             chunks = exact_scores(saved, graph, ids, work, memory_limit, progress)

@@ -59,8 +59,8 @@ def _pick(words: Array, first: int, index: Array, order: Array, stride: int, out
 
     Rows have `stride` words, and `words` begins with row `first`.
     """
-    # A chunk, one of many, needs one in hundreds of the items of a large index. Without prefetching
-    # each read missed the caches, which took half the time.
+    # A chunk needs one in hundreds of the items of a large index. Without prefetching each read
+    # missed the caches, which took half the time.
     for e in range(len(order)):
         if e + 32 < len(order):
             prefetch(index, order[e + 32])
@@ -191,8 +191,7 @@ class DiskArray:
         return self.offset + row * self.row_bytes
 
     def rows(self, begin: int, end: int, dtype: np.dtype[np.generic]) -> Array:
-        """Return the values in rows `begin` to `end`, 1-D, in a buffer that this thread's next call
-        overwrites."""
+        """Return the values in rows `begin` to `end`, 1-D; this thread's next call overwrites them."""
         if not 0 <= begin <= end:
             raise self.damaged(f"expected ascending rows, found {begin} to {end}")
         return self._span(begin, end, dtype)[0] if end > begin else np.empty(0, dtype)
@@ -200,8 +199,7 @@ class DiskArray:
     def _span(
         self, begin: int, end: int, dtype: np.dtype[np.generic], room_bytes: int = 0
     ) -> tuple[Array, int]:
-        """Return the values in rows `begin` to `end`, 1-D, and the number of bytes read; a new
-        buffer has at least `room_bytes`."""
+        # with the number of bytes read
         first_byte = self._byte_of(begin)
         size = self._byte_of(end) - first_byte
         buffer = self._read(first_byte // BLOCK * BLOCK, first_byte + size, room_bytes)
@@ -235,14 +233,9 @@ class DiskArray:
         target = out.reshape(len(out), -1).view(word)
         num_rows = -(-width // self.row_bytes)
         order = np.empty(len(index), np.uint32 if len(index) < 2**32 else np.int64)
+        shift = self.chunk_bytes.bit_length() - 1
         wrong, bounds, first, last = _group_by_chunk(
-            index,
-            num_rows,
-            self.row_bytes,
-            self.offset,
-            self.chunk_bytes.bit_length() - 1,
-            self.num_bytes,
-            order,
+            index, num_rows, self.row_bytes, self.offset, shift, self.num_bytes, order
         )
         if wrong >= 0:
             self._check_row(int(index[wrong]) + num_rows - 1)
@@ -277,8 +270,7 @@ class DiskArray:
         Args:
             index: int32 or int64 [n], the lists one after the other, each ascending.
             bounds: Where each list begins in `index`, and n.
-            room_bytes: Memory for rows on their way to `put`, but at least for the rows of 1 MB of
-                the file.
+            room_bytes: Memory for rows on their way to `put`, at least those of 1 MB of the file.
             put: Called in a thread with a list's number, the number of its rows passed before, and
                 its next rows, uint8 [k, row_bytes].
         """

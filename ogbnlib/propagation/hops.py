@@ -16,23 +16,32 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import psutil
 
 from ..config import TrainConfig
 from ..errors import InputError, clear_errors, format_bytes, parse_bytes
 from ..files import StrPath, check_space, home, new_folder
-from ..forecast.available import available_bytes
 from ..graph.array_checks import finite
 from ..graph.node_set import NodeSet
 from ..graph.npz import CHUNK_BYTES, Array
 from ..graph.store import Store, is_store, open_store
 from ..graph.store_format import index_dtype
 from ..graph.writer import StoreWriter, check_for_training
+from ..memory.cgroup import effective_limit
 from ..memory.reading import own_memory
 from ..progress import Progress, counted
 from ..sources.convert import FeatureDtype
 from ..sources.resolve import check_hops, made_once
 from .columns import Columns, Done, pick
-from .plan import NORMS, check_parameters, columns_room, fixed_bytes, plan_hops, propagated_path
+from .plan import (
+    NORMS,
+    OWN_SHARE,
+    check_parameters,
+    columns_room,
+    fixed_bytes,
+    plan_hops,
+    propagated_path,
+)
 from .sweep import SLICE_NODES, Edges, in_order
 
 Norm = Literal["row", "sym", "gcn"]
@@ -41,10 +50,16 @@ Shown = Callable[[str, int], contextlib.AbstractContextManager[Done]]  # shows p
 
 
 def left_bytes(memory_limit: str | int | None) -> int:
-    """Return the bytes that this process may still use under a limit, or `available_bytes`."""
-    if memory_limit is None:
-        return available_bytes()
-    return parse_bytes(memory_limit) - own_memory()[0]
+    """Return the bytes that this process may still use under `memory_limit`.
+
+    By default, 95 % of the memory left under its `effective_limit`, or of the machine's free memory
+    if that is less.
+    """
+    own_bytes = own_memory()[0]
+    if memory_limit is not None:
+        return parse_bytes(memory_limit) - own_bytes
+    free_bytes = psutil.virtual_memory().available
+    return int(OWN_SHARE * min(effective_limit()[0] - own_bytes, free_bytes))
 
 
 class _Propagation:

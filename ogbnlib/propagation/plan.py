@@ -18,6 +18,9 @@ KERNEL_BYTES = 96 * MB  # compiling the kernels, in the first process that needs
 COMPILING_BYTES = 80 * MB
 # One more than the cores: while one thread waits for the disk, the others compute.
 THREADS = min(8, len(os.sched_getaffinity(0))) + 1
+# Share of the memory still available to a process that a propagation plans to use; `usable_bytes`
+# would leave too little of small limits for its buffers.
+OWN_SHARE = 0.95
 SLICE_BYTES = 4 * MB  # largest result of a slice, for any number of columns
 # Memory of each thread that fills the columns: 4 MB as read, 8 MB widened to float32, 8 MB for int8
 # codes. A sweep needs less: 2 MB of edges, and two copies of a slice's offsets, 512 kB each.

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..config import TrainConfig
-from ..forecast.available import available_bytes, usable_bytes
+from ..forecast.available import available_bytes
 from ..forecast.memory_parts import expected_batch, feature_itemsize, hop_size, trained_edges
 from ..forecast.run_forecast import PROPAGATE, Ledger
 from ..graph.store import GraphSize, Store, is_store, open_store
@@ -19,6 +19,7 @@ from ..progress import Progress
 from ..sampling.policies import DiskLoaders
 from .plan import (
     KERNEL_BYTES,
+    OWN_SHARE,
     check_parameters,
     columns_room,
     fixed_bytes,
@@ -97,7 +98,7 @@ class PropagatedLoaders(DiskLoaders):
         fixed = fixed_bytes(graph, config.hops)
         room = column_bytes * graph.num_features
         if run.limit_bytes is not None:
-            share_bytes = usable_bytes(run.limit_bytes) - sum(run.held.values())
+            share_bytes = int(OWN_SHARE * (run.limit_bytes - sum(run.held.values())))
             room = max(column_bytes, min(room, columns_room(share_bytes, fixed)))
         plan = plan_hops(
             graph,

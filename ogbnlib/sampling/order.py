@@ -13,10 +13,7 @@ from ..graph.neighbors import batch_key
 
 class EpochSampler(Sampler[int]):
     """Positions 0..n-1 for a DataLoader, in an order that is a pure function of (seed, epoch).
-
-    Ranks take batches of `batch_size` in turn. `drop_last` leaves out positions at the end that do
-    not fill a batch.
-    """
+    Ranks take batches in turn. `drop_last` leaves out a last batch that is not full."""
 
     def __init__(
         self,

@@ -387,8 +387,7 @@ class SharedLoaders(_RamLoaders):
 
 
 class DiskLoaders(Loaders):
-    """Base of the policies whose store stays on disk, mapped; only the splits and the labels of
-    their nodes are in RAM."""
+    """Base of the policies whose store stays on disk, mapped; splits and labels are in RAM."""
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
@@ -412,8 +411,7 @@ class DiskLoaders(Loaders):
 
 
 def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
-    """Set the epoch that decides order and neighbors of the next pass over `loader`; the pass
-    begins at position `start` of the order."""
+    """Set the epoch of the next pass over `loader`, which begins at `start` of its order."""
     loader.sampler.set_epoch(epoch, start)
     if hasattr(loader.node_sampler, "set_epoch"):
         loader.node_sampler.set_epoch(epoch)
@@ -426,8 +424,7 @@ def _close(loader: NodeLoader) -> None:
 
 
 def _end_workers(loader: NodeLoader) -> None:
-    """End a loader's persistent workers now: if the garbage collector ends them, torch waits five
-    seconds for each."""
+    """End a loader's persistent workers now: the garbage collector would wait 5 s for each."""
     iterator = loader._iterator
     if iterator is not None:
         getattr(iterator, "iterator", iterator)._shutdown_workers()  # PyG wraps torch's iterator

@@ -220,10 +220,10 @@ class _Conversion:
         return {f"spread_over_{_WIDE}_times_the_median": names} if names else {}
 
 
-def _disk_bytes(
-    source: Source, undirected: bool, feature_dtype: np.dtype[np.generic]
-) -> tuple[int, int]:
-    """Return the maximal bytes of the finished store and the bytes of the temporary files.
+def _check_disk(
+    path: Path, source: Source, undirected: bool, feature_dtype: np.dtype[np.generic]
+) -> int:
+    """Refuse a disk without room for the store, and return the bytes of the temporary files.
 
     The store's splits and node names are not counted.
     """
@@ -234,7 +234,15 @@ def _disk_bytes(
         + np.dtype(label_dtype(source.num_classes)).itemsize * math.prod(source.target_shape)
         + source.num_features * feature_dtype.itemsize
     )
-    return source.num_nodes * per_node + num_pairs * item + 2**20, num_pairs * 2 * item
+    final = source.num_nodes * per_node + num_pairs * item + 2**20
+    temporary = num_pairs * 2 * item
+    check_space(
+        path,
+        final + temporary,
+        f"{format_bytes(final + temporary)} of free disk space "
+        f"({format_bytes(final)} for the store, {format_bytes(temporary)} until it is done)",
+    )
+    return temporary
 
 
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
@@ -323,13 +331,7 @@ def convert(
     target = Path(os.path.realpath(home(path)))
     x_dtype = np.dtype(options.feature_dtype or source.feature_dtype)
     check_new(target)
-    final, temporary = _disk_bytes(source, add_reverse, x_dtype)
-    check_space(
-        target,
-        final + temporary,
-        f"{format_bytes(final + temporary)} of free disk space "
-        f"({format_bytes(final)} for the store, {format_bytes(temporary)} until it is done)",
-    )
+    temporary = _check_disk(target, source, add_reverse, x_dtype)
     x_bytes = source.num_features * (2 if x_dtype == np.int8 else x_dtype.itemsize)  # two passes
     total = source.num_nodes * (x_bytes + 2) + 16 * source.num_edges + temporary
     splits, counts = _checked_splits(source)

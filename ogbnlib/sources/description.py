@@ -163,8 +163,7 @@ def _data_file(file: Path, folder: Path, name: Text, roles: Any) -> DataFile:
     try:
         kind = format_of(files_of(path)[0])
     except InputError as error:
-        names = [entry.name for entry in folder.iterdir()]
-        close = get_close_matches(name.rstrip("/"), names, n=1)
+        close = get_close_matches(name.rstrip("/"), [entry.name for entry in folder.iterdir()], 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise InputError(f"{where}: {error}{hint}") from None
     if kind == "array" or roles == LEFT_OUT:

@@ -167,21 +167,20 @@ def _is_data(draft: _Draft) -> bool:
 
 
 def _draft(path: Path, stem: str) -> _Draft:
-    where = str(path)
     try:
         if format_of(files_of(path)[0]) == "array":
             array = load(files_of(path)[0])
-            file = DataFile(path, where, _ARRAYS.get(stem, stem))
+            file = DataFile(path, str(path), _ARRAYS.get(stem, stem))
             return _Draft(file, stem, {"": f"{array.dtype} {[*array.shape]}"})
         table = open_table(path)
         sample = next(table.batches(table.names, _SAMPLE), [])
     except InputError as error:
         if stem:
             raise
-        return _Draft(DataFile(path, where, LEFT_OUT), stem, {"": " ".join(str(error).split())})
+        return _Draft(DataFile(path, str(path), LEFT_OUT), stem, {"": " ".join(str(error).split())})
     kinds = {piece.name: _kind(piece.values) for piece in sample}
     comments = {piece.name: f"{kinds[piece.name]}: {_first(piece.values)}" for piece in sample}
-    file = DataFile(path, where, columns=_roles(stem, table, kinds), header=table.header)
+    file = DataFile(path, str(path), columns=_roles(stem, table, kinds), header=table.header)
     return _Draft(file, stem, comments)
 
 
@@ -198,8 +197,7 @@ def _kind(values: pa.Array) -> str:
 
 
 def _first(values: pa.Array) -> str:
-    text = ", ".join(map(str, values[:3].to_pylist()))
-    return " ".join(text.split())[:60]
+    return " ".join(", ".join(map(str, values[:3].to_pylist())).split())[:60]
 
 
 def _roles(stem: str, table: Table, kinds: dict[str, str]) -> dict[str, str]:

@@ -96,7 +96,7 @@ def _head(file: Path) -> tuple[int, str, list[str]]:
     while start and start.lstrip()[:1] in ("", "#", "%"):
         skipped += 1
         start = next(lines, "")
-    bare = re.sub(r'"[^"]*"', '""', start.strip())
+    bare = re.sub(r'"[^"]*"', '""', start.strip("\r\n "))
     # the names in a .csv file may have blanks
     signs = "\t,;" if ending(file.name).startswith(".csv") else "\t,; "
     separator = next((sign for sign in signs if sign in bare), ",")
@@ -138,7 +138,7 @@ class _TextTable(Table):
         # The header is read as data, because a quoted name may span lines.
         header_rows = int(self.header)
         try:
-            for batch in pa.csv.open_csv(
+            reader = pa.csv.open_csv(
                 _inflated(self.file),
                 # With several threads, arrow does not number the invalid rows.
                 read_options=pa.csv.ReadOptions(
@@ -153,7 +153,8 @@ class _TextTable(Table):
                 convert_options=pa.csv.ConvertOptions(
                     column_types=texts, include_columns=list(texts)
                 ),
-            ):
+            )
+            for batch in reader:
                 yield [column.slice(header_rows) for column in batch.columns]
                 header_rows = 0
         except pa.ArrowInvalid as error:

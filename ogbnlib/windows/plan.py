@@ -145,8 +145,7 @@ def _step_reserve(loader_pass: Pass) -> tuple[int, int]:
 
 
 def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, available: int) -> Windows:
-    """Plan windows in memory: as few as possible, because a pass over the files costs the same for
-    a large window as for a small one."""
+    """Plan windows in memory, as few as possible: a pass costs the same for a small window."""
     batch = loader_pass.batch
     size = loader_pass.size
     num_batches = loader_pass.num_batches

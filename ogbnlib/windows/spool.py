@@ -1,12 +1,11 @@
-"""Windows of a loader that are prepared on disk.
+"""Windows (batches that are sampled together, see `plan`) of a loader that are prepared on disk.
 
-A window is a group of batches that are sampled together, see `plan`. A pass over papers100M reads
-43 GB for batches of two hops, however few rows it picks. An epoch of [3, 2] x 128 picks 3.0 GB,
-two evaluations pick 0.75 GB. If the disk has room, batches of several epochs are therefore sampled
-together and written to a *structure file*: everything in a window except its features. One pass
-over the features then fills a *feature shard* for many windows, and each window is read back in
-one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the structure file and 100 MB in a shard, so
-one structure file serves several shards.
+A pass over papers100M reads 43 GB for batches of two hops, however few rows it picks: 3.0 GB for an
+epoch of [3, 2] x 128, 0.75 GB for two evaluations. If the disk has room, batches of several epochs
+are therefore sampled together and written to a *structure file*: everything in a window except its
+features. One pass over the features then fills a *feature shard* for many windows, and each window
+is read back in one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the structure file and 100 MB
+in a shard, so one structure file serves several shards.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ Cursor = tuple[int, int, int]
 
 
 class _StoredWindow(NamedTuple):
-    """A window in spool files. Only the positions of its seeds and the sizes of its hops are in
-    memory."""
+    """A window in spool files, of which memory has positions of seeds and sizes of hops."""
 
     positions: Sequence[Tensor | Array]
     hops: Hops
@@ -161,9 +159,7 @@ class Spool:
         if cursor not in self._structure:
             evaluations = self._evaluations
             self._evaluations = ()
-            if not self._shard:
-                # Memory may lack room for both these rows and the samples of a single structure
-                # file.
+            if not self._shard:  # memory may lack room for these rows and the samples of one file
                 self._hot = None
             self._sample([self, *evaluations], cursor)
         fresh = self._choose_hot() if (self._hot is None and self._spooling.hot_bytes) else None
@@ -182,11 +178,12 @@ class Spool:
         return recorded
 
     def _choose_hot(self) -> HotRows:
+        store = self._store
         chosen = HotRows.chosen(
             (stored.arrays[0]() for stored in self._structure.values()),
-            self._store.num_nodes,
-            self._store.num_features,
-            self._store.feature_dtype,
+            store.num_nodes,
+            store.num_features,
+            store.feature_dtype,
             self._spooling.hot_bytes,
         )
         malloc_trim()  # the rows go into the memory that the samples had
@@ -218,8 +215,7 @@ class Spool:
         return shard
 
     def _sample(self, spools: Sequence[Spool], cursor: Cursor) -> None:
-        """Sample structure files: this spool's windows from `cursor` on, and all windows of the
-        other spools."""
+        """Sample structure files: windows from `cursor` on, and all windows of other spools."""
         self._structure = {}  # frees its file
         structures = {spool: Shard() for spool in spools}
         jobs = list(self._jobs(spools, cursor))
@@ -268,6 +264,7 @@ class Spool:
     def _add_features(
         self, shards: Sequence[Shard], buffer_bytes: int, fresh: HotRows | None
     ) -> list[Shard]:
+        store = self._store
         x = self._arrays["x"]
         filled = list[Shard]()
         targets = list[tuple[SpoolFile, int]]()
@@ -277,10 +274,9 @@ class Spool:
             file = SpoolFile(self._preparation.spool_dir, offsets[-1])
             filled.append({})
             for (cursor, stored), offset in zip(shard.items(), offsets, strict=False):
-                shape = (stored.num_rows, self._store.num_features)
+                shape = (stored.num_rows, store.num_features)
                 num_hot = stored.num_ids - stored.num_rows
-                dtype = self._store.feature_dtype
-                read = functools.partial(file.load, offset, shape, dtype, num_hot)
+                read = functools.partial(file.load, offset, shape, store.feature_dtype, num_hot)
                 filled[-1][cursor] = stored._replace(arrays=(*stored.arrays, read))
                 targets.append((file, offset))
         windows = [stored for shard in shards for stored in shard.values()]

@@ -2,6 +2,7 @@
 (batches sampled together)."""
 
 import copy
+import functools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -105,8 +106,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         return -(-self.sampler.count(0) // self.batch_size)  # of a whole epoch
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Fix order and neighbors of the next pass, which begins at position `start` of the
-        order."""
+        """Fix order and neighbors of the next pass, which begins at `start` of the order."""
         for number in (epoch, start):
             if not isinstance(number, Integral) or number < 0:
                 raise InputError(f"set_epoch: expected a whole number from 0 on, got {number!r}")
@@ -146,16 +146,20 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             yield last.pop()
 
     def _pass(self, epoch: int, start: int) -> Iterator[Data]:
-        """Return an iterator over the batches of an epoch, from position `start` of its order on.
-
-        Batches come from windows, from a thread, or from DataLoader workers. Except from workers,
-        a second pass, over another epoch, may begin while this one runs.
-        """
+        """Return an iterator over the batches of an epoch, from position `start` of its order on:
+        from windows, from a thread, or from DataLoader workers. A second pass, over another epoch,
+        may begin while this one runs."""
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
         if not self.num_workers:
             return _prefetch(self._mapped_groups(epoch, start), lambda: False, lambda: None)
         self.node_sampler.set_epoch(epoch)
+        # Persistent workers were started once and see `set_epoch` through shared memory. Workers
+        # of a single pass get a sampler with an epoch of its own, which a second pass can't change.
+        if not self.persistent_workers:
+            loader = copy.copy(self)
+            loader.node_sampler = self.node_sampler.at_epoch(epoch)
+            self.collate_fn = functools.partial(NeighborLoader.collate_fn, loader)
         return cast("Iterator[Data]", super().__iter__())
 
     def close(self) -> None:
@@ -164,8 +168,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             self.reader.close()
 
     def filter_fn(self, out: SamplerOutput) -> Data:
-        """Build a batch as PyG's `filter_fn` does; add labels and decoded features before
-        `transform`."""
+        """Build a batch as PyG does; add labels and decoded features before `transform`."""
         plain = copy.copy(self)
         plain.transform = None
         plain.data = Data(edge_index=NO_EDGES, num_nodes=self.store.num_nodes)

@@ -49,10 +49,6 @@ def test_what_was_held_between_phases_counts_in_the_peak(resumed: Path, tiny_sto
     assert entry["phases"]["train"]["measured"] is None
 
 
-def test_a_data_set_that_is_gone_is_said_to_be(resumed: Path) -> None:
-    assert "nowhere" in audited(resumed, "nowhere")["skipped"]
-
-
 RUNS: dict[str, dict[str, Any]] = {
     "lazy": {"feature_dtype": "float16", "num_neighbors": [15, 10], "batch_size": 512},
     "shared": {"undirected": True, "num_workers": 2, "persistent_workers": True},

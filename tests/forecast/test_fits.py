@@ -26,6 +26,7 @@ FAST: list[dict[str, Any]] = [
     {"loading": "store", "num_neighbors": "15 10", "batch_size": 1024, "hidden_channels": 64},
     {"loading": "shared", "graph": "hubs-1-400000-64", "eval_num_neighbors": -1},
     {**OWN, "model": "Table"},
+    {"loading": "propagated", "model": "sign", "hidden_channels": 512, "precision": "bf16"},
     {"loading": "eager", **WORKERS, "epochs": 2, "train_eval": "final"},
 ]
 

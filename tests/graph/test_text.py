@@ -61,12 +61,6 @@ def test_names_are_text_for_numpy_and_pandas(make: Callable[..., Store], tmp_pat
         assert getattr(propagated, name)[:].tolist() == getattr(store, name)[:].tolist()
 
 
-def test_ids_that_are_numbers_stay_numbers(make: Callable[..., Store]) -> None:
-    names = make([7, 40, 2**40, 3, 5]).node_name
-    assert names.dtype == np.int64
-    assert names.tolist() == [7, 40, 2**40, 3, 5]
-
-
 def test_a_few_names_of_many_take_the_memory_of_a_few() -> None:
     names = Text(np.full(10**6, b"bob", "S20"))  # as text 80 MB
     tracemalloc.start()
@@ -92,8 +86,10 @@ def test_names_are_looked_up_in_chunks(make: Callable[..., Store]) -> None:
             store.ids(wrong)
 
 
-def test_numbers_that_are_names_are_looked_up(make: Callable[..., Store]) -> None:
+def test_names_that_are_numbers_stay_numbers_and_are_found(make: Callable[..., Store]) -> None:
     store = make([7, 40, 2**40, 3, 5])
+    assert store.node_name.dtype == np.int64
+    assert store.node_name.tolist() == [7, 40, 2**40, 3, 5]
     assert store.ids([2**40, 7]).tolist() == [2, 0]
     assert store.ids(["40"]).tolist() == [1]
     with pytest.raises(InputError, match=r"row 1: .*7 and 40, .*4"):

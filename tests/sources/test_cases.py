@@ -62,36 +62,6 @@ def test_snaps_edge_list_under_its_own_name(folder: Path, graph: dict[str, Any])
     assert (named.files, named.num_edges) == (store.files, E)
 
 
-def test_coras_content_and_cites_lose_no_line(folder: Path, graph: dict[str, Any]) -> None:
-    ids = [f"{100157 + 7 * i}" if i % 3 else f"skiabc{i}" for i in range(N)]
-    words = (graph["x"] > 0.8).astype(int)
-    rows = zip(ids, words, graph["y"], strict=True)
-    content = [
-        "\t".join([name, *map(str, row), f"class {label}"]) + "\n" for name, row, label in rows
-    ]
-    (folder / "cora.content").write_text("".join(content))
-    src, dst = graph["edge_index"]
-    cites = [f"{ids[b]}\t{ids[a]}\n" for a, b in zip(src, dst, strict=True)]
-    cites[0] = "skiabc0\tskiabc3\n"  # two names of text: not a header
-    (folder / "cora.cites").write_text("".join(cites) + "nobody97\tskiabc0\n")
-    for split, nodes in graph["splits"].items():
-        names = "".join(f"{ids[node]}\n" for node in nodes)
-        (folder / f"{split}.csv").write_text(f"node_id\n{names}")
-    roles = {"    1": "name", "    5": "label"} | dict.fromkeys(
-        ("    2", "    3", "    4"), "feature"
-    )
-    roles |= {"skiabc0": "TODO", "skiabc3": "TODO"}
-    edited(folder, roles, "drop_unknown: true\n")
-    draft = folder / "dataset.yaml"
-    header = "  cora.cites:\n    header: none\n    1: target\n    2: source\n"
-    before, _, after = draft.read_text().partition("  cora.cites:\n")
-    draft.write_text(before + header + after[after.index("  cora.content:") :])
-    store = convert(folder, folder.parent / "store", progress=False)
-    assert (store.num_edges, store.summary["dropped_edges"], store.num_classes) == (E, 1, 4)
-    first = np.stack(store.read_edge_index())[:, store.read_edge_index()[1] == 0]
-    assert 3 in first[0]  # citing to cited
-
-
 def test_two_kinds_of_nodes_are_left_to_the_user(folder: Path, graph: dict[str, Any]) -> None:
     save(folder, graph, "features", "labels", *graph["splits"])
     ends = pd.DataFrame(graph["edge_index"].T, columns=["user_id", "item_id"])

@@ -32,6 +32,7 @@ def test_comments_at_the_beginning_are_skipped(tmp_path: Path) -> None:
         ("a.csv", "label\nMachine Learning\n", ["label"], 1),
         ("a.csv", 'id,"a;b\tc"\n3,4\n', ["id", "a;b\tc"], 1),
         ("a.tsv", "id\tname, long\n3\tx\n", ["id", "name, long"], 1),
+        ("a.tsv", "\tx\n0\t1\n", ["", "x"], 1),
         ("a.txt", "3\n4\n", ["1"], 2),
         ("a.txt", "% bip\n1 2 0.5 1234\n", ["1", "2", "3", "4"], 1),
         ("a.csv", "src,dst\n", ["src", "dst"], 0),
