@@ -16,7 +16,8 @@ from .display import steady_output
 from .errors import InputError, clear_errors, naming
 from .files import home
 from .memory.record import RunPaths
-from .runs.folder import Run, RunStopped
+from .memory.signals import Stopped
+from .runs.folder import Run
 
 _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands that only print
 
@@ -281,7 +282,7 @@ def _run_to_its_end(start: Callable[[], Run]) -> Run:
     """Return a run after its end, even if a signal stopped it; Ctrl-C exits with code 130."""
     try:
         return start()
-    except RunStopped as stopped:
+    except Stopped as stopped:
         return stopped.run
     except KeyboardInterrupt as stop:
         say(str(stop) or "interrupted")

@@ -1,7 +1,7 @@
 """Names of the environment variables that this package's processes hand to each other.
 
-The job scripts read two more, which a user sets: OGBNLIB_ACTIVATE (slurm/common.sh) and
-OGBNLIB_PROCESSES_PER_NODE (slurm/train_ddp.sbatch).
+The job scripts read three more, which a user sets: OGBNLIB_ACTIVATE and OGBNLIB_MAX_RESTARTS
+(slurm/common.sh), and OGBNLIB_PROCESSES_PER_NODE (slurm/train_ddp.sbatch).
 """
 
 # From `runs.supervise`, and from `runs.sandbox` through it, to every command that it starts.
@@ -21,9 +21,6 @@ PARENT_VARIABLE = "OGBNLIB_PARENT"
 
 # From tests and benchmarks to `windows.plan`: bytes for windows, however much is free.
 WINDOWS_VARIABLE = "OGBNLIB_WINDOWS"
-
-# From the user to slurm/common.sh: how often a job may go back to the queue by itself.
-RESTARTS_VARIABLE = "OGBNLIB_MAX_RESTARTS"
 
 # From slurm/notebook.sbatch: set when a requeued job executes a notebook again; read by `files`.
 AGAIN_VARIABLE = "OGBNLIB_AGAIN"

@@ -10,7 +10,9 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from ..environment import PARENT_VARIABLE
 
@@ -22,9 +24,15 @@ FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
 class Stopped(BaseException):
     """Raised after a signal stopped the run at a batch boundary and its checkpoint was written.
 
+    `run` is the `Run` of a child process, whose result is written.
+
     Like `KeyboardInterrupt`, it is not an `Exception`. So a sweep with `except Exception` around
     each training ends too, and does not go on during Slurm's grace period.
     """
+
+    def __init__(self, message: str, run: Any = None):
+        super().__init__(message)
+        self.run = run
 
     def _render_traceback_(self) -> list[str]:  # one line in a notebook
         return [f"{type(self).__name__}: {self}"]
@@ -44,9 +52,11 @@ class Forward(StopRequest):
 
     def __init__(self) -> None:
         self._pid: int | None = None
+        self.times_s: list[float] = []  # of all signals, in `time.monotonic()` seconds
 
     def __call__(self, number: int, frame: object = None) -> None:
         self.number = number
+        self.times_s.append(time.monotonic())
         with contextlib.suppress(ProcessLookupError):
             if self._pid is not None:
                 os.kill(self._pid, number)
@@ -54,7 +64,7 @@ class Forward(StopRequest):
     def begin(self, pid: int) -> None:
         self._pid = pid
         if self.number:
-            self(self.number)
+            os.kill(pid, self.number)
 
     def end(self) -> None:
         """Call this before waiting for the process: afterwards its id may belong to another one."""

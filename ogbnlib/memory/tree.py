@@ -122,11 +122,6 @@ class Tree:
             pid for pid in self.pids() if pid != self.pid and _state_of(pid) not in ("Z", "X", "")
         ]
 
-    def names_left(self) -> list[str]:
-        """Return names and ids of the processes that outlive the command."""
-        names = {pid: read_whole(f"/proc/{pid}/comm") for pid in self._left()}
-        return [f"{os.fsdecode(name).strip()} ({pid})" for pid, name in names.items() if name]
-
     def end(self) -> None:
         """Kill all processes and wait, at most 5 s, until all but the command itself are gone."""
         until_s = time.monotonic() + _END_S

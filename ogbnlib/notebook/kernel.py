@@ -30,7 +30,7 @@ from ..memory.signals import Stopped, handled
 from ..memory.tree import Tree
 from ..runs.codes import STOPPED
 from ..runs.diagnosis import explain, read_facts
-from ..runs.folder import RunEnded, RunStopped
+from ..runs.folder import RunEnded
 
 
 class KernelDied(DeadKernelError):
@@ -155,7 +155,7 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
             raise_for_execution_errors(nb, nb.metadata.papermill["output_path"])
         except PapermillExecutionError as error:
             codes = re.findall(r"^(\d+): ", error.evalue)
-            if error.ename in (Stopped.__name__, RunStopped.__name__):
+            if error.ename == Stopped.__name__:
                 exit_code = STOPPED
             elif error.ename == RunEnded.__name__ and codes:
                 exit_code = int(codes[0])

@@ -52,10 +52,8 @@ def open_run_dir(
 
 
 def refuse_foreign_code(config: TrainConfig, run_dir: Path) -> None:
-    """Refuse a custom model in another user's run folder, since its code would run as this user.
-
-    The folder's config names the code, which may be a file, or a module that Python finds anywhere.
-    """
+    """Refuse a custom model in another user's run folder: its code, a file or a module that Python
+    finds anywhere, would run as this user."""
     paths = RunPaths(run_dir)
     if config.model in MODELS or not paths.config.is_file():
         return
@@ -86,10 +84,8 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
 
 
 def check_changes(earlier: Mapping[str, object], config: TrainConfig, run_dir: Path) -> list[str]:
-    """Return a sentence for each changed value that takes effect from here on.
-
-    Raises `InputError` for changed values that are fixed for a run.
-    """
+    """Return a sentence for each changed value that takes effect from here on; refuse changes of
+    values that are fixed for a run."""
     refused, notes = config.changes(earlier)
     if refused:
         raise InputError(
@@ -118,11 +114,7 @@ class Attempt:
         self._job = os.environ.get("SLURM_JOB_ID")
         if "SLURM_ARRAY_TASK_ID" in os.environ:
             self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format(**os.environ)
-        self.recorder.log.mark(
-            "start",
-            **info,
-            slurm_job=self._job,
-        )
+        self.recorder.log.mark("start", **info, slurm_job=self._job)
         self.paths.result.unlink(missing_ok=True)
         sync(self.run_dir)  # else the old result may be back after a power cut
         self._begin = time.monotonic()
@@ -133,26 +125,27 @@ class Attempt:
         *,
         with_forecast: bool = False,
         memory_limit_bytes: int | None = None,
+        kernel_peak_bytes: int | None = None,
         not_started: Diagnosis | None = None,
         **evidence: object,
     ) -> Run:
         """Write result.json: exit code, peaks, diagnosis, and `with_forecast` the predicted memory.
 
-        Stop the recorder first. `not_started` is the diagnosis of a run that was not started.
-        `evidence` has more `Facts`, and `kernel_peak_bytes`, the kernel's own peak counter.
+        Stop the recorder first. `kernel_peak_bytes` is the kernel's own counter, `not_started` the
+        diagnosis of a run that was not started; `evidence` has more `Facts`.
         """
         record = self.recorder.record
         if exit_code == 0 and self.config is not None and "finished" not in record.events:
             exit_code = UNFINISHED  # the user's model ended the trainer, by os._exit(0) for example
-        kernel_peak = evidence.pop("kernel_peak_bytes", None)
         values = {
             "exit_code": exit_code,
+            "slurm_job": self._job,  # slurm/common.sh reads it
             "memory_limit_bytes": memory_limit_bytes,
             **dict.fromkeys(("limit_by", "killed_by", "oom_kills")),
             **evidence,
             "duration_s": round(time.monotonic() - self._begin, 3),
-            "peak_bytes": kernel_peak or record.held_peak_bytes,
-            "peak_source": "kernel counter" if kernel_peak else "samples",
+            "peak_bytes": kernel_peak_bytes or record.held_peak_bytes,
+            "peak_source": "kernel counter" if kernel_peak_bytes else "samples",
             "sampled_peaks_bytes": record.peaks,
         }
         if with_forecast and self.config is not None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import FiniteFloat
 
 from ..memory.growth import Growth
+from ..memory.killed import KilledBy
 
 Cause: TypeAlias = Literal[
     "finished",
@@ -50,15 +51,6 @@ _Number: TypeAlias = int | FiniteFloat
 
 
 @dataclass(frozen=True)
-class _OuterLimit:
-    """The limit of a cgroup around the run's own."""
-
-    limit_bytes: _Number | None = None
-    cgroup: str = ""
-    others_bytes: int = 0  # memory of other processes in that cgroup, read after the run's end
-
-
-@dataclass(frozen=True)
 class Facts:
     """What is known of an end, as result.json has it. Unknown values are in `UNKNOWN`, sizes in
     bytes."""
@@ -68,20 +60,19 @@ class Facts:
     who: str = ""  # the process that ended, unless it is the command itself, such as "rank 1"
     line: str = ""  # the line of a text that proves the cause
     sizes: Mapping[str, _Number] = field(default_factory=dict)  # sizes in it, and counts
-    code: str = ""  # the exit code as it was given, such as "-9" or "0:125"
     exit_code: int | None = None  # 128 + N after signal N
 
     # of a run
     duration_s: _Number | None = None
     phase: str | None = None  # the innermost phase that was open, or that an exception left
-    memory_limit_bytes: _Number | None = None
+    memory_limit_bytes: int | None = None
     limit_by: str | None = None
     killed_by: str | None = None  # "kernel" or "watchdog"
     # The kernel's counter. With memory.oom.group, which a limit under cgroup v2 sets, the first
     # killed process counts twice, unless it has ended before the others are killed.
     oom_kills: int | None = None
     kills_around: int | None = None  # in a cgroup that other processes share
-    outer_limit: _OuterLimit | None = None  # set if the kernel killed for it
+    outer_limit: KilledBy | None = None  # of a cgroup around the run, if it met that one
     held_bytes: _Number | None = None
     # the kernel's counter, with page cache, else the largest sample, by `peak_source`
     peak_bytes: _Number | None = None
@@ -90,7 +81,6 @@ class Facts:
     parts: Mapping[str, int] = field(default_factory=dict)  # named parts of memory in use
     processes: str = ""  # the three largest, as of the last growth of a command's memory
     last_output: str | None = None  # the line of the output that tells most about the end
-    left_behind: list[str] = field(default_factory=list)  # processes that outlived the command
     unwritable: str | None = None  # why samples or output could not be recorded
     rank: int | None = None  # the first rank to end
     rank_exit_code: int | None = None

@@ -33,8 +33,8 @@ _CODES: dict[str, tuple[Cause, tuple[str, ...]]] = {
     "77": ("diverged", ("smaller lr", "resume")),
     "78": ("not finished", ("resume",)),
     "124": ("time limit", ("more time",)),
-    "126": ("never started", ("check command",)),
-    "127": ("never started", ("check command",)),
+    "126": ("never started", ("fix input",)),
+    "127": ("never started", ("fix input",)),
     "129": ("SIGHUP", ("resume",)),
     "130": ("interrupted", ("resume",)),
     "132": ("error", ("check libraries",)),
@@ -47,14 +47,25 @@ _CODES: dict[str, tuple[Cause, tuple[str, ...]]] = {
     "152": ("time limit", ("more time",)),
     "153": ("error", ("raise ulimit",)),
     "0:125": ("out of memory", ("more memory",)),
-    "0:53": ("never started", ("make folder",)),
+    "0:53": ("never started", ("fix input",)),
 }
+# Ends that only a message shows.
+TEXTS: dict[str, tuple[Cause, tuple[str, ...]]] = {
+    **dict.fromkeys(
+        ("kernel kill in a cgroup", "kernel kill", "memory of a group", "allocation refused"),
+        ("out of memory", ("less memory",)),
+    ),
+    "limit met": ("memory limit met, cause unknown", ("ask sacct",)),
+    "file descriptors": ("error", ("raise ulimit",)),
+    "shared memory": ("error", ("more shared memory",)),
+    "label out of range": ("error", ("check labels",)),
+    "worker gone": ("worker died, cause unknown", ("no workers",)),
+    "rank gone": ("lost another rank, cause unknown", ("read output",)),
+}  # fmt: skip
 _OURS = ("2", *map(str, range(STOPPED, UNFINISHED + 1)))  # of other commands they mean anything
 
-# a job in any other state is explained by its exit code
+# a job in any other state, such as COMPLETED and FAILED, is explained by its exit code
 STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
-    "COMPLETED": ("finished", ()),
-    "FAILED": ("error", ("read output",)),
     **dict.fromkeys(
         ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
         ("pending", ("wait",)),
@@ -68,7 +79,7 @@ STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
     "DEADLINE": ("time limit", ("resume",)),
     "PREEMPTED": ("preempted", ("resume",)),
     "CANCELLED": ("cancelled", ("resume",)),
-    "NODE_FAIL": ("node failure", ("resume", "avoid node")),
+    "NODE_FAIL": ("node failure", ("resume",)),
     "BOOT_FAIL": ("node failure", ("resume",)),
 }  # fmt: skip
 
@@ -126,10 +137,15 @@ def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnos
         sign = f"other {key}"
     if foreign:
         actions = tuple("start again" if name == "resume" else name for name in actions)
-    facts = Facts(sign=sign, who=who, code=str(code))
-    if key.isdigit():
-        facts = replace(facts, exit_code=int(key))
+    facts = Facts(sign=sign, who=who, exit_code=int(key) if key.isdigit() else None)
     return Diagnosis(cause, facts, tuple(map(Action, actions)))
+
+
+def of_sign(sign: str, facts: Facts) -> Diagnosis:
+    """Diagnosis of another process's code or of a sign in `TEXTS`; the command itself is not
+    resumed for it."""
+    cause, actions = {**_CODES, **TEXTS}[sign]
+    return Diagnosis(cause, facts, (Action(actions[0]),))
 
 
 def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:

@@ -22,7 +22,6 @@ from .codes import code_key, of_code, resumption, specified
 from .render import Diagnosis
 from .texts import exception_line, find, find_in_message
 
-_LETTERS = 60  # most letters of a phase in an action
 _FACTS = TypeAdapter(Facts)
 _DIAGNOSIS = TypeAdapter(Diagnosis)
 
@@ -66,7 +65,6 @@ def explain(
 
     `result` has no facts if no result.json was written.
     """
-    foreign = _is_foreign(record)
     facts = _with_record(result, record)
     code = result.exit_code
     if at_work:
@@ -74,9 +72,7 @@ def explain(
         present = replace(facts, sign="at work", memory_limit_bytes=limit_bytes)
         return Diagnosis("at work", present)
     if code is None:
-        then = Action("start again")
-        if config is not None:
-            then = resumption(run_dir)
+        then = Action("start again") if config is None else resumption(run_dir)
         return Diagnosis("no result", replace(facts, sign="no result"), (then,))
     if code == 0:
         return Diagnosis("finished", facts)
@@ -84,23 +80,21 @@ def explain(
         sign = "killed around" if result.outer_limit else f"killed by {result.killed_by}"
         end = Diagnosis("out of memory", replace(facts, sign=sign))
     else:
-        end = _failed(facts, code, foreign)
-    oom = record.events.get("cuda_oom")
-    if code == OUT_OF_CUDA_MEMORY and oom:
-        end = _on_gpu(end, oom)
-    elif end.cause == "out of memory":
-        end = replace(end, actions=_memory_actions(end.facts, config, record))
+        end = _failed(facts, code, foreign=config is None)
+    if code == OUT_OF_CUDA_MEMORY:
+        oom = record.events.get("cuda_oom", {})
+        sizes = {name: n for name, n in oom.items() if n and name.endswith(("_bytes", "_retries"))}
+        end = replace(end, facts=replace(end.facts, sizes=sizes))
+    elif end.cause == "out of memory" and result.killed_by and config is None:
+        end = replace(end, actions=_script_actions(record, met_limit(end.facts)))
+    elif end.cause == "out of memory":  # of a training run, only the planner says more
+        end = replace(end, actions=(Action("less memory"),))
     specific = {}
     if RunPaths(run_dir).output.is_file():
         specific["read output"] = Action("read output", {"file": "output.log"})
     if config is not None:
         specific["resume"] = resumption(run_dir)
     return specified(end, specific)
-
-
-def _is_foreign(record: Record) -> bool:
-    command: list[str] = record.start.get("command") or []
-    return bool(command) and command[1:3] != ["-m", "ogbnlib"]
 
 
 def _with_record(result: Facts, record: Record) -> Facts:
@@ -127,38 +121,18 @@ def _with_record(result: Facts, record: Record) -> Facts:
     )
 
 
-def _failed(facts: Facts, code: int, foreign: bool) -> Diagnosis:
+def _failed(facts: Facts, code: int, *, foreign: bool) -> Diagnosis:
     end = of_code(code, foreign=foreign)
     if end.cause in OPEN_CAUSES:
         end = find(facts.last_output or "", killed=code == 137) or end
     shown = end.facts
-    merged = replace(facts, sign=shown.sign, who=shown.who, sizes=shown.sizes, code=shown.code)
+    merged = replace(facts, sign=shown.sign, who=shown.who, sizes=shown.sizes)
     return replace(end, facts=merged)
-
-
-def _on_gpu(end: Diagnosis, oom: dict[str, Any]) -> Diagnosis:
-    names = [name for name in oom if name.endswith("_bytes") or name == "alloc_retries"]
-    sizes = {name: oom[name] for name in names if oom[name]}
-    words = end.facts.last_output if sizes else str(oom.get("message"))
-    return replace(end, facts=replace(end.facts, sizes=sizes, last_output=words))
 
 
 def met_limit(facts: Facts) -> KilledBy:
     """The limit that an out-of-memory kill met."""
-    outer = facts.outer_limit
-    if outer:  # the kernel killed for the limit of a cgroup around the run's own
-        return KilledBy(int(outer.limit_bytes or 0), outer.cgroup, outer.others_bytes)
-    limit_bytes = facts.memory_limit_bytes
-    return KilledBy(None if limit_bytes is None else int(limit_bytes))
-
-
-def _memory_actions(facts: Facts, config: TrainConfig | None, record: Record) -> tuple[Action, ...]:
-    """What helps after an out-of-memory kill; of a training run, only the planner says more."""
-    if config is not None or not facts.killed_by:
-        return (Action("less memory"),)
-    if not _is_foreign(record):  # another command of this package
-        return (Action("limit command"),)
-    return _script_actions(record, met_limit(facts))
+    return facts.outer_limit or KilledBy(facts.memory_limit_bytes)
 
 
 def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:
@@ -198,7 +172,7 @@ def _hold_less(record: Record, killed: KilledBy) -> Action:
         where = {"line": record.call["line"]}
         earlier_bytes = record.call.get("held_bytes")
     elif record.phase is not None:
-        where = {"phase": record.phase.label[:_LETTERS]}
+        where = {"phase": record.phase.label}
         earlier_bytes = record.phase.info.get("held_bytes")
     grown_bytes = max(0, held_bytes - (earlier_bytes or 0))
     return Action("hold less", {**where, "held_bytes": held_bytes, "grown_bytes": grown_bytes})

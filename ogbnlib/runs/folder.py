@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cached_property
@@ -27,7 +26,6 @@ from ..memory.record import (
     RunPaths,
     parse_events,
 )
-from ..memory.signals import Stopped
 from ..progress import Count, details, read_count, seconds
 from ..registry import RUN_METHODS
 from .diagnosis import explain, read_diagnosis, read_facts
@@ -41,10 +39,7 @@ Runs: TypeAlias = "Mapping[str, RunLike] | Iterable[RunLike]"
 
 
 def _tables() -> Any:
-    """Import the module `timeline` on use.
-
-    It needs pandas, which a process that only watches a command does not load.
-    """
+    """Import `timeline`, and with it pandas, only on use: watching a command needs neither."""
     from . import timeline
 
     return timeline
@@ -52,14 +47,6 @@ def _tables() -> Any:
 
 class RunEnded(RuntimeError):
     """Error for a run that did not finish. The text is its exit code, a colon and its diagnosis."""
-
-
-class RunStopped(Stopped):
-    """A signal to this process stopped the run of its child process; `run` has the result."""
-
-    def __init__(self, run: Run, number: signal.Signals):
-        super().__init__(f"{number.name} stopped the run {run.run_dir}. {run.diagnosis}")
-        self.run = run
 
 
 def is_run(folder: StrPath) -> bool:
@@ -330,15 +317,11 @@ def _count(run_dir: Path, record: Record) -> Count | None:
     return count
 
 
-def _current_phase(record: Record) -> Phase | None:
-    """The open phase; of a trainer, which is between two phases for a moment only, the newest."""
-    return record.phase or (None if record.is_command else record.newest)
-
-
 def standing(run_dir: Path, record: Record, limit_bytes: int | None) -> tuple[str, str]:
     """The two parts of a run's progress line: its name and phase; its count and memory in use."""
     more = details(_count(run_dir, record), record.held_bytes, limit_bytes)
-    phase = _current_phase(record)
+    # a trainer is between two phases for a moment only
+    phase = record.phase or (None if record.is_command else record.newest)
     if phase:
         return f"{run_dir.name}: {phase.label}", more
     if record.is_command:  # which may never name a phase

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..environment import RESTARTS_VARIABLE
 from ..errors import format_bytes, printable
 from ..memory.cuda import ALLOCATOR_VARIABLES
 from ..memory.killed import Action
@@ -28,7 +27,6 @@ _COMMON: dict[str, object] = {
     "run_dir": "RUN",
     "quoted": "RUN",
     "job": "ID",
-    "restarts": RESTARTS_VARIABLE,
     "allocator": ALLOCATOR_VARIABLES[0],
 }  # fmt: skip
 _LIMIT = "[ under a limit of {memory_limit_bytes} ({limit_by})]"
@@ -41,7 +39,7 @@ _RUNS = {
     "[, {counted_bytes} with page cache]",
     "at work": f"at work{_WHERE}; after {{duration_s:.1f}} s it holds {{held_bytes}}"
     "[ of {memory_limit_bytes}][, {held_peak_bytes} at most]",
-    "no result": f"no result was written, as the watching process was itself killed{_WHEN}",
+    "no result": f"no result was written: the watching process was killed, or its disk was full{_WHEN}",
     "not started": "not started: by forecast it takes {forecast_bytes} in phase '{phase}', and {limit_by} leaves "
     "{room_bytes} beside this notebook",
     "killed by watchdog": f"killed by this library's watchdog (exit code {{exit_code}}){_LIMIT}{_WHEN}",
@@ -50,8 +48,8 @@ _RUNS = {
     f"[, not for its own limit of {{memory_limit_bytes}}]{_WHEN}",
 }  # fmt: skip
 _ENDED_RUN = f"exit code {{exit_code}}: {{words}}; it ended{_LIMIT}{_WHEN}"
-_JOB = "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {code})]"
-_CODE = "exit code {code}: {words}"
+_JOB = "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {exit_code})]"
+_CODE = "exit code {exit_code}: {words}"
 # How a process or a job ended, by `Facts.sign`.
 _ENDS = {
     "0": "finished without an error",
@@ -80,7 +78,6 @@ _ENDS = {
     "0:125": "ended by Slurm for passing the job's --mem (state OUT_OF_MEMORY); srun itself returns 1 for such a step",
     "0:53": "never started: Slurm could not open the batch script's output file or working directory",
     # states of Slurm
-    "COMPLETED": "finished without an error",
     "OUT_OF_MEMORY": "had a process killed for passing its memory[ of {ReqMem}]",
     "TIMEOUT": "reached its time limit[ of {Timelimit}]",
     "DEADLINE": "reached its --deadline[ after {Elapsed}]",
@@ -91,8 +88,6 @@ _ENDS = {
     **dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED"), "is {State}[ after {Elapsed}][ of {Timelimit}]"),
     # other ends of a job
     "no sign": "left no sign of its end",
-    "not requeued": "stopped at a checkpoint and was not put back into the queue[: {reason}]; {restarts} bounds how "
-    "often a job requeues itself",
     "as run": "ended as its run did",
     "run unfinished": "ended with exit code 0, but its run did not finish",
     # lines of a text
@@ -111,13 +106,12 @@ _ENDS = {
 }  # fmt: skip
 _QUEUED = "is {State}[: {Reason}]"
 _SIGNAL = "ended by {signal}"
-_NO_MEANING = "ended with exit code {code}, which has no fixed meaning"
+_NO_MEANING = "ended with exit code {sign}, which has no fixed meaning"
 # Evidence, in the order of the sentence; a clause with an unknown name is left out.
 _CLAUSES = (
     "the log ends with: {log_line}",
     "evidence: {line}",
     "its last words: {last_output}",
-    "ended what it left behind: {left_behind} (to keep a daemon, start it outside of watch)",
     "its record has gaps: {unwritable}",
     "{requested_bytes} asked for[, {allocated_bytes} allocated][, {reserved_bytes} reserved]"
     "[, {free_bytes} free on the GPU]"
@@ -141,12 +135,10 @@ _ACTIONS = {
     "sbatch, unless Slurm has requeued the job",
     "start again": "start it again",
     "read output": "read what it printed[: the end of {file}]",
-    "read all logs": "read the logs of all ranks for the first that failed; dmesg and sacct show a kill",
     "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
     "fix input": "fix what the message names",
     "smaller lr": "set a smaller lr (--set lr=... of a resumed run, whose last checkpoint is finite), and look for "
     "damaged features with `python -m ogbnlib verify`",
-    "check command": "check both names, the file's permissions and its first line",
     "check libraries": "run with num_workers=0 and PYTHONFAULTHANDLER=1; install versions of torch and its extensions "
     "that match",
     "check labels": "check the labels with `python -m ogbnlib verify`; {guide} has the line for a script of your own",
@@ -159,7 +151,6 @@ _ACTIONS = {
     "raise memory_limit": "raise memory_limit[ to {limit}]",
     "raise cgroup": "give the cgroup {cgroup} more memory[, {limit}] (a Slurm job by --mem)",
     "larger machine": "use a machine, or a job, with {limit} of memory",
-    "limit command": "raise memory_limit, or give the command a --memory-limit of its own (convert, predict)",
     "lower limit": "give it a memory_limit below {limit_bytes} to see it killed, or ask for more: {sbatch}",
     "try model": "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it tries {model} out, of "
     "which no step was measured here",
@@ -183,8 +174,6 @@ _ACTIONS = {
     "no workers": "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
     "ask sacct": "ask sacct -j {job} on the cluster's login node for the job's state",
     "wait": "submit no second one: `squeue -j {job}` has its state, `scontrol show job {job}` says what it waits for",
-    "avoid node": "avoid that node with --exclude",
-    "make folder": "make the folder of --output and --chdir on a file system that the compute node sees",
 }  # fmt: skip
 
 
@@ -211,8 +200,7 @@ class Diagnosis:
     @property
     def text(self) -> str:
         """At most three sentences: the end, the evidence, and what to do next."""
-        then = self.remedy
-        sentences = [_subject(self), _evidence(self), then and f"next: {then}"]
+        sentences = [_subject(self), _evidence(self), self.remedy and f"next: {self.remedy}"]
         return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
 
     @property
@@ -271,7 +259,7 @@ def _subject(end: Diagnosis) -> str:
         template = _JOB
     elif facts.duration_s is not None:
         template = _RUNS.get(facts.sign, _ENDED_RUN)
-    elif facts.code and not facts.who:
+    elif facts.exit_code is not None and not facts.who:
         template = _CODE
     return _filled(template, {**_values(facts), "words": words_of(facts)})
 

@@ -7,6 +7,7 @@ cgroup's limit also covers the page cache that they fill.
 import contextlib
 import functools
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from ..environment import (
     WATCHED_VARIABLE,
 )
 from ..errors import (
+    GB,
     MB,
     InputError,
     clear_errors,
@@ -47,7 +49,7 @@ from ..memory.killed import Action
 from ..memory.limits import Limit, make_limit
 from ..memory.malloc import trainer_environment
 from ..memory.reading import read_memory
-from ..memory.signals import STOP_SIGNALS, handled
+from ..memory.signals import STOP_SIGNALS, Stopped, handled
 from ..memory.tree import Tree
 from ..progress import doing
 from ..registry import MODELS
@@ -55,12 +57,15 @@ from ..sources.resolve import check_trainable, find_store, size_of
 from .attempt import Attempt, check_content, open_run_dir, refuse_foreign_code
 from .cause import Facts
 from .codes import STOPPED
-from .folder import Run, RunStopped
+from .folder import Run
 from .names import next_run_dir
 from .render import Diagnosis
 from .supervise import supervise
 from .texts import last_words
 
+# Under `ulimit -v`. Imports map 1.1 GB with 2 processors, and more with more; below that, OpenBLAS
+# and torch hang or end in tracebacks.
+_ADDRESS_BYTES = 2 * GB
 # The folder of `sitecustomize.py`, with which each Python of a watched command starts.
 _HOOK = str(Path(memory.__file__).parent / "hook")
 
@@ -110,7 +115,7 @@ def watch(
     )
     if run_dir is None and earlier.run_dir.exists():
         return earlier
-    limit, refused = make_limit(limit_bytes, limit_by)
+    limit, _ = make_limit(limit_bytes, limit_by)
     with (
         contextlib.closing(limit),
         open_run_dir(None, earlier.run_dir, resume=False) as (before, _),
@@ -121,7 +126,7 @@ def watch(
             "PYTHONPATH": os.pathsep.join(paths),
             WATCHED_VARIABLE: str(attempt.run_dir.resolve()),
         }
-        return _carry_out(attempt, argv, limit, refused, env=env, echo=echo)
+        return _carry_out(attempt, argv, limit, env=env, echo=echo)
 
 
 @clear_errors()
@@ -215,7 +220,7 @@ def _train(
     if resume:
         refuse_foreign_code(config, folder)
     env = _prepare_code(config, size, folder if resume else None, "auto" if echo else "none")
-    limit, refused = make_limit(limit_bytes, limit_by)
+    limit, _ = make_limit(limit_bytes, limit_by)
     # From here on this process holds the limit and the folder's lock, released in reverse order.
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(limit))
@@ -248,7 +253,7 @@ def _train(
         }
         if live:
             stack.enter_context(drawn(lambda: Run(folder)._repr_html_()))
-        return _carry_out(attempt, argv, limit, refused, env=env, echo=echo, inherited=(lock,))
+        return _carry_out(attempt, argv, limit, env=env, echo=echo, inherited=(lock,))
 
 
 def _choose_folder(
@@ -332,21 +337,24 @@ def _attainable(memory_limit: str | int | None, before: StrPath | None = None) -
 
 
 def _check_trainer_limit(limit_bytes: float | None) -> None:
-    """Refuse a memory limit under which no training can begin, even with a small graph."""
+    """Refuse limits under which no training can begin, even with a small graph."""
     if limit_bytes is not None and limit_bytes < RUNTIME_BYTES:
         raise InputError(
             f"memory_limit: expected more than the {format_bytes(RUNTIME_BYTES)} that Python and "
             f"torch take, whatever the data, got {format_bytes(limit_bytes)}; "
             "`python -m ogbnlib plan` forecasts what a run needs"
         )
+    address_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if 0 <= address_bytes < _ADDRESS_BYTES:  # -1 is no limit
+        raise InputError(
+            f"ulimit -v: expected at least {format_bytes(_ADDRESS_BYTES)} of addresses for Python "
+            f"and torch, got {format_bytes(address_bytes)}; start this from a shell without it"
+        )
 
 
 def _too_large_to_start(config: TrainConfig, limit_bytes: int | None) -> Diagnosis | None:
-    """Explain why a notebook's run is not started; None if it may start.
-
-    By forecast the memory of the job would run out, which would kill the run and the notebook's
-    kernel.
-    """
+    """Explain why a notebook's run is not started, namely that the job's memory would run out by
+    forecast, which may kill the kernel, too; None if it may start."""
     available, source = effective_limit()
     room_bytes = available - (read_memory(Tree(os.getpid())).held_bytes or 0)
     if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):
@@ -374,7 +382,6 @@ def _carry_out(
     attempt: Attempt,
     argv: list[str],
     limit: Limit,
-    limits_refused: list[str],
     *,
     echo: bool,
     env: Mapping[str, str] | None = None,
@@ -382,7 +389,7 @@ def _carry_out(
 ) -> Run:
     """Run a child and write the attempt's result; a trainer inherits the folder's lock.
 
-    Raises `KeyboardInterrupt` after an interrupt, and `RunStopped` after a stop signal.
+    Raises `KeyboardInterrupt` after an interrupt, and `Stopped` after a stop signal.
     """
     config = attempt.config
     variables = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
@@ -390,7 +397,7 @@ def _carry_out(
         variables[LIMIT_VARIABLE] = str(limit.limit_bytes)
     reads_input = config is None and not os.isatty(0) and not in_notebook()
     interrupts: list[int] = []
-    # an interrupt is raised only after the result is written
+    # an interrupt ends the child in order, and is raised only after the result is written
     with handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):
         outcome = supervise(
             argv,
@@ -398,8 +405,8 @@ def _carry_out(
             limit,
             recorder=attempt.recorder,
             env=variables,
+            interrupts=interrupts,
             echo=echo,
-            how="auto",
             holds_back=config is not None,
             inherited=inherited,
             stdin=None if reads_input else subprocess.DEVNULL,
@@ -412,18 +419,17 @@ def _carry_out(
             with_forecast=config is not None,
             memory_limit_bytes=limit.limit_bytes,
             limit_by=None if limit.limit_bytes is None else limit.name,
-            kernel_peak_bytes=outcome.peak_bytes,
             last_output=words or None,
-            limits_refused=limits_refused,
             **outcome.evidence,
         )
-    if outcome.interrupted or interrupts:
+    if interrupts:
         raise shortened(
             KeyboardInterrupt(f"{attempt.run_dir}: interrupted; {done.diagnosis.remedy}")
         )
     if outcome.forwarded in STOP_SIGNALS:
         # No further run may begin before a SIGKILL. Exit code 75 puts the job back in the queue.
-        raise RunStopped(done, signal.Signals(outcome.forwarded))
+        name = signal.Signals(outcome.forwarded).name
+        raise Stopped(f"{name} stopped the run {done.run_dir}. {done.diagnosis}", done)
     return done
 
 
@@ -448,10 +454,7 @@ def scaled_limit(
 
 
 def check_inputs(config: TrainConfig) -> GraphSize:
-    """Refuse bad input, before a run's folder is made; return the data set's size.
-
-    Only the headers of the data set's files are read.
-    """
+    """Refuse bad input by the headers of the data set's files; return the data set's size."""
     if config.device == "cuda":
         resolve_device(config.device)
     check_precision(config.precision, config.device)

@@ -1,7 +1,4 @@
-"""Explain why a Slurm job ended or waits.
-
-Sources are scontrol, else sacct, else the job's log, and the job's run.
-"""
+"""Explain why a Slurm job ended or waits: by scontrol, else sacct, else its log, and its run."""
 
 import re
 import subprocess
@@ -81,13 +78,8 @@ class _Job:
         self.proven, _ = job_state(lines)  # the state that the log alone proves
         self.run = _find_run(job_id, work_dir, self.log)
         self.diagnosis = _end_in_job(self.run, job_id)
-        self.run_code = None
-        if self.diagnosis:
-            self.run_code = self.diagnosis.exit_code
+        self.run_code = self.diagnosis.exit_code if self.diagnosis else None
         self.state = (row.get("State") or self.proven).partition(" by ")[0]
-        self.pair = row.get("ExitCode", "")
-        if not self.pair and self.run_code is not None:
-            self.pair = str(self.run_code)
         # A user's own script writes no line of this package to its log; its exit codes have other
         # meanings.
         self.is_ours = bool(
@@ -100,33 +92,23 @@ class _Job:
     def end(self) -> Diagnosis:
         """Cause, facts and actions of the end: by Slurm's state, else by the exit code."""
         state = self.state
-        by_state = of_state(state, self.row) if state in STATES else None
-        is_over = by_state is None or by_state.cause not in ("pending", "running")
+        is_over = state not in STATES or STATES[state][0] not in ("pending", "running")
         if is_over and self.proven == "OUT_OF_MEMORY":
-            state = "OUT_OF_MEMORY"
-            by_state = of_state(state, self.row)
-        # For COMPLETED and FAILED the exit code says more.
-        if by_state and state not in ("COMPLETED", "FAILED"):
-            inner = self.diagnosis
-            less = (
-                inner.actions if inner and inner.cause == by_state.cause == "out of memory" else ()
-            )
-            first, *later = by_state.actions
-            return replace(by_state, actions=(first, *less, *later))
-        code = code_key(self.pair)
-        if not code:
-            return Diagnosis("unknown", Facts("no sign"), (Action("ask sacct"),))
-        return self._by_code(code)
+            state = self.proven
+        if state not in STATES:
+            # "None" of a run without a result is no code
+            return self._by_code(code_key(self.row.get("ExitCode") or str(self.run_code)))
+        end = of_state(state, self.row)
+        inner = self.diagnosis
+        if inner and inner.cause == end.cause == "out of memory":
+            first, *later = end.actions
+            end = replace(end, actions=(first, *inner.actions, *later))
+        return end
 
     def _by_code(self, code: str) -> Diagnosis:
+        if not code:
+            return Diagnosis("unknown", Facts("no sign"), (Action("ask sacct"),))
         end = of_code(code, foreign=not self.is_ours)
-        # The job scripts put such a job back into the queue, unless they or Slurm refused to.
-        if end.cause == "stopped at a checkpoint":
-            reasons = re.findall(r"^ogbnlib: .*?(not requeued.*)$", self.log, re.MULTILINE)
-            why = {"reason": "".join(reasons[-1:])}
-            return replace(
-                end, facts=Facts("not requeued", code=code, exit_code=int(code), job=why)
-            )
         # The result of the job's run says more than the code. Without a result, or if torchrun
         # reports another rank that failed first, the log decides.
         explained = self._is_end_of_run(code)
@@ -134,11 +116,12 @@ class _Job:
         if (code != "0" and self.rank) or (end.cause in OPEN_CAUSES and not explained):
             found = find(self.log, foreign=not self.is_ours)
         if found:
-            code = code_key(self.rank["code"]) if self.rank else code
-            return replace(found, facts=replace(found.facts, code=code))
+            if self.rank:
+                end = of_code(self.rank["code"])
+            return replace(found, facts=replace(found.facts, exit_code=end.exit_code))
         if self.diagnosis and explained:
             sign = "run unfinished" if code == "0" else "as run"
-            facts = Facts(sign, code=str(self.run_code), exit_code=self.run_code)
+            facts = Facts(sign, exit_code=self.run_code)
             return Diagnosis(self.diagnosis.cause, facts, self.diagnosis.actions)
         return end
 

@@ -1,19 +1,16 @@
 """Run a command in a child process under a limit: relay and record it, end all its processes."""
 
 import contextlib
-import fcntl
 import functools
 import os
 import re
 import select
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,21 +30,19 @@ from .folder import standing
 # takes 5,000.
 TAIL_BYTES = 2**15
 STOP_S = 4.0  # for a checkpoint, when a person waits for the end
+LEAD_S = 300.0  # for a checkpoint after a stop signal; the job scripts' --signal leaves 120 s
 
 
 @dataclass
 class Outcome:
     """The end of a supervised process tree. `exit_code` is 128 + N after signal N.
 
-    `evidence` is the result of `Limit.evidence`, with `left_behind` and `unwritable` where they
-    apply.
+    `evidence` is the result of `Limit.evidence`, with the kernel's peak counter and `unwritable`.
     """
 
     exit_code: int
     tail: str
     evidence: dict[str, Any]
-    peak_bytes: int | None
-    interrupted: bool = False
     forwarded: int = 0  # the last signal that was passed on, 0 without one
 
 
@@ -58,8 +53,8 @@ def supervise(
     *,
     recorder: Recorder | None = None,
     env: Mapping[str, str] | None = None,  # added to this process's own environment
+    interrupts: Sequence[int] = (),  # to which the caller's handler of SIGINT adds
     echo: bool = True,  # relay output (output.log has it anyway)
-    how: str = "none",  # the kind of live line, see `Live`
     # for a trainer: its stop signals stay blocked until it calls `signals.take_over`
     holds_back: bool = False,
     inherited: tuple[int, ...] = (),  # file descriptors that the command inherits
@@ -68,21 +63,22 @@ def supervise(
     """Run a command inside `limit`, record it in `run_dir` until it ends, and end all its
     processes.
 
-    In the main thread, signals that would end this process are passed on to the child. SIGINT stops
-    the child in order, a second SIGINT at once.
+    In the main thread, signals that would end this process are passed on to the child. An entry in
+    `interrupts` stops the child in order, a second one at once. A trainer is killed if it goes on
+    for `LEAD_S` after a signal, or until a second one.
     """
     recorder = recorder or Recorder(run_dir)
     forward = Forward()
-    interrupts: list[int] = []
     # the marks of the outer process trees, and at the end the new tree's own
     marks = f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
     with (
         adopting(),
         handled(forward, FORWARDED),
-        handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]),
+        contextlib.closing(limit),
         open(RunPaths(run_dir).output, "ab", opener=open_to_write) as log,
     ):
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(recorder.stop)
             with block_stop_signals() if holds_back else contextlib.nullcontext():
                 process = subprocess.Popen(
                     limit.command(argv),
@@ -99,73 +95,64 @@ def supervise(
                         **(env or {}),
                     },
                 )
-        except BaseException:
-            recorder.stop()
-            limit.close()  # no process was started in it
-            raise
-        tree = Tree(process.pid, marks.rpartition(":")[2])
-        child = _Child(process, tree, limit, recorder, forward, interrupts, holds_back)
-        return child.follow(log, run_dir, echo, how)
+            stack.enter_context(process)  # waits for it
+            tree = Tree(process.pid, marks.rpartition(":")[2])
+            stack.callback(tree.end)
+            stack.callback(forward.end)
+            child = _Child(process, tree, limit, recorder, forward, interrupts, holds_back)
+            tail = child.follow(log, run_dir, echo)
+        return child.outcome(tail)
 
 
 @dataclass
 class _Child:
-    """A started command with its limit and recorder; it is ended with all its processes."""
+    """A started command with its limit and recorder."""
 
     process: subprocess.Popen[bytes]
     tree: Tree
     limit: Limit
     recorder: Recorder
     forward: Forward
-    interrupts: list[int]
+    interrupts: Sequence[int]
     is_trainer: bool
     stop_until_s: float | None = None  # when SIGKILL follows the SIGTERM of an interrupt
     unwritable: str | None = None  # why samples or output could not be written
 
-    def follow(self, log: BinaryIO, run_dir: Path, echo: bool, how: str) -> Outcome:
-        """Record the command and relay its output, also to `log`, until it ends; `echo` and `how`
-        as in `supervise`."""
-        tail = ""
-        status = -signal.SIGKILL
-        names_left: list[str] = []
+    def follow(self, log: BinaryIO, run_dir: Path, echo: bool) -> str:
+        """Record the command and relay its output, also to `log`, until it ends; return the
+        output's tail."""
         self.forward.begin(self.process.pid)  # and send it the signals that came before
-        try:
-            self.limit.tree = self.tree
-            self.recorder.start(self.tree, self.limit, on_unwritable=self._note_unwritable)
-            text = functools.partial(
-                standing, run_dir, self.recorder.record, self.limit.limit_bytes
-            )
-            with (
-                handled(self._suspend, [signal.SIGTSTP]),
-                handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
-                Live(text, how) as live,
-            ):
-                tail = self._relay(log, live, echo)
-                names_left = self.tree.names_left()
-        finally:
-            self.forward.end()
-            self.tree.end()
-            try:
-                status = self.process.wait()
-            finally:
-                interrupted = bool(self.interrupts)
-                evidence, peak = self._close(status, tail)
+        self.limit.tree = self.tree
+        self.recorder.start(self.tree, self.limit, on_unwritable=self._note_unwritable)
+        text = functools.partial(standing, run_dir, self.recorder.record, self.limit.limit_bytes)
+        with (
+            handled(self._suspend, [signal.SIGTSTP]),
+            handled(lambda number, frame: self.tree.signal(signal.SIGCONT), [signal.SIGCONT]),
+            Live(text) as live,
+        ):
+            return self._relay(log, live, echo)
+
+    def outcome(self, tail: str) -> Outcome:
+        """The end of the command, when all its processes are gone and the recorder has stopped."""
+        status = self.process.returncode
         code = 128 - status if status < 0 else status
+        # torch's report of a killed DataLoader worker (torch.utils.data, signal_handling). The
+        # trainer then ends by itself.
+        worker_killed = re.search(r"worker \(pid\S* \d+\) is killed by signal: Killed", tail)
+        is_own_kill = self.interrupts or (code == 137 and self._is_overdue())
+        failed = code not in (0, STOPPED) and not is_own_kill
+        self.limit.ended(failed and (code == 137 or worker_killed is not None))
+        evidence = self.limit.evidence()
         if evidence["killed_by"]:
             code = 137  # also where the killer chose a worker, or the parent ended first
-        elif interrupted:
+        elif self.interrupts:
             code = 130
-        elif names_left:
-            evidence["left_behind"] = names_left
+        elif is_own_kill:
+            code = 128 + self.forward.number
         evidence["unwritable"] = self.unwritable
-        return Outcome(
-            code,
-            tail,
-            evidence,
-            peak,
-            interrupted,
-            self.forward.number,
-        )
+        if self.limit.cgroup:
+            evidence["kernel_peak_bytes"] = self.limit.cgroup.size("peak")
+        return Outcome(code, tail, evidence, self.forward.number)
 
     def _relay(self, log: BinaryIO, live: Live, echo: bool) -> str:
         """Copy the command's output to the log, and to `live` with `echo`, until it ends; return
@@ -188,10 +175,7 @@ class _Child:
             print(f"error: {self.unwritable}; the record has gaps", file=sys.stderr, flush=True)
 
     def _suspend(self, number: int, frame: object) -> None:
-        """Handle Ctrl-Z, which reaches this process alone: stop the command, then this process.
-
-        Both go on at SIGCONT.
-        """
+        """Handle Ctrl-Z, which reaches this process alone: stop the command, then this process."""
         # SIGTSTP would be discarded in the command's session, which no shell controls.
         self.tree.signal(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -201,6 +185,8 @@ class _Child:
 
         SIGKILL follows after `STOP_S`, or at a second interrupt.
         """
+        if self._is_overdue():
+            self.tree.kill()
         if not self.interrupts:
             return
         if self.stop_until_s is None:
@@ -211,23 +197,14 @@ class _Child:
         elif len(self.interrupts) > 1 or time.monotonic() > self.stop_until_s:
             self.tree.kill()
 
-    def _close(self, status: int, tail: str) -> tuple[dict[str, Any], int | None]:
-        """Close pipe, recorder and limit; return the limit's evidence and the kernel's peak."""
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        try:
-            self.recorder.stop()
-        finally:
-            # torch's report of a killed DataLoader worker (torch.utils.data, signal_handling). The
-            # trainer then ends by itself.
-            worker_killed = re.search(r"worker \(pid\S* \d+\) is killed by signal: Killed", tail)
-            by_sigkill = worker_killed or status in (-signal.SIGKILL, 128 + signal.SIGKILL)
-            failed = status not in (0, STOPPED) and not self.interrupts
-            self.limit.ended(failed and bool(by_sigkill))
-            evidence = self.limit.evidence()
-            peak = self.limit.cgroup.size("peak") if self.limit.cgroup else None
-            self.limit.close()
-        return evidence, peak
+    def _is_overdue(self) -> bool:
+        """Whether a trainer goes on after a stop signal's time, or after a second signal."""
+        times_s = self.forward.times_s
+        if not self.is_trainer or not times_s:
+            return False
+        # Slurm and the job script may send the same signal within milliseconds.
+        is_repeated = times_s[-1] - times_s[0] > STOP_S
+        return is_repeated or time.monotonic() - times_s[0] > LEAD_S
 
 
 def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> Iterator[bytes]:
@@ -239,25 +216,19 @@ def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> 
     pipe = process.stdout.fileno()
     is_open = True
     ended_s = None
-    pending = 0  # bytes that were in the pipe when the process ended
     while True:
         # A command may close its output and go on.
         readable, _, _ = select.select([pipe] if is_open else [], [], [], 0.05)
         each_time()
-        data = os.read(pipe, 65536) if readable else b""
+        data = os.read(pipe, 65536) if readable else b""  # all that a pipe can hold
         is_open = is_open and (bool(data) or not readable)
         if data:
-            pending -= len(data)
             yield data
+        # An orphaned worker may keep the pipe open for ever. So reading also stops half a second
+        # after the process's end, with at least one read after it.
+        if ended_s is not None and (not is_open or time.monotonic() - ended_s > 0.5):
+            return
         if ended_s is None and os.waitid(
             os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
         ):
             ended_s = time.monotonic()
-            (pending,) = struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))
-        # An orphaned worker may keep the pipe open for ever. Half a second after the process's end,
-        # reading stops when the pipe is silent, or once it has yielded the bytes that were pending
-        # at the end.
-        if ended_s is not None:
-            is_late = time.monotonic() - ended_s > 0.5
-            if not is_open or (is_late and (not readable or pending <= 0)):
-                return

@@ -6,54 +6,25 @@ text always has the same cause. `codes` explains exit codes and job states.
 
 import csv
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from ..memory.cuda import oom_sizes
-from ..memory.killed import Action
-from .cause import Cause, Facts
-from .codes import code_key, of_code, of_state
+from .cause import Facts
+from .codes import code_key, of_code, of_sign, of_state
 from .render import Diagnosis
 
-
-@dataclass(frozen=True)
-class _Clue:
-    """A pattern of lines, and the cause that it proves; `sign` names its words in `render`.
-
-    The pattern's groups `pid` and `name` name the process that ended, after `who`.
-    """
-
-    sign: str
-    pattern: str
-    cause: Cause
-    action: str
-    who: str = ""
-
-
+# Tables from a pattern to the sign that it proves; `codes` has the cause of a sign. The groups
+# `who`, `pid` and `name` name the process that ended.
 _KILLED = r"[^\n]*: Killed process (?P<pid>\d+)[ ,]+\(?(?P<name>[^\s),]+)"
 # Lines that only the kernel, systemd or Slurm write: they prove a cause wherever they stand.
-_SYSTEM = [
-    _Clue(
-        "kernel kill in a cgroup",
-        rf"Memory cgroup out of memory{_KILLED}",
-        "out of memory",
-        "less memory",
-    ),
-    _Clue("kernel kill", rf"Out of memory{_KILLED}", "out of memory", "less memory"),
-    _Clue(
-        "memory of a group",
-        r"\binvoked oom-killer: |\boom-kill:constraint=|oom_reaper: reaped process|systemd-oomd killed \d"
-        r"|with result 'oom-kill'|Result: oom-kill|\bReason: +OOMKilled",
-        "out of memory",
-        "less memory",
-    ),
-    _Clue(
-        "limit met",
-        r"^slurmstepd\S* error: Exceeded (?:job|step) memory limit at some point",
-        "memory limit met, cause unknown",
-        "ask sacct",
-    ),
-]
+_SYSTEM = {
+    rf"Memory cgroup out of memory{_KILLED}": "kernel kill in a cgroup",
+    rf"Out of memory{_KILLED}": "kernel kill",
+    r"\binvoked oom-killer: |\boom-kill:constraint=|oom_reaper: reaped process|systemd-oomd killed \d"
+    r"|with result 'oom-kill'|Result: oom-kill|\bReason: +OOMKilled": "memory of a group",
+    r"^slurmstepd\S* error: Exceeded (?:job|step) memory limit at some point": "limit met",
+}
 # Pattern of a line in a job's log -> state. "hit memory limit at least once" is not among them: the
 # page cache meets the limit without a kill, too.
 _JOB_LINES = {
@@ -66,103 +37,33 @@ _JOB_LINES = {
     # only of a JOB: srun also cancels steps, which proves nothing
     r"error: \*\*\* JOB \S+ ON \S+ CANCELLED AT \S+ \*\*\*": "CANCELLED",
 }
+_PID = r"\(pid(?:\(s\))? (?P<pid>[\d, ]+)\)"
 # Messages of exceptions, strongest evidence first.
-_EXCEPTIONS = [
-    _Clue(
-        "allocation refused",
-        r"(?:DefaultCPUAllocator: [^\n]*?tried to allocate |(?<!OutOf)MemoryError: Unable to allocate )",
-        "out of memory",
-        "less memory",
-    ),
-    _Clue(
-        "76",
-        r"CUDA out of memory|OutOfMemoryError|CUDA error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)",
-        "out of GPU memory",
-        "free GPU",
-    ),
-    _Clue(
-        "137",
-        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) is killed by signal: Killed",
-        "SIGKILL, cause unknown",
-        "find sender",
-        "DataLoader worker",
-    ),
-    _Clue(
-        "135",
-        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) is killed by signal: Bus error",
-        "error",
-        "more shared memory",
-        "DataLoader worker",
-    ),
-    _Clue(
-        "137",
-        r"process (?P<pid>\d+) terminated with signal SIGKILL|died with <Signals\.SIGKILL",
-        "SIGKILL, cause unknown",
-        "find sender",
-        "process",
-    ),
-    _Clue(
-        "file descriptors",
-        r"received 0 items of ancdata|Too many open files",
-        "error",
-        "raise ulimit",
-    ),
-    _Clue(
-        "shared memory",
-        r"insufficient shared memory|unable to (?:open|allocate) shared memory"
-        r"|unable to (?:write to|mmap \d+ bytes from|resize) file </torch(?![^\n]*Cannot allocate)"
-        r"|No space left on device: '?/(?:dev/shm|torch_)",
-        "error",
-        "more shared memory",
-    ),
-    _Clue(
-        "label out of range",
-        r"device-side assert triggered|Target -?\d+ is out of bounds",
-        "error",
-        "check labels",
-    ),
-    _Clue(
-        "allocation refused",
-        r"(?<!OutOf)MemoryError\b|std::bad_alloc|an(?:'|no)t allocate memory|not enough memory: you tried",
-        "out of memory",
-        "less memory",
-    ),
-    _Clue(
-        "worker gone",
-        r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[\d, ]+)\) exited unexpectedly",
-        "worker died, cause unknown",
-        "no workers",
-    ),
-    _Clue(
-        "rank gone",
-        r"ncclRemoteError|gloo[^\n]*(?:Connection closed|Timed out)",
-        "lost another rank, cause unknown",
-        "read all logs",
-    ),
-]
+_EXCEPTIONS = {
+    r"DefaultCPUAllocator: [^\n]*?tried to allocate "
+    r"|(?<!OutOf)MemoryError: Unable to allocate ": "allocation refused",
+    r"CUDA out of memory|OutOfMemoryError"
+    r"|CUDA error: (?:out of memory|CUBLAS_STATUS_ALLOC_FAILED)": "76",
+    rf"(?P<who>DataLoader worker) {_PID} is killed by signal: Killed": "137",
+    rf"(?P<who>DataLoader worker) {_PID} is killed by signal: Bus error": "135",
+    r"(?P<who>process) (?P<pid>\d+) terminated with signal SIGKILL|died with <Signals\.SIGKILL": "137",
+    r"received 0 items of ancdata|Too many open files": "file descriptors",
+    r"insufficient shared memory|unable to (?:open|allocate) shared memory"
+    r"|unable to (?:write to|mmap \d+ bytes from|resize) file </torch(?![^\n]*Cannot allocate)"
+    r"|No space left on device: '?/(?:dev/shm|torch_)": "shared memory",
+    r"device-side assert triggered|Target -?\d+ is out of bounds": "label out of range",
+    r"(?<!OutOf)MemoryError\b|std::bad_alloc|an(?:'|no)t allocate memory"
+    r"|not enough memory: you tried": "allocation refused",
+    rf"DataLoader worker {_PID} exited unexpectedly": "worker gone",
+    r"ncclRemoteError|gloo[^\n]*(?:Connection closed|Timed out)": "rank gone",
+}
 # Lines of shells, srun and torch about another process.
-_LAUNCHERS = [
-    _Clue(
-        "rank gone",
-        r"ProcessGroupNCCL\.cpp[^\n]*collective operation timeout",
-        "lost another rank, cause unknown",
-        "read all logs",
-    ),
+_LAUNCHERS = {
+    r"ProcessGroupNCCL\.cpp[^\n]*collective operation timeout": "rank gone",
     # A killed worker's connection may be reset before torch checks on the worker.
-    _Clue(
-        "worker gone",
-        r"utils/data/dataloader\.py[\s\S]{0,4000}ConnectionResetError",
-        "worker died, cause unknown",
-        "no workers",
-    ),
-    _Clue(
-        "137",
-        r"^(?:\S+: line \d+: +\d+ +|\[\d+\] *[+-] +)Killed\b|^Killed *$",
-        "SIGKILL, cause unknown",
-        "find sender",
-        "a process",
-    ),
-]
+    r"utils/data/dataloader\.py[\s\S]{0,4000}ConnectionResetError": "worker gone",
+    r"^(?:\S+: line \d+: +\d+ +|\[\d+\] *[+-] +)Killed\b|^Killed *$": "137",
+}
 # Exceptions that only report the end of another process: the cause stands above them.
 _CONSEQUENCES = re.compile(
     r"exited unexpectedly|ChildFailedError|Connection (?:closed|reset|refused)|Broken ?pipe"
@@ -193,10 +94,7 @@ def find(text: str, *, foreign: bool = True, killed: bool = False) -> Diagnosis 
 
     A line counts only where it can be the end: lines of the kernel and Slurm anywhere; then the
     last exception; then a launcher's report. A line that merely mentions memory proves nothing. A
-    `killed` program raised no exception, so only the first kind counts.
-
-    `foreign` tells whether exit codes in the text come from commands that are not this package's
-    own.
+    `killed` program raised no exception, so only the first kind counts. `foreign` as in `of_code`.
     """
     text = cleaned(text)
     state, line = job_state(text.splitlines())
@@ -210,28 +108,27 @@ def find_in_message(text: str) -> Diagnosis | None:
     """Find the cause in a pasted text, which may be a message without its exception's name."""
     # joined, because a terminal may have broken a message
     joined = " ".join(text.split())
-    begun = [clue for clue in _EXCEPTIONS if re.match(clue.pattern, joined)]
+    begun = {pattern: sign for pattern, sign in _EXCEPTIONS.items() if re.match(pattern, joined)}
     return find(text) or _first(begun, joined)
 
 
-def _first(clues: Iterable[_Clue], text: str) -> Diagnosis | None:
-    for clue in clues:
-        matches = list(re.finditer(clue.pattern, text, re.MULTILINE))
+def _first(clues: Mapping[str, str], text: str) -> Diagnosis | None:
+    for pattern, sign in clues.items():
+        matches = list(re.finditer(pattern, text, re.MULTILINE))
         if matches:
-            return _end_by(clue, matches[-1])
+            return _end_by(sign, matches[-1])
     return None
 
 
-def _end_by(clue: _Clue, match: re.Match[str]) -> Diagnosis:
-    groups = {name: value for name, value in match.groupdict().items() if value is not None}
-    who = " ".join(filter(None, [clue.who, groups.get("pid")]))
+def _end_by(sign: str, match: re.Match[str]) -> Diagnosis:
+    groups = match.groupdict()
+    who = " ".join(filter(None, [groups.get("who"), groups.get("pid")]))
     if "name" in groups:
         who = f"process {who} ({groups['name']})"
     sizes = {}
-    if clue.cause == "out of GPU memory":
+    if sign == "76":
         sizes = oom_sizes(" ".join(match.string[match.start() :].split()))
-    facts = Facts(clue.sign, who, _line_of(match), sizes)
-    return Diagnosis(clue.cause, facts, (Action(clue.action),))
+    return of_sign(sign, Facts(sign, who, _line_of(match), sizes))
 
 
 def _line_of(match: re.Match[str]) -> str:
@@ -332,10 +229,10 @@ def _by_exception(text: str) -> Diagnosis | None:
 
 def _by_message(message: str) -> Diagnosis | None:
     first_line = message.partition("\n")[0]
-    for clue in _EXCEPTIONS:
-        match = re.search(clue.pattern, first_line)
+    for pattern, sign in _EXCEPTIONS.items():
+        match = re.search(pattern, first_line)
         if match:
-            return _end_by(clue, re.search(clue.pattern, message) or match)
+            return _end_by(sign, re.search(pattern, message) or match)
     return None
 
 

@@ -1,7 +1,4 @@
-"""Tables of a run: samples with their phases, GPU readings, and memory of each phase.
-
-Lines that a kill tore are dropped.
-"""
+"""Tables of a run, without torn lines: samples with phases, GPU readings, memory of each phase."""
 
 import heapq
 import io
@@ -78,16 +75,13 @@ def cuda_table(events: Iterable[Event], origin_s: float) -> pd.DataFrame:
         .rename(columns={name: f"cuda_{name}" for name in _CUDA_COLUMNS})
     )
     cuda["time_s"] -= origin_s
-    cuda.insert(
-        3, "cuda_unallocated_bytes", cuda["cuda_reserved_bytes"] - cuda["cuda_allocated_bytes"]
-    )
     return cuda
 
 
 def csv_table(
     data: bytes, columns: Sequence[str], path: Path, optional: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Read a CSV of numbers without its torn lines, counted in `attrs["torn_lines"]`.
+    """Read a CSV of numbers without its torn lines.
 
     Empty data give an empty table with `columns`. Missing columns of `optional` are NaN; other
     content is an `InputError`.
@@ -118,7 +112,6 @@ def csv_table(
             f"{path}: expected the columns {','.join(columns)} in numbers, found other content "
             f"({error}). Move the file away to see the rest of the run."
         ) from None
-    table.attrs["torn_lines"] = torn
     return table
 
 
@@ -136,27 +129,20 @@ def timeline_table(
     for phase, i, j in zip(phases, first, end, strict=True):
         labels[i:j] = phase.label  # inner phases come later and overwrite outer ones
     table = pd.merge_asof(table.assign(phase=labels), cuda, on="time_s")
-    table = table.dropna(axis="columns", how="all") if len(table) else table
-    table.attrs = dict(samples.attrs)
-    return table
+    return table.dropna(axis="columns", how="all") if len(table) else table
 
 
 def held_memory(table: pd.DataFrame) -> pd.DataFrame:
     """Memory in use in a timeline's samples: `time_s`, `anon`, `shmem` and `file`, in bytes, as in
     `Reading.held_bytes`."""
     table = table.reindex(columns=SAMPLE_COLUMNS)
-    source = pd.Series("rss", table.index)
-    if table["pss_anon_bytes"].notna().any():
-        source[table["num_processes"] > 1] = "pss"
-    if table["cgroup_anon_bytes"].notna().any():
-        source[:] = "cgroup"
+    by_cgroup = table["cgroup_anon_bytes"].notna().any()
+    by_pss = (table["num_processes"] > 1) & table["pss_anon_bytes"].notna().any()
     memory = pd.DataFrame({"time_s": table["time_s"]})
     for part in ("anon", "shmem", "file"):
-        columns = [
-            table[f"{kind}_{part}_bytes"].where(source == kind, 0.0)
-            for kind in ("rss", "pss", "cgroup")
-        ]
-        memory[part] = sum(columns) if part == "anon" else sum(columns).fillna(0.0)
+        by_process = table[f"rss_{part}_bytes"].where(~by_pss, table[f"pss_{part}_bytes"])
+        memory[part] = table[f"cgroup_{part}_bytes"] if by_cgroup else by_process
+    memory = memory.fillna({"shmem": 0.0, "file": 0.0})
     return memory[table["rss_anon_bytes"].notna() & memory["anon"].notna()]
 
 

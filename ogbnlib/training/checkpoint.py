@@ -24,6 +24,7 @@ from ..files import StrPath, write_atomically
 from ..graph.store import Store
 from ..memory.record import METRIC_COLUMNS, RunPaths
 from ..runs.attempt import check_changes
+from ..runs.codes import DIVERGED, of_code
 from ..runs.folder import Run
 from .learner import Learner, Stateful
 
@@ -280,9 +281,11 @@ class Checkpointer:
     def diverged(
         self, state: State, problem: str = "the loss or a weight is no longer finite"
     ) -> Diverged:
-        """Return the error that says where the run diverged."""
+        """Return the error that says where the run diverged, with a note on how to go on."""
         config = self.learner.config
-        return Diverged(
+        error = Diverged(
             f"diverged: {problem} in epoch {state.epoch + 1}, after {state.position:,} seeds, with "
             f"lr={config.lr:g} and precision={config.precision}"
         )
+        error.add_note(of_code(DIVERGED).remedy)
+        return error

@@ -55,6 +55,8 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
 
 def main(arguments: list[str]) -> int:
     """Train in the folder that the parent has prepared; return the exit code."""
+    # Inside native code no handler of Python runs, so the trainer would outlive its parent.
+    die_with_parent(signal.SIGKILL)
     thresholds = gc.get_threshold()
     # The imports create a million lasting objects. Garbage collection after every 700 of them took
     # 0.5 of 3 s.
@@ -67,7 +69,6 @@ def main(arguments: list[str]) -> int:
 
     stop = StopRequest()
     take_over(stop)
-    die_with_parent()
     gc.freeze()  # walking the imports' objects took 0.26 s in each release of memory
     gc.set_threshold(*thresholds)
     folder = Path(arguments[0])
@@ -130,7 +131,7 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
     # blocked before torch starts threads; the ranks unblock and handle these signals themselves
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=pass_on, name="signals", daemon=True).start()
-    die_with_parent()
+    die_with_parent(signal.SIGKILL)
     os.environ[PARENT_VARIABLE] = str(os.getpid())
     # torchrun's own default, set here so that torchrun does not print a notice about it
     os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -7,7 +7,6 @@ On the CPU a run is a pure function of its config, resumed or not, under every l
 import contextlib
 import functools
 import os
-import signal
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -203,9 +202,8 @@ def _open(
 ) -> Store:
     def check() -> None:
         if stop.number:
-            name = signal.Signals(stop.number).name
             raise Stopped(
-                f"stopped by {name} while features were propagated; go on with resume=True (--resume)"
+                "stopped while features were propagated; go on with resume=True (--resume)"
             )
 
     with log.phase("open"), ranks.together():

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import os
-import signal
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -152,13 +151,12 @@ class Trainer:
         if diverged:
             raise self.checkpointer.diverged(state)
         if number:
-            name = signal.Signals(number).name
             self.checkpointer.save(state)
             hint = "go on with resume=True (--resume)"
             if self.checkpointer.run_dir is None:
                 hint = "nothing is kept without run_dir"
             raise Stopped(
-                f"stopped by {name} in epoch {state.epoch + 1}, {state.position:,} of "
+                f"stopped in epoch {state.epoch + 1}, {state.position:,} of "
                 f"{self.num_seeds['train']:,} seeds trained; {hint}"
             )
         if due_anywhere:

@@ -51,7 +51,6 @@ def test_a_run_of_0_2_0_without_the_column_goes_on_in_its_file(tmp_path: Path) -
     recorder.stop()
     table = Run.open(tmp_path).samples
     assert [*table] == [*SAMPLE_COLUMNS]
-    assert table.attrs["torn_lines"] == 0
     assert table["rss_anon_bytes"].iloc[-1] == 5 * MB
     assert table["stalled_s"].isna().all()
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pytest
 from conftest import MB
 
 from ogbnlib.config import TrainConfig
@@ -38,6 +39,13 @@ def end(folder: Path, config: TrainConfig, *events: Any, code: int = 0, **more: 
         attempt.recorder.log.mark(event.pop("event"), **event)
     attempt.recorder.stop()
     return attempt.end(code, with_forecast=True, **more)
+
+
+def test_a_result_names_its_job_for_the_job_script(
+    tiny_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert end(tmp_path, tiny_config()).result["slurm_job"] == "7"
 
 
 def test_the_forecast_check_takes_the_size_that_the_run_found(

@@ -58,6 +58,8 @@ def test_resuming_in_an_empty_folder_starts_a_run(
     (folder / "notes.txt").unlink()
     train(config, folder, resume=True)
     assert f"{folder}: no checkpoint to resume from" in capfd.readouterr().out
+    with pytest.raises(InputError, match="expected a new or empty folder, found a run in it"):
+        train(config, folder)
     train(config.replace(epochs=2), folder, resume=True)  # the same command goes on
     assert "no checkpoint" not in capfd.readouterr().out
     assert Run(folder).metrics["epoch"].tolist() == [1, 2]
@@ -158,17 +160,6 @@ def test_a_metrics_file_without_one_of_its_lines_is_named(tmp_path: Path) -> Non
     (folder / "metrics.csv").write_text(METRICS.replace("\n1,1.5,", "\n1,more,1.5,"))
     with pytest.raises(InputError, match=r"metrics\.csv: .* epoch from 1 on, found \[2"):
         _ = Run(folder).metrics
-
-
-def test_metrics_of_an_earlier_version_have_no_macro_f1(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", exit_code=0, config={"epochs": 2})
-    lines = [line.split(",")[:-3] for line in METRICS.splitlines()]
-    (folder / "metrics.csv").write_text("".join(",".join(line) + "\n" for line in lines))
-    run = Run(folder)
-    assert run.metrics.columns.tolist() == [*METRIC_COLUMNS]
-    assert run.metrics["valid"].tolist() == [0.5, 0.6]
-    assert run.metrics["valid_macro_f1"].isna().all()
-    assert run.is_finished
 
 
 def test_a_run_shows_itself_as_a_small_card(tmp_path: Path, tiny_config: Config) -> None:

@@ -5,15 +5,18 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
+from conftest import is_alive, wait_until
 
 from ogbnlib.config import TrainConfig
+from ogbnlib.memory.tree import process_tree
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
+from ogbnlib.runs.supervise import STOP_S
 
 Config = Callable[..., TrainConfig]
 SLOW = """
@@ -97,3 +100,21 @@ def test_stop_ends_a_run_in_seconds_in_any_phase(
         call = said[-1].partition("go on with ")[2].partition(", or ")[0]
         assert call == f'run(run_dir="{folder}", resume=True)'
         assert eval(call, {"run": run}).is_finished  # though there was no checkpoint yet
+
+
+@pytest.mark.parametrize("at_work", [600], indirect=True)
+@pytest.mark.parametrize("is_parent_killed", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_trainer_that_does_not_react_is_killed(
+    at_work: tuple[subprocess.Popen[str], Path], is_parent_killed: bool
+) -> None:
+    process, folder = at_work
+    trainers = process_tree(process.pid)[1:]
+    if is_parent_killed:
+        process.kill()
+    else:
+        process.terminate()
+        time.sleep(STOP_S + 1)  # sooner, the same signal may have been sent twice
+        process.terminate()
+    wait_until(lambda: not any(is_alive(pid) for pid in trainers), "the trainer's end")
+    process.wait(180)
+    assert Run.open(folder).exit_code == (None if is_parent_killed else 143)

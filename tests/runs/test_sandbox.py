@@ -3,8 +3,9 @@ lost."""
 
 import json
 import os
-import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -97,17 +98,6 @@ def test_a_result_states_its_limit_peak_and_time(limited: dict[str, Run]) -> Non
             assert stored["peak_bytes"] <= stored["memory_limit_bytes"]
 
 
-def test_a_run_folder_is_never_overwritten(
-    unlimited: dict[str, Run], large: Callable[[str], TrainConfig]
-) -> None:
-    folder = unlimited["shared"].run_dir
-    before = tree(folder)
-    refusal = re.escape(f"{folder}: expected a new or empty folder, found a run")
-    with pytest.raises(InputError, match=refusal):
-        run(large("shared"), run_dir=folder, echo=False)
-    assert tree(folder) == before
-
-
 def test_a_finished_run_goes_on_for_more_epochs_under_its_limit(
     tiny_config: Config, tmp_path: Path
 ) -> None:
@@ -175,6 +165,12 @@ def test_a_limit_below_pythons_own_memory_is_refused(tiny_config: Config, tmp_pa
     assert not [*tmp_path.iterdir()]
     small = watch(["true"], "20 MB", run_dir=tmp_path / "other")  # another command may be small
     assert small.exit_code == 0
+    call = f"{sys.executable} -m ogbnlib train --run-dir {tmp_path}/run --set dataset=none"
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -v 1500000; {call}"], capture_output=True, text=True
+    )
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert done.stderr.startswith("error: ulimit -v: expected at least 2.00 GB")
 
 
 def test_a_run_that_must_finish_raises_exit_code_and_diagnosis(tmp_path: Path) -> None:
