@@ -285,11 +285,7 @@ def _values(facts: Facts) -> dict[str, Any]:
     values = {**_COMMON, **vars(facts), **facts.sizes, **facts.job}
     for name in ("line", "log_line", "last_output"):
         values[name] = (values[name] or "").rstrip(".")
-    return {
-        **values,
-        **_memory_values(facts),
-        "signal": _signal_name(facts.sign),
-    }
+    return {**values, **_memory_values(facts), "signal": _signal_name(facts.sign)}
 
 
 def _memory_values(facts: Facts) -> dict[str, Any]:
