@@ -202,10 +202,7 @@ def watch(
 
 
 @app.command()
-def status(
-    run_dir: option.RunDir,
-    as_json: option.Json = False,
-) -> None:
+def status(run_dir: option.RunDir, as_json: option.Json = False) -> None:
     """Print the state of a run: its phase, time and memory while it works, or the cause of its
     end."""
     run = Run.open(run_dir)
@@ -219,8 +216,7 @@ def diagnose(
         str | None, typer.Option("--job", help="A Slurm job instead: 123, or 123_4 of an array.")
     ] = None,
     exit_code: Annotated[
-        str | None,
-        typer.Option(help="An exit code instead: 137, -9, SIGKILL, or Slurm's 0:125."),
+        str | None, typer.Option(help="An exit code instead: 137, -9, SIGKILL, or Slurm's 0:125.")
     ] = None,
     text: Annotated[
         str | None,

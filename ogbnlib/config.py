@@ -356,6 +356,7 @@ def _conflict(config: TrainConfig) -> str:
 
 
 def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
+    """Return (whether the problem is there, message) of what a model can't do; the first counts."""
     kinds = {name: entry.load() for name, entry in MODELS.items()}
     kind = kinds.get(config.model)
     checkpointed = [name for name, model in kinds.items() if model.can_checkpoint]
@@ -366,7 +367,8 @@ def _model_problems(config: TrainConfig) -> list[tuple[object, str]]:
     )
     if kind is None:  # the user's own model
         return [checkpointing]
-    fitting = [name for name, model in kinds.items() if model.propagated != config.policy.samples]
+    needs_propagated = not config.policy.samples
+    fitting = [name for name, model in kinds.items() if model.propagated == needs_propagated]
     known_arguments = {"heads"} if kind.has_heads else set()
     heads = config.model_args.get("heads", 4)
     is_count = type(heads) is int and heads > 0

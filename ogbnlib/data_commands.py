@@ -135,8 +135,7 @@ def convert(
         typer.Option("--undirected/--directed", help="Add reverse edges, drop duplicates."),
     ] = None,
     feature_dtype: Annotated[
-        str | None,
-        typer.Option(help="float16 halves the features, int8 halves them again."),
+        str | None, typer.Option(help="float16 halves the features, int8 halves them again.")
     ] = None,
     memory_limit: Annotated[
         str | None, typer.Option(help='Such as "4 GB", page cache included.')

@@ -84,7 +84,7 @@ def _gpu() -> str:
 
 
 def _room(name: str, folder: str, least_bytes: int, fix: str) -> _Check:
-    free_bytes = shutil.disk_usage(folder).free
+    free_bytes = shutil.disk_usage(folder).free if Path(folder).is_dir() else 0
     needed_fix = fix if free_bytes < least_bytes else ""
     return _Check(name, f"{format_bytes(free_bytes)} free", needed_fix)
 

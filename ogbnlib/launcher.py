@@ -40,12 +40,14 @@ def launch() -> _Launch:
         return _Launch()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     values = {name: os.environ.get(name, "") for name in names}
-    if not all(map(str.isdecimal, values.values())):
+    are_numbers = all(map(str.isdecimal, values.values()))
+    here = _Launch(*map(int, values.values())) if are_numbers else _Launch()
+    if not (here.rank < here.num_ranks > 1 and here.local_rank < here.num_local_ranks):
         raise InputError(
-            f"environment: expected a whole number in each of {', '.join(names)}, got {values}; start "
-            "the ranks with torchrun, or unset RANK and WORLD_SIZE"
+            f"environment: expected ranks below their sizes in {', '.join(names)}, got {values}; "
+            "start the ranks with torchrun, or unset RANK and WORLD_SIZE"
         )
-    return _Launch(*map(int, values.values()))
+    return here
 
 
 def local_ranks() -> int:

@@ -192,7 +192,7 @@ def read_parameters(file: str | os.PathLike[str]) -> dict[str, Any]:
     """Return names and values of a YAML file such as slurm/small.yaml.
 
     Values stay text, as `--set` passes them, or lists of text. Values of a map, such as model_args,
-    are read as JSON if they are JSON, with True and False.
+    have their types: those of JSON, with True and False, else of YAML, such as `off` and `~`.
     """
     values = read_yaml(file, "batch_size: 128")
     return {str(name): _parameter(value, in_map=False) for name, value in values.items()}
@@ -206,4 +206,6 @@ def _parameter(value: Any, in_map: bool) -> Any:
     if in_map:
         with contextlib.suppress(ValueError):
             return json.loads(value.lower())  # lower: YAML may write True
+        with contextlib.suppress(yaml.YAMLError):
+            return yaml.safe_load(value)
     return str(value)

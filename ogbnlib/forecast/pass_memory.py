@@ -17,7 +17,8 @@ MODEL = "model, gradients, Adam"
 BATCH = "batch in use"
 STEP = "step: activations and sampling"
 READY = "batches ready"
-WORKERS = ("workers' batches (shared memory)", "workers")
+WAITING = "workers' batches (shared memory)"
+WORKERS = "workers"
 # The share by which batches may be larger than forecast, by their source; twice that if a hop takes
 # all neighbors.
 UNSURE = {"drawn": 0.0, "extrapolated": 0.1, "degrees": 0.25}
@@ -164,15 +165,15 @@ class Pass:
         config = self.config
         if not config.num_workers:
             return {}
+        # one batch is with the trainer
         ready = min(sizes.PREFETCH_FACTOR * config.num_workers, max(0, self.num_batches - 1))
         sampling = min(config.num_workers, self.num_batches)
         processes = config.num_workers
         if config.persistent_workers:
             processes *= 1 + idle_loaders
         return {
-            WORKERS[0]: self._ready_bytes(ready),
-            WORKERS[1]: processes * sizes.WORKER_BYTES
-            + sampling * sizes.sampling_bytes(self.batch),
+            WAITING: self._ready_bytes(ready),
+            WORKERS: processes * sizes.WORKER_BYTES + sampling * sizes.sampling_bytes(self.batch),
         }
 
     def unsure_bytes(self, parts: Mapping[str, int]) -> int:
@@ -180,7 +181,7 @@ class Pass:
         share = UNSURE[self.batches.source]
         if -1 in self.config.fan_out(self.training):
             share *= 2
-        unsure = share * sum(parts.get(name, 0) for name in (BATCH, STEP, READY, *WORKERS))
+        unsure = share * sum(parts.get(name, 0) for name in (BATCH, STEP, READY, WAITING, WORKERS))
         bound = replace(self, batches=replace(self.batches, largest=self.batches.bound))
         return int(unsure) + sum(bound.step().values()) - sum(self.step().values())
 

@@ -177,8 +177,11 @@ class Store(GraphSize):
             raise replaced(self.file_path(name)) from None
         if (now.size, now.modified_ns) != (opened.size, opened.modified_ns):
             raise replaced(self.file_path(name))
-        # Another inode is a copy with the times of the original, or a network file system renumbers
-        # them. The same inode with another ctime has a new mode or link, or new content and the
+        # Another inode is a copy with the times of the original, if store.json is the same, or a
+        # network file system renumbers them.
+        if now.inode != opened.inode:
+            self._check_meta()
+        # The same inode with another ctime has a new mode or link, or new content and the
         # old times: the checksum decides.
         if now.inode == opened.inode and now.changed_ns != opened.changed_ns:
             with open(self.file_path(name), "rb") as stream:

@@ -52,11 +52,12 @@ class Forward(StopRequest):
 
     def __init__(self) -> None:
         self._pid: int | None = None
-        self.times_s: list[float] = []  # of all signals, in `time.monotonic()` seconds
+        self.times_s: list[float] = []  # of stop signals, in `time.monotonic()` seconds
 
     def __call__(self, number: int, frame: object = None) -> None:
         self.number = number
-        self.times_s.append(time.monotonic())
+        if number in STOP_SIGNALS:
+            self.times_s.append(time.monotonic())
         with contextlib.suppress(ProcessLookupError):
             if self._pid is not None:
                 os.kill(self._pid, number)

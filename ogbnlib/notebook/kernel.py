@@ -6,6 +6,7 @@ is always 138. This engine marks the running cell failed, leaves later cells pen
 banner with the diagnosis.
 """
 
+import os
 import re
 import signal
 import tempfile
@@ -61,7 +62,9 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
                 self._recorder.stop()
 
     def start_new_kernel(self, **options: Any) -> None:
-        super().start_new_kernel(**options)
+        # Without JPY_SESSION_NAME, a kernel prints progress as lines for a log.
+        env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
+        super().start_new_kernel(env=env, **options)
         self._process = self.km.provisioner.process
         self._limit = Watchdog(None, find_cgroup(self._process.pid))
         self._recorder.log.mark("start", command=["kernel"])
@@ -129,7 +132,9 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         facts = read_facts(result)
         end = explain(Path(self._folder), None, facts, self._recorder.record, at_work=False)
         error = KernelDied(replace(end, actions=end.actions[:1]))  # it has no memory_limit to raise
-        error.exit_code = max(code, 1)  # an exit with 0 before the notebook's end is an error, too
+        if code == 0:
+            error = KernelDied("it ended with exit code 0 before the last cell, as by os._exit(0)")
+        error.exit_code = max(code, 1)
         return error
 
 

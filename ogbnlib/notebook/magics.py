@@ -173,8 +173,9 @@ class _Magics:
                 self._shell.user_ns[name] = pickle.loads(file.read_bytes())
         elif outputs:
             names = ", ".join(outputs)
+            end = done.state if done.exit_code else "by exit code 0, as by os._exit(0)"
             raise shortened(
-                CellFailed(f"--out {names}: not set, as the cell's process ended: {done.state}")
+                CellFailed(f"--out {names}: not set, as the cell's process ended: {end}")
             )
 
     def _show_displays(self, folder: Path) -> None:

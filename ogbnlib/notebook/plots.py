@@ -472,11 +472,7 @@ def plot_forecast(run: RunLike) -> Axes:
     ax = _axes(height=0.5 * len(phases) + 1.6)
     bars = (stacks / unit).rename(index=_plain, columns=_plain)
     bars.plot.barh(
-        ax=ax,
-        stacked=True,
-        width=0.62,
-        color=[*map(_part_colour, stacks.columns)],
-        legend=False,
+        ax=ax, stacked=True, width=0.62, color=[*map(_part_colour, stacks.columns)], legend=False
     )
     rows = np.arange(len(bars))
     ax.vlines(
@@ -587,12 +583,5 @@ def _draw_parts(ax: Axes, row: int, parts: Mapping[str, int], unit: int) -> None
             words = _plain(name).replace(" ", "\n")
             ax.text(middle, row, words, ha="center", va="center", fontsize=7.5, color="black")
         elif width * letters > 1:
-            _mark(
-                ax,
-                _plain(name),
-                (middle, row + 0.4),
-                ha="center",
-                va="top",
-                fontsize=7.5,
-            )
+            _mark(ax, _plain(name), (middle, row + 0.4), ha="center", va="top", fontsize=7.5)
         left += width

@@ -100,10 +100,12 @@ class _Propagation:
         self.num_outputs = self.num_reached[-1]
 
     def _scales(self, done: Done) -> Array:
+        """Return a factor for each column, a power of two: 1 unless results are float16. Every
+        feature is read, and must be finite."""
         store = self.store
         largest = np.zeros(store.num_features, np.float32)
-        # int8 codes take four times as much space once they are decoded to float32.
-        step = max(1, CHUNK_BYTES // 4 // (4 * store.num_features))
+        float32_bytes = 4 * store.num_features  # of a decoded row
+        step = max(1, CHUNK_BYTES // 4 // float32_bytes)
         pieces = (
             store.decode(chunk[begin : begin + step])
             for _, chunk in store.chunks("x", checked=True)
@@ -112,9 +114,12 @@ class _Propagation:
         for values in finite(pieces, np.float32, str(store.file_path("x"))):
             np.maximum(largest, np.abs(values).max(axis=0, initial=0), out=largest)
             done(store.files["x"].bytes * len(values) // store.num_nodes)
-        # Scaling by powers of two is exact, and takes columns to where float16 is most precise.
+        if self.dtype != np.float16:
+            return np.ones(store.num_features, np.float32)
+        # Powers of two are exact. They take a column's largest value to between 2**13 and 2**14,
+        # below float16's 65,504.
         _, exponents = np.frexp(largest)
-        powers = np.clip(14 - exponents, -100, 100) * (self.dtype == np.float16)
+        powers = np.clip(14 - exponents, -100, 100)
         return np.ldexp(np.float32(1), powers).astype(np.float32)
 
     def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> None:

@@ -164,6 +164,7 @@ class Edges:
         self.num_nodes = store.num_nodes
         self._colptr = store.disk_array("colptr")
         self._row = store.disk_array("row")
+        self._without_loops = set[tuple[int, int]]()  # slices of nodes
 
     def close(self) -> None:
         self._colptr.close()
@@ -226,7 +227,12 @@ class Edges:
         degrees = np.diff(ptr)
         if not loops:
             return degrees
-        return degrees - self._surveyed(first, ptr, _NO_WORDS, _NO_WORDS) + 1
+        if (first, end) not in self._without_loops:  # then no further read of the graph
+            num_loops = self._surveyed(first, ptr, _NO_WORDS, _NO_WORDS)
+            if num_loops.any():
+                return degrees - num_loops + 1
+            self._without_loops.add((first, end))
+        return degrees + 1
 
     def sweep(
         self, values: Array, members: NodeSet | None, wanted: NodeSet | None, *, loops: bool,

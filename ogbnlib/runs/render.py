@@ -285,11 +285,8 @@ def _values(facts: Facts) -> dict[str, Any]:
     values = {**_COMMON, **vars(facts), **facts.sizes, **facts.job}
     for name in ("line", "log_line", "last_output"):
         values[name] = (values[name] or "").rstrip(".")
-    return {
-        **values,
-        **_memory_values(facts),
-        "signal": _signal_name(facts.sign),
-    }
+    sign = facts.sign.removeprefix("other ")
+    return {**values, **_memory_values(facts), "sign": sign, "signal": _signal_name(sign)}
 
 
 def _memory_values(facts: Facts) -> dict[str, Any]:

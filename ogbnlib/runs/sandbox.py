@@ -26,15 +26,7 @@ from ..environment import (
     RUN_VARIABLE,
     WATCHED_VARIABLE,
 )
-from ..errors import (
-    GB,
-    MB,
-    InputError,
-    clear_errors,
-    format_bytes,
-    parse_bytes,
-    shortened,
-)
+from ..errors import GB, MB, InputError, clear_errors, format_bytes, parse_bytes, shortened
 from ..files import StrPath
 from ..forecast.fitting import WILL_NOT_FIT, verdict
 from ..forecast.memory_parts import RUNTIME_BYTES, raw_bytes

@@ -18,16 +18,16 @@ _RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 
 
 def _ask(job_id: str) -> tuple[list[dict[str, str]], str]:
-    """Return the rows of the job or of its tasks, and why a command without an answer has none.
+    """Return the rows of the job or of its tasks; if there are none, also why not.
 
     scontrol knows the job's log and the reason why it waits now, but forgets a job minutes after
     its end; sacct does not.
     """
-    rows, refusal = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id)
+    rows, no_scontrol = _answer(["scontrol", "--oneliner", "show", "job", job_id], job_id)
     if rows:
         return rows, ""
-    rows, another = _answer(["sacct", "-X", "-j", job_id, "--parsable2", _FORMAT], job_id)
-    return rows, f"{another}; {refusal}"
+    rows, no_sacct = _answer(["sacct", "-X", "-j", job_id, "--parsable2", _FORMAT], job_id)
+    return rows, f"{no_sacct}; {no_scontrol}"
 
 
 def _answer(argv: list[str], job_id: str) -> tuple[list[dict[str, str]], str]:

@@ -137,13 +137,16 @@ def held_memory(table: pd.DataFrame) -> pd.DataFrame:
     `Reading.held_bytes`."""
     table = table.reindex(columns=SAMPLE_COLUMNS)
     by_cgroup = table["cgroup_anon_bytes"].notna().any()
-    by_pss = (table["num_processes"] > 1) & table["pss_anon_bytes"].notna().any()
+    # PSS counts a page that processes share once, RSS in each of them; old kernels have no PSS
+    needs_pss = (table["num_processes"] > 1) & table["pss_anon_bytes"].notna().any()
     memory = pd.DataFrame({"time_s": table["time_s"]})
     for part in ("anon", "shmem", "file"):
-        by_process = table[f"rss_{part}_bytes"].where(~by_pss, table[f"pss_{part}_bytes"])
+        by_process = table[f"pss_{part}_bytes"].where(needs_pss, table[f"rss_{part}_bytes"])
         memory[part] = table[f"cgroup_{part}_bytes"] if by_cgroup else by_process
     memory = memory.fillna({"shmem": 0.0, "file": 0.0})
-    return memory[table["rss_anon_bytes"].notna() & memory["anon"].notna()]
+    # the cgroup of a killed tree still counts pages that are being freed
+    is_alive = table["rss_anon_bytes"].notna()
+    return memory[is_alive & memory["anon"].notna()]
 
 
 def sketch(held: pd.DataFrame, limit_bytes: float | None) -> str:

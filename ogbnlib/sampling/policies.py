@@ -295,7 +295,7 @@ class LazyLoaders(_RamLoaders):
     def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:
         edges = sizes.trained_edges(run.size, run.config.undirected)
         part = f"{split} loader's CSC"
-        passing = {WORKERS[1]: idle_workers * sizes.WORKER_BYTES}
+        passing = {WORKERS: idle_workers * sizes.WORKER_BYTES}
         if run.is_sorted:
             run.held[part] = sizes.stock_csc_bytes(run.size, 0)  # colptr alone
             # The first loader moves the edge list to shared memory, where its workers find it.

@@ -113,6 +113,7 @@ class _Conversion:
     _stop: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sample: list[Array] = field(default_factory=list)  # rows of features
+    _num_sampled: int = 0  # rows from which they were taken
 
     def write(self, splits: Mapping[str, Array], undirected: bool, workspace: int) -> None:
         """Write the store; `workspace` is the memory for sorting the edges, in bytes."""
@@ -209,7 +210,8 @@ class _Conversion:
     def _sampled(self, chunk: Array) -> Array:
         # about 2**19 values of all chunks, which take 2 MB
         step = -(-self.source.num_nodes * self.source.num_features // 2**19)
-        self._sample.append(chunk[::step].copy())
+        self._sample.append(chunk[-self._num_sampled % step :: step].copy())
+        self._num_sampled += len(chunk)
         return chunk
 
     def _scales(self) -> dict[str, str]:

@@ -203,16 +203,21 @@ def _first(values: pa.Array) -> str:
 def _roles(stem: str, table: Table, kinds: dict[str, str]) -> dict[str, str]:
     """Return the roles that the names of a table and of its columns decide, else TODO."""
     whole_file = FILE_ROLES.get(_ARRAYS.get(stem, stem), ())
+    # a table without names that is as wide as the array of this file's name is read like it
     if not table.header and len(table.names) == len(whole_file):
         return dict(zip(table.names, whole_file, strict=True))
     known = _COLUMNS.get(stem, _OF_NODES) if table.header else {}
     roles = {}
     for name in table.names:
         plain = name.strip().lower()
-        roles[name] = known.get(plain, TODO)
         is_index = name in table.index or (table.header and _NO_FEATURE.fullmatch(plain))
-        if "numbers" in kinds.get(name, "") and plain not in {**known, **_ENDS} and not is_index:
+        is_numeric = "numbers" in kinds.get(name, "")  # also lists of numbers
+        if plain in known:
+            roles[name] = known[plain]
+        elif is_numeric and not is_index and plain not in _ENDS:
             roles[name] = _OF_NUMBERS.get(stem, TODO)
+        else:
+            roles[name] = TODO
     return roles
 
 

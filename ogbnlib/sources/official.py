@@ -89,9 +89,7 @@ def _download(url: str, archive: Path, say: Callable[[str], object], progress: b
                 f"needs {format_bytes(needed)} of disk"
             )
             check_space(
-                archive.parent,
-                needed,
-                f"{format_bytes(needed)} of free disk space to unpack {url}",
+                archive.parent, needed, f"{format_bytes(needed)} of free disk space to unpack {url}"
             )
             with (
                 open(archive, "ab" if have else "wb", opener=open_to_write) as out,

@@ -26,11 +26,7 @@ _SPLITS = (
 
 
 def from_data(
-    data: Any,
-    path: StrPath,
-    *,
-    splits: Mapping[str, Any] | None = None,
-    **options: Any,
+    data: Any, path: StrPath, *, splits: Mapping[str, Any] | None = None, **options: Any
 ) -> Store:
     """Write a PyG `Data` with one kind of node as a store.
 

@@ -221,7 +221,7 @@ class _CitationGraph:
         self.num_features = num_features
         self._split_sizes = split_sizes
         self._num_fields = max(1, num_nodes // _FIELD)
-        self._period = num_nodes // self._num_fields  # papers of a field
+        self._papers_per_field = num_nodes // self._num_fields
         # Another order of these draws would give another graph.
         random = np.random.default_rng(seed)
         keys = random.integers(2**63, size=_NUM_STREAMS, dtype=np.uint64)
@@ -260,7 +260,7 @@ class _CitationGraph:
         splits = {}
         _, multiplier, _, shift = map(int, self._tables.order)
         for number, (name, size) in enumerate(self._split_sizes.items()):
-            begin, end = (int(part * self._period) for part in _PERIODS[name])
+            begin, end = (int(part * self._papers_per_field) for part in _PERIODS[name])
             edges = begin + np.arange(size + 1, dtype=np.int64) * (end - begin) // size
             draw = np.random.default_rng([int(self._tables.keys[8]), number])
             times = draw.integers(edges[:-1], edges[1:])

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.dataset
+import pyarrow.ipc
 import pyarrow.parquet
 
 from ..errors import InputError, format_bytes, naming
@@ -188,21 +188,23 @@ class _ParquetTable(Table):
 
 
 class _FeatherTable(Table):
+    """A Feather file (an Arrow file), memory-mapped."""
+
     def __init__(self, file: Path) -> None:
-        self._data = pa.dataset.dataset(file, format="feather")
-        super().__init__(file, self._data.schema.names)
-        self.index = _index_of(self._data.schema)
+        self.file = file
+        schema = self._open([]).schema
+        super().__init__(file, schema.names)
+        self.index = _index_of(schema)
+
+    def _open(self, columns: Sequence[int]) -> pa.ipc.RecordBatchFileReader:
+        options = pa.ipc.IpcReadOptions(included_fields=sorted(columns))
+        return pa.ipc.open_file(pa.memory_map(str(self.file)), options=options)
 
     def arrays(self, columns: Sequence[str], rows: int) -> Iterator[list[pa.Array]]:
-        # without batches read ahead, because each takes memory
-        for batch in self._data.to_batches(
-            columns=list(columns),
-            batch_size=rows,
-            batch_readahead=0,
-            fragment_readahead=0,
-            use_threads=False,
-        ):
-            yield [batch.column(name) for name in columns]
+        batches = self._open([self.names.index(name) for name in columns])
+        for batch in map(batches.get_batch, range(batches.num_record_batches)):
+            for begin in range(0, batch.num_rows, rows):
+                yield [batch.column(name).slice(begin, rows) for name in columns]
 
 
 # ------------------------------------------------------------------------------------------- parts

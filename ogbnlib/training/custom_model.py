@@ -4,6 +4,7 @@
 run executes the copy. A module is imported from its own place.
 """
 
+import atexit
 import importlib.util
 import inspect
 import sys
@@ -68,18 +69,18 @@ def make_model(
     if config.dropout and "dropout" not in arguments:
         raise InputError(f"dropout: {config.model} takes none, got {config.dropout}; leave it out")
     model = kind(**arguments)
-    _remove_generated_files()
     texts = [f"{name}={value!r}" for name, value in arguments.items()]
     note(f"the model is {config.model}({', '.join(texts)})")
     _try(model, config, num_features, num_classes)
     return model
 
 
+@atexit.register  # until then torch.jit.script reads them
 def _remove_generated_files() -> None:
     """Remove the files of the modules that PyG generates for each class of layers: it leaves them
     in the temporary folder, named as the module and a random text."""
     for name in [name for name in sys.modules if name.endswith(("_propagate", "_edge_updater"))]:
-        file = Path(str(sys.modules[name].__file__))
+        file = Path(str(getattr(sys.modules[name], "__file__", None)))
         if file.stem.startswith(f"{name}_"):  # not a module of the user's
             file.unlink(missing_ok=True)
 

@@ -74,16 +74,17 @@ class GNN(nn.Module):
         if not torch.is_grad_enabled() and self.fuses(x):
             layers = self._fused(x, edge_index, num_sampled_nodes)
             with torch_threads(1):
-                return layers.forward("nothing")[0].float()
+                scores, _ = layers.forward("nothing")  # keeps nothing for a backward pass
+            return scores.float()
         # Our samplers list edges ascending by target, hop by hop, so a layer's edges are already in
         # CSR order.
         if not bool((edge_index[1].diff() >= 0).all()):
             raise InputError("edge_index: expected edges ascending by target, found others")
         x = x.float() if x.dtype == torch.float16 else x
-        shared = self.kind.prepare(edge_index, len(x))
+        shared = self.kind.prepare(edge_index, len(x))  # for all layers, such as gcn's degrees
         with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
             for layer in range(len(self.convs)):
-                hops = len(self.convs) - layer
+                hops = len(self.convs) - layer  # x loses the outermost hop in each layer
                 num_targets = sum(num_sampled_nodes[:hops])
                 edges = edge_index[:, : sum(num_sampled_edges[:hops])]
                 adjacency = self.kind.adjacency(edges, num_targets, len(x), shared)

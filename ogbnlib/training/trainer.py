@@ -93,10 +93,7 @@ class Progress:
         self.keep(self._read)
 
     def over(
-        self,
-        batches: Iterable[Data],
-        total: int,
-        loss: Callable[[], float] | None = None,
+        self, batches: Iterable[Data], total: int, loss: Callable[[], float] | None = None
     ) -> Generator[Data, None, None]:
         """Yield and count the batches; drop each batch before the next one is prepared."""
         count = Count(total, "batches")

@@ -118,7 +118,6 @@ def loader(
     )
     check_store(store, config)
     check_for_training(store)
-    available = _available_bytes(memory_limit)
     ids = node_ids(nodes, store)
     order = EpochSampler(
         len(ids),
@@ -135,11 +134,12 @@ def loader(
             f"{len(ids if sampler is None else sampler)}"
         )
     split = split_name(nodes) if isinstance(nodes, str) else "train"
+    labels = torch.from_numpy(store.y[ids])
+    available = _available_bytes(memory_limit)  # beside ids and labels
     store.advise_random()
     windows = _choose_windows(Pass.over(config, store, split, order.shuffle, ids), order, available)
     if shuffle and windows.window_batches is None and launch().local_rank == 0:
         store.fill_page_cache()
-    labels = torch.from_numpy(store.y[ids])
     return StoreLoader(
         store,
         CSCSampler(

@@ -135,14 +135,15 @@ class Sampled:
         return cls(row, num_nodes, ids, np.cumsum([0, *counts]), [counts])
 
     def add(self, parts: Array, ids: Array) -> int:
-        """Append a hop's new nodes, and replace its ids by local ones; return the place of the
-        first id out of range, or -1."""
+        """Append a hop's new nodes, and replace its ids by local ones, those of batch b in
+        `ids[parts[b] : parts[b + 1]]`; return the place of the first id out of range, or -1."""
         old_counts = np.diff(self.bounds)
-        grown = np.empty(len(self.nodes) + parts[-1] - parts[0], np.int64)
-        wrong, self.bounds = _grown(self.nodes, self.bounds, ids, parts, self.num_nodes, grown)
+        most = len(self.nodes) + parts[-1] - parts[0]  # if each id is a new node
+        grown = np.empty(most, np.int64)
+        bad_place, self.bounds = _grown(self.nodes, self.bounds, ids, parts, self.num_nodes, grown)
         self.nodes = grown[: self.bounds[-1]]
         self.hop_nodes.append(np.diff(self.bounds) - old_counts)
-        return wrong
+        return bad_place
 
     def grow(self) -> None:
         """Append the nodes of the last hop; must be called once for each hop."""
