@@ -81,6 +81,9 @@ def is_measured(config: TrainConfig, size: GraphSize) -> bool:
 # [3, 2] x 128 x 16 (num_neighbors, batch_size, hidden_channels; 0.02 GFLOP) ran at 551 batches/s
 # with one thread, and at 375 with two. [15, 10, 5] x 1024 x 64 (7 GFLOP) ran at 4.5 and 7.4.
 LARGE_FLOPS = 5e8
+# Memory of a step beside the allocator's record: BLAS buffers, gaps in the heap. Small steps of
+# Frozen and List of tests/benchmarks/bench_planner.py took 25 to 50 MB more than it.
+_OUTSIDE_BYTES = 32 * MB
 # Operations of a float32 product that take as long as writing a byte: one Zen 4 core copied rows of
 # 256 bytes at 13 GB/s, and reached 57 GFLOP/s in the products of a step.
 _FLOPS_PER_BYTE = 4.4
@@ -186,7 +189,7 @@ class Step:
         trial = self._trial
         if trial is not None:
             fixed_bytes, rate = trial.training if self.training else trial.evaluation
-            return max(0, int(fixed_bytes + rate * self.batch.num_rows))
+            return _OUTSIDE_BYTES + max(0, int(fixed_bytes + rate * self.batch.num_rows))
         # A layer's peak comes on top of the bytes that earlier layers keep. With activation
         # checkpointing, they keep only their outputs and sparse matrices, but a layer is computed
         # again while the gradient of its output is in memory. An evaluation has only a layer and
