@@ -75,9 +75,10 @@ def changes_that_fit(
     """
 
     def fitting(steps: Sequence[Changes]) -> tuple[Changes, Forecast] | None:
+        """One step of each knob as one change, with its forecast; None if it does not fit."""
         changes = {name: value for step in steps for name, value in step.items()}
         changed = config.replace(**changes)
-        if has_own_dtype(changed, size) and "feature_dtype" in changes:
+        if has_own_dtype(changed, size) and "feature_dtype" in changes:  # it would change nothing
             return None
         forecast = predict(changed, size, memory_limit_bytes=limit_bytes)
         is_fitting = verdict(forecast, limit_bytes - unforeseen_bytes) == FITS

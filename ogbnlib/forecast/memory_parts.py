@@ -246,7 +246,7 @@ def label_itemsize(num_classes: int) -> int:
 def hop_size(size: GraphSize, config: TrainConfig) -> GraphSize:
     """The size of the graph that a run trains on, with propagated features if it has them."""
     hops = config.policy.hops(config)
-    if size.hops is not None or hops is None:
+    if hops is None or size.hops is not None:  # trains on the graph's own features, or on its hops
         return size
     return dataclasses.replace(size, num_features=size.num_features * (hops + 1), hops=hops)
 

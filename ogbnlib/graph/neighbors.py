@@ -145,8 +145,8 @@ def _new_table(nodes: Array, count: int, entries: int, old: Array) -> tuple[Arra
 def _relabel(
     table: Array, shift: np.uint64, nodes: Array, count: int, ids: Array, begin: int, num_nodes: int
 ) -> tuple[int, int, int]:
-    """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`, which has
-    room for all.
+    """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`; `nodes`
+    has room for all.
 
     `table` has an entry for each of these nodes. It stays at most half full; the status FULL asks
     for a larger table. Returns `(status, position in ids where it stopped, new count)`.
@@ -169,7 +169,7 @@ def _relabel(
                 return FULL, e, count
             nodes[count] = ids[e]
             count += 1
-            entry = uint64(count)
+            entry = uint64(count)  # the local id plus one, as 0 is an empty slot
             table[slot] = (node << uint64(32)) | entry
         ids[e] = np.int64(entry & LOW_32) - 1
     return DONE, len(ids), count

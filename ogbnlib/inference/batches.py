@@ -42,11 +42,7 @@ def loaded_model(saved: SavedModel, store: Store) -> torch.nn.Module:
 
 
 def _model_scores(
-    saved: SavedModel,
-    store: Store,
-    batches: Iterable[Data],
-    num_batches: int,
-    progress: Progress,
+    saved: SavedModel, store: Store, batches: Iterable[Data], num_batches: int, progress: Progress
 ) -> Generator[Rows, None, None]:
     config = saved.config
     model = loaded_model(saved, store)
@@ -124,11 +120,7 @@ def _sampled_batches(
 
 
 def propagated_scores(
-    saved: SavedModel,
-    graph: Store,
-    store: Store,
-    ids: Array | range,
-    progress: Progress,
+    saved: SavedModel, graph: Store, store: Store, ids: Array | range, progress: Progress
 ) -> Generator[Rows, None, None]:
     """Yield scores of the nodes `ids` of `graph` from the propagated features in `store`, which may
     be `graph` itself."""

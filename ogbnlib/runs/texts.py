@@ -108,8 +108,9 @@ def find_in_message(text: str) -> Diagnosis | None:
     """Find the cause in a pasted text, which may be a message without its exception's name."""
     # joined, because a terminal may have broken a message
     joined = " ".join(text.split())
-    begun = {pattern: sign for pattern, sign in _EXCEPTIONS.items() if re.match(pattern, joined)}
-    return find(text) or _first(begun, joined)
+    # later in the text, a message without its exception's name may be a mention
+    at_start = {pattern: sign for pattern, sign in _EXCEPTIONS.items() if re.match(pattern, joined)}
+    return find(text) or _first(at_start, joined)
 
 
 def _first(clues: Mapping[str, str], text: str) -> Diagnosis | None:

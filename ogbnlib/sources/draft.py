@@ -222,13 +222,16 @@ def _roles(stem: str, table: Table, kinds: dict[str, str]) -> dict[str, str]:
 
 
 def _written(draft: _Draft) -> str:
+    """Return a file's lines of dataset.yaml; more than `_MOST_ALIKE` columns alike share one."""
     file = draft.file
     key = file.path.name + "/" * file.path.is_dir()
     if file.role:
         return _line("  ", key, file.role, draft.comments[""])
     lines = [f"  {_quoted(key)}:\n", *["    header: none\n"] * (not file.header)]
+    # a comment is the kind of a column, a colon and first values
     kinds = {name: draft.comments.get(name, "").partition(":")[0] for name in file.columns}
-    (most, count), *_ = Counter((file.columns[name], kinds[name]) for name in kinds).most_common(1)
+    alike = Counter((role, kinds[name]) for name, role in file.columns.items())
+    [(most, count)] = alike.most_common(1)  # a role with a kind
     for name, role in file.columns.items():
         if count <= _MOST_ALIKE or (role, kinds[name]) != most:
             lines.append(_line("    ", name, role, draft.comments.get(name, "")))

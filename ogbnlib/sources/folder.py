@@ -196,6 +196,7 @@ class _Folder:
         self.tables = [table for table in tables if table is not self.edges]
         self.features = [_Rows(table, "feature") for table in tables if table.all("feature")]
         self.nodes = self._nodes()
+        # undeclared rows without ids may follow the rows of the names, or the names as numbers
         if not description.is_declared and self.nodes.are_reordered:
             self._refuse_rows()
         if self.description.options.drop_unknown and self.nodes.names is None:

@@ -51,8 +51,8 @@ def fingerprint(store: Store, config: TrainConfig) -> dict[str, Any]:
     """Identify a data set independently of its path, by its sizes and the CRC-32s of its arrays
     from store.json."""
     files = store.files
-    # About 1,000 rows of features are added as the model sees them: policies may round features
-    # while reading, and int8 features have a scale, which is in store.json.
+    # The CRC-32 of x misses int8's scale, which is in store.json, and a policy that rounds while
+    # reading. So that of about 1,000 rows as the model sees them is added.
     rows = store.decode(store.x[:: max(1, store.num_nodes // 1000)])
     rows = rows.astype(np.float16 if config.rounds_in_ram else rows.dtype)
     return {

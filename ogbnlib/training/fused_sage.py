@@ -200,7 +200,8 @@ def _share(work: Callable[[slice], T], parts: list[slice], threads: int, size: i
         with torch.inference_mode(inference):
             return work(part)
 
-    with _numpys_blas().limit(limits=1), torch_threads(1):  # new threads start with both limits
+    # a new thread of the pool keeps the limit at its first use of torch, see `torch_threads`
+    with _numpys_blas().limit(limits=1), torch_threads(1):
         return [*_pool(threads).map(take, parts)]
 
 

@@ -61,13 +61,13 @@ Shard = dict[Cursor, _StoredWindow]
 
 
 def without_frames(work: Callable[..., Result], *arguments: object) -> Result:
-    """Call `work` in a thread. Expected errors are raised without their frames, whose variables
-    would keep files open and arrays in memory."""
+    """Call `work`, from a thread of a pool. Expected errors are raised without their frames, whose
+    variables would keep files open and arrays in memory."""
     try:
         return work(*arguments)
     except (Interrupted, OSError, MemoryError) as error:
-        del work, arguments
-        error.__context__ = None
+        del work, arguments  # this frame is added to the error again
+        error.__context__ = None  # `from None` only hides it
         raise error.with_traceback(None) from None
 
 

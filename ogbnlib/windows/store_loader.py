@@ -311,13 +311,14 @@ def _prefetch(
 
 
 def _batches_of(group: Data) -> list[Data]:
+    """Split a group, whose tensors have its batches one after the other."""
     hop_nodes, hop_edges = zip(*group.hops, strict=True)
     nodes = [sum(counts) for counts in hop_nodes]
     seeds = [counts[0] for counts in hop_nodes]
     sizes = {
         "x": nodes,
         "n_id": nodes,
-        "edge_index": [2 * sum(counts) for counts in hop_edges],
+        "edge_index": [2 * sum(counts) for counts in hop_edges],  # flat: sources, then targets
         "y": seeds,
         "input_id": seeds,
     }
