@@ -146,10 +146,16 @@ def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[t
 
 
 def _wrapped(label: str, lines: int) -> str:
-    text = _plain(label)
+    text = _plain(label).replace(".", ".\v")  # a row may end after a dot, as in a.long_name()
     letters = max(_NAME_LETTERS, *map(len, text.split())) if lines > 1 else _NAME_LETTERS
-    rows = textwrap.TextWrapper(letters, max_lines=lines, placeholder="…", break_long_words=False)
-    return rows.fill(text)
+    rows = textwrap.TextWrapper(
+        letters,
+        max_lines=lines,
+        placeholder="…",
+        break_long_words=False,
+        replace_whitespace=False,
+    )
+    return rows.fill(text).replace("\v", "")
 
 
 def _legend(ax: Axes) -> dict[str, Artist]:
@@ -401,26 +407,28 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
     columns = ["policy", "limit", "limit_bytes", "killed", "first_s", "later_s"]
     table = pd.DataFrame(rows, columns=columns)
     table["at"] = table["limit_bytes"].rank(method="dense") - 1
+    # Points and crosses of several policies at one limit stand side by side.
+    middle = (table["policy"].nunique() - 1) / 2
     for number, (policy, own) in enumerate(table.groupby("policy", sort=False)):
+        own = own.assign(at=own["at"] + 0.12 * (number - middle))
         finished = own[~own["killed"]].sort_values("at")
         (line,) = ax.plot(finished["at"], finished["later_s"], "o-", label=policy, zorder=3)
         colour = line.get_color()
         ax.plot(finished["at"], finished["first_s"], ".:", color=colour, zorder=2)
-        # Crosses of several policies at one limit stand side by side.
-        dead = own["at"][own["killed"]] + 0.12 * (number - table["policy"].nunique() / 2)
+        dead = own["at"][own["killed"]]
         cross = {**_CROSS, "color": colour}
         # An empty line that is not clipped would make the layout reserve the room up to the corner.
         ax.plot(dead, 0 * dead, "X", clip_on=False, in_layout=False, zorder=5, **cross)
-        for row in finished[finished["at"] == 0].itertuples():
+        for row in finished[finished["limit_bytes"] == table["limit_bytes"].min()].itertuples():
             text = f"{_plain(policy)} finished under {row.limit}"
-            _mark(ax, text, (0, row.later_s), (8, 8), color=colour)
+            _mark(ax, text, (row.at, row.later_s), (8, 8), color=colour)
     limits = table.drop_duplicates("at").sort_values("at")
     ticks = [
         f"{limit}\n({format_bytes(size)})"
         for limit, size in zip(limits["limit"], limits["limit_bytes"], strict=True)
     ]
     ax.set_xticks(range(len(ticks)), ticks)
-    ax.margins(y=0.15)
+    ax.margins(x=0.12, y=0.15)
     ax.set(
         ylim=(0, None),
         ylabel="seconds of an epoch; dotted: the first",
