@@ -343,9 +343,7 @@ def make_limit(limit_bytes: int | None, limit_by: str = "auto") -> tuple[Limit, 
         # counts only kills in the job's cgroup, and the state would not become OUT_OF_MEMORY.
         limit_by = "watchdog"
     refused: list[str] = []
-    for name in KINDS:
-        if limit_by not in ("auto", name):
-            continue
+    for name in KINDS if limit_by == "auto" else [limit_by]:
         if name == "watchdog":
             return Watchdog(limit_bytes, around), refused
         limit = _try_systemd(limit_bytes) if "systemd" in name else _try_cgroup(limit_bytes, name)
