@@ -135,8 +135,12 @@ def release_memory() -> dict[str, int | None]:
     RssAnon + RssShmem, the others by reserved GPU memory.
     """
     freed: dict[str, int | None] = {}
-    steps: list[Callable[[], object]] = [gc.collect, _drop_last_error, malloc_trim]
-    for name, step in zip(("gc", "last_error", "malloc_trim"), steps, strict=True):
+    steps: dict[str, Callable[[], object]] = {
+        "gc": gc.collect,
+        "last_error": _drop_last_error,
+        "malloc_trim": malloc_trim,
+    }
+    for name, step in steps.items():
         held_bytes = own_memory()[0]
         step()
         freed[name] = held_bytes - own_memory()[0]

@@ -32,18 +32,8 @@ outputs yet; `python -m ogbnlib notebooks NEW_FOLDER` writes fresh ones.
 """
 
 
-def _copy_course(root: Path, folder: Path) -> None:
-    """Copy the course files below `root` to `folder`, notebooks without outputs, and write the
-    README of a working folder."""
-    for pattern in _PATTERNS:
-        for path in root.glob(pattern):
-            target = folder / path.relative_to(root)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(_without_outputs(path))
-    (folder / "README.md").write_text(_README, encoding="utf-8")
-
-
 def _without_outputs(path: Path) -> bytes:
+    # the content of a file of the course, of a notebook without its outputs
     if path.suffix != ".ipynb":
         return path.read_bytes()
     book = json.loads(path.read_bytes())
@@ -69,5 +59,10 @@ def write_course(folder: Path) -> None:
             f"{source}: expected the folder notebooks, found none; install ogbnlib from its wheel, "
             "or a clone by `pip install -e .`"
         )
-    with new_folder(folder) as part:
-        _copy_course(source, part)
+    with new_folder(folder) as part:  # renamed to `folder` at the end of the block
+        for pattern in _PATTERNS:
+            for path in source.glob(pattern):
+                target = part / path.relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(_without_outputs(path))
+        (part / "README.md").write_text(_README, encoding="utf-8")

@@ -55,6 +55,7 @@ def _as_line_magic(lines: list[str]) -> list[str]:
         return lines
     from IPython.core.inputtransformer2 import cell_magic
 
+    # `cell_magic` transforms the lines below as IPython would a cell that begins with them
     return [lines[0].replace("%%", "%", 1), *cell_magic(lines[1:])]
 
 
@@ -63,8 +64,8 @@ class _Magics:
 
     def __init__(self, shell: "InteractiveShell"):
         self._shell = shell
-        self._recording = contextlib.ExitStack()
-        self._recorded_cell: ExecutionResult | None = None
+        self._recording = contextlib.ExitStack()  # the open `_recorded` block, if any
+        self._recorded_cell: ExecutionResult | None = None  # the cell with `%%memory`
 
     def memory(self, line: str, cell: str | None = None) -> None:
         """%%memory
@@ -73,7 +74,7 @@ class _Magics:
         Child processes are included; each page is counted once. Use `with ogbnlib.phase("load"):`
         in the cell to name moments.
         """
-        if cell is not None:
+        if cell is not None:  # called as a cell magic, such as by `run_cell_magic`
             self._shell.run_cell(f"%%memory\n{cell}")
             return
         self._recording.close()
@@ -88,6 +89,7 @@ class _Magics:
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
+        # Record the block's memory in a temporary run folder, then print and draw it.
         from ..memory.reading import own_memory
         from ..memory.recorder import Recorder
         from ..memory.tree import Tree
@@ -143,7 +145,7 @@ class _Magics:
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as path:
             folder = Path(path)
             self._write_job(folder, cell, _split(options.inputs), outputs)
-            argv = [sys.executable, "-m", __name__, str(folder)]
+            argv = [sys.executable, "-m", __name__, str(folder)]  # `_main` below
             limit = " ".join(options.limit).strip("'\"")
             own_dir = Path(options.run) if options.run else folder / "memory_limit"
             run_dir = next_run_dir(own_dir.parent, own_dir.name)
@@ -154,7 +156,7 @@ class _Magics:
                     KeyboardInterrupt("the limited cell was interrupted; its process has ended")
                 ) from None
             self._show_displays(folder)
-            if (folder / "error").exists():
+            if (folder / "error").exists():  # an exception in the child, not a kill
                 error, lines = pickle.loads((folder / "error").read_bytes())
                 raise shortened(CellFailed(error), lines)
             if done.exit_code == 0:
@@ -164,21 +166,21 @@ class _Magics:
             self._draw(done, f"{own_dir.name}: {done.state}")
             if options.run:
                 self._shell.user_ns[own_dir.name] = done
-            self._hand_back(done, folder, outputs)
+            self._set_outputs(done, folder, outputs)
 
-    def _hand_back(self, done: "Run", folder: Path, outputs: list[str]) -> None:
+    def _set_outputs(self, done: "Run", folder: Path, outputs: list[str]) -> None:
+        # Copy the variables after --out into the notebook. The child writes their files last.
         files = {name: folder / f"--out-{name}.pickle" for name in outputs}
         if done.exit_code == 0 and all(file.exists() for file in files.values()):
             for name, file in files.items():
                 self._shell.user_ns[name] = pickle.loads(file.read_bytes())
         elif outputs:
-            names = ", ".join(outputs)
             end = done.state if done.exit_code else "by exit code 0, as by os._exit(0)"
-            raise shortened(
-                CellFailed(f"--out {names}: not set, as the cell's process ended: {end}")
-            )
+            problem = f"not set, as the cell's process ended: {end}"
+            raise shortened(CellFailed(f"--out {', '.join(outputs)}: {problem}"))
 
     def _show_displays(self, folder: Path) -> None:
+        # The file is a sequence of pickles, one for each display of the cell, see `_make_shell`.
         cut_off = (EOFError, pickle.UnpicklingError)  # after the last display, by a kill within it
         with open(folder / "displays", "rb") as file, contextlib.suppress(*cut_off):
             while True:
@@ -186,6 +188,7 @@ class _Magics:
                 self._shell.display_pub.publish(data, metadata, **options)
 
     def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
+        # Write what `_main` reads: the variables after --in, and the job.
         for name in inputs:
             if name not in self._shell.user_ns:
                 raise InputError(
@@ -196,15 +199,15 @@ class _Magics:
             "cell": cell,
             "in": inputs,
             "out": outputs,
-            "path": [path or os.getcwd() for path in sys.path],
-            "number": self._shell.execution_count - 1,
+            "path": [path or os.getcwd() for path in sys.path],  # "" is the working folder
+            "number": self._shell.execution_count - 1,  # of this cell, for tracebacks
             "colors": self._shell.colors,
         }
         (folder / "job").write_bytes(pickle.dumps(job))
         (folder / "displays").touch()
 
     def _draw(self, run: "Run", title: str) -> None:
-        if not hasattr(self._shell, "kernel") or not len(run.samples):
+        if not hasattr(self._shell, "kernel") or not len(run.samples):  # no notebook: a terminal
             return
         from IPython.display import Image, display
         from matplotlib.figure import Figure
@@ -219,11 +222,13 @@ class _Magics:
         display(Image(picture.getvalue()))
 
 
-def _split(names: list[str]) -> list[str]:
-    return re.findall(r"[^\s,]+", " ".join(names))
+def _split(words: list[str]) -> list[str]:
+    # the names in the words after --in or --out: "a,b", "a, b" or "a b"
+    return re.findall(r"[^\s,]+", " ".join(words))
 
 
 def _dump(folder: Path, name: str, value: object, option: str) -> None:
+    # Pickle a variable to copy; `option` is --in or --out.
     try:
         with open(folder / f"{option}-{name}.pickle", "wb") as file:
             cloudpickle.dump(value, file)
@@ -244,7 +249,8 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
         def publish(
             self, data: dict[str, object], metadata: object = None, **options: object
         ) -> None:
-            # Widgets exist only in the child, so the kernel can't show them.
+            # `data` maps MIME types to contents. Widgets exist only in the child, so the kernel
+            # can't show them.
             shown = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}
             with open(folder / "displays", "ab") as file:
                 pickle.dump((shown, metadata, options), file)
@@ -252,9 +258,9 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
         def clear_output(self, wait: bool = False) -> None:
             pass  # the notebook has shown the earlier text already
 
-    class Hook(DisplayHook):  # type: ignore[misc]
+    class Hook(DisplayHook):  # type: ignore[misc]  # for the value of the cell's last line
         def write_output_prompt(self) -> None:
-            pass
+            pass  # "Out[1]:" would be text between the cell's own
 
         def write_format_data(self, format_dict: dict[str, object], md: object = None) -> None:
             self.shell.display_pub.publish(format_dict, md)
@@ -263,16 +269,16 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
         display_pub_class = Publisher
         displayhook_class = Hook
         error_lines: tuple[str, ...] = ()
-        enable_gui = ask_exit = show_usage_error = lambda *_: None
+        enable_gui = ask_exit = show_usage_error = lambda *_: None  # they need a terminal
 
         def _showtraceback(self, etype: object, evalue: object, stb: list[str]) -> None:
-            self.error_lines = tuple(stb)
+            self.error_lines = tuple(stb)  # the kernel shows them, see `_main`
 
     module = types.ModuleType("__main__")  # workers and pickles look up the cell's definitions here
     config = Config({"HistoryManager": {"enabled": False}})
     shell = Shell.instance(config=config, user_module=module, colors=job["colors"])
     shell.execution_count = job["number"]
-    load_ipython_extension(shell)
+    load_ipython_extension(shell)  # the cell may use %%memory
     return shell
 
 
@@ -280,7 +286,7 @@ class _StatementPhases(ast.NodeTransformer):
     """Transformer of a cell's code that makes each statement a phase, such as "line 2: x = f()"."""
 
     def __init__(self, shell: "InteractiveShell") -> None:
-        self.phase = contextlib.ExitStack()
+        self.phase = contextlib.ExitStack()  # the phase of the statement that runs
         shell.user_ns["_begin_statement"] = self._begin
         shell.ast_transformers.append(self)
 
@@ -289,6 +295,7 @@ class _StatementPhases(ast.NodeTransformer):
         self.phase.enter_context(marks.phase(name))
 
     def visit_Module(self, tree: ast.Module) -> ast.Module:
+        # Put a call of `_begin` before each statement of the cell.
         body: list[ast.stmt] = []
         for statement in tree.body:
             first = ast.unparse(statement).splitlines()[0].removesuffix(":")
@@ -297,19 +304,21 @@ class _StatementPhases(ast.NodeTransformer):
                 first = re.sub(rf"^(.{{1,{_STATEMENT_LETTERS}}})(?!(?<=\w)\w).*", r"\1…", first)
             name = f"line {statement.lineno}: {first}"
             begin = ast.parse(f"_begin_statement({name!r})").body[0]
+            # errors in both are those of the statement's line
             body += [ast.copy_location(begin, statement), statement]
         tree.body = body
         return ast.fix_missing_locations(tree)
 
 
 def _main(folder: Path) -> int:
+    # Run the job of `_write_job` in the child process; return its exit code.
     job = pickle.loads((folder / "job").read_bytes())
     sys.path[:] = job["path"]
     os.environ.setdefault("MPLBACKEND", "agg")  # where no notebook shows pictures
     # a read from the kernel's own input would wait for ever
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     shell = _make_shell(folder, job)
-    lines: list[str] = []
+    lines: list[str] = []  # of the traceback of an error in the cell
     try:
         for name in job["in"]:
             with marks.phase(f"unpickle {name}"):
