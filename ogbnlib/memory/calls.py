@@ -58,8 +58,7 @@ class _Finder:
         return spec
 
 
-def _record_load(load: Any) -> Any:
-    # `torch.load` or `numpy.load`, which also records reading a large file whole
+def _record_load(load: Any) -> Any:  # wraps `torch.load` or `numpy.load`
     import inspect  # torch and numpy have imported it
 
     name = f"{load.__module__.partition('.')[0]}.load"  # a key of `_MAPPED`
@@ -82,8 +81,7 @@ def _record_load(load: Any) -> Any:
     return recorded
 
 
-def _record_graph(build: Any) -> Any:
-    # PyG's `to_csc` or `to_hetero_csc`, which also records the graph's memory while the graph lives
+def _record_graph(build: Any) -> Any:  # wraps PyG's `to_csc` or `to_hetero_csc`
     @functools.wraps(build)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         with _open("NeighborLoader") as line:
@@ -121,16 +119,14 @@ def _open(call: str, **facts: object) -> Iterator[str]:
     line = _line()
     from .reading import own_memory  # 50 ms, which each start of Python would take
 
-    held_bytes, _, _ = own_memory()  # anonymous + shared memory before the call
-    marks.note("call", call=call, line=line, held_bytes=held_bytes, **facts)
+    marks.note("call", call=call, line=line, held_bytes=own_memory()[0], **facts)
     try:
         yield line
     finally:
         marks.note("returned")
 
 
-def _line() -> str:
-    """The innermost line of the user's own code, such as "line 12 of train.py"."""
+def _line() -> str:  # the innermost one of the user's own code, such as "line 12 of train.py"
     frame: FrameType = sys._getframe(1)
     while frame.f_back is not None and _is_library(frame):
         frame = frame.f_back  # the caller's

@@ -42,8 +42,6 @@ def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes,
 
 # names in memory.stat, under v1 and v2, of anonymous memory, page cache and shared memory
 _PARTS = {1: (b"total_rss", b"total_cache", b"total_shmem"), 2: (b"anon", b"file", b"shmem")}
-
-
 # file names under v1 and v2
 _SIZES = {
     # this cgroup's own limit; a parent may have a lower one, see `effective_limit`
@@ -153,8 +151,7 @@ def find_cgroup(pid: int | str = "self") -> Cgroup | None:
     return None
 
 
-def _counts_memory(path: Path) -> bool:
-    """Return whether a v2 cgroup counts its own memory; else its nearest ancestor that does."""
+def _counts_memory(path: Path) -> bool:  # else an ancestor counts this v2 cgroup's memory
     # The host's root cgroup lists the controller but has none of its files.
     controllers = read_whole(f"{path}/cgroup.controllers") or b""
     return (path / "memory.current").exists() or b"memory" in controllers.split()

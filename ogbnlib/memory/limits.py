@@ -130,8 +130,7 @@ class Limit:
         self._around = around
         self._kills_before = self.oom_kills() or 0
 
-    def _blame_kernel(self) -> None:
-        # Set `killed_by`, and `_outer` if the limit was that of a cgroup around the tree's own.
+    def _blame_kernel(self) -> None:  # also sets `_outer`, if the limit is not the tree's own
         self.killed_by = "kernel"
         if self.cgroup is not None and not self.cgroup.path.exists():
             return  # its counters are gone
@@ -267,10 +266,10 @@ class Watchdog(Limit):
         return reading  # so that the record's peak shows how far memory passed the limit
 
 
-def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:
-    # Returns the limit, or why it is impossible. Under v2 a cgroup that has processes can't pass the
-    # memory controller on to children, so its ancestors are tried too, up to the first one with a
-    # limit: a job must not escape its own allocation.
+def _try_cgroup(limit_bytes: int | None, name: str) -> Limit | str:  # or why it is impossible
+    # Under v2 a cgroup that has processes can't pass the memory controller on to children, so its
+    # ancestors are tried too, up to the first one with a limit: a job must not escape its own
+    # allocation.
     own = find_cgroup()
     if own is None or name != f"cgroup v{own.version}":
         return f"no memory controller under {name}"
@@ -297,8 +296,7 @@ def _pass_memory_on(parent: Cgroup) -> None:
         control.write_text("+memory")
 
 
-def _try_systemd(limit_bytes: int | None) -> Limit | str:
-    # Returns the limit, or why it is impossible.
+def _try_systemd(limit_bytes: int | None) -> Limit | str:  # or why it is impossible
     if shutil.which("systemd-run") is None:
         return "systemd-run is not installed"
     outer = _left_by_a_scope()
@@ -312,17 +310,15 @@ def _try_systemd(limit_bytes: int | None) -> Limit | str:
     except subprocess.TimeoutExpired:
         return "systemd-run did not answer within 10 s"
     if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        return lines[-1] if lines else "systemd-run failed"
+        return (done.stderr.strip() or "systemd-run failed").splitlines()[-1]
     return _SystemdLimit(limit_bytes)
 
 
 def _left_by_a_scope() -> Cgroup | None:
     """Return the nearest limited cgroup that contains this process but not the user's scopes."""
     own = find_cgroup()
-    user = os.getuid()
     # where systemd puts the scopes that `systemd-run --user` starts
-    scopes = f"user.slice/user-{user}.slice/user@{user}.service/app.slice"
+    scopes = f"user.slice/user-{os.getuid()}.slice/user@{os.getuid()}.service/app.slice"
     for group in own.lineage() if own else ():
         if group.has_limit and not (group.mount / scopes).is_relative_to(group.path):
             return group

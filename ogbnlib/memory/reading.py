@@ -66,8 +66,7 @@ class Reading:
 
 
 @functools.cache
-def _gives_pss() -> bool:
-    # whether this kernel splits PSS into parts, as Linux does since 5.2
+def _gives_pss() -> bool:  # Linux splits PSS into parts since 5.2
     return read_sums([os.getpid()], "smaps_rollup")[0] is not None
 
 

@@ -82,8 +82,7 @@ def parse_events(data: bytes) -> Iterator[Event]:
                 yield event
 
 
-def _is_sound(event: object) -> bool:
-    # whether a line's JSON is an event with all needed fields, and these have the right types
+def _is_sound(event: object) -> bool:  # an event has all needed fields, with the right types
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
     needed = {"time_s", *_NEEDED.get(event["event"], [])}
@@ -135,8 +134,7 @@ class Record:
         self.attempt = 0  # number of starts and resumptions so far
         self._reset()
 
-    def _reset(self, began_s: float | None = None) -> None:
-        # Forget the earlier attempt. `began_s` is in `time.time()` seconds, None before an event.
+    def _reset(self, began_s: float | None = None) -> None:  # in `time.time()` seconds
         # peak of the memory in use (anonymous + shared) by phase name, "" between phases
         self.phases: dict[str, int] = {}
         self.parts: dict[str, int] = {}  # named parts in use now
@@ -241,10 +239,9 @@ class Record:
         if event["event"] == "graph":
             self._graphs.add(name)
 
-    def _add_level(self, event: Event) -> None:
-        # Store the memory in use after an epoch, if this is the end of a phase, or a mark, of an
-        # epoch: "epoch", "epoch 3", "train epoch 3", "training epochs".
+    def _add_level(self, event: Event) -> None:  # a mark, or the end of a phase
         name = event["phase" if event["event"] == "end" else "name"].lower()
+        # "epoch", "epoch 3", "train epoch 3", "training epochs"
         epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", name)
         # A single process knows its own memory exactly. The last sample counts all processes.
         held_bytes = event.get("held_bytes") if (self._num_processes or 1) <= 1 else self.held_bytes

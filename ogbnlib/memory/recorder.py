@@ -291,13 +291,13 @@ class Recorder:
         # it is read for up to 5 % of the time, so that few peaks fall between two readings.
         begin_s = time.monotonic()
         begin_cpu_s = time.thread_time()  # elapsed time is not the cost on a busy machine
-        cgroup = limit.cgroup  # None until systemd has made its scope
         since_s = begin_s - self._pss_read_s
         has_pss = since_s >= max(1.0, 200 * self._pss_cost_s)
-        reading = read_memory(tree, cgroup=cgroup, pss=has_pss)
+        # the cgroup is None until systemd has made its scope
+        reading = read_memory(tree, cgroup=limit.cgroup, pss=has_pss)
         if reading.held_bytes is None and since_s >= 20 * self._pss_cost_s:
             has_pss = True
-            reading = read_memory(tree, cgroup=cgroup, pss=True)
+            reading = read_memory(tree, cgroup=limit.cgroup, pss=True)
         if has_pss:
             self._pss_read_s = begin_s
             self._pss_cost_s = time.thread_time() - begin_cpu_s

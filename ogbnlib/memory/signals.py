@@ -79,9 +79,9 @@ def handled(
 
     Without effect outside the main thread: Python lets only that thread set handlers.
     """
-    earlier = {}  # signal -> its handler outside of the context
-    if threading.current_thread() is threading.main_thread():
-        earlier = {number: signal.signal(number, handler) for number in _without_nohup(numbers)}
+    is_main = threading.current_thread() is threading.main_thread()
+    replaced = _without_nohup(numbers) if is_main else []
+    earlier = {number: signal.signal(number, handler) for number in replaced}
     try:
         yield
     finally:
@@ -91,10 +91,9 @@ def handled(
 
 
 def _without_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
-    # Leave out the signals that this process was started to ignore: nohup makes it ignore SIGHUP, a
-    # shell without job control SIGTSTP.
-    both = (signal.SIGHUP, signal.SIGTSTP)
-    ignored = [number for number in both if signal.getsignal(number) == signal.SIG_IGN]
+    # nohup makes a process ignore SIGHUP, a shell without job control SIGTSTP. Keep it so.
+    can_be_ignored = (signal.SIGHUP, signal.SIGTSTP)
+    ignored = [n for n in can_be_ignored if signal.getsignal(n) == signal.SIG_IGN]
     return [number for number in numbers if number not in ignored]
 
 

@@ -34,14 +34,11 @@ def process_tree(pid: int) -> list[int]:
     return tree
 
 
-def _children(pid: int, task: int | str) -> list[int]:
-    # process ids of the children that one thread of `pid` started or adopted
+def _children(pid: int, task: int | str) -> list[int]:  # that this thread started or adopted
     return [int(word) for word in (read_whole(f"/proc/{pid}/task/{task}/children") or b"").split()]
 
 
-def _state_of(pid: int) -> str:
-    # The letter after "PID (NAME) ", as "Z" of a zombie; "" if the process is gone. A name may
-    # contain parentheses.
+def _state_of(pid: int) -> str:  # the letter after "PID (NAME) "; "" if the process is gone
     return os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"").rpartition(")")[2][1:2]
 
 
@@ -119,10 +116,9 @@ class Tree:
         """
         self.signal(signal.SIGKILL)
 
-    def _any_lives(self) -> bool:
-        # Whether a process other than the command is no zombie (Z), not dead (X) and not gone ("").
+    def _any_lives(self) -> bool:  # of the processes other than the command
         others = (pid for pid in self.pids() if pid != self.pid)
-        return any(_state_of(pid) not in ("Z", "X", "") for pid in others)
+        return any(_state_of(pid) not in ("Z", "X", "") for pid in others)  # zombie, dead, gone
 
     def end(self) -> None:
         """Kill all processes and wait, at most 5 s, until all but the command itself are gone."""

@@ -32,8 +32,7 @@ outputs yet; `python -m ogbnlib notebooks NEW_FOLDER` writes fresh ones.
 """
 
 
-def _without_outputs(path: Path) -> bytes:
-    # the content of a file of the course, of a notebook without its outputs
+def _without_outputs(path: Path) -> bytes:  # the content of a file, of a notebook without outputs
     if path.suffix != ".ipynb":
         return path.read_bytes()
     book = json.loads(path.read_bytes())

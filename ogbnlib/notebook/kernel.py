@@ -50,8 +50,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         self._index: int | None = None  # of the code cell that is running or ran last
         self._error: BaseException | None = None  # raised by that cell
 
-    def execute(self, **options: Any) -> Any:
-        # papermill calls this once for the whole notebook
+    def execute(self, **options: Any) -> Any:  # papermill calls this once, for all cells
         with tempfile.TemporaryDirectory(prefix="ogbnlib-kernel-") as self._folder:
             self._recorder = Recorder(self._folder)
             try:
@@ -84,12 +83,12 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             handled_mask = int(status.partition(b"SigCgt:")[2].split()[0], 16)
             if signum != signal.SIGUSR1 or handled_mask >> (signum - 1) & 1:
                 self._pending.discard(signum)
-                name = signal.Signals(signum).name
-                logger.warning(f"{name} received and forwarded to the kernel")
+                logger.warning(
+                    f"{signal.Signals(signum).name} received and forwarded to the kernel"
+                )
                 self._process.send_signal(signum)
 
-    def execute_cell(self, cell: NotebookNode, index: int) -> Any:
-        # papermill calls this for each cell; a code cell becomes a phase of the record
+    def execute_cell(self, cell: NotebookNode, index: int) -> Any:  # papermill calls this for each
         if cell.cell_type != "code":
             return super().execute_cell(cell, index)
         self._index = index
@@ -117,13 +116,13 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             # drop the error output of the kernel's interruption
             cell.outputs = [out for out in cell.outputs if out.output_type != "error"]
             lines = [f"{name}: {error}"]
-            output = v4.new_output("error", ename=name, evalue=str(error), traceback=lines)
-            cell.outputs.append(output)
+            cell.outputs.append(
+                v4.new_output("error", ename=name, evalue=str(error), traceback=lines)
+            )
             self.nb_man.cell_exception(cell, cell_index=index)
         return error
 
-    def _diagnose(self) -> KernelDied:
-        # Find out why the kernel died, from its exit code, the kernel's kill counter and the record.
+    def _diagnose(self) -> KernelDied:  # from exit code, kill counter and record
         status = self._process.wait()
         code = 128 - status if status < 0 else status  # Popen shows signal N as -N
         self._limit.ended(by_sigkill=code == 137)
@@ -153,10 +152,9 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
             nb = super().execute_notebook(nb, kernel_name, **options)
         except KernelDied as error:
             exit_code = error.exit_code
-            # papermill's own tag makes the next execution remove the banner.
-            tags = {"tags": [ERROR_MARKER_TAG]}
             banner = f"## The kernel died\n{error}"
-            nb.cells.insert(0, v4.new_markdown_cell(banner, metadata=tags))
+            # papermill's own tag makes the next execution remove the banner.
+            nb.cells.insert(0, v4.new_markdown_cell(banner, metadata={"tags": [ERROR_MARKER_TAG]}))
         except CellTimeoutError:
             pass  # `raise_for_execution_errors` raises it
         try:

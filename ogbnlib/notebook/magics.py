@@ -88,8 +88,7 @@ class _Magics:
             self._recording.close()
 
     @contextlib.contextmanager
-    def _recorded(self) -> Iterator[None]:
-        # Record the block's memory in a temporary run folder, then print and draw it.
+    def _recorded(self) -> Iterator[None]:  # prints and draws the block's memory at its end
         from ..memory.reading import own_memory
         from ..memory.recorder import Recorder
         from ..memory.tree import Tree
@@ -179,8 +178,7 @@ class _Magics:
             problem = f"not set, as the cell's process ended: {end}"
             raise shortened(CellFailed(f"--out {', '.join(outputs)}: {problem}"))
 
-    def _show_displays(self, folder: Path) -> None:
-        # The file is a sequence of pickles, one for each display of the cell, see `_make_shell`.
+    def _show_displays(self, folder: Path) -> None:  # the file has a pickle for each display
         cut_off = (EOFError, pickle.UnpicklingError)  # after the last display, by a kill within it
         with open(folder / "displays", "rb") as file, contextlib.suppress(*cut_off):
             while True:
@@ -190,11 +188,7 @@ class _Magics:
     def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
         # Write what `_main` reads: the variables after --in, and the job.
         for name in inputs:
-            if name not in self._shell.user_ns:
-                raise InputError(
-                    f"--in {name}: expected a variable of the notebook, found none of this name"
-                )
-            _dump(folder, name, self._shell.user_ns[name], "--in")
+            _dump(folder, "--in", name, self._shell.user_ns)
         job = {
             "cell": cell,
             "in": inputs,
@@ -222,18 +216,23 @@ class _Magics:
         display(Image(picture.getvalue()))
 
 
-def _split(words: list[str]) -> list[str]:
-    # the names in the words after --in or --out: "a,b", "a, b" or "a b"
+def _split(words: list[str]) -> list[str]:  # the names in "a,b", "a, b" or "a b"
     return re.findall(r"[^\s,]+", " ".join(words))
 
 
-def _dump(folder: Path, name: str, value: object, option: str) -> None:
-    # Pickle a variable to copy; `option` is --in or --out.
+def _dump(folder: Path, option: str, name: str, variables: dict[str, object]) -> None:
+    # Pickle the variable that `option`, --in or --out, names to a file for the other process.
+    if name not in variables:
+        owner = "notebook" if option == "--in" else "cell"
+        raise InputError(
+            f"{option} {name}: expected a variable of the {owner}, found none of this name"
+        )
     try:
         with open(folder / f"{option}-{name}.pickle", "wb") as file:
-            cloudpickle.dump(value, file)
+            cloudpickle.dump(variables[name], file)
     except (TypeError, ValueError, AttributeError, RuntimeError, pickle.PicklingError) as error:
-        problem = f"expected an object that cloudpickle can copy, found a {type(value).__name__}"
+        kind = type(variables[name]).__name__
+        problem = f"expected an object that cloudpickle can copy, found a {kind}"
         raise InputError(f"{option} {name}: {problem} ({error})") from None
 
 
@@ -246,9 +245,7 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
     from traitlets.config import Config
 
     class Publisher(DisplayPublisher):  # type: ignore[misc]
-        def publish(
-            self, data: dict[str, object], metadata: object = None, **options: object
-        ) -> None:
+        def publish(self, data: dict[str, Any], metadata: Any = None, **options: Any) -> None:
             # `data` maps MIME types to contents. Widgets exist only in the child, so the kernel
             # can't show them.
             shown = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}
@@ -269,7 +266,8 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
         display_pub_class = Publisher
         displayhook_class = Hook
         error_lines: tuple[str, ...] = ()
-        enable_gui = ask_exit = show_usage_error = lambda *_: None  # they need a terminal
+        # no windows, no prompt to leave, and the kernel shows errors
+        enable_gui = ask_exit = show_usage_error = lambda *_: None
 
         def _showtraceback(self, etype: object, evalue: object, stb: list[str]) -> None:
             self.error_lines = tuple(stb)  # the kernel shows them, see `_main`
@@ -294,8 +292,7 @@ class _StatementPhases(ast.NodeTransformer):
         self.phase.close()
         self.phase.enter_context(marks.phase(name))
 
-    def visit_Module(self, tree: ast.Module) -> ast.Module:
-        # Put a call of `_begin` before each statement of the cell.
+    def visit_Module(self, tree: ast.Module) -> ast.Module:  # puts `_begin` before each statement
         body: list[ast.stmt] = []
         for statement in tree.body:
             first = ast.unparse(statement).splitlines()[0].removesuffix(":")
@@ -310,8 +307,7 @@ class _StatementPhases(ast.NodeTransformer):
         return ast.fix_missing_locations(tree)
 
 
-def _main(folder: Path) -> int:
-    # Run the job of `_write_job` in the child process; return its exit code.
+def _main(folder: Path) -> int:  # runs the job of `_write_job` in the child process
     job = pickle.loads((folder / "job").read_bytes())
     sys.path[:] = job["path"]
     os.environ.setdefault("MPLBACKEND", "agg")  # where no notebook shows pictures
@@ -334,12 +330,8 @@ def _main(folder: Path) -> int:
                     )
                 raise error  # here, so that its line is recorded as the phase that failed
         for name in job["out"]:
-            if name not in shell.user_ns:
-                raise InputError(
-                    f"--out {name}: expected a variable of the cell, found none of this name"
-                )
             with marks.phase(f"pickle {name}"):
-                _dump(folder, name, shell.user_ns[name], "--out")
+                _dump(folder, "--out", name, shell.user_ns)
     except BaseException as error:
         text = f"{type(error).__name__}: {error}"
         (folder / "error").write_bytes(pickle.dumps((text, lines or [text])))

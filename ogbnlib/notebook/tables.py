@@ -46,9 +46,11 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
             rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1].add_prefix("last ")
         if len(run.cuda):  # one row for each reading of GPU memory
             peaks = run.cuda.max()
-            rows[name]["GPU allocated GB"] = round(peaks["cuda_peak_allocated_bytes"] / GB, 3)
-            rows[name]["GPU reserved GB"] = round(peaks["cuda_peak_reserved_bytes"] / GB, 3)
-            rows[name]["GPU retries"] = peaks["cuda_alloc_retries"]
+            rows[name] |= {
+                "GPU allocated GB": round(peaks["cuda_peak_allocated_bytes"] / GB, 3),
+                "GPU reserved GB": round(peaks["cuda_peak_reserved_bytes"] / GB, 3),
+                "GPU retries": peaks["cuda_alloc_retries"],
+            }
     # a name may be a tuple, which pandas would split into levels
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
 
