@@ -139,7 +139,7 @@ class Limit:
         counts = self._events_before.items()
         met = next((group for group, before in counts if group.met_its_limit(before["oom"])), None)
         if met != self.cgroup:
-            self._outer = met
+            self._outer = met  # None if no limit is known to have been reached
 
     def close(self) -> None:
         """Release the limit's resources."""
@@ -156,8 +156,8 @@ class _CgroupLimit(Limit):
         path = parent.path / f"ogbnlib-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path.mkdir()
         self.cgroup = replace(parent, path=path)
-        # Swap would only delay the kill. In order: under v1 a limit of memory + swap (memsw) may not
-        # be below that of memory alone.
+        # Swap would only delay the kill. In this order, because v1 refuses a limit of memory + swap
+        # (memsw) below that of memory.
         values = {"memory.max": limit_bytes, "memory.swap.max": 0, "memory.oom.group": 1}
         if parent.version == 1:
             names = ("memory.limit_in_bytes", "memory.memsw.limit_in_bytes")
@@ -231,9 +231,8 @@ class Watchdog(Limit):
     """
 
     name = "watchdog"
-    # PSS is not read before this time, in `time.monotonic()` seconds, unless the sum reaches this
-    _next_pss_s = 0.0
-    _next_pss_bytes = 0
+    _next_pss_s = 0.0  # PSS is not read before this time, in `time.monotonic()` seconds,
+    _next_pss_bytes = 0  # unless the sum of RSS has reached this size
 
     def __init__(self, limit_bytes: int | None, around: Cgroup | None = None):
         super().__init__(limit_bytes)

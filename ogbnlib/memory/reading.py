@@ -83,7 +83,7 @@ def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
     sum that this kernel does not give."""
     names = _FIELDS[file]
     rows = [read_fields(f"/proc/{pid}/{file}", names, 1024) for pid in pids]  # field -> bytes
-    living = [row for row in rows if row]  # a process that has ended has no file, or no field in it
+    living = [row for row in rows if row]  # an ended process has no file, or no field in it
     present = {name for name in names if living and all(name in row for row in living)}
     return [sum(row[name] for row in living) if name in present else None for name in names]
 

@@ -148,8 +148,8 @@ class Record:
         self.duration_s = 0.0
         self._num_processes: int | None = None  # of the last sample
         self._began_s = began_s
-        # memory in use after each epoch, in bytes; phases ("end train epoch", "end epoch") and marks
-        # ("mark epoch") apart, because an epoch may have both
+        # memory in use after each epoch, in bytes; for phases ("end epoch", "end train epoch") and
+        # marks ("mark epoch") separately: an epoch may have both
         self._levels: dict[str, list[int]] = {}
         self._open: list[Phase] = []  # open phases, the outermost first
         # the innermost phase that an exception left, as long as no event of a phase follows

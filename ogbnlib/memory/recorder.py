@@ -181,7 +181,7 @@ class _TimelineWriter:
         if not self._best or size > self._best_bytes:
             self._best = line
             self._best_bytes = size
-        # Replace the lines of the current bin: its largest sample, and the last one if it is another.
+        # replaces the lines of the current bin: its largest sample, and the last one
         block = line if line is self._best else self._best + line
         # Truncate before writing: the rest of a longer line could pass for a sample.
         if self._end + len(block) < self._size:

@@ -103,8 +103,7 @@ def check_parameters(values: dict[str, object], defaults: str) -> None:
 
 
 def _wrong_type(name: str, value: object, annotation: str | None, default: object) -> str:
-    # papermill's -p turns "8" into a number and leaves "[5, 4]" as text. Its -y takes YAML, and its
-    # -r always takes text.
+    # papermill's -p turns "8" into a number and leaves "[5, 4]" as text; -y takes YAML, -r text
     example = f"-y '{name}: {json.dumps(default, default=list)}'"
     if _accepts(annotation, "text"):
         example = f"-r {name} TEXT"

@@ -66,7 +66,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
         super().start_new_kernel(env=env, **options)
         self._process = self.km.provisioner.process
-        self._limit = Watchdog(None, find_cgroup(self._process.pid))  # limits nothing, counts kills
+        self._limit = Watchdog(None, find_cgroup(self._process.pid))  # only counts kills
         self._recorder.log.mark("start", command=["kernel"])
         self._recorder.start(
             Tree(self._process.pid), interval_s=0.1, on_sample=self._forward_signals

@@ -40,8 +40,8 @@ _SHADES = {
     "eval": ("evaluating", "#3fae4b"),
     "release": ("_release", "none"),
 }
-# Words in the name of a memory part -> its colour; the first that fits counts. Black text is readable
-# on each.
+# words in the name of a memory part -> its colour; the first that fits counts. Black text is
+# readable on each.
 _PART_COLOURS = {
     "features": "#8db4e2",
     "COO": "#f0a35e",
@@ -74,8 +74,8 @@ _PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": GREY}  
 def _figure(
     rows: int, columns: int, size: tuple[float, float], **options: Any
 ) -> tuple[Figure, Array]:
-    # Returns a figure of `size` inches and the array (rows, columns) of its axes. Without its frame a
-    # figure is transparent, and JupyterLab puts no background behind it.
+    # `size` is in inches; the array of axes is (rows, columns). Without its frame a figure is
+    # transparent, and JupyterLab puts no background behind it.
     figure, grid = plt.subplots(
         rows, columns, squeeze=False, figsize=size, layout="constrained", frameon=False, **options
     )
@@ -85,7 +85,7 @@ def _figure(
 
 
 def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes:
-    # Make the user's axes readable on any theme; None makes axes in a new figure of this size in inches.
+    # Make axes readable on a light and a dark page. The size of a new figure is in inches.
     if ax is None:
         return _figure(1, 1, (width, height))[1][0, 0]
     ax.set_facecolor("none")
@@ -100,8 +100,7 @@ def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes
 def _mark(
     ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (0, 0), **style: Any
 ) -> None:
-    # Write text `shift` points from the position `at`, which is in the data's units, or as the style
-    # `xycoords` says: in "axes fraction", 0 to 1 across the axes.
+    # `at` is in the axes' units, or in those of `xycoords`; `shift` is in points.
     style = {"zorder": 7, "fontsize": 8.5, "color": GREY, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
@@ -241,14 +240,14 @@ class _Timeline:
         stop_s = min(phase.until_s, self._end_s)
         if phase.end_s is not None or stop_s == self._end_s:
             return stop_s
-        # A kill left it open, and `until_s` is the start of the next attempt: the last sample before.
+        # A kill left it open, and `stop_s` is the start of the next attempt: the last sample before
         return float(self._time_s[self._time_s < stop_s].max(initial=phase.start_s))
 
     def _shade_phases(self) -> list[tuple[float, float, str]]:
         """Draw the phases behind the memory; return the spans for their names, as (start in seconds,
         end, name)."""
-        is_training = self._run.paths.config.is_file()  # of other commands, every phase is drawn
-        shown = (*_SHADES,) if is_training else ""  # prefixes of names
+        is_training = self._run.paths.config.is_file()  # else a watched command
+        shown = (*_SHADES,) if is_training else ""  # prefixes of names; "" fits all
         phases = [phase for phase in self._run.phases if phase.name.lower().startswith(shown)]
         spans = []
         if phases:
@@ -258,6 +257,7 @@ class _Timeline:
         for phase in sorted(phases, key=lambda phase: phase.depth):
             # An outer phase is not drawn under its inner ones: two colours would mix to a third.
             deeper = [other for other in phases if other.depth > phase.depth]
+            # a phase "release" has no colour of its own
             inner = [other for other in deeper if not other.name.startswith("release")]
             pieces = [*_uncovered(phase.start_s, self._stop_s(phase), inner)]
             self._shade(phase, pieces)
@@ -270,8 +270,8 @@ class _Timeline:
         if max(seen_s, default=0.0) < 0.004 * self._shown_s:  # thinner than a line
             label = "_thin"
         for piece in pieces:
-            # Strong colours, drawn faintly (`alpha`): pale on a white page, dark on a dark one, and
-            # readable below names.
+            # Strong colours, drawn faintly: pale on a white page, dark on a dark one, and readable
+            # below names.
             self._ax.axvspan(
                 *piece, color=colour, alpha=0.22, label=label, linewidth=0, zorder=0.01
             )
@@ -286,7 +286,7 @@ class _Timeline:
         line_s = 9.5 / width_points * self._shown_s
         for start_s, stop_s, label in spans:
             start_s = max(start_s, self._begin_s)
-            if stop_s - start_s < line_s:
+            if stop_s - start_s < line_s:  # too narrow
                 continue
             inside = self._in_use[(self._time_s >= start_s) & (self._time_s <= stop_s)]
             is_high = len(inside) > 0 and inside.mean() > 0.5 * self._ax.get_ylim()[1]
@@ -294,7 +294,7 @@ class _Timeline:
                 (start_s + stop_s) / 2,
                 0.02 if is_high else 0.97 / _ROOM,  # below the limit
                 _wrapped(label, 2 if stop_s - start_s > 2.2 * line_s else 1),
-                transform=self._ax.get_xaxis_transform(),
+                transform=self._ax.get_xaxis_transform(),  # x in seconds, y from 0 to 1
                 zorder=4,
                 rotation=90,
                 ha="center",
@@ -306,7 +306,7 @@ class _Timeline:
     def _draw_end(self) -> None:
         """Mark a kill with its phase, or the peak of a run that was not killed."""
         title = self._ax.get_title()
-        if self._run.exit_code != 137:
+        if self._run.exit_code != 137:  # 128 + SIGKILL
             # The peak stands in the title: beside its point it would cover the phases' names.
             at = int(self._in_use.argmax())
             self._ax.plot(self._time_s[at], self._in_use[at], "o", color=GREY, ms=5, zorder=6)
@@ -324,7 +324,7 @@ class _Timeline:
             start_s = max((p.start_s for p in self._run.phases if p.label == name), default=0.0)
             # however short it was, and within the axis, which is 2 % longer than the run
             stop_s = max(self._end_s, start_s + 0.015 * self._shown_s)
-            # `zorder` behind the stack: over it, red and blue would mix to the colour of shared memory
+            # behind the stack: over it, red and blue would mix to the colour of shared memory
             look: dict[str, Any] = {"color": KILLED, "alpha": 0.45, "linewidth": 0, "zorder": 1}
             self._ax.axvspan(start_s, stop_s, label="phase of the kill", **look)
 
@@ -394,7 +394,9 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
             "first_s": run.metrics["time_s"].iloc[:1].mean(),  # NaN if no epoch was finished
             "later_s": epoch_s(run),
         }
-    table = pd.DataFrame(rows.values())
+    table = pd.DataFrame(
+        rows.values(), columns=["policy", "limit", "limit_bytes", "killed", "first_s", "later_s"]
+    )
     table["at"] = table["limit_bytes"].rank(method="dense") - 1  # place on the axis: 0, 1, 2, ...
     for number, (policy, own) in enumerate(table.groupby("policy", sort=False)):
         finished = own[~own["killed"]].sort_values("at")
@@ -409,7 +411,7 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
         for row in finished[finished["at"] == 0].itertuples():
             text = f"{_plain(policy)} finished under {row.limit}"
             _mark(ax, text, (0, row.later_s), (8, 8), color=colour)
-    limits = table.drop_duplicates("at").sort_values("at")
+    limits = table.drop_duplicates("at").sort_values("at")  # one row for each limit
     ticks = [
         f"{limit}\n({format_bytes(size)})"
         for limit, size in zip(limits["limit"], limits["limit_bytes"], strict=True)
@@ -462,7 +464,7 @@ def plot_forecast(run: RunLike) -> Axes:
     parts = pd.DataFrame(list(phases["parts"]), phases.index).fillna(0)  # bytes, a column each
     measured = phases["measured"].astype(float)  # peaks in bytes
     unit, unit_name = _unit(max(parts.sum(axis=1).max(), measured.max()))
-    largest = parts.max().nlargest(7).index
+    largest = parts.max().nlargest(7).index  # names of the parts that are not "other parts"
     stacks = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
     ax = _axes(height=0.5 * len(phases) + 1.6)
     bars = (stacks / unit).rename(index=_plain, columns=_plain)
@@ -496,7 +498,7 @@ def plot_parts(
     peaks = (plan.forecast.peak_bytes for plan in plans.values())
     ax.set_xlim(0, 1.02 * max(limit_bytes, *peaks) / unit)
     ax.set_yticks(range(len(plans)), map(_plain, plans))
-    ax.invert_yaxis()
+    ax.invert_yaxis()  # the first plan at the top
     for row, plan in enumerate(plans.values()):
         _draw_parts(ax, row, plan.forecast.peak.parts, unit)
     limit = limit_bytes / unit
@@ -512,8 +514,8 @@ def plot_parts(
 
 
 def _mark_peak(ax: Axes, row: int, run: Run, limit: float, unit: int) -> None:
-    # Mark the run's peak, or its kill, on the bar in this row; `limit` is in units of `unit` bytes.
-    if run.exit_code != 137:
+    # the run's peak, or its kill, on the bar in this row; `limit` is in units of `unit` bytes
+    if run.exit_code != 137:  # 128 + SIGKILL
         peak = run.held_peak_bytes / unit
         ax.vlines(peak, row - 0.42, row + 0.42, color=GREY, linewidth=2.5, zorder=5)
     else:
@@ -538,14 +540,14 @@ def _write_verdicts(
 
 
 def _part_colour(name: str) -> str:
-    return next((colour for key, colour in _PART_COLOURS.items() if key in name), "#9a9a9a")
+    return next((colour for words, colour in _PART_COLOURS.items() if words in name), "#9a9a9a")
 
 
 def _draw_parts(ax: Axes, row: int, parts: Mapping[str, int], unit: int) -> None:
     # Stack the parts, named and in bytes, as one bar; `unit` is the bytes in one unit of the axis.
     left = 0.0
     figure: Any = ax.get_figure()
-    letters = 11 * figure.get_figwidth() / ax.get_xlim()[1]  # letters in one unit of the axis
+    letters = 11 * figure.get_figwidth() / ax.get_xlim()[1]  # in a unit of the axis, 11 an inch
     for name, size in parts.items():
         width = size / unit
         ax.barh(row, width, 0.72, left, color=_part_colour(name))

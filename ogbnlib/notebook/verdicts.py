@@ -34,7 +34,7 @@ class _Table(pd.DataFrame):  # type: ignore[misc]
     """Table that prints and shows its texts in full."""
 
     def __repr__(self) -> str:
-        # three lines for each row: the claim, and indented below it what was measured and the verdict
+        # three lines for each row: the claim, then indented the measurement and the verdict
         return "\n".join(printable("\n    ".join(texts)) for texts in self.to_numpy())
 
     def _repr_html_(self) -> str:
