@@ -151,7 +151,7 @@ def find_cgroup(pid: int | str = "self") -> Cgroup | None:
     return None
 
 
-def _counts_memory(path: Path) -> bool:  # else an ancestor counts this v2 cgroup's memory
+def _counts_memory(path: Path) -> bool:  # of v2; without its own counters an ancestor counts
     # The host's root cgroup lists the controller but has none of its files.
     controllers = read_whole(f"{path}/cgroup.controllers") or b""
     return (path / "memory.current").exists() or b"memory" in controllers.split()

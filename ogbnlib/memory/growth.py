@@ -18,22 +18,22 @@ class Growth:
     slope_bytes: float  # per epoch, over the last two thirds: the first third fills caches
     epochs: int
     first_bytes: int  # after the first epoch
-    last_bytes: int
+    last_bytes: int  # after the last epoch
 
     @classmethod
     def of(cls, levels: Sequence[int]) -> Self:
         """Judge by the memory in use after each epoch, in bytes.
 
-        From 200 epochs on, only evenly spaced ones are used.
+        From 200 epochs on, the slope uses only evenly spaced ones.
         """
         stride = len(levels) // 200 + 1
-        sizes = levels[::stride] or [0]
+        sizes = levels[::stride]
         slope, climbs = _climb(sizes[len(sizes) // 3 :])  # without the first third
         verdict = "climbs" if climbs else "no steady climb"
         if len(levels) < 5:
             verdict = "too few epochs"
         # the slope is in bytes per used epoch: divide it by the epochs from one to the next
-        return cls(verdict, slope / stride, len(levels), sizes[0], sizes[-1])
+        return cls(verdict, slope / stride, len(levels), levels[0], levels[-1])
 
 
 def _climb(sizes: Sequence[int]) -> tuple[float, bool]:
@@ -48,7 +48,7 @@ def _climb(sizes: Sequence[int]) -> tuple[float, bool]:
     # 1 - exp(-t) or log(t) has at most 0.6 of it in the second half.
     half = len(sizes) // 2
     slopes = pair_slopes(sizes)
-    # The median slope of all pairs (Theil-Sen estimator): one spike must not change the verdict.
+    # the median slope of all pairs (Theil-Sen estimator): one spike must not change the verdict
     slope = statistics.median(slopes)
     first = statistics.median(pair_slopes(sizes[: half + 1]))
     second = statistics.median(pair_slopes(sizes[half:]))

@@ -62,7 +62,7 @@ class EventLog:
         self._peaks: list[int] = []
 
     def mark(self, event: str, **info: object) -> None:
-        if self._file < 0:
+        if self._file < 0:  # without a folder, or closed
             return
         line = json.dumps({"time_s": round(time.time(), 4), "event": event, **info}) + "\n"
         with self._lock:  # a line must not be torn by another thread's
