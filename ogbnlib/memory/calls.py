@@ -50,9 +50,9 @@ class _Finder:
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            for function, recorded in _FUNCTIONS[name].items():
-                if hasattr(module, function):
-                    setattr(module, function, recorded(getattr(module, function)))
+            for function, wrap in _FUNCTIONS[name].items():
+                if hasattr(module, function):  # other releases may lack it
+                    setattr(module, function, wrap(getattr(module, function)))
 
         spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
         return spec
@@ -101,7 +101,7 @@ def _record_graph(build: Any) -> Any:  # wraps PyG's `to_csc` or `to_hetero_csc`
     return recorded
 
 
-# Functions to record, by module. Other releases may lack some of them.
+# module -> name of a function in it -> what wraps the function to record its calls
 _FUNCTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "torch.serialization": {"load": _record_load},
     "numpy.lib._npyio_impl": {"load": _record_load},
@@ -136,6 +136,6 @@ def _line() -> str:  # the innermost one of the user's own code, such as "line 1
     return f"line {frame.f_lineno} of {name}"
 
 
-def _is_library(frame: FrameType) -> bool:
+def _is_library(frame: FrameType) -> bool:  # of Python, of an installed package or of ogbnlib
     module = str(frame.f_globals.get("__name__"))
     return bool(_LIBRARY.match(frame.f_code.co_filename)) or module.startswith("ogbnlib.")

@@ -156,7 +156,7 @@ class _CgroupLimit(Limit):
         path = parent.path / f"ogbnlib-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         path.mkdir()
         self.cgroup = replace(parent, path=path)
-        # Swap would only delay the kill. In this order, because v1 refuses a limit of memory + swap
+        # Swap would only delay the kill. The order counts: v1 refuses a limit of memory + swap
         # (memsw) below that of memory.
         values = {"memory.max": limit_bytes, "memory.swap.max": 0, "memory.oom.group": 1}
         if parent.version == 1:
@@ -203,7 +203,7 @@ class _SystemdLimit(Limit):
 
     def command(self, argv: list[str]) -> list[str]:
         start = ["systemd-run", "--user", "--scope", "--quiet", "--collect"]
-        if self.limit_bytes:
+        if self.limit_bytes:  # without one, the scope only counts memory
             start += ["-p", f"MemoryMax={self.limit_bytes}", "-p", "MemorySwapMax=0"]
         return [*start, "--", *argv]
 
@@ -237,7 +237,7 @@ class Watchdog(Limit):
     def __init__(self, limit_bytes: int | None, around: Cgroup | None = None):
         super().__init__(limit_bytes)
         if around is not None:
-            self._count_from_now(around, around)
+            self._count_from_now(around, around)  # the tree has no cgroup of its own
 
     def check(self, reading: Reading) -> Reading | None:
         if self.limit_bytes is None or self.killed_by or self.tree is None:

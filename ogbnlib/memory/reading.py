@@ -146,9 +146,9 @@ def release_memory() -> dict[str, int | None]:
     torch = cuda_in_use()
     # Wait for queued kernels: `empty_cache` could not free their blocks.
     for name in ("synchronize", "empty_cache"):
-        freed[name] = None
+        freed[name] = None  # impossible without CUDA
         if torch:
-            reserved = torch.cuda.memory_reserved()
+            reserved = torch.cuda.memory_reserved()  # bytes, those of torch's cache included
             getattr(torch.cuda, name)()
             freed[name] = reserved - torch.cuda.memory_reserved()
     return freed

@@ -226,7 +226,7 @@ class Record:
         phase = Phase(event["phase"], now_s, len(self._open), self.attempt, info)
         self.newest = phase
         self._open.append(phase)
-        if self._history is not None:
+        if self._history is not None:  # the caller collects the phases of all attempts
             self._history.append(phase)
 
     def _set_part(self, event: Event) -> None:

@@ -85,7 +85,7 @@ class EventLog:
         self._peaks.append(0)
         self.mark("begin", phase=name, held_bytes=held_bytes, rss_bytes=rss, **info)
         self.cuda(force=True)
-        failed = {}
+        failed = {}  # the name of the exception that ends the block
         try:
             yield
         except BaseException as error:
@@ -271,7 +271,7 @@ class Recorder:
                 return
             pause_s = min(interval_s, limit.longest_pause_s)
             is_last = self._stop.wait(max(0.0, pause_s - (time.monotonic() - begin_s)))
-            if is_last and not Path(f"/proc/{tree.pid}").exists():
+            if is_last and not Path(f"/proc/{tree.pid}").exists():  # `stop` was called too late
                 return
 
     def stop(self) -> None:
@@ -314,7 +314,7 @@ class Recorder:
         def is_earlier(event: Event) -> bool:
             return (event["time_s"], event["event"] == "end") < (time_s, True)
 
-        events = [*self.log.follow()]
+        events = [*self.log.follow()]  # written by any process since the last reading
         earlier = [*itertools.takewhile(is_earlier, events)]
         self._take(earlier)
         self.record.sample(time_s, reading)

@@ -58,7 +58,7 @@ class Forward(StopRequest):
         if number in STOP_SIGNALS:
             self.times_s.append(time.monotonic())
         with contextlib.suppress(ProcessLookupError):
-            if self._pid is not None:
+            if self._pid is not None:  # else `begin` sends it, or the process has ended
                 os.kill(self._pid, number)
 
     def begin(self, pid: int) -> None:

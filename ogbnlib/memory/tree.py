@@ -55,7 +55,7 @@ def adopting() -> Iterator[None]:
         yield
     finally:
         _contexts.pop()
-        if not _contexts:
+        if not _contexts:  # no other command is watched
             libc.prctl(_SET_SUBREAPER, 0)
 
 

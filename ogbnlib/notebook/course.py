@@ -51,7 +51,7 @@ def write_course(folder: Path) -> None:
     Raises:
         InputError: The folder has content, or the installation has no notebooks.
     """
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[1]  # the wheel's has the folder `course`
     source = package / "course" if (package / "course").is_dir() else package.parent
     if not (source / "notebooks" / "00_quickstart.ipynb").is_file():
         raise InputError(

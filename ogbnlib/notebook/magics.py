@@ -97,14 +97,14 @@ class _Magics:
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as folder:
             recorder = Recorder(folder)
             begin_s = time.monotonic()
-            start_bytes = own_memory()[0]
+            start_bytes = own_memory()[0]  # anonymous + shared memory of this process
             recorder.log.mark("start")
             recorder.start(Tree(os.getpid()), interval_s=0.02)
             try:
                 with marks.attached(folder), marks.phase("cell"):
                     yield
                 took_s = time.monotonic() - begin_s
-                left_bytes = own_memory()[0] - start_bytes
+                left_bytes = own_memory()[0] - start_bytes  # below 0, if the cell freed memory
             finally:
                 recorder.stop()
             peak = max(recorder.record.held_peak_bytes or 0, start_bytes)
@@ -147,7 +147,7 @@ class _Magics:
             argv = [sys.executable, "-m", __name__, str(folder)]  # `_main` below
             limit = " ".join(options.limit).strip("'\"")
             own_dir = Path(options.run) if options.run else folder / "memory_limit"
-            run_dir = next_run_dir(own_dir.parent, own_dir.name)
+            run_dir = next_run_dir(own_dir.parent, own_dir.name)  # with a number, if it exists
             try:
                 done = watch(argv, limit, run_dir=run_dir)
             except KeyboardInterrupt:
@@ -288,7 +288,7 @@ class _StatementPhases(ast.NodeTransformer):
         shell.user_ns["_begin_statement"] = self._begin
         shell.ast_transformers.append(self)
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str) -> None:  # called by the cell before each statement
         self.phase.close()
         self.phase.enter_context(marks.phase(name))
 
@@ -333,7 +333,7 @@ def _main(folder: Path) -> int:  # runs the job of `_write_job` in the child pro
             with marks.phase(f"pickle {name}"):
                 _dump(folder, "--out", name, shell.user_ns)
     except BaseException as error:
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"  # `memory_limit` raises it in the kernel
         (folder / "error").write_bytes(pickle.dumps((text, lines or [text])))
         return 1
     return 0

@@ -232,7 +232,7 @@ class _Timeline:
             _mark(self._ax, "resumed", at, (4, 0), color=KILLED, xycoords=("data", "axes fraction"))
 
     def _set_title(self, text: str) -> None:
-        is_killed = self._run.exit_code in (137, OUT_OF_CUDA_MEMORY)
+        is_killed = self._run.exit_code in (137, OUT_OF_CUDA_MEMORY)  # 137: 128 + SIGKILL
         self._ax.set_title(text, fontsize=10, color=KILLED if is_killed else GREY)
 
     def _stop_s(self, phase: Phase) -> float:
@@ -240,7 +240,7 @@ class _Timeline:
         stop_s = min(phase.until_s, self._end_s)
         if phase.end_s is not None or stop_s == self._end_s:
             return stop_s
-        # A kill left it open, and `stop_s` is the start of the next attempt: the last sample before
+        # A kill left it open, until the next attempt's start `stop_s`: the last sample before
         return float(self._time_s[self._time_s < stop_s].max(initial=phase.start_s))
 
     def _shade_phases(self) -> list[tuple[float, float, str]]:
@@ -500,7 +500,7 @@ def plot_parts(
     ax.set_yticks(range(len(plans)), map(_plain, plans))
     ax.invert_yaxis()  # the first plan at the top
     for row, plan in enumerate(plans.values()):
-        _draw_parts(ax, row, plan.forecast.peak.parts, unit)
+        _draw_parts(ax, row, plan.forecast.peak.parts, unit)  # of the phase with the highest peak
     limit = limit_bytes / unit
     for name, run in named(runs or {}).items():
         _mark_peak(ax, [*plans].index(name), run, limit, unit)

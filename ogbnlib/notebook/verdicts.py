@@ -17,7 +17,7 @@ def finding(measured: str, carries: bool | None, so: str) -> tuple[str, str]:
         carries: Whether the measurement carries the consequence; None if noise hides the answer.
         so: The consequence.
     """
-    if re.search(r"\bnan\b", measured):
+    if re.search(r"\bnan\b", measured):  # such as the figures of a GPU without one
         return "No figure here.", "Not measured here."
     if carries is None:
         return measured, "Undecided here."
