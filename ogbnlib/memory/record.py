@@ -82,7 +82,7 @@ def parse_events(data: bytes) -> Iterator[Event]:
                 yield event
 
 
-def _is_sound(event: object) -> bool:  # an event has all needed fields, with the right types
+def _is_sound(event: object) -> bool:  # it has all needed fields, with the right types
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
     needed = {"time_s", *_NEEDED.get(event["event"], [])}
@@ -96,7 +96,7 @@ def _is_sound(event: object) -> bool:  # an event has all needed fields, with th
         all(isinstance(text, str) for text in texts)
         # `type`, because True is an instance of int
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-        and isinstance(event.get("command") or [], list)
+        and isinstance(event.get("command") or [], list)  # of a "start"
     )
 
 
@@ -137,17 +137,17 @@ class Record:
     def _reset(self, began_s: float | None = None) -> None:  # in `time.time()` seconds
         # peak of the memory in use (anonymous + shared) by phase name, "" between phases
         self.phases: dict[str, int] = {}
-        self.parts: dict[str, int] = {}  # named parts in use now
-        self.largest_parts: dict[str, int] = {}
+        self.parts: dict[str, int] = {}  # named parts in use now, in bytes
+        self.largest_parts: dict[str, int] = {}  # the largest size of each part so far
         # maximum of each sampled column, of `rss_bytes` (sum of RSS), and of `held_bytes` (in use)
         self.peaks: dict[str, int] = {}
         self.held_bytes: int | None = None  # anonymous + shared memory at the last sample
-        self.start: Event = {}
+        self.start: Event = {}  # the attempt's event "start"
         # the last event of each kind in `_LAST_KEPT`; the first "rank ended"
         self.events: dict[str, Event] = {}
-        self.duration_s = 0.0
+        self.duration_s = 0.0  # from the start to the last sample
         self._num_processes: int | None = None  # of the last sample
-        self._began_s = began_s
+        self._began_s = began_s  # None until a first event or sample
         # memory in use after each epoch, in bytes; for phases ("end epoch", "end train epoch") and
         # marks ("mark epoch") separately: an epoch may have both
         self._levels: dict[str, list[int]] = {}
