@@ -73,7 +73,7 @@ def _record_load(load: Any) -> Any:  # wraps `torch.load` or `numpy.load`
             arguments = signature.bind(*args, **kwargs).arguments
             is_mapped = bool(arguments.get(argument))
             size = os.path.getsize(next(iter(arguments.values())))  # the first one is the file
-        if size < 2**24 or is_mapped:  # below 16 MB there is nothing to save
+        if size < 2**24 or is_mapped:  # a read below 16 MB is not worth a record
             return load(*args, **kwargs)
         with _open(name, bytes=size, argument=_MAPPED[name]):
             return load(*args, **kwargs)
@@ -87,7 +87,7 @@ def _record_graph(build: Any) -> Any:  # wraps PyG's `to_csc` or `to_hetero_csc`
         with _open("NeighborLoader") as line:
             graph = build(*args, **kwargs)
         # The result is (colptr, row, perm). `perm`, the permutation that sorted the edges, is None
-        # if they were sorted before. A graph with several types of edges has a dict of each.
+        # if nothing was sorted. A graph with several types of edges has a dict of each.
         perms = [*graph[2].values()] if isinstance(graph[2], Mapping) else [graph[2]]
         perms = [perm for perm in perms if perm is not None]
         if perms:  # else the loader samples from the edges of the data themselves

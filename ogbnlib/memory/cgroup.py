@@ -199,4 +199,4 @@ def effective_limit() -> tuple[int, str]:
 
 def _number(variable: str) -> int:
     text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else 0  # unset, or as no scheduler writes it
+    return int(text) if text.isdigit() else 0  # 0 if unset or not a number
