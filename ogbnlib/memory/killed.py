@@ -27,7 +27,7 @@ class KilledBy:
     @property
     def left_bytes(self) -> int:
         """Bytes that the limit leaves for the run."""
-        if self.limit_bytes is None:
+        if self.limit_bytes is None:  # the machine's memory
             import psutil
 
             return min(effective_limit()[0], psutil.virtual_memory().available)
@@ -36,8 +36,7 @@ class KilledBy:
     def raised(self, need_bytes: int) -> Action:
         """Return the action that gives the run `need_bytes`."""
         total = need_bytes + self.others_bytes
-        # rounded up, so that this limit is enough
-        size = f"{-(-total // MB)} MB"
+        size = f"{-(-total // MB)} MB"  # rounded up, so that this limit is enough
         if total >= 10 * GB:
             size = f"{-(-total // GB)} GB"
         return Action(self.raising, {"limit": size, "cgroup": self.cgroup})
