@@ -21,14 +21,14 @@ class Text(Sequence[str]):
 
     def __init__(self, stored: Array) -> None:
         self.stored = stored
-        self.dtype = np.dtype(f"U{stored.itemsize}")
+        self.dtype = np.dtype(f"U{stored.itemsize}")  # a character has at least one byte
 
     def __len__(self) -> int:
         return len(self.stored)
 
     def __getitem__(self, index: Any) -> Any:
         values = self.stored[index]
-        if isinstance(values, bytes):
+        if isinstance(values, bytes):  # a single name
             return values.decode()
         return decoded(np.asarray(values))
 
