@@ -306,19 +306,18 @@ def sample_all(
         if status != DONE:
             return status, culprit, node, node, hop_nodes, hop_edges
         nodes.append(node)
-        edges.extend(sources)
-        edges.extend(targets)
+        edges.extend(sources + targets)
         expected = len(node)  # the next batch is about as large
     return DONE, 0, _joined(nodes, 0), _joined(edges, 0), hop_nodes, hop_edges
 
 
 def bad_column(where: str, num_nodes: int, culprit: int) -> InputError:
     """Return the error for the status `BAD_COLUMN`; `where` is the store's path, "" for arrays."""
-    problem = (
+    return damaged(
+        where,
         f"colptr, row: expected ascending offsets and ids from 0 to {num_nodes - 1}, found others in "
-        f"the column of node {culprit}"
+        f"the column of node {culprit}",
     )
-    return damaged(where, problem)
 
 
 def damaged(where: str, problem: str) -> InputError:

@@ -88,16 +88,14 @@ class Member:
     def pieces(self, step: int, begin: int = 0, end: int | None = None) -> Iterator[Array]:
         """Yield the values from `begin` to `end` (not included) in the order of the file, 1-D, `step`
         at a time."""
-        size = math.prod(self.shape)
-        end = size if end is None else end
+        end = math.prod(self.shape) if end is None else end
         with self._opened() as stream:
             # Read up to `begin` instead of seeking: a seek in a stored member stops zipfile from
             # checking the CRC.
             for _ in self._read(stream, CHUNK_BYTES // self.dtype.itemsize, 0, begin):
                 pass
             yield from self._read(stream, step, begin, end)
-            if end == size:
-                stream.read(1)  # zipfile compares the CRC past the last value
+            stream.read(1)  # past the last value of the member, zipfile compares the CRC
 
     def _read(self, stream: IO[bytes], step: int, begin: int, end: int) -> Iterator[Array]:
         for at in range(begin, end, step):  # `stream` is at value `begin`

@@ -62,7 +62,6 @@ class GraphSize:
         return self.num_classes == 0
 
     def _card(self) -> dict[str, str]:
-        seeds = ", ".join(f"{split} {count:,}" for split, count in self.num_seeds.items())
         return {
             type(self).__name__: self.name,
             "nodes": f"{self.num_nodes:,}",
@@ -71,7 +70,7 @@ class GraphSize:
             else f"none, {self.hops} hops were propagated",
             "features": f"{self.num_features:,}",
             "classes": "none, but targets" if self.has_targets else f"{self.num_classes:,}",
-            "splits": seeds,
+            "splits": ", ".join(f"{split} {count:,}" for split, count in self.num_seeds.items()),
         }
 
     def __repr__(self) -> str:
@@ -210,11 +209,9 @@ class Store(GraphSize):
         return file
 
     def disk_array(
-        self,
-        name: str,
-        chunk_bytes: int = npz.CHUNK_BYTES,
+        self, name: str, chunk_bytes: int = npz.CHUNK_BYTES,
         abandoned: threading.Event | None = None,
-    ) -> "DiskArray":
+    ) -> "DiskArray":  # fmt: skip
         """Open array `name` to read rows past the page cache, with the check of `check_file`."""
         from ..io.disk_array import DiskArray
 
@@ -297,9 +294,9 @@ class Store(GraphSize):
         info = self.files[name]
         chunks: Iterable[Array] = (part for _, part in self.chunks(name, checked=name != "x"))
         stored = np.dtype(info.dtype)
-        if name == "x":
+        if name == "x" and self.int8:
             chunks = map(self.decode, chunks)
-            stored = np.dtype(np.float32) if self.int8 else stored
+            stored = np.dtype(np.float32)
         out = np.empty(info.shape, dtype or stored)
         if out.dtype.kind == "f" and name != "y":  # targets may be NaN, for none
             chunks = finite(chunks, out.dtype, str(self.file_path(name)))

@@ -31,7 +31,7 @@ def summarized(store: Store) -> str:
         f"{format_bytes(store.nbytes)}"
     )
     classes = store.num_classes or "none, but targets"
-    counts = {"classes": classes, **store.summary, **store.num_seeds}
+    counts = {"classes": classes, **store.summary, **store.num_seeds}  # numbers, text or pairs
     for name in {"largest_class", "smallest_class"} & {*counts}:  # none of a store with targets
         number, num_nodes = counts[name]
         counts[name] = f"{store.class_names[number]!r} with {num_nodes:,}"

@@ -32,16 +32,15 @@ from .store_format import (
 class ArrayWriter:
     """A `.npy` file written in pieces along the first axis, whose length is not known before."""
 
-    def __init__(self, stream: Stream, dtype: DTypeLike, row_shape: tuple[int, ...]) -> None:
+    def __init__(self, stream: Stream, dtype: DTypeLike) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.row_shape = row_shape
         self.length = 0  # rows written
         self.crc32 = 0  # of their bytes
         self._stream = stream
         self._stream.append(bytes(HEADER_BYTES))  # room for the header, which has the length
 
     def write(self, values: Array) -> None:
-        """Append `values` [n, *row_shape]."""
+        """Append `values`, n rows."""
         values = np.ascontiguousarray(values, self.dtype)
         self.length += len(values)
         data = values.reshape(-1).view(np.uint8).data
@@ -61,10 +60,10 @@ class StoreWriter:
     def create(
         self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()
     ) -> Iterator[ArrayWriter]:
-        """Open the array `name` for writing; the store gets it when the block ends without an
-        error."""
+        """Open the array `name` [n, *row_shape] for writing; the store gets it when the block ends
+        without an error."""
         with Stream(self.folder / f"{name}.npy") as stream:
-            writer = ArrayWriter(stream, dtype, row_shape)
+            writer = ArrayWriter(stream, dtype)
             yield writer
             shape = (writer.length, *row_shape)
             os.pwrite(stream.fileno(), npy_header(writer.dtype, shape), 0)
@@ -77,14 +76,9 @@ class StoreWriter:
             writer.write(values)
 
     def finish(
-        self,
-        name: str,
-        num_classes: int,
-        *,
-        undirected: bool,
-        origin: Mapping[str, Any],
+        self, name: str, num_classes: int, *, undirected: bool, origin: Mapping[str, Any],
         hops: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Write store.json; call it after all arrays are written."""
         num_nodes, num_features = self._files["x"].shape
         meta: dict[str, Any] = {
