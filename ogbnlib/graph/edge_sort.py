@@ -14,7 +14,7 @@ from .npz import Array
 from .store_format import index_dtype
 from .writer import ArrayWriter
 
-_MAX_BUCKETS = 256  # more would make the pieces of a chunk too short to read back in sequence
+_MAX_BUCKETS = 256  # ranges; with more, the pieces of a chunk are too short to read one by one
 
 
 @kernel
@@ -59,11 +59,11 @@ class Pairs(Stream):
         self.append(out.reshape(-1).view(np.uint8).data)
 
     def count(self, number: int) -> int:
-        """Return the number of pairs in one range."""
+        """Return the number of pairs in range `number`."""
         return sum(int(starts[number + 1] - starts[number]) for _, starts in self._chunks)
 
     def pieces(self, number: int, most: int) -> Iterator[Array]:
-        """Yield the pairs of one range in order, [n, 2], at most `most` at a time; the next ones
+        """Yield the pairs of range `number` in order, [n, 2], at most `most` at a time; the next ones
         overwrite them."""
         out = np.empty((min(most, self.count(number)), 2), self.dtype)
         filled = 0
@@ -101,7 +101,7 @@ def _csc(num_cols: int, col: Array, row: Array, unique: bool) -> tuple[Array, Ar
     count = 0  # edges that stay; they move forward in `out`
     begin = colptr[0]
     for v in range(num_cols):
-        end = colptr[v + 1]
+        end = colptr[v + 1]  # replaced below
         last = -1  # no id
         out[begin:end].sort()
         for i in range(begin, end):

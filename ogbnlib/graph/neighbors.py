@@ -17,7 +17,7 @@ LOW_32 = np.uint64(0xFFFFFFFF)  # mask of the lower half of a uint64
 
 @kernel
 def batch_key(seed: np.uint64, epoch: int, first: int) -> np.uint64:
-    """The uint64 key of one batch of one epoch; `first` is the position of its first seed."""
+    """Return the uint64 key of one batch of one epoch; `first` is its first seed's position."""
     key = mix(uint64(seed) + GAMMA)
     key = mix((key ^ uint64(epoch)) + GAMMA)
     return mix((key ^ uint64(first)) + GAMMA)
@@ -25,10 +25,10 @@ def batch_key(seed: np.uint64, epoch: int, first: int) -> np.uint64:
 
 @kernel
 def node_state(key: np.uint64, hop: int, node: int) -> np.uint64:
-    """The uint64 state of a node's (global id) random stream in the batch with `key`; the seeds'
+    """Return the uint64 state of a node's (global id) random stream in the batch with `key`; the seeds'
     hop is 0."""
-    of_hop = mix((uint64(key) ^ uint64(hop)) + GAMMA)
-    return mix((of_hop ^ uint64(node)) + GAMMA)
+    hop_key = mix((uint64(key) ^ uint64(hop)) + GAMMA)
+    return mix((hop_key ^ uint64(node)) + GAMMA)
 
 
 @kernel
@@ -270,7 +270,7 @@ def _sample(
         room = min(total, num_nodes - (count - len(seeds)))  # most new nodes; a seed may repeat
         nodes = _joined([nodes[:count]], room)
         status, stop, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
-        if status == BAD_ID:
+        if status == BAD_ID:  # in `row`
             return BAD_COLUMN, nodes[into[stop]], nodes, sources, targets
         sources.append(sampled)
         targets.append(into)
@@ -304,7 +304,7 @@ def sample_all(
             most_edges, hop_nodes[b], hop_edges[b],
         )  # fmt: skip
         if status != DONE:
-            return status, culprit, node, node, hop_nodes, hop_edges
+            return status, culprit, node, node, hop_nodes, hop_edges  # arrays without meaning
         nodes.append(node)
         edges.extend(sources + targets)
         expected = len(node)  # the next batch is about as large

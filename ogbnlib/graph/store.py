@@ -61,7 +61,7 @@ class GraphSize:
         """Whether `y` has float targets [N] or [N, T], for the user's own loop, not classes."""
         return self.num_classes == 0
 
-    def _card(self) -> dict[str, str]:
+    def _card(self) -> dict[str, str]:  # the lines of the repr, by their titles
         return {
             type(self).__name__: self.name,
             "nodes": f"{self.num_nodes:,}",

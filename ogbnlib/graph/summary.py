@@ -12,8 +12,8 @@ from .store import Store
 
 
 def count_labels(sizes: Array, num_nodes: int) -> dict[str, Any]:
-    """Return the summary's entries on labels; `sizes` is the number of nodes of each class, at
-    least one."""
+    """Return the summary's entries on labels; `sizes`, int64 [C], C >= 1, is the number of nodes of
+    each class. The largest and the smallest one are pairs (class, nodes)."""
     largest = int(sizes.argmax())
     smallest = int(np.where(sizes > 0, sizes, sizes[largest] + 1).argmin())  # of those with nodes
     return {

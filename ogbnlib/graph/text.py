@@ -33,5 +33,5 @@ class Text(Sequence[str]):
         return decoded(np.asarray(values))
 
     def __repr__(self) -> str:
-        first = [*map(repr, self[:3].tolist()), "..."][: len(self)]
+        first = [*map(repr, self[:3].tolist()), "..."][: len(self)]  # no dots up to three names
         return f"Text([{', '.join(first)}], n={len(self)})"

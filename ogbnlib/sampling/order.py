@@ -49,7 +49,7 @@ class EpochSampler(Sampler[int]):
 
     def count(self, start: int) -> int:
         """Return the number of this rank's positions in an order from `start` on."""
-        # in a round each rank takes one batch; in an incomplete round, the first ranks
+        # in a round each rank takes a batch in turn; in the last round some may get less, or none
         rounds, remainder = divmod(self.n - start, self.batch_size * self.num_ranks)
         last = min(max(remainder - self.rank * self.batch_size, 0), self.batch_size)
         return rounds * self.batch_size + last
@@ -66,11 +66,12 @@ class EpochSampler(Sampler[int]):
         return last[1]
 
     def _generator(self, epoch: int) -> torch.Generator:
-        mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))  # negative seeds, too
+        # masks: a seed may be negative, and torch takes 63 bits
+        mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
         return torch.Generator().manual_seed(mixed & (2**63 - 1))
 
     def _draw(self, epoch: int) -> Tensor:
-        # other positions are left out in each epoch
+        # `drop_last` leaves out other positions in each epoch
         return torch.randperm(self.n + self._dropped, generator=self._generator(epoch))[: self.n]
 
     def share(self, epoch: int, start: int = 0) -> Tensor:

@@ -39,9 +39,9 @@ Waiting = Callable[[tuple[str, int, int] | None], bool]
 
 
 class Loaders:
-    """Base of the policies; the loaders yield the batches of `rank`.
+    """Base of the policies: a store loaded for a run, and loaders that yield the batches of `rank`.
 
-    `config.policy.load()(store, config, log)` loads a store.
+    Construct one by `config.policy.load()(store, config, log)`, where `load` imports the class.
     """
 
     labels: dict[str, Tensor]  # of each split's nodes, int16 or int64 in RAM
@@ -102,7 +102,7 @@ class Loaders:
         """Return the splits whose loaders are built before training and stay."""
         return ["train", *config.eval_splits] if cls.all_resident else ["train"]
 
-    def _order(self, split: str, shuffle: bool) -> EpochSampler:
+    def _order(self, split: str, shuffle: bool) -> EpochSampler:  # of this rank's seeds
         from .order import EpochSampler
 
         return EpochSampler(
@@ -114,7 +114,7 @@ class Loaders:
             batch_size=self.config.seeds_per_batch(training=shuffle),
         )
 
-    def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
+    def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:  # of each `NodeLoader`
         import torch
 
         return {
@@ -151,7 +151,7 @@ class Loaders:
             self._resident |= self._build_resident()
         return self._resident["train"]
 
-    def _build_resident(self) -> dict[str, NodeLoader]:
+    def _build_resident(self) -> dict[str, NodeLoader]:  # all that are built before training
         return {
             split: self._build(split, shuffle=split == "train")
             for split in self.resident_splits(self.config)
@@ -211,7 +211,7 @@ class Loaders:
 class _RamLoaders(Loaders):
     """Base of the policies with features and labels in RAM."""
 
-    def _load_nodes(self, store: Store) -> Tensor:  # sets `y` and `labels`, returns the features
+    def _load_nodes(self, store: Store) -> Tensor:  # sets `y` and `labels`, returns features
         import torch
 
         x = torch.from_numpy(store.read("x", self.config.feature_dtype))
@@ -253,7 +253,7 @@ class _RamLoaders(Loaders):
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
-        size = run.size
+        size = run.size  # bytes; `held` stays in memory from here on
         run.held["features"] = (
             size.num_nodes * size.num_features * sizes.feature_itemsize(run.config, size)
         )
@@ -274,7 +274,7 @@ class LazyLoaders(_RamLoaders):
         edges = sizes.trained_edges(run.size, run.config.undirected)
         run.held["edge_index (COO)"] = 16 * edges  # int64 [2, E]
         run.phase("load", {})
-        if not run.is_sorted:  # for training, and for each other split or each of its evaluations
+        if not run.is_sorted:  # for training, and for each other split or evaluation
             splits = [split for split in run.size.num_seeds if split != "train"]
             temporary = sum(map(run.config.num_evaluations, splits))
             run.num_sorts = 1 + (len(splits) if cls.all_resident else temporary)

@@ -120,7 +120,7 @@ def to_data(store: Store, *, half: bool = False) -> Data:
 class _PassSampler(CSCSampler):
     """A sampler with batch keys from torch's global generator, as in PyG's own samplers."""
 
-    def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:  # whatever `first` is
+    def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:  # `first` is unused
         return super().batch_key(int(torch.randint(2**62, ())), epoch)
 
 
@@ -150,7 +150,7 @@ def sample_without_pyg_lib() -> None:
     if typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE:
         return
     warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
-    refuse = NeighborSampler.sample_from_nodes
+    refuse = NeighborSampler.sample_from_nodes  # raises the `ImportError`
 
     def sample_from_nodes(stock: NeighborSampler, inputs: NodeSamplerInput) -> Any:
         options = (stock.replace, stock.disjoint, stock.edge_weight, inputs.time)
@@ -202,7 +202,7 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
                 f"{group}"
             )
 
-    def _read_only(self, *arguments: object) -> NoReturn:  # PyG's methods that write
+    def _read_only(self, *arguments: object) -> NoReturn:  # in place of PyG's `put` and `remove`
         raise InputError(f"{self.store.path}: a store is read only; write a new one")
 
     _put_tensor = _remove_tensor = _read_only

@@ -86,7 +86,6 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self.seed = int(seed)
         self.fixed = fixed
         self._where = where
-
         # nodes of the last batch, to size the next one's table: 20 in place of 23 ms for a batch of
         # [15, 10, 5] x 1024
         self._expected = 0
@@ -142,14 +141,15 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         positions = inputs.row if inputs.input_id is None else inputs.input_id
         first = int(positions[0]) if len(inputs.row) else 0  # identifies the batch
 
-        def sample(seed: Tensor, _: object) -> SamplerOutput:  # PyG passes both ends of all edges
+        def sample(seed: Tensor, _: object) -> SamplerOutput:  # the ends of all edges
             ids = torch.tensor([first]) if len(seed) else None
             return self.sample_from_nodes(NodeSamplerInput(input_id=ids, node=seed))
 
         # before `fork_rng`, because a subclass may draw the key from torch's global generator
         key = int(self.batch_key(first))
-        with torch.random.fork_rng(devices=[]):  # negative edges are drawn from that generator
+        with torch.random.fork_rng(devices=[]):  # PyG draws negative edges from that generator
             torch.manual_seed(key & (2**63 - 1))
+            # not disjoint, no times
             return edge_sample(inputs, sample, len(self.colptr) - 1, False, None, neg_sampling)
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:

@@ -121,8 +121,9 @@ def _unwatched() -> Iterator[None]:
     """Keep torch's handler of SIGCHLD from raising an error for each worker that ends inside."""
     main = threading.current_thread() is threading.main_thread()  # others can't set a handler
     handler: Any = None  # torch's, if it was replaced
+    # until it is done, as torch's handler may raise at any line
     while main and (handler is None or signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL):
-        with contextlib.suppress(RuntimeError):  # raised for a worker that ends just now
+        with contextlib.suppress(RuntimeError):  # a worker has just ended
             handler = handler or signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
