@@ -122,7 +122,7 @@ def _pieces(units: Array, most: int) -> list[Array]:
 def _hand_out(
     put: Callable[[int, int, Array], None], out: Array, first: Array, out_begin: Array, sizes: Array
 ) -> None:
-    # `out` has sizes[c] rows of list c from row out_begin[c] on; `first` as in `DiskArray.sweep`
+    # rows out_begin[c] to out_begin[c] + sizes[c] of `out` are list c's, after first[c] put before
     for c in np.flatnonzero(sizes).tolist():
         put(c, int(first[c]), out[out_begin[c] : out_begin[c] + sizes[c]].view(np.uint8))
 
@@ -141,7 +141,7 @@ class DiskArray:
     """
 
     bytes_read = 0  # by all passes
-    progress = (0, 0)  # bytes of the running pass: read so far, about to read in all; else zeros
+    progress = (0, 0)  # bytes of the running pass: read so far, and of the whole pass; else zeros
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class DiskArray:
         )
         if wrong >= 0:
             self._check_row(int(index[wrong]) + span - 1)
-            raise self.damaged(  # else the row is negative
+            raise self.damaged(  # by a negative row, as its end is in the file
                 f"expected rows from 0 to {self.num_rows - 1}, found an index of {index[wrong]}"
             )
 
