@@ -19,7 +19,7 @@ def from_one(values: Array, count: int) -> str:
 
 
 def is_labelled(rows: Array) -> Array:
-    """Return which rows of labels [n], or of float targets [n] or [n, T], have a value: bool [n]."""
+    """Return which rows of labels [n] or float targets [n] or [n, T] have a value, bool [n]."""
     if rows.dtype.kind != "f":  # classes; -1 is none
         return rows >= 0
     values = rows.reshape(len(rows), math.prod(rows.shape[1:]))  # [n] as [n, 1]

@@ -20,7 +20,7 @@ _MAX_BUCKETS = 256  # ranges; with more, the pieces of a chunk are too short to 
 @kernel
 def _partition(src: Array, dst: Array, shift: int, starts: Array, out: Array) -> None:
     """Sort edges stably by their range of destinations, `dst >> shift`, into rows (dst - first dst
-    of the range, src) of `out`. `starts`, zeros before, gets each range's first row, and the end."""
+    of the range, src) of `out`. `starts`, all zeros, gets each range's first row, and the end."""
     for v in dst:
         starts[(v >> shift) + 1] += 1
     starts[:] = starts.cumsum()
@@ -63,8 +63,8 @@ class Pairs(Stream):
         return sum(int(starts[number + 1] - starts[number]) for _, starts in self._chunks)
 
     def pieces(self, number: int, most: int) -> Iterator[Array]:
-        """Yield the pairs of range `number` in order, [n, 2], at most `most` at a time; the next ones
-        overwrite them."""
+        """Yield the pairs of range `number` in order, [n, 2], at most `most` at a time; the next
+        ones overwrite them."""
         out = np.empty((min(most, self.count(number)), 2), self.dtype)
         filled = 0
         for offset, starts in self._chunks:
@@ -173,7 +173,7 @@ class EdgeSort:
             width = min(1 << pairs.shift, pairs.num_cols - (number << pairs.shift))  # columns
             count = pairs.count(number)
             if width == 1 or count * self._edge_bytes + width * 8 <= self.workspace:
-                part = next(pairs.pieces(number, count), np.empty((0, 2), self._dtype))  # all pairs
+                part = next(pairs.pieces(number, count), np.empty((0, 2), self._dtype))  # all
                 ptr, sources = _csc(width, part[:, 0], part[:, 1], self.undirected)
                 colptr.write(ptr[1:] + row.length)  # ends of the columns, in the whole `row`
                 row.write(sources)

@@ -25,8 +25,8 @@ def batch_key(seed: np.uint64, epoch: int, first: int) -> np.uint64:
 
 @kernel
 def node_state(key: np.uint64, hop: int, node: int) -> np.uint64:
-    """Return the uint64 state of a node's (global id) random stream in the batch with `key`; the seeds'
-    hop is 0."""
+    """Return the uint64 state of a node's (global id) random stream in the batch with `key`; the
+    seeds' hop is 0."""
     hop_key = mix((uint64(key) ^ uint64(hop)) + GAMMA)
     return mix((hop_key ^ uint64(node)) + GAMMA)
 
@@ -113,8 +113,8 @@ def choose_all(
 # upper half, local id + 1 in the lower half, 0 for an empty slot. Its size is a power of two, at
 # least twice the entries, so it grows with the batch and not with the graph.
 
-# Status of a call: done; the table is full; an id is out of range; a column of the graph is damaged;
-# a hop has too many edges.
+# Status of a call: done; the table is full; an id is out of range; a column of the graph is
+# damaged; a hop has too many edges.
 DONE, FULL, BAD_ID, BAD_COLUMN, TOO_MANY = range(5)
 ANY_NUMBER = 2**62  # as `most_edges`: no bound
 
@@ -212,7 +212,7 @@ def absorb(
 
 @kernel
 def _columns(colptr: Array, nodes: Array, num_edges: int, start: Array, degree: Array) -> int:
-    # fill `start` and `degree` of the columns of `nodes`; return a node whose column is damaged, or -1
+    # fill `start` and `degree` of the nodes' columns; return a node with a damaged column, or -1
     for i in range(len(nodes)):
         low = colptr[nodes[i]]
         high = colptr[nodes[i] + 1]
@@ -228,7 +228,7 @@ def _sample(
     colptr: Array, row: Array, seeds: Array, num_neighbors: Array, key: np.uint64, fixed: bool,
     expected: int, most_edges: int, hop_nodes: Array, hop_edges: Array,
 ) -> tuple[int, int, Array, list[Array], list[Array]]:  # fmt: skip
-    """Sample one batch, unless a hop has more than `most_edges` edges; parameters as in `sample_all`.
+    """Sample one batch, unless a hop has more than `most_edges` edges; see `sample_all`.
 
     A repeated seed is a node of its own, with the same neighbors; edges from it start at its first
     copy, found first in the table. Fills `hop_nodes` (the seeds, then each hop's new nodes) and
@@ -285,14 +285,14 @@ def sample_all(
     colptr: Array, row: Array, seeds: Array, size: int, num_neighbors: Array, keys: Array,
     fixed: bool, expected: int, most_edges: int,
 ) -> tuple[int, int, Array, Array, Array, Array]:  # fmt: skip
-    """Sample batches of `size` seeds (global ids, int64), one for each key (uint64); none if a hop of
-    one of them has more than `most_edges` edges.
+    """Sample batches of `size` seeds (global ids, int64), one for each key (uint64); none if a hop
+    of one of them has more than `most_edges` edges.
 
-    With `fixed`, a node has the same neighbors at all hops. About `expected` nodes are in the first
-    batch, to size its table. Returns `(status, culprit, nodes, edges, nodes per hop, edges per hop)`;
-    unless the status is DONE, `culprit` is the invalid id, the damaged column's node or the number
-    of edges. Nodes (global ids) and edges (local ids) lie batch after batch; the edges of a batch
-    are all sources, then all targets. The numbers per hop have a row for each batch.
+    With `fixed`, a node has the same neighbors at all hops. `expected` nodes or so are in the first
+    batch, to size its table. Returns `(status, culprit, nodes, edges, nodes per hop, edges per
+    hop)`. Without DONE, `culprit` is the invalid id, the damaged column's node or the number of
+    edges. Nodes (global ids) and edges (local ids) lie batch after batch; the edges of a batch are
+    all sources, then all targets. The numbers per hop have a row for each batch.
     """
     nodes = []
     edges = []

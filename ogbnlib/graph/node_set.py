@@ -1,4 +1,4 @@
-"""Sets of nodes as bitmaps (node v is bit v % 64 of word v // 64), with ranks; 21 MB for papers100M.
+"""Sets of nodes as bitmaps (node v: bit v % 64 of word v // 64), with ranks; 21 MB for papers100M.
 
 In the kernels `words` is the uint64 bitmap; `word_ranks[w]` is the number of members below word w.
 """
@@ -111,6 +111,6 @@ class NodeSet:
         return _members(self.words, self.count(), self.word_ranks)
 
     def ranks(self, nodes: Array) -> Array:
-        """Return the number of members below each id, for a member its position among `members`; call
-        `count` first. The dtype is that of `members`."""
+        """Return the number of members below each id, for a member its position among `members`;
+        call `count` first. The dtype is that of `members`."""
         return _ranks(self.words, self.word_ranks, nodes)

@@ -86,8 +86,8 @@ class Member:
             )
 
     def pieces(self, step: int, begin: int = 0, end: int | None = None) -> Iterator[Array]:
-        """Yield the values from `begin` to `end` (not included) in the order of the file, 1-D, `step`
-        at a time."""
+        """Yield the values from `begin` to `end` (not included) in the order of the file, 1-D,
+        `step` at a time."""
         end = math.prod(self.shape) if end is None else end
         with self._opened() as stream:
             # Read up to `begin` instead of seeking: a seek in a stored member stops zipfile from

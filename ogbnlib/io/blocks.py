@@ -81,8 +81,8 @@ def block_buffer(num_bytes: int) -> memoryview:
 
 
 def read_blocks(descriptor: int, buffer: memoryview, begin: int, size: int) -> memoryview | None:
-    """Read `size` bytes from byte `begin` (a block's first) on into `buffer`, in whole blocks; return
-    these blocks, or None if the file ends before byte `begin + size`."""
+    """Read `size` bytes from byte `begin` (a block's first) on into `buffer`, in whole blocks;
+    return these blocks, or None if the file ends before byte `begin + size`."""
     view = buffer[: whole_blocks(size)]
     done = 0  # bytes read
     while done < size:

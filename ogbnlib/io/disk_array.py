@@ -25,8 +25,8 @@ _THREADS = 3  # with reads of 8 MiB more threads gain nothing, measured on an NV
 def _group_by_chunk(
     index: Array, span: int, stride: int, offset: int, shift: int, num_bytes: int, order: Array
 ) -> tuple[int, Array, Array, Array]:
-    """Sort the places i of `index` into `order` by the chunk of the file, of 2**shift bytes, in which
-    row index[i] begins (counting sort). Each place needs `span` rows from index[i] on.
+    """Sort the places i of `index` into `order` by the chunk of the file, of 2**shift bytes, in
+    which row index[i] begins (counting sort). Each place needs `span` rows from index[i] on.
 
     Row r begins at byte offset + r * stride of the `num_bytes` of the file. Returns the first i
     whose rows are not in the file, or -1; `bounds`, where `order[bounds[c]:bounds[c + 1]]` are the
@@ -194,8 +194,8 @@ class DiskArray:
         return self.offset + row * self.row_bytes
 
     def rows(self, begin: int, end: int, dtype: np.dtype[np.generic]) -> Array:
-        """Return the values in rows `begin` to `end` (not included), 1-D; they are overwritten by the
-        next read in this thread."""
+        """Return the values in rows `begin` to `end` (not included), 1-D; the next read in this
+        thread overwrites them."""
         if not 0 <= begin <= end:
             raise self.damaged(f"expected ascending rows, found {begin} to {end}")
         return self._span(begin, end, dtype)[0] if end > begin else np.empty(0, dtype)

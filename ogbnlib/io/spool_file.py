@@ -24,7 +24,7 @@ class DiskFull(OSError):
 
 
 @contextlib.contextmanager
-def _disk_errors(folder: Path) -> Iterator[None]:  # the file has no name, so errors name its folder
+def _disk_errors(folder: Path) -> Iterator[None]:  # the file has no name: name its folder
     try:
         yield
     except OSError as error:
@@ -41,7 +41,7 @@ class SpoolFile(Stream):
 
     most_dirty_bytes = 128 * 2**20  # without O_DIRECT
 
-    def __init__(self, folder: Path, num_bytes: int = 0):  # a full disk refuses `num_bytes` at once
+    def __init__(self, folder: Path, num_bytes: int = 0):  # `num_bytes` are reserved
         self.folder = folder
         self._buffer = memoryview(b"")  # aligned memory, allocated by the first `put`
         # arrays with an incomplete last block: the byte at which they go on, and the block so far
@@ -66,8 +66,8 @@ class SpoolFile(Stream):
         return functools.partial(self.load, offset, array.shape, array.dtype)
 
     def put(self, data: Any, offset: int) -> None:
-        """Write a part of an array (bytes), at the beginning of a block or where its last part ended;
-        an incomplete block waits in memory for a later part or `finish`."""
+        """Write a part of an array (bytes), at the beginning of a block or where its last part
+        ended; an incomplete block waits in memory for a later part or `finish`."""
         view = memoryview(data)  # the bytes still to write, from byte `offset` on
         head = self._ends.pop(offset, b"")  # the waiting bytes just before `offset`
         if not self._buffer:

@@ -12,8 +12,8 @@ from ..graph.neighbors import batch_key
 
 
 class EpochSampler(Sampler[int]):
-    """Positions 0..n-1 among a loader's seeds, for a DataLoader, in an order that is a pure function of
-    (seed, epoch). Ranks take batches in turn. `drop_last` leaves out a last batch that is not full."""
+    """Positions 0..n-1 among a loader's seeds, in an order decided by (seed, epoch) alone.
+    Ranks take batches in turn. `drop_last` leaves out a last batch that is not full."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class EpochSampler(Sampler[int]):
         return torch.randperm(self.n + self._dropped, generator=self._generator(epoch))[: self.n]
 
     def share(self, epoch: int, start: int = 0) -> Tensor:
-        """Return this rank's positions in the order of `epoch`, from place `start` on, int64 in RAM."""
+        """Return this rank's positions, int64 in RAM, in the order of `epoch` from `start` on."""
         order = self.order(epoch)[start:]
         if self.num_ranks == 1:
             return order

@@ -94,7 +94,7 @@ class Loaders:
     def _load(self, store: Store) -> Data:  # what the policy keeps in memory; sets `labels`
         raise NotImplementedError
 
-    def _build(self, split: str, shuffle: bool) -> NodeLoader:  # shuffles to train, not to evaluate
+    def _build(self, split: str, shuffle: bool) -> NodeLoader:  # shuffles for training only
         raise NotImplementedError
 
     @classmethod
@@ -241,13 +241,13 @@ class _RamLoaders(Loaders):
                 resident = resident[1:]
             for split in splits:
                 if split not in resident:
-                    # the train loader's workers end before the final evaluations
-                    idle_workers = config.num_workers * config.persistent_workers * (when == "eval")
-                    cls._forecast_build(run, split, f"build {split} loader ({when})", idle_workers)
+                    # idle workers; the train loader's end before the final evaluations
+                    idle = config.num_workers * config.persistent_workers * (when == "eval")
+                    cls._forecast_build(run, split, f"build {split} loader ({when})", idle)
                 # An evaluation of the train split has a loader of its own, which shares the train
                 # loader's CSC; that one is idle, too.
-                idle = [name for name in resident if name != split or split == "train"]
-                run.pass_phase(f"{when} {split}", run.one_pass(split), len(idle))
+                others = [name for name in resident if name != split or split == "train"]
+                run.pass_phase(f"{when} {split}", run.one_pass(split), len(others))
                 if split not in resident:
                     run.held.pop(f"{split} loader's CSC", None)
 

@@ -153,8 +153,8 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
             return edge_sample(inputs, sample, len(self.colptr) - 1, False, None, neg_sampling)
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
-        """Return the key, uint64, that decides all choices of a batch in `epoch` (default: the current
-        one); `first` is the position of its first seed among the loader's nodes."""
+        """Return the key, uint64, that decides all choices of a batch in `epoch` (default: the
+        current one); `first` is the position of its first seed among the loader's nodes."""
         epoch = int(self._epoch[0]) if epoch is None else epoch
         seed = np.uint64(self.seed & (2**64 - 1))
         return np.uint64(batch_key(seed, epoch, 0 if self.fixed else first))
