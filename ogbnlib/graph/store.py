@@ -270,7 +270,7 @@ class Store(GraphSize):
         info = self.files[name]
         file = self.file_path(name)
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
-        step = max(1, npz.CHUNK_BYTES // max(1, row_bytes))  # rows; 0 bytes: no columns
+        step = max(1, npz.CHUNK_BYTES // max(1, row_bytes))  # in rows; no columns: 0 bytes
         crc32 = 0
         with self.open_file(name) as stream:
             stream.seek(HEADER_BYTES)
