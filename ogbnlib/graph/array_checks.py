@@ -11,18 +11,18 @@ from .npz import Array
 
 
 def from_one(values: Array, count: int) -> str:
-    """Return a message's question about ids or classes from 1 to `count`; "" for others. Those from
-    0 to count - 1 are expected."""
+    """Return the end of an error message: a question if `values` (ids or classes) go from 1 to
+    `count` in place of 0 to count - 1, else ""."""
     if values.size and values.min() >= 1 and values.max() == count:
         return "; do they begin at 1? Then subtract 1"
     return ""
 
 
 def is_labelled(rows: Array) -> Array:
-    """Return which rows of labels [n], or of float targets [n] or [n, T], have a value."""
-    if rows.dtype.kind != "f":
+    """Return which rows of labels [n] or float targets [n] or [n, T] have a value, bool [n]."""
+    if rows.dtype.kind != "f":  # classes; -1 is none
         return rows >= 0
-    values = rows.reshape(len(rows), math.prod(rows.shape[1:]))
+    values = rows.reshape(len(rows), math.prod(rows.shape[1:]))  # [n] as [n, 1]
     return np.count_nonzero(~np.isnan(values), axis=1) > 0
 
 
@@ -33,9 +33,9 @@ def split_problems(
     for_repeats: str = "",
     for_unlabelled: str = "",
 ) -> Iterator[tuple[str, str]]:
-    """Yield (split, problem) for int64 node ids of splits; `labelled(ids)` tells which have a label.
-    A problem ends with its remedy, `for_repeats` or `for_unlabelled`."""
-    checked: dict[str, Array] = {}
+    """Yield (split, problem) for int64 node ids of splits; `labelled(ids)` returns which ids have a
+    label, bool. Remedies at the end of a message: `for_repeats` and `for_unlabelled`."""
+    checked: dict[str, Array] = {}  # the splits before this one
     for name, ids in splits.items():
         outside = ids[(ids < 0) | (ids >= num_nodes)]
         if outside.size:
@@ -48,7 +48,7 @@ def split_problems(
         repeats = len(ids) - len(np.unique(ids))
         if repeats:
             yield name, f"expected each node once, found {repeats} repeats{for_repeats}"
-        bare = ids[~labelled(ids)]
+        bare = ids[~labelled(ids)]  # without a label
         if bare.size:
             yield (
                 name,
@@ -66,16 +66,16 @@ def finite(chunks: Iterable[Array], dtype: DTypeLike, where: str) -> Iterator[Ar
     """Yield chunks of features [n, F], cast to `dtype`; refuse values that are not finite before or
     after the cast."""
     dtype = np.dtype(dtype)
-    begin = 0
+    begin = 0  # first row of the chunk
     for values in chunks:
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # an overflow is refused below
             out = values.astype(dtype, order="C", copy=False)
         wrong = ~np.isfinite(out)
         if wrong.any():
             row = int(np.flatnonzero(wrong.any(axis=1))[0])
             value = values[row][wrong[row]][0]
             remedy = "replace it"
-            if np.isfinite(value):
+            if np.isfinite(value):  # until the cast
                 remedy = "use feature_dtype='float32' or scale the features down"
             raise InputError(
                 f"{where}: expected finite values up to {float(np.finfo(dtype).max):g}, the largest "

@@ -23,14 +23,14 @@ class Int8Columns(NamedTuple):
         values must be finite. `where` names them in the error for a column that would overflow."""
         low = np.full(num_features, np.inf)
         high = np.full(num_features, -np.inf)
-        for values in chunks:
+        for values in chunks:  # [n, F]; `initial` allows a chunk without rows
             np.minimum(low, values.min(axis=0, initial=np.inf), out=low)
             np.maximum(high, values.max(axis=0, initial=-np.inf), out=high)
         scale = np.where(high > low, (high - low) / 254, 1.0)  # a constant column is its offset
         columns = cls(scale.astype(np.float32), ((low + high) / 2).astype(np.float32))
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # refused below
             ends = columns.decode(np.full((2, num_features), [[-127], [127]], np.int8))
-        wide = np.flatnonzero(~np.isfinite(ends).all(axis=0))
+        wide = np.flatnonzero(~np.isfinite(ends).all(axis=0))  # columns
         if len(wide):
             raise InputError(
                 f"{where}: column {wide[0]} with values from {low[wide[0]]:g} to {high[wide[0]]:g} is "
@@ -48,7 +48,7 @@ class Int8Columns(NamedTuple):
 
     def decode(self, codes: Array, columns: slice = slice(None)) -> Array:
         """Return the values, float32, of some columns of int8 codes [n, F]."""
-        values = codes[:, columns].astype(np.float32)
+        values = codes[:, columns].astype(np.float32)  # changed in place, to need one copy only
         values *= self.scale[columns]
         values += self.offset[columns]
         return values

@@ -12,12 +12,12 @@ from ..errors import InputError
 from ..kernels import Array, kernel, prefetch
 from ..splitmix64 import GAMMA, mix
 
-LOW_32 = np.uint64(0xFFFFFFFF)
+LOW_32 = np.uint64(0xFFFFFFFF)  # mask of the lower half of a uint64
 
 
 @kernel
 def batch_key(seed: np.uint64, epoch: int, first: int) -> np.uint64:
-    """The uint64 key of one batch of one epoch; `first` is the position of its first seed."""
+    """Return the uint64 key of one batch of one epoch; `first` is its first seed's position."""
     key = mix(uint64(seed) + GAMMA)
     key = mix((key ^ uint64(epoch)) + GAMMA)
     return mix((key ^ uint64(first)) + GAMMA)
@@ -25,22 +25,23 @@ def batch_key(seed: np.uint64, epoch: int, first: int) -> np.uint64:
 
 @kernel
 def node_state(key: np.uint64, hop: int, node: int) -> np.uint64:
-    """The uint64 state of a node's (global id) random stream in the batch with `key`; the seeds'
-    hop is 0."""
-    of_hop = mix((uint64(key) ^ uint64(hop)) + GAMMA)
-    return mix((of_hop ^ uint64(node)) + GAMMA)
+    """Return the uint64 state of a node's (global id) random stream in the batch with `key`; the
+    seeds' hop is 0."""
+    hop_key = mix((uint64(key) ^ uint64(hop)) + GAMMA)
+    return mix((hop_key ^ uint64(node)) + GAMMA)
 
 
 @kernel
 def _bounded(state: np.uint64, n: int) -> tuple[np.uint64, np.uint64]:
-    """`(new state, integer in [0, n))`, exactly uniform, for 1 <= n < 2**32."""
+    """Draw `(new state, integer in [0, n))`, exactly uniform, for 1 <= n < 2**32."""
     # Multiply-shift with rejection (Lemire, "Fast random integer generation in an interval", ACM
-    # TOMACS 2019) on the upper half of each splitmix64 output.
+    # TOMACS 2019) on the upper half of each splitmix64 output: the integer is the product's upper
+    # half, and the lower half decides about rejection.
     bound = uint64(n)
     state += GAMMA
     product = (mix(state) >> uint64(32)) * bound
-    if product & LOW_32 < bound:
-        threshold = (LOW_32 + uint64(1) - bound) % bound
+    if product & LOW_32 < bound:  # rare; else surely above the threshold, which takes a division
+        threshold = (LOW_32 + uint64(1) - bound) % bound  # 2**32 mod n
         while product & LOW_32 < threshold:
             state += GAMMA
             product = (mix(state) >> uint64(32)) * bound
@@ -67,10 +68,10 @@ def choose(state: np.uint64, degree: int, k: int, out: Array) -> int:
         top = degree - k + i  # larger than anything chosen so far
         state, draw = _bounded(state, top + 1)
         position = np.int64(draw)
-        j = i
+        j = i  # becomes the place of `position` among the i sorted ones
         while j > 0 and out[j - 1] > position:
             j -= 1
-        if j > 0 and out[j - 1] == position:
+        if j > 0 and out[j - 1] == position:  # chosen already: `top` takes its place
             out[i] = top
         else:
             for shifted in range(i, j, -1):
@@ -81,10 +82,10 @@ def choose(state: np.uint64, degree: int, k: int, out: Array) -> int:
 
 @kernel
 def count_chosen(degree: Array, k: int) -> int:
-    """The number of edges that `choose_all` chooses."""
+    """Return the number of edges that `choose_all` chooses."""
     total = 0
     for d in degree:
-        total += d if k < 0 else min(k, d)
+        total += d if k < 0 else min(k, d)  # -1: all edges
     return total
 
 
@@ -96,14 +97,14 @@ def choose_all(
     """Choose the edges of one batch at one hop: write their positions in `row` to `out`, int64, and
     the local ids of their targets to `target`, both of exactly `count_chosen(degree, k)` entries.
 
-    `ids` are the nodes whose neighbors are sampled, the first with local id `begin`; `start` and
-    `degree` describe their columns.
+    `ids` are the global ids of the nodes whose neighbors are sampled, the first with local id
+    `begin`; the column of node i is `row[start[i] : start[i] + degree[i]]`.
     """
-    e = 0
+    e = 0  # edges chosen so far
     for i in range(len(ids)):
         count = choose(node_state(key, hop, ids[i]), degree[i], k, out[e:])
         for j in range(e, e + count):
-            out[j] += start[i]
+            out[j] += start[i]  # a position in the column becomes one in `row`
             target[j] = begin + i
         e += count
 
@@ -112,16 +113,17 @@ def choose_all(
 # upper half, local id + 1 in the lower half, 0 for an empty slot. Its size is a power of two, at
 # least twice the entries, so it grows with the batch and not with the graph.
 
-# status of a call
+# Status of a call: done; the table is full; an id is out of range; a column of the graph is
+# damaged; a hop has too many edges.
 DONE, FULL, BAD_ID, BAD_COLUMN, TOO_MANY = range(5)
-ANY_NUMBER = 2**62  # as `most_edges`
+ANY_NUMBER = 2**62  # as `most_edges`: no bound
 
 
 @kernel
 def _new_table(nodes: Array, count: int, entries: int, old: Array) -> tuple[Array, np.uint64]:
     """Return `(table, shift)` for `nodes[:count]` with room for `entries`, in the memory of the
-    table `old` if that is large enough."""
-    bits = 6
+    table `old` if that is large enough. The upper 64 - shift bits of a hash are its slot."""
+    bits = 6  # at least 64 slots
     while (1 << bits) < 2 * entries:
         bits += 1
     table = old[: 1 << bits]
@@ -135,7 +137,7 @@ def _new_table(nodes: Array, count: int, entries: int, old: Array) -> tuple[Arra
         node = uint64(nodes[i])
         # Fibonacci hashing, Knuth, TAOCP volume 3, section 6.4
         slot = np.int64((node * GAMMA) >> shift)
-        while table[slot] != uint64(0):
+        while table[slot] != uint64(0):  # taken: try the next slot
             slot = (slot + 1) & mask
         table[slot] = (node << uint64(32)) | uint64(i + 1)
     return table, shift
@@ -148,15 +150,16 @@ def _relabel(
     """Replace global by local ids in `ids[begin:]`, appending new ids to `nodes[:count]`; `nodes`
     has room for all.
 
-    `table` has an entry for each of these nodes. It stays at most half full; the status FULL asks
-    for a larger table. Returns `(status, position in ids where it stopped, new count)`.
+    `table`, with the `shift` of its hashes, has an entry for each of `nodes[:count]`. It stays at
+    most half full; the status FULL asks for a larger table. Returns `(status, position in ids where
+    it stopped, new count)`.
     """
     mask = len(table) - 1
     room = len(table) // 2
     for e in range(begin, len(ids)):
         if ids[e] < 0 or ids[e] >= num_nodes:
             return BAD_ID, e, count
-        if e + 8 < len(ids):
+        if e + 8 < len(ids):  # the slot of an id to come
             prefetch(table, np.int64((uint64(ids[e + 8]) * GAMMA) >> shift))
         node = uint64(ids[e])
         slot = np.int64((node * GAMMA) >> shift)
@@ -177,6 +180,7 @@ def _relabel(
 
 @kernel
 def _joined(parts: list[Array], room: int) -> Array:
+    # a copy of int64 arrays, one after the other, with `room` items more that are not set
     joined = np.empty(sum([len(part) for part in parts]) + room, np.int64)
     at = 0
     for part in parts:
@@ -192,24 +196,23 @@ def absorb(
     """Turn the sampled global ids `values` into local ids, in place, and append new nodes to
     `nodes[:count]`, which has room for all.
 
-    If `shift` is 0, `table` is memory for a new table. Returns `(status, position in values where
-    it stopped, new count, table, shift)`.
+    If `shift` is 0, `table` is memory for a new table. Returns `(DONE or BAD_ID, position in values
+    where it stopped, new count, table, shift)`.
     """
-    status = FULL
-    stop = 0
     memory = table
-    if shift == 0:
-        table, shift = _new_table(nodes, count, 2 * count, memory)
-    while status == FULL:
-        status, stop, count = _relabel(table, shift, nodes, count, values, stop, num_nodes)
-        if status == FULL:
+    stop = 0
+    while True:
+        if shift == 0:
             table, shift = _new_table(nodes, count, 2 * count, memory)
-    return status, stop, count, table, shift
+        status, stop, count = _relabel(table, shift, nodes, count, values, stop, num_nodes)
+        if status != FULL:
+            return status, stop, count, table, shift
+        shift = uint64(0)  # make a larger table, and go on at `stop`
 
 
 @kernel
 def _columns(colptr: Array, nodes: Array, num_edges: int, start: Array, degree: Array) -> int:
-    # fills `start` and `degree`; returns a node whose column is damaged, or -1
+    # fill `start` and `degree` of the nodes' columns; return a node with a damaged column, or -1
     for i in range(len(nodes)):
         low = colptr[nodes[i]]
         high = colptr[nodes[i] + 1]
@@ -223,61 +226,58 @@ def _columns(colptr: Array, nodes: Array, num_edges: int, start: Array, degree: 
 @kernel
 def _sample(
     colptr: Array, row: Array, seeds: Array, num_neighbors: Array, key: np.uint64, fixed: bool,
-    expected: int, most_edges: int,
-) -> tuple[int, int, Array, list[Array], list[Array], Array, Array]:  # fmt: skip
-    """Sample one batch, unless a hop has more than `most_edges` edges.
+    expected: int, most_edges: int, hop_nodes: Array, hop_edges: Array,
+) -> tuple[int, int, Array, list[Array], list[Array]]:  # fmt: skip
+    """Sample one batch, unless a hop has more than `most_edges` edges; see `sample_all`.
 
     A repeated seed is a node of its own, with the same neighbors; edges from it start at its first
-    copy, found first in the table. Returns `(status, invalid id or column, nodes, sources of each
-    hop, targets of each hop, nodes per hop, edges per hop)`.
+    copy, found first in the table. Fills `hop_nodes` (the seeds, then each hop's new nodes) and
+    `hop_edges`; returns `(status, culprit, nodes, sources of each hop, targets of each hop)`.
     """
     num_nodes = len(colptr) - 1
-    hops = len(num_neighbors)
-    hop_nodes = np.zeros(hops + 1, np.int64)
-    hop_edges = np.zeros(hops, np.int64)
-    nodes = seeds.copy()
+    nodes = seeds.copy()  # global ids, seeds first; a local id is a place in it
     count = len(seeds)
     # an empty first item, because numba must know the type of the lists
     sources = [nodes[:0]]
     targets = [nodes[:0]]
     for i in range(count):
         if seeds[i] < 0 or seeds[i] >= num_nodes:
-            return BAD_ID, seeds[i], nodes, sources, targets, hop_nodes, hop_edges
+            return BAD_ID, seeds[i], nodes, sources, targets
     table, shift = _new_table(nodes, count, max(expected, count), np.empty(0, np.uint64))
     hop_nodes[0] = count
 
     # Each hop goes over its nodes and edges in separate plain loops, so that the cache misses of
     # one loop overlap.
-    begin = 0
-    for hop in range(hops):
+    begin = 0  # nodes[begin:end] were found by the last hop, and are expanded by this one
+    for hop in range(len(num_neighbors)):
         end = count
         start = np.empty(end - begin, np.int64)
         degree = np.empty(end - begin, np.int64)
         wrong = _columns(colptr, nodes[begin:end], len(row), start, degree)
         if wrong >= 0:
-            return BAD_COLUMN, wrong, nodes, sources, targets, hop_nodes, hop_edges
+            return BAD_COLUMN, wrong, nodes, sources, targets
         k = num_neighbors[hop]
         total = count_chosen(degree, k)
         if total > most_edges:
-            return TOO_MANY, total, nodes, sources, targets, hop_nodes, hop_edges
-        sampled = np.empty(total, np.int64)
+            return TOO_MANY, total, nodes, sources, targets
+        sampled = np.empty(total, np.int64)  # positions in `row`, then global ids, then local ids
         into = np.empty(total, np.int64)
         choose_all(
             key, 0 if fixed else hop, nodes[begin:end], start, degree, k, begin, sampled, into
         )
         for e in range(len(sampled)):
             sampled[e] = row[sampled[e]]
-        room = min(total, num_nodes - (count - len(seeds)))
+        room = min(total, num_nodes - (count - len(seeds)))  # most new nodes; a seed may repeat
         nodes = _joined([nodes[:count]], room)
         status, stop, count, table, shift = absorb(table, shift, nodes, count, sampled, num_nodes)
-        if status == BAD_ID:
-            return BAD_COLUMN, nodes[into[stop]], nodes, sources, targets, hop_nodes, hop_edges
+        if status == BAD_ID:  # in `row`
+            return BAD_COLUMN, nodes[into[stop]], nodes, sources, targets
         sources.append(sampled)
         targets.append(into)
         hop_nodes[hop + 1] = count - end
         hop_edges[hop] = total
         begin = end
-    return DONE, 0, nodes[:count], sources, targets, hop_nodes, hop_edges
+    return DONE, 0, nodes[:count], sources, targets
 
 
 @kernel
@@ -285,37 +285,39 @@ def sample_all(
     colptr: Array, row: Array, seeds: Array, size: int, num_neighbors: Array, keys: Array,
     fixed: bool, expected: int, most_edges: int,
 ) -> tuple[int, int, Array, Array, Array, Array]:  # fmt: skip
-    """Sample batches of `size` seeds, one for each key; none if a hop of one of them has more than
-    `most_edges` edges.
+    """Sample batches of `size` seeds (global ids, int64), one for each key (uint64); none if a hop
+    of one of them has more than `most_edges` edges.
 
-    Returns `(status, invalid id or column, nodes, edges, nodes per hop, edges per hop)`. Nodes and
-    edges lie batch after batch; the edges of a batch are all sources, then all targets.
+    With `fixed`, a node has the same neighbors at all hops. `expected` nodes or so are in the first
+    batch, to size its table. Returns `(status, culprit, nodes, edges, nodes per hop, edges per
+    hop)`. Without DONE, `culprit` is the invalid id, the damaged column's node or the number of
+    edges. Nodes (global ids) and edges (local ids) lie batch after batch; the edges of a batch are
+    all sources, then all targets. The numbers per hop have a row for each batch.
     """
     nodes = []
     edges = []
     hop_nodes = np.empty((len(keys), len(num_neighbors) + 1), np.int64)
     hop_edges = np.empty((len(keys), len(num_neighbors)), np.int64)
     for b in range(len(keys)):
-        batch_seeds = seeds[b * size : (b + 1) * size]
-        status, culprit, node, sources, targets, hop_nodes[b], hop_edges[b] = _sample(
-            colptr, row, batch_seeds, num_neighbors, keys[b], fixed, expected, most_edges
-        )
+        status, culprit, node, sources, targets = _sample(
+            colptr, row, seeds[b * size : (b + 1) * size], num_neighbors, keys[b], fixed, expected,
+            most_edges, hop_nodes[b], hop_edges[b],
+        )  # fmt: skip
         if status != DONE:
-            return status, culprit, node, node, hop_nodes, hop_edges
+            return status, culprit, node, node, hop_nodes, hop_edges  # arrays without meaning
         nodes.append(node)
-        edges.extend(sources)
-        edges.extend(targets)
-        expected = len(node)
+        edges.extend(sources + targets)
+        expected = len(node)  # the next batch is about as large
     return DONE, 0, _joined(nodes, 0), _joined(edges, 0), hop_nodes, hop_edges
 
 
 def bad_column(where: str, num_nodes: int, culprit: int) -> InputError:
     """Return the error for the status `BAD_COLUMN`; `where` is the store's path, "" for arrays."""
-    problem = (
+    return damaged(
+        where,
         f"colptr, row: expected ascending offsets and ids from 0 to {num_nodes - 1}, found others in "
-        f"the column of node {culprit}"
+        f"the column of node {culprit}",
     )
-    return damaged(where, problem)
 
 
 def damaged(where: str, problem: str) -> InputError:

@@ -1,4 +1,7 @@
-"""Sets of nodes as bitmaps, with ranks; 21 MB for papers100M."""
+"""Sets of nodes as bitmaps (node v: bit v % 64 of word v // 64), with ranks; 21 MB for papers100M.
+
+In the kernels `words` is the uint64 bitmap; `word_ranks[w]` is the number of members below word w.
+"""
 
 import numpy as np
 from numba import int64, uint64
@@ -10,7 +13,8 @@ from .store_format import index_dtype
 
 @kernel
 def _ones(word: np.uint64) -> int:
-    """Bits set in a uint64 (Warren, Hacker's Delight, 2nd edition, figure 5-2)."""
+    """Count the bits set in a uint64 (Warren, Hacker's Delight, 2nd edition, figure 5-2)."""
+    # sums of 2 neighboring bits in place, then of 4, then of 8, then all in the highest byte
     word = word - ((word >> uint64(1)) & uint64(0x5555555555555555))
     word = (word & uint64(0x3333333333333333)) + ((word >> uint64(2)) & uint64(0x3333333333333333))
     word = (word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)
@@ -33,7 +37,7 @@ def put(words: Array, node: int) -> None:
 
 @kernel
 def rank(words: Array, word_ranks: Array, node: int) -> int:
-    """Return the number of members below `node`; `word_ranks[w]` is that below word w."""
+    """Return the number of members below `node`."""
     bit = uint64(node)
     below = (uint64(1) << (bit & uint64(63))) - uint64(1)
     return word_ranks[bit >> uint64(6)] + _ones(words[bit >> uint64(6)] & below)
@@ -51,7 +55,7 @@ def _rank_words(words: Array, word_ranks: Array) -> int:
     for w in range(len(words)):
         word_ranks[w] = total
         total += _ones(words[w])
-    return total
+    return total  # members of the set
 
 
 @kernel
@@ -64,13 +68,13 @@ def _ranks(words: Array, word_ranks: Array, nodes: Array) -> Array:
 
 @kernel
 def _members(words: Array, total: int, word_ranks: Array) -> Array:
-    ids = np.empty(total, word_ranks.dtype)
+    ids = np.empty(total, word_ranks.dtype)  # ascending; of `word_ranks` only the dtype is used
     at = 0
     for w in range(len(words)):
         word = words[w]
         while word != uint64(0):
             higher_bits = word & (word - uint64(1))  # all but the lowest bit
-            ids[at] = w * 64 + _ones((word ^ higher_bits) - uint64(1))
+            ids[at] = w * 64 + _ones((word ^ higher_bits) - uint64(1))  # zeros below that bit
             word = higher_bits
             at += 1
     return ids
@@ -84,8 +88,7 @@ class NodeSet:
         self.num_nodes = num_nodes
         # at least one bit more than nodes, as `num_nodes` has a rank, too
         self.words = np.zeros(num_nodes // 64 + 1, np.uint64)
-        # number of members in the words before each word, as of the last `count`
-        self.word_ranks: Array = np.empty(0, np.int32)
+        self.word_ranks: Array = np.empty(0, np.int32)  # as of the last `count`
         self.add(*nodes)
 
     def add(self, *nodes: Array) -> None:
@@ -95,7 +98,8 @@ class NodeSet:
 
     def contains(self, nodes: Array) -> Array:
         """Return which of these int64 ids are members, bool [len(nodes)]."""
-        return (self.words[nodes >> 6] >> (nodes & 63).astype(np.uint64)) & np.uint64(1) != 0
+        bits = (nodes & 63).astype(np.uint64)  # of each id in its word
+        return (self.words[nodes >> 6] >> bits) & np.uint64(1) != 0
 
     def count(self) -> int:
         """Return the number of members; compute the ranks, which are valid until the next `add`."""
@@ -107,5 +111,6 @@ class NodeSet:
         return _members(self.words, self.count(), self.word_ranks)
 
     def ranks(self, nodes: Array) -> Array:
-        """Return the number of members below each id, a member's position among `members`."""
+        """Return the number of members below each id, for a member its position among `members`;
+        call `count` first. The dtype is that of `members`."""
         return _ranks(self.words, self.word_ranks, nodes)

@@ -15,17 +15,17 @@ from numpy.typing import NDArray
 from ..errors import InputError, naming
 
 Array = NDArray[Any]
-CHUNK_BYTES = 8 * 2**20
+CHUNK_BYTES = 8 * 2**20  # most bytes to read at once
 
 
 def slices(array: Array, rows: int) -> Iterator[Array]:
-    """Return `array` in pieces of `rows` rows, at least 1."""
+    """Return views of `array`, in order, of `rows` rows each, at least 1."""
     rows = max(1, rows)
     return (array[begin : begin + rows] for begin in range(0, len(array), rows))
 
 
 def load(file: Path) -> Array:
-    """Map an .npy file."""
+    """Map an .npy file, read-only."""
     with open(file, "rb") as stream:
         magic = stream.read(6)
     if magic != np.lib.format.MAGIC_PREFIX:
@@ -50,11 +50,11 @@ class Member:
         self.file = file
         self.name = f"{name}.npy"
         self.where = f"{file}, member {name}"
-        with self._opened():
+        with self._opened():  # for the checks, and for `shape`, `fortran_order` and `dtype`
             pass
 
     @contextlib.contextmanager
-    def _opened(self) -> Iterator[IO[bytes]]:
+    def _opened(self) -> Iterator[IO[bytes]]:  # at the first value
         with (
             naming(self.where, "a sound .npz file", "copy or download it again"),
             zipfile.ZipFile(self.file) as archive,
@@ -66,14 +66,14 @@ class Member:
                 )
             with archive.open(self.name) as stream:
                 read = np.lib.format.read_array_header_2_0
-                if np.lib.format.read_magic(stream) == (1, 0):
+                if np.lib.format.read_magic(stream) == (1, 0):  # the version of the format
                     read = np.lib.format.read_array_header_1_0
                 with self._parser:
                     self.shape, self.fortran_order, self.dtype = read(stream)
                 self._check_size(archive.getinfo(self.name).file_size - stream.tell())
                 yield stream
 
-    def _check_size(self, num_bytes: int) -> None:
+    def _check_size(self, num_bytes: int) -> None:  # of the data behind the header
         if self.dtype.hasobject:
             raise InputError(
                 f"{self.where}: expected numbers, found pickled objects, which are never loaded"
@@ -86,22 +86,21 @@ class Member:
             )
 
     def pieces(self, step: int, begin: int = 0, end: int | None = None) -> Iterator[Array]:
-        """Yield the values from `begin` to `end`, in memory order, `step` at a time."""
-        size = math.prod(self.shape)
-        end = size if end is None else end
+        """Yield the values from `begin` to `end` (not included) in the order of the file, 1-D,
+        `step` at a time."""
+        end = math.prod(self.shape) if end is None else end
         with self._opened() as stream:
             # Read up to `begin` instead of seeking: a seek in a stored member stops zipfile from
             # checking the CRC.
             for _ in self._read(stream, CHUNK_BYTES // self.dtype.itemsize, 0, begin):
                 pass
             yield from self._read(stream, step, begin, end)
-            if end == size:
-                stream.read(1)  # zipfile compares the CRC past the last value
+            stream.read(1)  # past the last value of the member, zipfile compares the CRC
 
     def _read(self, stream: IO[bytes], step: int, begin: int, end: int) -> Iterator[Array]:
-        for at in range(begin, end, step):
+        for at in range(begin, end, step):  # `stream` is at value `begin`
             values = np.empty(min(step, end - at), self.dtype)
-            view = values.view(np.uint8).data
+            view = values.view(np.uint8).data  # the bytes still to fill
             while len(view):
                 count = stream.readinto(view[:CHUNK_BYTES])  # type: ignore[attr-defined]
                 if not count:

@@ -1,7 +1,6 @@
 """The on-disk graph: a folder of plain `.npy` files, memory-mapped, and a versioned `store.json`;
 `store_format` lists the files."""
 
-import functools
 import io
 import math
 import mmap
@@ -9,7 +8,7 @@ import threading
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,8 +61,7 @@ class GraphSize:
         """Whether `y` has float targets [N] or [N, T], for the user's own loop, not classes."""
         return self.num_classes == 0
 
-    def _card(self) -> dict[str, str]:
-        seeds = ", ".join(f"{split} {count:,}" for split, count in self.num_seeds.items())
+    def _card(self) -> dict[str, str]:  # the lines of the repr, by their titles
         return {
             type(self).__name__: self.name,
             "nodes": f"{self.num_nodes:,}",
@@ -72,7 +70,7 @@ class GraphSize:
             else f"none, {self.hops} hops were propagated",
             "features": f"{self.num_features:,}",
             "classes": "none, but targets" if self.has_targets else f"{self.num_classes:,}",
-            "splits": seeds,
+            "splits": ", ".join(f"{split} {count:,}" for split, count in self.num_seeds.items()),
         }
 
     def __repr__(self) -> str:
@@ -80,6 +78,7 @@ class GraphSize:
 
 
 def _mapped(name: str) -> cached_property[Any]:
+    # a property of `Store`: array `name`, mapped at first use, or None if the store has none
     def mapped(store: "Store") -> Array | Text | None:
         info = store.files.get(name)
         if info is None:
@@ -118,7 +117,7 @@ class Store(GraphSize):
     summary: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # already here: an error in a process that is just starting gets lost
+        # checked before pickling, because an error in a process that is just starting gets lost
         self._check_meta()
         for name in self.files:
             self.check_file(name, self.file_path(name))
@@ -158,46 +157,46 @@ class Store(GraphSize):
         return rows[:, columns] if self.int8 is None else self.int8.decode(rows, columns)
 
     @property
-    def nbytes(self) -> int:
+    def nbytes(self) -> int:  # on disk, without store.json
         return sum(info.bytes for info in self.files.values())
 
     def file_path(self, name: str) -> Path:
         return self.path / f"{name}.npy"
 
-    def _check_meta(self) -> None:
+    def _check_meta(self) -> None:  # that store.json is the one that `open_store` read
         if not (self.path / META).is_file() or read_meta(self.path)["crc32"] != self.crc32:
             raise replaced(self.path / META)
 
     def check_file(self, name: str, file: StrPath | int) -> None:
         """Refuse a path or descriptor of array `name` that is not the file `open_store` saw."""
-        opened = self.stamps[name]
+        opened = self.stamps[name]  # when the store was opened
         try:
             now = stamp(file)
         except FileNotFoundError:
             raise replaced(self.file_path(name)) from None
         if (now.size, now.modified_ns) != (opened.size, opened.modified_ns):
             raise replaced(self.file_path(name))
-        # Another inode is a copy with the times of the original, if store.json is the same, or a
-        # network file system renumbers them.
+        # With another inode, the file is a copy with the original's times, or a network file system
+        # renumbers inodes: fine as long as store.json is the same.
         if now.inode != opened.inode:
             self._check_meta()
-        # The same inode with another ctime has a new mode or link, or new content and the
-        # old times: the checksum decides.
+        # With the same inode and another ctime, the file has a new mode or link, or new content and
+        # the old times: the checksum decides.
         if now.inode == opened.inode and now.changed_ns != opened.changed_ns:
             with open(self.file_path(name), "rb") as stream:
                 stream.seek(HEADER_BYTES)
                 crc32 = 0
-                for piece in iter(functools.partial(stream.read, npz.CHUNK_BYTES), b""):
+                for piece in iter(partial(stream.read, npz.CHUNK_BYTES), b""):
                     crc32 = zlib.crc32(piece, crc32)
             if crc32 != self.files[name].crc32:
                 raise replaced(self.file_path(name))
-            self.stamps[name] = now
+            self.stamps[name] = now  # compare the checksum once for each change
 
     def check_maps(self) -> None:
         """Refuse files that were written to in place, which changes maps; a new file does not."""
-        for name, opened in [*self.stamps.items()]:
+        for name, opened in [*self.stamps.items()]:  # a copy, as `check_file` sets items
             file = self.file_path(name)
-            if file.is_file() and stamp(file).inode == opened.inode:
+            if file.is_file() and stamp(file).inode == opened.inode:  # the file that is mapped
                 self.check_file(name, file)
 
     def open_file(self, name: str) -> io.FileIO:
@@ -210,16 +209,14 @@ class Store(GraphSize):
         return file
 
     def disk_array(
-        self,
-        name: str,
-        chunk_bytes: int = npz.CHUNK_BYTES,
+        self, name: str, chunk_bytes: int = npz.CHUNK_BYTES,
         abandoned: threading.Event | None = None,
-    ) -> "DiskArray":
+    ) -> "DiskArray":  # fmt: skip
         """Open array `name` to read rows past the page cache, with the check of `check_file`."""
         from ..io.disk_array import DiskArray
 
         info = self.files[name]
-        row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
+        row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])  # [] multiplies to 1
         file = self.file_path(name)
         try:
             array = DiskArray(file, HEADER_BYTES, row_bytes, info.shape[0], chunk_bytes, abandoned)
@@ -229,7 +226,7 @@ class Store(GraphSize):
         return array
 
     def fill_page_cache(self) -> None:
-        """Read graph and features into the page cache, ten times as fast as page faults do."""
+        """Read graph and features into the page cache, ten times as fast as page faults."""
         for name in ("colptr", "row", "x"):
             for _ in self.chunks(name):
                 pass
@@ -264,7 +261,7 @@ class Store(GraphSize):
 
     def advise_random(self) -> None:
         """Turn off read-ahead of page faults in this object's maps (madvise(2), MADV_RANDOM)."""
-        for array in filter(np.size, (self.colptr, self.row, self.x, self.y)):
+        for array in filter(np.size, (self.colptr, self.row, self.x, self.y)):  # empty: no map
             array._mmap.madvise(mmap.MADV_RANDOM)
 
     def chunks(self, name: str, checked: bool = False) -> Iterator[tuple[int, Array]]:
@@ -273,13 +270,13 @@ class Store(GraphSize):
         info = self.files[name]
         file = self.file_path(name)
         row_bytes = np.dtype(info.dtype).itemsize * math.prod(info.shape[1:])
-        step = max(1, npz.CHUNK_BYTES // max(1, row_bytes))
+        step = max(1, npz.CHUNK_BYTES // max(1, row_bytes))  # in rows; no columns: 0 bytes
         crc32 = 0
         with self.open_file(name) as stream:
             stream.seek(HEADER_BYTES)
             for begin in range(0, info.shape[0], step):
                 shape = (min(step, info.shape[0] - begin), *info.shape[1:])
-                with naming(file):
+                with naming(file):  # in errors of the disk
                     values = np.fromfile(stream, info.dtype, math.prod(shape))
                 if len(values) != math.prod(shape):
                     raise InputError(f"{file}: the file became shorter while it was read")
@@ -293,13 +290,13 @@ class Store(GraphSize):
         """Read array `name` into RAM, with one chunk more at the peak: names as text, features as
         floats, in `dtype` if given."""
         # Ids out of range would read foreign memory, so checksums are compared; that of features
-        # (56 GB in papers100M) is left to `verify`.
+        # (56 GB in papers100M), which are only checked to be finite, is left to `verify`.
         info = self.files[name]
         chunks: Iterable[Array] = (part for _, part in self.chunks(name, checked=name != "x"))
         stored = np.dtype(info.dtype)
-        if name == "x":
+        if name == "x" and self.int8:
             chunks = map(self.decode, chunks)
-            stored = np.dtype(np.float32) if self.int8 else stored
+            stored = np.dtype(np.float32)
         out = np.empty(info.shape, dtype or stored)
         if out.dtype.kind == "f" and name != "y":  # targets may be NaN, for none
             chunks = finite(chunks, out.dtype, str(self.file_path(name)))
@@ -312,16 +309,15 @@ class Store(GraphSize):
     def read_edge_index(self) -> Array:
         """Return all edges int64 [2, E], column by column; row 0 has sources, row 1 targets."""
         edge_index = np.empty((2, self.num_edges), np.int64)
-        for _ in self.chunks("colptr", checked=True):
+        for _ in self.chunks("colptr", checked=True):  # compares the checksum
             pass
         for begin, sources in self.chunks("row", checked=True):
             edge_index[0, begin : begin + len(sources)] = sources
-        step = 2**16
+        step = 2**16  # columns at a time: their arrays are small
         for begin in range(0, self.num_nodes, step):
             offsets = self.colptr[begin : begin + step + 1]
-            edge_index[1, offsets[0] : offsets[-1]] = np.repeat(
-                np.arange(len(offsets) - 1) + begin, np.diff(offsets)
-            )
+            targets = np.arange(begin, begin + len(offsets) - 1)
+            edge_index[1, offsets[0] : offsets[-1]] = np.repeat(targets, np.diff(offsets))
         return edge_index
 
 
@@ -336,7 +332,7 @@ def open_store(path: StrPath) -> Store:
             for name, entry in meta["files"].items()
         }
         check_layout(path, meta, files)
-        int8 = [
+        int8 = [  # scale and offset; nothing for other features
             np.array(part, np.float32).reshape(meta["num_features"])
             for part in meta.get("int8", [])
         ]
@@ -361,7 +357,7 @@ def open_store(path: StrPath) -> Store:
     )
 
 
-def _reopen(path: StrPath, crc32: int) -> Store:
+def _reopen(path: StrPath, crc32: int) -> Store:  # in the process that unpickles
     store = open_store(path)
     if store.crc32 != crc32:
         raise replaced(store.path / META)

@@ -74,11 +74,11 @@ def npy_header(dtype: DTypeLike, shape: tuple[int, ...]) -> bytes:
     """Return the 4,096 bytes before the data: numpy's format 1.0, C order, padded with spaces."""
     descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
     text = repr({"descr": descr, "fortran_order": False, "shape": shape})
-    magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+    magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")  # 10 bytes
     return magic + text.encode().ljust(HEADER_BYTES - 11) + b"\n"
 
 
-# the types of each array, without the byte order; of `y`, those of classes
+# the dtypes that each array may have, without the byte order; of `y`, those of classes
 _DTYPES = {
     **{"colptr": "i8", "row": "i4 i8", "x": "f2 f4 i1", "y": "i2 i8", "node_id": "i4 i8"},
     **dict.fromkeys(SPLITS, "i8"),
@@ -87,19 +87,18 @@ _DTYPES = {
 
 def check_layout(path: Path, meta: Mapping[str, Any], files: Mapping[str, FileInfo]) -> None:
     """Refuse a store whose arrays have other types or shapes than store.json's numbers ask for."""
-    nodes = meta["num_nodes"]
-    rows = {"colptr": nodes + 1, "row": meta["num_edges"]}
-    for name in ("x", "y", "node_id", "node_name"):
-        rows[name] = nodes
-    has_targets = meta["num_classes"] == 0
-    for name in {"colptr", "row", "x", "y", *SPLITS, *files}:
+    num_nodes = meta["num_nodes"]
+    lengths = dict.fromkeys(("x", "y", "node_id", "node_name"), num_nodes)  # others: any length
+    lengths |= {"colptr": num_nodes + 1, "row": meta["num_edges"]}
+    for name in {"colptr", "row", "x", "y", *SPLITS, *files}:  # a missing one raises a KeyError
         shape = files[name].shape
-        dtype = np.dtype(files[name].dtype).str[1:]
-        dtypes = "f4" if name == "y" and has_targets else _DTYPES.get(name, dtype)
-        columns = shape[1:2] if name == "y" and has_targets else ()
+        dtype = np.dtype(files[name].dtype).str[1:]  # without the byte order
+        are_targets = name == "y" and meta["num_classes"] == 0
+        dtypes = "f4" if are_targets else _DTYPES.get(name, dtype)
+        columns = shape[1:2] if are_targets else ()  # targets are [N] or [N, T]
         if name == "x":
             columns = (meta["num_features"],)
-        expected = (rows.get(name, shape[0]), *columns)
+        expected = (lengths.get(name, shape[0]), *columns)
         if dtype not in dtypes.split() or shape != expected:
             raise InputError(
                 f"{path / META}: expected {name}.npy of {dtypes} {expected}, found {dtype} {shape}; "
@@ -108,6 +107,7 @@ def check_layout(path: Path, meta: Mapping[str, Any], files: Mapping[str, FileIn
 
 
 def meta_crc32(meta: Mapping[str, Any]) -> int:
+    """Return the checksum of store.json's content, without its entry `crc32`."""
     content = {key: value for key, value in meta.items() if key != "crc32"}
     return zlib.crc32(json.dumps(content, sort_keys=True).encode())
 
@@ -132,7 +132,7 @@ def read_meta(path: Path) -> dict[str, Any]:
             f"{file}: expected {FORMAT}, version {VERSION} to {TARGETS_VERSION}; "
             "use a newer ogbnlib or convert again"
         )
-    if (
+    if (  # in the values, or in the text, such as in its last bytes
         meta.get("crc32") != meta_crc32(meta)
         or text != (json.dumps(meta, indent=2) + "\n").encode()
     ):

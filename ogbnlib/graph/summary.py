@@ -12,10 +12,10 @@ from .store import Store
 
 
 def count_labels(sizes: Array, num_nodes: int) -> dict[str, Any]:
-    """Return the summary's entries on labels; `sizes` is the number of nodes of each class, at
-    least one."""
+    """Return the summary's entries on labels; `sizes`, int64 [C], C >= 1, is the number of nodes of
+    each class. The largest and the smallest one are pairs (class, nodes)."""
     largest = int(sizes.argmax())
-    smallest = int(np.where(sizes > 0, sizes, sizes[largest] + 1).argmin())
+    smallest = int(np.where(sizes > 0, sizes, sizes[largest] + 1).argmin())  # of those with nodes
     return {
         "unlabelled_nodes": num_nodes - int(sizes.sum()),
         "largest_class": [largest, int(sizes[largest])],
@@ -31,8 +31,8 @@ def summarized(store: Store) -> str:
         f"{format_bytes(store.nbytes)}"
     )
     classes = store.num_classes or "none, but targets"
-    counts = {"classes": classes, **store.summary, **store.num_seeds}
-    for name in {"largest_class", "smallest_class"} & {*counts}:
+    counts = {"classes": classes, **store.summary, **store.num_seeds}  # numbers, text or pairs
+    for name in {"largest_class", "smallest_class"} & {*counts}:  # none of a store with targets
         number, num_nodes = counts[name]
         counts[name] = f"{store.class_names[number]!r} with {num_nodes:,}"
     words = [

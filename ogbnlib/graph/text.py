@@ -21,17 +21,17 @@ class Text(Sequence[str]):
 
     def __init__(self, stored: Array) -> None:
         self.stored = stored
-        self.dtype = np.dtype(f"U{stored.itemsize}")
+        self.dtype = np.dtype(f"U{stored.itemsize}")  # a character has at least one byte
 
     def __len__(self) -> int:
         return len(self.stored)
 
     def __getitem__(self, index: Any) -> Any:
         values = self.stored[index]
-        if isinstance(values, bytes):
+        if isinstance(values, bytes):  # a single name
             return values.decode()
         return decoded(np.asarray(values))
 
     def __repr__(self) -> str:
-        first = [*map(repr, self[:3].tolist()), "..."][: len(self)]
+        first = [*map(repr, self[:3].tolist()), "..."][: len(self)]  # no dots up to three names
         return f"Text([{', '.join(first)}], n={len(self)})"

@@ -32,16 +32,15 @@ from .store_format import (
 class ArrayWriter:
     """A `.npy` file written in pieces along the first axis, whose length is not known before."""
 
-    def __init__(self, stream: Stream, dtype: DTypeLike, row_shape: tuple[int, ...]) -> None:
+    def __init__(self, stream: Stream, dtype: DTypeLike) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.row_shape = row_shape
-        self.length = 0
-        self.crc32 = 0
+        self.length = 0  # rows written
+        self.crc32 = 0  # of their bytes
         self._stream = stream
-        self._stream.append(bytes(HEADER_BYTES))
+        self._stream.append(bytes(HEADER_BYTES))  # room for the header, which has the length
 
     def write(self, values: Array) -> None:
-        """Append `values` [n, *row_shape]."""
+        """Append `values`, n rows."""
         values = np.ascontiguousarray(values, self.dtype)
         self.length += len(values)
         data = values.reshape(-1).view(np.uint8).data
@@ -61,15 +60,14 @@ class StoreWriter:
     def create(
         self, name: str, dtype: DTypeLike, row_shape: tuple[int, ...] = ()
     ) -> Iterator[ArrayWriter]:
-        """Open the array `name` for writing; the store gets it when the block ends without an
-        error."""
+        """Open the array `name` [n, *row_shape] for writing; the store gets it when the block ends
+        without an error."""
         with Stream(self.folder / f"{name}.npy") as stream:
-            writer = ArrayWriter(stream, dtype, row_shape)
+            writer = ArrayWriter(stream, dtype)
             yield writer
             shape = (writer.length, *row_shape)
-            # into the room that `ArrayWriter` left: the length is known only now
             os.pwrite(stream.fileno(), npy_header(writer.dtype, shape), 0)
-            stream.drop()  # from the page cache, once on disk
+            stream.drop()  # to disk, and from the page cache
             self._files[name] = FileInfo(writer.dtype.str, shape, stream.size, writer.crc32)
 
     def write(self, name: str, values: Array) -> None:
@@ -78,14 +76,9 @@ class StoreWriter:
             writer.write(values)
 
     def finish(
-        self,
-        name: str,
-        num_classes: int,
-        *,
-        undirected: bool,
-        origin: Mapping[str, Any],
+        self, name: str, num_classes: int, *, undirected: bool, origin: Mapping[str, Any],
         hops: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Write store.json; call it after all arrays are written."""
         num_nodes, num_features = self._files["x"].shape
         meta: dict[str, Any] = {
@@ -98,7 +91,7 @@ class StoreWriter:
             "num_classes": num_classes,
             "undirected": undirected,
             "origin": dict(origin),
-            **self.entries,
+            **self.entries,  # may replace the version, for int8
             "files": {name: vars(info) for name, info in sorted(self._files.items())},
         }
         if hops is not None:
@@ -111,9 +104,9 @@ class StoreWriter:
 def check_for_training(store: Store) -> None:
     """Refuse a store with offsets, splits or labels that training can't use. Ids in `row` are checked
     where they are read: by the kernels, or with the checksum."""
-    last = 0
+    last = 0  # the last offset of the chunk before
     for begin, offsets in store.chunks("colptr"):
-        falls = np.flatnonzero(np.diff(offsets, prepend=offsets.dtype.type(last)) < 0)
+        falls = np.flatnonzero(np.diff(offsets, prepend=last) < 0)  # below the offset before
         if len(falls):
             raise store.damaged(
                 "colptr", f"expected ascending offsets, found a lower one at {begin + falls[0]}"
@@ -139,7 +132,7 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
     sound store. A conversion refuses other bad values before it writes a checksum."""
     problems = []
     try:
-        store = open_store(path)
+        store = open_store(path)  # checks store.json, and the sizes and headers of the files
         with counted("verify", store.nbytes, progress) as done:
             for name, info in store.files.items():
                 crc32 = 0
@@ -151,8 +144,8 @@ def verify_store(path: StrPath, progress: bool = False) -> list[str]:
                         f"{store.file_path(name)}: expected the checksum {info.crc32:08x}, found "
                         f"{crc32:08x}; copy or convert the store again"
                     )
-        if not problems:
+        if not problems:  # else a damaged array would be reported twice
             check_for_training(store)
-    except (InputError, OSError) as error:
+    except (InputError, OSError) as error:  # ends the check: the store can't be read further
         problems.append(str(explained(error)))
     return problems

@@ -11,24 +11,25 @@ from typing import Any
 from ..errors import format_bytes
 from ..files import write_all
 
-DROP_BYTES = 32 * 2**20  # most bytes of a file that are written but not yet on disk
+DROP_BYTES = 32 * 2**20  # most bytes of a file that are written but not yet on disk; of one write
 
 
 class Stream(io.FileIO):
     """A new file, by path or open descriptor, whose written pages soon leave the page cache."""
 
-    # Dirty pages count against a memory cgroup. Unlike clean ones, they can't be freed at once.
+    # Dirty pages (not yet on disk) count against a memory cgroup, and can't be freed at once.
     most_dirty_bytes = DROP_BYTES
 
     def __init__(self, file: Path | int) -> None:
-        super().__init__(file, "r+" if isinstance(file, int) else "x+")
-        self.size = self._dirty_bytes = 0
+        super().__init__(file, "r+" if isinstance(file, int) else "x+")  # x: a path must be new
+        self.size = 0  # end of the last byte written
+        self._dirty_bytes = 0
 
-    def append(self, data: Any) -> None:
+    def append(self, data: Any) -> None:  # bytes, or a memoryview of uint8
         self.put(data, self.size)
 
     def put(self, data: Any, offset: int) -> None:
-        """Write all of `data` from byte `offset` on."""
+        """Write all of `data` (bytes) from byte `offset` on."""
         view = memoryview(data)
         for begin in range(0, len(view), DROP_BYTES):
             part = view[begin : begin + DROP_BYTES]
@@ -50,7 +51,7 @@ class Stream(io.FileIO):
             count = os.preadv(self.fileno(), [view], offset)
             if not count:
                 raise OSError(errno.EIO, "temporary file ends early", self.name)
-            view = view[count:]
+            view = view[count:]  # the part still to fill
             offset += count
 
 
@@ -58,7 +59,7 @@ BLOCK = 4096  # O_DIRECT, which bypasses the page cache, reads and writes whole 
 
 
 def whole_blocks(size: int) -> int:
-    return -(-size // BLOCK) * BLOCK
+    return -(-size // BLOCK) * BLOCK  # bytes, rounded up
 
 
 def block_buffer(num_bytes: int) -> memoryview:
@@ -68,7 +69,7 @@ def block_buffer(num_bytes: int) -> memoryview:
     try:
         buffer = mmap.mmap(
             -1, whole_blocks(max(1, num_bytes)), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )
+        )  # -1: no file; at least one byte, as mmap refuses an empty map
     except OSError:
         raise MemoryError(
             f"Unable to allocate {format_bytes(num_bytes)} to read or write a file"
@@ -80,13 +81,13 @@ def block_buffer(num_bytes: int) -> memoryview:
 
 
 def read_blocks(descriptor: int, buffer: memoryview, begin: int, size: int) -> memoryview | None:
-    """Read `size` bytes from byte `begin` on into `buffer`, in whole blocks, and return these
-    blocks; None if the file ends earlier."""
+    """Read `size` bytes from byte `begin` (a block's first) on into `buffer`, in whole blocks;
+    return these blocks, or None if the file ends before byte `begin + size`."""
     view = buffer[: whole_blocks(size)]
-    done = 0
+    done = 0  # bytes read
     while done < size:
         reached = done + os.preadv(descriptor, [view[done:]], begin + done)
-        if reached < size:
+        if reached < size:  # a read may be short; at the end of the file it adds no whole block
             reached -= reached % BLOCK  # O_DIRECT continues at whole blocks only
             if reached == done:
                 return None

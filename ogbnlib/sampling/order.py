@@ -12,7 +12,7 @@ from ..graph.neighbors import batch_key
 
 
 class EpochSampler(Sampler[int]):
-    """Positions 0..n-1 for a DataLoader, in an order that is a pure function of (seed, epoch).
+    """Positions 0..n-1 among a loader's seeds, in an order decided by (seed, epoch) alone.
     Ranks take batches in turn. `drop_last` leaves out a last batch that is not full."""
 
     def __init__(
@@ -26,14 +26,14 @@ class EpochSampler(Sampler[int]):
         batch_size: int = 1,
         drop_last: bool = False,
     ) -> None:
-        self.n = n - n % batch_size * drop_last
+        self.n = n - n % batch_size * drop_last  # positions of all ranks in an epoch
         self.seed = seed
         self.shuffle = shuffle
         self.rank = rank
         self.num_ranks = num_ranks
         self.batch_size = batch_size
         self._dropped = n - self.n
-        self._order = (-1, torch.empty(0, dtype=torch.int64))
+        self._order = (-1, torch.empty(0, dtype=torch.int64))  # (epoch, its order); none yet
         self.set_epoch(0)
         # whether `set_epoch` was called since a `StoreLoader` last set the epoch itself
         self.is_chosen = False
@@ -48,13 +48,14 @@ class EpochSampler(Sampler[int]):
         return self.count(self.start)
 
     def count(self, start: int) -> int:
-        """The number of this rank's positions in an order from `start` on."""
+        """Return the number of this rank's positions in an order from `start` on."""
+        # in a round each rank takes a batch in turn; in the last round some may get less, or none
         rounds, remainder = divmod(self.n - start, self.batch_size * self.num_ranks)
         last = min(max(remainder - self.rank * self.batch_size, 0), self.batch_size)
         return rounds * self.batch_size + last
 
     def order(self, epoch: int) -> Tensor:
-        """All positions, int64 [n] in RAM, in the order of `epoch`."""
+        """Return all positions, int64 [n] in RAM, in the order of `epoch`."""
         if not self.shuffle:
             return torch.arange(self.n)
         # Drawn once an epoch: each window (batches sampled together) asks for the order, and a
@@ -65,22 +66,25 @@ class EpochSampler(Sampler[int]):
         return last[1]
 
     def _generator(self, epoch: int) -> torch.Generator:
+        # masks: a seed may be negative, and torch takes 63 bits
         mixed = int(batch_key(np.uint64(self.seed & (2**64 - 1)), epoch, 0))
         return torch.Generator().manual_seed(mixed & (2**63 - 1))
 
     def _draw(self, epoch: int) -> Tensor:
+        # `drop_last` leaves out other positions in each epoch
         return torch.randperm(self.n + self._dropped, generator=self._generator(epoch))[: self.n]
 
     def share(self, epoch: int, start: int = 0) -> Tensor:
-        """This rank's positions in the order of `epoch`, from place `start` on, int64 in RAM."""
+        """Return this rank's positions, int64 in RAM, in the order of `epoch` from `start` on."""
         order = self.order(epoch)[start:]
         if self.num_ranks == 1:
             return order
-        return order[torch.arange(len(order)) // self.batch_size % self.num_ranks == self.rank]
+        batches = torch.arange(len(order)) // self.batch_size  # the batch of each position
+        return order[batches % self.num_ranks == self.rank]
 
     def __iter__(self) -> Iterator[int]:
-        share = self.share(self.epoch, self.start)
-        for part in torch.split(share, 2**16):  # an int takes 40 bytes, so not all at once
+        # an int takes 40 bytes, so not all at once
+        for part in torch.split(self.share(self.epoch, self.start), 2**16):
             yield from part.tolist()
 
 
@@ -109,7 +113,7 @@ class BorrowedOrder(EpochSampler):
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(epoch)
         # True for torch's RandomSampler and WeightedRandomSampler, also PyG's ImbalancedSampler,
-        # without a generator of their own.
+        # without a generator of their own; False for samplers without this attribute.
         if getattr(sampler, "generator", self) is None:
             sampler = copy.copy(sampler)
             sampler.generator = self._generator(epoch)  # type: ignore[attr-defined]

@@ -39,13 +39,13 @@ Waiting = Callable[[tuple[str, int, int] | None], bool]
 
 
 class Loaders:
-    """Base of the policies; the loaders yield the batches of `rank`.
+    """Base of the policies: a store loaded for a run, and loaders that yield the batches of `rank`.
 
-    `config.policy.load()(store, config, log)` loads a store.
+    Construct one by `config.policy.load()(store, config, log)`, where `load` imports the class.
     """
 
     labels: dict[str, Tensor]  # of each split's nodes, int16 or int64 in RAM
-    # whether all loaders are built before training and stay; else only the train loader does
+    # whether all loaders are built before training and stay; else only the train loader
     all_resident = False
 
     def __init__(
@@ -67,7 +67,7 @@ class Loaders:
         self.num_classes = store.num_classes
         self._rank = rank
         self._num_ranks = num_ranks
-        self._where = str(store.path)
+        self._where = str(store.path)  # for messages
         # By split, the loaders that stay after a pass. The key is "eval SPLIT" for a loader whose
         # prepared batches on disk stay too.
         self._resident: dict[str, NodeLoader] = {}
@@ -91,18 +91,18 @@ class Loaders:
         `progress` and `check` are as in `propagate`."""
         return graph
 
-    def _load(self, store: Store) -> Data:
+    def _load(self, store: Store) -> Data:  # what the policy keeps in memory; sets `labels`
         raise NotImplementedError
 
-    def _build(self, split: str, shuffle: bool) -> NodeLoader:
+    def _build(self, split: str, shuffle: bool) -> NodeLoader:  # shuffles for training only
         raise NotImplementedError
 
     @classmethod
     def resident_splits(cls, config: TrainConfig) -> list[str]:
-        """The splits whose loaders are built before training and stay."""
+        """Return the splits whose loaders are built before training and stay."""
         return ["train", *config.eval_splits] if cls.all_resident else ["train"]
 
-    def _order(self, split: str, shuffle: bool) -> EpochSampler:
+    def _order(self, split: str, shuffle: bool) -> EpochSampler:  # of this rank's seeds
         from .order import EpochSampler
 
         return EpochSampler(
@@ -114,22 +114,21 @@ class Loaders:
             batch_size=self.config.seeds_per_batch(training=shuffle),
         )
 
-    def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:
+    def _arguments(self, split: str, shuffle: bool) -> dict[str, Any]:  # of each `NodeLoader`
         import torch
 
-        config = self.config
         return {
             "input_nodes": self.splits[split],
             "batch_size": self.config.seeds_per_batch(training=shuffle),
             "sampler": self._order(split, shuffle),
-            "num_workers": config.num_workers,
-            "persistent_workers": config.persistent_workers,
-            **worker_arguments(config.num_workers),
+            "num_workers": self.config.num_workers,
+            "persistent_workers": self.config.persistent_workers,
+            **worker_arguments(self.config.num_workers),
             # copies from page-locked memory are faster
-            "pin_memory": config.device != "cpu" and torch.cuda.is_available(),
+            "pin_memory": self.config.device != "cpu" and torch.cuda.is_available(),
             # A generator of its own: DataLoader draws a worker seed per iteration, and taking that
             # from torch's global state would make dropout depend on how many evaluations were run.
-            "generator": torch.Generator().manual_seed(config.seed),
+            "generator": torch.Generator().manual_seed(self.config.seed),
         }
 
     def _sampler(
@@ -142,17 +141,17 @@ class Loaders:
             row,
             self.config.fan_out(training),
             seed=self.config.seed + STREAM[split],
-            fixed=not training,
+            fixed=not training,  # evaluations are compared on the same neighbors
             where=self._where,
         )
 
     def train_loader(self) -> NodeLoader:
-        """The shuffling loader of the train split; stays until `drop_train_loader`."""
+        """Return the shuffling loader of the train split; it stays until `drop_train_loader`."""
         if "train" not in self._resident:
             self._resident |= self._build_resident()
         return self._resident["train"]
 
-    def _build_resident(self) -> dict[str, NodeLoader]:
+    def _build_resident(self) -> dict[str, NodeLoader]:  # all that are built before training
         return {
             split: self._build(split, shuffle=split == "train")
             for split in self.resident_splits(self.config)
@@ -168,6 +167,7 @@ class Loaders:
             self._released("train")
 
     def _released(self, split: str) -> None:
+        # return freed memory to the system, after the split's loader was dropped, and log it
         with self.log.phase("release"):
             self.log.mark("release", after=f"{split} loader", **release_memory())
         self.log.part(f"{split} loader's CSC", 0)
@@ -179,7 +179,7 @@ class Loaders:
         self._resident.clear()
 
     def eval_loader(self, split: str) -> NodeLoader:
-        """A loader over `split` in order; the caller's own, unless it is one of `_resident`."""
+        """Return a loader over `split` in order; the caller's own, unless it is in `_resident`."""
         from torch_geometric.loader import NodeLoader
 
         resident = self._resident.get(split)
@@ -188,12 +188,9 @@ class Loaders:
         if split != "train":
             return resident
         # An evaluation of the train split has a loader that shares the train loader's CSC.
-        colptr, row = resident.node_sampler.graph
-        return NodeLoader(
-            self.data,
-            self._sampler(split, colptr, row, training=False),
-            **self._arguments(split, shuffle=False),
-        )
+        train = resident.node_sampler
+        sampler = self._sampler(split, train.colptr, train.row, training=False)
+        return NodeLoader(self.data, sampler, **self._arguments(split, shuffle=False))
 
     def eval_batches(self, split: str) -> Iterator[Data]:
         """Yield the batches of `split` in order; then release a temporary loader's memory."""
@@ -206,16 +203,15 @@ class Loaders:
         finally:
             if not is_resident:
                 _close(loader)
-            del loader
-            # else it shared the train loader's CSC, which stays
-            if not is_resident and split not in self._resident:
-                self._released(split)
+                del loader
+                if split not in self._resident:  # else it shared a CSC, which stays
+                    self._released(split)
 
 
 class _RamLoaders(Loaders):
     """Base of the policies with features and labels in RAM."""
 
-    def _load_nodes(self, store: Store) -> Tensor:
+    def _load_nodes(self, store: Store) -> Tensor:  # sets `y` and `labels`, returns features
         import torch
 
         x = torch.from_numpy(store.read("x", self.config.feature_dtype))
@@ -230,39 +226,34 @@ class _RamLoaders(Loaders):
         """Write the phases of a run into the ledger, each with the parts that are in memory."""
         config = run.config
         cls._forecast_load(run)
-        resident = cls.resident_splits(config) if config.epochs else []
+        resident = cls.resident_splits(config) if config.epochs else []  # the train split first
         for split in resident:
             cls._forecast_build(run, split, f"build {split} loader")
         run.hold_model()
-        evaluations = run.evaluations()
+        evaluations = run.evaluations()  # "eval": between epochs; "final": after training
         if config.epochs:
-            run.pass_phase(
-                "train",
-                run.one_pass("train", training=True),
-                len(resident) - 1 if evaluations["eval"] else 0,
-            )
+            # an evaluation loader's workers begin with its first pass, and then stay
+            idle_loaders = len(resident) - 1 if evaluations["eval"] else 0
+            run.pass_phase("train", run.one_pass("train", training=True), idle_loaders)
         for when, splits in evaluations.items():
-            if when == "final":
+            if when == "final":  # the train loader was dropped
                 run.held.pop("train loader's CSC", None)
                 resident = resident[1:]
             for split in splits:
                 if split not in resident:
-                    # the train loader's workers end before the final evaluations
+                    # idle workers; the train loader's end before the final evaluations
                     idle = config.num_workers * config.persistent_workers * (when == "eval")
                     cls._forecast_build(run, split, f"build {split} loader ({when})", idle)
                 # An evaluation of the train split has a loader of its own, which shares the train
-                # loader's CSC.
-                run.pass_phase(
-                    f"{when} {split}",
-                    run.one_pass(split),
-                    len([name for name in resident if name != split or split == "train"]),
-                )
+                # loader's CSC; that one is idle, too.
+                others = [name for name in resident if name != split or split == "train"]
+                run.pass_phase(f"{when} {split}", run.one_pass(split), len(others))
                 if split not in resident:
                     run.held.pop(f"{split} loader's CSC", None)
 
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
-        size = run.size
+        size = run.size  # bytes; `held` stays in memory from here on
         run.held["features"] = (
             size.num_nodes * size.num_features * sizes.feature_itemsize(run.config, size)
         )
@@ -270,8 +261,7 @@ class _RamLoaders(Loaders):
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:
-        """Add the phase that builds a loader beside `idle_workers`; none if loaders share a
-        CSC."""
+        """Add the phase that builds a loader beside `idle_workers`; none if loaders share a CSC."""
 
 
 class LazyLoaders(_RamLoaders):
@@ -281,32 +271,28 @@ class LazyLoaders(_RamLoaders):
     @classmethod
     def _forecast_load(cls, run: Ledger) -> None:
         super()._forecast_load(run)
-        # int64 [2, E]
-        run.held["edge_index (COO)"] = 16 * sizes.trained_edges(run.size, run.config.undirected)
+        edges = sizes.trained_edges(run.size, run.config.undirected)
+        run.held["edge_index (COO)"] = 16 * edges  # int64 [2, E]
         run.phase("load", {})
-        eval_splits = [split for split in run.size.num_seeds if split != "train"]
-        run.num_sorts = 1 + len(eval_splits)
-        if not cls.all_resident:
-            run.num_sorts = 1 + sum(map(run.config.num_evaluations, eval_splits))
-        if run.is_sorted:
-            run.num_sorts = 0
+        if not run.is_sorted:  # for training, and for each other split or evaluation
+            splits = [split for split in run.size.num_seeds if split != "train"]
+            temporary = sum(map(run.config.num_evaluations, splits))
+            run.num_sorts = 1 + (len(splits) if cls.all_resident else temporary)
 
     @classmethod
     def _forecast_build(cls, run: Ledger, split: str, phase: str, idle_workers: int = 0) -> None:
         edges = sizes.trained_edges(run.size, run.config.undirected)
-        part = f"{split} loader's CSC"
-        passing = {WORKERS: idle_workers * sizes.WORKER_BYTES}
-        if run.is_sorted:
-            run.held[part] = sizes.stock_csc_bytes(run.size, 0)  # colptr alone
-            # The first loader moves the edge list to shared memory, where its workers find it.
-            moves_edges = run.config.num_workers > 0 and phase == "build train loader"
-            passing["copy for workers"] = 16 * edges * moves_edges
-        else:
-            csc = sizes.stock_csc_bytes(run.size, edges)
-            run.held[part] = csc
+        # sorted edges serve as `row` themselves: only colptr comes on top
+        csc_bytes = sizes.stock_csc_bytes(run.size, 0 if run.is_sorted else edges)
+        run.held[f"{split} loader's CSC"] = csc_bytes
+        passing = {WORKERS: idle_workers * sizes.WORKER_BYTES}  # bytes, in this phase only
+        if not run.is_sorted:
             # At its peak, building the CSC takes 32 bytes an edge (sorted column, permutation, row,
             # copies); "sort" is the part beyond the CSC's own size.
-            passing["sort"] = max(0, 32 * edges - csc)
+            passing["sort"] = max(0, 32 * edges - csc_bytes)
+        elif run.config.num_workers > 0 and phase == "build train loader":
+            # The first loader moves the edge list to shared memory, where its workers find it.
+            passing["copy for workers"] = 16 * edges
         run.phase(phase, passing)
 
     def _load(self, store: Store) -> Data:
@@ -333,10 +319,8 @@ class LazyLoaders(_RamLoaders):
                 **self._arguments(split, shuffle),
             )
             stock = loader.node_sampler
-            self.log.part(
-                f"{split} loader's CSC",
-                sum(t.nbytes for t in (stock.colptr, stock.row, stock.perm) if t is not None),
-            )
+            num_bytes = sum(t.nbytes for t in (stock.colptr, stock.row, stock.perm))
+            self.log.part(f"{split} loader's CSC", num_bytes)
             restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
             loader.node_sampler = self._sampler(split, stock.colptr, stock.row, training=shuffle)
             # keeps `perm`, so that the loader uses as much memory as a stock one
@@ -402,30 +386,29 @@ class DiskLoaders(Loaders):
         self.labels = {
             split: torch.from_numpy(store.y[ids.numpy()]) for split, ids in self.splits.items()
         }
-        store.advise_random()
-        self.log.part(
-            "splits and their labels",
-            sum(tensor.nbytes for tensor in [*self.splits.values(), *self.labels.values()]),
-        )
-        return Data()
+        store.advise_random()  # from here on, a batch's rows are read at random
+        tensors = [*self.splits.values(), *self.labels.values()]
+        self.log.part("splits and their labels", sum(tensor.nbytes for tensor in tensors))
+        return Data()  # batches are filled by the loader
 
 
 def set_epoch(loader: NodeLoader, epoch: int, start: int = 0) -> None:
     """Set the epoch of the next pass over `loader`, which begins at `start` of its order."""
     loader.sampler.set_epoch(epoch, start)
+    # a loader of propagated features has no sampler of neighbors
     if hasattr(loader.node_sampler, "set_epoch"):
         loader.node_sampler.set_epoch(epoch)
 
 
 def _close(loader: NodeLoader) -> None:
-    if hasattr(loader, "close"):
+    if hasattr(loader, "close"):  # this package's loaders, not PyG's
         loader.close()
     _end_workers(loader)
 
 
 def _end_workers(loader: NodeLoader) -> None:
     """End a loader's persistent workers now: the garbage collector would wait 5 s for each."""
-    iterator = loader._iterator
+    iterator = loader._iterator  # kept from pass to pass, only if workers are persistent
     if iterator is not None:
         getattr(iterator, "iterator", iterator)._shutdown_workers()  # PyG wraps torch's iterator
         loader._iterator = None

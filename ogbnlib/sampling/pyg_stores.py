@@ -31,7 +31,7 @@ def node_ids(nodes: str | ArrayLike | Tensor | None, store: Store) -> Array:
     """Return the int64 ids [n] of `nodes`: a split's name, distinct node ids, a mask of all nodes,
     or None for all nodes."""
     if isinstance(nodes, str):
-        name = split_name(nodes)
+        name = split_name(nodes)  # "val" is "valid"
         if name not in SPLITS or not len(store.splits[name]):
             raise InputError(
                 f"nodes: expected a split with nodes of {', '.join(SPLITS)}, or node ids, got {nodes!r}"
@@ -48,11 +48,11 @@ def node_ids(nodes: str | ArrayLike | Tensor | None, store: Store) -> Array:
     return ids
 
 
-def _label_dtype(store: Store) -> type[np.number[Any]]:
+def _label_dtype(store: Store) -> type[np.number[Any]]:  # that PyG and torch's losses expect
     return np.float32 if store.has_targets else np.int64
 
 
-def _check_room(store: Store, size_bytes: int) -> None:
+def _check_room(store: Store, size_bytes: int) -> None:  # for arrays of all nodes in RAM
     free = available_bytes()
     if size_bytes > free:  # 102 GB for ogbn-papers100M
         raise InputError(
@@ -76,7 +76,7 @@ class StoreData(Data):  # type: ignore[misc]  # PyG ships no types
 
     def __init__(self, store: Store) -> None:
         super().__init__(edge_index=NO_EDGES, num_nodes=store.num_nodes)
-        self.__dict__["store"] = store
+        self.__dict__["store"] = store  # past `Data`, which would take it for an item of the graph
 
     @property
     def x(self) -> Tensor:
@@ -103,10 +103,8 @@ def to_data(store: Store, *, half: bool = False) -> Data:
             has both copies for a moment. A model takes `batch.x.float()`.
     """
     dtype = np.dtype(np.float16 if half else np.float32)
-    _check_room(
-        store,
-        (dtype.itemsize * store.num_features + 11) * store.num_nodes + 16 * store.num_edges,
-    )
+    node_bytes = dtype.itemsize * store.num_features + 11  # 8 for y, 3 for the masks
+    _check_room(store, node_bytes * store.num_nodes + 16 * store.num_edges)
     masks = {
         mask: index_to_mask(torch.from_numpy(store.splits[split]), store.num_nodes)
         for split, mask in _MASKS.items()
@@ -122,7 +120,7 @@ def to_data(store: Store, *, half: bool = False) -> Data:
 class _PassSampler(CSCSampler):
     """A sampler with batch keys from torch's global generator, as in PyG's own samplers."""
 
-    def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
+    def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:  # `first` is unused
         return super().batch_key(int(torch.randint(2**62, ())), epoch)
 
 
@@ -133,7 +131,7 @@ class _StoreSampler(_PassSampler):
         super().__init__(store.colptr, store.row, num_neighbors, seed=seed)
         self._store = store
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:  # the worker maps the files itself
         return _StoreSampler, (self._store, self.num_neighbors, self.seed)
 
 
@@ -152,14 +150,14 @@ def sample_without_pyg_lib() -> None:
     if typing.WITH_PYG_LIB or typing.WITH_TORCH_SPARSE:
         return
     warnings.filterwarnings("ignore", message=".*without a.*pyg-lib.*")
-    refuse = NeighborSampler.sample_from_nodes
+    refuse = NeighborSampler.sample_from_nodes  # raises the `ImportError`
 
     def sample_from_nodes(stock: NeighborSampler, inputs: NodeSamplerInput) -> Any:
         options = (stock.replace, stock.disjoint, stock.edge_weight, inputs.time)
         is_plain = stock.subgraph_type == SubgraphType.directional
         if any(option not in (None, False) for option in options) or not is_plain:
             return refuse(stock, inputs)
-        if not hasattr(stock, "kernels"):
+        if not hasattr(stock, "kernels"):  # the first batch of this loader
             fan_outs = stock.num_neighbors.get_mapped_values()
             stock.kernels = _PassSampler(stock.colptr, stock.row, fan_outs)
         return stock.kernels.sample_from_nodes(inputs)
@@ -174,7 +172,7 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
     def __init__(self, store: Store) -> None:
         super().__init__()
         self.store = store
-        store.advise_random()
+        store.advise_random()  # PyG's loaders read the rows of a batch
 
     def get_all_tensor_attrs(self) -> list[TensorAttr]:
         return [TensorAttr(group_name=None, attr_name=name) for name in ("x", "y")]
@@ -182,14 +180,15 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
     def _get_tensor(self, attr: TensorAttr) -> Tensor:
         self._check_name(attr)
         self.store.check_maps()
-        index = slice(None) if attr.index is None else attr.index
+        index = slice(None) if attr.index is None else attr.index  # None: all nodes
         if isinstance(index, Tensor):
             index = index.numpy()
         values = np.asarray(getattr(self.store, attr.attr_name)[index])
         if attr.attr_name == "y":
             return torch.from_numpy(values.astype(_label_dtype(self.store)))
-        rows = self.store.decode(values.reshape(-1, self.store.num_features)).reshape(values.shape)
-        return torch.from_numpy(rows.astype(np.float32))
+        rows = values.reshape(-1, self.store.num_features)  # the row of a single node is 1-D
+        floats = self.store.decode(rows).astype(np.float32)
+        return torch.from_numpy(floats.reshape(values.shape))
 
     def _get_tensor_size(self, attr: TensorAttr) -> tuple[int, ...]:
         self._check_name(attr)
@@ -203,7 +202,7 @@ class StoreFeatures(FeatureStore):  # type: ignore[misc]  # PyG ships no types
                 f"{group}"
             )
 
-    def _read_only(self, *arguments: object) -> NoReturn:
+    def _read_only(self, *arguments: object) -> NoReturn:  # in place of PyG's `put` and `remove`
         raise InputError(f"{self.store.path}: a store is read only; write a new one")
 
     _put_tensor = _remove_tensor = _read_only
@@ -223,7 +222,7 @@ class StoreGraph(GraphStore):  # type: ignore[misc]
 
     def _get_edge_index(self, edge_attr: EdgeAttr) -> tuple[Tensor, Tensor] | None:
         if edge_attr.edge_type is not None or edge_attr.layout != EdgeLayout.CSC:
-            return None
+            return None  # PyG's way to say that there are no such edges
         row = torch.from_numpy(self.store.read("row", np.int64))
         return row, torch.from_numpy(self.store.read("colptr"))
 

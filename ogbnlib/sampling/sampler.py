@@ -30,13 +30,13 @@ from ..kernels import Array
 
 NO_EDGES = torch.empty((2, 0), dtype=torch.int64)  # a NodeLoader fills in each batch's edges
 
-# for each batch, the number of nodes at each hop, seeds first, and the number of edges at each hop
+# for each batch, the number of new nodes at each hop, seeds first, and of edges at each hop
 Hops = list[tuple[list[int], list[int]]]
 
 
 def _read_only(part: Array | Tensor) -> Array:
-    view = np.asarray(part).view(np.ndarray)
     # one kind of view, so that numba compiles one variant per dtype of `row`
+    view = np.asarray(part).view(np.ndarray)
     view.flags.writeable = False
     return view
 
@@ -86,25 +86,21 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         self.seed = int(seed)
         self.fixed = fixed
         self._where = where
-        self.graph = (colptr, row)
         # nodes of the last batch, to size the next one's table: 20 in place of 23 ms for a batch of
         # [15, 10, 5] x 1024
         self._expected = 0
-        self._colptr = _read_only(colptr)
-        self._row = _read_only(row)
-        edges = len(self._row)
-        if not len(self._colptr) or self._colptr[0] != 0 or self._colptr[-1] != edges:
+        self.colptr = _read_only(colptr)
+        self.row = _read_only(row)
+        edges = len(self.row)
+        if not len(self.colptr) or self.colptr[0] != 0 or self.colptr[-1] != edges:
             problem = f"colptr: expected offsets from 0 to the {edges} entries of row, found others"
             raise damaged(self._where, problem)
-        if len(self._colptr) > 2**32:  # a table entry has 32 bits for an id
-            raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self._colptr) - 1}")
-        self._fanouts = np.array(self.num_neighbors, dtype=np.int64)
-        self._share_epoch(0)
+        if len(self.colptr) > 2**32:  # a table entry has 32 bits for an id
+            raise InputError(f"colptr: expected at most 2**32 nodes, found {len(self.colptr) - 1}")
+        # in shared memory, so that workers that are already running see `set_epoch`
+        self._epoch = torch.tensor([0]).share_memory_()  # type: ignore[no-untyped-call]
         # compiles the kernels here, once, and not in each forked worker
         self.sample_batches(np.empty(0, np.int64), 0, [np.uint64(0)])
-
-    def _share_epoch(self, epoch: int) -> None:
-        self._epoch = torch.tensor([epoch]).share_memory_()  # type: ignore[no-untyped-call]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, and so draw other neighbors from now on, also in DataLoader workers that
@@ -114,7 +110,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
     def at_epoch(self, epoch: int) -> Self:
         """Return a sampler over the same arrays with an epoch of its own."""
         sampler = copy.copy(self)
-        sampler._share_epoch(epoch)
+        sampler._epoch = torch.tensor([epoch]).share_memory_()  # type: ignore[no-untyped-call]
         return sampler
 
     def sample_from_nodes(self, inputs: NodeSamplerInput, **kwargs: object) -> SamplerOutput:
@@ -130,7 +126,7 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         positions = seeds if ids is None else ids.numpy()
         key = self.batch_key(int(positions[0]) if len(seeds) else 0)
         node, edges, hops = self.sample_batches(seeds, len(seeds), [key])
-        row, col = edges.view(2, -1)
+        row, col = edges.view(2, -1)  # local ids of sources and targets
         return SamplerOutput(node, row, col, None, None, *hops[0], metadata=(ids, inputs.time))
 
     def sample_from_edges(
@@ -143,21 +139,22 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
                 "edge_label_time: expected none, as this sampler does not look at times"
             )
         positions = inputs.row if inputs.input_id is None else inputs.input_id
-        first = int(positions[0]) if len(inputs.row) else 0
+        first = int(positions[0]) if len(inputs.row) else 0  # identifies the batch
 
-        def sample(seed: Tensor, _: object) -> SamplerOutput:
+        def sample(seed: Tensor, _: object) -> SamplerOutput:  # the ends of all edges
             ids = torch.tensor([first]) if len(seed) else None
             return self.sample_from_nodes(NodeSamplerInput(input_id=ids, node=seed))
 
         # before `fork_rng`, because a subclass may draw the key from torch's global generator
         key = int(self.batch_key(first))
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):  # PyG draws negative edges from that generator
             torch.manual_seed(key & (2**63 - 1))
-            return edge_sample(inputs, sample, len(self._colptr) - 1, False, None, neg_sampling)
+            # not disjoint, no times
+            return edge_sample(inputs, sample, len(self.colptr) - 1, False, None, neg_sampling)
 
     def batch_key(self, first: int, epoch: int | None = None) -> np.uint64:
-        """The key of the batch whose first seed has position `first`, in `epoch` (default: the
-        current one)."""
+        """Return the key, uint64, that decides all choices of a batch in `epoch` (default: the
+        current one); `first` is the position of its first seed among the loader's nodes."""
         epoch = int(self._epoch[0]) if epoch is None else epoch
         seed = np.uint64(self.seed & (2**64 - 1))
         return np.uint64(batch_key(seed, epoch, 0 if self.fixed else first))
@@ -171,13 +168,13 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         Returns the nodes' global ids, batch after batch; the edges' local ids, for each batch all
         sources, then all targets; and each batch's hops, see `Hops`. Ids are int64 in RAM.
         """
-        num_nodes = len(self._colptr) - 1
-        status, culprit, nodes, edges, *hops = sample_all(
-            self._colptr,
-            self._row,
+        num_nodes = len(self.colptr) - 1
+        status, culprit, nodes, edges, hop_nodes, hop_edges = sample_all(
+            self.colptr,
+            self.row,
             seeds,
             size,
-            self._fanouts,
+            np.array(self.num_neighbors, np.int64),
             np.array(keys, np.uint64),
             self.fixed,
             self._expected,
@@ -190,5 +187,5 @@ class CSCSampler(BaseSampler):  # type: ignore[misc]  # PyG ships no types
         if status == BAD_COLUMN:
             raise bad_column(self._where, num_nodes, culprit)
         self._expected = len(nodes) // len(keys)
-        of_batches = zip(*map(np.ndarray.tolist, hops), strict=True)
-        return torch.from_numpy(nodes), torch.from_numpy(edges), list(of_batches)
+        hops = list(zip(hop_nodes.tolist(), hop_edges.tolist(), strict=True))
+        return torch.from_numpy(nodes), torch.from_numpy(edges), hops

@@ -17,13 +17,13 @@ from typing import Any
 from ..errors import InputError
 from ..memory.signals import block_stop_signals, die_with_parent, take_over
 
-_started: set["_Worker"] = set()
+_started: set["_Worker"] = set()  # by this process, and not known to have ended
 
 
 class WorkerDied(RuntimeError):
     """A DataLoader worker ended by itself, with `exit_code`, or 128 + N after signal N."""
 
-    def __init__(self, pid: int, code: int):
+    def __init__(self, pid: int, code: int):  # -N: ended by signal N
         end = f"with exit code {code}" if code > 0 else f"by {signal.Signals(-code).name}"
         super().__init__(f"a DataLoader worker (process {pid}) ended {end}")
         self.exit_code = code if code > 0 else 128 - code
@@ -51,7 +51,7 @@ def _forget_ended() -> None:
 
 
 class _Context(ForkContext):
-    Process = _Worker
+    Process = _Worker  # the class of the workers that a DataLoader starts
 
 
 def worker_arguments(num_workers: int) -> dict[str, Any]:
@@ -61,12 +61,12 @@ def worker_arguments(num_workers: int) -> dict[str, Any]:
     return {"multiprocessing_context": _Context(), "worker_init_fn": _begin}
 
 
-def _begin(worker_id: int) -> None:
+def _begin(worker_id: int) -> None:  # in each new worker
     trainer = parent_process()
     hook = sys.excepthook
     assert trainer is not None
     _started.clear()  # siblings of this worker
-    take_over(signal.SIG_IGN)
+    take_over(signal.SIG_IGN)  # stop signals go to the whole group; the trainer ends its workers
     die_with_parent(signal.SIGKILL, trainer.pid)
     # The thread that sends a batch's memory would print a traceback if the trainer ended meanwhile.
     sys.excepthook = lambda kind, *error: (
@@ -84,14 +84,16 @@ def workers_ended() -> Iterator[None]:
         while True:
             # torch's handler of SIGCHLD may raise at any line until `_kill` has replaced it.
             with contextlib.suppress(RuntimeError):
-                clear = isinstance(error, InputError) or not isinstance(error, Exception)
+                # an error in the data, or KeyboardInterrupt and the like: no worker died of itself
+                is_clear = isinstance(error, InputError) or not isinstance(error, Exception)
                 # Errors of a dying worker's queues arrive before the kernel reports its death.
-                died = _kill(wait_s=0.0 if clear else 1.0)
+                died = _kill(wait_s=0.0 if is_clear else 1.0)
                 break
         if died and isinstance(error, Exception):
             raise WorkerDied(*next(iter(died.items()))) from None
         text = str(error).rstrip()
         if isinstance(error, InputError) and "in DataLoader worker process" in text:
+            # torch adds the worker's traceback, whose last line has the message
             raise InputError(text.rpartition("InputError: ")[2]) from None
         raise
 
@@ -104,7 +106,7 @@ def _kill(wait_s: float) -> dict[int, int]:
         ended = connection.wait([worker.sentinel for worker in workers], wait_s)
         for worker in workers:
             if worker.sentinel in ended:
-                worker.join(1)
+                worker.join(1)  # so that its exit code is known
         died = {worker.pid: worker.exitcode for worker in workers if worker.pid and worker.exitcode}
         for worker in workers:
             worker.kill()
@@ -117,10 +119,11 @@ def _kill(wait_s: float) -> dict[int, int]:
 @contextlib.contextmanager
 def _unwatched() -> Iterator[None]:
     """Keep torch's handler of SIGCHLD from raising an error for each worker that ends inside."""
-    main = threading.current_thread() is threading.main_thread()
-    handler: Any = None
+    main = threading.current_thread() is threading.main_thread()  # others can't set a handler
+    handler: Any = None  # torch's, if it was replaced
+    # until it is done, as torch's handler may raise at any line
     while main and (handler is None or signal.getsignal(signal.SIGCHLD) != signal.SIG_DFL):
-        with contextlib.suppress(RuntimeError):  # raised for a worker that ends just now
+        with contextlib.suppress(RuntimeError):  # a worker has just ended
             handler = handler or signal.getsignal(signal.SIGCHLD) or signal.SIG_DFL
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
