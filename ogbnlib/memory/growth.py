@@ -24,7 +24,7 @@ class Growth:
     def of(cls, levels: Sequence[int]) -> Self:
         """Judge by the memory in use after each epoch, in bytes.
 
-        From 200 epochs on, the slope uses only evenly spaced ones.
+        From 200 epochs on, slope and verdict use only evenly spaced ones.
         """
         stride = len(levels) // 200 + 1
         sizes = levels[::stride]

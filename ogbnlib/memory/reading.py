@@ -113,7 +113,7 @@ def own_memory() -> tuple[int, int, int]:
 def read_memory(tree: Tree, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
     """Read the memory of a process tree, and of `cgroup` if there is one."""
     # Each is three sizes: anonymous, file, shared. The cgroup is read first: a process that has an
-    # RSS afterwards was not being killed meanwhile.
+    # RSS afterwards was not being killed meanwhile; `held_bytes` discards a reading without an RSS.
     counted = cgroup.parts() if cgroup else ()
     pids = tree.pids()
     rss = read_sums(pids, "status")
@@ -163,7 +163,9 @@ def _drop_last_error() -> None:
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
         shell.InteractiveTB.tb = None  # for `%debug`
-    while error is not None:  # other references to the error, such as IPython's, stay valid
+    errors = [error]  # and all errors that led to it; each keeps the variables of its frames
+    for error in errors:  # other references to an error, such as IPython's, stay valid
         error.__traceback__ = None
-        error = error.__context__
+        earlier = (error.__cause__, error.__context__)
+        errors += [e for e in earlier if e is not None and e not in errors]
     gc.collect()  # frames and their variables often form cycles

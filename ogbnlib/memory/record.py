@@ -188,8 +188,8 @@ class Record:
 
     @property
     def growth(self) -> Growth | None:
-        """Growth over the phases named "epoch" or "train epoch", or over the marks named "epoch";
-        None without any."""
+        """Growth over the phases, or over the marks, that are named as epochs, such as "epoch" or
+        "train epoch 3"; None without any."""
         levels = max(self._levels.values(), key=len, default=[])  # the kind with most epochs
         return Growth.of(levels) if levels else None
 

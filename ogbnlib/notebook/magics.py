@@ -74,9 +74,10 @@ class _Magics:
         Child processes are included; each page is counted once. Use `with ogbnlib.phase("load"):`
         in the cell to name moments.
         """
-        if cell is not None:  # called as a cell magic, such as by `run_cell_magic`
+        if cell is not None:  # by `run_cell_magic`; `_as_line_magic` makes it `%memory` in its cell
             self._shell.run_cell(f"%%memory\n{cell}")
             return
+        # This call is the first statement of the cell to record; `end_memory` follows its last one.
         self._recording.close()
         self._recorded_cell = self._shell.displayhook.exec_result
         self._recording.enter_context(self._recorded())

@@ -67,7 +67,7 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
     rows = {}
     for name, run in named(runs).items():
         forecast = predict(run.config, memory_limit_bytes=run.result.get("memory_limit_bytes"))
-        full_forecast = predict(run.config.replace(dataset=full), size_of(full))  # not its data
+        full_forecast = predict(run.config.replace(dataset=full), size_of(full))  # sizes alone
         measured_bytes = run.held_peak_bytes if run.exit_code == 0 else float("nan")
         rows[name] = {
             "predicted MB": round(forecast.peak_bytes / MB),

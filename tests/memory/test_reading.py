@@ -85,15 +85,26 @@ def test_slurms_limit_is_the_effective_one_if_it_is_the_lowest(
 
 
 FAILING = """
+import sys
 from IPython.core.interactiveshell import InteractiveShell
 import ogbnlib
 shell = InteractiveShell.instance()
-shell.run_cell("import numpy as np\\ndef f():\\n    x = np.ones(50 * 2**20)\\n    raise ValueError\\nf()")
+shell.run_cell("import numpy as np\\ndef f():\\n    x = np.ones(50 * 2**20)\\n    raise ValueError")
+shell.run_cell(sys.argv[1])
 print("freed", ogbnlib.release_memory()["last_error"])
 """
 
 
-def test_the_arrays_of_a_cell_that_failed_are_given_back(tmp_path: Path) -> None:
+BY_CAUSE = """
+try: f()
+except ValueError as error: saved = error
+raise RuntimeError from saved
+"""
+
+
+@pytest.mark.parametrize("end", ["f()", BY_CAUSE])
+def test_the_arrays_of_a_cell_that_failed_are_given_back(end: str, tmp_path: Path) -> None:
     env = {**os.environ, "IPYTHONDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", FAILING], env=env, capture_output=True, text=True)
+    argv = [sys.executable, "-c", FAILING, end]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True)
     assert int(done.stdout.rpartition("freed ")[2]) > 390 * MB, done
