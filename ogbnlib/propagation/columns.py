@@ -49,6 +49,7 @@ class Columns:
         self._begins = [0, *itertools.accumulate(widths)]  # first column of each file, and the end
         self.num_rows = files[0].num_rows
         self.width = self._begins[-1]
+        self.nbytes = self.num_rows * self.width * dtype.itemsize
         # nodes to read at a time: 4 MB, of int8 2 MB, which are widened to 8 MB of float32
         self.step = max(1, CHUNK_BYTES // 2 // (self.width * max(2, dtype.itemsize)))
 
@@ -69,10 +70,6 @@ class Columns:
         ]
         return cls(files, maps[paths[0]].dtype, num_nodes, members)
 
-    @property
-    def nbytes(self) -> int:
-        return self.num_rows * self.width * self.dtype.itemsize
-
     def close(self) -> None:
         for file in self.files:
             file.close()
@@ -86,8 +83,8 @@ class Columns:
     def rows(
         self, first: int, end: int, columns: slice = slice(None), targets: NodeSet | None = None
     ) -> Array:
-        """Return the rows of members among the nodes `first` to `end`, float32 [n, columns]; only
-        of nodes in `targets` if there are some."""
+        """Return the rows of members (and of `targets`, if set) among the nodes `first` to `end`,
+        float32 [n, columns]."""
         begin, stop = self._rows_of(first, end)
         low, high, _ = columns.indices(self.width)
         parts = []  # the columns of each file
@@ -98,8 +95,7 @@ class Columns:
         rows = np.concatenate(parts, 1, dtype=np.float32)
         if targets is None:
             return rows
-        nodes = pick(self.members, first, np.arange(first, end))  # of the rows
-        return rows[targets.contains(nodes)]
+        return rows[targets.contains(pick(self.members, first, np.arange(first, end)))]
 
     def hop(
         self, edges: Edges, targets: NodeSet | None, width: int, dtype: DTypeLike,

@@ -1,9 +1,6 @@
 """One hop over a store: the mean over each node's in-neighbors, in one pass over the graph, for some
-columns of all nodes in RAM.
-
-Each thread takes the next *slice*, consecutive nodes, and reads their edges from disk in *pieces*.
-A node's edges may lie in several pieces.
-"""
+columns of all nodes in RAM. Each thread takes the next *slice*, consecutive nodes, and reads their
+edges from disk in *pieces*. A node's edges may lie in several pieces."""
 
 import contextlib
 from collections import deque
@@ -51,32 +48,24 @@ def _row_of(rows: _Rows, node: int) -> int:
     return node if len(rows.words) == 0 else rank(rows.words, rows.word_ranks, node)
 
 
-# In the kernels below, i is a node's place in its slice, and `piece`, int32 or int64, has the
-# sources of the graph's edges from number `begin` on.
-
-
-@kernel
-def _begin(nodes: _Slice, i: int, rows: _Rows, loops: bool) -> None:
-    # sum and degree before the first edge: with `loops`, each node is its own neighbor, once
-    nodes.degrees[i] = 1 if loops else 0
-    row = _row_of(rows, nodes.first + i)
-    for c in range(len(nodes.total)):
-        nodes.total[c] = widened(rows.values[row, c]) if loops else np.float32(0)
-
-
 @kernel
 def _add_edges(nodes: _Slice, i: int, rows: _Rows, loops: bool, piece: Array, begin: int) -> int:
-    # Adds the neighbors in this piece; returns the place of an id out of range in it, or -1. Sums
-    # are float32, in the order of the edges. So the result depends neither on the pieces nor on the
-    # number of columns at a time.
+    # Adds a node's neighbors in this piece, see `_sweep`; returns the place of an id out of range,
+    # or -1. Sums are float32, in the order of the edges. So the result depends neither on the
+    # pieces nor on the number of columns at a time.
     total = nodes.total
     values = rows.values
     count = 0
+    if nodes.ptr[i] >= begin:  # the node's edges begin here
+        nodes.degrees[i] = 1 if loops else 0  # with `loops`, each node is its own neighbor, once
+        row = _row_of(rows, nodes.first + i)
+        for c in range(len(total)):
+            total[c] = widened(values[row, c]) if loops else np.float32(0)
     for e in range(max(nodes.ptr[i] - begin, 0), min(nodes.ptr[i + 1] - begin, len(piece))):
         source = piece[e]
         if source < 0 or source >= rows.num_nodes:
             return e
-        if loops and source == nodes.first + i:  # counted in `_begin`
+        if loops and source == nodes.first + i:  # counted already
             continue
         row = _row_of(rows, source)
         for c in range(len(total)):
@@ -90,7 +79,8 @@ def _add_edges(nodes: _Slice, i: int, rows: _Rows, loops: bool, piece: Array, be
 def _sweep(
     nodes: _Slice, i: int, rows: _Rows, wanted: Array, loops: bool, piece: Array, begin: int
 ) -> int:
-    """Continue a slice at its node `i`, over the edges in `piece`.
+    """Continue a slice at its node `i`, counted from its first, over the edges in `piece`, whose
+    sources (int32 or int64) are those of the graph's edges from number `begin` on.
 
     Only the nodes in `wanted`, words of a `NodeSet`, are computed, or all nodes if it is empty.
     Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
@@ -99,8 +89,6 @@ def _sweep(
     while i < len(nodes.ptr) - 1:
         is_wanted = len(wanted) == 0 or has(wanted, nodes.first + i)
         if is_wanted:
-            if nodes.ptr[i] >= begin:  # else an earlier piece had the first edges
-                _begin(nodes, i, rows, loops)
             wrong = _add_edges(nodes, i, rows, loops, piece, begin)
             if wrong >= 0:
                 return -1 - wrong
@@ -118,7 +106,7 @@ def _sweep(
 def _survey(
     ptr: Array,  # as in `_Slice`
     first: int,  # node of the slice
-    piece: Array,
+    piece: Array,  # as in `_sweep`
     begin: int,
     i: int,  # the place in `ptr` to go on from
     inside: Array,  # words of a set of nodes; empty for no set
@@ -174,15 +162,11 @@ class Edges:
         self._colptr = store.disk_array("colptr")
         self._row = store.disk_array("row")
         self._without_loops = set[tuple[int, int]]()  # (first node, end) of slices, see `degrees`
+        self.nbytes = store.files["colptr"].bytes + store.files["row"].bytes  # read by a sweep
 
     def close(self) -> None:
         self._colptr.close()
         self._row.close()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a sweep reads from disk."""
-        return self.store.files["colptr"].bytes + self.store.files["row"].bytes
 
     def _offsets(self, first: int, end: int) -> Array:
         # int64 [nodes + 1], of the nodes `first` to `end`; a copy: the next read uses the buffer
@@ -217,19 +201,18 @@ class Edges:
         for name in ("colptr", "row"):
             for _, values in self.store.chunks(name, checked=True):
                 done(values.nbytes)
-        needed = [wanted]  # of the last hop, then in front of it those of the hop before
+        if wanted is None:
+            return [None] * hops
+        needed = [wanted]  # of the last hop; those of the hop before come in front
         for _ in range(hops - 1):
-            inside = needed[0]
-            reached = None
-            if inside is not None:
-                reached = NodeSet(self.num_nodes)
-                for first in range(0, self.num_nodes, SLICE_NODES):
-                    ptr = self._offsets(first, first + SLICE_NODES)
-                    self._surveyed(first, ptr, inside.words, reached.words)
-                    done(self.nbytes * (len(ptr) - 1) // self.num_nodes)
-                reached.words |= inside.words  # each hop's result also has rows of these nodes
+            reached = NodeSet(self.num_nodes)
+            for first in range(0, self.num_nodes, SLICE_NODES):
+                ptr = self._offsets(first, first + SLICE_NODES)
+                self._surveyed(first, ptr, needed[0].words, reached.words)
+                done(self.nbytes * (len(ptr) - 1) // self.num_nodes)
+            reached.words |= needed[0].words  # each hop's result also has rows of these nodes
             needed.insert(0, reached)
-        return needed
+        return [*needed]
 
     def degrees(self, first: int, end: int, loops: bool) -> Array:
         """Return the in-degrees of the nodes `first` to `end`, int64 [end - first]; with `loops`,

@@ -48,8 +48,7 @@ def node_set_bytes(num_nodes: int) -> int:
 
 
 def sampled_bytes(loader_pass: Pass, batch: BatchShape) -> tuple[int, int]:
-    """Bytes that `window.sample_windows` takes per batch, seeds included: at its peak, and in its
-    result."""
+    """Bytes of a batch in `window.sample_windows`, seeds included: at its peak, and in its result."""
     peak = nodes = edges = 0  # nodes and edges so far
     num_edges = sizes.trained_edges(loader_pass.size, loader_pass.config.undirected)
     place_bytes = 4 if num_edges < 2**32 else 8  # position of an edge in `row`: uint32 or int64
@@ -179,8 +178,6 @@ class _Spool:
     bytes are moved. A structure file (ids and edges) takes one pass over the graph if memory has
     room to sample it at once. A feature shard takes one pass over the features. Two files and two
     shards are on disk at a time. An evaluation's windows stay if the disk has room.
-
-    Attributes that end in `_bytes` are of one batch if their comment names nothing else.
     """
 
     def __init__(
@@ -198,12 +195,13 @@ class _Spool:
         self.rounds = max(1, rounds)  # passes over the loader in the run
         # Distinct batches: each epoch of training has its own, all evaluations have the same.
         self.total = self.num_batches * (self.rounds if self.training else 1)
-        self.rows_bytes = batch.num_nodes * row_bytes  # in a shard, for nodes in one batch only
-        # in a structure file: an id and a slot for each node, two ends for each edge, all int32
+        self.x_bytes = files["x"]  # read by a pass over the features
+        self.graph_bytes = len(batch.hop_edges) * (files["colptr"] + files["row"])  # over the graph
+        # Bytes of one batch: in a shard and in a structure file (an id and a slot for each node,
+        # two ends for each edge, all int32), in a window in memory, and while it is sampled.
+        self.rows_bytes = batch.num_nodes * row_bytes
         self.structure_bytes = 8 * (batch.num_nodes + batch.num_edges)
-        self.x_bytes = files["x"]  # of a pass over the features
-        self.graph_bytes = len(batch.hop_edges) * (files["colptr"] + files["row"])  # of a pass
-        self.packed_bytes = _packed_batch_bytes(batch, row_bytes)  # in a window in memory
+        self.packed_bytes = _packed_batch_bytes(batch, row_bytes)
         self.sampled_bytes, self.result_bytes = sampled_bytes(loader_pass, batch)
         # Up to 8 large batches, because they have nodes in common: at papers100M's size, 8 batches
         # of [15, 10, 5] x 1024 had 1.12 M distinct nodes, two windows of 4 batches had 1.36 M.
@@ -212,9 +210,8 @@ class _Spool:
         self.size = min(self.num_batches, max(1, small, large))  # batches of a window
         # the share of a window's rows that is left when each node is counted once
         shared = graph, config.undirected, batch, self.size
-        visits = max(1, self.size * batch.num_nodes)
-        distinct = sizes.shared_nodes(*shared)
-        self.distinct_share = max(1 / max(1, self.size), min(1.0, distinct / visits))
+        distinct_share = sizes.shared_nodes(*shared) / (self.size * max(1, batch.num_nodes))
+        self.distinct_share = max(1 / self.size, min(1.0, distinct_share))  # at least one batch's
         self.num_nodes = graph.num_nodes
         self.hot_row_bytes = row_bytes + ID_BYTES
         # by number of windows: numbers of hot nodes, and the share of rows that each leaves
@@ -274,7 +271,6 @@ class _Spool:
         if num_files > 1 or min(most, shard_room) < self.total:
             shard_room //= 2  # one shard is used while the next is filled
         shard_batches = min(file_batches, most, shard_room)
-
         # Memory of the pass over the features: the list of rows, and rows on their way to the shard.
         # The memory of packing may not be free yet. Before, hot rows are chosen by a byte per node.
         buffer_bytes = min(self.working // 4, 2 * WINDOW_BYTES, shard_batches * self.rows_bytes)

@@ -1,7 +1,5 @@
-"""Loading policy `store`: graph and features stay on disk, mapped or read in windows.
-
-A window is a group of batches that are sampled together, see `plan`.
-"""
+"""Loading policy `store`: graph and features stay on disk, mapped or read in windows (batches that
+are sampled together, see `plan`)."""
 
 from __future__ import annotations
 
@@ -107,9 +105,8 @@ class StoreLoaders(DiskLoaders):
         run.phase(name, parts, unsure_bytes)
 
     def _load(self, store: Store) -> Data:
-        self._ranks = local_ranks()
-        self._spool_dir = spool_dir()
-        room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
+        self._ranks = local_ranks()  # of this node; they share memory and disk
+        room = spool_bytes(self.config.spool, spool_dir(), self._ranks)
         self.budget = Budget(available_bytes(), room, self._ranks)
         return super()._load(store)
 
@@ -161,7 +158,7 @@ class StoreLoaders(DiskLoaders):
             preparation=Preparation(
                 windows,
                 last_epoch=self.config.epochs if training else None,
-                spool_dir=self._spool_dir,
+                spool_dir=spool_dir(),
                 evaluations=evaluations,
                 on_event=functools.partial(self.log.mark, loader=split),
                 waiting=self.waiting,

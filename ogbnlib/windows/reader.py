@@ -1,7 +1,5 @@
-"""The windows of a loader in order, each prepared while the one before it is used.
-
-A window is a group of batches that are sampled together, see `plan`.
-"""
+"""The windows (batches that are sampled together, see `plan`) of a loader in order, each prepared
+while the one before it is used."""
 
 import contextlib
 import threading

@@ -87,12 +87,10 @@ class Preparation:
     """Settings for the preparation of a loader's windows."""
 
     windows: Windows
-    # in each epoch before this one, the first window of the next epoch is prepared too; None for
-    # never
+    # each epoch before this one also prepares the first window of the next epoch; None: none does
     last_epoch: int | None = None
     spool_dir: Path = Path(tempfile.gettempdir())
-    # spools of evaluations, all of whose windows are prepared together with this loader's first
-    # ones
+    # spools of evaluations, whose windows are all prepared together with this loader's first ones
     evaluations: Sequence[Spool] = ()
     # called with "window" and facts of each window, and with "pass" and facts of each pass over the
     # features for windows on disk
@@ -193,7 +191,7 @@ class Spool:
     def _choose_hot(self) -> HotRows:
         store = self._store
         chosen = HotRows.chosen(
-            (stored.cold_ids() for stored in self._structure.values()),  # of all nodes: none is hot
+            (stored.cold_ids() for stored in self._structure.values()),  # all ids: none is hot
             store.num_nodes,
             store.num_features,
             store.feature_dtype,
@@ -298,7 +296,6 @@ class Spool:
         windows = [stored for shard in shards for stored in shard.values()]
         targets: list[_StoredWindow | HotRows] = [*windows]
         num_rows = [stored.num_rows for stored in windows]
-        written_bytes = sum(num_rows) * x.row_bytes
         if unread is not None:
             targets.append(unread)
             num_rows.append(len(unread.ids))
@@ -316,6 +313,6 @@ class Spool:
         self._preparation.on_event(
             "pass",
             windows=len(windows),
-            bytes_written=written_bytes,
+            bytes_written=sum(stored.num_rows for stored in windows) * x.row_bytes,
             kept_rows=0 if hot is None else len(hot.rows),
         )

@@ -170,28 +170,27 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         plain.data = Data(edge_index=NO_EDGES, num_nodes=self.store.num_nodes)
         batch = NeighborLoader.filter_fn(plain, out)
         batch.x = torch.from_numpy(self.store.decode(self.store.x[batch.n_id.numpy()]))
-        batch = self._with_labels(batch)
+        self._add_labels(batch)
         return batch if self.transform is None else self.transform(batch)
 
-    def _with_labels(self, batch: Data) -> Data:
+    def _add_labels(self, batch: Data) -> None:
         batch.y = self.labels[batch.input_id]
         if self.next_epoch is not None:  # in the user's own loop
             batch.x = batch.x.float()
-        return batch
 
-    def _take(self, features: Tensor, rows: Array) -> Tensor:
+    def _take(self, features: Array, rows: Array) -> Tensor:
         # the rows of features [n, F] with these positions; int8 decoded to float32
         int8 = self.store.int8
         if int8 is None:
             # in one thread: torch's `index_select` would start its own
-            return torch.from_numpy(features.numpy().take(rows, axis=0))
+            return torch.from_numpy(features.take(rows, axis=0))
         x = torch.empty(len(rows), features.shape[1])
-        decode_rows(features.numpy(), rows, *int8, x.numpy())  # int8: scale and offset, [F] each
+        decode_rows(features, rows, *int8, x.numpy())  # int8: scale and offset, [F] each
         return x
 
     def _groups(
         self,
-        features: Tensor,
+        features: Array,  # [n, F], in the store's dtype
         count: int,
         draw: Callable[
             [int, int], tuple[Tensor, Array | Tensor, Array | Tensor, Array | Tensor, Hops]
@@ -215,7 +214,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
                 input_id=positions,
                 hops=hops,
             )
-            group = self._with_labels(group)
+            self._add_labels(group)
             if self.pin_memory:
                 group = group.pin_memory()
             all_bytes = group.x.nbytes + group.n_id.nbytes + group.edge_index.nbytes
@@ -238,7 +237,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             node, edges, hops = self.node_sampler.sample_batches(seeds, size, keys)
             return positions, node, node, edges, hops  # an id is its row in the mapped features
 
-        return self._groups(mapped_features(self.store), -(-len(share) // size), draw)
+        return self._groups(mapped_features(self.store).numpy(), -(-len(share) // size), draw)
 
     def _window_pass(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
         reader.abandoned.clear()  # set by an earlier pass that was left early
@@ -259,9 +258,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _window_groups(self, windows: Iterator[Window]) -> Iterator[Data]:
         for window in windows:
-            features = torch.from_numpy(window.features)
-            yield from self._groups(features, len(window.hops), window.batches)
-            del window, features  # before the reader takes the next one into memory
+            yield from self._groups(window.features, len(window.hops), window.batches)
+            del window  # before the reader takes the next one into memory
             # a window is many small arrays; without this, memory grew from window to window
             malloc_trim()
 
@@ -278,7 +276,6 @@ def _prefetch(
     end = object()  # in place of a group: there are no more
     futures = deque[Future[Data]]()  # groups that are drawn or being drawn
     user = threading.get_ident()
-    ended = False
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
         futures.append(thread.submit(next, groups, end))
@@ -298,10 +295,10 @@ def _prefetch(
             del group
             while batches:
                 yield batches.pop()
-        ended = True
+    except BaseException:  # `GeneratorExit` if the caller left early
+        abandon()
+        raise
     finally:
-        if not ended:  # by an error, or because the caller left early
-            abandon()
         # The garbage collector may end this generator in a thread that is starting; a join there
         # would hang.
         thread.shutdown(wait=threading.get_ident() == user, cancel_futures=True)

@@ -13,7 +13,7 @@ and for each node of a batch its place, a *slot*, in that list. Features are rea
 import functools
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
@@ -131,8 +131,7 @@ class Sampled:
     def of(cls, seeds: Seeds, num_nodes: int, row: DiskArray) -> Self:
         """Begin with the seeds alone. A seed that comes again in a batch is a node of its own."""
         counts = np.array([len(batch_ids) for batch_ids in seeds.ids])
-        ids = np.concatenate(seeds.ids)
-        return cls(row, num_nodes, ids, np.cumsum([0, *counts]), [counts])
+        return cls(row, num_nodes, np.concatenate(seeds.ids), np.cumsum([0, *counts]), [counts])
 
     def grow(self) -> None:
         """Append the nodes of the last hop, and make the sources of its edges local ids; must be
@@ -148,11 +147,6 @@ class Sampled:
         self.nodes = grown[: self.bounds[-1]]
         self.hop_nodes.append(np.diff(self.bounds) - old_counts)
         self.hop_edges[-1] = hop._replace(sources=hop.sources.astype(np.int32, copy=False))
-
-    def frontiers(self) -> Iterator[Array]:
-        """Yield the nodes of each batch's last hop."""
-        for end, count in zip(self.bounds[1:], self.hop_nodes[-1], strict=True):
-            yield self.nodes[end - count : end]
 
 
 def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) -> list[Sampled]:
@@ -190,7 +184,11 @@ def _choose_edges(
     """Choose the edges of all batches at one hop: return their places in `row` (uint32, or int64
     from 2**32 edges on), their local targets int32, and the first edge of each batch."""
     num_edges = sampled[0].row.num_rows
-    frontiers = [nodes for sample in sampled for nodes in sample.frontiers()]  # one per batch
+    frontiers = [  # for each batch the nodes of the last hop, whose neighbors are sampled
+        sample.nodes[end - count : end]
+        for sample in sampled
+        for end, count in zip(sample.bounds[1:], sample.hop_nodes[-1], strict=True)
+    ]
     frontier = np.concatenate(frontiers)
     columns = np.empty((len(frontier), 2), np.int64)  # first edge and end, then degree, in `row`
     colptr.read(frontier, columns)
@@ -239,8 +237,7 @@ class Window:
     hops: Hops
     ids: Array  # int32 (int64 from 2**31 nodes on) [distinct nodes], global, ascending
     slots: Array  # int32 [nodes], the place in `ids` of each node, batch after batch
-    # int32 [2 * edges], for each batch all sources, then all targets, as places among the batch's
-    # nodes
+    # int32 [2 * edges], for each batch all sources, then all targets, as places among its nodes
     edges: Array
     # [distinct nodes, num_features], the store's dtype; empty until they are read
     features: Array = field(default_factory=lambda: np.empty(0))
