@@ -1,7 +1,5 @@
-"""Rows of nodes on disk, in files of several columns each, and one hop over columns in RAM.
-
-Propagation works on some columns (features) of all nodes at a time, so that they fit in RAM.
-"""
+"""Rows of nodes on disk, in files of several columns (features) each, and one hop over columns in
+RAM."""
 
 import contextlib
 import itertools

@@ -21,7 +21,6 @@ class HopLoader(DataLoader[int]):
         self._store = store
         self._ids = ids
         self._labels = labels
-        # the data set is the positions in `ids`; `_batch` looks them up
         super().__init__(range(len(ids)), collate_fn=self._batch, **arguments)  # type: ignore[arg-type]
 
     def __iter__(self) -> Any:
@@ -29,7 +28,7 @@ class HopLoader(DataLoader[int]):
         return super().__iter__()
 
     def _batch(self, positions: list[int]) -> Data:
-        input_id = torch.tensor(positions)
+        input_id = torch.tensor(positions)  # in `ids`; the data set is their range
         ids = self._ids[input_id]
         return Data(  # with the attributes that batches have under any policy
             x=torch.from_numpy(self._store.x[ids.numpy()]),

@@ -124,21 +124,20 @@ class _Propagation:
     def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> None:
         """Write the files of hop `number`, counted from 1, `width` columns at a time, into a new
         folder."""
-        store = self.store
         folder.mkdir(parents=True)
         if number == 1:
-            source = Columns.features(store)
+            source = Columns.features(self.store)
         else:  # of the nodes that the hop before, `number - 1`, has computed
             before = folder.with_name(str(number - 1))
-            source = Columns.open(before, "rows", store.num_nodes, self.reached[number - 2])
-        firsts = range(0, store.num_features, width)
+            source = Columns.open(before, "rows", self.store.num_nodes, self.reached[number - 2])
+        firsts = range(0, self.store.num_features, width)
         total = len(firsts) * (source.nbytes + self.edges.nbytes)  # bytes to read
         with (
             contextlib.closing(source),
             shown(f"propagating, hop {number} of {self.hops}", total) as done,
         ):
             for first in firsts:
-                columns = slice(first, min(first + width, store.num_features))
+                columns = slice(first, min(first + width, self.store.num_features))
                 self._write_columns(number, source, columns, folder, done)
 
     def _write_columns(
@@ -187,21 +186,20 @@ class _Propagation:
 
     def rows(self, work: Path) -> Generator[Array, None, None]:
         """Yield chunks of the result: each output node's own features, then those of each hop."""
-        num_nodes = self.store.num_nodes
         features = Columns.features(self.store)
         hops = [
-            Columns.open(work / str(k), "outputs", num_nodes, self.output_nodes)
+            Columns.open(work / str(k), "outputs", self.store.num_nodes, self.output_nodes)
             for k in range(1, self.hops + 1)
         ]
         # 2 MB of rows, which are in memory as read, as float32 and side by side
         step = max(1, CHUNK_BYTES // 4 // (4 * features.width * (self.hops + 1)))
 
         def read(first: int) -> Array:
-            end = min(first + step, num_nodes)
+            end = min(first + step, self.store.num_nodes)
             own = features.rows(first, end, targets=self.output_nodes)
             return np.concatenate([own, *(columns.rows(first, end) for columns in hops)], 1)
 
-        with contextlib.closing(in_order(range(0, num_nodes, step), read)) as chunks:
+        with contextlib.closing(in_order(range(0, self.store.num_nodes, step), read)) as chunks:
             yield from finite(chunks, self.dtype, str(self.store.path))
         for columns in (features, *hops):
             columns.close()
@@ -349,8 +347,7 @@ def propagated(
     return result
 
 
-def _made_of(store: Store) -> dict[str, int]:
-    # checksums that identify the graph and its features, by file
+def _made_of(store: Store) -> dict[str, int]:  # checksums of graph and features, by file
     crc32 = {name: info.crc32 for name, info in store.files.items()}
     # Equal codes may stand for different values: 2 * x has the same codes as x.
     if store.int8 is not None:

@@ -178,8 +178,7 @@ class Edges:
         for begin in range(int(ptr[0]), max(int(ptr[-1]), int(ptr[0]) + 1), PIECE_EDGES):
             yield begin, self._row.rows(begin, min(begin + PIECE_EDGES, int(ptr[-1])), dtype)
 
-    def _check(self, status: int, piece: Array) -> None:
-        # `status`: the result of `_sweep` or `_survey`
+    def _check(self, status: int, piece: Array) -> None:  # status: of `_sweep` or `_survey`
         if status < 0:
             wrong = int(piece[-1 - status])
             raise self.store.damaged("row", f"found the id {wrong}, which is no node's")

@@ -28,8 +28,7 @@ from .spool import Preparation
 from .store_loader import StoreLoader
 
 
-def _available_bytes(memory_limit: str | int | None) -> int:
-    # bytes that this process may still use, page cache included
+def _available_bytes(memory_limit: str | int | None) -> int:  # left to use, with page cache
     available = available_bytes()
     if memory_limit is None:
         return available
@@ -44,18 +43,17 @@ def _available_bytes(memory_limit: str | int | None) -> int:
 
 
 def _choose_windows(loader_pass: Pass, order: EpochSampler, available: int) -> Windows:
-    config = loader_pass.config
     ranks = local_ranks()
     # Waiting batches are float32. A quarter of the memory is left for the model and its step.
     per_batch_bytes = batch_bytes(loader_pass.batch, loader_pass.size.num_features, itemsize=4)
     reserved = per_batch_bytes * num_queued(per_batch_bytes) + available // 4
     loader_pass = replace(
         loader_pass,
-        own_batches=-(-len(order) // config.batch_size),  # those of `order` are only known here
+        own_batches=-(-len(order) // loader_pass.config.batch_size),  # as a sampler may repeat
         sharers=ranks,
         reserve=(reserved, reserved),  # beside windows, and beside the page cache
     )
-    budget = Budget(available, spool_bytes(config.spool, spool_dir(), ranks), ranks)
+    budget = Budget(available, spool_bytes(loader_pass.config.spool, spool_dir(), ranks), ranks)
     return budget.loader(loader_pass)
 
 

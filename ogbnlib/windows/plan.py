@@ -71,8 +71,7 @@ def sampled_bytes(loader_pass: Pass, batch: BatchShape) -> tuple[int, int]:
 
 
 def window_bytes(loader_pass: Pass, windows: Windows) -> int:
-    """Expected bytes of a window: each distinct node's features once, and every batch's own ids
-    and edges."""
+    """Expected bytes of a window: features of each distinct node, ids and edges of each batch."""
     assert windows.window_batches is not None  # not for batches from the page cache
     batch = loader_pass.batch
     size = loader_pass.size
@@ -95,8 +94,7 @@ def spool_dir() -> Path:
 
 
 def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
-    """Bytes that each of `sharers` processes may keep in `folder`; "auto" is a quarter of the free
-    disk space."""
+    """Bytes in `folder` for each of `sharers` processes; "auto": a quarter of the free disk space."""
     if spool == "off":
         return 0
     if spool != "auto":
@@ -188,13 +186,13 @@ class _Spool:
         config = loader_pass.config
         row_bytes = graph.num_features * loader_pass.itemsize  # of one node's features
         self.training = loader_pass.training
-        self.memory = memory  # bytes for windows and their preparation
+        self.memory_bytes = memory  # bytes for windows and their preparation
         self.room_bytes = room_bytes  # of disk space for the spool
         self.num_batches = loader_pass.num_batches
         rounds = config.epochs if self.training else config.num_evaluations(loader_pass.split)
         self.rounds = max(1, rounds)  # passes over the loader in the run
-        # Distinct batches: each epoch of training has its own, all evaluations have the same.
-        self.total = self.num_batches * (self.rounds if self.training else 1)
+        # each epoch of training has batches of its own, all evaluations have the same
+        self.run_batches = self.num_batches * (self.rounds if self.training else 1)
         self.x_bytes = files["x"]  # read by a pass over the features
         self.graph_bytes = len(batch.hop_edges) * (files["colptr"] + files["row"])  # over the graph
         # Bytes of one batch: in a shard and in a structure file (an id and a slot for each node,
@@ -207,25 +205,29 @@ class _Spool:
         # of [15, 10, 5] x 1024 had 1.12 M distinct nodes, two windows of 4 batches had 1.36 M.
         small = min(memory // 24, WINDOW_BYTES) // self.packed_bytes
         large = min(8, memory // 12 // self.packed_bytes)
-        self.size = min(self.num_batches, max(1, small, large))  # batches of a window
+        self.window_batches = min(self.num_batches, max(1, small, large))
         # the share of a window's rows that is left when each node is counted once
-        shared = graph, config.undirected, batch, self.size
-        distinct_share = sizes.shared_nodes(*shared) / (self.size * max(1, batch.num_nodes))
-        self.distinct_share = max(1 / self.size, min(1.0, distinct_share))  # at least one batch's
+        shared = graph, config.undirected, batch, self.window_batches
+        visits = self.window_batches * max(1, batch.num_nodes)
+        distinct_share = min(1.0, sizes.shared_nodes(*shared) / visits)
+        self.distinct_share = max(1 / self.window_batches, distinct_share)  # a batch's at least
         self.num_nodes = graph.num_nodes
         self.hot_row_bytes = row_bytes + ID_BYTES
         # by number of windows: numbers of hot nodes, and the share of rows that each leaves
         self._rows_left = functools.cache(functools.partial(sizes.rows_left, *shared))
-        # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
-        self.working = memory - memory // 8 - 4 * self.size * self.packed_bytes  # bytes for passes
+        # For passes. Two windows are in use, two more in an evaluation between epochs; an eighth is
+        # a reserve.
+        window_bytes = self.window_batches * self.packed_bytes
+        self.working_bytes = memory - memory // 8 - 4 * window_bytes
         # Each thread samples a batch. Four threads are counted at least, so that machines of few
         # cores plan alike.
         threads_bytes = max(4, sampling_threads()) * self.sampled_bytes
-        self.most_sampled = max(0, self.working - threads_bytes) // self.sampled_bytes  # batches
-        # bytes of the two threads that pack a window each; 8: a copy of the nodes, int64
-        window_bytes = self.size * _packed_batch_bytes(batch, 8)
-        self.packing = 2 * (node_set_bytes(graph.num_nodes) + window_bytes)
-        # in a pass over the features, whose list of rows to read is in memory
+        # batches in one pass over the graph
+        self.most_sampled = max(0, self.working_bytes - threads_bytes) // self.sampled_bytes
+        # two threads pack a window each; 8: a copy of the nodes, int64
+        packed_bytes = self.window_batches * _packed_batch_bytes(batch, 8)
+        self.packing_bytes = 2 * (node_set_bytes(graph.num_nodes) + packed_bytes)
+        # of a batch in the list of rows to read, in a pass over the features
         self.ids_bytes = batch.num_nodes * np.dtype(index_dtype(graph.num_nodes)).itemsize
 
     def best(self) -> Windows | None:
@@ -233,23 +235,23 @@ class _Spool:
         shares = _HOT_SHARES if self.training else _HOT_SHARES[:1]  # evaluations: no hot rows
         # Of equal divisions the first is taken: the one with most files, as training begins sooner.
         file_counts = self._file_counts()[::-1]
-        tried = itertools.product(file_counts, [int(s * self.working) for s in shares])
+        tried = itertools.product(file_counts, [int(s * self.working_bytes) for s in shares])
         divisions = filter(None, itertools.starmap(self._divide, tried))
         best = min(divisions, key=lambda division: division[0], default=None)
         return None if best is None else best[1]
 
     def _file_counts(self) -> list[int]:
         """Numbers of structure files to try, ascending, from one file to windows of one shard."""
-        in_memory = self.working // 4 // (self.ids_bytes + _SEEDS_BYTES)  # batches of a file
+        in_memory = self.working_bytes // 4 // (self.ids_bytes + _SEEDS_BYTES)  # batches of a file
         on_disk = self.room_bytes // 2 // (self.structure_bytes + self.rows_bytes)
-        most = 1 + 2 * (self.total // max(1, min(in_memory, on_disk)))  # with one shard each
+        most = 1 + 2 * (self.run_batches // max(1, min(in_memory, on_disk)))  # with one shard each
         # each number up to about 50, then 2 % more each
         return np.unique(np.geomspace(1, most, 1000).astype(np.int64)).tolist()
 
     def _cold_share(self, hot_bytes: int, num_batches: int) -> float:
         # of the rows of `num_batches` batches, the share in shards: once a window, without hot rows
         spare = max(0, hot_bytes - node_set_bytes(self.num_nodes))  # beside the set of hot nodes
-        num_windows = min(MOST_VISITS, -(-num_batches // self.size))
+        num_windows = min(MOST_VISITS, -(-num_batches // self.window_batches))
         num_hot, share_left = self._rows_left(num_windows)
         left = np.interp(spare / self.hot_row_bytes, num_hot, share_left)
         return self.distinct_share * float(left)
@@ -262,42 +264,49 @@ class _Spool:
         its samples is free by then; otherwise hot rows are in memory while later files are sampled.
         """
         # Batches of a file, in whole windows, and bytes of its seeds, which stay in memory.
-        file_batches = min(self.total, -(-self.total // num_files // self.size) * self.size)
+        windows_per_file = -(-self.run_batches // num_files // self.window_batches)
+        file_batches = min(self.run_batches, windows_per_file * self.window_batches)
         seeds_bytes = file_batches * _SEEDS_BYTES
         # Batches of a shard, as many as have room for their ids in memory and their rows on disk.
-        most = (self.working // 4 - seeds_bytes) // max(1, self.ids_bytes)
+        most_by_ids = (self.working_bytes // 4 - seeds_bytes) // max(1, self.ids_bytes)
         files_bytes = min(2, num_files) * file_batches * self.structure_bytes  # two files on disk
-        shard_room = (self.room_bytes - files_bytes) // max(1, self.rows_bytes)
-        if num_files > 1 or min(most, shard_room) < self.total:
-            shard_room //= 2  # one shard is used while the next is filled
-        shard_batches = min(file_batches, most, shard_room)
+        most_by_rows = (self.room_bytes - files_bytes) // max(1, self.rows_bytes)
+        if num_files > 1 or min(most_by_ids, most_by_rows) < self.run_batches:
+            most_by_rows //= 2  # more than one shard: one is used while the next is filled
+        shard_batches = min(file_batches, most_by_ids, most_by_rows)
         # Memory of the pass over the features: the list of rows, and rows on their way to the shard.
         # The memory of packing may not be free yet. Before, hot rows are chosen by a byte per node.
-        buffer_bytes = min(self.working // 4, 2 * WINDOW_BYTES, shard_batches * self.rows_bytes)
+        rows_bytes = min(self.working_bytes // 4, 2 * WINDOW_BYTES, shard_batches * self.rows_bytes)
         visits_bytes = self.num_nodes if hot_bytes else 0
-        filling = self.packing + max(shard_batches * self.ids_bytes + buffer_bytes, visits_bytes)
-        # Memory of the pass over the graph: samples being drawn, or all samples and the next pass.
+        lists_bytes = max(shard_batches * self.ids_bytes + rows_bytes, visits_bytes)
+        filling = self.packing_bytes + lists_bytes
+        # Batches sampled by one pass over the graph: their samples have room while some are drawn
+        # (`most_sampled`), and all of them while the features are read.
         resident = 0 if num_files == 1 else hot_bytes
         sampled = min(
             self.most_sampled - -(-resident // self.sampled_bytes),
-            (self.working - resident - filling) // self.result_bytes,
+            (self.working_bytes - resident - filling) // self.result_bytes,
         )
-        if min(sampled, shard_batches) < self.size or hot_bytes + filling > self.working:
-            return None  # not one window, or too many hot rows
+        if (
+            min(sampled, shard_batches) < self.window_batches  # not even one window
+            or hot_bytes + filling > self.working_bytes  # too many hot rows
+        ):
+            return None
         shards_per_file = -(-file_batches // shard_batches)
         # about equal shards of whole windows
-        windows_per_shard = -(-file_batches // shards_per_file // self.size)
-        shard_batches = min(shard_batches // self.size, windows_per_shard) * self.size
-        once = min(file_batches, sampled)  # batches sampled by one pass
+        windows_per_shard = -(-file_batches // shards_per_file // self.window_batches)
+        windows_per_shard = min(shard_batches // self.window_batches, windows_per_shard)
+        shard_batches = windows_per_shard * self.window_batches
+        once = min(file_batches, sampled)  # and four more, in as many threads
         sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + filling)
         peak = max(resident + sampling, hot_bytes + filling)
-        buffers = 4 * min(CHUNK_BYTES, self.memory // 64)  # read buffers of a pass's threads
+        buffers = 4 * min(CHUNK_BYTES, self.memory_bytes // 64)  # read buffers of a pass's threads
         shards_on_disk = min(2, num_files * shards_per_file)
         spooling = Spooling(
             sampled_batches=sampled,
             structure_batches=file_batches,
             picked_batches=shard_batches,
-            working_bytes=min(self.working, peak + seeds_bytes + buffers),
+            working_bytes=min(self.working_bytes, peak + seeds_bytes + buffers),
             disk_bytes=files_bytes + shards_on_disk * shard_batches * self.rows_bytes,
             hot_bytes=hot_bytes,
         )
@@ -317,17 +326,17 @@ class _Spool:
         batch_bytes = self.structure_bytes + int(cold * self.rows_bytes)
         # An evaluation prepares its windows once if they all stay on disk, else each time.
         stays = self.training or num_files * shards_per_file == 1
-        prepared = (1 if stays else self.rounds) * (pass_bytes + self.total * batch_bytes)
+        prepared = (1 if stays else self.rounds) * (pass_bytes + self.run_batches * batch_bytes)
         windows = Windows(
-            window_batches=self.size,
-            window_bytes=self.size * self.packed_bytes,
-            available_bytes=self.memory,
-            num_windows=-(-self.num_batches // self.size),
+            window_batches=self.window_batches,
+            window_bytes=self.window_batches * self.packed_bytes,
+            available_bytes=self.memory_bytes,
+            num_windows=-(-self.num_batches // self.window_batches),
             moved_bytes=prepared // self.rounds + self.num_batches * batch_bytes,
             first_bytes=passes_per_file * self.graph_bytes + self.x_bytes,
             spooling=spooling,
         )
-        return pass_bytes + 2 * self.total * batch_bytes, windows
+        return pass_bytes + 2 * self.run_batches * batch_bytes, windows
 
 
 @dataclass(frozen=True)
@@ -339,8 +348,7 @@ class Budget:
     sharers: int = 1  # ranks of this node, which share a fixed size
 
     def bytes_beside(self, training: Windows | None = None) -> int | None:
-        """Bytes for the windows of one loader, beside those of the training loader if it has some;
-        None without a limit."""
+        """Bytes for a loader's windows, beside the training loader's if it has some; None: no limit."""
         asked = lookahead()
         budget = self.available_bytes if asked == "auto" else int(asked) // self.sharers
         if budget is None or training is None or training.window_batches is None:

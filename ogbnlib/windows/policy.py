@@ -113,10 +113,9 @@ class StoreLoaders(DiskLoaders):
     def _pass(self, split: str, training: bool) -> Pass:
         # A rank without a batch makes the same choice as a rank with a single batch.
         num_seeds = max(1, len(self._order(split, training))) if len(self.splits[split]) else 0
-        num_batches = -(-num_seeds // self.config.seeds_per_batch(training))
         return dataclasses.replace(
             Pass.over(self.config, self.store, split, training),
-            own_batches=num_batches,
+            own_batches=-(-num_seeds // self.config.seeds_per_batch(training)),
             sharers=self._ranks,
         )
 

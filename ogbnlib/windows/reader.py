@@ -29,17 +29,16 @@ _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}
 class WindowReader:
     """Reader of a loader's windows; a thread prepares the next while one is used.
 
-    `order` and `sampler` are those of the loader. `nodes` are its seeds, int64, unshuffled. With
-    `preparation.windows.spooling`, windows come from disk until the disk is full. `Cursor`, the
-    position of a window, is explained in `spool`.
+    With `preparation.windows.spooling`, windows come from disk until the disk is full. A `Cursor`
+    is the position of a window, see `spool`.
     """
 
     def __init__(
         self,
         store: Store,
-        order: EpochSampler,
-        sampler: CSCSampler,
-        nodes: Tensor,
+        order: EpochSampler,  # the loader's: positions in `nodes`
+        sampler: CSCSampler,  # the loader's
+        nodes: Tensor,  # the loader's seeds, int64, unshuffled
         batch_size: int,
         preparation: Preparation,
     ) -> None:
@@ -52,8 +51,7 @@ class WindowReader:
         self._sampler = sampler
         self._nodes = nodes
         self._batch_size = batch_size
-        # the power of two up to `read_bytes`
-        chunk_bytes = 1 << read_bytes(self.windows.available_bytes).bit_length() - 1
+        chunk_bytes = 1 << read_bytes(self.windows.available_bytes).bit_length() - 1  # power of 2
         self.arrays = {
             name: store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT
         }

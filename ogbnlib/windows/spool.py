@@ -92,8 +92,7 @@ class Preparation:
     spool_dir: Path = Path(tempfile.gettempdir())
     # spools of evaluations, whose windows are all prepared together with this loader's first ones
     evaluations: Sequence[Spool] = ()
-    # called with "window" and facts of each window, and with "pass" and facts of each pass over the
-    # features for windows on disk
+    # called with "window" and its facts, and with "pass", a pass over the features for the spool
     on_event: Callable[..., None] = lambda kind, **facts: None
     waiting: Waiting = lambda reading: False
 
@@ -189,12 +188,11 @@ class Spool:
         return recorded
 
     def _choose_hot(self) -> HotRows:
-        store = self._store
         chosen = HotRows.chosen(
             (stored.cold_ids() for stored in self._structure.values()),  # all ids: none is hot
-            store.num_nodes,
-            store.num_features,
-            store.feature_dtype,
+            self._store.num_nodes,
+            self._store.num_features,
+            self._store.feature_dtype,
             self._spooling.hot_bytes,
         )
         malloc_trim()  # the rows go into the memory that the samples had
@@ -278,8 +276,7 @@ class Spool:
         num_ids = len(window.ids)
         return _StoredWindow(window.positions, window.hops, num_ids, num_ids, arrays)
 
-    def _with_room(self, shard: Shard) -> Shard:
-        # the windows with their places in a new file, each from a block on
+    def _with_room(self, shard: Shard) -> Shard:  # its windows with their places in a new file
         row_bytes = self._arrays["x"].row_bytes
         sizes = [stored.num_rows * row_bytes for stored in shard.values()]
         offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
@@ -304,8 +301,7 @@ class Spool:
         index = np.empty(bounds[-1], index_dtype(x.num_rows))
         for target, begin, end in zip(targets, bounds, bounds[1:], strict=False):
             index[begin:end] = target.ids if isinstance(target, HotRows) else target.cold_ids()
-        # for rows on their way from the store's file to a shard's
-        buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
+        buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)  # rows on their way
         x.sweep(index, bounds, buffer_bytes, lambda at, first, rows: targets[at].put(first, rows))
         for file in filter(None, {stored.file for stored in windows}):
             file.finish()

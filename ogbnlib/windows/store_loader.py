@@ -132,8 +132,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         self.set_epoch(epoch, start)
         self.next_epoch = epoch + shuffle  # without shuffling all epochs are the same
         self._next_start = 0
-        # workers apply `transform` themselves, in `filter_fn`
-        is_transformed = self.reader is None and self.num_workers > 0
+        is_transformed = self.reader is None and self.num_workers > 0  # by workers, in `filter_fn`
         for batch in self._pass(epoch, start):
             if self.transform is not None and not is_transformed:
                 batch = self.transform(batch)
@@ -178,8 +177,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         if self.next_epoch is not None:  # in the user's own loop
             batch.x = batch.x.float()
 
-    def _take(self, features: Array, rows: Array) -> Tensor:
-        # the rows of features [n, F] with these positions; int8 decoded to float32
+    def _take(self, features: Array, rows: Array) -> Tensor:  # [len(rows), F]; int8 decoded
         int8 = self.store.int8
         if int8 is None:
             # in one thread: torch's `index_select` would start its own
@@ -218,8 +216,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             if self.pin_memory:
                 group = group.pin_memory()
             all_bytes = group.x.nbytes + group.n_id.nbytes + group.edge_index.nbytes
-            # batches of the next group, and number of groups to draw ahead
-            together, group.ahead = queue(all_bytes // len(group.hops))
+            together, group.ahead = queue(all_bytes // len(group.hops))  # per group, groups ahead
             begin = end
             size = min(2 * size, together)
             yield group

@@ -153,9 +153,8 @@ def sample_windows(windows: Sequence[Seeds], colptr: DiskArray, row: DiskArray) 
     """Sample all batches of some windows together, with one pass over `colptr` and one over `row`
     per hop. Their samplers have the same store and equally many hops."""
     sampled = [Sampled.of(window, colptr.num_rows - 1, row) for window in windows]
-    # (begin, end) of each window in the list of all batches
     ends = itertools.accumulate(len(window.ids) for window in windows)
-    spans = list(itertools.pairwise([0, *ends]))
+    spans = list(itertools.pairwise([0, *ends]))  # of each window in the list of all batches
     for hop in range(len(windows[0].sampler.num_neighbors)):
         if hop:  # the hop before left its new nodes to be appended
             _in_threads(Sampled.grow, sampled)
@@ -293,8 +292,7 @@ def compile_kernels(num_neighbors: Sequence[int]) -> None:
         column = np.empty(1, np.float32)
         decode_rows(np.empty((1, 1), np.int8), no_ids, column, column, column.reshape(1, 1))
         sampler = CSCSampler(offsets, no_ids, num_neighbors)
-    # A file of zeros is a graph of one node without edges.
-    with tempfile.NamedTemporaryFile() as file:
+    with tempfile.NamedTemporaryFile() as file:  # zeros are a graph of one node without edges
         file.write(bytes(BLOCK))
         file.flush()
         # two offsets, two int32 ids, two rows of four float16
@@ -305,8 +303,7 @@ def compile_kernels(num_neighbors: Sequence[int]) -> None:
         window = Window.pack(seeds, sample_windows([seeds], colptr, row)[0])
         x.read(window.ids, np.empty((1, 4), np.float16))
         x.sweep(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
-        # in two windows, so that the node is hot
-        hot = HotRows.chosen([window.ids] * 2, 1, 4, np.dtype(np.float16), 2**10)
+        hot = HotRows.chosen([window.ids] * 2, 1, 4, np.dtype(np.float16), 2**10)  # * 2: hot
         hot.insert(window.ids, np.empty((1, 4), np.float16), len(hot.ids))
         for array in (colptr, row, x):
             array.close()
