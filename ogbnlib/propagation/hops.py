@@ -142,7 +142,7 @@ class _Propagation:
 
     def _write_columns(
         self, number: int, source: Columns, columns: slice, folder: Path, done: Done
-    ) -> None:
+    ) -> None:  # writes the files of these columns
         width = columns.stop - columns.start
         scale = self.scale[columns]
         targets = self.reached[number - 1]  # nodes to compute

@@ -115,9 +115,7 @@ def _survey(
     num_loops: Array,  # int64 [nodes], counted up
 ) -> int:
     """Add the sources of edges into `inside` to `reached`, and count each node's self-loops.
-
-    Returns the same kind of value as `_sweep`.
-    """
+    Returns the same kind of value as `_sweep`."""
     for e in range(len(piece)):
         while ptr[i + 1] <= begin + e:  # the edge is of a later node
             i += 1

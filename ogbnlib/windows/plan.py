@@ -215,10 +215,9 @@ class _Spool:
         self.hot_row_bytes = row_bytes + ID_BYTES
         # by number of windows: numbers of hot nodes, and the share of rows that each leaves
         self._rows_left = functools.cache(functools.partial(sizes.rows_left, *shared))
-        # For passes. Two windows are in use, two more in an evaluation between epochs; an eighth is
-        # a reserve.
+        # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
         window_bytes = self.window_batches * self.packed_bytes
-        self.working_bytes = memory - memory // 8 - 4 * window_bytes
+        self.working_bytes = memory - memory // 8 - 4 * window_bytes  # for the passes
         # Each thread samples a batch. Four threads are counted at least, so that machines of few
         # cores plan alike.
         threads_bytes = max(4, sampling_threads()) * self.sampled_bytes

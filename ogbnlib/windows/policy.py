@@ -38,9 +38,8 @@ class StoreLoaders(DiskLoaders):
 
     @classmethod
     def _forecast(cls, run: Ledger) -> None:
-        config = run.config
         folder = spool_dir()
-        room = spool_bytes(config.spool, folder) if folder.is_dir() else 0
+        room = spool_bytes(run.config.spool, folder) if folder.is_dir() else 0
         cls._forecast_load(run)
         run.phase("load", {})
         available = None  # without a limit
@@ -54,8 +53,8 @@ class StoreLoaders(DiskLoaders):
         windows, resident = budget.loaders(train, passes)  # resident: by split, stay on disk
         if windows.window_batches is not None:
             run.windows = windows
-        if config.epochs:
-            cls._forecast_pass(run, "train", train, windows, num_passes=config.epochs)
+        if run.config.epochs:
+            cls._forecast_pass(run, "train", train, windows, num_passes=run.config.epochs)
         held = run.held  # to restore when the training loader is dropped
         run.held = held | _prepared_ahead(train, windows)
         for when, training in (("eval", windows), ("final", None)):
@@ -105,10 +104,11 @@ class StoreLoaders(DiskLoaders):
         run.phase(name, parts, unsure_bytes)
 
     def _load(self, store: Store) -> Data:
+        data = super()._load(store)
         self._ranks = local_ranks()  # of this node; they share memory and disk
         room = spool_bytes(self.config.spool, spool_dir(), self._ranks)
-        self.budget = Budget(available_bytes(), room, self._ranks)
-        return super()._load(store)
+        self.budget = Budget(available_bytes(), room, self._ranks)  # beside the labels, as forecast
+        return data
 
     def _pass(self, split: str, training: bool) -> Pass:
         # A rank without a batch makes the same choice as a rank with a single batch.

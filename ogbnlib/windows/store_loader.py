@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from numbers import Integral
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -190,15 +189,13 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         self,
         features: Array,  # [n, F], in the store's dtype
         count: int,
-        draw: Callable[
-            [int, int], tuple[Tensor, Array | Tensor, Array | Tensor, Array | Tensor, Hops]
-        ],
+        draw: Callable[[int, int], tuple[Tensor, Array, Array, Array, Hops]],
     ) -> Iterator[Data]:
         """Yield `count` batches in groups, one after the other in each tensor. Small batches share
         a group, so that the thread needs the interpreter's lock once per group.
 
-        `draw(begin, end)` returns positions, rows of `features`, ids, edges (for each batch all
-        sources, then all targets) and hops of the batches from `begin` to `end`.
+        `draw(begin, end)` returns positions, rows of `features`, ids int64, edges int64 (for each
+        batch all sources, then all targets) and hops of the batches from `begin` to `end`.
         """
         begin = 0
         size = 1  # doubled up to what `queue` allows, so that the first batch comes soon
@@ -206,9 +203,9 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             end = min(begin + size, count)
             positions, rows, n_id, edges, hops = draw(begin, end)
             group = Data(
-                self._take(features, np.asarray(rows)),
-                edge_index=torch.as_tensor(edges),
-                n_id=torch.as_tensor(n_id),
+                self._take(features, rows),
+                edge_index=torch.from_numpy(edges),
+                n_id=torch.from_numpy(n_id),
                 input_id=positions,
                 hops=hops,
             )
@@ -226,13 +223,14 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         share = self.sampler.share(epoch, start)  # int64 positions of this rank's seeds, in order
         size = self.batch_size
 
-        def draw(begin: int, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Hops]:
+        def draw(begin: int, end: int) -> tuple[Tensor, Array, Array, Array, Hops]:
             positions = share[begin * size : end * size]
             firsts = positions[::size].tolist()  # the first seed identifies a batch
             keys = [self.node_sampler.batch_key(first, epoch) for first in firsts]
             seeds = self.input_data.node[positions].numpy()
-            node, edges, hops = self.node_sampler.sample_batches(seeds, size, keys)
-            return positions, node, node, edges, hops  # an id is its row in the mapped features
+            nodes, edges, hops = self.node_sampler.sample_batches(seeds, size, keys)
+            n_id = nodes.numpy()
+            return positions, n_id, n_id, edges.numpy(), hops  # an id is its row in mapped features
 
         return self._groups(mapped_features(self.store).numpy(), -(-len(share) // size), draw)
 

@@ -134,8 +134,7 @@ class Sampled:
         return cls(row, num_nodes, np.concatenate(seeds.ids), np.cumsum([0, *counts]), [counts])
 
     def grow(self) -> None:
-        """Append the nodes of the last hop, and make the sources of its edges local ids; must be
-        called once for each hop."""
+        """Append the last hop's nodes and make its sources local ids; call once for each hop."""
         hop = self.hop_edges[-1]
         old_counts = np.diff(self.bounds)
         grown = np.empty(len(self.nodes) + len(hop.sources), np.int64)  # if each is a new node
