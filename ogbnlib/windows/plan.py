@@ -331,8 +331,8 @@ class _Spool:
             window_bytes=self.window_batches * self.packed_bytes,
             available_bytes=self.memory_bytes,
             num_windows=-(-self.num_batches // self.window_batches),
-            moved_bytes=prepared // self.rounds + self.num_batches * batch_bytes,
-            first_bytes=passes_per_file * self.graph_bytes + self.x_bytes,
+            moved_bytes=prepared // self.rounds + self.num_batches * batch_bytes,  # of one round
+            first_bytes=passes_per_file * self.graph_bytes + self.x_bytes,  # the first shard's
             spooling=spooling,
         )
         return pass_bytes + 2 * self.run_batches * batch_bytes, windows

@@ -232,10 +232,10 @@ class Spool:
         """Sample structure files: windows from `cursor` on, and all windows of other spools."""
         self._structure = {}  # frees its file
         structures = {spool: Shard() for spool in spools}
-        jobs = list(self._jobs(spools, cursor))
+        jobs = list(self._jobs(spools, cursor))  # windows that are still to be sampled
         while jobs:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
-            # memory has room for the samples of one pass
+            # windows of one pass over the graph: memory has room for so many batches
             count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
             sampled = sample_windows(
                 [seeds for *_, seeds in jobs[:count]], self._arrays["colptr"], self._arrays["row"]
