@@ -127,7 +127,7 @@ class PropagatedLoaders(DiskLoaders):
     def _build(self, split: str, shuffle: bool) -> HopLoader:
         from .hop_loader import HopLoader
 
-        arguments = self._arguments(split, shuffle)
+        arguments = self._arguments(split, shuffle)  # as for a PyG loader
         with self.log.phase(f"build {split} loader"):
             return HopLoader(
                 self.store, arguments.pop("input_nodes"), self.labels[split], **arguments

@@ -251,7 +251,7 @@ class Edges:
             means = np.empty((len(ptr) - 1, width), np.float32)
             degrees = np.zeros(len(means), np.int64)
             nodes = _Slice(first, ptr, means, degrees, np.empty(width, np.float32))
-            i = 0
+            i = 0  # the node of the slice to go on with
             for begin, piece in self._pieces(ptr):
                 i = _sweep(nodes, i, rows, targets, loops, piece, begin)
                 self._check(i, piece)

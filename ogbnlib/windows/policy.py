@@ -144,7 +144,7 @@ class StoreLoaders(DiskLoaders):
         windows: Windows,
         *,
         training: bool = False,
-        evaluations: Sequence[Spool] = (),
+        evaluations: Sequence[Spool] = (),  # to be filled in this loader's first passes
     ) -> StoreLoader:
         from .spool import Preparation
         from .store_loader import StoreLoader
@@ -156,7 +156,7 @@ class StoreLoaders(DiskLoaders):
             labels=self.labels[split],
             preparation=Preparation(
                 windows,
-                last_epoch=self.config.epochs if training else None,
+                last_epoch=self.config.epochs if training else None,  # None: no epoch follows
                 spool_dir=spool_dir(),
                 evaluations=evaluations,
                 on_event=functools.partial(self.log.mark, loader=split),

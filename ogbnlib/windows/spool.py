@@ -271,7 +271,7 @@ class Spool:
 
     def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> _StoredWindow:
         window = Window.pack(seeds, sampled)
-        with self._writing:
+        with self._writing:  # two threads pack, one at a time writes
             arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
         num_ids = len(window.ids)
         return _StoredWindow(window.positions, window.hops, num_ids, num_ids, arrays)
