@@ -53,8 +53,9 @@ class Columns:
 
     @classmethod
     def features(cls, store: Store) -> Self:
-        x = store.disk_array("x")
-        return cls([x], store.feature_dtype, store.num_nodes, decode=store.decode)
+        return cls(
+            [store.disk_array("x")], store.feature_dtype, store.num_nodes, decode=store.decode
+        )
 
     @classmethod
     def open(cls, folder: Path, name: str, num_nodes: int, members: NodeSet | None) -> Self:

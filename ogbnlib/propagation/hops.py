@@ -97,7 +97,6 @@ class _Propagation:
         self.num_reached = [
             self.store.num_nodes if members is None else members.count() for members in self.reached
         ]
-        self.num_outputs = self.num_reached[-1]
 
     def _scales(self, done: Done) -> Array:
         """Return a factor for each column, float32 [F], a power of two: 1 unless results are
@@ -213,9 +212,9 @@ def _write(run: _Propagation, work: Path, folder: Path, origin: Mapping[str, obj
     with writer.create("x", run.dtype, (width,)) as x, contextlib.closing(run.rows(work)) as rows:
         for values in rows:
             x.write(values)
-    writer.write("row", np.empty(0, index_dtype(run.num_outputs)))  # no edges
+    writer.write("row", np.empty(0, index_dtype(x.length)))  # no edges
     # of zeros, which take no memory unless they are written to
-    writer.write("colptr", np.zeros(run.num_outputs + 1, "<i8"))
+    writer.write("colptr", np.zeros(x.length + 1, "<i8"))
     for name in ("y", "node_id", "node_name", "label_name"):
         if name in store.files:
             nodes = None if name == "label_name" else run.output_nodes  # of all classes
@@ -289,7 +288,7 @@ def propagate(
         shown = functools.partial(counted, progress=progress, check=check)
         with new_folder(path) as folder:  # renamed to `path` once it is complete
             run.survey(shown)
-            plan = planned(num_outputs=run.num_outputs, reached=run.num_reached)
+            plan = planned(num_outputs=run.num_reached[-1], reached=run.num_reached)
             disk = f"{format_bytes(plan.disk_bytes)} of disk, most of it until it is done"
             check_space(home(path), plan.disk_bytes, disk)
             say(f"{store.path}: {plan}")

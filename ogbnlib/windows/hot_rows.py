@@ -28,7 +28,7 @@ def _insert_rows(
     because there are as many members among the ids as rows before `cold`.
     """
     for i in range(len(ids)):
-        if cold == i:  # no member is left: each of the other rows is in its place
+        if cold == i:  # no member is left, and the other rows are in their places
             return
         if i + 16 < len(ids) and has(words, ids[i + 16]):  # ahead, in cache lines of 64 bytes
             first = rank(words, word_ranks, ids[i + 16]) * hot.shape[1]
@@ -75,7 +75,7 @@ class HotRows:
             counts += np.bincount(visits[begin : begin + _COUNTED_NODES], minlength=len(counts))
         at_least = np.cumsum(counts[::-1])[::-1]  # at_least[v]: nodes with v visits or more
         fewest = max(2, int(np.argmax(at_least <= room)))  # all of these nodes fit
-        # the rest of the room is for some nodes with one visit less, unless that is a single one
+        # the rest of the room is for some nodes with one visit less, if these have two at least
         spare = room - int(at_least[fewest]) if fewest > 2 else 0
         members = NodeSet(num_nodes)
         for begin in range(0, num_nodes, _COUNTED_NODES):

@@ -233,19 +233,20 @@ class _Spool:
         """The windows of the best division; None if memory or disk are too small for any."""
         shares = _HOT_SHARES if self.training else _HOT_SHARES[:1]  # evaluations: no hot rows
         # Of equal divisions the first is taken: the one with most files, as training begins sooner.
-        file_counts = self._file_counts()[::-1]
-        tried = itertools.product(file_counts, [int(s * self.working_bytes) for s in shares])
+        tried = itertools.product(
+            self._file_counts(), [int(share * self.working_bytes) for share in shares]
+        )
         divisions = filter(None, itertools.starmap(self._divide, tried))
         best = min(divisions, key=lambda division: division[0], default=None)
         return None if best is None else best[1]
 
     def _file_counts(self) -> list[int]:
-        """Numbers of structure files to try, ascending, from one file to windows of one shard."""
+        """Numbers of structure files to try, descending; the largest leave each file one shard."""
         in_memory = self.working_bytes // 4 // (self.ids_bytes + _SEEDS_BYTES)  # batches of a file
         on_disk = self.room_bytes // 2 // (self.structure_bytes + self.rows_bytes)
-        most = 1 + 2 * (self.run_batches // max(1, min(in_memory, on_disk)))  # with one shard each
+        most = 1 + 2 * (self.run_batches // max(1, min(in_memory, on_disk)))
         # each number up to about 50, then 2 % more each
-        return np.unique(np.geomspace(1, most, 1000).astype(np.int64)).tolist()
+        return np.unique(np.geomspace(1, most, 1000).astype(np.int64))[::-1].tolist()
 
     def _cold_share(self, hot_bytes: int, num_batches: int) -> float:
         # of the rows of `num_batches` batches, the share in shards: once a window, without hot rows
@@ -256,12 +257,9 @@ class _Spool:
         return self.distinct_share * float(left)
 
     def _divide(self, num_files: int, hot_bytes: int) -> tuple[int, Windows] | None:
-        """Divide the batches into `num_files` structure files, with `hot_bytes` of memory for hot
-        rows. Return the bytes moved in the whole run, and the windows; None if there is no room.
-
-        Hot rows are chosen once the first file is sampled. If there is only one file, the memory of
-        its samples is free by then; otherwise hot rows are in memory while later files are sampled.
-        """
+        """Divide the batches into `num_files` structure files, and these into shards, with
+        `hot_bytes` of memory for hot rows. Return the bytes moved in the whole run, and the
+        windows; None if there is no room."""
         # Batches of a file, in whole windows, and bytes of its seeds, which stay in memory.
         windows_per_file = -(-self.run_batches // num_files // self.window_batches)
         file_batches = min(self.run_batches, windows_per_file * self.window_batches)
@@ -273,32 +271,13 @@ class _Spool:
         if num_files > 1 or min(most_by_ids, most_by_rows) < self.run_batches:
             most_by_rows //= 2  # more than one shard: one is used while the next is filled
         shard_batches = min(file_batches, most_by_ids, most_by_rows)
-        # Memory of the pass over the features: the list of rows, and rows on their way to the shard.
-        # The memory of packing may not be free yet. Before, hot rows are chosen by a byte per node.
-        rows_bytes = min(self.working_bytes // 4, 2 * WINDOW_BYTES, shard_batches * self.rows_bytes)
-        visits_bytes = self.num_nodes if hot_bytes else 0
-        lists_bytes = max(shard_batches * self.ids_bytes + rows_bytes, visits_bytes)
-        filling = self.packing_bytes + lists_bytes
-        # Batches sampled by one pass over the graph: their samples have room while some are drawn
-        # (`most_sampled`), and all of them while the features are read.
-        resident = 0 if num_files == 1 else hot_bytes
-        sampled = min(
-            self.most_sampled - -(-resident // self.sampled_bytes),
-            (self.working_bytes - resident - filling) // self.result_bytes,
-        )
-        if (
-            min(sampled, shard_batches) < self.window_batches  # not even one window
-            or hot_bytes + filling > self.working_bytes  # too many hot rows
-        ):
+        sampled, peak = self._passes(num_files, file_batches, shard_batches, hot_bytes)
+        if min(sampled, shard_batches) < self.window_batches:  # no room for one window
             return None
         shards_per_file = -(-file_batches // shard_batches)
-        # about equal shards of whole windows
-        windows_per_shard = -(-file_batches // shards_per_file // self.window_batches)
+        windows_per_shard = -(-file_batches // shards_per_file // self.window_batches)  # even ones
         windows_per_shard = min(shard_batches // self.window_batches, windows_per_shard)
         shard_batches = windows_per_shard * self.window_batches
-        once = min(file_batches, sampled)  # and four more, in as many threads
-        sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + filling)
-        peak = max(resident + sampling, hot_bytes + filling)
         buffers = 4 * min(CHUNK_BYTES, self.memory_bytes // 64)  # read buffers of a pass's threads
         shards_on_disk = min(2, num_files * shards_per_file)
         spooling = Spooling(
@@ -310,6 +289,29 @@ class _Spool:
             hot_bytes=hot_bytes,
         )
         return self._with_cost(num_files, shards_per_file, spooling)
+
+    def _passes(
+        self, num_files: int, file_batches: int, shard_batches: int, hot_bytes: int
+    ) -> tuple[int, int]:
+        """Return the batches of one pass over the graph (0 or less: no room), and the memory of both
+        passes at its peak."""
+        # The pass over the features: the list of rows, and rows on their way to the shard. The
+        # memory of packing may not be free yet. Before, hot rows are chosen by a byte per node.
+        rows_bytes = min(self.working_bytes // 4, 2 * WINDOW_BYTES, shard_batches * self.rows_bytes)
+        lists_bytes = shard_batches * self.ids_bytes + rows_bytes
+        filling = self.packing_bytes + max(lists_bytes, self.num_nodes if hot_bytes else 0)
+        if hot_bytes + filling > self.working_bytes:
+            return 0, 0
+        # Hot rows are chosen once the first file is sampled. If there is only one file, the memory of
+        # its samples is free by then; otherwise hot rows are in memory while later ones are sampled.
+        resident = 0 if num_files == 1 else hot_bytes
+        sampled = min(
+            self.most_sampled - -(-resident // self.sampled_bytes),  # while the batches are drawn
+            (self.working_bytes - resident - filling) // self.result_bytes,  # while they are packed
+        )
+        once = min(file_batches, sampled)  # and four more, in as many threads
+        sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + filling)
+        return sampled, max(resident + sampling, hot_bytes + filling)
 
     def _with_cost(
         self, num_files: int, shards_per_file: int, spooling: Spooling

@@ -294,7 +294,7 @@ def compile_kernels(num_neighbors: Sequence[int]) -> None:
     with tempfile.NamedTemporaryFile() as file:  # zeros are a graph of one node without edges
         file.write(bytes(BLOCK))
         file.flush()
-        # two offsets, two int32 ids, two rows of four float16
+        # two offsets, two int32 ids, two rows of four float16; closed when they are dropped
         colptr, row, x = (DiskArray(file.name, 0, row_bytes, 2) for row_bytes in (8, 4, 8))
         for dtype in (np.int32, np.int64):  # words of 4 and of 8 bytes
             row.read(node, np.empty((1, 1), dtype))
@@ -304,5 +304,3 @@ def compile_kernels(num_neighbors: Sequence[int]) -> None:
         x.sweep(window.ids, np.array([0, 1]), 2**20, lambda *_: None)
         hot = HotRows.chosen([window.ids] * 2, 1, 4, np.dtype(np.float16), 2**10)  # * 2: hot
         hot.insert(window.ids, np.empty((1, 4), np.float16), len(hot.ids))
-        for array in (colptr, row, x):
-            array.close()
