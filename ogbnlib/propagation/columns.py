@@ -1,4 +1,5 @@
-"""Rows of nodes on disk, in files of several columns each, and one hop over columns in RAM."""
+"""Rows of nodes on disk, in files of several columns (features) each, and one hop over columns in
+RAM."""
 
 import contextlib
 import itertools
@@ -16,7 +17,7 @@ from ..graph.store_format import HEADER_BYTES
 from ..io.disk_array import DiskArray
 from .sweep import Edges, in_order
 
-Done = Callable[[int], object]
+Done = Callable[[int], object]  # called with the number of bytes read since the last call
 
 
 def pick(members: NodeSet | None, first: int, values: Array) -> Array:
@@ -27,7 +28,11 @@ def pick(members: NodeSet | None, first: int, values: Array) -> Array:
 
 
 class Columns:
-    """Rows of `members` (None for all nodes), with their columns spread over several files."""
+    """Rows of `members` (None for all nodes, of which there are `num_nodes`), ascending, with their
+    columns spread over several files in order.
+
+    `decode(rows [n, width of a file], columns)` returns these columns of the rows, [n, columns].
+    """
 
     def __init__(
         self, files: Sequence[DiskArray], dtype: np.dtype[np.generic], num_nodes: int, members: NodeSet | None = None,
@@ -38,13 +43,12 @@ class Columns:
         self.num_nodes = num_nodes
         self.members = members
         self._decode = decode
-        self._begins = [
-            0,
-            *itertools.accumulate(file.row_bytes // dtype.itemsize for file in files),
-        ]
+        widths = [file.row_bytes // dtype.itemsize for file in files]
+        self._begins = [0, *itertools.accumulate(widths)]  # first column of each file, and the end
         self.num_rows = files[0].num_rows
         self.width = self._begins[-1]
-        # number of nodes to read at a time
+        self.nbytes = self.num_rows * self.width * dtype.itemsize
+        # nodes to read at a time: 4 MB, of int8 2 MB, which are widened to 8 MB of float32
         self.step = max(1, CHUNK_BYTES // 2 // (self.width * max(2, dtype.itemsize)))
 
     @classmethod
@@ -59,37 +63,34 @@ class Columns:
         paths = sorted(
             folder.glob(f"{name}-*.npy"), key=lambda path: int(path.stem.rpartition("-")[2])
         )
-        arrays = {path: load(path) for path in paths}
+        maps = {path: load(path) for path in paths}  # for their shapes and dtype
         files = [
-            DiskArray(path, HEADER_BYTES, array.strides[0], len(array))
-            for path, array in arrays.items()
+            DiskArray(path, HEADER_BYTES, rows.strides[0], len(rows)) for path, rows in maps.items()
         ]
-        return cls(files, arrays[paths[0]].dtype, num_nodes, members)
-
-    @property
-    def nbytes(self) -> int:
-        return self.num_rows * self.width * self.dtype.itemsize
+        return cls(files, maps[paths[0]].dtype, num_nodes, members)
 
     def close(self) -> None:
         for file in self.files:
             file.close()
 
-    def _places(self, first: int, end: int) -> list[int]:
+    def _rows_of(self, first: int, end: int) -> list[int]:
+        # the rows (begin, end) of the members among the nodes `first` to `end`, end excluded
         if self.members is None:
             return [first, end]
-        return [int(rank) for rank in self.members.ranks(np.array([first, end]))]
+        return self.members.ranks(np.array([first, end])).tolist()
 
     def rows(
         self, first: int, end: int, columns: slice = slice(None), targets: NodeSet | None = None
     ) -> Array:
-        """Return the float32 rows of members among the nodes `first` to `end`, and in `targets`."""
-        begin, stop = self._places(first, end)
+        """Return the rows of members (and of `targets`, if set) among the nodes `first` to `end`,
+        float32 [n, columns]."""
+        begin, stop = self._rows_of(first, end)
         low, high, _ = columns.indices(self.width)
-        parts = []
-        for file, (start, until) in zip(self.files, itertools.pairwise(self._begins), strict=True):
-            if low < until and high > start:
-                values = file.rows(begin, stop, self.dtype).reshape(stop - begin, until - start)
-                parts.append(self._decode(values, slice(max(low - start, 0), high - start)))
+        parts = []  # the columns of each file
+        for file, (left, right) in zip(self.files, itertools.pairwise(self._begins), strict=True):
+            if low < right and high > left:  # the file has some of the columns
+                values = file.rows(begin, stop, self.dtype).reshape(stop - begin, right - left)
+                parts.append(self._decode(values, slice(max(low - left, 0), high - left)))
         rows = np.concatenate(parts, 1, dtype=np.float32)
         if targets is None:
             return rows
@@ -108,7 +109,7 @@ class Columns:
 
         def fill(first: int) -> None:
             end = min(first + self.step, self.num_nodes)
-            values[slice(*self._places(first, end))] = prepare(first, end)
+            values[slice(*self._rows_of(first, end))] = prepare(first, end)
 
         with contextlib.closing(in_order(firsts, fill)) as filled:
             for _ in filled:

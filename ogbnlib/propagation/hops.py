@@ -1,7 +1,7 @@
 """Propagation of features over the whole graph, once, for SGC, SIGN and SAGN.
 
 SGC: Wu et al. 2019; SIGN: Frasca et al. 2020; SAGN: Sun et al. 2021. Each hop is written to disk
-before the next one is computed, as many columns at a time as fit in RAM.
+before the next one is computed, as many columns (features of all nodes) at a time as fit in RAM.
 
 Norm "sym" multiplies by S A S with S = degree^-1/2. As (S A S)^k X = S^-1 (S^2 A)^k S X, each hop
 is computed as a mean, as with norm "row". So no value between hops exceeds the largest feature.
@@ -55,7 +55,7 @@ def left_bytes(memory_limit: str | int | None) -> int:
     By default, 95 % of the memory left under its `effective_limit`, or of the machine's free memory
     if that is less.
     """
-    own_bytes = own_memory()[0]
+    own_bytes = own_memory()[0]  # anonymous + shared
     if memory_limit is not None:
         return parse_bytes(memory_limit) - own_bytes
     free_bytes = psutil.virtual_memory().available
@@ -75,7 +75,7 @@ class _Propagation:
         hops: int,
         norm: Norm,
         output_nodes: NodeSet | None,
-        dtype: np.dtype[np.generic],
+        dtype: np.dtype[np.generic],  # of the result, and of columns in RAM and between hops
     ) -> None:
         self.store = store
         self.hops = hops
@@ -91,21 +91,19 @@ class _Propagation:
         """
         total = self.store.files["x"].bytes + self.hops * self.edges.nbytes
         with shown("reading the graph", total) as done:
-            self.reached = self.edges.needed(self.output_nodes, self.hops, done)
+            self.reached = self.edges.needed(self.output_nodes, self.hops, done)  # per hop
             self.scale = self._scales(done)
         # `count` also computes the ranks, which the threads of a sweep only read.
         self.num_reached = [
             self.store.num_nodes if members is None else members.count() for members in self.reached
         ]
-        self.num_outputs = self.num_reached[-1]
 
     def _scales(self, done: Done) -> Array:
-        """Return a factor for each column, a power of two: 1 unless results are float16. Every
-        feature is read, and must be finite."""
+        """Return a factor for each column, float32 [F], a power of two: 1 unless results are
+        float16. Every feature is read, and must be finite."""
         store = self.store
-        largest = np.zeros(store.num_features, np.float32)
-        float32_bytes = 4 * store.num_features  # of a decoded row
-        step = max(1, CHUNK_BYTES // 4 // float32_bytes)
+        largest = np.zeros(store.num_features, np.float32)  # magnitude in each column
+        step = max(1, CHUNK_BYTES // 4 // (4 * store.num_features))  # rows: 2 MB of float32
         pieces = (
             store.decode(chunk[begin : begin + step])
             for _, chunk in store.chunks("x", checked=True)
@@ -118,58 +116,45 @@ class _Propagation:
             return np.ones(store.num_features, np.float32)
         # Powers of two are exact. They take a column's largest value to between 2**13 and 2**14,
         # below float16's 65,504.
-        _, exponents = np.frexp(largest)
-        powers = np.clip(14 - exponents, -100, 100)
+        _, exponents = np.frexp(largest)  # 0 for a column of zeros
+        powers = np.clip(14 - exponents, -100, 100)  # within float32's exponents
         return np.ldexp(np.float32(1), powers).astype(np.float32)
 
     def write_hop(self, number: int, folder: Path, width: int, shown: Shown) -> None:
-        """Write the files of hop `number`, `width` columns at a time, into a new folder."""
-        store = self.store
+        """Write the files of hop `number`, counted from 1, `width` columns at a time, into a new
+        folder."""
         folder.mkdir(parents=True)
         if number == 1:
-            source = Columns.features(store)
-        else:
-            source = Columns.open(
-                folder.with_name(str(number - 1)), "rows", store.num_nodes, self.reached[number - 2]
-            )
-        firsts = range(0, store.num_features, width)
-        total = len(firsts) * (source.nbytes + self.edges.nbytes)
+            source = Columns.features(self.store)
+        else:  # of the nodes that the hop before, `number - 1`, has computed
+            before = folder.with_name(str(number - 1))
+            source = Columns.open(before, "rows", self.store.num_nodes, self.reached[number - 2])
+        firsts = range(0, self.store.num_features, width)
+        total = len(firsts) * (source.nbytes + self.edges.nbytes)  # bytes to read
         with (
             contextlib.closing(source),
             shown(f"propagating, hop {number} of {self.hops}", total) as done,
         ):
             for first in firsts:
-                columns = slice(first, min(first + width, store.num_features))
+                columns = slice(first, min(first + width, self.store.num_features))
                 self._write_columns(number, source, columns, folder, done)
 
     def _write_columns(
         self, number: int, source: Columns, columns: slice, folder: Path, done: Done
-    ) -> None:
+    ) -> None:  # writes the files of these columns
         width = columns.stop - columns.start
         scale = self.scale[columns]
-        targets = self.reached[number - 1]
+        targets = self.reached[number - 1]  # nodes to compute
 
         def prepare(first: int, end: int) -> Array:
-            values = source.rows(first, end, columns)
-            if number == 1:
+            values = source.rows(first, end, columns)  # float32 [nodes, width]
+            if number == 1:  # later hops read values with both factors
                 values *= scale
-                if self.norm == "sym":
+                if self.norm == "sym":  # S X, see the module's text; 0 for a degree of 0
                     degrees = self.edges.degrees(first, end, self.loops)
                     roots = np.where(degrees, 1 / np.sqrt(np.maximum(degrees, 1)), 0)
                     values *= roots.astype(np.float32)[:, None]
             return values
-
-        def results() -> Iterator[Array]:
-            """Write the next hop's input, if any; yield the output nodes' rows, float32 in order."""
-            for first, out, degrees in slices:
-                if "rows" in writers:
-                    writers["rows"].write(pick(targets, first, out))
-                values = pick(self.output_nodes, first, out) / scale
-                if self.norm == "sym":
-                    values *= np.sqrt(pick(self.output_nodes, first, degrees), dtype=np.float32)[
-                        :, None
-                    ]
-                yield values
 
         hop = source.hop(
             self.edges, targets, width, self.dtype, prepare, loops=self.loops, done=done
@@ -183,44 +168,56 @@ class _Propagation:
                 for name in names
             }
             slices = stack.enter_context(contextlib.closing(hop))
+
+            def results() -> Iterator[Array]:
+                # the output nodes' rows, float32 in order, without the factors of `prepare`
+                for first, means, degrees in slices:
+                    if "rows" in writers:  # the next hop's input
+                        writers["rows"].write(pick(targets, first, means))
+                    values = pick(self.output_nodes, first, means) / scale
+                    if self.norm == "sym":
+                        output_degrees = pick(self.output_nodes, first, degrees)
+                        values *= np.sqrt(output_degrees, dtype=np.float32)[:, None]
+                    yield values
+
             for values in finite(results(), self.dtype, where):
                 writers["outputs"].write(values)
 
     def rows(self, work: Path) -> Generator[Array, None, None]:
         """Yield chunks of the result: each output node's own features, then those of each hop."""
-        num_nodes = self.store.num_nodes
         features = Columns.features(self.store)
         hops = [
-            Columns.open(work / str(k), "outputs", num_nodes, self.output_nodes)
+            Columns.open(work / str(k), "outputs", self.store.num_nodes, self.output_nodes)
             for k in range(1, self.hops + 1)
         ]
         # 2 MB of rows, which are in memory as read, as float32 and side by side
         step = max(1, CHUNK_BYTES // 4 // (4 * features.width * (self.hops + 1)))
 
         def read(first: int) -> Array:
-            end = min(first + step, num_nodes)
-            parts = [columns.rows(first, end) for columns in hops]
-            return np.concatenate([features.rows(first, end, targets=self.output_nodes), *parts], 1)
+            end = min(first + step, self.store.num_nodes)
+            own = features.rows(first, end, targets=self.output_nodes)
+            return np.concatenate([own, *(columns.rows(first, end) for columns in hops)], 1)
 
-        with contextlib.closing(in_order(range(0, num_nodes, step), read)) as chunks:
+        with contextlib.closing(in_order(range(0, self.store.num_nodes, step), read)) as chunks:
             yield from finite(chunks, self.dtype, str(self.store.path))
         for columns in (features, *hops):
             columns.close()
 
 
 def _write(run: _Propagation, work: Path, folder: Path, origin: Mapping[str, object]) -> None:
+    # the store of the result into `folder`, from the folders of all hops in `work`
     store = run.store
     writer = StoreWriter(folder)
     width = (run.hops + 1) * store.num_features
     with writer.create("x", run.dtype, (width,)) as x, contextlib.closing(run.rows(work)) as rows:
         for values in rows:
             x.write(values)
-    writer.write("row", np.empty(0, index_dtype(run.num_outputs)))
+    writer.write("row", np.empty(0, index_dtype(x.length)))  # no edges
     # of zeros, which take no memory unless they are written to
-    writer.write("colptr", np.zeros(run.num_outputs + 1, "<i8"))
+    writer.write("colptr", np.zeros(x.length + 1, "<i8"))
     for name in ("y", "node_id", "node_name", "label_name"):
         if name in store.files:
-            nodes = None if name == "label_name" else run.output_nodes
+            nodes = None if name == "label_name" else run.output_nodes  # of all classes
             with writer.create(name, store.files[name].dtype) as out:
                 for first, values in store.chunks(name, checked=True):
                     for begin in range(0, len(values), SLICE_NODES):
@@ -283,22 +280,22 @@ def propagate(
     room = columns_room(left_bytes(memory_limit), fixed_bytes(store.size, hops))
     run = _Propagation(store, hops, norm, members, dtype)
     with contextlib.closing(run.edges):
-        # Refuses too little memory before the graph is read, by a lower bound: no nodes to compute.
         planned = functools.partial(
             plan_hops, store.size, hops, left_bytes=room, itemsize=dtype.itemsize
         )
+        # Refuses too little memory before the graph is read, by a lower bound: no nodes to compute.
         planned(num_outputs=0, reached=[0] * hops)
         shown = functools.partial(counted, progress=progress, check=check)
-        with new_folder(path) as folder:
+        with new_folder(path) as folder:  # renamed to `path` once it is complete
             run.survey(shown)
-            plan = planned(num_outputs=run.num_outputs, reached=run.num_reached)
+            plan = planned(num_outputs=run.num_reached[-1], reached=run.num_reached)
             disk = f"{format_bytes(plan.disk_bytes)} of disk, most of it until it is done"
             check_space(home(path), plan.disk_bytes, disk)
             say(f"{store.path}: {plan}")
-            work = folder / "hops"
+            work = folder / "hops"  # a folder for each hop, removed in the end
             for number, width in enumerate(plan.widths, 1):
                 run.write_hop(number, work / str(number), width, shown)
-            origin = {
+            origin = {  # in store.json; compared when a run finds the result
                 "propagated": str(store.path),
                 "hops": hops,
                 "norm": run.norm,
@@ -324,11 +321,11 @@ def propagated(
 
     `progress`, `say` and `check` are those of `propagate`.
     """
-    if store.hops is not None:
+    if store.hops is not None:  # its features are propagated already
         check_parameters(store, config)
         return store
     target = propagated_path(store, config)
-    with made_once(target, check):
+    with made_once(target, check):  # a lock: other processes wait, then find the result
         if not is_store(target):
             say(f"{store.path}: propagating its features, once, to {target}")
             return propagate(
@@ -349,7 +346,7 @@ def propagated(
     return result
 
 
-def _made_of(store: Store) -> dict[str, int]:
+def _made_of(store: Store) -> dict[str, int]:  # checksums of graph and features, by file
     crc32 = {name: info.crc32 for name, info in store.files.items()}
     # Equal codes may stand for different values: 2 * x has the same codes as x.
     if store.int8 is not None:

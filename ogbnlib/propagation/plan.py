@@ -29,17 +29,18 @@ THREAD_BYTES = 20 * MB
 # being written, with its chosen rows, its scaled rows and a copy in the file's dtype.
 NUM_SLICES = THREADS + 5
 
-# norm of a config -> norm, and whether each node is its own neighbor, in a store's record and name
+# by norm of a config: the norm, and whether each node is its own neighbor, as a store records them
 NORMS = {"row": ("row", False), "sym": ("sym", False), "gcn": ("sym", True)}
 
 
 def fixed_bytes(size: GraphSize, hops: int) -> int:
     """Return the bytes that a propagation needs beside the columns: for kernels, buffers, the sets
     of nodes of each hop (bits and ranks), and the splits (int64 ids, and a copy of the largest)."""
-    # Threads either fill the columns or sweep. Before and after, a few chunks of 8 MB need less.
+    # Threads either fill the columns or sweep, with 4 MB of edges and offsets each. Before and
+    # after, a few chunks of 8 MB need less.
     buffers = max(THREADS * THREAD_BYTES, NUM_SLICES * SLICE_BYTES + THREADS * 4 * MB)
-    sets = (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)
-    seeds = size.num_seeds.values()
+    sets = (hops + 1) * (size.num_nodes // 8 + size.num_nodes // 16)  # bits and ranks
+    seeds = size.num_seeds.values()  # of each split
     return KERNEL_BYTES + buffers + sets + 8 * (sum(seeds) + max(seeds, default=0))
 
 
@@ -55,7 +56,7 @@ def plan_hops(
     hops: int,
     *,
     left_bytes: int,
-    itemsize: int,
+    itemsize: int,  # bytes of a value in RAM and on disk
     num_outputs: int,
     reached: list[int],
 ) -> HopPlan:
@@ -63,40 +64,42 @@ def plan_hops(
 
     The result has `num_outputs` nodes; `reached` are the numbers of nodes that each hop computes.
     """
-    widths: list[int] = []
-    held_bytes = 0
-    num_passes = 0
-    edges = 0.0
+    widths: list[int] = []  # columns at a time, for each hop
+    held_bytes = 0  # largest size of the columns in memory
+    num_passes = 0  # over the graph
+    edges = 0.0  # added up in all passes
     # A hop reads the rows that the hop before has computed; its own rows go to disk.
     for rows, targets in zip([size.num_nodes, *reached[:-1]], reached, strict=True):
-        column = max(1, rows * itemsize)
-        most = left_bytes // column
+        column_bytes = max(1, rows * itemsize)
+        most = left_bytes // column_bytes
         if most < 1:
             raise InputError(
                 f"memory_limit: expected room for a column of {size.name} beside the memory in use, "
-                f"{format_bytes(column)}, found {format_bytes(max(0, left_bytes))}; raise it by at least "
-                f"{format_bytes(column - left_bytes)}"
+                f"{format_bytes(column_bytes)}, found {format_bytes(max(0, left_bytes))}; raise it by at "
+                f"least {format_bytes(column_bytes - left_bytes)}"
             )
-        blocks = -(-size.num_features // most)
-        widths.append(-(-size.num_features // blocks))
-        held_bytes = max(held_bytes, widths[-1] * column)
+        blocks = -(-size.num_features // most)  # a pass over the graph for each block of columns
+        widths.append(-(-size.num_features // blocks))  # blocks about equal
+        held_bytes = max(held_bytes, widths[-1] * column_bytes)
         num_passes += blocks
         edges += blocks * size.num_edges * targets / max(1, size.num_nodes)
-    graph = 4 * size.num_edges + 8 * size.num_nodes
-    result = num_outputs * size.num_features * itemsize
-    between = sum(reached[:-1]) * size.num_features * itemsize
+    graph = 4 * size.num_edges + 8 * size.num_nodes  # bytes of row and colptr
+    hop_bytes = num_outputs * size.num_features * itemsize  # of the result: the work of one hop
+    between = sum(reached[:-1]) * size.num_features * itemsize  # bytes of the next hops' input
     # The first hop reads whole rows for each block of columns, the others only the block's columns.
     # Before that, everything is read once.
     features = size.num_nodes * size.num_features * size.feature_itemsize
     read = (-(-size.num_features // widths[0]) + 1) * features
     read += (num_passes + max(1, hops - 1)) * graph
     minutes = ((read + 2 * between) / _BYTES_PER_S + edges / _EDGES_PER_S) / 60
-    return HopPlan(widths, held_bytes, (2 * hops + 1) * result + between, num_passes, minutes)
+    # on disk: each hop's outputs, then the result, which has the nodes' own features as well
+    disk_bytes = hops * hop_bytes + (hops + 1) * hop_bytes + between
+    return HopPlan(widths, held_bytes, disk_bytes, num_passes, minutes)
 
 
 def check_parameters(result: Store, config: TrainConfig) -> None:
     """Refuse a store of propagated features that are not those that `config` asks for."""
-    check_store(result, config)
+    check_store(result, config)  # number of hops, and others
     recorded = result.origin.get("norm"), result.origin.get("self_loops")
     if recorded != NORMS[config.norm]:
         raise InputError(

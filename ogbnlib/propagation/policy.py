@@ -71,7 +71,7 @@ class PropagatedLoaders(DiskLoaders):
         if graph.hops is None:
             cls._propagate(run, graph)
         run.size = hop_size(graph, config)
-        propagating = len(run.phases)
+        num_propagating = len(run.phases)  # 0 or 1
         cls._forecast_load(run)
         run.phase("load", {})
         run.hold_model()
@@ -80,9 +80,9 @@ class PropagatedLoaders(DiskLoaders):
         for when, splits in run.evaluations().items():
             for split in splits:
                 run.pass_phase(f"{when} {split}", run.one_pass(split), idle_loaders=0)
-        run.least_bytes = max(
-            run.least_bytes, *[phase.held_bytes for phase in run.phases[propagating:]]
-        )
+        # a single column suffices for propagation, see `_propagate`; training needs its peak
+        training = [phase.held_bytes for phase in run.phases[num_propagating:]]
+        run.least_bytes = max(run.least_bytes, *training)
 
     @staticmethod
     def _propagate(run: Ledger, graph: GraphSize) -> None:
@@ -92,11 +92,12 @@ class PropagatedLoaders(DiskLoaders):
         num_edges = trained_edges(graph, config.undirected)
         graph = dataclasses.replace(graph, num_edges=num_edges, undirected=both)
         num_outputs = sum(graph.num_seeds.values())
+        # hop by hop from the output nodes, as in a batch with all neighbors
         neighborhoods = expected_batch(graph, both, num_outputs, [-1] * (config.hops - 1))
         itemsize = feature_itemsize(config, graph)
         column_bytes = graph.num_nodes * itemsize
         fixed = fixed_bytes(graph, config.hops)
-        room = column_bytes * graph.num_features
+        room = column_bytes * graph.num_features  # without a limit: all columns at once
         if run.limit_bytes is not None:
             share_bytes = int(OWN_SHARE * (run.limit_bytes - sum(run.held.values())))
             room = max(column_bytes, min(room, columns_room(share_bytes, fixed)))
@@ -106,6 +107,7 @@ class PropagatedLoaders(DiskLoaders):
             left_bytes=room,
             itemsize=itemsize,
             num_outputs=num_outputs,
+            # the last hop computes the output nodes, the one before their neighbors as well
             reached=[*itertools.accumulate(neighborhoods.hop_nodes)][::-1],
         )
         parts = {"columns": plan.held_bytes, "buffers": fixed - KERNEL_BYTES}
@@ -116,6 +118,7 @@ class PropagatedLoaders(DiskLoaders):
 
     def _load(self, store: Store) -> Data:
         data = super()._load(store)
+        # read in order once, in place of row by row, if the page cache has room
         if store.nbytes <= available_bytes() and self.config.epochs:
             with self.log.phase("load into page cache"):
                 store.fill_page_cache()
@@ -124,7 +127,7 @@ class PropagatedLoaders(DiskLoaders):
     def _build(self, split: str, shuffle: bool) -> HopLoader:
         from .hop_loader import HopLoader
 
-        arguments = self._arguments(split, shuffle)
+        arguments = self._arguments(split, shuffle)  # as for a PyG loader
         with self.log.phase(f"build {split} loader"):
             return HopLoader(
                 self.store, arguments.pop("input_nodes"), self.labels[split], **arguments

@@ -1,5 +1,6 @@
 """One hop over a store: the mean over each node's in-neighbors, in one pass over the graph, for some
-columns of all nodes in RAM. Each thread takes the next slice of nodes."""
+columns of all nodes in RAM. Each thread takes the next *slice*, consecutive nodes, and reads their
+edges from disk in *pieces*. A node's edges may lie in several pieces."""
 
 import contextlib
 from collections import deque
@@ -37,7 +38,7 @@ class _Slice(NamedTuple):
 
     first: int  # node
     ptr: Array  # int64 [nodes + 1], offsets of their edges in the graph
-    out: Array  # float32 [nodes, columns], means
+    means: Array  # float32 [nodes, columns]
     degrees: Array  # int64 [nodes]
     total: Array  # float32 [columns], sum of a node whose edges go on in the next piece
 
@@ -48,90 +49,83 @@ def _row_of(rows: _Rows, node: int) -> int:
 
 
 @kernel
-def _begin(part: _Slice, at: int, rows: _Rows, loops: bool) -> None:
-    part.degrees[at] = 1 if loops else 0
-    row = _row_of(rows, part.first + at)
-    for c in range(len(part.total)):
-        part.total[c] = widened(rows.values[row, c]) if loops else np.float32(0)
-
-
-@kernel
-def _add_edges(part: _Slice, at: int, rows: _Rows, loops: bool, piece: Array, begin: int) -> int:
-    # Sums are float32, in the order of the edges. So the result depends neither on the pieces nor
-    # on the number of columns at a time.
-    total = part.total
+def _add_edges(nodes: _Slice, i: int, rows: _Rows, loops: bool, piece: Array, begin: int) -> int:
+    # Adds a node's neighbors in this piece, see `_sweep`; returns the place of an id out of range,
+    # or -1. Sums are float32, in the order of the edges. So the result depends neither on the
+    # pieces nor on the number of columns at a time.
+    total = nodes.total
     values = rows.values
     count = 0
-    for e in range(max(part.ptr[at] - begin, 0), min(part.ptr[at + 1] - begin, len(piece))):
+    if nodes.ptr[i] >= begin:  # the node's edges begin here
+        nodes.degrees[i] = 1 if loops else 0  # with `loops`, each node is its own neighbor, once
+        row = _row_of(rows, nodes.first + i)
+        for c in range(len(total)):
+            total[c] = widened(values[row, c]) if loops else np.float32(0)
+    for e in range(max(nodes.ptr[i] - begin, 0), min(nodes.ptr[i + 1] - begin, len(piece))):
         source = piece[e]
         if source < 0 or source >= rows.num_nodes:
             return e
-        if loops and source == part.first + at:
+        if loops and source == nodes.first + i:  # counted already
             continue
         row = _row_of(rows, source)
         for c in range(len(total)):
             total[c] += widened(values[row, c])
         count += 1
-    part.degrees[at] += count
+    nodes.degrees[i] += count
     return -1
 
 
 @kernel
 def _sweep(
-    part: _Slice, at: int, rows: _Rows, wanted: Array, loops: bool, piece: Array, begin: int
+    nodes: _Slice, i: int, rows: _Rows, wanted: Array, loops: bool, piece: Array, begin: int
 ) -> int:
-    """Continue a slice at its node `at`, over the edges in `piece`, which begins at edge `begin`.
+    """Continue a slice at its node `i`, counted from its first, over the edges in `piece`, whose
+    sources (int32 or int64) are those of the graph's edges from number `begin` on.
 
-    Only the nodes in `wanted` are computed, or all nodes if `wanted` is empty. Returns the node to
-    continue with in the next piece, or -1 - p if `piece[p]` is out of range.
+    Only the nodes in `wanted`, words of a `NodeSet`, are computed, or all nodes if it is empty.
+    Returns the node to continue with in the next piece, or -1 - p if `piece[p]` is out of range.
     """
     end = begin + len(piece)
-    while at < len(part.ptr) - 1:
-        is_wanted = len(wanted) == 0 or has(wanted, part.first + at)
+    while i < len(nodes.ptr) - 1:
+        is_wanted = len(wanted) == 0 or has(wanted, nodes.first + i)
         if is_wanted:
-            if part.ptr[at] >= begin:
-                _begin(part, at, rows, loops)
-            wrong = _add_edges(part, at, rows, loops, piece, begin)
+            wrong = _add_edges(nodes, i, rows, loops, piece, begin)
             if wrong >= 0:
                 return -1 - wrong
-        if part.ptr[at + 1] > end:
+        if nodes.ptr[i + 1] > end:  # the edges go on in the next piece
             break
         if is_wanted:
-            divisor = np.float32(max(1, part.degrees[at]))
-            for c in range(len(part.total)):
-                part.out[at, c] = part.total[c] / divisor
-        at += 1
-    return at
+            divisor = np.float32(max(1, nodes.degrees[i]))
+            for c in range(len(nodes.total)):
+                nodes.means[i, c] = nodes.total[c] / divisor
+        i += 1
+    return i
 
 
 @kernel
 def _survey(
-    ptr: Array,
-    first: int,
-    piece: Array,
+    ptr: Array,  # as in `_Slice`
+    first: int,  # node of the slice
+    piece: Array,  # as in `_sweep`
     begin: int,
-    at: int,
-    inside: Array,
-    reached: Array,
+    i: int,  # the place in `ptr` to go on from
+    inside: Array,  # words of a set of nodes; empty for no set
+    reached: Array,  # words of the set to add to; empty with `inside`
     num_nodes: int,
-    loops: Array,
+    num_loops: Array,  # int64 [nodes], counted up
 ) -> int:
     """Add the sources of edges into `inside` to `reached`, and count each node's self-loops.
-
-    `ptr` has the edge offsets of nodes from `first` on, `at` the place in it to go on from; `piece`
-    has the sources of the edges from `begin` on. `inside` and `reached` are the words of sets of
-    nodes, both empty for no set. Returns the same kind of value as `_sweep`.
-    """
+    Returns the same kind of value as `_sweep`."""
     for e in range(len(piece)):
-        while ptr[at + 1] <= begin + e:
-            at += 1
+        while ptr[i + 1] <= begin + e:  # the edge is of a later node
+            i += 1
         source = piece[e]
         if source < 0 or source >= num_nodes:
             return -1 - e
-        loops[at] += source == first + at
-        if len(inside) and has(inside, first + at):
+        num_loops[i] += source == first + i
+        if len(inside) and has(inside, first + i):
             put(reached, source)
-    return at
+    return i
 
 
 def in_order(
@@ -144,14 +138,15 @@ def in_order(
         try:
             for item in items:
                 futures.append(pool.submit(work, item))
-                if len(futures) > THREADS:
+                if len(futures) > THREADS:  # bounds the results in memory, see `NUM_SLICES`
                     yield futures.popleft().result()
             while futures:
                 yield futures.popleft().result()
-        finally:
+        finally:  # after an error, or if the caller leaves early
             pool.shutdown(cancel_futures=True)
 
 
+# words and ranks in place of those of a `NodeSet`, for all nodes or for no set
 _NO_WORDS = np.empty(0, np.uint64)
 _NO_RANKS = np.empty(0, np.int32)
 
@@ -164,39 +159,36 @@ class Edges:
         self.num_nodes = store.num_nodes
         self._colptr = store.disk_array("colptr")
         self._row = store.disk_array("row")
-        self._without_loops = set[tuple[int, int]]()  # slices of nodes
+        self._without_loops = set[tuple[int, int]]()  # (first node, end) of slices, see `degrees`
+        self.nbytes = store.files["colptr"].bytes + store.files["row"].bytes  # read by a sweep
 
     def close(self) -> None:
         self._colptr.close()
         self._row.close()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that a sweep reads from disk."""
-        return self.store.files["colptr"].bytes + self.store.files["row"].bytes
-
     def _offsets(self, first: int, end: int) -> Array:
+        # int64 [nodes + 1], of the nodes `first` to `end`; a copy: the next read uses the buffer
         return self._colptr.rows(first, min(end, self.num_nodes) + 1, np.dtype("<i8")).copy()
 
     def _pieces(self, ptr: Array) -> Iterator[tuple[int, Array]]:
-        # at least one, each with the position of its first edge in `row`
+        # (number of the first edge, sources of the edges); at least one piece, which may be empty
         dtype = np.dtype(self.store.files["row"].dtype)
         for begin in range(int(ptr[0]), max(int(ptr[-1]), int(ptr[0]) + 1), PIECE_EDGES):
             yield begin, self._row.rows(begin, min(begin + PIECE_EDGES, int(ptr[-1])), dtype)
 
-    def _check(self, at: int, piece: Array) -> None:
-        if at < 0:
-            raise self.store.damaged(
-                "row", f"found the id {int(piece[-1 - at])}, which is no node's"
-            )
+    def _check(self, status: int, piece: Array) -> None:  # status: of `_sweep` or `_survey`
+        if status < 0:
+            wrong = int(piece[-1 - status])
+            raise self.store.damaged("row", f"found the id {wrong}, which is no node's")
 
     def _surveyed(self, first: int, ptr: Array, inside: Array, reached: Array) -> Array:
-        loops = np.zeros(len(ptr) - 1, np.int64)
-        at = 0
+        # the number of each node's self-loops, int64 [nodes]; see `_survey`
+        num_loops = np.zeros(len(ptr) - 1, np.int64)
+        i = 0
         for begin, piece in self._pieces(ptr):
-            at = _survey(ptr, first, piece, begin, at, inside, reached, self.num_nodes, loops)
-            self._check(at, piece)
-        return loops
+            i = _survey(ptr, first, piece, begin, i, inside, reached, self.num_nodes, num_loops)
+            self._check(i, piece)
+        return num_loops
 
     def needed(
         self, wanted: NodeSet | None, hops: int, done: Callable[[int], object]
@@ -206,19 +198,18 @@ class Edges:
         for name in ("colptr", "row"):
             for _, values in self.store.chunks(name, checked=True):
                 done(values.nbytes)
-        needed = [wanted]
+        if wanted is None:
+            return [None] * hops
+        needed = [wanted]  # of the last hop; those of the hop before come in front
         for _ in range(hops - 1):
-            inside = needed[0]
-            reached = None
-            if inside is not None:
-                reached = NodeSet(self.num_nodes)
-                for first in range(0, self.num_nodes, SLICE_NODES):
-                    ptr = self._offsets(first, first + SLICE_NODES)
-                    self._surveyed(first, ptr, inside.words, reached.words)
-                    done(self.nbytes * (len(ptr) - 1) // self.num_nodes)
-                reached.words |= inside.words
+            reached = NodeSet(self.num_nodes)
+            for first in range(0, self.num_nodes, SLICE_NODES):
+                ptr = self._offsets(first, first + SLICE_NODES)
+                self._surveyed(first, ptr, needed[0].words, reached.words)
+                done(self.nbytes * (len(ptr) - 1) // self.num_nodes)
+            reached.words |= needed[0].words  # each hop's result also has rows of these nodes
             needed.insert(0, reached)
-        return needed
+        return [*needed]
 
     def degrees(self, first: int, end: int, loops: bool) -> Array:
         """Return the in-degrees of the nodes `first` to `end`, int64 [end - first]; with `loops`,
@@ -227,7 +218,8 @@ class Edges:
         degrees = np.diff(ptr)
         if not loops:
             return degrees
-        if (first, end) not in self._without_loops:  # then no further read of the graph
+        # a slice without self-loops is remembered, so that its edges are read only once
+        if (first, end) not in self._without_loops:
             num_loops = self._surveyed(first, ptr, _NO_WORDS, _NO_WORDS)
             if num_loops.any():
                 return degrees - num_loops + 1
@@ -245,26 +237,27 @@ class Edges:
         once.
         """
         if values.dtype == np.float16:
-            values = values.view(np.uint16)
+            values = values.view(np.uint16)  # numba has no float16
         rows = _Rows(values, _NO_WORDS, _NO_RANKS, self.num_nodes)
         if members is not None:
             rows = _Rows(values, members.words, members.word_ranks, self.num_nodes)
         targets = _NO_WORDS if wanted is None else wanted.words
+        width = values.shape[1]
         # With many columns, a slice of `SLICE_NODES` nodes would be as large as all the columns.
-        step = max(1, min(SLICE_NODES, SLICE_BYTES // (4 * values.shape[1])))
+        step = max(1, min(SLICE_NODES, SLICE_BYTES // (4 * width)))  # nodes of a slice
 
         def compute(first: int) -> tuple[int, Array, Array]:
             ptr = self._offsets(first, first + step)
-            out = np.empty((len(ptr) - 1, values.shape[1]), np.float32)
-            total = np.empty(out.shape[1], np.float32)
-            part = _Slice(first, ptr, out, np.zeros(len(out), np.int64), total)
-            at = 0
+            means = np.empty((len(ptr) - 1, width), np.float32)
+            degrees = np.zeros(len(means), np.int64)
+            nodes = _Slice(first, ptr, means, degrees, np.empty(width, np.float32))
+            i = 0  # the node of the slice to go on with
             for begin, piece in self._pieces(ptr):
-                at = _sweep(part, at, rows, targets, loops, piece, begin)
-                self._check(at, piece)
-            return first, out, part.degrees
+                i = _sweep(nodes, i, rows, targets, loops, piece, begin)
+                self._check(i, piece)
+            return first, means, degrees
 
         with contextlib.closing(in_order(range(0, self.num_nodes, step), compute)) as slices:
-            for first, out, count in slices:
-                yield first, out, count
-                done(self.nbytes * len(out) // self.num_nodes)
+            for first, means, degrees in slices:
+                yield first, means, degrees
+                done(self.nbytes * len(means) // self.num_nodes)

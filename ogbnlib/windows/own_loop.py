@@ -28,12 +28,12 @@ from .spool import Preparation
 from .store_loader import StoreLoader
 
 
-def _available_bytes(memory_limit: str | int | None) -> int:
+def _available_bytes(memory_limit: str | int | None) -> int:  # left to use, with page cache
     available = available_bytes()
     if memory_limit is None:
         return available
     limit = parse_bytes(memory_limit)
-    used = own_memory()[0]
+    used = own_memory()[0]  # anonymous + shared
     if limit < used:
         raise InputError(
             f"memory_limit: expected more than the {format_bytes(used)} that this process already "
@@ -43,18 +43,17 @@ def _available_bytes(memory_limit: str | int | None) -> int:
 
 
 def _choose_windows(loader_pass: Pass, order: EpochSampler, available: int) -> Windows:
-    config = loader_pass.config
     ranks = local_ranks()
-    # A quarter of the available memory is left for the model and its step.
+    # Waiting batches are float32. A quarter of the memory is left for the model and its step.
     per_batch_bytes = batch_bytes(loader_pass.batch, loader_pass.size.num_features, itemsize=4)
     reserved = per_batch_bytes * num_queued(per_batch_bytes) + available // 4
     loader_pass = replace(
         loader_pass,
-        own_batches=-(-len(order) // config.batch_size),
+        own_batches=-(-len(order) // loader_pass.config.batch_size),  # as a sampler may repeat
         sharers=ranks,
-        reserve=(reserved, reserved),
+        reserve=(reserved, reserved),  # beside windows, and beside the page cache
     )
-    budget = Budget(available, spool_bytes(config.spool, spool_dir(), ranks), ranks)
+    budget = Budget(available, spool_bytes(loader_pass.config.spool, spool_dir(), ranks), ranks)
     return budget.loader(loader_pass)
 
 
@@ -107,7 +106,7 @@ def loader(
         shuffle = isinstance(nodes, str) and nodes == "train"
     # a sampler decides the order, and each epoch has new neighbors
     shuffle = shuffle or sampler is not None
-    config = TrainConfig.create(
+    config = TrainConfig.create(  # checks the values
         dataset=store.path,
         loading="store",
         num_neighbors=num_neighbors,
@@ -133,11 +132,12 @@ def loader(
             f"drop_last: expected at least a batch of {config.batch_size} nodes, got "
             f"{len(ids if sampler is None else sampler)}"
         )
-    split = split_name(nodes) if isinstance(nodes, str) else "train"
+    split = split_name(nodes) if isinstance(nodes, str) else "train"  # decides the random stream
     labels = torch.from_numpy(store.y[ids])
-    available = _available_bytes(memory_limit)  # beside ids and labels
+    available = _available_bytes(memory_limit)  # beside ids and labels, which are in memory now
     store.advise_random()
     windows = _choose_windows(Pass.over(config, store, split, order.shuffle, ids), order, available)
+    # if the store fits into memory; one rank reads it for its whole node
     if shuffle and windows.window_batches is None and launch().local_rank == 0:
         store.fill_page_cache()
     return StoreLoader(
@@ -148,7 +148,7 @@ def loader(
             config.num_neighbors,
             seed=config.seed + STREAM[split],
             fixed=not shuffle,
-            where=str(store.path),
+            where=str(store.path),  # for messages
         ),
         torch.from_numpy(ids),
         labels if store.has_targets else labels.long(),

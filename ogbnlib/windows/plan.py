@@ -1,7 +1,9 @@
 """The plan of a loader's windows, from sizes alone. No torch, no numba.
 
-A window is a group of consecutive batches that are sampled ahead, in one pass over the store. A
-spool keeps windows on disk.
+A *window* is a group of consecutive batches that are sampled together, in one pass over the store.
+*Packing* a window stores each of its nodes once. A *spool* keeps windows on disk: ids and edges in
+*structure files*, features in *feature shards*, each filled by one pass over the features. *Hot
+rows*, the features of the nodes in most windows, stay in memory and are left out of the shards.
 """
 
 import functools
@@ -13,7 +15,6 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,58 +31,56 @@ from ..launcher import sampling_threads
 # largest window in a spool, read in one piece; only large batches gain from a larger one
 WINDOW_BYTES = 2**28
 _SEEDS_BYTES = 2500  # in memory: seeds and sizes of a batch in a spool
-ID_BYTES = 12  # for each row in memory: its id, here and in the list of rows to read
-_MOST_COUNTED = 255  # windows that visit a node are counted up to this number
-# Shares of a pass's memory to try for hot rows, the rows that stay in memory.
+ID_BYTES = 12  # for each hot row: its id, here and in the list of rows to read
+MOST_VISITS = 255  # windows that visit a node are counted up to this number, the largest uint8
+# shares of the working memory to try for hot rows
 _HOT_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 
 
-def _compact_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
+def _packed_batch_bytes(batch: BatchShape, row_bytes: int) -> int:
+    # int32: an id and a slot for each node, two ends for each edge; 2 kB of Python objects
     return batch.num_nodes * (row_bytes + 8) + batch.num_edges * 8 + 2000
 
 
-def _window_fixed_bytes(num_nodes: int) -> int:
-    return num_nodes // 8 + num_nodes // 16  # the bitmap of its ids, and the ranks
+def node_set_bytes(num_nodes: int) -> int:
+    """Bytes of a `NodeSet`: a bit for each node of the graph, and half as much for the ranks."""
+    return num_nodes // 8 + num_nodes // 16
 
 
 def sampled_bytes(loader_pass: Pass, batch: BatchShape) -> tuple[int, int]:
-    """Bytes that `window.sample_windows` takes per batch, seeds included: at its peak, and in its
-    result."""
-    highest = nodes = edges = 0
-    # bytes of an edge's place in the store
+    """Bytes of a batch in `window.sample_windows`, seeds included: at its peak, and in its result."""
+    peak = nodes = edges = 0  # nodes and edges so far
     num_edges = sizes.trained_edges(loader_pass.size, loader_pass.config.undirected)
-    place_bytes = 4 if num_edges < 2**32 else 8
-    for frontier, reached, new in zip(
-        batch.hop_nodes, [*batch.hop_nodes[1:-1], 0], batch.hop_edges, strict=False
-    ):
+    place_bytes = 4 if num_edges < 2**32 else 8  # position of an edge in `row`: uint32 or int64
+    # The nodes that the last hop reaches are appended later, when a window is packed.
+    appended = [*batch.hop_nodes[1:-1], 0]
+    # a hop expands the frontier, the nodes that the hop before reached
+    for frontier, reached, new in zip(batch.hop_nodes, appended, batch.hop_edges, strict=False):
         nodes += frontier
-        # The four steps of a hop: read the offsets, choose edges, read the edges, append the new
-        # nodes. The nodes of the last hop are appended when a window is packed.
         step = max(
-            36 * frontier,
-            24 * frontier + (place_bytes + 4) * new,
-            (2 * place_bytes + 4) * new,
-            8 * (nodes + reached) + (place_bytes + 4) * new,
+            36 * frontier,  # read two offsets for each node
+            24 * frontier + (place_bytes + 4) * new,  # choose edges: their places and targets
+            (2 * place_bytes + 4) * new,  # read the edges at these places
+            8 * (nodes + reached) + (place_bytes + 4) * new,  # copy all nodes, append new ones
         )
-        highest = max(highest, 8 * (nodes + edges) + step)
+        peak = max(peak, 8 * (nodes + edges) + step)  # int64 ids; int32 sources and targets
         edges += new
     # Measured at papers100M's size: 22 and 12 kB for [3, 2] x 128, 3.3 and 2.3 MB for [15, 10, 5]
     # x 1024. These lines give 27 and 16 kB, 3.6 and 2.4 MB.
-    return int(1.1 * highest) + 4000, int(1.05 * 8 * (nodes + edges)) + 4000
+    return int(1.1 * peak) + 4000, int(1.05 * 8 * (nodes + edges)) + 4000
 
 
 def window_bytes(loader_pass: Pass, windows: Windows) -> int:
-    """Expected bytes of a window: each distinct node's features once, and every batch's own ids
-    and edges."""
-    assert windows.window_batches is not None
+    """Expected bytes of a window: features of each distinct node, ids and edges of each batch."""
+    assert windows.window_batches is not None  # not for batches from the page cache
     batch = loader_pass.batch
     size = loader_pass.size
-    total = windows.window_batches * batch.num_nodes
-    distinct = sizes.distinct_nodes(size, loader_pass.config.undirected, total)
-    distinct = min(total, max(batch.num_nodes, distinct))
-    packed_bytes = _compact_batch_bytes(batch, 0)
-    unshared_bytes = windows.window_batches * packed_bytes + _window_fixed_bytes(size.num_nodes)
-    return int(distinct * size.num_features * loader_pass.itemsize) + unshared_bytes
+    visits = windows.window_batches * batch.num_nodes
+    distinct = sizes.distinct_nodes(size, loader_pass.config.undirected, visits)
+    distinct = min(visits, max(batch.num_nodes, distinct))  # a batch has no node twice
+    structure_bytes = windows.window_batches * _packed_batch_bytes(batch, 0)
+    rows_bytes = int(distinct * size.num_features * loader_pass.itemsize)
+    return rows_bytes + structure_bytes + node_set_bytes(size.num_nodes)
 
 
 def lookahead() -> str:
@@ -95,13 +94,12 @@ def spool_dir() -> Path:
 
 
 def spool_bytes(spool: str | int, folder: Path, sharers: int = 1) -> int:
-    """Bytes that each of `sharers` processes may keep in `folder`; "auto" is a quarter of the free
-    disk space."""
+    """Bytes in `folder` for each of `sharers` processes; "auto": a quarter of the free disk space."""
     if spool == "off":
         return 0
     if spool != "auto":
         return int(spool) // sharers
-    if file_system(folder) in ("tmpfs", "ramfs"):
+    if file_system(folder) in ("tmpfs", "ramfs"):  # files there would take memory
         return 0
     free = shutil.disk_usage(folder).free
     # the last 5 GB of the disk are for other users
@@ -113,14 +111,16 @@ def choose_windows(
 ) -> Windows:
     """Choose between the page cache, windows in memory and windows on disk, and their size.
 
-    `available`, from `Budget.bytes_beside`, includes the page cache; `room_bytes` is for a spool.
-    With `always`, windows are on disk wherever possible: a pass over the store is made anyway.
+    `available`, from `Budget.bytes_beside`, is memory in bytes, page cache included; `room_bytes`
+    is disk space for a spool. With `always`, windows are on disk wherever possible: a pass over the
+    store is made anyway.
     """
-    files = sizes.store_bytes(loader_pass.config, loader_pass.size)
+    files = sizes.store_bytes(loader_pass.config, loader_pass.size)  # of colptr, row and x
     beside_windows, beside_cache = loader_pass.reserve or _step_reserve(loader_pass)
     if (
-        available is None
+        available is None  # without a limit
         or not loader_pass.num_batches
+        # the store fits into the page cache, which the ranks of a node share
         or sum(files.values()) <= (available - beside_cache) * loader_pass.sharers
     ):
         return Windows(None, 0, available or 0)
@@ -135,6 +135,7 @@ def choose_windows(
 
 
 def _step_reserve(loader_pass: Pass) -> tuple[int, int]:
+    """Bytes of training steps beside windows, and beside the page cache, where workers sample."""
     if lookahead() != "auto":  # a fixed size is for windows alone
         return 0, 0
     size = loader_pass.size
@@ -149,29 +150,23 @@ def _in_memory(loader_pass: Pass, files: Mapping[str, int], memory: int, availab
     batch = loader_pass.batch
     size = loader_pass.size
     num_batches = loader_pass.num_batches
-    fixed = _window_fixed_bytes(size.num_nodes)
-    packed_bytes = _compact_batch_bytes(batch, size.num_features * loader_pass.itemsize)
+    fixed = node_set_bytes(size.num_nodes)
+    packed_bytes = _packed_batch_bytes(batch, size.num_features * loader_pass.itemsize)
     # Two windows in training leave a tenth to evaluations.
     half = (0.45 if loader_pass.training else 0.5) * memory
-    # Besides the windows in use, memory holds the one being prepared: its sampled batches, and
-    # three buffers of a pass.
+    # Besides the two windows, memory holds samples of the one being prepared, whose nodes are
+    # copied (int64) when it is packed, and three buffers of a pass. Each window bears half of that.
     sampling, result = sampled_bytes(loader_pass, batch)
-    samples = max(sampling, result + 8 * batch.num_nodes)
+    samples = max(sampling, result + 8 * batch.num_nodes)  # bytes per batch
     buffers = 3 * read_bytes(available)
-    room = int((half - fixed - buffers / 2) / (packed_bytes + samples / 2))
-    number = -(-num_batches // max(1, room))
-    count = -(-num_batches // number)
-    number = -(-num_batches // count)
-    moved = number * (files["x"] + len(batch.hop_edges) * (files["colptr"] + files["row"]))
-    return Windows(count, count * packed_bytes + fixed, available, number, moved, moved // number)
-
-
-class _Division(NamedTuple):
-    """A division of batches on disk into structure files, with its cost."""
-
-    moved_bytes: int  # of the whole run, between memory and disk
-    num_files: int
-    windows: Windows
+    most = int((half - fixed - buffers / 2) / (packed_bytes + samples / 2))  # batches of a window
+    num_windows = -(-num_batches // max(1, most))
+    count = -(-num_batches // num_windows)  # batches of a window, about equal in all
+    num_windows = -(-num_batches // count)  # rounding up may have made some unnecessary
+    # each window reads the features once, and the graph once per hop
+    first = files["x"] + len(batch.hop_edges) * (files["colptr"] + files["row"])
+    window_size = count * packed_bytes + fixed
+    return Windows(count, window_size, available, num_windows, num_windows * first, first)
 
 
 class _Spool:
@@ -188,142 +183,161 @@ class _Spool:
     ) -> None:
         batch = loader_pass.batch
         graph = loader_pass.size
-        row_bytes = graph.num_features * loader_pass.itemsize
-        self.training = loader_pass.training
-        self.memory = memory
-        self.room_bytes = room_bytes
-        self.num_batches = loader_pass.num_batches
         config = loader_pass.config
+        row_bytes = graph.num_features * loader_pass.itemsize  # of one node's features
+        self.training = loader_pass.training
+        self.memory_bytes = memory  # bytes for windows and their preparation
+        self.room_bytes = room_bytes  # of disk space for the spool
+        self.num_batches = loader_pass.num_batches
         rounds = config.epochs if self.training else config.num_evaluations(loader_pass.split)
-        self.passes = max(1, rounds)
-        self.total = self.num_batches * (self.passes if self.training else 1)
-        # all ids are int32
+        self.rounds = max(1, rounds)  # passes over the loader in the run
+        # each epoch of training has batches of its own, all evaluations have the same
+        self.run_batches = self.num_batches * (self.rounds if self.training else 1)
+        self.x_bytes = files["x"]  # read by a pass over the features
+        self.graph_bytes = len(batch.hop_edges) * (files["colptr"] + files["row"])  # over the graph
+        # Bytes of one batch: in a shard and in a structure file (an id and a slot for each node,
+        # two ends for each edge, all int32), in a window in memory, and while it is sampled.
         self.rows_bytes = batch.num_nodes * row_bytes
         self.structure_bytes = 8 * (batch.num_nodes + batch.num_edges)
-        self.x_bytes = files["x"]
-        self.graph_bytes = len(batch.hop_edges) * (files["colptr"] + files["row"])
-        self.packed_bytes = _compact_batch_bytes(batch, row_bytes)
+        self.packed_bytes = _packed_batch_bytes(batch, row_bytes)
         self.sampled_bytes, self.result_bytes = sampled_bytes(loader_pass, batch)
         # Up to 8 large batches, because they have nodes in common: at papers100M's size, 8 batches
         # of [15, 10, 5] x 1024 had 1.12 M distinct nodes, two windows of 4 batches had 1.36 M.
         small = min(memory // 24, WINDOW_BYTES) // self.packed_bytes
         large = min(8, memory // 12 // self.packed_bytes)
-        self.size = min(self.num_batches, max(1, small, large))
+        self.window_batches = min(self.num_batches, max(1, small, large))
         # the share of a window's rows that is left when each node is counted once
-        shared = graph, config.undirected, batch, self.size
-        visits = max(1, self.size * batch.num_nodes)
-        distinct = sizes.shared_nodes(*shared)
-        self.left = max(1 / max(1, self.size), min(1.0, distinct / visits))
+        shared = graph, config.undirected, batch, self.window_batches
+        visits = self.window_batches * max(1, batch.num_nodes)
+        distinct_share = min(1.0, sizes.shared_nodes(*shared) / visits)
+        self.distinct_share = max(1 / self.window_batches, distinct_share)  # a batch's at least
         self.num_nodes = graph.num_nodes
         self.hot_row_bytes = row_bytes + ID_BYTES
+        # by number of windows: numbers of hot nodes, and the share of rows that each leaves
         self._rows_left = functools.cache(functools.partial(sizes.rows_left, *shared))
         # Two windows are in use, two more in an evaluation between epochs; an eighth is a reserve.
-        self.working = memory - memory // 8 - 4 * self.size * self.packed_bytes
+        window_bytes = self.window_batches * self.packed_bytes
+        self.working_bytes = memory - memory // 8 - 4 * window_bytes  # for the passes
         # Each thread samples a batch. Four threads are counted at least, so that machines of few
         # cores plan alike.
         threads_bytes = max(4, sampling_threads()) * self.sampled_bytes
-        self.most_sampled = max(0, self.working - threads_bytes) // self.sampled_bytes
-        self.packing = 2 * (
-            _window_fixed_bytes(graph.num_nodes) + self.size * _compact_batch_bytes(batch, 8)
-        )
-        # a pass over the features has the ids in memory
+        # batches in one pass over the graph
+        self.most_sampled = max(0, self.working_bytes - threads_bytes) // self.sampled_bytes
+        # two threads pack a window each; 8: a copy of the nodes, int64
+        packed_bytes = self.window_batches * _packed_batch_bytes(batch, 8)
+        self.packing_bytes = 2 * (node_set_bytes(graph.num_nodes) + packed_bytes)
+        # of a batch in the list of rows to read, in a pass over the features
         self.ids_bytes = batch.num_nodes * np.dtype(index_dtype(graph.num_nodes)).itemsize
 
     def best(self) -> Windows | None:
         """The windows of the best division; None if memory or disk are too small for any."""
-        shares = _HOT_SHARES if self.training else _HOT_SHARES[:1]
-        tried = itertools.product(self._file_counts(), [int(s * self.working) for s in shares])
+        shares = _HOT_SHARES if self.training else _HOT_SHARES[:1]  # evaluations: no hot rows
+        # Of equal divisions the first is taken: the one with most files, as training begins sooner.
+        tried = itertools.product(
+            self._file_counts(), [int(share * self.working_bytes) for share in shares]
+        )
         divisions = filter(None, itertools.starmap(self._divide, tried))
-        # of two equal divisions, the one with more files wins, because training begins sooner
-        best = min(divisions, key=lambda it: (it.moved_bytes, -it.num_files), default=None)
-        return None if best is None else best.windows
+        best = min(divisions, key=lambda division: division[0], default=None)
+        return None if best is None else best[1]
 
     def _file_counts(self) -> list[int]:
-        in_memory = self.working // 4 // (self.ids_bytes + _SEEDS_BYTES)
+        """Numbers of structure files to try, descending; the largest leave each file one shard."""
+        in_memory = self.working_bytes // 4 // (self.ids_bytes + _SEEDS_BYTES)  # batches of a file
         on_disk = self.room_bytes // 2 // (self.structure_bytes + self.rows_bytes)
-        most = 1 + 2 * (self.total // max(1, min(in_memory, on_disk)))  # with one shard each
+        most = 1 + 2 * (self.run_batches // max(1, min(in_memory, on_disk)))
         # each number up to about 50, then 2 % more each
-        return np.unique(np.geomspace(1, most, 1000).astype(np.int64)).tolist()
+        return np.unique(np.geomspace(1, most, 1000).astype(np.int64))[::-1].tolist()
 
-    def _cold(self, hot_bytes: int, num_batches: int) -> float:
-        spare = max(0, hot_bytes - self.num_nodes * 3 // 16)
-        num_windows = min(_MOST_COUNTED, -(-num_batches // self.size))
-        nodes, share_left = self._rows_left(num_windows)
-        return self.left * float(np.interp(spare / self.hot_row_bytes, nodes, share_left))
+    def _cold_share(self, hot_bytes: int, num_batches: int) -> float:
+        # of the rows of `num_batches` batches, the share in shards: once a window, without hot rows
+        spare = max(0, hot_bytes - node_set_bytes(self.num_nodes))  # beside the set of hot nodes
+        num_windows = min(MOST_VISITS, -(-num_batches // self.window_batches))
+        num_hot, share_left = self._rows_left(num_windows)
+        left = np.interp(spare / self.hot_row_bytes, num_hot, share_left)
+        return self.distinct_share * float(left)
 
-    def _divide(self, num_files: int, hot_bytes: int) -> _Division | None:
-        """Divide the batches into `num_files` structure files, with `hot_bytes` for rows in
-        memory; None if there is no room for it.
-
-        These rows are chosen once the first file is sampled. If there is only one file, the memory
-        of its samples is free by then; otherwise the rows are in memory while later files are sampled.
-        """
-        size = self.size
-        total = self.total
-        batch_bytes = self.structure_bytes + self.rows_bytes
-        file_batches = min(total, -(-total // num_files // size) * size)
+    def _divide(self, num_files: int, hot_bytes: int) -> tuple[int, Windows] | None:
+        """Divide the batches into `num_files` structure files, and these into shards, with
+        `hot_bytes` of memory for hot rows. Return the bytes moved in the whole run, and the
+        windows; None if there is no room."""
+        # Batches of a file, in whole windows, and bytes of its seeds, which stay in memory.
+        windows_per_file = -(-self.run_batches // num_files // self.window_batches)
+        file_batches = min(self.run_batches, windows_per_file * self.window_batches)
         seeds_bytes = file_batches * _SEEDS_BYTES
-        # batches of a shard for whose ids memory has room
-        most = (self.working // 4 - seeds_bytes) // max(1, self.ids_bytes)
-        structures = min(2, num_files) * file_batches * self.structure_bytes
-        if num_files == 1 and total <= most and total * batch_bytes <= self.room_bytes:
-            picked = total
-        else:
-            room = (self.room_bytes - structures) // 2 // max(1, self.rows_bytes)
-            picked = min(file_batches, most, room)
-        # The memory of packing may not be free yet when the pass over the features begins.
-        features = min(self.working // 4, 2 * WINDOW_BYTES, picked * self.rows_bytes)
-        # before that pass, the rows for memory are chosen with one byte per node
-        visits = self.num_nodes if hot_bytes else 0
-        picking = self.packing + max(picked * self.ids_bytes + features, visits)
-        resident_bytes = 0 if num_files == 1 else hot_bytes
-        room = self.working - resident_bytes
-        sampled = min(
-            self.most_sampled - -(-resident_bytes // self.sampled_bytes),
-            (room - picking) // self.result_bytes,
-        )
-        if min(sampled, picked) < size or hot_bytes + picking > self.working:
+        # Batches of a shard, as many as have room for their ids in memory and their rows on disk.
+        most_by_ids = (self.working_bytes // 4 - seeds_bytes) // max(1, self.ids_bytes)
+        files_bytes = min(2, num_files) * file_batches * self.structure_bytes  # two files on disk
+        most_by_rows = (self.room_bytes - files_bytes) // max(1, self.rows_bytes)
+        if num_files > 1 or min(most_by_ids, most_by_rows) < self.run_batches:
+            most_by_rows //= 2  # more than one shard: one is used while the next is filled
+        shard_batches = min(file_batches, most_by_ids, most_by_rows)
+        sampled, peak = self._passes(num_files, file_batches, shard_batches, hot_bytes)
+        if min(sampled, shard_batches) < self.window_batches:  # no room for one window
             return None
-        shards_per_file = -(-file_batches // picked)
-        picked = min(picked // size, -(-file_batches // shards_per_file // size)) * size
-        once = min(file_batches, sampled)
-        sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + picking)
-        sampling = max(sampling + resident_bytes, picking + hot_bytes)
-        buffers = 4 * min(CHUNK_BYTES, self.memory // 64)  # read buffers of a pass's threads
+        shards_per_file = -(-file_batches // shard_batches)
+        windows_per_shard = -(-file_batches // shards_per_file // self.window_batches)  # even ones
+        windows_per_shard = min(shard_batches // self.window_batches, windows_per_shard)
+        shard_batches = windows_per_shard * self.window_batches
+        buffers = 4 * min(CHUNK_BYTES, self.memory_bytes // 64)  # read buffers of a pass's threads
         shards_on_disk = min(2, num_files * shards_per_file)
         spooling = Spooling(
             sampled_batches=sampled,
             structure_batches=file_batches,
-            picked_batches=picked,
-            working_bytes=min(self.working, sampling + seeds_bytes + buffers),
-            disk_bytes=structures + shards_on_disk * picked * self.rows_bytes,
+            picked_batches=shard_batches,
+            working_bytes=min(self.working_bytes, peak + seeds_bytes + buffers),
+            disk_bytes=files_bytes + shards_on_disk * shard_batches * self.rows_bytes,
             hot_bytes=hot_bytes,
         )
         return self._with_cost(num_files, shards_per_file, spooling)
 
-    def _with_cost(self, num_files: int, shards_per_file: int, spooling: Spooling) -> _Division:
+    def _passes(
+        self, num_files: int, file_batches: int, shard_batches: int, hot_bytes: int
+    ) -> tuple[int, int]:
+        """Return the batches of one pass over the graph (0 or less: no room), and the memory of both
+        passes at its peak."""
+        # The pass over the features: the list of rows, and rows on their way to the shard. The
+        # memory of packing may not be free yet. Before, hot rows are chosen by a byte per node.
+        rows_bytes = min(self.working_bytes // 4, 2 * WINDOW_BYTES, shard_batches * self.rows_bytes)
+        lists_bytes = shard_batches * self.ids_bytes + rows_bytes
+        filling = self.packing_bytes + max(lists_bytes, self.num_nodes if hot_bytes else 0)
+        if hot_bytes + filling > self.working_bytes:
+            return 0, 0
+        # Hot rows are chosen once the first file is sampled. If there is only one file, the memory of
+        # its samples is free by then; otherwise hot rows are in memory while later ones are sampled.
+        resident = 0 if num_files == 1 else hot_bytes
+        sampled = min(
+            self.most_sampled - -(-resident // self.sampled_bytes),  # while the batches are drawn
+            (self.working_bytes - resident - filling) // self.result_bytes,  # while they are packed
+        )
+        once = min(file_batches, sampled)  # and four more, in as many threads
+        sampling = max((once + 4) * self.sampled_bytes, once * self.result_bytes + filling)
+        return sampled, max(resident + sampling, hot_bytes + filling)
+
+    def _with_cost(
+        self, num_files: int, shards_per_file: int, spooling: Spooling
+    ) -> tuple[int, Windows]:
         """Add up the bytes that a division moves between memory and disk: passes over graph and
-        features, and each batch written once and read once."""
+        features, and each batch written once and read once. Returns the same as `_divide`."""
         passes_per_file = -(-spooling.structure_batches // spooling.sampled_batches)
         # Room was planned for batches without common nodes, so fewer shards are filled. At least
-        # one is filled, because its pass also reads the rows for memory.
-        cold = self._cold(spooling.hot_bytes, spooling.structure_batches)
+        # one is filled, because its pass also reads the hot rows.
+        cold = self._cold_share(spooling.hot_bytes, spooling.structure_batches)
         num_shards = num_files * max(1, math.ceil(shards_per_file * cold))
-        batch_bytes = self.structure_bytes + int(cold * self.rows_bytes)
         pass_bytes = num_shards * self.x_bytes + num_files * passes_per_file * self.graph_bytes
+        batch_bytes = self.structure_bytes + int(cold * self.rows_bytes)
         # An evaluation prepares its windows once if they all stay on disk, else each time.
         stays = self.training or num_files * shards_per_file == 1
-        prepared = (1 if stays else self.passes) * (pass_bytes + self.total * batch_bytes)
+        prepared = (1 if stays else self.rounds) * (pass_bytes + self.run_batches * batch_bytes)
         windows = Windows(
-            window_batches=self.size,
-            window_bytes=self.size * self.packed_bytes,
-            available_bytes=self.memory,
-            num_windows=-(-self.num_batches // self.size),
-            moved_bytes=prepared // self.passes + self.num_batches * batch_bytes,
-            first_bytes=passes_per_file * self.graph_bytes + self.x_bytes,
+            window_batches=self.window_batches,
+            window_bytes=self.window_batches * self.packed_bytes,
+            available_bytes=self.memory_bytes,
+            num_windows=-(-self.num_batches // self.window_batches),
+            moved_bytes=prepared // self.rounds + self.num_batches * batch_bytes,  # of one round
+            first_bytes=passes_per_file * self.graph_bytes + self.x_bytes,  # the first shard's
             spooling=spooling,
         )
-        return _Division(pass_bytes + 2 * self.total * batch_bytes, num_files, windows)
+        return pass_bytes + 2 * self.run_batches * batch_bytes, windows
 
 
 @dataclass(frozen=True)
@@ -335,8 +349,7 @@ class Budget:
     sharers: int = 1  # ranks of this node, which share a fixed size
 
     def bytes_beside(self, training: Windows | None = None) -> int | None:
-        """Bytes for the windows of one loader, beside those of the training loader if it has some;
-        None without a limit."""
+        """Bytes for a loader's windows, beside the training loader's if it has some; None: no limit."""
         asked = lookahead()
         budget = self.available_bytes if asked == "auto" else int(asked) // self.sharers
         if budget is None or training is None or training.window_batches is None:
@@ -352,9 +365,9 @@ class Budget:
     def loaders(
         self, train: Pass, evaluations: Mapping[str, Pass]
     ) -> tuple[Windows, dict[str, Windows]]:
-        """Return the windows of the training loader, and of the evaluations whose windows stay on
-        disk between them: all of these if they take at most a third of the space and training has
-        its windows there too, else none."""
+        """Return the windows of the training loader, and of the evaluations, by split, whose
+        windows stay on disk between them: all of these if they take at most a third of the space
+        and training has its windows there too, else none."""
         memory = self.bytes_beside()
         third = self.disk_bytes // 3
         chosen = {
@@ -362,7 +375,7 @@ class Budget:
             for split, loader_pass in evaluations.items()
         }
         on_disk = [windows.spooling.disk_bytes for windows in chosen.values() if windows.spooling]
-        if len(on_disk) < len(chosen) or sum(on_disk) > third:
+        if len(on_disk) < len(chosen) or sum(on_disk) > third:  # some are in memory, or too large
             return self.loader(train), {}
         windows = choose_windows(train, memory, self.disk_bytes - sum(on_disk))
         return windows, chosen if windows.spooling else {}

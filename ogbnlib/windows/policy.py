@@ -1,7 +1,5 @@
-"""Loading policy `store`: graph and features stay on disk, mapped or read in windows.
-
-A window is a group of batches that are sampled together, see `plan`.
-"""
+"""Loading policy `store`: graph and features stay on disk, mapped or read in windows (batches that
+are sampled together, see `plan`)."""
 
 from __future__ import annotations
 
@@ -34,44 +32,42 @@ class StoreLoaders(DiskLoaders):
     def phases(cls, run: Ledger) -> None:
         cls._forecast(run)
         if lookahead() == "auto":
-            smallest = Ledger(run.config, run.size, 0)  # windows of one batch
+            smallest = Ledger(run.config, run.size, 0)  # without memory: windows of one batch
             cls._forecast(smallest)
             run.least_bytes = min(run.peak_bytes, smallest.peak_bytes)
 
     @classmethod
     def _forecast(cls, run: Ledger) -> None:
-        config = run.config
         folder = spool_dir()
-        room = spool_bytes(config.spool, folder) if folder.is_dir() else 0
+        room = spool_bytes(run.config.spool, folder) if folder.is_dir() else 0
         cls._forecast_load(run)
         run.phase("load", {})
-        available = None
+        available = None  # without a limit
         if run.limit_bytes is not None:
             available = max(0, usable_bytes(run.limit_bytes) - sum(run.held.values()))
         run.hold_model()
         train = run.one_pass("train", training=True)
-        splits = run.evaluations()
+        splits = run.evaluations()  # "eval": between epochs; "final": in the end
         passes = {split: run.one_pass(split) for split in {*splits["eval"], *splits["final"]}}
         budget = Budget(available, room)
-        windows, resident = budget.loaders(train, passes)
+        windows, resident = budget.loaders(train, passes)  # resident: by split, stay on disk
         if windows.window_batches is not None:
             run.windows = windows
-        if config.epochs:
-            cls._forecast_pass(run, "train", train, windows, num_passes=config.epochs)
-        prepared = _prepared_ahead(train, windows)
-        run.held |= prepared
+        if run.config.epochs:
+            cls._forecast_pass(run, "train", train, windows, num_passes=run.config.epochs)
+        held = run.held  # to restore when the training loader is dropped
+        run.held = held | _prepared_ahead(train, windows)
         for when, training in (("eval", windows), ("final", None)):
-            if when == "final":
-                for name in prepared:
-                    del run.held[name]
+            if training is None:
+                run.held = held
             for split in splits[when]:
                 cls._forecast_pass(
                     run,
                     f"{when} {split}",
                     passes[split],
                     resident.get(split) or budget.loader(passes[split], training),
-                    idle_loaders=int(when == "eval"),
-                    spools=split not in resident,
+                    idle_loaders=int(when == "eval"),  # the training loader's workers wait
+                    spools=split not in resident,  # else filled by training's first pass
                 )
 
     @classmethod
@@ -82,8 +78,8 @@ class StoreLoaders(DiskLoaders):
         loader_pass: Pass,
         windows: Windows,
         *,
-        num_passes: int = 1,
-        idle_loaders: int = 0,
+        num_passes: int = 1,  # epochs
+        idle_loaders: int = 0,  # others with persistent workers
         spools: bool = True,  # whether a pass for the spool is made in this phase
     ) -> None:
         batches = windows.window_batches
@@ -94,12 +90,12 @@ class StoreLoaders(DiskLoaders):
             parts = loader_pass.step() | loader_pass.workers(idle_loaders)
         unsure_bytes = loader_pass.unsure_bytes(parts)
         if batches is not None:
-            is_paired = windows.num_windows * num_passes > 1
+            is_paired = windows.num_windows * num_passes > 1  # the next one is prepared meanwhile
             parts["windows"] = (2 if is_paired else 1) * window_bytes(loader_pass, windows)
             if windows.spooling is None:
                 largest = loader_pass.batches.largest
                 sampling, result = sampled_bytes(loader_pass, largest)
-                # When a window is packed, its nodes are copied.
+                # When a window is packed, its nodes are copied (int64).
                 samples = batches * max(sampling, result + 8 * largest.num_nodes)
                 # the store is read into three buffers
                 parts["window being prepared"] = samples + 3 * read_bytes(windows.available_bytes)
@@ -108,40 +104,39 @@ class StoreLoaders(DiskLoaders):
         run.phase(name, parts, unsure_bytes)
 
     def _load(self, store: Store) -> Data:
-        self._ranks = local_ranks()
-        self._spool_dir = spool_dir()
-        room = spool_bytes(self.config.spool, self._spool_dir, self._ranks)
-        self.budget = Budget(available_bytes(), room, self._ranks)
-        return super()._load(store)
+        data = super()._load(store)
+        self._ranks = local_ranks()  # of this node; they share memory and disk
+        room = spool_bytes(self.config.spool, spool_dir(), self._ranks)
+        self.budget = Budget(available_bytes(), room, self._ranks)  # beside the labels, as forecast
+        return data
 
     def _pass(self, split: str, training: bool) -> Pass:
         # A rank without a batch makes the same choice as a rank with a single batch.
         num_seeds = max(1, len(self._order(split, training))) if len(self.splits[split]) else 0
-        num_batches = -(-num_seeds // self.config.seeds_per_batch(training))
         return dataclasses.replace(
             Pass.over(self.config, self.store, split, training),
-            own_batches=num_batches,
+            own_batches=-(-num_seeds // self.config.seeds_per_batch(training)),
             sharers=self._ranks,
         )
 
     def _build_resident(self) -> dict[str, NodeLoader]:
         with self.log.phase("build train loader"):
             evaluations = {
-                name: self._pass(name, training=False)
-                for name in STREAM
-                # this rank has seeds of that split
-                if self.config.num_evaluations(name) and len(self._order(name, False))
+                split: self._pass(split, training=False)
+                for split in STREAM
+                # evaluated in this run, and this rank has seeds of that split
+                if self.config.num_evaluations(split) and len(self._order(split, False))
             }
-            windows, kept = self.budget.loaders(self._pass("train", training=True), evaluations)
-            evals = {name: self._loader(name, chosen) for name, chosen in kept.items()}
+            windows, on_disk = self.budget.loaders(self._pass("train", training=True), evaluations)
+            evals = {split: self._loader(split, chosen) for split, chosen in on_disk.items()}
             readers = [loader.reader for loader in evals.values() if loader.reader]
             spools = [reader.spool for reader in readers if reader.spool]
             train = self._loader("train", windows, training=True, evaluations=spools)
-        # one rank fills the page cache for its whole node
+        # The store fits into memory: one rank fills the page cache for its whole node.
         if windows.window_batches is None and launch().local_rank == 0:
             with self.log.phase("load into page cache"):
                 self.store.fill_page_cache()
-        return {**{f"eval {name}": loader for name, loader in evals.items()}, "train": train}
+        return {**{f"eval {split}": loader for split, loader in evals.items()}, "train": train}
 
     def _loader(
         self,
@@ -149,7 +144,7 @@ class StoreLoaders(DiskLoaders):
         windows: Windows,
         *,
         training: bool = False,
-        evaluations: Sequence[Spool] = (),
+        evaluations: Sequence[Spool] = (),  # to be filled in this loader's first passes
     ) -> StoreLoader:
         from .spool import Preparation
         from .store_loader import StoreLoader
@@ -161,8 +156,8 @@ class StoreLoaders(DiskLoaders):
             labels=self.labels[split],
             preparation=Preparation(
                 windows,
-                last_epoch=self.config.epochs if training else None,
-                spool_dir=self._spool_dir,
+                last_epoch=self.config.epochs if training else None,  # None: no epoch follows
+                spool_dir=spool_dir(),
                 evaluations=evaluations,
                 on_event=functools.partial(self.log.mark, loader=split),
                 waiting=self.waiting,
@@ -189,6 +184,7 @@ class StoreLoaders(DiskLoaders):
 
 
 def _prepared_ahead(train: Pass, windows: Windows) -> dict[str, int]:
+    # bytes by part that the training loader has in memory during an evaluation between epochs
     if windows.window_batches is None:
         return {}
     parts = {"next window to train on": window_bytes(train, windows)}

@@ -1,7 +1,5 @@
-"""The windows of a loader in order, each prepared while the one before it is used.
-
-A window is a group of batches that are sampled together, see `plan`.
-"""
+"""The windows (batches that are sampled together, see `plan`) of a loader in order, each prepared
+while the one before it is used."""
 
 import contextlib
 import threading
@@ -31,16 +29,16 @@ _CONTENT = {"colptr": "offsets", "row": "neighbors", "x": "features"}
 class WindowReader:
     """Reader of a loader's windows; a thread prepares the next while one is used.
 
-    `order` and `sampler` are those of the loader. `nodes` are its seeds, int64, unshuffled. With
-    `preparation.windows.spooling`, windows come from disk until the disk is full.
+    With `preparation.windows.spooling`, windows come from disk until the disk is full. A `Cursor`
+    is the position of a window, see `spool`.
     """
 
     def __init__(
         self,
         store: Store,
-        order: EpochSampler,
-        sampler: CSCSampler,
-        nodes: Tensor,
+        order: EpochSampler,  # the loader's: positions in `nodes`
+        sampler: CSCSampler,  # the loader's
+        nodes: Tensor,  # the loader's seeds, int64, unshuffled
         batch_size: int,
         preparation: Preparation,
     ) -> None:
@@ -53,7 +51,7 @@ class WindowReader:
         self._sampler = sampler
         self._nodes = nodes
         self._batch_size = batch_size
-        chunk_bytes = 1 << read_bytes(self.windows.available_bytes).bit_length() - 1
+        chunk_bytes = 1 << read_bytes(self.windows.available_bytes).bit_length() - 1  # power of 2
         self.arrays = {
             name: store.disk_array(name, chunk_bytes, self.abandoned) for name in _CONTENT
         }
@@ -61,12 +59,12 @@ class WindowReader:
         if self.windows.spooling:
             self.spool = Spool(store, self.arrays, preparation, self.seeds, self.next_cursor)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="window")
-        self._ahead: tuple[Cursor, Future[Window]] | None = None
+        self._ahead: tuple[Cursor, Future[Window]] | None = None  # the window being prepared
 
     def progress(self) -> tuple[str, int, int] | None:
-        """Return (content, bytes read, bytes to read) of the running read, if there is one."""
+        """Return (content, bytes read, bytes to read) of the running read; None if there is none."""
         for name, array in self.arrays.items():
-            done, total = array.progress
+            done, total = array.progress  # 0, 0 between reads
             if done < total:
                 return _CONTENT[name], done, total
         return None
@@ -75,9 +73,10 @@ class WindowReader:
         """Return the seeds of the window at `cursor`."""
         epoch, start, begin = cursor
         end = begin + self._batch_size * (self.windows.window_batches or 1)
+        positions = self._order.share(epoch, start)[begin:end]  # int64, among `nodes`
         # a copy, because a view would keep the whole order in memory
-        batches = torch.split(self._order.share(epoch, start)[begin:end].clone(), self._batch_size)
-        ids: list[Array] = [self._nodes[part].numpy() for part in batches]
+        batches = torch.split(positions.clone(), self._batch_size)
+        ids: list[Array] = [self._nodes[batch].numpy() for batch in batches]
         return Seeds(self._sampler, epoch, batches, ids)
 
     def next_cursor(self, cursor: Cursor, positions: Sequence[Tensor | Array]) -> Cursor | None:
@@ -93,7 +92,7 @@ class WindowReader:
     def read(self, epoch: int, start: int) -> Iterator[Window]:
         """Yield the windows of a pass; the caller must drop each before it asks for the next."""
         cursor: Cursor | None = (epoch, start, 0) if self._order.count(start) else None
-        while cursor is not None and cursor[:2] == (epoch, start):
+        while cursor is not None and cursor[:2] == (epoch, start):  # else: of the next epoch
             window = self._take_ahead(cursor)
             if window is None:
                 window = self._thread.submit(without_frames, self._read, cursor).result()
@@ -104,6 +103,7 @@ class WindowReader:
             del window
 
     def _take_ahead(self, cursor: Cursor) -> Window | None:
+        # waits for the prepared window; None if there is none, or it is not the one at `cursor`
         if self._ahead is None:
             return None
         prepared, future = self._ahead
@@ -115,11 +115,9 @@ class WindowReader:
         return None
 
     def _read(self, cursor: Cursor) -> Window:
-        window = None
-        if self.spool is not None:
-            window = self._read_spool(self.spool, cursor)
+        window = None if self.spool is None else self._read_spool(self.spool, cursor)
         from_spool = window is not None
-        if window is None:
+        if window is None:  # without a spool, or its disk is full
             # outside the handler of `DiskFull`, which would keep the spool's arrays in memory
             window = self._sample(cursor)
         facts = {"epoch": cursor[0], "batches": len(window.hops), "from_spool": from_spool}
@@ -136,13 +134,13 @@ class WindowReader:
             )
             spool.close()
             self.spool = None
-            assert self.windows.in_memory
+            assert self.windows.in_memory  # planned beside every spool
             self.windows = self.windows.in_memory
             return None
 
     def _sample(self, cursor: Cursor) -> Window:
         """Sample a window and gather its features in memory."""
-        self.store.check_maps()
+        self.store.check_maps()  # refuses files that were written to since they were mapped
         arrays = self.arrays
         seeds = self.seeds(cursor)
         # the sample is dropped before the features are read
@@ -154,7 +152,7 @@ class WindowReader:
 
     def close(self) -> None:
         """End the threads, delete the spool, and close the store's files."""
-        self.abandoned.set()
+        self.abandoned.set()  # ends a running read
         self._thread.shutdown(cancel_futures=True)
         self._ahead = None
         if self.spool is not None:

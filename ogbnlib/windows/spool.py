@@ -5,13 +5,13 @@ epoch of [3, 2] x 128, 0.75 GB for two evaluations. If the disk has room, batche
 are therefore sampled together and written to a *structure file*: everything in a window except its
 features. One pass over the features then fills a *feature shard* for many windows, and each window
 is read back in one piece. A batch of [15, 10, 5] x 1024 takes 6 MB in the structure file and 100 MB
-in a shard, so one structure file serves several shards.
+in a shard, so one structure file serves several shards. Rows of nodes that many windows have in
+common, see `hot_rows`, are left out of the shards and inserted when a window is read.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import tempfile
 import threading
@@ -47,16 +47,27 @@ Cursor = tuple[int, int, int]
 class _StoredWindow(NamedTuple):
     """A window in spool files, of which memory has positions of seeds and sizes of hops."""
 
-    positions: Sequence[Tensor | Array]
+    positions: Sequence[Tensor | Array]  # as in `Seeds`
     hops: Hops
-    num_ids: int
-    num_rows: int  # in a shard: ids whose rows are not in memory; else all ids
-    # functions that read ids, slots, edges and, in a shard, features
-    arrays: tuple[Callable[[], Array], ...]
+    num_ids: int  # distinct nodes
+    num_rows: int  # in a shard: nodes without a hot row; else all nodes
+    arrays: Sequence[Callable[[], Array]]  # functions that read ids, slots and edges, see `Window`
     hot: HotRows | None = None  # in a shard: the rows in memory
+    file: SpoolFile | None = None  # in a shard: its file, with the other rows
+    offset: int = 0  # the first byte of these rows in it
+
+    def cold_ids(self) -> Array:
+        """Read the ids of the nodes without a hot row, ascending."""
+        ids = self.arrays[0]()
+        return ids if self.hot is None else self.hot.missing(ids)
+
+    def put(self, first: int, rows: Array) -> None:
+        """Write rows, uint8 [k, bytes], of `cold_ids()[first:]` to the shard's file."""
+        assert self.file is not None
+        self.file.put(rows.reshape(-1).data, self.offset + first * rows.shape[1])
 
 
-# the windows of a structure file, or of a shard
+# the windows of a structure file, or of a feature shard, in the order of use
 Shard = dict[Cursor, _StoredWindow]
 
 
@@ -76,15 +87,12 @@ class Preparation:
     """Settings for the preparation of a loader's windows."""
 
     windows: Windows
-    # in each epoch before this one, the first window of the next epoch is prepared too; None for
-    # never
+    # each epoch before this one also prepares the first window of the next epoch; None: none does
     last_epoch: int | None = None
     spool_dir: Path = Path(tempfile.gettempdir())
-    # spools of evaluations, all of whose windows are prepared together with this loader's first
-    # ones
+    # spools of evaluations, whose windows are all prepared together with this loader's first ones
     evaluations: Sequence[Spool] = ()
-    # called with "window" and facts of each window, and with "pass" and facts of each pass over the
-    # features for windows on disk
+    # called with "window" and its facts, and with "pass", a pass over the features for the spool
     on_event: Callable[..., None] = lambda kind, **facts: None
     waiting: Waiting = lambda reading: False
 
@@ -95,8 +103,8 @@ class Spool:
     Args:
         arrays: colptr, row and x of the store.
         seeds: Returns the seeds of the window at a cursor.
-        next_cursor: Returns the cursor of the window after the one with these positions; None
-            after the last.
+        next_cursor: Returns the cursor of the window after the one with this cursor and these
+            positions; None after the last.
     """
 
     def __init__(
@@ -114,32 +122,38 @@ class Spool:
         self._spooling = preparation.windows.spooling
         self._seeds = seeds
         self._next_cursor = next_cursor
-        self._evaluations = preparation.evaluations
-        self._structure: Shard = {}
-        self._shard: Shard = {}
+        self._evaluations = preparation.evaluations  # not yet prepared
+        self._structure: Shard = {}  # the structure file
+        self._shard: Shard = {}  # the feature shard in use, of windows of this or an older file
         self._hot: HotRows | None = None
-        self._next: Future[Shard] | None = None
+        self._next: Future[Shard] | None = None  # the shard after the one in use
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="spool")
-        self._writing = threading.Lock()  # held by the packing thread that may write
+        self._writing = threading.Lock()  # one thread at a time writes to the structure file
 
     def read(self, cursor: Cursor) -> Window:
         """Read the window at `cursor`; record it first if necessary."""
         if cursor not in self._shard and self._next is not None:
-            coming, self._next = self._next, None
+            coming = self._next
+            self._next = None
             self._shard = {}  # frees its file
             with contextlib.suppress(Interrupted):  # recorded for a pass that was left early
                 self._shard = coming.result()
             del coming  # its error refers to this frame
-        if cursor not in self._shard:
+        if cursor not in self._shard:  # at the beginning, or after a jump in the order
             self._shard = {}  # frees its file
             self._shard = self._thread.submit(without_frames, self._record, cursor).result()
-        following = self._following(self._shard)
+        last = next(reversed(self._shard))
+        following = self._next_cursor(last, self._shard[last].positions)
         if self._next is None and following is not None:
             self._next = self._thread.submit(without_frames, self._record, following)
         stored = self._shard[cursor]
         window = Window(stored.positions, stored.hops, *(read() for read in stored.arrays))
+        assert stored.file is not None
+        shape = (stored.num_rows, self._store.num_features)
+        num_hot = stored.num_ids - stored.num_rows  # rows of zeros before those of the file
+        window.features = stored.file.load(stored.offset, shape, self._store.feature_dtype, num_hot)
         if stored.hot is not None:
-            stored.hot.insert(window.ids, window.features, stored.num_ids - stored.num_rows)
+            stored.hot.insert(window.ids, window.features, num_hot)
         return window
 
     def close(self) -> None:
@@ -150,66 +164,66 @@ class Spool:
         self._next = None
         self._hot = None
 
-    def _following(self, shard: Shard) -> Cursor | None:
-        last = next(reversed(shard))
-        return self._next_cursor(last, shard[last].positions)
-
     def _record(self, cursor: Cursor) -> Shard:
+        """Fill the shard from `cursor` on, with the structure file and hot rows that it needs. With
+        the first one, all windows of the evaluations are prepared, in the same passes."""
         evaluations: Sequence[Spool] = ()
-        if cursor not in self._structure:
+        if cursor not in self._structure:  # the structure file is used up, or there is none yet
             evaluations = self._evaluations
             self._evaluations = ()
-            if not self._shard:  # memory may lack room for these rows and the samples of one file
+            if not self._shard:  # memory may lack room for hot rows and the samples of one file
                 self._hot = None
             self._sample([self, *evaluations], cursor)
-        fresh = self._choose_hot() if (self._hot is None and self._spooling.hot_bytes) else None
-        # with all windows of the evaluations' structure files
-        shards = [
-            self._picked(cursor, fresh or self._hot),
-            *(spool._structure for spool in evaluations),
-        ]
-        # for features on their way from the store's file to the shard's
-        buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)
-        recorded, *eval_shards = self._add_features(shards, buffer_bytes, fresh)
+        hot = self._hot
+        unread = None  # hot rows without values, which the next pass over the features reads
+        if hot is None and self._spooling.hot_bytes:
+            hot = unread = self._choose_hot()
+        shards = [self._picked(cursor, hot), *(spool._structure for spool in evaluations)]
+        recorded, *eval_shards = map(self._with_room, shards)
+        self._read_features([recorded, *eval_shards], unread)
         # set only now, because an abandoned pass leaves rows out
-        self._hot = fresh or self._hot
+        self._hot = hot
         for spool, shard in zip(evaluations, eval_shards, strict=True):
             spool._shard = shard
         return recorded
 
     def _choose_hot(self) -> HotRows:
-        store = self._store
         chosen = HotRows.chosen(
-            (stored.arrays[0]() for stored in self._structure.values()),
-            store.num_nodes,
-            store.num_features,
-            store.feature_dtype,
+            (stored.cold_ids() for stored in self._structure.values()),  # all ids: none is hot
+            self._store.num_nodes,
+            self._store.num_features,
+            self._store.feature_dtype,
             self._spooling.hot_bytes,
         )
         malloc_trim()  # the rows go into the memory that the samples had
         return chosen
 
     def _picked(self, cursor: Cursor, hot: HotRows | None) -> Shard:
-        """Return the windows of the shard from `cursor` on; `cursor` is in the structure file.
+        """Return the windows of the shard from `cursor` on, a window of the structure file.
 
         Room was planned for batches without common nodes. A window has each of its nodes once, so
         more windows may fit. The windows behind are estimated by the mean of the windows so far.
+        The remaining windows are spread evenly over the shards that they need.
         """
         windows = list(itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items()))
-        total = sum(len(stored.hops) for _, stored in windows)
-        room = self._spooling.picked_batches
+        total = sum(len(stored.hops) for _, stored in windows)  # batches, of this and later shards
+        room = self._spooling.picked_batches  # batches of a shard if each node takes a row
         shard = Shard()
-        batches = rows = nodes = 0
+        batches = rows = nodes = 0  # so far: batches, rows in the shard, nodes of all batches
         for window_cursor, stored in windows:
             if hot is not None:
-                stored = stored._replace(num_rows=len(hot.missing(stored.arrays[0]())), hot=hot)
+                stored = stored._replace(num_rows=len(hot.missing(stored.cold_ids())), hot=hot)
             rows_before = rows
             batches += len(stored.hops)
             rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
-            parts = -(-rows * total // (room * nodes))  # shards needed, rounded up in integers
-            full = batches > room and rows * batches > room * nodes
-            if shard and parts and (full or rows_before * batches * parts >= rows * total):
+            # All windows have rows * total / batches rows, a shard room * nodes / batches, both
+            # expected. Their quotient rounded up in integers; 0 if all rows are hot.
+            num_shards = -(-rows * total // (room * nodes))
+            is_full = batches > room and rows * batches > room * nodes
+            # the windows before this one already have an even share of all rows
+            has_share = rows_before * batches * num_shards >= rows * total
+            if shard and num_shards and (is_full or has_share):
                 break
             shard[window_cursor] = stored
         return shard
@@ -218,22 +232,22 @@ class Spool:
         """Sample structure files: windows from `cursor` on, and all windows of other spools."""
         self._structure = {}  # frees its file
         structures = {spool: Shard() for spool in spools}
-        jobs = list(self._jobs(spools, cursor))
+        jobs = list(self._jobs(spools, cursor))  # windows that are still to be sampled
         while jobs:
             batches = itertools.accumulate(len(seeds.ids) for *_, seeds in jobs)
-            # memory has room for the samples of one pass
+            # windows of one pass over the graph: memory has room for so many batches
             count = max(1, sum(total <= self._spooling.sampled_batches for total in batches))
             sampled = sample_windows(
                 [seeds for *_, seeds in jobs[:count]], self._arrays["colptr"], self._arrays["row"]
             )
             # two threads only, because packing takes a set of all nodes, 21 MB for papers100M
             with ThreadPoolExecutor(2, thread_name_prefix="pack") as packers:
-                packings = [
+                packings = [  # `pop`, so that a sample is freed once it is packed
                     packers.submit(without_frames, self._pack, file, seeds, sampled.pop(0))
                     for _, file, _, seeds in jobs[:count]
                 ]
-            for (spool, _, key, _), packing in zip(jobs, packings, strict=False):
-                structures[spool][key] = packing.result()
+            for (spool, _, window_cursor, _), packing in zip(jobs, packings, strict=False):
+                structures[spool][window_cursor] = packing.result()
             jobs = jobs[count:]
         for spool, structure in structures.items():
             spool._structure = structure
@@ -249,6 +263,7 @@ class Spool:
             while following is not None:
                 seeds = spool._seeds(following)
                 room -= len(seeds.ids)
+                # the file is full; evaluations have room for all, and each file for one window
                 if spool is self and room < 0 and following != cursor:
                     break
                 yield spool, file, following, seeds
@@ -256,56 +271,44 @@ class Spool:
 
     def _pack(self, file: SpoolFile, seeds: Seeds, sampled: Sampled) -> _StoredWindow:
         window = Window.pack(seeds, sampled)
-        with self._writing:
+        with self._writing:  # two threads pack, one at a time writes
             arrays = [file.store(array) for array in (window.ids, window.slots, window.edges)]
         num_ids = len(window.ids)
-        return _StoredWindow(window.positions, window.hops, num_ids, num_ids, tuple(arrays))
+        return _StoredWindow(window.positions, window.hops, num_ids, num_ids, arrays)
 
-    def _add_features(
-        self, shards: Sequence[Shard], buffer_bytes: int, fresh: HotRows | None
-    ) -> list[Shard]:
-        store = self._store
+    def _with_room(self, shard: Shard) -> Shard:  # its windows with their places in a new file
+        row_bytes = self._arrays["x"].row_bytes
+        sizes = [stored.num_rows * row_bytes for stored in shard.values()]
+        offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
+        file = SpoolFile(self._preparation.spool_dir, offsets[-1])
+        return {
+            cursor: stored._replace(file=file, offset=offset)
+            for (cursor, stored), offset in zip(shard.items(), offsets, strict=False)
+        }
+
+    def _read_features(self, shards: Sequence[Shard], unread: HotRows | None) -> None:
+        """Read the rows of all windows into the files of these shards, and those of `unread` into
+        memory, in one pass over the store's features."""
         x = self._arrays["x"]
-        filled = list[Shard]()
-        targets = list[tuple[SpoolFile, int]]()
-        for shard in shards:
-            sizes = [stored.num_rows * x.row_bytes for stored in shard.values()]
-            offsets = np.cumsum([0, *map(whole_blocks, sizes)]).tolist()
-            file = SpoolFile(self._preparation.spool_dir, offsets[-1])
-            filled.append({})
-            for (cursor, stored), offset in zip(shard.items(), offsets, strict=False):
-                shape = (stored.num_rows, store.num_features)
-                num_hot = stored.num_ids - stored.num_rows
-                read = functools.partial(file.load, offset, shape, store.feature_dtype, num_hot)
-                filled[-1][cursor] = stored._replace(arrays=(*stored.arrays, read))
-                targets.append((file, offset))
         windows = [stored for shard in shards for stored in shard.values()]
-        num_fresh = 0 if fresh is None else len(fresh.ids)
-        bounds = np.cumsum([0, *(stored.num_rows for stored in windows), num_fresh])
+        targets: list[_StoredWindow | HotRows] = [*windows]
+        num_rows = [stored.num_rows for stored in windows]
+        if unread is not None:
+            targets.append(unread)
+            num_rows.append(len(unread.ids))
+        # the ids for all targets, one after the other; in one array, as memory has no room for two
+        bounds = np.cumsum([0, *num_rows])
         index = np.empty(bounds[-1], index_dtype(x.num_rows))
-        for stored, (begin, end) in zip(windows, itertools.pairwise(bounds.tolist()), strict=False):
-            ids = stored.arrays[0]()
-            if stored.hot is not None:
-                ids = stored.hot.missing(ids)
-            index[begin:end] = ids
-        if fresh is not None:
-            index[bounds[-2] :] = fresh.ids
-
-        def put(number: int, done: int, rows: Array) -> None:
-            if fresh is not None and number == len(windows):
-                fresh.put(done, rows)
-                return
-            target, offset = targets[number]
-            target.put(rows.reshape(-1).data, offset + done * x.row_bytes)
-
-        x.sweep(index, bounds, buffer_bytes, put)
-        for file in {file for file, _ in targets}:
+        for target, begin, end in zip(targets, bounds, bounds[1:], strict=False):
+            index[begin:end] = target.ids if isinstance(target, HotRows) else target.cold_ids()
+        buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)  # rows on their way
+        x.sweep(index, bounds, buffer_bytes, lambda at, first, rows: targets[at].put(first, rows))
+        for file in filter(None, {stored.file for stored in windows}):
             file.finish()
-        hot = fresh or self._hot
+        hot = unread or self._hot
         self._preparation.on_event(
             "pass",
             windows=len(windows),
-            bytes_written=int(bounds[-2]) * x.row_bytes,
+            bytes_written=sum(stored.num_rows for stored in windows) * x.row_bytes,
             kept_rows=0 if hot is None else len(hot.rows),
         )
-        return filled

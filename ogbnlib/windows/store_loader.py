@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from numbers import Integral
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
@@ -62,15 +61,14 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         self.store = store
         self.labels = labels
         self.preparation = preparation
-        self.next_epoch = first_epoch
-        self._next_start = 0
+        self.next_epoch = first_epoch  # None in a trainer, see `first_epoch`
+        self._next_start = 0  # place in the order where the next pass begins
         self._running_passes = 0  # over windows
-        # for prediction, Lightning copies a loader by its attributes
+        # For prediction, Lightning copies a loader by its attributes, with its own batch sampler.
         batches = arguments.pop("batch_sampler", None)
         if batches is not None:
-            arguments |= {
-                name: getattr(batches, name) for name in ("sampler", "batch_size", "drop_last")
-            }
+            for name in ("sampler", "batch_size", "drop_last"):
+                arguments[name] = getattr(batches, name)
         if not isinstance(arguments["sampler"], EpochSampler):
             drop_last = arguments.get("drop_last", False)
             arguments["sampler"] = BorrowedOrder(
@@ -84,15 +82,11 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             transform=transform,
             **arguments,
         )
-        self.reader = None
+        self.reader = None  # where batches come from the mapped files, through the page cache
         if preparation.windows.window_batches is not None:
+            seeds = self.input_data.node  # int64, as PyG has them
             self.reader = WindowReader(
-                store,
-                self.sampler,
-                node_sampler,
-                self.input_data.node,
-                self.batch_size,
-                preparation,
+                store, self.sampler, node_sampler, seeds, self.batch_size, preparation
             )
 
     @property
@@ -102,7 +96,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
 
     def __len__(self) -> int:
         if self.next_epoch is None:
-            return int(super().__len__())
+            return int(super().__len__())  # of the pass that `set_epoch` chose
         return -(-self.sampler.count(0) // self.batch_size)  # of a whole epoch
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
@@ -113,13 +107,13 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         start = min(start, self.sampler.n)  # the last batch may be smaller than the others
         self.sampler.set_epoch(epoch, start)
         self.node_sampler.set_epoch(epoch)
-        self.sampler.is_chosen = False
+        self.sampler.is_chosen = False  # not by Lightning, see `_counted_pass`
         if self.next_epoch is not None:
             self.next_epoch = epoch
             self._next_start = start
 
     def __iter__(self) -> Iterator[Data]:
-        self.store.check_maps()
+        self.store.check_maps()  # refuses files that were written to since they were mapped
         if self.next_epoch is not None:
             return self._counted_pass()
         return self._pass(self.sampler.epoch, self.sampler.start)
@@ -129,17 +123,17 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         # it calls the sampler's `set_epoch`, with epochs counted from 0.
         assert self.next_epoch is not None
         shuffle = self.sampler.shuffle
-        chosen = self.sampler.epoch + 1
+        chosen = self.sampler.epoch + 1  # counted from 1, as this loader does
         if shuffle and self.sampler.is_chosen and chosen != self.next_epoch:
             self.set_epoch(chosen)
         epoch = self.next_epoch
         start = self._next_start
         self.set_epoch(epoch, start)
-        self.next_epoch = epoch + shuffle
+        self.next_epoch = epoch + shuffle  # without shuffling all epochs are the same
         self._next_start = 0
-        drawn_by_workers = self.reader is None and self.num_workers > 0
+        is_transformed = self.reader is None and self.num_workers > 0  # by workers, in `filter_fn`
         for batch in self._pass(epoch, start):
-            if self.transform is not None and not drawn_by_workers:
+            if self.transform is not None and not is_transformed:
                 batch = self.transform(batch)
             last = [batch]
             del batch  # keep no reference to a batch that is handed out
@@ -151,7 +145,7 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
         may begin while this one runs."""
         if self.reader is not None:
             return self._window_pass(self.reader, epoch, start)
-        if not self.num_workers:
+        if not self.num_workers:  # one batch takes little time, so a stop may wait for it
             return _prefetch(self._mapped_groups(epoch, start), lambda: False, lambda: None)
         self.node_sampler.set_epoch(epoch)
         # Persistent workers were started once and see `set_epoch` through shared memory. Workers
@@ -169,42 +163,39 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
 
     def filter_fn(self, out: SamplerOutput) -> Data:
         """Build a batch as PyG does; add labels and decoded features before `transform`."""
-        plain = copy.copy(self)
+        plain = copy.copy(self)  # without features, from which PyG would take rows undecoded
         plain.transform = None
         plain.data = Data(edge_index=NO_EDGES, num_nodes=self.store.num_nodes)
         batch = NeighborLoader.filter_fn(plain, out)
         batch.x = torch.from_numpy(self.store.decode(self.store.x[batch.n_id.numpy()]))
-        batch = self._with_labels(batch)
+        self._add_labels(batch)
         return batch if self.transform is None else self.transform(batch)
 
-    def _with_labels(self, batch: Data) -> Data:
+    def _add_labels(self, batch: Data) -> None:
         batch.y = self.labels[batch.input_id]
-        if self.next_epoch is not None:
+        if self.next_epoch is not None:  # in the user's own loop
             batch.x = batch.x.float()
-        return batch
 
-    def _take(self, features: Tensor, rows: Array) -> Tensor:
+    def _take(self, features: Array, rows: Array) -> Tensor:  # [len(rows), F]; int8 decoded
         int8 = self.store.int8
         if int8 is None:
             # in one thread: torch's `index_select` would start its own
-            return torch.from_numpy(features.numpy().take(rows, axis=0))
+            return torch.from_numpy(features.take(rows, axis=0))
         x = torch.empty(len(rows), features.shape[1])
-        decode_rows(features.numpy(), rows, *int8, x.numpy())
+        decode_rows(features, rows, *int8, x.numpy())  # int8: scale and offset, [F] each
         return x
 
     def _groups(
         self,
-        features: Tensor,
+        features: Array,  # [n, F], in the store's dtype
         count: int,
-        draw: Callable[
-            [int, int], tuple[Tensor, Array | Tensor, Array | Tensor, Array | Tensor, Hops]
-        ],
+        draw: Callable[[int, int], tuple[Tensor, Array, Array, Array, Hops]],
     ) -> Iterator[Data]:
         """Yield `count` batches in groups, one after the other in each tensor. Small batches share
         a group, so that the thread needs the interpreter's lock once per group.
 
-        `draw(begin, end)` returns positions, rows of `features`, ids, edges (for each batch all
-        sources, then all targets) and hops of the batches from `begin` to `end`.
+        `draw(begin, end)` returns positions, rows of `features`, ids int64, edges int64 (for each
+        batch all sources, then all targets) and hops of the batches from `begin` to `end`.
         """
         begin = 0
         size = 1  # doubled up to what `queue` allows, so that the first batch comes soon
@@ -212,36 +203,36 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
             end = min(begin + size, count)
             positions, rows, n_id, edges, hops = draw(begin, end)
             group = Data(
-                self._take(features, np.asarray(rows)),
-                edge_index=torch.as_tensor(edges),
-                n_id=torch.as_tensor(n_id),
+                self._take(features, rows),
+                edge_index=torch.from_numpy(edges),
+                n_id=torch.from_numpy(n_id),
                 input_id=positions,
                 hops=hops,
             )
-            group = self._with_labels(group)
+            self._add_labels(group)
             if self.pin_memory:
                 group = group.pin_memory()
             all_bytes = group.x.nbytes + group.n_id.nbytes + group.edge_index.nbytes
-            together, group.ahead = queue(all_bytes // len(group.hops))
+            together, group.ahead = queue(all_bytes // len(group.hops))  # per group, groups ahead
             begin = end
             size = min(2 * size, together)
             yield group
-            del group, positions, rows, n_id, edges, hops
+            del group, positions, rows, n_id, edges, hops  # before the next ones are drawn
 
     def _mapped_groups(self, epoch: int, start: int) -> Iterator[Data]:
-        share = self.sampler.share(epoch, start)
+        share = self.sampler.share(epoch, start)  # int64 positions of this rank's seeds, in order
         size = self.batch_size
 
-        def draw(begin: int, end: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Hops]:
+        def draw(begin: int, end: int) -> tuple[Tensor, Array, Array, Array, Hops]:
             positions = share[begin * size : end * size]
-            keys = [
-                self.node_sampler.batch_key(first, epoch) for first in positions[::size].tolist()
-            ]
+            firsts = positions[::size].tolist()  # the first seed identifies a batch
+            keys = [self.node_sampler.batch_key(first, epoch) for first in firsts]
             seeds = self.input_data.node[positions].numpy()
-            node, edges, hops = self.node_sampler.sample_batches(seeds, size, keys)
-            return positions, node, node, edges, hops
+            nodes, edges, hops = self.node_sampler.sample_batches(seeds, size, keys)
+            n_id = nodes.numpy()
+            return positions, n_id, n_id, edges.numpy(), hops  # an id is its row in mapped features
 
-        return self._groups(mapped_features(self.store), -(-len(share) // size), draw)
+        return self._groups(mapped_features(self.store).numpy(), -(-len(share) // size), draw)
 
     def _window_pass(self, reader: WindowReader, epoch: int, start: int) -> Iterator[Data]:
         reader.abandoned.clear()  # set by an earlier pass that was left early
@@ -262,9 +253,8 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _window_groups(self, windows: Iterator[Window]) -> Iterator[Data]:
         for window in windows:
-            features = torch.from_numpy(window.features)
-            yield from self._groups(features, len(window.hops), window.batches)
-            del window, features
+            yield from self._groups(window.features, len(window.hops), window.batches)
+            del window  # before the reader takes the next one into memory
             # a window is many small arrays; without this, memory grew from window to window
             malloc_trim()
 
@@ -278,20 +268,19 @@ def _prefetch(
     `waiting` is called a few times a second; if it returns True, `Interrupted` ends the waiting.
     `abandon` is called if the caller leaves early, before the thread is joined.
     """
-    end = object()
-    futures = deque[Future[Data]]()
+    end = object()  # in place of a group: there are no more
+    futures = deque[Future[Data]]()  # groups that are drawn or being drawn
     user = threading.get_ident()
-    ended = False
     thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
     try:
         futures.append(thread.submit(next, groups, end))
         while True:
             future = futures.popleft()
-            while not wait([future], 0.2).done:
+            while not wait([future], 0.2).done:  # seconds
                 if waiting():
                     raise Interrupted
             group = future.result()
-            del future
+            del future  # it refers to the group
             if group is end:
                 break
             while len(futures) < group.ahead + 1:  # one more is being drawn by the thread
@@ -301,10 +290,10 @@ def _prefetch(
             del group
             while batches:
                 yield batches.pop()
-        ended = True
+    except BaseException:  # `GeneratorExit` if the caller left early
+        abandon()
+        raise
     finally:
-        if not ended:
-            abandon()
         # The garbage collector may end this generator in a thread that is starting; a join there
         # would hang.
         thread.shutdown(wait=threading.get_ident() == user, cancel_futures=True)
@@ -315,7 +304,7 @@ def _batches_of(group: Data) -> list[Data]:
     hop_nodes, hop_edges = zip(*group.hops, strict=True)
     nodes = [sum(counts) for counts in hop_nodes]
     seeds = [counts[0] for counts in hop_nodes]
-    sizes = {
+    sizes = {  # length of each batch's part
         "x": nodes,
         "n_id": nodes,
         "edge_index": [2 * sum(counts) for counts in hop_edges],  # flat: sources, then targets

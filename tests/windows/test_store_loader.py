@@ -23,13 +23,16 @@ from ogbnlib.forecast.pass_memory import Windows
 from ogbnlib.graph.store import Store, open_store
 from ogbnlib.graph.writer import StoreWriter
 from ogbnlib.memory.limits import Limit
+from ogbnlib.memory.recorder import EventLog
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import run
 from ogbnlib.sampling.order import EpochSampler
-from ogbnlib.sampling.policies import set_epoch
+from ogbnlib.sampling.policies import DiskLoaders, set_epoch
 from ogbnlib.sampling.sampler import CSCSampler
 from ogbnlib.sources.convert import convert
+from ogbnlib.sources.resolve import find_store
 from ogbnlib.training.train import train
+from ogbnlib.windows import policy
 from ogbnlib.windows.store_loader import StoreLoader
 
 CLASSES = 4
@@ -142,6 +145,22 @@ def test_losses_and_accuracies_are_those_of_the_policy_shared(
     assert sum(window["batches"] for window in trained) == 2 * 8 * is_read
     loaders = {"train", "valid", "test"} if is_read else set()
     assert {window["loader"] for window in windows} == loaders
+
+
+def test_memory_for_windows_is_measured_beside_the_labels(
+    tiny_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, steps, load = tiny_config(loading="store"), [], DiskLoaders._load
+
+    def loaded(self: DiskLoaders, store: Store) -> Any:
+        data = load(self, store)
+        steps.append("labels")
+        return data
+
+    monkeypatch.setattr(DiskLoaders, "_load", loaded)
+    monkeypatch.setattr(policy, "available_bytes", lambda: steps.append("memory") or MB)
+    config.policy.load()(find_store(config.dataset), config, EventLog(None)).close()
+    assert steps == ["labels", "memory"]
 
 
 def test_another_direction_than_the_stores_is_refused(tiny_config: Config, tmp_path: Path) -> None:
