@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import stat
 import sys
 import time
@@ -16,6 +17,7 @@ from ..forecast.audit import audit, memory_remedy
 from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
 from ..registry import MODELS
+from ..sources.resolve import find_store
 from .codes import UNFINISHED
 from .diagnosis import explain, met_limit, read_facts
 from .folder import Run
@@ -148,6 +150,11 @@ class Attempt:
             "peak_source": "kernel counter" if kernel_peak_bytes else "samples",
             "sampled_peaks_bytes": record.peaks,
         }
+        if exit_code == 128 + signal.SIGBUS and self.config is not None:
+            try:
+                find_store(self.config.dataset)  # compares the files' sizes with store.json
+            except (InputError, OSError) as error:
+                values["damage"] = str(error)
         if with_forecast and self.config is not None:
             # without it the size comes from the data set's files
             event = record.events.get("dataset")

@@ -82,6 +82,7 @@ class Facts:
     processes: str = ""  # the three largest, as of the last growth of a command's memory
     last_output: str | None = None  # the line of the output that tells most about the end
     unwritable: str | None = None  # why samples or output could not be recorded
+    damage: str = ""  # the data set's damaged file, looked for after a SIGBUS
     rank: int | None = None  # the first rank to end
     rank_exit_code: int | None = None
     growth: Growth | None = None

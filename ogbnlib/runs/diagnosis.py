@@ -5,6 +5,9 @@ cgroup's `oom_kill` counter, this library's own watchdog, or a known message in 
 evidence the answer is "cause unknown".
 """
 
+import os
+import resource
+import traceback
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +16,22 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from ..config import TrainConfig
-from ..errors import InputError
+from ..errors import InputError, explained, format_bytes
+from ..memory.cgroup import effective_limit
 from ..memory.cuda import OUT_OF_CUDA_MEMORY
 from ..memory.killed import Action, KilledBy
+from ..memory.reading import read_memory
 from ..memory.record import Record, RunPaths
+from ..memory.tree import Tree
+from ..sampling.workers import WorkerDied
 from .cause import OPEN_CAUSES, Facts
-from .codes import code_key, of_code, resumption, specified
+from .codes import START_AGAIN, code_key, exit_code_of, of_code, resumption, specified
 from .render import Diagnosis
 from .texts import exception_line, find, find_in_message
 
 _FACTS = TypeAdapter(Facts)
 _DIAGNOSIS = TypeAdapter(Diagnosis)
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def read_facts(result: Mapping[str, Any]) -> Facts:
@@ -58,6 +66,30 @@ def explain_text(text: str) -> Diagnosis:
     return find_in_message(text) or Diagnosis("unknown", unknown, (Action("read guide"),))
 
 
+def sentence_of(error: BaseException) -> str:
+    """Return the sentence that a command prints for an exception; "" if it needs a traceback."""
+    error = explained(error)
+    if exit_code_of(error) != 1 or isinstance(error, WorkerDied):
+        return str(error)
+    # An exception of a DataLoader worker has the worker's whole traceback as its text.
+    line = exception_line(f"{type(error).__name__}: {error}")
+    end = find(line)
+    if end is None or end.facts.sign != "allocation refused":
+        return ""
+    # the innermost line of this package or the user's, not of a library, shows the array
+    frames = traceback.extract_tb(error.__traceback__)
+    shown = [f for f in frames if _PACKAGE in f.filename or "site-packages" not in f.filename]
+    place = shown[-1]
+    limit_bytes, _ = effective_limit()
+    free_bytes = max(0, limit_bytes - (read_memory(Tree(os.getpid())).held_bytes or 0))
+    free = format_bytes(min(free_bytes, KilledBy().left_bytes))
+    address_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_bytes >= 0:  # -1 is no limit
+        free += f", and `ulimit -v` allows {format_bytes(address_bytes)} of addresses"
+    where = f"{Path(place.filename).name}, line {place.lineno}: `{place.line}`"
+    return f"{line.rstrip('.')} ({where}); free memory: {free}"
+
+
 def explain(
     run_dir: Path, config: TrainConfig | None, result: Facts, record: Record, at_work: bool
 ) -> Diagnosis:
@@ -72,7 +104,7 @@ def explain(
         present = replace(facts, sign="at work", memory_limit_bytes=limit_bytes)
         return Diagnosis("at work", present)
     if code is None:
-        then = Action("start again") if config is None else resumption(run_dir)
+        then = START_AGAIN if config is None else resumption(run_dir)
         return Diagnosis("no result", replace(facts, sign="no result"), (then,))
     if code == 0:
         return Diagnosis("finished", facts)
@@ -92,6 +124,8 @@ def explain(
     specific = {}
     if RunPaths(run_dir).output.is_file():
         specific["read output"] = Action("read output", {"file": "output.log"})
+    if facts.damage:
+        specific["more shared memory"] = Action("check data", {"values": "files"})
     if config is not None:
         specific["resume"] = resumption(run_dir)
     return specified(end, specific)
@@ -160,7 +194,7 @@ def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:
         action = _hold_less(record, killed)
     if killed.limit_bytes is None:
         return (action,)
-    return (action, Action(killed.raising, {"cgroup": killed.cgroup}))
+    return (action, killed.raised())
 
 
 def _hold_less(record: Record, killed: KilledBy) -> Action:

@@ -24,9 +24,8 @@ _COMMON: dict[str, object] = {
     "by_target": "data.edge_index = data.edge_index[:, data.edge_index[1].argsort()]",
     "less": "make a step smaller: batch_size with accumulate, precision=bf16, activation_checkpointing=True, "
     "num_neighbors",
-    "run_dir": "RUN",
-    "quoted": "RUN",
-    "job": "ID",
+    "how": "go on",
+    "JobID": "ID",
     "allocator": ALLOCATOR_VARIABLES[0],
 }  # fmt: skip
 _LIMIT = "[ under a limit of {memory_limit_bytes} ({limit_by})]"
@@ -112,6 +111,7 @@ _CLAUSES = (
     "the log ends with: {log_line}",
     "evidence: {line}",
     "its last words: {last_output}",
+    "its data set: {damage}",
     "its record has gaps: {unwritable}",
     "{requested_bytes} asked for[, {allocated_bytes} allocated][, {reserved_bytes} reserved]"
     "[, {free_bytes} free on the GPU]"
@@ -128,29 +128,25 @@ _MEMORY_CLAUSES = (
     "over {epochs} epochs memory climbs by {slope_bytes} per epoch (fitted), from {first_bytes} to {last_bytes}",
 )
 _WITHOUT_MEMORY = ("bad input", "stopped at a checkpoint", "diverged")
+# What to do next, by `Action.id`; the names are arguments of the action, or in `_COMMON`.
 _ACTIONS = {
-    "resume": "go on with run(run_dir=\"{run_dir}\", resume=True), or `python -m ogbnlib train --run-dir {quoted} "
-    "--resume`",
-    "submit to resume": "go on with `sbatch slurm/{script}.sbatch --run-dir {quoted} --resume` and the same options of "
-    "sbatch, unless Slurm has requeued the job",
-    "start again": "start it again",
+    "resume": "{how}[ with run(run_dir=\"{run_dir}\", resume=True), or `python -m ogbnlib train --run-dir {quoted} "
+    "--resume`][ with `sbatch slurm/{script}.sbatch --run-dir {job_quoted} --resume` and the same options of sbatch, "
+    "unless Slurm has requeued the job]",
     "read output": "read what it printed[: the end of {file}]",
     "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
-    "fix input": "fix what the message names",
-    "smaller lr": "set a smaller lr (--set lr=... of a resumed run, whose last checkpoint is finite), and look for "
-    "damaged features with `python -m ogbnlib verify`",
-    "check libraries": "run with num_workers=0 and PYTHONFAULTHANDLER=1; install versions of torch and its extensions "
-    "that match",
-    "check labels": "check the labels with `python -m ogbnlib verify`; {guide} has the line for a script of your own",
+    "check data": "[set a smaller {parameter} (--set {parameter}=... of a resumed run, whose last checkpoint is "
+    "finite), and ]check the {values} with `python -m ogbnlib verify`[; {guide} has the line that repairs {repaired} "
+    "in a script of your own]",
+    "run without workers": "run with num_workers=0 and PYTHONFAULTHANDLER=1 to see where it ended, under a "
+    "memory_limit to see a kill; after a crash install versions of torch and its extensions that match",
     "find sender": "look for 'Out of memory' in dmesg or the job's state in sacct; a run under a memory_limit shows it",
     "find leak": "find what keeps {slope_bytes} in each epoch, since smaller batches or a larger limit would only "
     "delay the kill: {kept} ({page})",
     # changes of parameters, from the planner
     "set": "{how} with {changes} ({peak_bytes} by forecast)",
     "nothing fits": "no change that the planner knows fits {limit_bytes}",
-    "raise memory_limit": "raise memory_limit[ to {limit}]",
-    "raise cgroup": "give the cgroup {cgroup} more memory[, {limit}] (a Slurm job by --mem)",
-    "larger machine": "use a machine, or a job, with {limit} of memory",
+    "raise limit": "raise {option}[ of the cgroup {cgroup} (a Slurm job by --mem)][ to {limit}]",
     "lower limit": "give it a memory_limit below {limit_bytes} to see it killed, or ask for more: {sbatch}",
     "try model": "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it tries {model} out, of "
     "which no step was measured here",
@@ -164,16 +160,12 @@ _ACTIONS = {
     "sort edges once": "sort the edges by target once, {by_target} (those of store.to_data() are), and pass "
     "is_sorted=True to each NeighborLoader ({lines}): then none of these {num_loaders} loaders keeps a graph of "
     "{graph_bytes}",
-    "more memory": "ask for more --mem, or `python -m ogbnlib plan --config FILE --memory-limit SIZE` for what fits",
-    "more time": "ask for more time (--time, `timeout`)",
     "more shared memory": "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else "
     "check the data (`python -m ogbnlib verify`)",
-    "raise ulimit": "raise the limit (`ulimit -n 65536` for open files, `ulimit -f unlimited` for their size)",
     "free GPU": "look with nvidia-smi for another process on the GPU; if there is none, set expandable_segments=True "
     "(in a script of your own {allocator}=expandable_segments:True), or {less}",
-    "no workers": "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
-    "ask sacct": "ask sacct -j {job} on the cluster's login node for the job's state",
-    "wait": "submit no second one: `squeue -j {job}` has its state, `scontrol show job {job}` says what it waits for",
+    "ask Slurm": "ask Slurm before you submit another one: on the login node `scontrol show job {JobID}` has its "
+    "state, what it waits for and its files, `sacct -j {JobID}` its end",
 }  # fmt: skip
 
 
@@ -208,13 +200,9 @@ class Diagnosis:
         """The actions in words."""
         texts: list[str] = []
         for action in self.actions:
-            text = _filled(_ACTIONS[action.id], {**_COMMON, **action.arguments})
-            if texts:
-                joint = "or"
-                if action.id in ("resume", "submit to resume", "start again"):
-                    joint = "then"
-                text = f"{joint} {text}"
-            texts.append(text)
+            text = _filled(_ACTIONS[action.id], {**_COMMON, **self.facts.job, **action.arguments})
+            joint = "then" if action.id == "resume" else "or"
+            texts.append(f"{joint} {text}" if texts else text)
         return "; ".join(texts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -282,8 +270,8 @@ def _evidence(end: Diagnosis) -> str:
 
 
 def _values(facts: Facts) -> dict[str, Any]:
-    values = {**_COMMON, **vars(facts), **facts.sizes, **facts.job}
-    for name in ("line", "log_line", "last_output"):
+    values = {**vars(facts), **facts.sizes, **facts.job}
+    for name in ("line", "log_line", "last_output", "damage"):
         values[name] = (values[name] or "").rstrip(".")
     sign = facts.sign.removeprefix("other ")
     return {**values, **_memory_values(facts), "sign": sign, "signal": _signal_name(sign)}

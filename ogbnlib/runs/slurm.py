@@ -8,7 +8,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..memory.killed import Action
 from .cause import OPEN_CAUSES, Facts
-from .codes import STATES, code_key, of_code, of_state, resubmission, specified
+from .codes import START_AGAIN, STATES, code_key, of_code, of_state, resubmission, specified
 from .folder import Run, is_run
 from .render import Diagnosis
 from .texts import cleaned, failed_rank, find, job_rows, job_state, last_words
@@ -85,7 +85,7 @@ class _Job:
         self.is_ours = bool(
             self.run or not self.log or re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
         )
-        self.resumption = Action("start again")
+        self.resumption = START_AGAIN
         if self.run and self.run.paths.config.is_file():
             self.resumption = resubmission(self.run.run_dir)
 
@@ -101,13 +101,13 @@ class _Job:
         end = of_state(state, self.row)
         inner = self.diagnosis
         if inner and inner.cause == end.cause == "out of memory":
-            first, *later = end.actions
-            end = replace(end, actions=(first, *inner.actions, *later))
+            raise_mem, *_, resume = end.actions  # the run's own actions say more than those between
+            end = replace(end, actions=(raise_mem, *inner.actions, resume))
         return end
 
     def _by_code(self, code: str) -> Diagnosis:
         if not code:
-            return Diagnosis("unknown", Facts("no sign"), (Action("ask sacct"),))
+            return Diagnosis("unknown", Facts("no sign"), (Action("ask Slurm"),))
         end = of_code(code, foreign=not self.is_ours)
         # The result of the job's run says more than the code. Without a result, or if torchrun
         # reports another rank that failed first, the log decides.

@@ -70,9 +70,11 @@ _CONSEQUENCES = re.compile(
     r"|CalledProcessError|EOFError|ProcessRaisedException|BrokenProcessPool",
     re.IGNORECASE,
 )
-# A line that a program's end begins with: `Type: message` of Python, or of an exception in C++.
+# A line that a program's end begins with: `Type: message` of Python, also after this package's
+# "error: ", or of an exception in C++.
 _EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\w*(?=[:\n]|$)|terminate called after throwing).*$",
+    r"^(?:(?:error: )?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\w*(?=[:\n]|$)"
+    r"|terminate called after throwing).*$",
     re.MULTILINE,
 )
 _WORD = re.compile(r"[^\W_]")  # ruled lines (====) do not match
