@@ -26,55 +26,55 @@ UNFINISHED = 78
 _Actions: TypeAlias = tuple[Action, ...]
 _GO_ON = Action("resume", {"run_dir": "RUN", "quoted": "RUN"})  # without a run, a name to replace
 START_AGAIN = Action("resume", {"how": "start it again"})  # what has no checkpoint of this package
-_READ_OUTPUT = Action("read output")
-_ASK_SLURM = Action("ask Slurm")
 _RAISE_MEM = Action("raise limit", {"option": "--mem"})
-_LESS_MEMORY = Action("less memory")
-_NO_WORKERS = Action("run without workers")
-_MORE_SHARED_MEMORY = Action("more shared memory")
-_FREE_GPU = Action("free GPU")
-_SMALLER_LR = Action("check data", {"values": "features", "parameter": "lr"})
 
 # Exit code as a shell reports it -> cause and actions. 128 + N is death by signal N. "0:125" and
 # "0:53" are Slurm's EXIT:SIGNAL pairs: 125 is its pseudo-signal for out of memory, 53 a batch script
 # that could not be started.
 _CODES: dict[str, tuple[Cause, _Actions]] = {
     "0": ("finished", ()),
-    "1": ("error", (_READ_OUTPUT,)),
-    "2": ("bad input", (_READ_OUTPUT,)),
+    "1": ("error", (Action("read output"),)),
+    "2": ("bad input", (Action("read output"),)),
     "75": ("stopped at a checkpoint", (_GO_ON,)),
-    "76": ("out of GPU memory", (_FREE_GPU,)),
-    "77": ("diverged", (_SMALLER_LR, _GO_ON)),
+    "76": ("out of GPU memory", (Action("free GPU"),)),
+    "77": (
+        "diverged",
+        (Action("check data", {"values": "features", "parameter": "lr"}), _GO_ON),
+    ),
     "78": ("not finished", (_GO_ON,)),
     "124": ("time limit", (Action("raise limit", {"option": "the time of `timeout`"}),)),
-    "126": ("never started", (_READ_OUTPUT,)),
-    "127": ("never started", (_READ_OUTPUT,)),
+    "126": ("never started", (Action("read output"),)),
+    "127": ("never started", (Action("read output"),)),
     "129": ("SIGHUP", (_GO_ON,)),
     "130": ("interrupted", (_GO_ON,)),
-    "132": ("error", (_NO_WORKERS,)),
-    "135": ("error", (_MORE_SHARED_MEMORY,)),
+    "132": ("error", (Action("run without workers"),)),
+    "135": ("error", (Action("more shared memory"),)),
     "137": ("SIGKILL, cause unknown", (Action("find sender"), _GO_ON)),
     "138": ("SIGUSR1", (_GO_ON,)),
-    "139": ("error", (_NO_WORKERS,)),
-    "141": ("error", (_READ_OUTPUT,)),
+    "139": ("error", (Action("run without workers"),)),
+    "141": ("error", (Action("read output"),)),
     "143": ("SIGTERM", (_GO_ON,)),
     "152": ("time limit", (Action("raise limit", {"option": "`ulimit -t`"}),)),
     "153": ("error", (Action("raise limit", {"option": "`ulimit -f`", "limit": "unlimited"}),)),
-    "0:125": ("out of memory", (_RAISE_MEM, _LESS_MEMORY)),
-    "0:53": ("never started", (_ASK_SLURM,)),
+    "0:125": ("out of memory", (_RAISE_MEM, Action("less memory"))),
+    "0:53": ("never started", (Action("ask Slurm"),)),
 }
 # Sign that only a message or a check shows -> cause and action.
 TEXTS: dict[str, tuple[Cause, _Actions]] = {
     **dict.fromkeys(
         ("kernel kill in a cgroup", "kernel kill", "memory of a group", "allocation refused"),
-        ("out of memory", (_LESS_MEMORY,)),
+        ("out of memory", (Action("less memory"),)),
     ),
-    "limit met": ("memory limit met, cause unknown", (_ASK_SLURM,)),
-    "file descriptors": ("error", (Action("raise limit", {"option": "`ulimit -n`", "limit": "65536"}),)),
-    "shared memory": ("error", (_MORE_SHARED_MEMORY,)),
-    "label out of range": ("error", (Action("check data", {"values": "labels", "repaired": "labels"}),)),
-    "worker gone": ("worker died, cause unknown", (_NO_WORKERS,)),
-    "rank gone": ("lost another rank, cause unknown", (_READ_OUTPUT,)),
+    "limit met": ("memory limit met, cause unknown", (Action("ask Slurm"),)),
+    "file descriptors": (
+        "error", (Action("raise limit", {"option": "`ulimit -n`", "limit": "65536"}),)
+    ),
+    "shared memory": ("error", (Action("more shared memory"),)),
+    "label out of range": (
+        "error", (Action("check data", {"values": "labels", "repaired": "labels"}),)
+    ),
+    "worker gone": ("worker died, cause unknown", (Action("run without workers"),)),
+    "rank gone": ("lost another rank, cause unknown", (Action("read output"),)),
 }  # fmt: skip
 # codes to which only this package gives a meaning
 _OURS = ("2", *map(str, range(STOPPED, UNFINISHED + 1)))
@@ -84,13 +84,13 @@ _OURS = ("2", *map(str, range(STOPPED, UNFINISHED + 1)))
 STATES: dict[str, tuple[Cause, _Actions]] = {
     **dict.fromkeys(
         ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
-        ("pending", (_ASK_SLURM,)),
+        ("pending", (Action("ask Slurm"),)),
     ),
     **dict.fromkeys(
         ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"),
-        ("running", (_ASK_SLURM,)),
+        ("running", (Action("ask Slurm"),)),
     ),
-    "OUT_OF_MEMORY": ("out of memory", (_RAISE_MEM, _LESS_MEMORY, _GO_ON)),
+    "OUT_OF_MEMORY": ("out of memory", (_RAISE_MEM, Action("less memory"), _GO_ON)),
     "TIMEOUT": ("time limit", (_GO_ON, Action("raise limit", {"option": "--time"}))),
     "DEADLINE": ("time limit", (_GO_ON,)),
     "PREEMPTED": ("preempted", (_GO_ON,)),
@@ -103,12 +103,11 @@ STATES: dict[str, tuple[Cause, _Actions]] = {
 def exit_code_of(error: BaseException) -> int:
     """The exit code of a process that ends with this exception; 1 if it has no code of its own."""
     error = explained(error)  # errors of the file system are bad input
-    torch = sys.modules.get("torch")  # do not import torch for this
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        return OUT_OF_CUDA_MEMORY
     if isinstance(error, WorkerDied):
         return error.exit_code
     codes = {InputError: 2, Stopped: STOPPED, Diverged: DIVERGED, KeyboardInterrupt: 130}
+    if "torch" in sys.modules:  # do not import torch for this
+        codes[sys.modules["torch"].OutOfMemoryError] = OUT_OF_CUDA_MEMORY
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
@@ -124,10 +123,9 @@ def code_key(code: int | str) -> str:
         return signals.get(text, text)
     pair = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)  # Slurm's EXIT:SIGNAL
     if pair:
-        status = int(pair[1])
-        number = int(pair[2]) % 128  # Slurm adds 128 to the signal of a process that dumped core
-        if status in _SWAPPED:
-            number = status
+        status, number = map(int, pair.groups())
+        # Slurm adds 128 to the signal of a process that dumped core.
+        number = status if status in _SWAPPED else number % 128
         return str(128 + number) if number else code_key(status)
     if not re.fullmatch(r"-?\d{1,3}", text) or not -64 <= int(text) <= 255:  # 64 signals
         return ""
@@ -141,7 +139,7 @@ def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnos
     """
     key = code_key(code)
     sign = f"other {key}" if foreign and key in _OURS else key  # "other 2": not our meaning of 2
-    cause, actions = _CODES.get(sign, ("error", (_READ_OUTPUT,)))
+    cause, actions = _CODES.get(sign, ("error", (Action("read output"),)))
     if foreign:  # a command of the user's has no checkpoint of this package
         actions = tuple(START_AGAIN if action == _GO_ON else action for action in actions)
     facts = Facts(sign=sign, who=who, exit_code=int(key) if key.isdigit() else None)

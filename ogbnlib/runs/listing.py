@@ -26,15 +26,15 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     for path, inside, _ in os.walk(shown(Path(os.path.abspath(root)))):
         if is_run(path):
             rows[os.path.normpath(path)] = _row(Run(path))
-            inside.clear()  # no run lies in another run's folder
+            inside.clear()  # os.walk then skips subfolders: no run lies in another run's folder
     table = pd.DataFrame(rows.values(), pd.Index(rows, name="run"), [*_COLUMNS])
     return table.sort_values("when", kind="stable").dropna(axis="columns", how="all")
 
 
 def _row(run: Run) -> dict[str, object]:
-    row: dict[str, object] = {"when": pd.NaT}
+    row: dict[str, object] = {"when": pd.NaT}  # values of `_COLUMNS`; missing ones become NaN
     try:
-        for event in run.events[:1]:
+        for event in run.events[:1]:  # none, if the run was killed at its first line
             row["when"] = pd.Timestamp(event["time_s"], unit="s").round("s")
         row |= {
             "ended": run.state,

@@ -32,7 +32,7 @@ _LIMIT = "[ under a limit of {memory_limit_bytes} ({limit_by})]"
 _WHERE = "[, in phase '{phase}']"
 _WHEN = f" after {{duration_s:.1f}} s{_WHERE}"
 _KERNEL = "killed by the kernel's out-of-memory killer (exit code {exit_code}[, oom_kill counter {oom_kills}])"
-# Whole ends of runs, by `Facts.sign`.
+# Whole first sentences for runs, by `Facts.sign`; of all other signs it is `_ENDED_RUN`.
 _RUNS = {
     "0": f"finished without an error in {{duration_s:.1f}} s{_LIMIT}[; it held {{held_peak_bytes}} at most]"
     "[, {counted_bytes} with page cache]",
@@ -192,12 +192,13 @@ class Diagnosis:
     @property
     def text(self) -> str:
         """At most three sentences: the end, the evidence, and what to do next."""
+        # "" for evidence or actions that there are not
         sentences = [_subject(self), _evidence(self), self.remedy and f"next: {self.remedy}"]
         return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
 
     @property
     def remedy(self) -> str:
-        """The actions in words."""
+        """The actions in words: alternatives, and at last how to go on."""
         texts: list[str] = []
         for action in self.actions:
             text = _filled(_ACTIONS[action.id], {**_COMMON, **self.facts.job, **action.arguments})
@@ -227,11 +228,11 @@ class Diagnosis:
         return f'<p style="max-width:60em">{html.escape(str(self))}</p>'
 
 
-def words_of(facts: Facts) -> str:
+def _words_of(facts: Facts) -> str:
     """How a process or a job ended, to follow its name."""
     default = _NO_MEANING
     if facts.job:
-        default = _QUEUED
+        default = _QUEUED  # a state of Slurm without an entry in `_ENDS`
     elif _signal_name(facts.sign):
         default = _SIGNAL
     template = _ENDS.get(facts.sign, default)
@@ -240,27 +241,26 @@ def words_of(facts: Facts) -> str:
     return _filled(template, _values(facts))
 
 
-def _subject(end: Diagnosis) -> str:
+def _subject(end: Diagnosis) -> str:  # the first sentence: what ended, and how
     facts = end.facts
-    template = "{words}"
+    template = "{words}"  # of a pasted text
     if facts.job:
         template = _JOB
     elif facts.duration_s is not None:
         template = _RUNS.get(facts.sign, _ENDED_RUN)
     elif facts.exit_code is not None and not facts.who:
         template = _CODE
-    return _filled(template, {**_values(facts), "words": words_of(facts)})
+    return _filled(template, {**_values(facts), "words": _words_of(facts)})
 
 
 def _evidence(end: Diagnosis) -> str:
-    """One sentence of the facts that say most about an end."""
+    """The second sentence: the facts that say most about an end; "" without any."""
     facts = end.facts
     values = _values(facts)
     inner = end.inner
-    if inner is not None and facts.log_line:
-        values["log_line"] = (
-            f"{facts.log_line} (its run {facts.run_dir} was in phase '{inner.phase}')"
-        )
+    if inner is not None and facts.log_line:  # a job whose log says more than its run
+        where = f"its run {facts.run_dir} was in phase '{inner.phase}'"
+        values["log_line"] = f"{facts.log_line} ({where})"
     elif inner is not None:
         return f"its run {facts.run_dir}: {_subject(inner)}"
     clauses: tuple[str, ...] = _CLAUSES
@@ -270,8 +270,9 @@ def _evidence(end: Diagnosis) -> str:
 
 
 def _values(facts: Facts) -> dict[str, Any]:
+    """The values of the names in all templates but those of `_ACTIONS`; None or empty if unknown."""
     values = {**vars(facts), **facts.sizes, **facts.job}
-    for name in ("line", "log_line", "last_output", "damage"):
+    for name in ("line", "log_line", "last_output", "damage"):  # a sentence has its own full stop
         values[name] = (values[name] or "").rstrip(".")
     sign = facts.sign.removeprefix("other ")
     return {**values, **_memory_values(facts), "sign": sign, "signal": _signal_name(sign)}
@@ -279,7 +280,7 @@ def _values(facts: Facts) -> dict[str, Any]:
 
 def _memory_values(facts: Facts) -> dict[str, Any]:
     largest_first = sorted(facts.parts.items(), key=lambda item: -item[1])
-    values: dict[str, Any] = {
+    values: dict[str, Any] = {  # None for 0, which no sentence mentions
         "held_peak_bytes": facts.held_peak_bytes or None,
         "kills_around": facts.kills_around or None,
         "parts": ", ".join(f"{name} ({format_bytes(size)})" for name, size in largest_first),
@@ -295,26 +296,28 @@ def _memory_values(facts: Facts) -> dict[str, Any]:
         values |= {"waited_s": facts.stalled_s, "waited_share": waited_share}
     if facts.growth is not None and facts.growth.verdict == "climbs":
         values |= vars(facts.growth)
-    for throttle in facts.throttled:
+    for throttle in facts.throttled:  # the last one, if several cgroups did
         values |= throttle
     return values
 
 
 def _filled(template: str, values: Mapping[str, Any]) -> str:
-    """Fill a template; "" if a name outside of its brackets is unknown."""
+    """Fill a template; "" if a name outside of its brackets is unknown.
+
+    "{a}[ in {b}]" is "1 in 2" for a=1 and b=2, "1" for a=1 alone, and "" for b=2 alone.
+    """
 
     def is_known(text: str) -> bool:
-        return all(values.get(name) not in UNKNOWN for name in re.findall(r"{(\w+)", text))
+        names = re.findall(r"{(\w+)", text)
+        return all(values.get(name) not in UNKNOWN for name in names)
 
-    shortened = re.sub(
-        r"\[([^\[\]]*)\]", lambda part: part[1] if is_known(part[1]) else "", template
-    )
-    if not is_known(shortened):
-        return ""
-    return shortened.format_map({name: _shown(name, value) for name, value in values.items()})
+    parts = re.split(r"[\[\]]", template)  # those with an odd index stood in brackets
+    known = "".join(part for i, part in enumerate(parts) if i % 2 == 0 or is_known(part))
+    shown = {name: _shown(name, value) for name, value in values.items()}
+    return known.format_map(shown) if is_known(known) else ""
 
 
-def _shown(name: str, value: Any) -> Any:
+def _shown(name: str, value: Any) -> Any:  # a value as its sentence has it
     if name.endswith("_bytes") and isinstance(value, int | float):
         return format_bytes(value)
     if isinstance(value, list | tuple):
@@ -324,7 +327,8 @@ def _shown(name: str, value: Any) -> Any:
 
 def _signal_name(sign: str) -> str:
     """Name of the signal by which a process with the exit code `sign` ended; "" for other codes."""
-    if not sign.isdigit() or not 0 < int(sign) - 128 < signal.NSIG:
+    number = int(sign) - 128 if sign.isdigit() else 0
+    if not 0 < number < signal.NSIG:
         return ""
-    number = int(sign) - 128
+    # a real-time signal has no name
     return next((item.name for item in signal.Signals if item == number), f"signal {number}")

@@ -77,6 +77,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
 
     def train() -> None:
+        # under `run` the config with changed values; without it, as under torchrun, the folder's
         changed = os.environ.get(CONFIG_VARIABLE)
         config = TrainConfig.create(json.loads(changed)) if changed else Run(folder).config
         prepare_allocator(config)
@@ -97,7 +98,7 @@ def try_model(num_features: str, num_classes: str, shapes: str, file: str, run_d
     """Create a model, measure its steps, and write the result to `file`.
 
     The config is in the environment variable `CONFIG_VARIABLE`. `shapes` is a list of
-    `BatchShape`s as JSON; `run_dir` may be empty.
+    `BatchShape`s as JSON; `run_dir` is the run to resume, with its model's code, or "".
     """
     from ..config import TrainConfig
     from .custom_model import make_model
@@ -105,7 +106,7 @@ def try_model(num_features: str, num_classes: str, shapes: str, file: str, run_d
 
     def work() -> None:
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
-        widths = int(num_features), int(num_classes)
+        widths = int(num_features), int(num_classes)  # columns of x, and of the scores
         make = functools.partial(make_model, config, *widths, Path(run_dir) if run_dir else None)
         measured = measure_step(config, make, widths[0], json.loads(shapes))
         write_json(Path(file), measured)
@@ -123,7 +124,7 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
 
     def pass_on() -> None:  # sends the first stop signal to all ranks, also to those started later
         number = signal.sigwait(STOP_SIGNALS)
-        done = {os.getpid()}
+        done = {os.getpid()}  # processes that have the signal, or must not get it
         while True:
             for pid in {*process_tree(os.getpid())} - done:
                 done.add(pid)

@@ -206,11 +206,14 @@ def test_a_trainer_asks_for_huge_pages_if_the_kernel_has_them(
 
 
 CUTTING = """import os, sys, torch
-class Net(torch.nn.Linear):
+class Net(torch.nn.Module):
+    def __init__(self, num_features, num_classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(num_features, num_classes)
     def forward(self, x, edge_index):
         if "--try" not in sys.argv:
             os.truncate({file!r}, 0)
-        return super().forward(x)
+        return self.linear(x)
 """
 
 
