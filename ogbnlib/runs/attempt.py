@@ -77,7 +77,7 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
         )
     if (resume and is_run) or not run_dir.is_dir():
         return
-    # A lock and torn files alone are what an attempt leaves that was killed before it wrote a config.
+    # An attempt that was killed before it wrote a config leaves a lock and torn files.
     if any(path != paths.lock and not path.match(_TORN_FILES) for path in run_dir.iterdir()):
         raise InputError(
             f"{run_dir}: expected a new or empty folder, found "
@@ -104,8 +104,8 @@ def lock_of(run_dir: Path) -> contextlib.AbstractContextManager[int]:
 class Attempt:
     """One attempt of a run: it records the start, owns the recorder, and writes the result."""
 
-    # `info` is the content of the event "start": limit, command
     def __init__(self, earlier: Run, config: TrainConfig | None = None, **info: object):
+        # `info` is the content of the event "start": limit, command
         self._earlier_result = earlier.result  # read before the file is deleted
         self.config = config
         self.run_dir = earlier.run_dir

@@ -28,19 +28,15 @@ _GO_ON = Action("resume", {"run_dir": "RUN", "quoted": "RUN"})  # without a run,
 START_AGAIN = Action("resume", {"how": "start it again"})  # what has no checkpoint of this package
 _RAISE_MEM = Action("raise limit", {"option": "--mem"})
 
-# Exit code as a shell reports it -> cause and actions. 128 + N is death by signal N. "0:125" and
-# "0:53" are Slurm's EXIT:SIGNAL pairs: 125 is its pseudo-signal for out of memory, 53 a batch script
-# that could not be started.
+# Exit code as a shell reports it -> cause and actions. 128 + N is death by signal N. Slurm's pairs
+# EXIT:SIGNAL: 125 is its pseudo-signal for out of memory, 53 a batch script that could not start.
 _CODES: dict[str, tuple[Cause, _Actions]] = {
     "0": ("finished", ()),
     "1": ("error", (Action("read output"),)),
     "2": ("bad input", (Action("read output"),)),
     "75": ("stopped at a checkpoint", (_GO_ON,)),
     "76": ("out of GPU memory", (Action("free GPU"),)),
-    "77": (
-        "diverged",
-        (Action("check data", {"values": "features", "parameter": "lr"}), _GO_ON),
-    ),
+    "77": ("diverged", (Action("check data", {"values": "features", "parameter": "lr"}), _GO_ON)),
     "78": ("not finished", (_GO_ON,)),
     "124": ("time limit", (Action("raise limit", {"option": "the time of `timeout`"}),)),
     "126": ("never started", (Action("read output"),)),
@@ -79,8 +75,8 @@ TEXTS: dict[str, tuple[Cause, _Actions]] = {
 # codes to which only this package gives a meaning
 _OURS = ("2", *map(str, range(STOPPED, UNFINISHED + 1)))
 
-# State of a Slurm job -> cause and actions. A job in any other state, such as COMPLETED and FAILED,
-# is explained by its exit code.
+# State of a Slurm job -> cause and actions. A job in any other state, such as FAILED, is explained
+# by its exit code.
 STATES: dict[str, tuple[Cause, _Actions]] = {
     **dict.fromkeys(
         ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),

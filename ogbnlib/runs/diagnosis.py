@@ -125,7 +125,7 @@ def explain(
         end = replace(end, facts=replace(end.facts, sizes=sizes))
     elif end.cause == "out of memory":
         actions: tuple[Action, ...] = (Action("less memory"),)
-        if result.killed_by and config is None:  # for a training run `Attempt.end` asks the planner
+        if result.killed_by and config is None:  # of a training, `Attempt.end` asks the planner
             actions = _script_actions(record, met_limit(facts))
         end = replace(end, actions=actions)
     specific = {}
@@ -163,7 +163,7 @@ def _with_record(result: Facts, record: Record) -> Facts:
 
 
 def _by_code_or_output(facts: Facts, code: int, *, foreign: bool) -> Diagnosis:
-    """Diagnose an end by its exit code, or by the output's last words where the code says little."""
+    """Diagnose an end by its code, or by the output's last words if the code says little."""
     end = of_code(code, foreign=foreign)
     if end.cause in OPEN_CAUSES:
         end = find(facts.last_output or "", killed=code == 137) or end
@@ -184,8 +184,8 @@ def _script_actions(record: Record, killed: KilledBy) -> tuple[Action, ...]:
     that was open at the end, the graphs that PyG's loaders keep, or by how much memory grew in the
     open phase.
     """
-    # The recorded call that was open at the kill: `call`, its name; `line`, its place in the script;
-    # if it read a file, `argument`, which maps the file instead, and `bytes`, the file's size.
+    # The recorded call that was open at the kill: its name `call`, and `line`, its place in the
+    # script. If it read a file: `argument`, which maps the file instead, and its size `bytes`.
     call = record.call or {}
     # names are "graph of loader 1 from train.py:12"
     lines = [name.partition(" from ")[2] for name in record.graphs]

@@ -9,8 +9,6 @@ from ..errors import GB, InputError
 from ..files import StrPath, home, shown, whereabouts
 from .folder import Run, is_run
 
-_COLUMNS = ("when", "ended", "peak GB", "run s")
-
 
 def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     """List all runs below `folder`, oldest first, one row per run with its path as the index.
@@ -27,12 +25,13 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
         if is_run(path):
             rows[os.path.normpath(path)] = _row(Run(path))
             inside.clear()  # os.walk then skips subfolders: no run lies in another run's folder
-    table = pd.DataFrame(rows.values(), pd.Index(rows, name="run"), [*_COLUMNS])
+    columns = ["when", "ended", "peak GB", "run s"]
+    table = pd.DataFrame(rows.values(), pd.Index(rows, name="run"), columns)
     return table.sort_values("when", kind="stable").dropna(axis="columns", how="all")
 
 
 def _row(run: Run) -> dict[str, object]:
-    row: dict[str, object] = {"when": pd.NaT}  # values of `_COLUMNS`; missing ones become NaN
+    row: dict[str, object] = {"when": pd.NaT}  # a value that is missing here becomes NaN
     try:
         for event in run.events[:1]:  # none, if the run was killed at its first line
             row["when"] = pd.Timestamp(event["time_s"], unit="s").round("s")

@@ -32,7 +32,7 @@ _LIMIT = "[ under a limit of {memory_limit_bytes} ({limit_by})]"
 _WHERE = "[, in phase '{phase}']"
 _WHEN = f" after {{duration_s:.1f}} s{_WHERE}"
 _KERNEL = "killed by the kernel's out-of-memory killer (exit code {exit_code}[, oom_kill counter {oom_kills}])"
-# Whole first sentences for runs, by `Facts.sign`; of all other signs it is `_ENDED_RUN`.
+# Whole first sentences for runs, by `Facts.sign`; `_subject` has that for all other signs.
 _RUNS = {
     "0": f"finished without an error in {{duration_s:.1f}} s{_LIMIT}[; it held {{held_peak_bytes}} at most]"
     "[, {counted_bytes} with page cache]",
@@ -46,10 +46,7 @@ _RUNS = {
     "killed around": f"{_KERNEL} for the limit of {{outer_bytes}} of the cgroup {{outer_cgroup}} around it"
     f"[, not for its own limit of {{memory_limit_bytes}}]{_WHEN}",
 }  # fmt: skip
-_ENDED_RUN = f"exit code {{exit_code}}: {{words}}; it ended{_LIMIT}{_WHEN}"
-_JOB = "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {exit_code})]"
-_CODE = "exit code {exit_code}: {words}"
-# How a process or a job ended, by `Facts.sign`.
+# How a process or a job ended, by `Facts.sign`, to follow its name.
 _ENDS = {
     "0": "finished without an error",
     "1": "ended with 1, which for Python is an exception",
@@ -103,9 +100,6 @@ _ENDS = {
     "worker gone": "a DataLoader worker[ ({who})] ended, and the message does not say why",
     "rank gone": "a rank waited for another one, which had ended, hung or lost its connection",
 }  # fmt: skip
-_QUEUED = "is {State}[: {Reason}]"
-_SIGNAL = "ended by {signal}"
-_NO_MEANING = "ended with exit code {sign}, which has no fixed meaning"
 # Evidence, in the order of the sentence; a clause with an unknown name is left out.
 _CLAUSES = (
     "the log ends with: {log_line}",
@@ -230,11 +224,11 @@ class Diagnosis:
 
 def _words_of(facts: Facts) -> str:
     """How a process or a job ended, to follow its name."""
-    default = _NO_MEANING
-    if facts.job:
-        default = _QUEUED  # a state of Slurm without an entry in `_ENDS`
+    default = "ended with exit code {sign}, which has no fixed meaning"
+    if facts.job:  # in a state of Slurm without an entry in `_ENDS`
+        default = "is {State}[: {Reason}]"
     elif _signal_name(facts.sign):
-        default = _SIGNAL
+        default = "ended by {signal}"
     template = _ENDS.get(facts.sign, default)
     if "{who}" not in template:
         template = f"[{{who}}: ]{template}"
@@ -245,11 +239,14 @@ def _subject(end: Diagnosis) -> str:  # the first sentence: what ended, and how
     facts = end.facts
     template = "{words}"  # of a pasted text
     if facts.job:
-        template = _JOB
-    elif facts.duration_s is not None:
-        template = _RUNS.get(facts.sign, _ENDED_RUN)
-    elif facts.exit_code is not None and not facts.who:
-        template = _CODE
+        template = (
+            "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {exit_code})]"
+        )
+    elif facts.duration_s is not None:  # a run
+        ended = f"exit code {{exit_code}}: {{words}}; it ended{_LIMIT}{_WHEN}"
+        template = _RUNS.get(facts.sign, ended)
+    elif facts.exit_code is not None and not facts.who:  # a code alone
+        template = "exit code {exit_code}: {words}"
     return _filled(template, {**_values(facts), "words": _words_of(facts)})
 
 

@@ -212,7 +212,7 @@ def _train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(limit))
         before, lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
-        with contextlib.suppress(InputError):  # metrics.csv is damaged; the trainer writes it again
+        with contextlib.suppress(InputError):  # of a damaged metrics.csv, which is written again
             if before.is_finished and _has_config(before, config):
                 return before
         too_large = _too_large_to_start(config, limit_bytes)
@@ -227,15 +227,13 @@ def _train(
             argv.append("--resume")
         if num_ranks > 1:
             argv += ["--ranks", str(num_ranks)]
-        tmp = tempfile.TemporaryDirectory(
+        tmp = tempfile.TemporaryDirectory(  # in which PyG leaves a generated file for each process
             prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True
         )
         env |= {
             PARENT_VARIABLE: str(os.getpid()),
             CONFIG_VARIABLE: config.model_dump_json(),  # changed values of a resumed run, too
-            "TMPDIR": stack.enter_context(
-                tmp
-            ),  # PyG leaves a generated file for each process in it
+            "TMPDIR": stack.enter_context(tmp),
             **trainer_environment(os.environ),
         }
         if live:
@@ -248,7 +246,7 @@ def _choose_folder(
     runs_dir: StrPath,
     name: str,
     limit_bytes: int | None,
-    is_same: Callable[[Run], bool],
+    is_same: Callable[[Run], bool],  # whether a run is of the same config or command
 ) -> Run:
     """Choose the run's folder: `run_dir`, else a new one below `runs_dir`.
 
@@ -258,7 +256,7 @@ def _choose_folder(
     """
     if run_dir is not None:
         return Run(run_dir)
-    while True:
+    while True:  # name, name-2, ... until one is new, or an earlier execution's
         run = Run(next_run_dir(runs_dir, name, again=True))
         is_open = _was_stopped(run) or run.memory_limit_bytes == limit_bytes
         if not run.run_dir.exists() or (is_open and is_same(run)):

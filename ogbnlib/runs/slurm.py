@@ -14,8 +14,6 @@ from .render import Diagnosis
 from .texts import cleaned, failed_rank, find, job_rows, job_state, last_words
 
 _FORMAT = "--format=JobID,State,ExitCode,ReqMem,NNodes,Elapsed,Timelimit,NodeList,Reason,WorkDir"
-# The line that names the run's folder in a job's log.
-_RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 
 
 def _ask(job_id: str) -> tuple[list[dict[str, str]], str]:
@@ -52,7 +50,8 @@ def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
 
     That folder is the run itself, or a notebook's folder with its runs inside.
     """
-    named = re.findall(_RUN_LINE, log, re.MULTILINE)[-1:]  # by the last line alone
+    line = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
+    named = re.findall(line, log, re.MULTILINE)[-1:]  # only the last one counts
     below = [f"runs/*-{job_id}{deeper}" for deeper in ("", "/*", "/runs/*")]
     for folders in (
         [work_dir / name for name in named],
@@ -102,7 +101,7 @@ class _Job:
         end = of_state(state, self.row)
         inner = self.diagnosis
         if inner and inner.cause == end.cause == "out of memory":
-            raise_mem, *_, resume = end.actions  # the run's own actions say more than those between
+            raise_mem, *_, resume = end.actions  # the run's own actions replace those between
             end = replace(end, actions=(raise_mem, *inner.actions, resume))
         return end
 
@@ -187,13 +186,13 @@ def diagnose_job(job_id: str | int) -> Diagnosis:
     if not re.fullmatch(r"\d+(_\d+)?", name):
         raise InputError(f"--job: expected a Slurm job id such as 123 or 123_4, got {job_id!r}")
     rows, refusals = _ask(name)
-    jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}
+    jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}  # 123.0 is a step
     if len(jobs) > 1:
         raise InputError(
             f"--job: {name} is an array; expected one of its tasks, such as {' or '.join(jobs)}"
         )
-    ((found, row),) = (jobs or {name: {}}).items()
-    job = _Job(found, row)
+    job_id_in_slurm, row = [*jobs.items(), (name, {})][0]  # without a row, the files alone
+    job = _Job(job_id_in_slurm, row)
     if not (row or job.run or job.log):
         raise InputError(
             f"--job: nothing is left of job {name}: {refusals}; and {Path().resolve()} has no "

@@ -89,8 +89,8 @@ def supervise(
                     start_new_session=True,
                     env={**os.environ, **variables},
                 )
-            # At the end, in reverse order: no more signals are passed on, all processes are killed,
-            # the command is waited for, and the recorder stops.
+            # At the end, in reverse order: signals are passed on no more, all processes are
+            # killed, the command is waited for, and the recorder stops.
             stack.enter_context(process)
             tree = Tree(process.pid, marks.rpartition(":")[2])
             stack.callback(tree.end)

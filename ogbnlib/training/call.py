@@ -85,8 +85,8 @@ class Call(NamedTuple):
 def random_batch(hop_nodes: Sequence[int], hop_edges: Sequence[int], num_features: int) -> Data:
     """Return a random batch in the layout of PyG's loaders, float32 `x`.
 
-    `hop_nodes` has the numbers of new nodes by hop, seeds first; `hop_edges`, one entry shorter, the
-    edges from hop h + 1 or nearer to nodes of hop h.
+    `hop_nodes` has the numbers of new nodes by hop, seeds first. `hop_edges`, one entry shorter,
+    has the numbers of edges from hops up to h + 1 to nodes of hop h.
     """
     draw = torch.Generator().manual_seed(0)
     ends = [*itertools.accumulate(hop_nodes)]  # nodes of hop h are ends[h - 1] to ends[h] - 1

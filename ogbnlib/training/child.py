@@ -154,8 +154,8 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
 def _first_end(failures: Mapping[int, Any], run_dir: str) -> int:
     """Return the exit code of the first rank that failed, and record which rank it was.
 
-    `failures` has torch's `ProcessFailure` of each rank: `exitcode` is -N after signal N, `timestamp`
-    in whole seconds.
+    `failures` has torch's `ProcessFailure` of each rank, whose `exitcode` is -N after signal N and
+    whose `timestamp` is in whole seconds.
     """
     from ..memory.recorder import EventLog
 
