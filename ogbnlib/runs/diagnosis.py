@@ -77,7 +77,9 @@ def sentence_of(error: BaseException) -> str:
     # An exception of a DataLoader worker has the worker's whole traceback as its text.
     line = exception_line(f"{type(error).__name__}: {error}")
     end = find(line)
-    if end is None or end.facts.sign != "allocation refused":
+    is_refusal = end is not None and end.facts.sign == "allocation refused"
+    # torch raises RuntimeError, a refused map of a file OSError; others may mention such an error
+    if not is_refusal or not isinstance(error, (MemoryError, RuntimeError, OSError)):
         return ""
     # The innermost line of this package or of the user's code, not of a library, shows the array.
     frames = traceback.extract_tb(error.__traceback__)

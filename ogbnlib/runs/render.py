@@ -186,7 +186,7 @@ class Diagnosis:
     @property
     def text(self) -> str:
         """At most three sentences: the end, the evidence, and what to do next."""
-        # "" for evidence or actions that there are not
+        # evidence and actions may be ""
         sentences = [_subject(self), _evidence(self), self.remedy and f"next: {self.remedy}"]
         return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
 
@@ -195,7 +195,8 @@ class Diagnosis:
         """The actions in words: alternatives, and at last how to go on."""
         texts: list[str] = []
         for action in self.actions:
-            text = _filled(_ACTIONS[action.id], {**_COMMON, **self.facts.job, **action.arguments})
+            template = _ACTIONS.get(action.id, action.id)  # an id may be of another version
+            text = _filled(template, {**_COMMON, **self.facts.job, **action.arguments})
             joint = "then" if action.id == "resume" else "or"
             texts.append(f"{joint} {text}" if texts else text)
         return "; ".join(texts)
@@ -267,7 +268,7 @@ def _evidence(end: Diagnosis) -> str:
 
 
 def _values(facts: Facts) -> dict[str, Any]:
-    """The values of the names in all templates but those of `_ACTIONS`; None or empty if unknown."""
+    """The values of names in all templates but those of `_ACTIONS`; None or empty if unknown."""
     values = {**vars(facts), **facts.sizes, **facts.job}
     for name in ("line", "log_line", "last_output", "damage"):  # a sentence has its own full stop
         values[name] = (values[name] or "").rstrip(".")

@@ -100,8 +100,8 @@ def watch(
     def is_done(run: Run) -> bool:  # a command has no checkpoint to go on from
         return run.record.start.get("command") == argv and not _was_stopped(run)
 
-    name = name or Path(script).stem
-    earlier = _choose_folder(run_dir, runs_dir, name, limit_bytes, is_done)
+    folder_name = name or Path(script).stem
+    earlier = _choose_folder(run_dir, runs_dir, folder_name, limit_bytes, is_done)
     if run_dir is None and earlier.run_dir.exists():  # a requeued job executes a notebook again
         return earlier
     limit, _ = make_limit(limit_bytes, limit_by)
@@ -298,8 +298,7 @@ def _compile_kernels(display: str) -> None:
     # The kernels are the same for every fan-out.
     code = "import ogbnlib.training.train as train; train.compile_all([1])"
     with doing("compiling the sampling kernels", display):
-        # If it fails, the trainer meets the same error and reports it.
-        subprocess.run(
+        subprocess.run(  # if it fails, the trainer meets the same error and reports it
             [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 

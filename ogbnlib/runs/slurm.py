@@ -45,7 +45,7 @@ def _answer(argv: list[str], job_id: str) -> tuple[list[dict[str, str]], str]:
     return [], f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}"
 
 
-def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
+def _find_run(job_id: str, work_dir: Path, log: str) -> Run | None:
     """Find the run that the log names, else the newest run in `work_dir`/runs/NAME-JOBID.
 
     That folder is the run itself, or a notebook's folder with its runs inside.
@@ -77,7 +77,10 @@ class _Job:
         lines = [line for line in self.log.splitlines() if line.strip()]
         self.proven, _ = job_state(lines)  # the state that the log alone proves
         self.run = _find_run(job_id, work_dir, self.log)
-        self.diagnosis = _end_in_job(self.run, job_id)
+        self.diagnosis: Diagnosis | None = None
+        # a last attempt in another job says nothing of this one
+        if self.run and self.run.record.start.get("slurm_job") in (None, job_id):
+            self.diagnosis = self.run.diagnosis
         self.run_code = self.diagnosis.exit_code if self.diagnosis else None
         self.state = (row.get("State") or self.proven).partition(" by ")[0]  # "CANCELLED by 0"
         # A user's own script writes no line of this package to its log; its exit codes have other
@@ -106,8 +109,7 @@ class _Job:
         return end
 
     def _by_code(self, code: str) -> Diagnosis:
-        # `code` as of `code_key`: "" if neither Slurm nor a result has one
-        if not code:
+        if not code:  # `code` as of `code_key`: "" if neither Slurm nor a result has one
             return Diagnosis("unknown", Facts("no sign"), (Action("ask Slurm"),))
         end = of_code(code, foreign=not self.is_ours)
         # The result of the job's run says more than the code. Without a result, or if torchrun
@@ -170,13 +172,6 @@ def _end_of(path: Path | None) -> str:  # the last 256 KB of a log
     if path is None or not path.is_file():
         return ""
     return path.read_bytes()[-(2**18) :].decode(errors="replace").replace("\r", "\n")
-
-
-def _end_in_job(run: Run | None, job_id: str) -> Diagnosis | None:
-    """Diagnosis of a run whose last attempt was in this job, or in no job."""
-    if run is None or run.record.start.get("slurm_job") not in (None, job_id):
-        return None
-    return run.diagnosis
 
 
 def diagnose_job(job_id: str | int) -> Diagnosis:

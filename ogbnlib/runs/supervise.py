@@ -226,8 +226,7 @@ def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> 
         # after the process's end, with at least one read after it.
         if ended_s is not None and (not is_open or time.monotonic() - ended_s > 0.5):
             return
-        # WNOWAIT leaves the ended process unwaited for
-        if ended_s is None and os.waitid(
+        if ended_s is None and os.waitid(  # WNOWAIT leaves the ended process unwaited for
             os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
         ):
             ended_s = time.monotonic()

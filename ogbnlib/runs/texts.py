@@ -108,8 +108,7 @@ def find(text: str, *, foreign: bool = True, killed: bool = False) -> Diagnosis 
 
 def find_in_message(text: str) -> Diagnosis | None:
     """Find the cause in a pasted text, which may be a message without its exception's name."""
-    # joined, because a terminal may have broken a message
-    joined = " ".join(text.split())
+    joined = " ".join(text.split())  # joined, because a terminal may have broken a message
     # later in the text, a message without its exception's name may be a mention
     at_start = {pattern: sign for pattern, sign in _EXCEPTIONS.items() if re.match(pattern, joined)}
     return find(text) or _first(at_start, joined)
@@ -201,8 +200,7 @@ def failed_rank(text: str) -> re.Match[str] | None:
     return None
 
 
-def _by_rank(text: str, *, foreign: bool) -> Diagnosis | None:
-    # the diagnosis of the first rank that torchrun reports as failed
+def _by_rank(text: str, *, foreign: bool) -> Diagnosis | None:  # by torchrun's report
     rank = failed_rank(text)
     if rank is None:
         return None

@@ -87,8 +87,8 @@ def test_an_exception_and_its_exit_code_are_one_thing() -> None:
 
 
 REFUSED = {
-    "numpy": "np.empty(2**60)",
-    "torch": "torch.empty(2**60, dtype=torch.uint8)",
+    "numpy": "np.empty(2**50, np.uint8)",
+    "torch": "torch.empty(2**50, dtype=torch.uint8)",
     "C++": "raise MemoryError('std::bad_alloc')",
     "a map": "raise OSError(12, 'Cannot allocate memory')",
     "a worker": "raise MemoryError(f'Caught it\\nOriginal Traceback\\n{NO_ARRAY}')",
@@ -115,7 +115,8 @@ def test_a_refused_allocation_is_one_sentence_with_its_line_and_cause(
     code = child.exit_code(work) if where == "child" else ogbnlib.__main__.main([])
     output = capsys.readouterr().err
     assert (code, output.count("\n"), output[:7]) == (1, 1, "error: ")
-    assert f"{name == 'a worker' and NO_ARRAY}" in output or name != "a worker"
+    if name == "a worker":
+        assert NO_ARRAY in output
     assert "line 1: " in output
     assert " GB" in output
     found = Run.open(write_run(tmp_path, exit_code=1, last_output=last_words(output))).diagnosis
