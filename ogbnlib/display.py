@@ -27,9 +27,9 @@ ON_ANY_THEME = {
     "ytick.color": GREY,
 }
 
-_LINE_EVERY_S = 30.0
-_SHOWN_EVERY_S = 0.5
-_DRAWN_EVERY_S = 2.0
+_LINE_EVERY_S = 30.0  # between progress lines of a log
+_SHOWN_EVERY_S = 0.5  # between updates of a terminal's progress line
+_DRAWN_EVERY_S = 2.0  # between updates of HTML in a cell
 
 
 def in_notebook() -> bool:
@@ -55,9 +55,9 @@ def html_card(rows: Mapping[str, str]) -> str:
 class _SafeFile(io.FileIO):
     """File that drops all output from its first failed write on."""
 
-    error: OSError | None = None
+    error: OSError | None = None  # of the first failed write: a full disk, a closed pipe
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Any) -> int:  # the caller must see all bytes as written
         if self.error is None:
             try:
                 return super().write(data)
@@ -67,6 +67,7 @@ class _SafeFile(io.FileIO):
 
 
 def _safe_stream(stream: TextIO | None) -> TextIO:
+    """Return a stream to the same file descriptor that never raises when it is written."""
     if stream is None:  # closed before Python started
         return open(os.devnull, "w")
     if type(stream) is not io.TextIOWrapper:  # the stream of a notebook or a test
@@ -84,7 +85,7 @@ def steady_output() -> Iterator[Any]:
     first one, or None."""
     stdout = _safe_stream(sys.stdout)
     stderr = _safe_stream(sys.stderr)
-    file = getattr(getattr(stdout, "buffer", None), "raw", None)
+    file = getattr(getattr(stdout, "buffer", None), "raw", None)  # the _SafeFile, if there is one
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
             yield file
@@ -140,10 +141,10 @@ class Live:
         self.how = how
         self._text = text
         self._stack = contextlib.ExitStack()
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._lock = threading.Lock()
-        self._at_line_start = True
-        self._last_s = -math.inf
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # chunks may split letters
+        self._lock = threading.Lock()  # one writer at a time: the line's thread, or `write`
+        self._at_line_start = True  # False while other output has begun a line and not ended it
+        self._last_s = -math.inf  # monotonic time of the last output in a log
 
     def __enter__(self) -> Self:
         from tqdm import tqdm
@@ -152,10 +153,10 @@ class Live:
         # Standard output may go to a file. A notebook shows stderr like an error.
         to_stderr = sys.stderr.isatty() or (self.how == "lines" and not in_notebook())
         self._stream = sys.stderr if to_stderr else sys.stdout
-        self._draw = tqdm.status_printer(self._stream)
+        self._draw = tqdm.status_printer(self._stream)  # overwrites the line, and clears its rest
         if self.how != "none":
             self._show()
-            self._stack.callback(self._clear)
+            self._stack.callback(self._clear)  # runs after the thread of the next line has ended
             self._stack.enter_context(_repeated(self._show, _SHOWN_EVERY_S))
         return self
 
@@ -191,4 +192,4 @@ class Live:
     def _clear(self) -> None:
         if self.how == "bar" and self._at_line_start:
             self._draw("")
-            print(end="\r", file=self._stream, flush=True)
+            print(end="\r", file=self._stream, flush=True)  # other output begins at the left

@@ -42,8 +42,9 @@ def examine() -> list[_Check]:
     if not checks[0].fix:
         checks.append(_Check("devices", _gpu() or "no GPU, training runs on the CPU"))
     limit_bytes, source = effective_limit()
-    trial, refusals = make_limit(min(limit_bytes, 2**30))  # a watchdog is possible everywhere
-    trial.close()
+    # The strictest kind that this machine allows; `refusals` say why stricter ones can't be made.
+    trial, refusals = make_limit(min(limit_bytes, 2**30))
+    trial.close()  # removes the cgroup
     kind = trial.name
     if kind == "watchdog":
         kind += f" ({'; '.join(refusals)})"
@@ -61,6 +62,7 @@ def examine() -> list[_Check]:
 
 def _packages() -> _Check:
     done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    # "ogbnlib 0.2.0 has requirement torch==..., but you have torch ...": a line a conflict
     wrong = [line for line in done.stdout.splitlines() if line.startswith("ogbnlib ")]
     if not any(importlib.metadata.distributions(name="ogbnlib")):
         wrong = ["ogbnlib is not installed, only its folder is on the path"]
@@ -98,7 +100,7 @@ def machine() -> str:
     kinds = re.findall(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     where = [
         platform.system(),
-        *(kinds[:1] or [platform.machine()]),
+        *(kinds[:1] or [platform.machine()]),  # on ARM /proc/cpuinfo has no model names
         f"{len(os.sched_getaffinity(0))} cores",
         f"{format_bytes(effective_limit()[0])} of memory",
         gpu or "no GPU",

@@ -41,7 +41,7 @@ def launch() -> _Launch:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     values = {name: os.environ.get(name, "") for name in names}
     are_numbers = all(map(str.isdecimal, values.values()))
-    here = _Launch(*map(int, values.values())) if are_numbers else _Launch()
+    here = _Launch(*map(int, values.values())) if are_numbers else _Launch()  # refused below
     if not (here.rank < here.num_ranks > 1 and here.local_rank < here.num_local_ranks):
         raise InputError(
             f"environment: expected ranks below their sizes in {', '.join(names)}, got {values}; "

@@ -19,7 +19,8 @@ from .environment import RUN_VARIABLE
 if TYPE_CHECKING:
     from .memory.recorder import EventLog
 
-# reentrant: collected garbage may make a note in the middle of a mark
+# Reentrant: garbage collected in the middle of a mark may make a note. `_thread` is built in, so
+# that a script without a watcher pays for no import.
 _claiming = _thread.RLock()
 
 
@@ -27,7 +28,7 @@ class _MarkedRun:
     """The run in which this process records its marks; `folder` is None without a watcher."""
 
     log: EventLog | None = None  # open only in the process whose marks are recorded
-    lock = -1
+    lock = -1  # descriptor of the folder's file .marks, locked while `log` is open; -1: not open
 
     def __init__(self, folder: str | None):
         self.folder = folder
@@ -49,12 +50,12 @@ def phase(name: str, epoch: int | str | None = None) -> Iterator[None]:
     info = {} if epoch is None else {"epoch": str(epoch)}
     recorded = log.phase(str(name), **info)
 
-    def end(*raised: Any) -> None:
+    def end(*raised: Any) -> None:  # the exception of the block, if any; it goes on after this
         with _never_raise():
             recorded.__exit__(*raised)
 
     with contextlib.ExitStack() as stack:
-        with _never_raise():
+        with _never_raise():  # around the two writes alone: the block's own errors are the user's
             recorded.__enter__()
             stack.push(end)
         yield
@@ -70,7 +71,7 @@ def mark(name: str) -> None:
 
     with _never_raise():
         log.cuda(force=True)
-        log.mark("mark", name=str(name), held_bytes=own_memory()[0])
+        log.mark("mark", name=str(name), held_bytes=own_memory()[0])  # anonymous + shared memory
 
 
 def note(kind: str, **fields: object) -> None:
@@ -95,11 +96,13 @@ def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _claim() -> EventLog | None:
+    """Return the run's open log, after its first call in the first process of the run; None in all
+    other processes, and without a watcher."""
     if _run.folder is None:  # without a watcher
         return None
     with _claiming:
         run = _run
-        if run.log is not None or run.folder is None:
+        if run.log is not None or run.folder is None:  # another thread was here first
             return run.log
         import fcntl
 
@@ -111,11 +114,10 @@ def _claim() -> EventLog | None:
         with _never_raise():
             if multiprocessing is not None and multiprocessing.parent_process() is not None:
                 raise BlockingIOError  # as flock does; `_never_raise` then stops marking silently
-            # The first process of a watched command gets the lock: others would mix up its phases.
             run.lock = open_to_write(os.path.join(run.folder, ".marks"))
             fcntl.flock(run.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             run.log = EventLog(run.folder)
-            os.register_at_fork(after_in_child=_forget)
+            os.register_at_fork(after_in_child=_forget)  # a fork shares the lock's descriptor
     return _run.log
 
 

@@ -95,7 +95,7 @@ def counted(
     count = Count(total, unit)
 
     def done(number: int) -> None:
-        check()
+        check()  # first: after a stop signal nothing more is counted
         count.done += number
         if callable(progress):
             progress(count)

@@ -23,16 +23,17 @@ from ..environment import RUN_VARIABLE, WATCHED_VARIABLE
 
 # The argument with which a call maps a file in place of reading it.
 _MAPPED = {"torch.load": "mmap=True", "numpy.load": "mmap_mode='r'"}
-_LARGE_BYTES = 2**24
+# file names of code that the user did not write: Python itself and installed packages
 _LIBRARY = re.compile(
     rf"<frozen|{re.escape(os.path.dirname(os.__file__))}/|.*/(site|dist)-packages/"
 )
-_numbers = itertools.count(1)
+_numbers = itertools.count(1)  # of the loaders' graphs
 
 
 def install() -> None:
     """Record the calls of this process from now on, if it belongs to a watched command."""
-    # a trainer below that command records itself, in a folder of its own
+    # Each names a run's folder, of the watched command and of the innermost run. They differ in a
+    # trainer that the command started, which records itself.
     if os.environ.get(WATCHED_VARIABLE, "") == os.environ.get(RUN_VARIABLE):
         sys.meta_path.insert(0, _Finder())
 
@@ -42,27 +43,25 @@ class _Finder:
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: object = None) -> ModuleSpec | None:
-        if name not in _FUNCTIONS:
-            return None
-        spec = PathFinder.find_spec(name, path)
+        spec = PathFinder.find_spec(name, path) if name in _FUNCTIONS else None
         if spec is None or spec.loader is None:
-            return None
-        execute = spec.loader.exec_module
+            return None  # the next finder is asked
+        execute = spec.loader.exec_module  # runs the module's code at its import
 
         def execute_and_wrap(module: ModuleType) -> None:
             execute(module)
-            for function, recorded in _FUNCTIONS[name].items():
-                if hasattr(module, function):
-                    setattr(module, function, recorded(getattr(module, function)))
+            for function, wrap in _FUNCTIONS[name].items():
+                if hasattr(module, function):  # other releases may lack it
+                    setattr(module, function, wrap(getattr(module, function)))
 
         spec.loader.exec_module = execute_and_wrap  # type: ignore[method-assign]
         return spec
 
 
-def _record_load(load: Any) -> Any:
+def _record_load(load: Any) -> Any:  # wraps `torch.load` or `numpy.load`
     import inspect  # torch and numpy have imported it
 
-    name = f"{load.__module__.partition('.')[0]}.load"
+    name = f"{load.__module__.partition('.')[0]}.load"  # a key of `_MAPPED`
     argument = _MAPPED[name].partition("=")[0]
     signature = inspect.signature(load)
 
@@ -73,8 +72,8 @@ def _record_load(load: Any) -> Any:
         with contextlib.suppress(OSError, TypeError, ValueError):  # not a path, or a wrong call
             arguments = signature.bind(*args, **kwargs).arguments
             is_mapped = bool(arguments.get(argument))
-            size = os.path.getsize(next(iter(arguments.values())))
-        if size < _LARGE_BYTES or is_mapped:
+            size = os.path.getsize(next(iter(arguments.values())))  # the first one is the file
+        if size < 2**24 or is_mapped:  # a read below 16 MB is not worth a record
             return load(*args, **kwargs)
         with _open(name, bytes=size, argument=_MAPPED[name]):
             return load(*args, **kwargs)
@@ -82,26 +81,27 @@ def _record_load(load: Any) -> Any:
     return recorded
 
 
-def _record_graph(build: Any) -> Any:
+def _record_graph(build: Any) -> Any:  # wraps PyG's `to_csc` or `to_hetero_csc`
     @functools.wraps(build)
     def recorded(*args: Any, **kwargs: Any) -> Any:
         with _open("NeighborLoader") as line:
             graph = build(*args, **kwargs)
-        # the order of the sorted edges, of several types of edges a dict; None if nothing was sorted
-        orders = [*graph[2].values()] if isinstance(graph[2], Mapping) else [graph[2]]
-        orders = [order for order in orders if order is not None]
-        if orders:  # else the loader samples from the edges of the data themselves
+        # The result is (colptr, row, perm). `perm`, the permutation that sorted the edges, is None
+        # if nothing was sorted. A graph with several types of edges has a dict of each.
+        perms = [*graph[2].values()] if isinstance(graph[2], Mapping) else [graph[2]]
+        perms = [perm for perm in perms if perm is not None]
+        if perms:  # else the loader samples from the edges of the data themselves
             name = f"graph of loader {next(_numbers)} from {line}"
-            # the sorted sources have as many bytes again
-            marks.note("graph", name=name, bytes=2 * sum(order.nbytes for order in orders))
+            # `row`, the sorted sources, has as many bytes again
+            marks.note("graph", name=name, bytes=2 * sum(perm.nbytes for perm in perms))
             forget = functools.partial(marks.note, "graph", name=name, bytes=0)
-            weakref.finalize(orders[0], forget).atexit = False
+            weakref.finalize(perms[0], forget).atexit = False  # not at the end of the script
         return graph
 
     return recorded
 
 
-# Functions to record, by module. Other releases may lack some of them.
+# module -> name of a function in it -> what wraps the function to record its calls
 _FUNCTIONS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "torch.serialization": {"load": _record_load},
     "numpy.lib._npyio_impl": {"load": _record_load},
@@ -119,25 +119,23 @@ def _open(call: str, **facts: object) -> Iterator[str]:
     line = _line()
     from .reading import own_memory  # 50 ms, which each start of Python would take
 
-    held_bytes, _, _ = own_memory()
-    marks.note("call", call=call, line=line, held_bytes=held_bytes, **facts)
+    marks.note("call", call=call, line=line, held_bytes=own_memory()[0], **facts)
     try:
         yield line
     finally:
         marks.note("returned")
 
 
-def _line() -> str:
-    """The innermost line of the user's own code, such as "line 12 of train.py"."""
+def _line() -> str:  # the innermost one of the user's own code, such as "line 12 of train.py"
     frame: FrameType = sys._getframe(1)
     while frame.f_back is not None and _is_library(frame):
-        frame = frame.f_back
+        frame = frame.f_back  # the caller's
     name = os.path.basename(frame.f_code.co_filename)
     if name.startswith("<ipython"):
         name = "the cell"
     return f"line {frame.f_lineno} of {name}"
 
 
-def _is_library(frame: FrameType) -> bool:
+def _is_library(frame: FrameType) -> bool:  # of Python, of an installed package or of ogbnlib
     module = str(frame.f_globals.get("__name__"))
     return bool(_LIBRARY.match(frame.f_code.co_filename)) or module.startswith("ogbnlib.")

@@ -29,21 +29,19 @@ def read_fields(path: str, names: Iterable[bytes], unit: int = 1) -> dict[bytes,
     data = read_whole(path)
     if data is None:
         return None
-    text = b"\n" + data
+    text = b"\n" + data  # so that the first line, too, follows a newline
     values = {}
     # The kernel writes "NAME VALUE" in a cgroup and "NAME: VALUE kB" in /proc.
     for name in names:  # a search: splitting all lines took most of a sample's time
-        at = max(text.find(b"\n%b " % name), text.find(b"\n%b:" % name))
+        at = max(text.find(b"\n%b " % name), text.find(b"\n%b:" % name))  # -1 if not found
         if at >= 0:
-            begin = at + len(name) + 2
+            begin = at + len(name) + 2  # behind the newline, the name and its blank or colon
             values[name] = int(text[begin : begin + 40].split(None, 1)[0]) * unit
     return values
 
 
 # names in memory.stat, under v1 and v2, of anonymous memory, page cache and shared memory
 _PARTS = {1: (b"total_rss", b"total_cache", b"total_shmem"), 2: (b"anon", b"file", b"shmem")}
-
-
 # file names under v1 and v2
 _SIZES = {
     # this cgroup's own limit; a parent may have a lower one, see `effective_limit`
@@ -63,13 +61,13 @@ class Cgroup:
     """
 
     path: Path
-    version: int
-    mount: Path  # of its hierarchy
+    version: int  # 1 or 2
+    mount: Path  # the mount point of its hierarchy, an ancestor of `path` or `path` itself
 
     def size(self, name: Literal["limit", "peak", "high"]) -> int | None:
         """Return a size of `_SIZES` in bytes; None also for a limit that is not set."""
         text = read_whole(f"{self.path}/{_SIZES[name][self.version - 1]}")
-        # v1 writes "no limit" as the largest page-aligned int64, about 2**63.
+        # v2 writes "no limit" as "max", v1 as the largest page-aligned int64, about 2**63.
         if text is None or text.strip() == b"max" or int(text) >= 2**60:
             return None
         return int(text)
@@ -107,7 +105,7 @@ class Cgroup:
         """Return anonymous, file (without shared memory) and shared bytes, children included."""
         names = _PARTS[self.version]
         values = read_fields(f"{self.path}/memory.stat", names) or {}
-        if len(values) < len(names):
+        if len(values) < len(names):  # the cgroup is gone, or the kernel counts less
             return None, None, None
         anon, file, shmem = (values[name] for name in names)
         return anon, max(file - shmem, 0), shmem  # both versions count shared memory as cache
@@ -115,8 +113,8 @@ class Cgroup:
     def stalled_s(self) -> float | None:
         """Return the seconds so far in which a process in this cgroup waited for memory (PSI)."""
         text = read_whole(f"{self.path}/memory.pressure") or b""
-        line = re.search(rb"^some .*total=(\d+)", text)
-        return int(line[1]) / 1e6 if line else None
+        line = re.search(rb"^some .*total=(\d+)", text)  # "some": at least one process waited
+        return int(line[1]) / 1e6 if line else None  # the kernel counts microseconds
 
     def lineage(self) -> Iterator["Cgroup"]:
         """Yield this cgroup and its ancestors up to the mount point; all their limits apply."""
@@ -131,20 +129,20 @@ class Cgroup:
 
 def find_cgroup(pid: int | str = "self") -> Cgroup | None:
     """Return the memory cgroup that counts a process; None if no memory controller is mounted."""
-    inside: dict[int, str] = {}  # version -> path of the process's cgroup
+    paths: dict[int, str] = {}  # version -> path of the process's cgroup in its hierarchy
     for line in os.fsdecode(read_whole(f"/proc/{pid}/cgroup") or b"").splitlines():
-        _, controllers, path = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)  # "4:memory:/a/b" under v1, "0::/a/b" under v2
         if "memory" in controllers.split(","):
-            inside[1] = path
+            paths[1] = path
         elif not controllers:
-            inside[2] = path
+            paths[2] = path
     # v1 first: a hybrid host has v1 memory and a v2 tree without the memory controller
     for version, root, mount in sorted(_mounts(), key=lambda mount: mount[0]):
-        if version not in inside:
+        if version not in paths:
             continue
         # In a container without its own cgroup namespace, the path is the host's and not visible
         # here. Then the mount point is the container's cgroup.
-        folder = mount / os.path.relpath(inside[version], root)
+        folder = mount / os.path.relpath(paths[version], root)
         if ".." in folder.parts or not folder.is_dir():
             folder = mount
         for group in Cgroup(folder, version, mount).lineage():
@@ -153,19 +151,22 @@ def find_cgroup(pid: int | str = "self") -> Cgroup | None:
     return None
 
 
-def _counts_memory(path: Path) -> bool:
-    """Return whether a v2 cgroup counts its own memory; else its nearest ancestor that does."""
+def _counts_memory(path: Path) -> bool:  # of v2; without its own counters an ancestor counts
     # The host's root cgroup lists the controller but has none of its files.
     controllers = read_whole(f"{path}/cgroup.controllers") or b""
     return (path / "memory.current").exists() or b"memory" in controllers.split()
 
 
 def _mounts() -> Iterator[tuple[int, str, Path]]:
-    """Yield version, root and mount point of each v2 mount and each v1 memory mount."""
+    """Yield version, root and mount point of each v2 mount and each v1 memory mount.
+
+    `root` is the path in the hierarchy of the cgroup that is visible at the mount point.
+    """
+    # A line is "ID PARENT MAJOR:MINOR ROOT MOUNT_POINT ... - TYPE SOURCE OPTIONS" (proc(5)).
     for line in os.fsdecode(read_whole("/proc/self/mountinfo") or b"").splitlines():
-        fields, _, options = line.partition(" - ")
-        kind, _, options = options.split(" ", 2)
-        root, mount = fields.split()[3:5]
+        mounted, _, file_system = line.partition(" - ")
+        kind, _, options = file_system.split(" ", 2)
+        root, mount = mounted.split()[3:5]
         if kind == "cgroup2":
             yield 2, root, Path(mount)
         elif kind == "cgroup" and "memory" in options.split()[-1].split(","):
@@ -193,9 +194,9 @@ def effective_limit() -> tuple[int, str]:
             for cgroup in (group.lineage() if group else ())
         ),
     ]
-    return min(limit for limit in limits if limit[0] > 0)
+    return min(limit for limit in limits if limit[0] > 0)  # 0 is no limit
 
 
 def _number(variable: str) -> int:
     text = os.environ.get(variable, "")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isdigit() else 0  # 0 if unset or not a number

@@ -33,8 +33,8 @@ def cuda_reading() -> dict[str, float] | None:
         return None
     stats = torch.cuda.memory_stats_as_nested_dict()
     reserved = stats["reserved_bytes"]["all"]["current"]
-    free, total = torch.cuda.mem_get_info()
-    allowed = int(total * torch.cuda.memory.get_per_process_memory_fraction())
+    free, total = torch.cuda.mem_get_info()  # bytes of the whole GPU, for all its processes
+    allowed = int(total * torch.cuda.memory.get_per_process_memory_fraction())  # the cap
     return {
         "allocated_bytes": stats["allocated_bytes"]["all"]["current"],
         "reserved_bytes": reserved,
@@ -58,9 +58,9 @@ def oom_sizes(message: str) -> dict[str, int]:
     """Return the sizes in the message of a torch.OutOfMemoryError, in bytes."""
     sizes = {}
     units = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-    for name, form in _SIZES.items():
-        match = re.search(form.format(r"([\d.]+) (bytes|KiB|MiB|GiB)"), message)
-        if match:
+    for name, pattern in _SIZES.items():
+        match = re.search(pattern.format(r"([\d.]+) (bytes|KiB|MiB|GiB)"), message)
+        if match:  # other releases of torch and other errors lack some sizes
             sizes[name] = int(float(match[1]) * units[match[2]])
     if "unallocated_bytes" in sizes and "allocated_bytes" in sizes:
         sizes["reserved_bytes"] = sizes["allocated_bytes"] + sizes["unallocated_bytes"]

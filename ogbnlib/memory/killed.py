@@ -27,7 +27,7 @@ class KilledBy:
     @property
     def left_bytes(self) -> int:
         """Bytes that the limit leaves for the run."""
-        if self.limit_bytes is None:
+        if self.limit_bytes is None:  # the machine's memory
             import psutil
 
             return min(effective_limit()[0], psutil.virtual_memory().available)
@@ -42,8 +42,7 @@ class KilledBy:
         arguments = {"option": option, "cgroup": self.cgroup}
         if need_bytes is not None:
             total = need_bytes + self.others_bytes
-            # rounded up, so that this limit is enough
-            arguments["limit"] = f"{-(-total // MB)} MB"
+            arguments["limit"] = f"{-(-total // MB)} MB"  # rounded up, so that this limit is enough
             if total >= 10 * GB:
                 arguments["limit"] = f"{-(-total // GB)} GB"
         return Action("raise limit", arguments)

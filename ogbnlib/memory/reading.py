@@ -23,7 +23,8 @@ class Reading:
     """Memory of a process tree at one moment, in bytes; None where the kernel gives no answer.
 
     `rss_*` count pages shared by forked workers once per worker, `pss_*` once.
-    `cgroup_file_bytes` excludes shared memory. `stalled_s` is that of `Limit.stalled_s`.
+    `cgroup_file_bytes` excludes shared memory. `stalled_s` is the seconds so far in which a process
+    waited for memory, see `Limit.stalled_s`.
     """
 
     num_processes: int | None = None
@@ -55,7 +56,8 @@ class Reading:
         elif (self.num_processes or 1) <= 1 or not _gives_pss():
             source = "rss"
         anon = getattr(self, f"{source}_anon_bytes")
-        return None if anon is None else anon + (getattr(self, f"{source}_shmem_bytes") or 0)
+        shmem = getattr(self, f"{source}_shmem_bytes") or 0  # old kernels do not count it
+        return None if anon is None else anon + shmem
 
     @property
     def rss_sum_bytes(self) -> int:
@@ -64,8 +66,8 @@ class Reading:
 
 
 @functools.cache
-def _gives_pss() -> bool:
-    return read_sums([os.getpid()], "smaps_rollup")[0] is not None  # Linux since 5.2
+def _gives_pss() -> bool:  # Linux splits PSS into parts since 5.2
+    return read_sums([os.getpid()], "smaps_rollup")[0] is not None
 
 
 # Fields of two files in /proc/PID. `status` takes 40 us. For `smaps_rollup` the kernel walks the
@@ -77,11 +79,11 @@ _FIELDS = {
 
 
 def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
-    """Return the sums over processes of the `_FIELDS` of a file in /proc/PID, in bytes."""
+    """Return the sums over processes of the `_FIELDS` of a file in /proc/PID, in bytes; None for a
+    sum that this kernel does not give."""
     names = _FIELDS[file]
-    rows = [read_fields(f"/proc/{pid}/{file}", names, 1024) for pid in pids]
-    living = [row for row in rows if row]
-    # A field that this kernel lacks is unknown, not zero.
+    rows = [read_fields(f"/proc/{pid}/{file}", names, 1024) for pid in pids]  # field -> bytes
+    living = [row for row in rows if row]  # an ended process has no file, or no field in it
     present = {name for name in names if living and all(name in row for row in living)}
     return [sum(row[name] for row in living) if name in present else None for name in names]
 
@@ -89,11 +91,11 @@ def read_sums(pids: Iterable[int], file: str) -> list[int | None]:
 def list_processes(pids: Iterable[int]) -> str:
     """Return the three largest processes, such as "python 4711 with 1.20 GB", by RssAnon +
     RssShmem."""
-    rows = []
+    rows = []  # (bytes, pid, name)
     for pid in pids:
         sizes = read_fields(f"/proc/{pid}/status", (b"RssAnon", b"RssShmem"), 1024)
         name = read_whole(f"/proc/{pid}/comm")
-        if sizes and name:
+        if sizes and name:  # else it has ended
             rows.append((sum(sizes.values()), pid, os.fsdecode(name).strip()))
     largest = sorted(rows, reverse=True)[:3]
     return ", ".join(f"{name} {pid} with {format_bytes(size)}" for size, pid, name in largest)
@@ -110,12 +112,13 @@ def own_memory() -> tuple[int, int, int]:
 
 def read_memory(tree: Tree, *, cgroup: Cgroup | None = None, pss: bool = False) -> Reading:
     """Read the memory of a process tree, and of `cgroup` if there is one."""
-    # read first: a process with an RSS afterwards was not being killed meanwhile
+    # Each is three sizes: anonymous, file, shared. The cgroup is read first: a process that has an
+    # RSS afterwards was not being killed meanwhile.
     counted = cgroup.parts() if cgroup else ()
     pids = tree.pids()
     rss = read_sums(pids, "status")
     shares: list[int | None] = read_sums(pids, "smaps_rollup") if pss else [None] * 3
-    return Reading(len(pids), *rss, *shares, *counted)
+    return Reading(len(pids), *rss, *shares, *counted)  # in the order of its fields
 
 
 def malloc_trim() -> None:
@@ -131,8 +134,11 @@ def release_memory() -> dict[str, int | None]:
     RssAnon + RssShmem, the others by reserved GPU memory.
     """
     freed: dict[str, int | None] = {}
-    steps: dict[str, Callable[[], object]]
-    steps = {"gc": gc.collect, "last_error": _drop_last_error, "malloc_trim": malloc_trim}
+    steps: dict[str, Callable[[], object]] = {
+        "gc": gc.collect,
+        "last_error": _drop_last_error,
+        "malloc_trim": malloc_trim,
+    }
     for name, step in steps.items():
         held_bytes = own_memory()[0]
         step()
@@ -140,24 +146,24 @@ def release_memory() -> dict[str, int | None]:
     torch = cuda_in_use()
     # Wait for queued kernels: `empty_cache` could not free their blocks.
     for name in ("synchronize", "empty_cache"):
-        freed[name] = None
+        freed[name] = None  # impossible without CUDA
         if torch:
-            reserved = torch.cuda.memory_reserved()
+            reserved = torch.cuda.memory_reserved()  # bytes, those of torch's cache included
             getattr(torch.cuda, name)()
             freed[name] = reserved - torch.cuda.memory_reserved()
     return freed
 
 
 def _drop_last_error() -> None:
-    error = getattr(sys, "last_value", None)
+    error = getattr(sys, "last_value", None)  # set by Python and IPython for an uncaught error
     if error is None:
         return
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         setattr(sys, name, None)
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
-        shell.InteractiveTB.tb = None
+        shell.InteractiveTB.tb = None  # for `%debug`
     while error is not None:  # other references to the error, such as IPython's, stay valid
         error.__traceback__ = None
         error = error.__context__
-    gc.collect()
+    gc.collect()  # frames and their variables often form cycles

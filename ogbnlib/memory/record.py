@@ -47,7 +47,7 @@ ADDED_COLUMNS = ("stalled_s",)  # release 0.2.0 wrote none
 Event = dict[str, Any]
 # Kinds of events with the fields that readers rely on. Other kinds and fields are kept as they are.
 # "part": named memory that the run now uses (0 bytes: freed); "graph": the same for the graph that
-# a loader of PyG keeps. "call" and "returned": a call that `ogbnlib.calls` records. "resumed": data
+# a loader of PyG keeps. "call" and "returned": a call that `memory.calls` records. "resumed": data
 # set and checkpoint were accepted.
 _NEEDED = {
     "begin": ["phase"],
@@ -82,24 +82,26 @@ def parse_events(data: bytes) -> Iterator[Event]:
                 yield event
 
 
-def _is_sound(event: object) -> bool:
+def _is_sound(event: object) -> bool:  # it has all needed fields, with the right types
     if not isinstance(event, dict) or not isinstance(event.get("event"), str):
         return False
     needed = {"time_s", *_NEEDED.get(event["event"], [])}
+    # A needed field that is missing or null stays None here, which is neither number nor text.
     values: Event = dict.fromkeys(needed) | {
-        name: event[name] for name in event if event[name] is not None
+        name: value for name, value in event.items() if value is not None
     }
     numbers = [value for name, value in values.items() if name.endswith(_NUMERIC)]
     texts = [values[name] for name in needed if not name.endswith(_NUMERIC)]
     return (
         all(isinstance(text, str) for text in texts)
+        # `type`, because True is an instance of int
         and all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-        and isinstance(event.get("command") or [], list)
+        and isinstance(event.get("command") or [], list)  # of a "start"
     )
 
 
 def phase_label(name: str, info: Mapping[str, Any]) -> str:
-    return f"{name} {info['epoch']}" if "epoch" in info else name
+    return f"{name} {info['epoch']}" if "epoch" in info else name  # such as "train epoch 3"
 
 
 @dataclass
@@ -108,9 +110,9 @@ class Phase:
 
     name: str
     start_s: float
-    depth: int
-    attempt: int
-    info: dict[str, Any]
+    depth: int  # number of phases around it
+    attempt: int  # number of the start or resumption of the run, from 1
+    info: dict[str, Any]  # other fields of its event "begin", and those of `_END_FIELDS`
     end_s: float | None = None  # None while it is open, or if its end was not recorded
     # `end_s`; without one, the end of an outer phase or the start of the next attempt
     until_s: float = math.inf
@@ -121,31 +123,35 @@ class Phase:
 
 
 class Record:
-    """Summary of a run's last attempt, from its events and samples in order of time."""
+    """Summary of a run's last attempt, from its events and samples in order of time.
+
+    Times of phases are relative to `origin_s`. Each phase of any attempt is appended to `history`.
+    """
 
     def __init__(self, *, origin_s: float = 0.0, history: list[Phase] | None = None):
         self._origin_s = origin_s
         self._history = history
-        self.attempt = 0
+        self.attempt = 0  # number of starts and resumptions so far
         self._reset()
 
-    def _reset(self, began_s: float | None = None) -> None:
+    def _reset(self, began_s: float | None = None) -> None:  # in `time.time()` seconds
         # peak of the memory in use (anonymous + shared) by phase name, "" between phases
         self.phases: dict[str, int] = {}
-        self.parts: dict[str, int] = {}  # named parts in use now
-        self.largest_parts: dict[str, int] = {}
+        self.parts: dict[str, int] = {}  # named parts in use now, in bytes
+        self.largest_parts: dict[str, int] = {}  # the largest size of each part so far
         # maximum of each sampled column, of `rss_bytes` (sum of RSS), and of `held_bytes` (in use)
         self.peaks: dict[str, int] = {}
         self.held_bytes: int | None = None  # anonymous + shared memory at the last sample
-        self.start: Event = {}
+        self.start: Event = {}  # the attempt's event "start"
         # the last event of each kind in `_LAST_KEPT`; the first "rank ended"
         self.events: dict[str, Event] = {}
-        self.duration_s = 0.0
+        self.duration_s = 0.0  # from the start to the last sample
         self._num_processes: int | None = None  # of the last sample
-        self._began_s = began_s
-        # memory after each epoch, for phases and marks separately: an epoch may have both
+        self._began_s = began_s  # None until a first event or sample
+        # memory in use after each epoch, in bytes; for phases ("end epoch", "end train epoch") and
+        # marks ("mark epoch") separately: an epoch may have both
         self._levels: dict[str, list[int]] = {}
-        self._open: list[Phase] = []
+        self._open: list[Phase] = []  # open phases, the outermost first
         # the innermost phase that an exception left, as long as no event of a phase follows
         self.failed: Phase | None = None
         self.newest: Phase | None = None  # the phase that began last
@@ -153,7 +159,7 @@ class Record:
         self._graphs = set[str]()  # names of the parts that are graphs of PyG's loaders
         # seconds in which a process waited for memory; None if the kernel does not count them
         self.stalled_s: float | None = None
-        self._stalled_before_s: float | None = None
+        self._stalled_before_s: float | None = None  # the kernel's count at the first sample
 
     @property
     def phase(self) -> Phase | None:
@@ -184,75 +190,75 @@ class Record:
     def growth(self) -> Growth | None:
         """Growth over the phases named "epoch" or "train epoch", or over the marks named "epoch";
         None without any."""
-        levels = max(self._levels.values(), key=len, default=[])
+        levels = max(self._levels.values(), key=len, default=[])  # the kind with most epochs
         return Growth.of(levels) if levels else None
 
     def event(self, event: Event) -> None:
         """Take the next event."""
         kind = event["event"]
-        since_s = event["time_s"] - self._origin_s
+        now_s = event["time_s"] - self._origin_s
         if kind in ("end", "mark"):
             self._add_level(event)
         if kind in ("begin", "mark"):
-            self.failed = None
+            self.failed = None  # the script handled the exception and went on
         if kind == "start":
-            for phase in self._open:
-                phase.until_s = since_s
+            for phase in self._open:  # a kill of the earlier attempt left them open
+                phase.until_s = now_s
             self._reset(event["time_s"])
             self.attempt += 1
             self.start = event
         elif kind == "begin":
-            self._begin(event, since_s)
+            self._begin(event, now_s)
         elif kind == "end":
-            self._end(event, since_s)
+            self._end(event, now_s)
         elif kind in ("part", "graph"):
             self._set_part(event)
         elif kind == "call":
             self._calls.append(event)
         elif kind == "returned":
-            self._calls = self._calls[:-1]
+            self._calls = self._calls[:-1]  # may be empty, if the event of the call was lost
         elif kind in _LAST_KEPT and not (kind == "rank ended" and kind in self.events):
-            self.events[kind] = event
+            self.events[kind] = event  # of ranks the first: the others end because of it
 
-    def _begin(self, event: Event, since_s: float) -> None:
-        info = {
-            name: value for name, value in event.items() if name not in ("time_s", "event", "phase")
-        }
-        phase = Phase(event["phase"], since_s, len(self._open), self.attempt, info)
+    def _begin(self, event: Event, now_s: float) -> None:
+        known = ("time_s", "event", "phase")
+        info = {name: value for name, value in event.items() if name not in known}
+        phase = Phase(event["phase"], now_s, len(self._open), self.attempt, info)
         self.newest = phase
         self._open.append(phase)
-        if self._history is not None:
+        if self._history is not None:  # the caller collects the phases of all attempts
             self._history.append(phase)
 
     def _set_part(self, event: Event) -> None:
         name = event["name"]
         size = int(event["bytes"])
         self.parts.pop(name, None)
-        if size:
+        if size:  # 0 means freed
             self.parts[name] = size
         self.largest_parts[name] = max(self.largest_parts.get(name, 0), size)
         if event["event"] == "graph":
             self._graphs.add(name)
 
-    def _add_level(self, event: Event) -> None:
+    def _add_level(self, event: Event) -> None:  # a mark, or the end of a phase
         name = event["phase" if event["event"] == "end" else "name"].lower()
+        # "epoch", "epoch 3", "train epoch 3", "training epochs"
         epoch = re.fullmatch(r"((train\w* )?epoch)s?( \d+)?", name)
         # A single process knows its own memory exactly. The last sample counts all processes.
         held_bytes = event.get("held_bytes") if (self._num_processes or 1) <= 1 else self.held_bytes
         if held_bytes is not None and epoch:
             self._levels.setdefault(f"{event['event']} {epoch[1]}", []).append(held_bytes)
 
-    def _end(self, event: Event, since_s: float) -> None:
+    def _end(self, event: Event, now_s: float) -> None:
         if event["phase"] not in [phase.name for phase in self._open]:
             return  # it began before this attempt, or its begin was lost
         while self._open:
             phase = self._open.pop()
-            phase.until_s = since_s
+            phase.until_s = now_s
             if phase.name == event["phase"]:
-                break  # the ends of the phases above it were lost
-        phase.end_s = since_s
+                break  # the ends of the phases inside it were lost
+        phase.end_s = now_s
         phase.info |= {_END_FIELDS[name]: event[name] for name in _END_FIELDS if name in event}
-        # An exception that leaves several phases is that of the innermost one.
+        # One exception ends several phases, from the innermost to the outermost: keep the first.
         failed = self.failed
         if "failed" not in event:
             self.failed = None
@@ -260,8 +266,8 @@ class Record:
             self.failed = phase
 
     def sample(self, time_s: float, reading: Reading) -> None:
-        """Take the next reading of the process tree."""
-        if self._began_s is None:
+        """Take the next reading of the process tree, taken at `time_s` in `time.time()` seconds."""
+        if self._began_s is None:  # no event "start" came before
             self._began_s = time_s
         self.duration_s = max(0.0, time_s - self._began_s)  # the clock may be set back
         self._num_processes = reading.num_processes
@@ -269,15 +275,12 @@ class Record:
             if self._stalled_before_s is None:
                 self._stalled_before_s = reading.stalled_s
             self.stalled_s = round(reading.stalled_s - self._stalled_before_s, 3)
-        sizes = {
-            name: size
-            for name, size in vars(reading).items()
-            if size is not None and name.endswith("_bytes")
-        }
+        values = vars(reading).items()
+        sizes = {name: n for name, n in values if n is not None and name.endswith("_bytes")}
         if reading.rss_anon_bytes is not None:
             sizes["rss_bytes"] = reading.rss_sum_bytes + (reading.rss_file_bytes or 0)
         held_bytes = reading.held_bytes
-        if held_bytes is not None:
+        if held_bytes is not None:  # None of a killed tree, or if only PSS could tell
             self.held_bytes = held_bytes
             sizes["held_bytes"] = held_bytes
             name = self._open[-1].name if self._open else ""

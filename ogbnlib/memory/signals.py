@@ -24,8 +24,7 @@ FORWARDED = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
 class Stopped(BaseException):
     """Raised after a signal stopped the run at a batch boundary and its checkpoint was written.
 
-    `run` is the `Run` of a child process, whose result is written.
-
+    `run` is the `Run` of a child process, whose result is written; None of a training in this one.
     Like `KeyboardInterrupt`, it is not an `Exception`. So a sweep with `except Exception` around
     each training ends too, and does not go on during Slurm's grace period.
     """
@@ -51,7 +50,7 @@ class Forward(StopRequest):
     """Handler that passes signals on to a process, including the last one from before its start."""
 
     def __init__(self) -> None:
-        self._pid: int | None = None
+        self._pid: int | None = None  # None before the process's start and after its end
         self.times_s: list[float] = []  # of stop signals, in `time.monotonic()` seconds
 
     def __call__(self, number: int, frame: object = None) -> None:
@@ -59,12 +58,12 @@ class Forward(StopRequest):
         if number in STOP_SIGNALS:
             self.times_s.append(time.monotonic())
         with contextlib.suppress(ProcessLookupError):
-            if self._pid is not None:
+            if self._pid is not None:  # else `begin` sends it, or the process has ended
                 os.kill(self._pid, number)
 
     def begin(self, pid: int) -> None:
         self._pid = pid
-        if self.number:
+        if self.number:  # a signal that came before the process's start
             os.kill(pid, self.number)
 
     def end(self) -> None:
@@ -80,26 +79,28 @@ def handled(
 
     Without effect outside the main thread: Python lets only that thread set handlers.
     """
-    earlier = {}
-    if threading.current_thread() is threading.main_thread():
-        earlier = {number: signal.signal(number, handler) for number in _without_nohup(numbers)}
+    is_main = threading.current_thread() is threading.main_thread()
+    replaced = _without_nohup(numbers) if is_main else []
+    earlier = {number: signal.signal(number, handler) for number in replaced}
     try:
         yield
     finally:
         for number, old in earlier.items():
+            # None is a handler that C code installed, which Python can't set again
             signal.signal(number, signal.SIG_DFL if old is None else old)
 
 
 def _without_nohup(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     # nohup makes a process ignore SIGHUP, a shell without job control SIGTSTP. Keep it so.
-    can_be_ignored = {signal.SIGHUP, signal.SIGTSTP}
-    return [n for n in numbers if n not in can_be_ignored or signal.getsignal(n) != signal.SIG_IGN]
+    can_be_ignored = (signal.SIGHUP, signal.SIGTSTP)
+    ignored = [n for n in can_be_ignored if signal.getsignal(n) == signal.SIG_IGN]
+    return [number for number in numbers if number not in ignored]
 
 
 @contextlib.contextmanager
 def block_stop_signals() -> Iterator[None]:
     """Make a process started inside keep its stop signals pending until it calls `take_over`."""
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # returns the mask before it
     try:
         yield
     finally:
@@ -118,10 +119,12 @@ def take_over(handler: Callable[[int, object], None] | signal.Handlers) -> None:
 
 
 def die_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
-    """Make the kernel send signal `number` to this process when its parent dies (prctl(2))."""
+    """Make the kernel send signal `number` to this process when its parent dies (prctl(2)).
+
+    `parent` is its process id, by default that in `PARENT_VARIABLE`, else of the present parent.
+    """
     ctypes.CDLL(None).prctl(1, number)  # PR_SET_PDEATHSIG
-    # The default for `parent` is the process named in `PARENT_VARIABLE`, else the present parent.
-    # The variable is removed because the children of this process have another parent.
+    # Remove the variable, because the children of this process have another parent.
     expected = os.environ.pop(PARENT_VARIABLE, str(os.getppid()))
     if os.getppid() != (parent or int(expected)):
         os._exit(128 + number)  # the parent died before prctl

@@ -15,9 +15,7 @@ from collections.abc import Iterator
 from .cgroup import read_whole
 
 _SET_SUBREAPER = 36  # prctl(2)
-_contexts: list[None] = []  # one for each command that is watched now
-_ROUNDS = 100  # of one signal; a program that starts others endlessly must not hang its watcher
-_END_S = 5.0  # longest wait; a process may hang in the kernel, as on a network file system
+_contexts: list[None] = []  # one entry for each `adopting` block that is open now
 
 
 def process_tree(pid: int) -> list[int]:
@@ -28,19 +26,19 @@ def process_tree(pid: int) -> list[int]:
     queue = [pid]
     while queue:
         current = queue.pop()
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            tasks = os.listdir(f"/proc/{current}/task")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            tasks = os.listdir(f"/proc/{current}/task")  # a task is a thread; each has children
             tree.append(current)
             for task in tasks:
                 queue += _children(current, task)
     return tree
 
 
-def _children(pid: int, task: int | str) -> list[int]:
+def _children(pid: int, task: int | str) -> list[int]:  # that this thread started or adopted
     return [int(word) for word in (read_whole(f"/proc/{pid}/task/{task}/children") or b"").split()]
 
 
-def _state_of(pid: int) -> str:
+def _state_of(pid: int) -> str:  # the letter after "PID (NAME) "; "" if the process is gone
     return os.fsdecode(read_whole(f"/proc/{pid}/stat") or b"").rpartition(")")[2][1:2]
 
 
@@ -57,7 +55,7 @@ def adopting() -> Iterator[None]:
         yield
     finally:
         _contexts.pop()
-        if not _contexts:
+        if not _contexts:  # no other command is watched
             libc.prctl(_SET_SUBREAPER, 0)
 
 
@@ -71,8 +69,8 @@ class Tree:
         self.pid = pid
         self.mark = mark
         self._watcher = os.getpid()
-        self._members: set[int] = set()
-        self._adopted: set[int] = set()
+        self._members: set[int] = set()  # all processes at the last call of `pids`
+        self._adopted: set[int] = set()  # orphans of the command, now children of the watcher
 
     def pids(self) -> list[int]:
         """Return the ids of the present processes, the command first."""
@@ -81,6 +79,7 @@ class Tree:
             # The kernel gives an orphan to the first thread of its new parent. Several threads may
             # be here at once, so no set is changed in place.
             children = {*_children(self._watcher, self._watcher)} - {self.pid}
+            # a known member keeps its place: it may replace its environment, or be a zombie
             self._adopted = {
                 child for child in children if child in self._members or self._has_mark(child)
             }
@@ -100,12 +99,12 @@ class Tree:
     def signal(self, number: int) -> set[int]:
         """Send a signal to every process, also to those that start meanwhile; return their ids."""
         reached: set[int] = set()
-        for _ in range(_ROUNDS):
+        for _ in range(100):  # a program that starts others endlessly must not hang its watcher
             new = {*self.pids()} - reached
             if not new:
                 break
             for pid in new:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # ended, or setuid
                     os.kill(pid, number)
             reached |= new
         return reached
@@ -117,17 +116,17 @@ class Tree:
         """
         self.signal(signal.SIGKILL)
 
-    def _left(self) -> list[int]:
-        return [
-            pid for pid in self.pids() if pid != self.pid and _state_of(pid) not in ("Z", "X", "")
-        ]
+    def _any_lives(self) -> bool:  # of the processes other than the command
+        others = (pid for pid in self.pids() if pid != self.pid)
+        return any(_state_of(pid) not in ("Z", "X", "") for pid in others)  # zombie, dead, gone
 
     def end(self) -> None:
         """Kill all processes and wait, at most 5 s, until all but the command itself are gone."""
-        until_s = time.monotonic() + _END_S
+        # a process may hang in the kernel for longer, as on a network file system
+        until_s = time.monotonic() + 5.0
         self.kill()
-        while self._left() and time.monotonic() < until_s:
+        while self._any_lives() and time.monotonic() < until_s:
             time.sleep(0.01)
             self.reap()
-            self.kill()
+            self.kill()  # also the processes that were started meanwhile
         self.reap()

@@ -32,18 +32,7 @@ outputs yet; `python -m ogbnlib notebooks NEW_FOLDER` writes fresh ones.
 """
 
 
-def _copy_course(root: Path, folder: Path) -> None:
-    """Copy the course files below `root` to `folder`, notebooks without outputs, and write the
-    README of a working folder."""
-    for pattern in _PATTERNS:
-        for path in root.glob(pattern):
-            target = folder / path.relative_to(root)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(_without_outputs(path))
-    (folder / "README.md").write_text(_README, encoding="utf-8")
-
-
-def _without_outputs(path: Path) -> bytes:
+def _without_outputs(path: Path) -> bytes:  # the content of a file, of a notebook without outputs
     if path.suffix != ".ipynb":
         return path.read_bytes()
     book = json.loads(path.read_bytes())
@@ -62,12 +51,17 @@ def write_course(folder: Path) -> None:
     Raises:
         InputError: The folder has content, or the installation has no notebooks.
     """
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[1]  # the wheel's has the folder `course`
     source = package / "course" if (package / "course").is_dir() else package.parent
     if not (source / "notebooks" / "00_quickstart.ipynb").is_file():
         raise InputError(
             f"{source}: expected the folder notebooks, found none; install ogbnlib from its wheel, "
             "or a clone by `pip install -e .`"
         )
-    with new_folder(folder) as part:
-        _copy_course(source, part)
+    with new_folder(folder) as part:  # renamed to `folder` at the end of the block
+        for pattern in _PATTERNS:
+            for path in source.glob(pattern):
+                target = part / path.relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(_without_outputs(path))
+        (part / "README.md").write_text(_README, encoding="utf-8")

@@ -34,11 +34,11 @@ class _Engine:
         """Check the parameters, then execute `nb`. If the parameters are refused, the output file
         stays as it was."""
         tagged = (cell for cell in nb.cells if "parameters" in cell.metadata.get("tags", []))
-        defaults = "".join(cell.source for cell in itertools.islice(tagged, 1))
+        defaults = "".join(cell.source for cell in itertools.islice(tagged, 1))  # the first one
         check_parameters(dict(nb.metadata.papermill.get("parameters") or {}), defaults)
         return self.__getattr__("execute_notebook")(nb, kernel_name, **options)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # for all that this class does not define
         from .kernel import NotebookEngine
 
         return getattr(NotebookEngine, name)
@@ -58,13 +58,13 @@ def begin_notebook() -> None:
 
     from ..doctor import machine
 
-    shell = get_ipython()
+    shell = get_ipython()  # None in a plain script
     if shell:
         # matplotlib reads this when it is first imported. JupyterLab would put a background behind
         # a figure that is transparent itself, therefore only its picture is.
         pictures = {"facecolor": "none", "bbox_inches": "tight"}
         shell.config.InlineBackend.update(print_figure_kwargs=pictures, rc=ON_ANY_THEME)
-    cells = shell.user_ns["In"] if shell else []
+    cells = shell.user_ns["In"] if shell else []  # the sources of the cells that ran so far
     for defaults, injected in itertools.pairwise(cells):
         # papermill inserts its cell of values below the cell of defaults
         if injected.startswith("# Parameters\n"):
@@ -77,10 +77,10 @@ def begin_notebook() -> None:
             "the imports below take 10 to 20 s the first time; a run continues when this tab is "
             'closed, and then\nRun.open("runs/NAME") in a new cell shows it'
         )
-    if Path("..", "notebooks", "00_quickstart.ipynb").is_file():
+    if Path("..", "notebooks", "00_quickstart.ipynb").is_file():  # started in folder notebooks/
         os.chdir("..")
     elif Path("notebooks", "00_quickstart.ipynb").is_file():
-        return
+        return  # started in the checkout, where its user expects the files
     print(f"working in {Path.cwd()}: relative paths such as data and runs lie there")
 
 
@@ -89,7 +89,7 @@ def check_parameters(values: dict[str, object], defaults: str) -> None:
 
     `defaults` is the source of the notebook's `parameters` cell.
     """
-    declared = _assignments(defaults) if values else {}
+    declared = _assignments(defaults) if values else {}  # name -> (type, default)
     problems = []
     for name, value in values.items():
         if name in declared:
@@ -103,7 +103,7 @@ def check_parameters(values: dict[str, object], defaults: str) -> None:
 
 
 def _wrong_type(name: str, value: object, annotation: str | None, default: object) -> str:
-    # papermill's -p turns "8" into a number and leaves "[5, 4]" as text
+    # papermill's -p turns "8" into a number and leaves "[5, 4]" as text; -y takes YAML, -r text
     example = f"-y '{name}: {json.dumps(default, default=list)}'"
     if _accepts(annotation, "text"):
         example = f"-r {name} TEXT"
@@ -114,8 +114,8 @@ def _wrong_type(name: str, value: object, annotation: str | None, default: objec
 
 
 def _assignments(source: str) -> dict[str, tuple[str | None, object]]:
-    """Return name -> (type, default) for each assignment; the type is the annotation, or else the
-    type of the default."""
+    """Return name -> (type, default) for each assignment in a cell's source. The type is the text of
+    the annotation, or else the type of the default; None if neither shows it."""
     # papermill's own `inspect_notebook` uses a regular expression that misses `str | None` and
     # `tuple[int, ...]`.
     parameters = {}
@@ -126,10 +126,11 @@ def _assignments(source: str) -> dict[str, tuple[str | None, object]]:
         # an expression, or no value, does not show a type
         with contextlib.suppress(ValueError, TypeError):
             default = ast.literal_eval(statement.value)  # type: ignore[arg-type]
-        name, _, kind = ast.unparse(statement).partition(" = ")[0].partition(": ")
-        if not kind and default is not None:
-            kind = type(default).__name__
-        parameters[name] = kind.strip("'\"") or None, default
+        target = ast.unparse(statement).partition(" = ")[0]  # "name" or "name: annotation"
+        name, _, annotation = target.partition(": ")
+        if not annotation and default is not None:
+            annotation = type(default).__name__
+        parameters[name] = annotation.strip("'\"") or None, default  # it may stand in quotes
     return parameters
 
 
@@ -137,9 +138,8 @@ def _accepts(annotation: str | None, value: object) -> bool:
     """Check a value by JSON's rules: a list fits `tuple` and an int fits `float`, but a bool is not
     an int."""
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(
-            eval(annotation or "object", {**vars(typing), "Path": Path})
-        )
+        kind = eval(annotation or "object", {**vars(typing), "Path": Path})
+        adapter: TypeAdapter[Any] = TypeAdapter(kind)
     except (NameError, AttributeError, TypeError, SyntaxError, PydanticUserError):
         return True  # a name that is not known here, such as np.ndarray
     try:

@@ -46,11 +46,11 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
 
     def __init__(self, nb_man: NotebookExecutionManager, pending: set[int], **options: Any):
         super().__init__(nb_man, **options)
-        self._pending = pending
+        self._pending = pending  # numbers of the received signals to forward
         self._index: int | None = None  # of the code cell that is running or ran last
-        self._error: BaseException | None = None
+        self._error: BaseException | None = None  # raised by that cell
 
-    def execute(self, **options: Any) -> Any:
+    def execute(self, **options: Any) -> Any:  # papermill calls this once, for all cells
         with tempfile.TemporaryDirectory(prefix="ogbnlib-kernel-") as self._folder:
             self._recorder = Recorder(self._folder)
             try:
@@ -66,7 +66,7 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         env = {name: value for name, value in os.environ.items() if name != "JPY_SESSION_NAME"}
         super().start_new_kernel(env=env, **options)
         self._process = self.km.provisioner.process
-        self._limit = Watchdog(None, find_cgroup(self._process.pid))
+        self._limit = Watchdog(None, find_cgroup(self._process.pid))  # only counts kills
         self._recorder.log.mark("start", command=["kernel"])
         self._recorder.start(
             Tree(self._process.pid), interval_s=0.1, on_sample=self._forward_signals
@@ -79,15 +79,16 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
             status = read_whole(f"/proc/{self._process.pid}/status")
             if status is None:  # the kernel has ended
                 return
-            mask = int(status.partition(b"SigCgt:")[2].split()[0], 16)  # its lowest bit is signal 1
-            if signum != signal.SIGUSR1 or mask >> (signum - 1) & 1:
+            # SigCgt is a bit mask of the signals with a handler; its lowest bit is signal 1
+            handled_mask = int(status.partition(b"SigCgt:")[2].split()[0], 16)
+            if signum != signal.SIGUSR1 or handled_mask >> (signum - 1) & 1:
                 self._pending.discard(signum)
                 logger.warning(
                     f"{signal.Signals(signum).name} received and forwarded to the kernel"
                 )
                 self._process.send_signal(signum)
 
-    def execute_cell(self, cell: NotebookNode, index: int) -> Any:
+    def execute_cell(self, cell: NotebookNode, index: int) -> Any:  # papermill calls this for each
         if cell.cell_type != "code":
             return super().execute_cell(cell, index)
         self._index = index
@@ -107,34 +108,35 @@ class _Client(PapermillNotebookClient):  # type: ignore[misc]
         # jupyter_client raises a plain RuntimeError for a kernel that died before it was ready.
         if isinstance(error, RuntimeError) and "Kernel died" in str(error):
             error = self._diagnose()
-        # the cell that ran, else the first code cell
+        # the cell that ran, else the first code cell; none in a notebook without code
         codes = [i for i, cell in enumerate(self.nb.cells) if cell.cell_type == "code"]
         for index in codes[:1] if self._index is None else [self._index]:
             cell = self.nb.cells[index]
             name = type(error).__name__
-            text = str(error)
             # drop the error output of the kernel's interruption
             cell.outputs = [out for out in cell.outputs if out.output_type != "error"]
+            lines = [f"{name}: {error}"]
             cell.outputs.append(
-                v4.new_output("error", ename=name, evalue=text, traceback=[f"{name}: {text}"])
+                v4.new_output("error", ename=name, evalue=str(error), traceback=lines)
             )
             self.nb_man.cell_exception(cell, cell_index=index)
         return error
 
-    def _diagnose(self) -> KernelDied:
+    def _diagnose(self) -> KernelDied:  # from exit code, kill counter and record
         status = self._process.wait()
         code = 128 - status if status < 0 else status  # Popen shows signal N as -N
-        self._limit.ended(code == 137)
+        self._limit.ended(by_sigkill=code == 137)
         result = {"exit_code": code, **self._limit.evidence()}
-        if result["outer_limit"] is None:
+        if result["outer_limit"] is None:  # no limit of a cgroup around the kernel was reached
             limit_bytes, source = effective_limit()
             result |= {"memory_limit_bytes": limit_bytes, "limit_by": source}
         facts = read_facts(result)
         end = explain(Path(self._folder), None, facts, self._recorder.record, at_work=False)
-        error = KernelDied(replace(end, actions=end.actions[:1]))  # it has no memory_limit to raise
+        # without the further actions: a kernel has no memory_limit to raise
+        error = KernelDied(replace(end, actions=end.actions[:1]))
         if code == 0:
             error = KernelDied("it ended with exit code 0 before the last cell, as by os._exit(0)")
-        error.exit_code = max(code, 1)
+        error.exit_code = max(code, 1)  # 0 would pass for success
         return error
 
 
@@ -145,21 +147,21 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
     def execute_notebook(cls, nb: NotebookNode, kernel_name: str, **options: Any) -> Any:
         """Execute `nb`. After a dead kernel or an unfinished training run, papermill exits with
         the exit code of that kernel or run."""
-        exit_code = None
+        exit_code = None  # None leaves it to papermill
         try:
             nb = super().execute_notebook(nb, kernel_name, **options)
         except KernelDied as error:
             exit_code = error.exit_code
-            # papermill's own tag makes the next execution remove the banner.
-            tags = {"tags": [ERROR_MARKER_TAG]}
             banner = f"## The kernel died\n{error}"
-            nb.cells.insert(0, v4.new_markdown_cell(banner, metadata=tags))
+            # papermill's own tag makes the next execution remove the banner.
+            nb.cells.insert(0, v4.new_markdown_cell(banner, metadata={"tags": [ERROR_MARKER_TAG]}))
         except CellTimeoutError:
             pass  # `raise_for_execution_errors` raises it
         try:
             raise_for_execution_errors(nb, nb.metadata.papermill["output_path"])
         except PapermillExecutionError as error:
-            codes = re.findall(r"^(\d+): ", error.evalue)
+            # The kernel reports the name and the text of the exception that ended a cell.
+            codes = re.findall(r"^(\d+): ", error.evalue)  # a `RunEnded` begins with its exit code
             if error.ename == Stopped.__name__:
                 exit_code = STOPPED
             elif error.ename == RunEnded.__name__ and codes:
@@ -181,9 +183,10 @@ class NotebookEngine(NBClientEngine):  # type: ignore[misc]
         execution_timeout: int | None = None,
         **options: Any,
     ) -> None:
-        del options["input_path"]
+        # As papermill's own method does, with these arguments as options of the client.
+        del options["input_path"]  # not an option of the client
         options |= {"timeout": execution_timeout, "startup_timeout": start_timeout, "log": logger}
         options["coalesce_streams"] = True  # one output of a cell's text, without overwritten lines
-        pending: set[int] = set()  # signals to forward
+        pending: set[int] = set()  # numbers of the signals to forward
         with handled(lambda number, _: pending.add(number)):
             _Client(nb_man, pending, kernel_name=kernel_name, **options).execute()

@@ -55,6 +55,7 @@ def _as_line_magic(lines: list[str]) -> list[str]:
         return lines
     from IPython.core.inputtransformer2 import cell_magic
 
+    # `cell_magic` transforms the lines below as IPython would a cell that begins with them
     return [lines[0].replace("%%", "%", 1), *cell_magic(lines[1:])]
 
 
@@ -63,8 +64,8 @@ class _Magics:
 
     def __init__(self, shell: "InteractiveShell"):
         self._shell = shell
-        self._recording = contextlib.ExitStack()
-        self._recorded_cell: ExecutionResult | None = None
+        self._recording = contextlib.ExitStack()  # the open `_recorded` block, if any
+        self._recorded_cell: ExecutionResult | None = None  # the cell with `%%memory`
 
     def memory(self, line: str, cell: str | None = None) -> None:
         """%%memory
@@ -73,7 +74,7 @@ class _Magics:
         Child processes are included; each page is counted once. Use `with ogbnlib.phase("load"):`
         in the cell to name moments.
         """
-        if cell is not None:
+        if cell is not None:  # called as a cell magic, such as by `run_cell_magic`
             self._shell.run_cell(f"%%memory\n{cell}")
             return
         self._recording.close()
@@ -87,7 +88,7 @@ class _Magics:
             self._recording.close()
 
     @contextlib.contextmanager
-    def _recorded(self) -> Iterator[None]:
+    def _recorded(self) -> Iterator[None]:  # prints and draws the block's memory at its end
         from ..memory.reading import own_memory
         from ..memory.recorder import Recorder
         from ..memory.tree import Tree
@@ -96,14 +97,14 @@ class _Magics:
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as folder:
             recorder = Recorder(folder)
             begin_s = time.monotonic()
-            start_bytes = own_memory()[0]
+            start_bytes = own_memory()[0]  # anonymous + shared memory of this process
             recorder.log.mark("start")
             recorder.start(Tree(os.getpid()), interval_s=0.02)
             try:
                 with marks.attached(folder), marks.phase("cell"):
                     yield
                 took_s = time.monotonic() - begin_s
-                left_bytes = own_memory()[0] - start_bytes
+                left_bytes = own_memory()[0] - start_bytes  # below 0, if the cell freed memory
             finally:
                 recorder.stop()
             peak = max(recorder.record.held_peak_bytes or 0, start_bytes)
@@ -143,10 +144,10 @@ class _Magics:
         with tempfile.TemporaryDirectory(prefix="ogbnlib-cell-") as path:
             folder = Path(path)
             self._write_job(folder, cell, _split(options.inputs), outputs)
-            argv = [sys.executable, "-m", __name__, str(folder)]
+            argv = [sys.executable, "-m", __name__, str(folder)]  # `_main` below
             limit = " ".join(options.limit).strip("'\"")
             own_dir = Path(options.run) if options.run else folder / "memory_limit"
-            run_dir = next_run_dir(own_dir.parent, own_dir.name)
+            run_dir = next_run_dir(own_dir.parent, own_dir.name)  # with a number, if it exists
             try:
                 done = watch(argv, limit, run_dir=run_dir)
             except KeyboardInterrupt:
@@ -154,7 +155,7 @@ class _Magics:
                     KeyboardInterrupt("the limited cell was interrupted; its process has ended")
                 ) from None
             self._show_displays(folder)
-            if (folder / "error").exists():
+            if (folder / "error").exists():  # an exception in the child, not a kill
                 error, lines = pickle.loads((folder / "error").read_bytes())
                 raise shortened(CellFailed(error), lines)
             if done.exit_code == 0:
@@ -164,21 +165,20 @@ class _Magics:
             self._draw(done, f"{own_dir.name}: {done.state}")
             if options.run:
                 self._shell.user_ns[own_dir.name] = done
-            self._hand_back(done, folder, outputs)
+            self._set_outputs(done, folder, outputs)
 
-    def _hand_back(self, done: "Run", folder: Path, outputs: list[str]) -> None:
+    def _set_outputs(self, done: "Run", folder: Path, outputs: list[str]) -> None:
+        # Copy the variables after --out into the notebook. The child writes their files last.
         files = {name: folder / f"--out-{name}.pickle" for name in outputs}
         if done.exit_code == 0 and all(file.exists() for file in files.values()):
             for name, file in files.items():
                 self._shell.user_ns[name] = pickle.loads(file.read_bytes())
         elif outputs:
-            names = ", ".join(outputs)
             end = done.state if done.exit_code else "by exit code 0, as by os._exit(0)"
-            raise shortened(
-                CellFailed(f"--out {names}: not set, as the cell's process ended: {end}")
-            )
+            problem = f"not set, as the cell's process ended: {end}"
+            raise shortened(CellFailed(f"--out {', '.join(outputs)}: {problem}"))
 
-    def _show_displays(self, folder: Path) -> None:
+    def _show_displays(self, folder: Path) -> None:  # the file has a pickle for each display
         cut_off = (EOFError, pickle.UnpicklingError)  # after the last display, by a kill within it
         with open(folder / "displays", "rb") as file, contextlib.suppress(*cut_off):
             while True:
@@ -186,25 +186,22 @@ class _Magics:
                 self._shell.display_pub.publish(data, metadata, **options)
 
     def _write_job(self, folder: Path, cell: str, inputs: list[str], outputs: list[str]) -> None:
+        # Write what `_main` reads: the variables after --in, and the job.
         for name in inputs:
-            if name not in self._shell.user_ns:
-                raise InputError(
-                    f"--in {name}: expected a variable of the notebook, found none of this name"
-                )
-            _dump(folder, name, self._shell.user_ns[name], "--in")
+            _dump(folder, "--in", name, self._shell.user_ns)
         job = {
             "cell": cell,
             "in": inputs,
             "out": outputs,
-            "path": [path or os.getcwd() for path in sys.path],
-            "number": self._shell.execution_count - 1,
+            "path": [path or os.getcwd() for path in sys.path],  # "" is the working folder
+            "number": self._shell.execution_count - 1,  # of this cell, for tracebacks
             "colors": self._shell.colors,
         }
         (folder / "job").write_bytes(pickle.dumps(job))
         (folder / "displays").touch()
 
     def _draw(self, run: "Run", title: str) -> None:
-        if not hasattr(self._shell, "kernel") or not len(run.samples):
+        if not hasattr(self._shell, "kernel") or not len(run.samples):  # no notebook: a terminal
             return
         from IPython.display import Image, display
         from matplotlib.figure import Figure
@@ -219,16 +216,23 @@ class _Magics:
         display(Image(picture.getvalue()))
 
 
-def _split(names: list[str]) -> list[str]:
-    return re.findall(r"[^\s,]+", " ".join(names))
+def _split(words: list[str]) -> list[str]:  # the names in "a,b", "a, b" or "a b"
+    return re.findall(r"[^\s,]+", " ".join(words))
 
 
-def _dump(folder: Path, name: str, value: object, option: str) -> None:
+def _dump(folder: Path, option: str, name: str, variables: dict[str, object]) -> None:
+    # Pickle the variable that `option`, --in or --out, names to a file for the other process.
+    if name not in variables:
+        owner = "notebook" if option == "--in" else "cell"
+        raise InputError(
+            f"{option} {name}: expected a variable of the {owner}, found none of this name"
+        )
     try:
         with open(folder / f"{option}-{name}.pickle", "wb") as file:
-            cloudpickle.dump(value, file)
+            cloudpickle.dump(variables[name], file)
     except (TypeError, ValueError, AttributeError, RuntimeError, pickle.PicklingError) as error:
-        problem = f"expected an object that cloudpickle can copy, found a {type(value).__name__}"
+        kind = type(variables[name]).__name__
+        problem = f"expected an object that cloudpickle can copy, found a {kind}"
         raise InputError(f"{option} {name}: {problem} ({error})") from None
 
 
@@ -241,10 +245,9 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
     from traitlets.config import Config
 
     class Publisher(DisplayPublisher):  # type: ignore[misc]
-        def publish(
-            self, data: dict[str, object], metadata: object = None, **options: object
-        ) -> None:
-            # Widgets exist only in the child, so the kernel can't show them.
+        def publish(self, data: dict[str, Any], metadata: Any = None, **options: Any) -> None:
+            # `data` maps MIME types to contents. Widgets exist only in the child, so the kernel
+            # can't show them.
             shown = {kind: value for kind, value in data.items() if "jupyter.widget" not in kind}
             with open(folder / "displays", "ab") as file:
                 pickle.dump((shown, metadata, options), file)
@@ -252,9 +255,9 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
         def clear_output(self, wait: bool = False) -> None:
             pass  # the notebook has shown the earlier text already
 
-    class Hook(DisplayHook):  # type: ignore[misc]
+    class Hook(DisplayHook):  # type: ignore[misc]  # for the value of the cell's last line
         def write_output_prompt(self) -> None:
-            pass
+            pass  # "Out[1]:" would be text between the cell's own
 
         def write_format_data(self, format_dict: dict[str, object], md: object = None) -> None:
             self.shell.display_pub.publish(format_dict, md)
@@ -263,16 +266,17 @@ def _make_shell(folder: Path, job: dict[str, Any]) -> "InteractiveShell":
         display_pub_class = Publisher
         displayhook_class = Hook
         error_lines: tuple[str, ...] = ()
+        # no windows, no prompt to leave, and the kernel shows errors
         enable_gui = ask_exit = show_usage_error = lambda *_: None
 
         def _showtraceback(self, etype: object, evalue: object, stb: list[str]) -> None:
-            self.error_lines = tuple(stb)
+            self.error_lines = tuple(stb)  # the kernel shows them, see `_main`
 
     module = types.ModuleType("__main__")  # workers and pickles look up the cell's definitions here
     config = Config({"HistoryManager": {"enabled": False}})
     shell = Shell.instance(config=config, user_module=module, colors=job["colors"])
     shell.execution_count = job["number"]
-    load_ipython_extension(shell)
+    load_ipython_extension(shell)  # the cell may use %%memory
     return shell
 
 
@@ -280,15 +284,15 @@ class _StatementPhases(ast.NodeTransformer):
     """Transformer of a cell's code that makes each statement a phase, such as "line 2: x = f()"."""
 
     def __init__(self, shell: "InteractiveShell") -> None:
-        self.phase = contextlib.ExitStack()
+        self.phase = contextlib.ExitStack()  # the phase of the statement that runs
         shell.user_ns["_begin_statement"] = self._begin
         shell.ast_transformers.append(self)
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str) -> None:  # called by the cell before each statement
         self.phase.close()
         self.phase.enter_context(marks.phase(name))
 
-    def visit_Module(self, tree: ast.Module) -> ast.Module:
+    def visit_Module(self, tree: ast.Module) -> ast.Module:  # puts `_begin` before each statement
         body: list[ast.stmt] = []
         for statement in tree.body:
             first = ast.unparse(statement).splitlines()[0].removesuffix(":")
@@ -297,19 +301,20 @@ class _StatementPhases(ast.NodeTransformer):
                 first = re.sub(rf"^(.{{1,{_STATEMENT_LETTERS}}})(?!(?<=\w)\w).*", r"\1…", first)
             name = f"line {statement.lineno}: {first}"
             begin = ast.parse(f"_begin_statement({name!r})").body[0]
+            # errors in both are those of the statement's line
             body += [ast.copy_location(begin, statement), statement]
         tree.body = body
         return ast.fix_missing_locations(tree)
 
 
-def _main(folder: Path) -> int:
+def _main(folder: Path) -> int:  # runs the job of `_write_job` in the child process
     job = pickle.loads((folder / "job").read_bytes())
     sys.path[:] = job["path"]
     os.environ.setdefault("MPLBACKEND", "agg")  # where no notebook shows pictures
     # a read from the kernel's own input would wait for ever
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     shell = _make_shell(folder, job)
-    lines: list[str] = []
+    lines: list[str] = []  # of the traceback of an error in the cell
     try:
         for name in job["in"]:
             with marks.phase(f"unpickle {name}"):
@@ -325,14 +330,10 @@ def _main(folder: Path) -> int:
                     )
                 raise error  # here, so that its line is recorded as the phase that failed
         for name in job["out"]:
-            if name not in shell.user_ns:
-                raise InputError(
-                    f"--out {name}: expected a variable of the cell, found none of this name"
-                )
             with marks.phase(f"pickle {name}"):
-                _dump(folder, name, shell.user_ns[name], "--out")
+                _dump(folder, "--out", name, shell.user_ns)
     except BaseException as error:
-        text = f"{type(error).__name__}: {error}"
+        text = f"{type(error).__name__}: {error}"  # `memory_limit` raises it in the kernel
         (folder / "error").write_bytes(pickle.dumps((text, lines or [text])))
         return 1
     return 0

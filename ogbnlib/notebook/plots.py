@@ -31,7 +31,8 @@ PARTS = {
     "shmem": ("shared (/dev/shm)", "#8e5bb0"),
     "file": ("file cache (reclaimable)", "#c9d8ea"),
 }
-# prefix of a phase's name -> label and colour; legends leave out labels with a leading "_"
+# prefix of a phase's name -> label in the legend and colour; matplotlib leaves out of a legend the
+# labels with a leading "_"
 _SHADES = {
     "load": ("loading", "#8c7853"),
     "build": ("building loaders", "#f08a24"),
@@ -39,9 +40,8 @@ _SHADES = {
     "eval": ("evaluating", "#3fae4b"),
     "release": ("_release", "none"),
 }
-# Strong colours, drawn faintly: pale on a white page, dark on a dark one, and readable below names.
-_SHADE_ALPHA = 0.22
-# words in the name of a memory part -> its colour; black text is readable on each
+# words in the name of a memory part -> its colour; the first that fits counts. Black text is
+# readable on each.
 _PART_COLOURS = {
     "features": "#8db4e2",
     "COO": "#f0a35e",
@@ -67,23 +67,17 @@ LIMIT = "#c0392b"
 KILLED = "#d62728"
 _CROSS: dict[str, Any] = {"color": KILLED, "markersize": 13, "markeredgecolor": "white"}
 _ROOM = 1.12  # height of the axis / the highest sample or limit
-_NAME_LETTERS = 24  # most letters in a line of a phase's name
-_VERDICTS = {FITS: "#2f8f4e", TIGHT: "#b3741f", WILL_NOT_FIT: KILLED, None: GREY}
-_PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": GREY}
+_VERDICTS = {FITS: "#2f8f4e", TIGHT: "#b3741f", WILL_NOT_FIT: KILLED, None: GREY}  # None: no limit
+_PLAIN: dict[str, Any] = {"fontsize": 8, "frameon": False, "labelcolor": GREY}  # of legends
 
 
 def _figure(
-    rows: int, columns: int, size: tuple[float, float], sharey: bool = False
+    rows: int, columns: int, size: tuple[float, float], **options: Any
 ) -> tuple[Figure, Array]:
-    # Without its frame a figure is transparent, and JupyterLab puts no background behind it.
+    # `size` is in inches; the array of axes is (rows, columns). Without its frame a figure is
+    # transparent, and JupyterLab puts no background behind it.
     figure, grid = plt.subplots(
-        rows,
-        columns,
-        squeeze=False,
-        sharey=sharey,
-        figsize=size,
-        layout="constrained",
-        frameon=False,
+        rows, columns, squeeze=False, figsize=size, layout="constrained", frameon=False, **options
     )
     for ax in grid.flat:
         _axes(ax)
@@ -91,6 +85,7 @@ def _figure(
 
 
 def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes:
+    # Make axes readable on a light and a dark page. The size of a new figure is in inches.
     if ax is None:
         return _figure(1, 1, (width, height))[1][0, 0]
     ax.set_facecolor("none")
@@ -105,12 +100,13 @@ def _axes(ax: Axes | None = None, width: float = 9, height: float = 4.2) -> Axes
 def _mark(
     ax: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (0, 0), **style: Any
 ) -> None:
+    # `at` is in the axes' units, or in those of `xycoords`; `shift` is in points.
     style = {"zorder": 7, "fontsize": 8.5, "color": GREY, **style}
     ax.annotate(text, at, xytext=shift, textcoords="offset points", **style)
 
 
 def _unit(largest_bytes: float) -> tuple[int, str]:
-    return (GB, "GB") if largest_bytes >= GB else (MB, "MB")
+    return (GB, "GB") if largest_bytes >= GB else (MB, "MB")  # bytes in the axis's unit, its name
 
 
 def _plain(text: object) -> str:
@@ -119,23 +115,24 @@ def _plain(text: object) -> str:
     return printable(text).replace("\n", " ").replace("$", r"\$")
 
 
-def _top_bytes(run: Run) -> float:
-    """The upper end of the axis for a run alone."""
-    memory = held_memory(run.timeline)
+def _top_bytes(run: Run) -> float:  # the upper end of the memory axis for a run alone
+    memory = held_memory(run.timeline)  # one row for each sample, a column for each of PARTS
     highest = float(memory[[*PARTS]].fillna(0).sum(axis="columns").max()) if len(memory) else 0.0
     return _ROOM * max(highest, float(run.result.get("memory_limit_bytes") or 0), MB)
 
 
-def _look(phase: Phase) -> tuple[str, str]:
-    """Return a phase's label in the legend, and its colour."""
+def _look(phase: Phase) -> tuple[str, str]:  # its label in the legend, and its colour
     name = phase.name.lower()
-    if name.startswith("line ") and "loader(" in name:
+    if name.startswith("line ") and "loader(" in name:  # a statement of a %%memory_limit cell
         name = "build"
     shades = (shade for prefix, shade in _SHADES.items() if name.startswith(prefix))
     return next(shades, ("_other", "none"))
 
 
-def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[tuple[float, float]]:
+def _uncovered(
+    start_s: float, stop_s: float, inner: Iterable[Phase]
+) -> Iterator[tuple[float, float]]:
+    # Yield the spans from `start_s` to `stop_s` in which none of the inner phases runs.
     for phase in sorted(inner, key=lambda phase: phase.start_s):
         if start_s < phase.start_s < stop_s:
             yield start_s, phase.start_s
@@ -145,24 +142,30 @@ def _pieces(start_s: float, stop_s: float, inner: Iterable[Phase]) -> Iterator[t
         yield start_s, stop_s
 
 
-def _wrapped(label: str, lines: int) -> str:
-    text = _plain(label)
-    letters = max(_NAME_LETTERS, *map(len, text.split())) if lines > 1 else _NAME_LETTERS
-    rows = textwrap.TextWrapper(letters, max_lines=lines, placeholder="…", break_long_words=False)
-    return rows.fill(text)
+def _wrapped(label: str, lines: int) -> str:  # cut with "…"; of two lines no word is cut
+    text = _plain(label).replace(".", ".\v")  # a row may end after a dot, as in a.long_name()
+    letters = max(24, *map(len, text.split())) if lines > 1 else 24
+    rows = textwrap.TextWrapper(
+        letters,
+        max_lines=lines,
+        placeholder="…",
+        break_long_words=False,
+        replace_whitespace=False,
+    )
+    return rows.fill(text).replace("\v", "")
 
 
-def _legend(ax: Axes) -> dict[str, Artist]:
-    """Return one artist of each label."""
+def _legend(ax: Axes) -> dict[str, Artist]:  # label -> its last artist
     artists, labels = ax.get_legend_handles_labels()
     return dict(zip(labels, artists, strict=True))
 
 
 def _with_gaps(time_s: Array, stacks: Array, resumed_s: Iterable[float]) -> tuple[Array, Array]:
     """Add zeros from the last sample of an attempt to the start of the next one: no process ran."""
+    # time_s: (samples,), stacks: (parts, samples), resumed_s: the starts of the later attempts
     for start_s in resumed_s:
-        at = int(np.searchsorted(time_s, start_s))
-        if at:
+        at = int(np.searchsorted(time_s, start_s))  # the first sample of the attempt
+        if at:  # else there is none before it
             time_s = np.insert(time_s, [at, at], [time_s[at - 1], start_s])
             stacks = np.insert(stacks, [at, at], 0.0, axis=1)
     return time_s, stacks
@@ -171,18 +174,20 @@ def _with_gaps(time_s: Array, stacks: Array, resumed_s: Iterable[float]) -> tupl
 class _Timeline:
     """Picture of a run's memory over time, in one axes.
 
-    Sizes are in the unit of the axis, times in seconds since the run began.
+    Sizes are in the unit of the axis, times in seconds since the run began. The picture begins at the
+    first phase with the label `since`.
     """
 
     def __init__(self, ax: Axes, run: Run, top_bytes: float, since: str | None = None):
         self._ax = ax
         self._run = run
         self._unit, unit_name = _unit(top_bytes / _ROOM)
-        self._limit = (run.result.get("memory_limit_bytes") or 0) / self._unit
+        self._limit = (run.result.get("memory_limit_bytes") or 0) / self._unit  # 0 without one
         starts_s = [event["time_s"] for event in run.events if event["event"] == "start"]
         self._resumed_s = [start_s - run.events[0]["time_s"] for start_s in starts_s[1:]]
         samples = held_memory(run.timeline)
         sizes = np.asarray(samples[[*PARTS]].fillna(0), np.float64).T / self._unit
+        # (samples,) and (3, samples): anonymous, shared, file cache
         self._time_s, self._stacks = _with_gaps(
             samples["time_s"].to_numpy(), sizes, self._resumed_s
         )
@@ -201,9 +206,9 @@ class _Timeline:
         if not page_cache:
             self._stacks[-1] = 0
         names, colours = zip(*PARTS.values(), strict=True)
-        least = 0.005 * self._stacks.sum(axis=0).max(initial=0)
+        least = 0.005 * self._stacks.sum(axis=0).max(initial=0)  # thinner parts are invisible
         labels = [
-            name if part.max(initial=0) > least else f"_{name}"
+            name if part.max(initial=0) > least else f"_{name}"  # "_": not in the legend
             for name, part in zip(names, self._stacks, strict=True)
         ]
         self._ax.stackplot(
@@ -224,7 +229,7 @@ class _Timeline:
         """Mark the last sample of each interrupted attempt, and the start of the next one."""
         for start_s in self._resumed_s:
             (earlier,) = np.nonzero((self._time_s < start_s) & (self._in_use > 0))
-            last = earlier[-1:]
+            last = earlier[-1:]  # the index of one sample, or none
             self._ax.plot(
                 self._time_s[last], self._in_use[last], "X", zorder=8, label="interrupted", **_CROSS
             )
@@ -233,20 +238,22 @@ class _Timeline:
             _mark(self._ax, "resumed", at, (4, 0), color=KILLED, xycoords=("data", "axes fraction"))
 
     def _set_title(self, text: str) -> None:
-        is_killed = self._run.exit_code in (137, OUT_OF_CUDA_MEMORY)
+        is_killed = self._run.exit_code in (137, OUT_OF_CUDA_MEMORY)  # 137: 128 + SIGKILL
         self._ax.set_title(text, fontsize=10, color=KILLED if is_killed else GREY)
 
     def _stop_s(self, phase: Phase) -> float:
-        """The moment at which a phase ended, or its process was seen last."""
+        """Return the moment at which a phase ended, or its process was seen last."""
         stop_s = min(phase.until_s, self._end_s)
         if phase.end_s is not None or stop_s == self._end_s:
             return stop_s
+        # A kill left it open, until the next attempt's start `stop_s`: the last sample before
         return float(self._time_s[self._time_s < stop_s].max(initial=phase.start_s))
 
     def _shade_phases(self) -> list[tuple[float, float, str]]:
-        """Draw the phases behind the memory; return the spans for their names."""
-        is_training = self._run.paths.config.is_file()  # of other commands, every phase is drawn
-        shown = (*_SHADES,) if is_training else ""
+        """Draw the phases behind the memory; return the spans for their names, as (start in seconds,
+        end, name)."""
+        is_training = self._run.paths.config.is_file()  # else a watched command
+        shown = (*_SHADES,) if is_training else ""  # prefixes of names; "" fits all
         phases = [phase for phase in self._run.phases if phase.name.lower().startswith(shown)]
         spans = []
         if phases:
@@ -255,22 +262,24 @@ class _Timeline:
             spans.append((0.0, first_s, "imports" if is_training else "start"))
         for phase in sorted(phases, key=lambda phase: phase.depth):
             # An outer phase is not drawn under its inner ones: two colours would mix to a third.
-            inner = [
-                p for p in phases if p.depth > phase.depth and not p.name.startswith("release")
-            ]
-            pieces = [*_pieces(phase.start_s, self._stop_s(phase), inner)]
+            deeper = [other for other in phases if other.depth > phase.depth]
+            # a phase "release" has no colour of its own
+            inner = [other for other in deeper if not other.name.startswith("release")]
+            pieces = [*_uncovered(phase.start_s, self._stop_s(phase), inner)]
             self._shade(phase, pieces)
-            spans += [(*piece, phase.label) for piece in pieces[-1:]]
+            spans += [(*piece, phase.label) for piece in pieces[-1:]]  # named in its last piece
         return spans
 
-    def _shade(self, phase: Phase, pieces: list[tuple[float, float]]) -> None:
+    def _shade(self, phase: Phase, pieces: list[tuple[float, float]]) -> None:  # (start, end) in s
         label, colour = _look(phase)
         seen_s = [stop_s - max(start_s, self._begin_s) for start_s, stop_s in pieces]
         if max(seen_s, default=0.0) < 0.004 * self._shown_s:  # thinner than a line
             label = "_thin"
         for piece in pieces:
+            # Strong colours, drawn faintly: pale on a white page, dark on a dark one, and readable
+            # below names.
             self._ax.axvspan(
-                *piece, color=colour, alpha=_SHADE_ALPHA, label=label, linewidth=0, zorder=0.01
+                *piece, color=colour, alpha=0.22, label=label, linewidth=0, zorder=0.01
             )
         self._ax.axvline(phase.start_s, color=GREY, linewidth=0.3, zorder=0.5)
 
@@ -278,11 +287,12 @@ class _Timeline:
         """Write names vertically into spans that are wide enough: inside the curve where memory is
         high, else above it."""
         figure: Any = self._ax.get_figure()
-        # the width of a line of text, 9.5 points, in seconds
-        line_s = 9.5 / (72 * figure.get_figwidth() * self._ax.get_position().width) * self._shown_s
+        # the width of a line of text, 9.5 points, in seconds; an inch has 72 points
+        width_points = 72 * figure.get_figwidth() * self._ax.get_position().width  # of the axes
+        line_s = 9.5 / width_points * self._shown_s
         for start_s, stop_s, label in spans:
             start_s = max(start_s, self._begin_s)
-            if stop_s - start_s < line_s:
+            if stop_s - start_s < line_s:  # too narrow
                 continue
             inside = self._in_use[(self._time_s >= start_s) & (self._time_s <= stop_s)]
             is_high = len(inside) > 0 and inside.mean() > 0.5 * self._ax.get_ylim()[1]
@@ -290,7 +300,7 @@ class _Timeline:
                 (start_s + stop_s) / 2,
                 0.02 if is_high else 0.97 / _ROOM,  # below the limit
                 _wrapped(label, 2 if stop_s - start_s > 2.2 * line_s else 1),
-                transform=self._ax.get_xaxis_transform(),
+                transform=self._ax.get_xaxis_transform(),  # x in seconds, y from 0 to 1
                 zorder=4,
                 rotation=90,
                 ha="center",
@@ -302,7 +312,7 @@ class _Timeline:
     def _draw_end(self) -> None:
         """Mark a kill with its phase, or the peak of a run that was not killed."""
         title = self._ax.get_title()
-        if self._run.exit_code != 137:
+        if self._run.exit_code != 137:  # 128 + SIGKILL
             # The peak stands in the title: beside its point it would cover the phases' names.
             at = int(self._in_use.argmax())
             self._ax.plot(self._time_s[at], self._in_use[at], "o", color=GREY, ms=5, zorder=6)
@@ -314,22 +324,15 @@ class _Timeline:
         self._ax.plot([self._end_s] * 2, climb, ":", color=KILLED, linewidth=1.5, zorder=5)
         self._ax.plot(self._end_s, climb[1], "X", zorder=8, label="killed", **_CROSS)
         name = self._run.diagnosis.phase
-        if not name:
-            return
-        self._set_title(f"{title}\nin phase '{_plain(name)}'")
-        start_s = max([0.0, *(phase.start_s for phase in self._run.phases if phase.label == name)])
-        # however short it was, and within the axis, which is 2 % longer than the run
-        stop_s = max(self._end_s, start_s + 0.015 * self._shown_s)
-        # behind the stack: over it, red and blue would mix to the colour of shared memory
-        self._ax.axvspan(
-            start_s,
-            stop_s,
-            color=KILLED,
-            alpha=0.45,
-            linewidth=0,
-            zorder=1,
-            label="phase of the kill",
-        )
+        if name:  # else it died between two phases
+            self._set_title(f"{title}\nin phase '{_plain(name)}'")
+            # of several phases with this label, the last one was killed
+            start_s = max((p.start_s for p in self._run.phases if p.label == name), default=0.0)
+            # however short it was, and within the axis, which is 2 % longer than the run
+            stop_s = max(self._end_s, start_s + 0.015 * self._shown_s)
+            # behind the stack: over it, red and blue would mix to the colour of shared memory
+            look: dict[str, Any] = {"color": KILLED, "alpha": 0.45, "linewidth": 0, "zorder": 1}
+            self._ax.axvspan(start_s, stop_s, label="phase of the kill", **look)
 
 
 def plot_timeline(
@@ -345,15 +348,9 @@ def plot_timeline(
     _Timeline(ax, run, _top_bytes(run), since).draw(title)
     artists = _legend(ax)
     figure: Any = ax.get_figure()
-    below = -0.67 / figure.get_figheight()  # below the axis' label, in pictures of any height
-    ax.legend(
-        artists.values(),
-        artists.keys(),
-        ncol=4,
-        loc="upper center",
-        bbox_to_anchor=(0.5, below),
-        **_PLAIN,
-    )
+    # 0.67 inches below the axes, where the axis' label ends, as a share of the picture's height
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.67 / figure.get_figheight())}
+    ax.legend(artists.values(), artists.keys(), ncol=4, **place, **_PLAIN)
     return ax
 
 
@@ -366,14 +363,14 @@ def plot_runs(runs: Runs, *, columns: int = 3, one_time_axis: bool = False) -> F
     if not titled:
         raise InputError("runs: expected at least one run to draw, got none")
     columns = min(columns, len(titled))
-    rows = -(-len(titled) // columns)
-    # 3 panels fit into JupyterLab at 1400 pixels
+    rows = -(-len(titled) // columns)  # rounded up
+    # inches; 3 panels fit into JupyterLab at 1400 pixels
     size = (4.0 if columns > 2 else 4.6) * columns, 3.9 * rows
     figure, grid = _figure(rows, columns, size, sharey=True)
     axes = grid.ravel()
     top_bytes = max(map(_top_bytes, titled.values()))
-    artists: dict[str, Artist] = {}
-    for ax, (name, run) in zip(axes, titled.items(), strict=False):
+    artists: dict[str, Artist] = {}  # one for each label of any panel
+    for ax, (name, run) in zip(axes, titled.items(), strict=False):  # the last row may not be full
         _Timeline(ax, run, top_bytes).draw(f"{name}: {run.state}", page_cache=False)
         artists |= _legend(ax)
     plt.setp(axes[len(titled) :], visible=False)
@@ -392,35 +389,43 @@ def epoch_times(runs: Mapping[tuple[str, str], RunLike]) -> Axes:
     under the smallest limit are named there.
     """
     ax = _axes(width=7.5, height=4)
-    rows = []
+    rows = {}
     for (policy, limit), folder in runs.items():
         run = Run.open(folder)
-        limit_bytes = run.result.get("memory_limit_bytes") or 0
-        first_s = run.metrics["time_s"].iloc[:1].mean()
-        rows.append((policy, limit, limit_bytes, bool(run.exit_code), first_s, epoch_s(run)))
-    columns = ["policy", "limit", "limit_bytes", "killed", "first_s", "later_s"]
-    table = pd.DataFrame(rows, columns=columns)
-    table["at"] = table["limit_bytes"].rank(method="dense") - 1
+        rows[policy, limit] = {
+            "policy": policy,
+            "limit": limit,  # as the user wrote it, such as "128 GB"
+            "limit_bytes": run.result.get("memory_limit_bytes") or 0,
+            "killed": bool(run.exit_code),
+            "first_s": run.metrics["time_s"].iloc[:1].mean(),  # NaN if no epoch was finished
+            "later_s": epoch_s(run),
+        }
+    table = pd.DataFrame(
+        rows.values(), columns=["policy", "limit", "limit_bytes", "killed", "first_s", "later_s"]
+    )
+    table["at"] = table["limit_bytes"].rank(method="dense") - 1  # place on the axis: 0, 1, 2, ...
+    # Points and crosses of several policies at one limit stand side by side.
+    middle = (table["policy"].nunique() - 1) / 2
     for number, (policy, own) in enumerate(table.groupby("policy", sort=False)):
+        own = own.assign(at=own["at"] + 0.12 * (number - middle))
         finished = own[~own["killed"]].sort_values("at")
         (line,) = ax.plot(finished["at"], finished["later_s"], "o-", label=policy, zorder=3)
         colour = line.get_color()
         ax.plot(finished["at"], finished["first_s"], ".:", color=colour, zorder=2)
-        # Crosses of several policies at one limit stand side by side.
-        dead = own["at"][own["killed"]] + 0.12 * (number - table["policy"].nunique() / 2)
+        dead = own["at"][own["killed"]]
         cross = {**_CROSS, "color": colour}
         # An empty line that is not clipped would make the layout reserve the room up to the corner.
         ax.plot(dead, 0 * dead, "X", clip_on=False, in_layout=False, zorder=5, **cross)
-        for row in finished[finished["at"] == 0].itertuples():
+        for row in finished[finished["limit_bytes"] == table["limit_bytes"].min()].itertuples():
             text = f"{_plain(policy)} finished under {row.limit}"
-            _mark(ax, text, (0, row.later_s), (8, 8), color=colour)
-    limits = table.drop_duplicates("at").sort_values("at")
+            _mark(ax, text, (row.at, row.later_s), (8, 8), color=colour)
+    limits = table.drop_duplicates("at").sort_values("at")  # one row for each limit
     ticks = [
         f"{limit}\n({format_bytes(size)})"
         for limit, size in zip(limits["limit"], limits["limit_bytes"], strict=True)
     ]
     ax.set_xticks(range(len(ticks)), ticks)
-    ax.margins(y=0.15)
+    ax.margins(x=0.12, y=0.15)
     ax.set(
         ylim=(0, None),
         ylabel="seconds of an epoch; dotted: the first",
@@ -437,15 +442,15 @@ def plot_accuracy(runs: Runs) -> Figure:
     ring: dict[str, Any] = {"markersize": 9, "markeredgecolor": GREY}
     for name, run in named(runs).items():
         epochs = run.metrics["epoch"]
-        best = run.best_epoch
-        (line,) = losses.plot(epochs, run.metrics["loss"], ".-", label=_plain(name))
-        style = {"color": line.get_color(), "label": _plain(f"{name}, valid")}
-        accuracies.plot(epochs, run.metrics["valid"], ".-", **style)
-        style["label"] = _plain(f"{name}, test")
-        accuracies.plot(epochs, run.metrics["test"], ".--", alpha=0.6, **style)
+        best = run.best_epoch  # a row of `metrics`
+        title = _plain(name)
+        (line,) = losses.plot(epochs, run.metrics["loss"], ".-", label=title)
+        for split, style, alpha in (("valid", ".-", 1.0), ("test", ".--", 0.6)):
+            look: dict[str, Any] = {"color": line.get_color(), "alpha": alpha}
+            accuracies.plot(epochs, run.metrics[split], style, label=f"{title}, {split}", **look)
         if best is not None:
             accuracies.plot(best["epoch"], best["valid"], "o", color=line.get_color(), **ring)
-    accuracies.plot([], [], "o", color="none", label="best epoch on valid", **ring)
+    accuracies.plot([], [], "o", color="none", label="best epoch on valid", **ring)  # the legend's
     for ax, label in ((losses, "loss on train"), (accuracies, "accuracy")):
         ax.set(xlabel="epoch", ylabel=label)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -463,11 +468,11 @@ def plot_forecast(run: RunLike) -> Axes:
         raise InputError(
             f"{run.run_dir}: expected a result with a forecast, found {forecast.get('skipped', 'none')}"
         )
-    phases = pd.DataFrame.from_dict(forecast["phases"], orient="index")
-    parts = pd.DataFrame(list(phases["parts"]), phases.index).fillna(0)
-    measured = phases["measured"].astype(float)
-    unit, name = _unit(max(parts.sum(axis=1).max(), measured.max()))
-    largest = parts.max().nlargest(7).index
+    phases = pd.DataFrame.from_dict(forecast["phases"], orient="index")  # one row for each phase
+    parts = pd.DataFrame(list(phases["parts"]), phases.index).fillna(0)  # bytes, a column each
+    measured = phases["measured"].astype(float)  # peaks in bytes
+    unit, unit_name = _unit(max(parts.sum(axis=1).max(), measured.max()))
+    largest = parts.max().nlargest(7).index  # names of the parts that are not "other parts"
     stacks = parts[largest].assign(**{"other parts": parts.drop(columns=largest).sum(axis=1)})
     ax = _axes(height=0.5 * len(phases) + 1.6)
     bars = (stacks / unit).rename(index=_plain, columns=_plain)
@@ -475,17 +480,10 @@ def plot_forecast(run: RunLike) -> Axes:
         ax=ax, stacked=True, width=0.62, color=[*map(_part_colour, stacks.columns)], legend=False
     )
     rows = np.arange(len(bars))
-    ax.vlines(
-        measured / unit,
-        rows - 0.38,
-        rows + 0.38,
-        color=GREY,
-        linewidth=2.2,
-        zorder=5,
-        label="measured peak",
-    )
-    ax.set_ylim(len(bars) - 0.5, -0.5)
-    ax.set_xlabel(f"anonymous + shared memory in {name}")
+    style: dict[str, Any] = {"color": GREY, "linewidth": 2.2, "label": "measured peak"}
+    ax.vlines(measured / unit, rows - 0.38, rows + 0.38, zorder=5, **style)
+    ax.set_ylim(len(bars) - 0.5, -0.5)  # the first phase at the top
+    ax.set_xlabel(f"anonymous + shared memory in {unit_name}")
     ax.set_title(_plain(f"{run.run_dir.name}: predicted parts, measured peaks"), fontsize=10)
     ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **_PLAIN)
     return ax
@@ -508,36 +506,31 @@ def plot_parts(
     peaks = (plan.forecast.peak_bytes for plan in plans.values())
     ax.set_xlim(0, 1.02 * max(limit_bytes, *peaks) / unit)
     ax.set_yticks(range(len(plans)), map(_plain, plans))
-    ax.invert_yaxis()
+    ax.invert_yaxis()  # the first plan at the top
     for row, plan in enumerate(plans.values()):
-        _draw_parts(ax, row, plan.forecast.peak.parts, unit)
+        _draw_parts(ax, row, plan.forecast.peak.parts, unit)  # of the phase with the highest peak
+    limit = limit_bytes / unit
     for name, run in named(runs or {}).items():
-        _mark_peak(ax, [*plans].index(name), run, limit_bytes / unit, unit)
+        _mark_peak(ax, [*plans].index(name), run, limit, unit)
     _write_verdicts(ax, [*plans], full or {})
-    ax.axvline(limit_bytes / unit, color=LIMIT, linestyle="--", linewidth=1.4)
-    _mark(
-        ax,
-        f"limit {format_bytes(limit_bytes)}",
-        (limit_bytes / unit, 1.0),
-        (0, 3),
-        color=LIMIT,
-        ha="center",
-        xycoords=("data", "axes fraction"),
-    )
+    ax.axvline(limit, color=LIMIT, linestyle="--", linewidth=1.4)
+    style = {"color": LIMIT, "ha": "center", "xycoords": ("data", "axes fraction")}
+    _mark(ax, f"limit {format_bytes(limit_bytes)}", (limit, 1.0), (0, 3), **style)
     measured = "; grey marks: measured peaks" if runs else ""
     ax.set_xlabel(f"memory in {unit_name}, without page cache{measured}")
     return ax
 
 
 def _mark_peak(ax: Axes, row: int, run: Run, limit: float, unit: int) -> None:
-    if run.exit_code != 137:
+    # the run's peak, or its kill, on the bar in this row; `limit` is in units of `unit` bytes
+    if run.exit_code != 137:  # 128 + SIGKILL
         peak = run.held_peak_bytes / unit
         ax.vlines(peak, row - 0.42, row + 0.42, color=GREY, linewidth=2.5, zorder=5)
-        return
-    ax.plot(limit, row - 0.36, "X", zorder=8, **_CROSS)  # not over the name of a part
-    text = _plain(f"killed in {run.diagnosis.phase or 'no phase'}")
-    # in one line below its own bar, so that no other bar seems to be the killed one
-    _mark(ax, text, (limit, row + 0.37), color=KILLED, ha="center", va="top", fontsize=8)
+    else:
+        ax.plot(limit, row - 0.36, "X", zorder=8, **_CROSS)  # not over the name of a part
+        text = _plain(f"killed in {run.diagnosis.phase or 'no phase'}")
+        # in one line below its own bar, so that no other bar seems to be the killed one
+        _mark(ax, text, (limit, row + 0.37), color=KILLED, ha="center", va="top", fontsize=8)
 
 
 def _write_verdicts(
@@ -546,42 +539,30 @@ def _write_verdicts(
     """Write a column for each graph of `full` to the right of the bars: peak and verdict of each
     named plan."""
     for column, (graph, advices) in enumerate(full.items()):
-        middle = 1.14 + 0.22 * column  # in widths of the axes
-        _mark(
-            ax,
-            textwrap.fill(graph, 18),
-            (middle, 1.0),
-            (0, 3),
-            ha="center",
-            xycoords="axes fraction",
-        )
+        x = 1.14 + 0.22 * column  # the column's middle, in widths of the axes
+        _mark(ax, textwrap.fill(graph, 18), (x, 1.0), (0, 3), ha="center", xycoords="axes fraction")
         for row, name in enumerate(names):
-            _mark(
-                ax,
-                advices[name].in_short.replace(", ", "\n"),
-                (middle, row),
-                color=_VERDICTS[advices[name].verdict],
-                ha="center",
-                va="center",
-                xycoords=("axes fraction", "data"),
-            )
+            text = advices[name].in_short.replace(", ", "\n")
+            place = {"xycoords": ("axes fraction", "data"), "ha": "center", "va": "center"}
+            _mark(ax, text, (x, row), (0, 0), color=_VERDICTS[advices[name].verdict], **place)
 
 
 def _part_colour(name: str) -> str:
-    return next((colour for key, colour in _PART_COLOURS.items() if key in name), "#9a9a9a")
+    return next((colour for words, colour in _PART_COLOURS.items() if words in name), "#9a9a9a")
 
 
 def _draw_parts(ax: Axes, row: int, parts: Mapping[str, int], unit: int) -> None:
+    # Stack the parts, named and in bytes, as one bar; `unit` is the bytes in one unit of the axis.
     left = 0.0
     figure: Any = ax.get_figure()
-    letters = 11 * figure.get_figwidth() / ax.get_xlim()[1]  # in one unit of the axis
+    letters = 11 * figure.get_figwidth() / ax.get_xlim()[1]  # in a unit of the axis, 11 an inch
     for name, size in parts.items():
         width = size / unit
         ax.barh(row, width, 0.72, left, color=_part_colour(name))
         middle = left + width / 2
-        if width * letters > max(map(len, name.split())):
+        if width * letters > max(map(len, name.split())):  # its longest word fits into the part
             words = _plain(name).replace(" ", "\n")
             ax.text(middle, row, words, ha="center", va="center", fontsize=7.5, color="black")
-        elif width * letters > 1:
+        elif width * letters > 1:  # visible: its name stands below the bar
             _mark(ax, _plain(name), (middle, row + 0.4), ha="center", va="top", fontsize=7.5)
         left += width

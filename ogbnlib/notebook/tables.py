@@ -17,9 +17,9 @@ def memory_in_use() -> int:
 
 def epoch_s(run: Run) -> float:
     """Return the median seconds of an epoch, without the first of several, which loads
-    libraries."""
-    times = run.metrics["time_s"]
-    return float(times.iloc[min(1, len(times) - 1) :].median())
+    libraries; NaN if no epoch was finished."""
+    times_s = run.metrics["time_s"]  # one for each finished epoch
+    return float(times_s.iloc[min(1, len(times_s) - 1) :].median())
 
 
 def compare_runs(runs: Runs) -> pd.DataFrame:
@@ -36,24 +36,23 @@ def compare_runs(runs: Runs) -> pd.DataFrame:
             "in phase": "" if run.exit_code == 0 else run.diagnosis.phase or "",
             # NaN for a run that was not started
             "peak GB": round(run.held_peak_bytes / GB, 3) or float("nan"),
+            # without a result, the time up to the last sample
             "run s": round(run.result.get("duration_s", run.record.duration_s), 1),
         }
         metrics = run.metrics
-        if len(metrics):
+        if len(metrics):  # one row for each finished epoch
             rows[name]["epoch s"] = round(epoch_s(run), 2)
             rows[name]["all evals s"] = round(metrics["eval_time_s"].sum(), 2)
             rows[name] |= metrics[["loss", "valid", "test"]].iloc[-1].add_prefix("last ")
-        if len(run.cuda):
-            rows[name] |= _gpu_figures(run.cuda)
+        if len(run.cuda):  # one row for each reading of GPU memory
+            peaks = run.cuda.max()
+            rows[name] |= {
+                "GPU allocated GB": round(peaks["cuda_peak_allocated_bytes"] / GB, 3),
+                "GPU reserved GB": round(peaks["cuda_peak_reserved_bytes"] / GB, 3),
+                "GPU retries": peaks["cuda_alloc_retries"],
+            }
+    # a name may be a tuple, which pandas would split into levels
     return pd.DataFrame(rows.values(), pd.Index(rows, name="run", tupleize_cols=False))
-
-
-def _gpu_figures(cuda: pd.DataFrame) -> dict[str, float]:
-    return {
-        "GPU allocated GB": round(cuda["cuda_peak_allocated_bytes"].max() / GB, 3),
-        "GPU reserved GB": round(cuda["cuda_peak_reserved_bytes"].max() / GB, 3),
-        "GPU retries": cuda["cuda_alloc_retries"].max(),
-    }
 
 
 @clear_errors()
@@ -67,13 +66,13 @@ def forecast_table(runs: Runs, full: str = "ogbn-papers100M") -> pd.DataFrame:
     """
     rows = {}
     for name, run in named(runs).items():
-        here = predict(run.config, memory_limit_bytes=run.result.get("memory_limit_bytes"))
-        full_forecast = predict(run.config.replace(dataset=full), size_of(full))
-        measured = run.held_peak_bytes if run.exit_code == 0 else float("nan")
+        forecast = predict(run.config, memory_limit_bytes=run.result.get("memory_limit_bytes"))
+        full_forecast = predict(run.config.replace(dataset=full), size_of(full))  # not its data
+        measured_bytes = run.held_peak_bytes if run.exit_code == 0 else float("nan")
         rows[name] = {
-            "predicted MB": round(here.peak_bytes / MB),
-            "measured MB": round(measured / MB, 0),
-            "error %": round(100 * (here.peak_bytes / measured - 1), 1),
+            "predicted MB": round(forecast.peak_bytes / MB),
+            "measured MB": round(measured_bytes / MB, 0),
+            "error %": round(100 * (forecast.peak_bytes / measured_bytes - 1), 1),
             "epoch s": round(epoch_s(run), 2),
             f"{full} GB": round(full_forecast.peak_bytes / GB, 2),
             "its peak in": full_forecast.peak.name,
@@ -86,13 +85,13 @@ def loader_costs(run: RunLike) -> pd.DataFrame:
     """Return the memory that building each loader kept, and the memory that it needed at its peak,
     in MB and in bytes per edge."""
     run = Run.open(run)
-    table = run.phase_memory
-    edges = trained_edges(size_of(run.config.dataset), run.config.undirected)
+    table = run.phase_memory  # columns: phase, duration_s, kept_bytes, transient_bytes
+    num_edges = trained_edges(size_of(run.config.dataset), run.config.undirected)
     table = table[table["phase"].str.startswith("build")].reset_index(drop=True)
     for column in ("kept", "transient"):
-        size = table.pop(f"{column}_bytes")
-        table[f"{column} MB"] = (size / MB).round(1)
-        table[f"{column} bytes per edge"] = (size / edges).round(2)
+        sizes = table.pop(f"{column}_bytes")
+        table[f"{column} MB"] = (sizes / MB).round(1)
+        table[f"{column} bytes per edge"] = (sizes / num_edges).round(2)
     return table.rename(columns={"duration_s": "seconds"}).round({"seconds": 2}).set_index("phase")
 
 
@@ -111,16 +110,16 @@ def compare_steps(runs: Runs) -> pd.DataFrame:
         forecast = predict(run.config)
         if len(run.cuda):
             step = run.cuda["cuda_peak_allocated_bytes"].max() / MB
-            expected = sum(forecast.gpu.values()) / MB
+            expected = sum(forecast.gpu.values()) / MB  # bytes by named part
         else:
-            phases = run.phase_memory
+            phases = run.phase_memory  # one row for each finished phase
             rises = phases.loc[phases["phase"].str.startswith("train epoch"), "transient_bytes"]
-            step = rises.iloc[min(1, len(run.metrics) - 1) :].max() / MB
+            step = rises.iloc[min(1, len(run.metrics) - 1) :].max() / MB  # without the first epoch
             expected = sum(forecast.train.step().values()) / MB
         rows[name] = {"step MB": step, "forecast MB": expected, "epoch s": epoch_s(run)}
     table = pd.DataFrame.from_dict(rows, orient="index")
     measured = table[["step MB", "epoch s"]]
-    table[["relative memory", "relative time"]] = measured / measured.iloc[0]
+    table[["relative memory", "relative time"]] = measured / measured.iloc[0]  # to the first run
     return table.round(3)
 
 
@@ -129,8 +128,8 @@ def best_epochs(runs: Runs) -> pd.DataFrame:
     epochs trained, and the peak in GB."""
     rows = {}
     for name, run in named(runs).items():
-        best = run.best_epoch
-        if best is None:
+        best = run.best_epoch  # a row of `metrics`
+        if best is None:  # no epoch was evaluated: a row of NaN
             best = pd.Series(index=run.metrics.columns, dtype=float)
         rows[name] = {
             "best epoch": best["epoch"],

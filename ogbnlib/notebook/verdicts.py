@@ -17,7 +17,7 @@ def finding(measured: str, carries: bool | None, so: str) -> tuple[str, str]:
         carries: Whether the measurement carries the consequence; None if noise hides the answer.
         so: The consequence.
     """
-    if re.search(r"\bnan\b", measured):
+    if re.search(r"\bnan\b", measured):  # such as the figures of a GPU without one
         return "No figure here.", "Not measured here."
     if carries is None:
         return measured, "Undecided here."
@@ -34,11 +34,12 @@ class _Table(pd.DataFrame):  # type: ignore[misc]
     """Table that prints and shows its texts in full."""
 
     def __repr__(self) -> str:
+        # three lines for each row: the claim, then indented the measurement and the verdict
         return "\n".join(printable("\n    ".join(texts)) for texts in self.to_numpy())
 
     def _repr_html_(self) -> str:
         align = {"text-align": "left", "vertical-align": "top"}
-        styles = [{"selector": "th", "props": list(align.items())}]
+        styles = [{"selector": "th", "props": list(align.items())}]  # also for the head
         style = self.map(printable).style.format(escape="html").hide(axis="index")
         style = style.set_properties(**align).set_table_styles(styles)
         return str(style.set_table_attributes('class="verdicts"').to_html())

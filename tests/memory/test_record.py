@@ -61,6 +61,13 @@ def test_memory_climbs_only_where_each_epoch_keeps_some() -> None:
         assert Growth.of([MB * size for size in sizes]).verdict == verdict
 
 
+@pytest.mark.parametrize("epochs", [5, 199, 200, 403])
+def test_growth_goes_to_the_last_epoch_however_many_there_are(epochs: int) -> None:
+    growth = Growth.of([100 * MB + MB * epoch for epoch in range(epochs)])
+    assert (growth.epochs, growth.slope_bytes) == (epochs, MB)
+    assert (growth.first_bytes, growth.last_bytes) == (100 * MB, (99 + epochs) * MB)
+
+
 def test_graphs_and_calls_are_those_that_are_alive_and_open() -> None:
     record = record_of()
     call = {"event": "call", "call": "torch.load", "line": "line 3 of t.py", "time_s": 1.0}

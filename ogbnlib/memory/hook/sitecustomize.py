@@ -17,7 +17,7 @@ with contextlib.suppress(ImportError):
     from ogbnlib.memory import calls
 
     calls.install()
-_hidden = PathFinder.find_spec("sitecustomize")
+_hidden = PathFinder.find_spec("sitecustomize")  # in the rest of the path
 if _hidden is not None and _hidden.loader is not None:
     sys.modules["sitecustomize"] = module_from_spec(_hidden)
     _hidden.loader.exec_module(sys.modules["sitecustomize"])
