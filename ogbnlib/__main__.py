@@ -17,6 +17,8 @@ from .errors import InputError, clear_errors, naming
 from .files import home
 from .memory.record import RunPaths
 from .memory.signals import Stopped
+from .runs.codes import exit_code_of
+from .runs.diagnosis import sentence_of
 from .runs.folder import Run
 
 _ANSWERS = ("plan", "verify", "status", "diagnose", "doctor")  # commands that only print
@@ -287,7 +289,7 @@ def _run_to_its_end(start: Callable[[], Run]) -> Run:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line, by default that of this process, and return its exit code: 2 after a
-    user's mistake or a full disk, which one sentence on stderr explains."""
+    user's mistake or a full disk, which one sentence on stderr explains, as for a failed allocation."""
     code: int | str | None = 0
     with steady_output() as output:
         try:
@@ -299,9 +301,12 @@ def main(arguments: list[str] | None = None) -> int:
                 if not sys.flags.safe_path and folder not in sys.path:
                     sys.path.append(folder)
                 app(arguments)
-        except InputError as error:
-            say(f"error: {error}")
-            code = 2
+        except Exception as error:
+            sentence = sentence_of(error)
+            if not sentence:
+                raise
+            say(f"error: {sentence}")
+            code = exit_code_of(error)
         except SystemExit as end:
             code = end.code
         sys.stdout.flush()

@@ -49,6 +49,8 @@ def explained(error: BaseException) -> BaseException:
     """Return a file-system error as `InputError` with path, cause and remedy, others as they are."""
     if not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError):
         return error
+    if error.errno == errno.ENOMEM:  # a refused map of a file says nothing of the file
+        return error
     named = isinstance(error.filename, str | bytes | os.PathLike)
     where = os.fsdecode(error.filename) if named else "a file"
     if not named and error.errno not in _DISK:

@@ -33,19 +33,16 @@ class KilledBy:
             return min(effective_limit()[0], psutil.virtual_memory().available)
         return max(0, self.limit_bytes - self.others_bytes)
 
-    def raised(self, need_bytes: int) -> Action:
-        """Return the action that gives the run `need_bytes`."""
-        total = need_bytes + self.others_bytes
-        size = f"{-(-total // MB)} MB"  # rounded up, so that this limit is enough
-        if total >= 10 * GB:
-            size = f"{-(-total // GB)} GB"
-        return Action(self.raising, {"limit": size, "cgroup": self.cgroup})
-
-    @property
-    def raising(self) -> str:
-        """The id of the action that raises this limit."""
-        if self.cgroup:
-            return "raise cgroup"
-        if self.limit_bytes is None:
-            return "larger machine"
-        return "raise memory_limit"
+    def raised(self, need_bytes: int | None = None) -> Action:
+        """Return the action that raises this limit, to what gives the run `need_bytes`."""
+        option = "the limit"  # of the cgroup
+        if not self.cgroup:
+            is_machine = self.limit_bytes is None
+            option = "the memory of the machine or job" if is_machine else "memory_limit"
+        arguments = {"option": option, "cgroup": self.cgroup}
+        if need_bytes is not None:
+            total = need_bytes + self.others_bytes
+            arguments["limit"] = f"{-(-total // MB)} MB"  # rounded up, so that this limit is enough
+            if total >= 10 * GB:
+                arguments["limit"] = f"{-(-total // GB)} GB"
+        return Action("raise limit", arguments)

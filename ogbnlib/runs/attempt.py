@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import stat
 import sys
 import time
@@ -16,6 +17,7 @@ from ..forecast.audit import audit, memory_remedy
 from ..memory.record import RunPaths
 from ..memory.recorder import Recorder
 from ..registry import MODELS
+from ..sources.resolve import find_store
 from .codes import UNFINISHED
 from .diagnosis import explain, met_limit, read_facts
 from .folder import Run
@@ -30,9 +32,9 @@ def open_run_dir(
 ) -> Iterator[tuple[Run, int]]:
     """Create or reopen the folder of a run, and hold its lock inside the block.
 
-    Yields the run as it was before this attempt, and the lock's file descriptor. The config.json of
-    a new run is written here. When a run is resumed, the trainer writes it, after it has accepted
-    data set and checkpoint. A watched command has no config.
+    Yields the run as it was before this attempt, and the lock's file descriptor, which a trainer
+    inherits. `config` is None for a watched command. The config.json of a new run is written here;
+    a resumed trainer writes it after it has accepted data set and checkpoint.
     """
     check_content(run_dir, resume=resume)
     make_folder(run_dir, 0o700)  # no other user may read it
@@ -40,7 +42,7 @@ def open_run_dir(
         check_content(run_dir, resume=resume)  # again: another process may have been faster
         run = Run(run_dir)
         for path in (run.paths.events, run.paths.timeline, run.paths.output, run.paths.progress):
-            check_own(path, stat.S_ISREG)
+            check_own(path, stat.S_ISREG)  # a regular file of this user's, if it exists
         resumed = run.paths.config.is_file()
         if resumed and config is not None:
             check_changes(run.config.model_dump(mode="json"), config, run_dir)
@@ -52,8 +54,7 @@ def open_run_dir(
 
 
 def refuse_foreign_code(config: TrainConfig, run_dir: Path) -> None:
-    """Refuse a custom model in another user's run folder: its code, a file or a module that Python
-    finds anywhere, would run as this user."""
+    """Refuse a custom model in another user's run folder: its code would run as this user."""
     paths = RunPaths(run_dir)
     if config.model in MODELS or not paths.config.is_file():
         return
@@ -76,6 +77,7 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
         )
     if (resume and is_run) or not run_dir.is_dir():
         return
+    # An attempt that was killed before it wrote a config leaves a lock and torn files.
     if any(path != paths.lock and not path.match(_TORN_FILES) for path in run_dir.iterdir()):
         raise InputError(
             f"{run_dir}: expected a new or empty folder, found "
@@ -84,8 +86,8 @@ def check_content(run_dir: Path, *, resume: bool) -> None:
 
 
 def check_changes(earlier: Mapping[str, object], config: TrainConfig, run_dir: Path) -> list[str]:
-    """Return a sentence for each changed value that takes effect from here on; refuse changes of
-    values that are fixed for a run."""
+    """Return a sentence for each value that differs from the `earlier` config, by name, and takes
+    effect from here on; refuse changes of values that are fixed for a run."""
     refused, notes = config.changes(earlier)
     if refused:
         raise InputError(
@@ -103,16 +105,17 @@ class Attempt:
     """One attempt of a run: it records the start, owns the recorder, and writes the result."""
 
     def __init__(self, earlier: Run, config: TrainConfig | None = None, **info: object):
+        # `info` is the content of the event "start": limit, command
         self._earlier_result = earlier.result  # read before the file is deleted
         self.config = config
         self.run_dir = earlier.run_dir
         self.paths = earlier.paths
         self.recorder = Recorder(self.run_dir)
-        self._sizes = {
+        self._sizes = {  # bytes before this attempt, see `_write`
             path: path.stat().st_size for path in (self.paths.events, self.paths.timeline)
         }
         self._job = os.environ.get("SLURM_JOB_ID")
-        if "SLURM_ARRAY_TASK_ID" in os.environ:
+        if "SLURM_ARRAY_TASK_ID" in os.environ:  # as sacct names a task: 123_4
             self._job = "{SLURM_ARRAY_JOB_ID}_{SLURM_ARRAY_TASK_ID}".format(**os.environ)
         self.recorder.log.mark("start", **info, slurm_job=self._job)
         self.paths.result.unlink(missing_ok=True)
@@ -136,18 +139,23 @@ class Attempt:
         """
         record = self.recorder.record
         if exit_code == 0 and self.config is not None and "finished" not in record.events:
-            exit_code = UNFINISHED  # the user's model ended the trainer, by os._exit(0) for example
+            exit_code = UNFINISHED  # the user's model ended the trainer, such as by os._exit(0)
         values = {
             "exit_code": exit_code,
             "slurm_job": self._job,  # slurm/common.sh reads it
             "memory_limit_bytes": memory_limit_bytes,
-            **dict.fromkeys(("limit_by", "killed_by", "oom_kills")),
+            **dict.fromkeys(("limit_by", "killed_by", "oom_kills")),  # None unless in `evidence`
             **evidence,
             "duration_s": round(time.monotonic() - self._begin, 3),
             "peak_bytes": kernel_peak_bytes or record.held_peak_bytes,
             "peak_source": "kernel counter" if kernel_peak_bytes else "samples",
             "sampled_peaks_bytes": record.peaks,
         }
+        if exit_code == 128 + signal.SIGBUS and self.config is not None:
+            try:  # a mapped file became shorter, or /dev/shm was full
+                find_store(self.config.dataset)  # compares the files' sizes with store.json
+            except (InputError, OSError) as error:
+                values["damage"] = str(error)
         if with_forecast and self.config is not None:
             # without it the size comes from the data set's files
             event = record.events.get("dataset")
@@ -157,6 +165,7 @@ class Attempt:
             remedy = memory_remedy(self.config, record, met_limit(end.facts))
             end = replace(end, actions=remedy)
         shown = end.to_dict()
+        # facts stand at the top level of result.json
         written = {**values, **shown.pop("facts"), "diagnosis": shown}
         try:
             self._write(written, is_refused=exit_code == 2 and "resumed" not in record.events)
@@ -170,9 +179,8 @@ class Attempt:
     def _write(self, result: Mapping[str, object], *, is_refused: bool) -> None:
         """Write result.json.
 
-        `is_refused`: the attempt refused its input before it resumed the run. If the run has an
-        earlier result, that one is written again, and events.jsonl and timeline.csv are cut to
-        their earlier sizes.
+        If the attempt refused its input before it resumed the run (`is_refused`), the run keeps its
+        earlier result, and events.jsonl and timeline.csv are cut to their earlier sizes.
         """
         if is_refused and self._earlier_result:
             for path, num_bytes in self._sizes.items():

@@ -66,14 +66,14 @@ class Facts:
     duration_s: _Number | None = None
     phase: str | None = None  # the innermost phase that was open, or that an exception left
     memory_limit_bytes: int | None = None
-    limit_by: str | None = None
+    limit_by: str | None = None  # kind of the limit, see `limits.KINDS`
     killed_by: str | None = None  # "kernel" or "watchdog"
     # The kernel's counter. With memory.oom.group, which a limit under cgroup v2 sets, the first
     # killed process counts twice, unless it has ended before the others are killed.
     oom_kills: int | None = None
     kills_around: int | None = None  # in a cgroup that other processes share
     outer_limit: KilledBy | None = None  # of a cgroup around the run, if it met that one
-    held_bytes: _Number | None = None
+    held_bytes: _Number | None = None  # anonymous + shared memory in the last sample
     # the kernel's counter, with page cache, else the largest sample, by `peak_source`
     peak_bytes: _Number | None = None
     peak_source: str | None = None
@@ -82,6 +82,7 @@ class Facts:
     processes: str = ""  # the three largest, as of the last growth of a command's memory
     last_output: str | None = None  # the line of the output that tells most about the end
     unwritable: str | None = None  # why samples or output could not be recorded
+    damage: str = ""  # the data set's damaged file, looked for after a SIGBUS
     rank: int | None = None  # the first rank to end
     rank_exit_code: int | None = None
     growth: Growth | None = None

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeAlias
 
 from ..errors import Diverged, InputError, explained
 from ..files import shown
@@ -22,87 +23,92 @@ STOPPED = 75  # EX_TEMPFAIL of sysexits.h: try again later
 DIVERGED = 77
 UNFINISHED = 78
 
-# 128 + N is death by signal N, as shells report it. "0:125" and "0:53" are Slurm's EXIT:SIGNAL
-# pairs: 125 is its pseudo-signal for out of memory, 53 a batch script that could not be started.
-_CODES: dict[str, tuple[Cause, tuple[str, ...]]] = {
+_Actions: TypeAlias = tuple[Action, ...]
+_GO_ON = Action("resume", {"run_dir": "RUN", "quoted": "RUN"})  # without a run, a name to replace
+START_AGAIN = Action("resume", {"how": "start it again"})  # what has no checkpoint of this package
+_RAISE_MEM = Action("raise limit", {"option": "--mem"})
+
+# Exit code as a shell reports it -> cause and actions. 128 + N is death by signal N. Slurm's pairs
+# EXIT:SIGNAL: 125 is its pseudo-signal for out of memory, 53 a batch script that could not start.
+_CODES: dict[str, tuple[Cause, _Actions]] = {
     "0": ("finished", ()),
-    "1": ("error", ("read output",)),
-    "2": ("bad input", ("fix input",)),
-    "75": ("stopped at a checkpoint", ("resume",)),
-    "76": ("out of GPU memory", ("free GPU",)),
-    "77": ("diverged", ("smaller lr", "resume")),
-    "78": ("not finished", ("resume",)),
-    "124": ("time limit", ("more time",)),
-    "126": ("never started", ("fix input",)),
-    "127": ("never started", ("fix input",)),
-    "129": ("SIGHUP", ("resume",)),
-    "130": ("interrupted", ("resume",)),
-    "132": ("error", ("check libraries",)),
-    "135": ("error", ("more shared memory",)),
-    "137": ("SIGKILL, cause unknown", ("find sender", "resume")),
-    "138": ("SIGUSR1", ("resume",)),
-    "139": ("error", ("check libraries",)),
-    "141": ("error", ("read output",)),
-    "143": ("SIGTERM", ("resume",)),
-    "152": ("time limit", ("more time",)),
-    "153": ("error", ("raise ulimit",)),
-    "0:125": ("out of memory", ("more memory",)),
-    "0:53": ("never started", ("fix input",)),
+    "1": ("error", (Action("read output"),)),
+    "2": ("bad input", (Action("read output"),)),
+    "75": ("stopped at a checkpoint", (_GO_ON,)),
+    "76": ("out of GPU memory", (Action("free GPU"),)),
+    "77": ("diverged", (Action("check data", {"values": "features", "parameter": "lr"}), _GO_ON)),
+    "78": ("not finished", (_GO_ON,)),
+    "124": ("time limit", (Action("raise limit", {"option": "the time of `timeout`"}),)),
+    "126": ("never started", (Action("read output"),)),
+    "127": ("never started", (Action("read output"),)),
+    "129": ("SIGHUP", (_GO_ON,)),
+    "130": ("interrupted", (_GO_ON,)),
+    "132": ("error", (Action("run without workers"),)),
+    "135": ("error", (Action("more shared memory"),)),
+    "137": ("SIGKILL, cause unknown", (Action("find sender"), _GO_ON)),
+    "138": ("SIGUSR1", (_GO_ON,)),
+    "139": ("error", (Action("run without workers"),)),
+    "141": ("error", (Action("read output"),)),
+    "143": ("SIGTERM", (_GO_ON,)),
+    "152": ("time limit", (Action("raise limit", {"option": "`ulimit -t`"}),)),
+    "153": ("error", (Action("raise limit", {"option": "`ulimit -f`", "limit": "unlimited"}),)),
+    "0:125": ("out of memory", (_RAISE_MEM, Action("less memory"))),
+    "0:53": ("never started", (Action("ask Slurm"),)),
 }
-# Ends that only a message shows.
-TEXTS: dict[str, tuple[Cause, tuple[str, ...]]] = {
+# Sign that only a message or a check shows -> cause and action.
+TEXTS: dict[str, tuple[Cause, _Actions]] = {
     **dict.fromkeys(
         ("kernel kill in a cgroup", "kernel kill", "memory of a group", "allocation refused"),
-        ("out of memory", ("less memory",)),
+        ("out of memory", (Action("less memory"),)),
     ),
-    "limit met": ("memory limit met, cause unknown", ("ask sacct",)),
-    "file descriptors": ("error", ("raise ulimit",)),
-    "shared memory": ("error", ("more shared memory",)),
-    "label out of range": ("error", ("check labels",)),
-    "worker gone": ("worker died, cause unknown", ("no workers",)),
-    "rank gone": ("lost another rank, cause unknown", ("read output",)),
+    "limit met": ("memory limit met, cause unknown", (Action("ask Slurm"),)),
+    "file descriptors": (
+        "error", (Action("raise limit", {"option": "`ulimit -n`", "limit": "65536"}),)
+    ),
+    "shared memory": ("error", (Action("more shared memory"),)),
+    "label out of range": (
+        "error", (Action("check data", {"values": "labels", "repaired": "labels"}),)
+    ),
+    "worker gone": ("worker died, cause unknown", (Action("run without workers"),)),
+    "rank gone": ("lost another rank, cause unknown", (Action("read output"),)),
 }  # fmt: skip
-_OURS = ("2", *map(str, range(STOPPED, UNFINISHED + 1)))  # of other commands they mean anything
+# codes to which only this package gives a meaning
+_OURS = ("2", *map(str, range(STOPPED, UNFINISHED + 1)))
 
-# a job in any other state, such as COMPLETED and FAILED, is explained by its exit code
-STATES: dict[str, tuple[Cause, tuple[str, ...]]] = {
+# State of a Slurm job -> cause and actions. A job in any other state, such as FAILED, is explained
+# by its exit code.
+STATES: dict[str, tuple[Cause, _Actions]] = {
     **dict.fromkeys(
         ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
-        ("pending", ("wait",)),
+        ("pending", (Action("ask Slurm"),)),
     ),
     **dict.fromkeys(
         ("RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "RESIZING", "STAGE_OUT"),
-        ("running", ("wait",)),
+        ("running", (Action("ask Slurm"),)),
     ),
-    "OUT_OF_MEMORY": ("out of memory", ("more memory", "resume")),
-    "TIMEOUT": ("time limit", ("resume", "more time")),
-    "DEADLINE": ("time limit", ("resume",)),
-    "PREEMPTED": ("preempted", ("resume",)),
-    "CANCELLED": ("cancelled", ("resume",)),
-    "NODE_FAIL": ("node failure", ("resume",)),
-    "BOOT_FAIL": ("node failure", ("resume",)),
+    "OUT_OF_MEMORY": ("out of memory", (_RAISE_MEM, Action("less memory"), _GO_ON)),
+    "TIMEOUT": ("time limit", (_GO_ON, Action("raise limit", {"option": "--time"}))),
+    "DEADLINE": ("time limit", (_GO_ON,)),
+    "PREEMPTED": ("preempted", (_GO_ON,)),
+    "CANCELLED": ("cancelled", (_GO_ON,)),
+    "NODE_FAIL": ("node failure", (_GO_ON,)),
+    "BOOT_FAIL": ("node failure", (_GO_ON,)),
 }  # fmt: skip
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of a process that ends with this exception."""
-    error = explained(error)
-    torch = sys.modules.get("torch")  # do not import torch for this
-    if torch is not None and isinstance(error, torch.OutOfMemoryError):
-        return OUT_OF_CUDA_MEMORY
+    """The exit code of a process that ends with this exception; 1 if it has no code of its own."""
+    error = explained(error)  # errors of the file system are bad input
     if isinstance(error, WorkerDied):
         return error.exit_code
-    codes = {
-        InputError: 2,
-        Stopped: STOPPED,
-        Diverged: DIVERGED,
-        KeyboardInterrupt: 130,
-    }
+    codes = {InputError: 2, Stopped: STOPPED, Diverged: DIVERGED, KeyboardInterrupt: 130}
+    if "torch" in sys.modules:  # do not import torch for this
+        codes[sys.modules["torch"].OutOfMemoryError] = OUT_OF_CUDA_MEMORY
     return next((code for kind, code in codes.items() if isinstance(error, kind)), 1)
 
 
-# Signals N that kill: sacct of Slurm 22.05 shows these as N:0.
-_OFTEN = (6, 7, 9, 10, 11, 13, 15)
+# Signals N that kill: sacct of Slurm 22.05 shows a death by one of them as N:0 in place of 0:N.
+_SWAPPED = (6, 7, 9, 10, 11, 13, 15)
 
 
 def code_key(code: int | str) -> str:
@@ -111,14 +117,13 @@ def code_key(code: int | str) -> str:
     signals = {item.name: str(128 + item) for item in signal.Signals}
     if text in _CODES or text in signals:
         return signals.get(text, text)
-    pair = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)
+    pair = re.fullmatch(r"(\d{1,3}):(\d{1,3})", text)  # Slurm's EXIT:SIGNAL
     if pair:
-        status = int(pair[1])
-        number = int(pair[2]) % 128  # Slurm adds 128 to the signal of a process that dumped core
-        if status in _OFTEN:
-            number = status
+        status, number = map(int, pair.groups())
+        # Slurm adds 128 to the signal of a process that dumped core.
+        number = status if status in _SWAPPED else number % 128
         return str(128 + number) if number else code_key(status)
-    if not re.fullmatch(r"-?\d{1,3}", text) or not -64 <= int(text) <= 255:
+    if not re.fullmatch(r"-?\d{1,3}", text) or not -64 <= int(text) <= 255:  # 64 signals
         return ""
     return str(128 - int(text)) if text[0] == "-" else text  # subprocess and torchrun give -N
 
@@ -129,31 +134,25 @@ def of_code(code: int | str, *, foreign: bool = False, who: str = "") -> Diagnos
     `foreign` if the command is not of this package, `who` if the process is not the command itself.
     """
     key = code_key(code)
-    cause, actions = _CODES.get(key, ("error", ("read output",)))
-    sign = key
-    if foreign and key in _OURS:
-        cause = "error"
-        actions = ("read output",)
-        sign = f"other {key}"
-    if foreign:
-        actions = tuple("start again" if name == "resume" else name for name in actions)
+    sign = f"other {key}" if foreign and key in _OURS else key  # "other 2": not our meaning of 2
+    cause, actions = _CODES.get(sign, ("error", (Action("read output"),)))
+    if foreign:  # a command of the user's has no checkpoint of this package
+        actions = tuple(START_AGAIN if action == _GO_ON else action for action in actions)
     facts = Facts(sign=sign, who=who, exit_code=int(key) if key.isdigit() else None)
-    return Diagnosis(cause, facts, tuple(map(Action, actions)))
+    return Diagnosis(cause, facts, actions)
 
 
 def of_sign(sign: str, facts: Facts) -> Diagnosis:
-    """Diagnosis of another process's code or of a sign in `TEXTS`; the command itself is not
-    resumed for it."""
+    """Diagnosis of another process's code or of a sign in `TEXTS`, with the first action alone: a
+    resumption, the last one, is of the command itself."""
     cause, actions = {**_CODES, **TEXTS}[sign]
-    return Diagnosis(cause, facts, (Action(actions[0]),))
+    return Diagnosis(cause, facts, actions[:1])
 
 
 def of_state(state: str, job: Mapping[str, str], line: str = "") -> Diagnosis:
     """Diagnosis of a job's state; `job` has sacct's fields of the job, `line` proves the state."""
     cause, actions = STATES[state]
-    facts = Facts(sign=state, job={**job, "State": state}, line=line)
-    arguments = {"job": job["JobID"]} if "JobID" in job else {}
-    return Diagnosis(cause, facts, tuple(Action(action, arguments) for action in actions))
+    return Diagnosis(cause, Facts(sign=state, job={**job, "State": state}, line=line), actions)
 
 
 def specified(end: Diagnosis, by_id: Mapping[str, Action]) -> Diagnosis:
@@ -172,8 +171,7 @@ def resumption(run_dir: Path) -> Action:
 
 def resubmission(run_dir: Path) -> Action:
     """The action that resumes a run in a Slurm job, for the folder of the first submission."""
-    script = "train"
-    if run_dir.name.startswith("train_ddp"):
-        script = "train_ddp"
+    # the job scripts name a run's folder after themselves
+    script = "train_ddp" if run_dir.name.startswith("train_ddp") else "train"
     quoted = shlex.quote(str(shown(run_dir.resolve())))
-    return Action("submit to resume", {"script": script, "quoted": quoted})
+    return Action("resume", {"script": script, "job_quoted": quoted})

@@ -111,7 +111,8 @@ class Run:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """The samples in timeline.csv, `time_s` in `time.time()` seconds."""
+        """The samples in timeline.csv, float64: `SAMPLE_COLUMNS`, `time_s` in `time.time()`
+        seconds."""
         path = self.paths.timeline
         table = _tables().csv_table(_content(path), SAMPLE_COLUMNS, path, optional=ADDED_COLUMNS)
         return table.astype(float)
@@ -137,7 +138,7 @@ class Run:
         path = self.paths.metrics
         table = _tables().csv_table(_content(path), METRIC_COLUMNS, path, optional=F1_COLUMNS)
         epochs = table["epoch"].tolist()
-        if epochs != [*range(1, len(table) + 1)]:
+        if epochs != [*range(1, len(table) + 1)]:  # a line was torn, or the file was edited
             raise InputError(
                 f"{path}: expected a line for each epoch from 1 on, found {epochs}. Resume the run, "
                 "which rewrites the file."
@@ -165,7 +166,7 @@ class Run:
             result = json.loads(data)
             if not isinstance(result, dict):
                 raise ValueError("no object")
-            read_diagnosis(result) or read_facts(result)
+            read_diagnosis(result) or read_facts(result)  # raise ValueError for wrong types
         except (ValueError, RecursionError) as error:
             raise InputError(
                 f"{path}: expected the result of a run, found other content ({error}). Move the "
@@ -180,9 +181,9 @@ class Run:
 
     @property
     def _origin_s(self) -> float:
-        if self.events:
-            return float(self.events[0]["time_s"])
-        return float([*self.samples["time_s"].iloc[:1], 0.0][0])
+        # `time.time()` of the first event, else of the first sample, else 0
+        times_s = [event["time_s"] for event in self.events[:1]] or [*self.samples["time_s"][:1]]
+        return float([*times_s, 0.0][0])
 
     @classmethod
     @clear_errors()
@@ -204,7 +205,7 @@ class Run:
     def _repr_html_(self) -> str:
         rows = {"run": str(self.run_dir)}
         sketch = ""
-        try:
+        try:  # a damaged file must not hide the rest
             rows["state"] = self.state
             rows["diagnosis"] = str(self.diagnosis)
             best = self.best_epoch
@@ -221,11 +222,10 @@ class Run:
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """The cause of the last attempt's end; works after a SIGKILL of run or watching process."""
-        facts = read_facts(self.result)
         stored = read_diagnosis(self.result)
-        return stored or explain(
-            self._folder, self.known_config, facts, self.record, self.is_at_work
-        )
+        facts = read_facts(self.result)
+        known = self.known_config
+        return stored or explain(self._folder, known, facts, self.record, self.is_at_work)
 
     @property
     def is_at_work(self) -> bool:
@@ -311,6 +311,7 @@ def _content(path: Path) -> bytes:  # with clear errors for the public propertie
 
 
 def _count(run_dir: Path, record: Record) -> Count | None:
+    # the trainer's count of batches or bytes, unless it is of an earlier phase than the open one
     count = read_count(RunPaths(run_dir).progress)
     if count is None or record.phase is None or count.phase != record.phase.label:
         return None

@@ -9,8 +9,6 @@ from ..errors import GB, InputError
 from ..files import StrPath, home, shown, whereabouts
 from .folder import Run, is_run
 
-_COLUMNS = ("when", "ended", "peak GB", "run s")
-
 
 def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     """List all runs below `folder`, oldest first, one row per run with its path as the index.
@@ -26,15 +24,16 @@ def list_runs(folder: StrPath = "runs") -> pd.DataFrame:
     for path, inside, _ in os.walk(shown(Path(os.path.abspath(root)))):
         if is_run(path):
             rows[os.path.normpath(path)] = _row(Run(path))
-            inside.clear()  # no run lies in another run's folder
-    table = pd.DataFrame(rows.values(), pd.Index(rows, name="run"), [*_COLUMNS])
+            inside.clear()  # os.walk then skips subfolders: no run lies in another run's folder
+    columns = ["when", "ended", "peak GB", "run s"]
+    table = pd.DataFrame(rows.values(), pd.Index(rows, name="run"), columns)
     return table.sort_values("when", kind="stable").dropna(axis="columns", how="all")
 
 
 def _row(run: Run) -> dict[str, object]:
-    row: dict[str, object] = {"when": pd.NaT}
+    row: dict[str, object] = {"when": pd.NaT}  # a value that is missing here becomes NaN
     try:
-        for event in run.events[:1]:
+        for event in run.events[:1]:  # none, if the run was killed at its first line
             row["when"] = pd.Timestamp(event["time_s"], unit="s").round("s")
         row |= {
             "ended": run.state,

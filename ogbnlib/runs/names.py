@@ -21,6 +21,7 @@ def next_run_dir(runs_dir: StrPath, name: str, *, again: bool = False) -> Path:
     names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
     paths = (home(runs_dir) / name for name in names)
     if again and AGAIN_VARIABLE in os.environ:
-        _calls[home(runs_dir) / name] += 1
-        return next(itertools.islice(paths, _calls[home(runs_dir) / name] - 1, None))
+        first = home(runs_dir) / name
+        _calls[first] += 1
+        return next(itertools.islice(paths, _calls[first] - 1, None))  # the n-th path
     return next(path for path in paths if not path.exists())

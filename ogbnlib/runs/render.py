@@ -24,16 +24,15 @@ _COMMON: dict[str, object] = {
     "by_target": "data.edge_index = data.edge_index[:, data.edge_index[1].argsort()]",
     "less": "make a step smaller: batch_size with accumulate, precision=bf16, activation_checkpointing=True, "
     "num_neighbors",
-    "run_dir": "RUN",
-    "quoted": "RUN",
-    "job": "ID",
+    "how": "go on",
+    "JobID": "ID",
     "allocator": ALLOCATOR_VARIABLES[0],
 }  # fmt: skip
 _LIMIT = "[ under a limit of {memory_limit_bytes} ({limit_by})]"
 _WHERE = "[, in phase '{phase}']"
 _WHEN = f" after {{duration_s:.1f}} s{_WHERE}"
 _KERNEL = "killed by the kernel's out-of-memory killer (exit code {exit_code}[, oom_kill counter {oom_kills}])"
-# Whole ends of runs, by `Facts.sign`.
+# Whole first sentences for runs, by `Facts.sign`; `_subject` has that for all other signs.
 _RUNS = {
     "0": f"finished without an error in {{duration_s:.1f}} s{_LIMIT}[; it held {{held_peak_bytes}} at most]"
     "[, {counted_bytes} with page cache]",
@@ -47,10 +46,7 @@ _RUNS = {
     "killed around": f"{_KERNEL} for the limit of {{outer_bytes}} of the cgroup {{outer_cgroup}} around it"
     f"[, not for its own limit of {{memory_limit_bytes}}]{_WHEN}",
 }  # fmt: skip
-_ENDED_RUN = f"exit code {{exit_code}}: {{words}}; it ended{_LIMIT}{_WHEN}"
-_JOB = "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {exit_code})]"
-_CODE = "exit code {exit_code}: {words}"
-# How a process or a job ended, by `Facts.sign`.
+# How a process or a job ended, by `Facts.sign`, to follow its name.
 _ENDS = {
     "0": "finished without an error",
     "1": "ended with 1, which for Python is an exception",
@@ -104,14 +100,12 @@ _ENDS = {
     "worker gone": "a DataLoader worker[ ({who})] ended, and the message does not say why",
     "rank gone": "a rank waited for another one, which had ended, hung or lost its connection",
 }  # fmt: skip
-_QUEUED = "is {State}[: {Reason}]"
-_SIGNAL = "ended by {signal}"
-_NO_MEANING = "ended with exit code {sign}, which has no fixed meaning"
 # Evidence, in the order of the sentence; a clause with an unknown name is left out.
 _CLAUSES = (
     "the log ends with: {log_line}",
     "evidence: {line}",
     "its last words: {last_output}",
+    "its data set: {damage}",
     "its record has gaps: {unwritable}",
     "{requested_bytes} asked for[, {allocated_bytes} allocated][, {reserved_bytes} reserved]"
     "[, {free_bytes} free on the GPU]"
@@ -128,29 +122,25 @@ _MEMORY_CLAUSES = (
     "over {epochs} epochs memory climbs by {slope_bytes} per epoch (fitted), from {first_bytes} to {last_bytes}",
 )
 _WITHOUT_MEMORY = ("bad input", "stopped at a checkpoint", "diverged")
+# What to do next, by `Action.id`; the names are arguments of the action, or in `_COMMON`.
 _ACTIONS = {
-    "resume": "go on with run(run_dir=\"{run_dir}\", resume=True), or `python -m ogbnlib train --run-dir {quoted} "
-    "--resume`",
-    "submit to resume": "go on with `sbatch slurm/{script}.sbatch --run-dir {quoted} --resume` and the same options of "
-    "sbatch, unless Slurm has requeued the job",
-    "start again": "start it again",
+    "resume": "{how}[ with run(run_dir=\"{run_dir}\", resume=True), or `python -m ogbnlib train --run-dir {quoted} "
+    "--resume`][ with `sbatch slurm/{script}.sbatch --run-dir {job_quoted} --resume` and the same options of sbatch, "
+    "unless Slurm has requeued the job]",
     "read output": "read what it printed[: the end of {file}]",
     "read guide": "look for its words in {guide}; `python -m ogbnlib watch` runs the command again and records it",
-    "fix input": "fix what the message names",
-    "smaller lr": "set a smaller lr (--set lr=... of a resumed run, whose last checkpoint is finite), and look for "
-    "damaged features with `python -m ogbnlib verify`",
-    "check libraries": "run with num_workers=0 and PYTHONFAULTHANDLER=1; install versions of torch and its extensions "
-    "that match",
-    "check labels": "check the labels with `python -m ogbnlib verify`; {guide} has the line for a script of your own",
+    "check data": "[set a smaller {parameter} (--set {parameter}=... of a resumed run, whose last checkpoint is "
+    "finite), and ]check the {values} with `python -m ogbnlib verify`[; {guide} has the line that repairs {repaired} "
+    "in a script of your own]",
+    "run without workers": "run with num_workers=0 and PYTHONFAULTHANDLER=1 to see where it ended, under a "
+    "memory_limit to see a kill; after a crash install versions of torch and its extensions that match",
     "find sender": "look for 'Out of memory' in dmesg or the job's state in sacct; a run under a memory_limit shows it",
     "find leak": "find what keeps {slope_bytes} in each epoch, since smaller batches or a larger limit would only "
     "delay the kill: {kept} ({page})",
     # changes of parameters, from the planner
     "set": "{how} with {changes} ({peak_bytes} by forecast)",
     "nothing fits": "no change that the planner knows fits {limit_bytes}",
-    "raise memory_limit": "raise memory_limit[ to {limit}]",
-    "raise cgroup": "give the cgroup {cgroup} more memory[, {limit}] (a Slurm job by --mem)",
-    "larger machine": "use a machine, or a job, with {limit} of memory",
+    "raise limit": "raise {option}[ of the cgroup {cgroup} (a Slurm job by --mem)][ to {limit}]",
     "lower limit": "give it a memory_limit below {limit_bytes} to see it killed, or ask for more: {sbatch}",
     "try model": "ask `python -m ogbnlib plan --config` with the run's config.json what fits: it tries {model} out, of "
     "which no step was measured here",
@@ -164,16 +154,12 @@ _ACTIONS = {
     "sort edges once": "sort the edges by target once, {by_target} (those of store.to_data() are), and pass "
     "is_sorted=True to each NeighborLoader ({lines}): then none of these {num_loaders} loaders keeps a graph of "
     "{graph_bytes}",
-    "more memory": "ask for more --mem, or `python -m ogbnlib plan --config FILE --memory-limit SIZE` for what fits",
-    "more time": "ask for more time (--time, `timeout`)",
     "more shared memory": "give the container more shared memory (docker --shm-size=8g) or set num_workers=0; else "
     "check the data (`python -m ogbnlib verify`)",
-    "raise ulimit": "raise the limit (`ulimit -n 65536` for open files, `ulimit -f unlimited` for their size)",
     "free GPU": "look with nvidia-smi for another process on the GPU; if there is none, set expandable_segments=True "
     "(in a script of your own {allocator}=expandable_segments:True), or {less}",
-    "no workers": "set num_workers=0, which shows the worker's own error; run under a memory_limit to see a kill",
-    "ask sacct": "ask sacct -j {job} on the cluster's login node for the job's state",
-    "wait": "submit no second one: `squeue -j {job}` has its state, `scontrol show job {job}` says what it waits for",
+    "ask Slurm": "ask Slurm before you submit another one: on the login node `scontrol show job {JobID}` has its "
+    "state, what it waits for and its files, `sacct -j {JobID}` its end",
 }  # fmt: skip
 
 
@@ -200,21 +186,19 @@ class Diagnosis:
     @property
     def text(self) -> str:
         """At most three sentences: the end, the evidence, and what to do next."""
+        # evidence and actions may be ""
         sentences = [_subject(self), _evidence(self), self.remedy and f"next: {self.remedy}"]
         return " ".join(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in sentences if text)
 
     @property
     def remedy(self) -> str:
-        """The actions in words."""
+        """The actions in words: alternatives, and at last how to go on."""
         texts: list[str] = []
         for action in self.actions:
-            text = _filled(_ACTIONS[action.id], {**_COMMON, **action.arguments})
-            if texts:
-                joint = "or"
-                if action.id in ("resume", "submit to resume", "start again"):
-                    joint = "then"
-                text = f"{joint} {text}"
-            texts.append(text)
+            template = _ACTIONS.get(action.id, action.id)  # an id may be of another version
+            text = _filled(template, {**_COMMON, **self.facts.job, **action.arguments})
+            joint = "then" if action.id == "resume" else "or"
+            texts.append(f"{joint} {text}" if texts else text)
         return "; ".join(texts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -239,40 +223,42 @@ class Diagnosis:
         return f'<p style="max-width:60em">{html.escape(str(self))}</p>'
 
 
-def words_of(facts: Facts) -> str:
+def _words_of(facts: Facts) -> str:
     """How a process or a job ended, to follow its name."""
-    default = _NO_MEANING
-    if facts.job:
-        default = _QUEUED
+    default = "ended with exit code {sign}, which has no fixed meaning"
+    if facts.job:  # in a state of Slurm without an entry in `_ENDS`
+        default = "is {State}[: {Reason}]"
     elif _signal_name(facts.sign):
-        default = _SIGNAL
+        default = "ended by {signal}"
     template = _ENDS.get(facts.sign, default)
     if "{who}" not in template:
         template = f"[{{who}}: ]{template}"
     return _filled(template, _values(facts))
 
 
-def _subject(end: Diagnosis) -> str:
+def _subject(end: Diagnosis) -> str:  # the first sentence: what ended, and how
     facts = end.facts
-    template = "{words}"
+    template = "{words}"  # of a pasted text
     if facts.job:
-        template = _JOB
-    elif facts.duration_s is not None:
-        template = _RUNS.get(facts.sign, _ENDED_RUN)
-    elif facts.exit_code is not None and not facts.who:
-        template = _CODE
-    return _filled(template, {**_values(facts), "words": words_of(facts)})
+        template = (
+            "job[ {JobID}][ (from files alone: {unasked})]: {words}[ (exit code {exit_code})]"
+        )
+    elif facts.duration_s is not None:  # a run
+        ended = f"exit code {{exit_code}}: {{words}}; it ended{_LIMIT}{_WHEN}"
+        template = _RUNS.get(facts.sign, ended)
+    elif facts.exit_code is not None and not facts.who:  # a code alone
+        template = "exit code {exit_code}: {words}"
+    return _filled(template, {**_values(facts), "words": _words_of(facts)})
 
 
 def _evidence(end: Diagnosis) -> str:
-    """One sentence of the facts that say most about an end."""
+    """The second sentence: the facts that say most about an end; "" without any."""
     facts = end.facts
     values = _values(facts)
     inner = end.inner
-    if inner is not None and facts.log_line:
-        values["log_line"] = (
-            f"{facts.log_line} (its run {facts.run_dir} was in phase '{inner.phase}')"
-        )
+    if inner is not None and facts.log_line:  # a job whose log says more than its run
+        where = f"its run {facts.run_dir} was in phase '{inner.phase}'"
+        values["log_line"] = f"{facts.log_line} ({where})"
     elif inner is not None:
         return f"its run {facts.run_dir}: {_subject(inner)}"
     clauses: tuple[str, ...] = _CLAUSES
@@ -282,8 +268,9 @@ def _evidence(end: Diagnosis) -> str:
 
 
 def _values(facts: Facts) -> dict[str, Any]:
-    values = {**_COMMON, **vars(facts), **facts.sizes, **facts.job}
-    for name in ("line", "log_line", "last_output"):
+    """The values of names in all templates but those of `_ACTIONS`; None or empty if unknown."""
+    values = {**vars(facts), **facts.sizes, **facts.job}
+    for name in ("line", "log_line", "last_output", "damage"):  # a sentence has its own full stop
         values[name] = (values[name] or "").rstrip(".")
     sign = facts.sign.removeprefix("other ")
     return {**values, **_memory_values(facts), "sign": sign, "signal": _signal_name(sign)}
@@ -291,7 +278,7 @@ def _values(facts: Facts) -> dict[str, Any]:
 
 def _memory_values(facts: Facts) -> dict[str, Any]:
     largest_first = sorted(facts.parts.items(), key=lambda item: -item[1])
-    values: dict[str, Any] = {
+    values: dict[str, Any] = {  # None for 0, which no sentence mentions
         "held_peak_bytes": facts.held_peak_bytes or None,
         "kills_around": facts.kills_around or None,
         "parts": ", ".join(f"{name} ({format_bytes(size)})" for name, size in largest_first),
@@ -307,26 +294,28 @@ def _memory_values(facts: Facts) -> dict[str, Any]:
         values |= {"waited_s": facts.stalled_s, "waited_share": waited_share}
     if facts.growth is not None and facts.growth.verdict == "climbs":
         values |= vars(facts.growth)
-    for throttle in facts.throttled:
+    for throttle in facts.throttled:  # the last one, if several cgroups did
         values |= throttle
     return values
 
 
 def _filled(template: str, values: Mapping[str, Any]) -> str:
-    """Fill a template; "" if a name outside of its brackets is unknown."""
+    """Fill a template; "" if a name outside of its brackets is unknown.
+
+    "{a}[ in {b}]" is "1 in 2" for a=1 and b=2, "1" for a=1 alone, and "" for b=2 alone.
+    """
 
     def is_known(text: str) -> bool:
-        return all(values.get(name) not in UNKNOWN for name in re.findall(r"{(\w+)", text))
+        names = re.findall(r"{(\w+)", text)
+        return all(values.get(name) not in UNKNOWN for name in names)
 
-    shortened = re.sub(
-        r"\[([^\[\]]*)\]", lambda part: part[1] if is_known(part[1]) else "", template
-    )
-    if not is_known(shortened):
-        return ""
-    return shortened.format_map({name: _shown(name, value) for name, value in values.items()})
+    parts = re.split(r"[\[\]]", template)  # those with an odd index stood in brackets
+    known = "".join(part for i, part in enumerate(parts) if i % 2 == 0 or is_known(part))
+    shown = {name: _shown(name, value) for name, value in values.items()}
+    return known.format_map(shown) if is_known(known) else ""
 
 
-def _shown(name: str, value: Any) -> Any:
+def _shown(name: str, value: Any) -> Any:  # a value as its sentence has it
     if name.endswith("_bytes") and isinstance(value, int | float):
         return format_bytes(value)
     if isinstance(value, list | tuple):
@@ -336,7 +325,8 @@ def _shown(name: str, value: Any) -> Any:
 
 def _signal_name(sign: str) -> str:
     """Name of the signal by which a process with the exit code `sign` ended; "" for other codes."""
-    if not sign.isdigit() or not 0 < int(sign) - 128 < signal.NSIG:
+    number = int(sign) - 128 if sign.isdigit() else 0
+    if not 0 < number < signal.NSIG:
         return ""
-    number = int(sign) - 128
+    # a real-time signal has no name
     return next((item.name for item in signal.Signals if item == number), f"signal {number}")

@@ -96,16 +96,13 @@ def watch(
             f"argv: expected a command that can be run (`python` before a script), got {argv}"
         )
     script = next((word for word in argv if word.endswith((".py", ".sh"))), argv[0])
-    name = name or Path(script).stem
 
-    earlier = _choose_folder(
-        run_dir,
-        runs_dir,
-        name,
-        limit_bytes,
-        lambda run: run.record.start.get("command") == argv and not _was_stopped(run),
-    )
-    if run_dir is None and earlier.run_dir.exists():
+    def is_done(run: Run) -> bool:  # a command has no checkpoint to go on from
+        return run.record.start.get("command") == argv and not _was_stopped(run)
+
+    folder_name = name or Path(script).stem
+    earlier = _choose_folder(run_dir, runs_dir, folder_name, limit_bytes, is_done)
+    if run_dir is None and earlier.run_dir.exists():  # a requeued job executes a notebook again
         return earlier
     limit, _ = make_limit(limit_bytes, limit_by)
     with (
@@ -114,10 +111,8 @@ def watch(
     ):
         attempt = Attempt(before, memory_limit_bytes=limit_bytes, limit_by=limit.name, command=argv)
         paths = [_HOOK, *filter(None, [os.environ.get("PYTHONPATH")])]
-        env = {
-            "PYTHONPATH": os.pathsep.join(paths),
-            WATCHED_VARIABLE: str(attempt.run_dir.resolve()),
-        }
+        folder = str(attempt.run_dir.resolve())
+        env = {"PYTHONPATH": os.pathsep.join(paths), WATCHED_VARIABLE: folder}
         return _carry_out(attempt, argv, limit, env=env, echo=echo)
 
 
@@ -163,7 +158,7 @@ def run(
     earlier = _choose_folder(
         run_dir, runs_dir, name, limit_bytes, lambda run: _has_config(run, config)
     )
-    if run_dir is None and earlier.run_dir.exists():
+    if run_dir is None and earlier.run_dir.exists():  # a requeued job executes a notebook again
         if not _was_stopped(earlier):
             return earlier
         resume = True
@@ -217,8 +212,7 @@ def _train(
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.closing(limit))
         before, lock = stack.enter_context(open_run_dir(config, folder, resume=resume))
-        # metrics.csv may be damaged; the trainer writes it again
-        with contextlib.suppress(InputError):
+        with contextlib.suppress(InputError):  # of a damaged metrics.csv, which is written again
             if before.is_finished and _has_config(before, config):
                 return before
         too_large = _too_large_to_start(config, limit_bytes)
@@ -233,13 +227,12 @@ def _train(
             argv.append("--resume")
         if num_ranks > 1:
             argv += ["--ranks", str(num_ranks)]
-        # PyG leaves a generated file for each process in it
-        tmp = tempfile.TemporaryDirectory(
+        tmp = tempfile.TemporaryDirectory(  # in which PyG leaves a generated file for each process
             prefix="ogbnlib-", suffix=".tmp", ignore_cleanup_errors=True
         )
         env |= {
             PARENT_VARIABLE: str(os.getpid()),
-            CONFIG_VARIABLE: config.model_dump_json(),
+            CONFIG_VARIABLE: config.model_dump_json(),  # changed values of a resumed run, too
             "TMPDIR": stack.enter_context(tmp),
             **trainer_environment(os.environ),
         }
@@ -253,7 +246,7 @@ def _choose_folder(
     runs_dir: StrPath,
     name: str,
     limit_bytes: int | None,
-    is_same: Callable[[Run], bool],
+    is_same: Callable[[Run], bool],  # whether a run is of the same config or command
 ) -> Run:
     """Choose the run's folder: `run_dir`, else a new one below `runs_dir`.
 
@@ -263,14 +256,14 @@ def _choose_folder(
     """
     if run_dir is not None:
         return Run(run_dir)
-    while True:
+    while True:  # name, name-2, ... until one is new, or an earlier execution's
         run = Run(next_run_dir(runs_dir, name, again=True))
         is_open = _was_stopped(run) or run.memory_limit_bytes == limit_bytes
         if not run.run_dir.exists() or (is_open and is_same(run)):
             return run
 
 
-def _has_config(run: Run, config: TrainConfig) -> bool:
+def _has_config(run: Run, config: TrainConfig) -> bool:  # but for values that may change on resume
     return run.known_config == config.continuing(run.known_config or config)
 
 
@@ -305,8 +298,7 @@ def _compile_kernels(display: str) -> None:
     # The kernels are the same for every fan-out.
     code = "import ogbnlib.training.train as train; train.compile_all([1])"
     with doing("compiling the sampling kernels", display):
-        # If it fails, the trainer meets the same error and reports it.
-        subprocess.run(
+        subprocess.run(  # if it fails, the trainer meets the same error and reports it
             [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
@@ -348,6 +340,7 @@ def _too_large_to_start(config: TrainConfig, limit_bytes: int | None) -> Diagnos
     """Explain why a notebook's run is not started, namely that the job's memory would run out by
     forecast, which may kill the kernel, too; None if it may start."""
     available, source = effective_limit()
+    # what this process, the notebook's kernel, leaves of the job's or the machine's memory
     room_bytes = available - (read_memory(Tree(os.getpid())).held_bytes or 0)
     if not in_notebook() or (limit_bytes is not None and limit_bytes <= room_bytes):
         return None  # the kill of a run with a lower limit of its own ends nothing else
@@ -358,7 +351,7 @@ def _too_large_to_start(config: TrainConfig, limit_bytes: int | None) -> Diagnos
     peak_bytes = max(
         phase.held_bytes - on_gpu * phase.parts.get(STEP, 0) for phase in forecast.phases
     )
-    if peak_bytes - forecast.margin_bytes <= room_bytes:
+    if peak_bytes - forecast.margin_bytes <= room_bytes:  # may fit; only a sure kill is refused
         return None
     advice = Advice(forecast, None)
     sizes = {"forecast_bytes": forecast.peak_bytes, "room_bytes": room_bytes}
@@ -387,8 +380,9 @@ def _carry_out(
     variables = {**(env or {}), RUN_VARIABLE: str(attempt.run_dir.resolve())}
     if limit.limit_bytes is not None:
         variables[LIMIT_VARIABLE] = str(limit.limit_bytes)
+    # a command may read a pipe or file; in a terminal its new session could not read
     reads_input = config is None and not os.isatty(0) and not in_notebook()
-    interrupts: list[int] = []
+    interrupts: list[int] = []  # a SIGINT for each Ctrl-C
     # an interrupt ends the child in order, and is raised only after the result is written
     with handled(lambda number, frame: interrupts.append(number), [signal.SIGINT]):
         outcome = supervise(
@@ -403,11 +397,10 @@ def _carry_out(
             inherited=inherited,
             stdin=None if reads_input else subprocess.DEVNULL,
         )
-        words = ""
-        if outcome.exit_code:
-            words = last_words(outcome.tail, killed=outcome.exit_code == 137)
+        code = outcome.exit_code
+        words = last_words(outcome.tail, killed=code == 137) if code else ""
         done = attempt.end(
-            outcome.exit_code,
+            code,
             with_forecast=config is not None,
             memory_limit_bytes=limit.limit_bytes,
             limit_by=None if limit.limit_bytes is None else limit.name,

@@ -8,17 +8,16 @@ from pathlib import Path
 from ..errors import InputError
 from ..memory.killed import Action
 from .cause import OPEN_CAUSES, Facts
-from .codes import STATES, code_key, of_code, of_state, resubmission, specified
+from .codes import START_AGAIN, STATES, code_key, of_code, of_state, resubmission, specified
 from .folder import Run, is_run
 from .render import Diagnosis
 from .texts import cleaned, failed_rank, find, job_rows, job_state, last_words
 
 _FORMAT = "--format=JobID,State,ExitCode,ReqMem,NNodes,Elapsed,Timelimit,NodeList,Reason,WorkDir"
-_RUN_LINE = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
 
 
 def _ask(job_id: str) -> tuple[list[dict[str, str]], str]:
-    """Return the rows of the job or of its tasks; if there are none, also why not.
+    """Return the rows of the job or of its tasks, see `job_rows`; if there are none, also why not.
 
     scontrol knows the job's log and the reason why it waits now, but forgets a job minutes after
     its end; sacct does not.
@@ -31,13 +30,14 @@ def _ask(job_id: str) -> tuple[list[dict[str, str]], str]:
 
 
 def _answer(argv: list[str], job_id: str) -> tuple[list[dict[str, str]], str]:
+    # rows as a command of Slurm prints them; without any, why not
     try:
         done = subprocess.run(
             argv, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
         return [], f"{argv[0]} is not installed here"
-    except subprocess.TimeoutExpired as error:
+    except subprocess.TimeoutExpired as error:  # the controller does not answer
         return [], str(error)
     rows = job_rows(done.stdout)
     if rows and done.returncode == 0:
@@ -45,20 +45,20 @@ def _answer(argv: list[str], job_id: str) -> tuple[list[dict[str, str]], str]:
     return [], f"{argv[0]}: {done.stderr.strip() or f'it knows no job {job_id}'}"
 
 
-def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
+def _find_run(job_id: str, work_dir: Path, log: str) -> Run | None:
     """Find the run that the log names, else the newest run in `work_dir`/runs/NAME-JOBID.
 
     That folder is the run itself, or a notebook's folder with its runs inside.
     """
-    named = [work_dir / name for name in re.findall(_RUN_LINE, log, re.MULTILINE)[-1:]]
-    below = [
-        path
-        for deeper in ("", "/*", "/runs/*")
-        for path in work_dir.glob(f"runs/*-{job_id}{deeper}")
-    ]
-    for folders in (named, below):
+    line = r"^(?:ogbnlib: the run is in|Everything about it is in) (.+)$"
+    named = re.findall(line, log, re.MULTILINE)[-1:]  # only the last one counts
+    below = [f"runs/*-{job_id}{deeper}" for deeper in ("", "/*", "/runs/*")]
+    for folders in (
+        [work_dir / name for name in named],
+        [path for pattern in below for path in work_dir.glob(pattern)],
+    ):
         files = [file for path in folders if is_run(path) for file in path.iterdir()]
-        if files:
+        if files:  # the newest file is of the newest run
             return Run(max(files, key=lambda path: path.stat().st_mtime).parent)
     return None
 
@@ -66,26 +66,29 @@ def _find_run(job_id: str, work_dir: Path, log: str = "") -> Run | None:
 class _Job:
     """The traces of a job, or of one task of an array: Slurm's rows, its log, and its run."""
 
-    def __init__(self, job_id: str, row: dict[str, str]):
+    def __init__(self, job_id: str, row: dict[str, str]):  # `row`: see `job_rows`, or {}
         self.job_id = job_id
         self.row = row
         work_dir = Path(row.get("WorkDir") or ".")
         self.log_path = _log_path(job_id, row, work_dir)
         # only the last attempt's part of the log, which begins with this line
         self.log = re.split(r"(?=ogbnlib: job \S+, restart \d+)", _end_of(self.log_path))[-1]
-        self.rank = failed_rank(cleaned(self.log))
+        self.rank = failed_rank(cleaned(self.log))  # the match, if torchrun reports one
         lines = [line for line in self.log.splitlines() if line.strip()]
         self.proven, _ = job_state(lines)  # the state that the log alone proves
         self.run = _find_run(job_id, work_dir, self.log)
-        self.diagnosis = _end_in_job(self.run, job_id)
+        self.diagnosis: Diagnosis | None = None
+        # a last attempt in another job says nothing of this one
+        if self.run and self.run.record.start.get("slurm_job") in (None, job_id):
+            self.diagnosis = self.run.diagnosis
         self.run_code = self.diagnosis.exit_code if self.diagnosis else None
-        self.state = (row.get("State") or self.proven).partition(" by ")[0]
+        self.state = (row.get("State") or self.proven).partition(" by ")[0]  # "CANCELLED by 0"
         # A user's own script writes no line of this package to its log; its exit codes have other
         # meanings.
         self.is_ours = bool(
             self.run or not self.log or re.search("^(ogbnlib|error): ", self.log, re.MULTILINE)
         )
-        self.resumption = Action("start again")
+        self.resumption = START_AGAIN
         if self.run and self.run.paths.config.is_file():
             self.resumption = resubmission(self.run.run_dir)
 
@@ -93,7 +96,7 @@ class _Job:
         """Cause, facts and actions of the end: by Slurm's state, else by the exit code."""
         state = self.state
         is_over = state not in STATES or STATES[state][0] not in ("pending", "running")
-        if is_over and self.proven == "OUT_OF_MEMORY":
+        if is_over and self.proven == "OUT_OF_MEMORY":  # Slurm may say FAILED or COMPLETED
             state = self.proven
         if state not in STATES:
             # "None" of a run without a result is no code
@@ -101,13 +104,13 @@ class _Job:
         end = of_state(state, self.row)
         inner = self.diagnosis
         if inner and inner.cause == end.cause == "out of memory":
-            first, *later = end.actions
-            end = replace(end, actions=(first, *inner.actions, *later))
+            raise_mem, *_, resume = end.actions  # the run's own actions replace those between
+            end = replace(end, actions=(raise_mem, *inner.actions, resume))
         return end
 
     def _by_code(self, code: str) -> Diagnosis:
-        if not code:
-            return Diagnosis("unknown", Facts("no sign"), (Action("ask sacct"),))
+        if not code:  # `code` as of `code_key`: "" if neither Slurm nor a result has one
+            return Diagnosis("unknown", Facts("no sign"), (Action("ask Slurm"),))
         end = of_code(code, foreign=not self.is_ours)
         # The result of the job's run says more than the code. Without a result, or if torchrun
         # reports another rank that failed first, the log decides.
@@ -116,9 +119,8 @@ class _Job:
         if (code != "0" and self.rank) or (end.cause in OPEN_CAUSES and not explained):
             found = find(self.log, foreign=not self.is_ours)
         if found:
-            if self.rank:
-                end = of_code(self.rank["code"])
-            return replace(found, facts=replace(found.facts, exit_code=end.exit_code))
+            exit_code = of_code(self.rank["code"] if self.rank else code).exit_code
+            return replace(found, facts=replace(found.facts, exit_code=exit_code))
         if self.diagnosis and explained:
             sign = "run unfinished" if code == "0" else "as run"
             facts = Facts(sign, exit_code=self.run_code)
@@ -126,6 +128,7 @@ class _Job:
         return end
 
     def _is_end_of_run(self, code: str) -> bool:
+        # whether the job ended with this code because its run failed
         if not self.run or not self.run_code:
             return False
         if code == "0":
@@ -134,9 +137,10 @@ class _Job:
             return not any(
                 folder.name.endswith(f"-{self.job_id}") for folder in self.run.run_dir.parents
             )
-        return code != "2" or self.run_code == 2
+        return code != "2" or self.run_code == 2  # 2: a second trainer was refused, say
 
-    def diagnose(self, asked: str) -> Diagnosis:
+    def diagnose(self, refusals: str) -> Diagnosis:
+        """The end with all traces as facts; `refusals`: why Slurm has no row of the job."""
         end = self.end()
         # The end of rank 0's run is only a consequence of another rank's end.
         is_logged = self.diagnosis is None or self.rank is not None
@@ -147,7 +151,7 @@ class _Job:
             line="",
             log_line=last_words(self.log) if is_logged and is_over else "",
             run_dir=str(self.run.run_dir) if self.run else "",
-            unasked="" if self.row else asked,
+            unasked="" if self.row else refusals,
         )
         specific = {"resume": self.resumption}
         if self.log_path and not (self.run and self.run.paths.output.is_file()):
@@ -164,17 +168,10 @@ def _log_path(job_id: str, row: dict[str, str], work_dir: Path) -> Path | None:
     return max(logs, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _end_of(path: Path | None) -> str:
+def _end_of(path: Path | None) -> str:  # the last 256 KB of a log
     if path is None or not path.is_file():
         return ""
     return path.read_bytes()[-(2**18) :].decode(errors="replace").replace("\r", "\n")
-
-
-def _end_in_job(run: Run | None, job_id: str) -> Diagnosis | None:
-    """Diagnosis of a run whose last attempt was in this job, or in no job."""
-    if run is None or run.record.start.get("slurm_job") not in (None, job_id):
-        return None
-    return run.diagnosis
 
 
 def diagnose_job(job_id: str | int) -> Diagnosis:
@@ -184,13 +181,13 @@ def diagnose_job(job_id: str | int) -> Diagnosis:
     if not re.fullmatch(r"\d+(_\d+)?", name):
         raise InputError(f"--job: expected a Slurm job id such as 123 or 123_4, got {job_id!r}")
     rows, refusals = _ask(name)
-    jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}
+    jobs = {row["JobID"]: row for row in rows if "." not in row["JobID"]}  # 123.0 is a step
     if len(jobs) > 1:
         raise InputError(
             f"--job: {name} is an array; expected one of its tasks, such as {' or '.join(jobs)}"
         )
-    ((found, row),) = (jobs or {name: {}}).items()
-    job = _Job(found, row)
+    job_id_in_slurm, row = [*jobs.items(), (name, {})][0]  # without a row, the files alone
+    job = _Job(job_id_in_slurm, row)
     if not (row or job.run or job.log):
         raise InputError(
             f"--job: nothing is left of job {name}: {refusals}; and {Path().resolve()} has no "

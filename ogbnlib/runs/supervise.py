@@ -35,13 +35,11 @@ LEAD_S = 300.0  # for a checkpoint after a stop signal; the job scripts' --signa
 
 @dataclass
 class Outcome:
-    """The end of a supervised process tree. `exit_code` is 128 + N after signal N.
+    """The end of a supervised process tree."""
 
-    `evidence` is the result of `Limit.evidence`, with the kernel's peak counter and `unwritable`.
-    """
-
-    exit_code: int
-    tail: str
+    exit_code: int  # 128 + N after signal N
+    tail: str  # the last `TAIL_BYTES` of the output
+    # `Limit.evidence` with `kernel_peak_bytes` and `unwritable`: arguments of `Attempt.end`
     evidence: dict[str, Any]
     forwarded: int = 0  # the last signal that was passed on, 0 without one
 
@@ -71,6 +69,7 @@ def supervise(
     forward = Forward()
     # the marks of the outer process trees, and at the end the new tree's own
     marks = f"{os.environ.get(MARKS_VARIABLE, '')}:{uuid.uuid4().hex}"
+    variables = {"PYTHONUNBUFFERED": "1", MARKS_VARIABLE: marks, **(env or {})}
     with (
         adopting(),
         handled(forward, FORWARDED),
@@ -88,20 +87,17 @@ def supervise(
                     pass_fds=inherited,
                     # Ctrl-C reaches the parent alone, which then ends the child in order
                     start_new_session=True,
-                    env={
-                        **os.environ,
-                        "PYTHONUNBUFFERED": "1",
-                        MARKS_VARIABLE: marks,
-                        **(env or {}),
-                    },
+                    env={**os.environ, **variables},
                 )
-            stack.enter_context(process)  # waits for it
+            # At the end, in reverse order: signals are passed on no more, all processes are
+            # killed, the command is waited for, and the recorder stops.
+            stack.enter_context(process)
             tree = Tree(process.pid, marks.rpartition(":")[2])
             stack.callback(tree.end)
             stack.callback(forward.end)
             child = _Child(process, tree, limit, recorder, forward, interrupts, holds_back)
             tail = child.follow(log, run_dir, echo)
-        return child.outcome(tail)
+        return child.outcome(tail)  # before the limit, which has the evidence, is closed
 
 
 @dataclass
@@ -139,16 +135,18 @@ class _Child:
         # torch's report of a killed DataLoader worker (torch.utils.data, signal_handling). The
         # trainer then ends by itself.
         worker_killed = re.search(r"worker \(pid\S* \d+\) is killed by signal: Killed", tail)
+        # `_stop_if_asked` may have sent the SIGKILL
         is_own_kill = self.interrupts or (code == 137 and self._is_overdue())
         failed = code not in (0, STOPPED) and not is_own_kill
+        # a SIGKILL that was not sent from here may be the kernel's, which its counter shows
         self.limit.ended(failed and (code == 137 or worker_killed is not None))
         evidence = self.limit.evidence()
         if evidence["killed_by"]:
             code = 137  # also where the killer chose a worker, or the parent ended first
         elif self.interrupts:
-            code = 130
+            code = 130  # as after SIGINT
         elif is_own_kill:
-            code = 128 + self.forward.number
+            code = 128 + self.forward.number  # the signal that it did not react to
         evidence["unwritable"] = self.unwritable
         if self.limit.cgroup:
             evidence["kernel_peak_bytes"] = self.limit.cgroup.size("peak")
@@ -160,7 +158,7 @@ class _Child:
         tail = b""
         for data in _output(self.process, lambda: self._stop_if_asked(live)):
             tail = (tail + data)[-TAIL_BYTES:]
-            try:
+            try:  # a full disk must not end the work
                 write_all(log.fileno(), data)
             except OSError as error:
                 self._note_unwritable(OSError(error.errno, error.strerror, log.name))
@@ -218,17 +216,17 @@ def _output(process: subprocess.Popen[bytes], each_time: Callable[[], None]) -> 
     ended_s = None
     while True:
         # A command may close its output and go on.
-        readable, _, _ = select.select([pipe] if is_open else [], [], [], 0.05)
+        readable, _, _ = select.select([pipe] if is_open else [], [], [], 0.05)  # seconds
         each_time()
         data = os.read(pipe, 65536) if readable else b""  # all that a pipe can hold
-        is_open = is_open and (bool(data) or not readable)
+        is_open = is_open and (bool(data) or not readable)  # readable without data: its end
         if data:
             yield data
         # An orphaned worker may keep the pipe open for ever. So reading also stops half a second
         # after the process's end, with at least one read after it.
         if ended_s is not None and (not is_open or time.monotonic() - ended_s > 0.5):
             return
-        if ended_s is None and os.waitid(
+        if ended_s is None and os.waitid(  # WNOWAIT leaves the ended process unwaited for
             os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
         ):
             ended_s = time.monotonic()

@@ -70,9 +70,11 @@ _CONSEQUENCES = re.compile(
     r"|CalledProcessError|EOFError|ProcessRaisedException|BrokenProcessPool",
     re.IGNORECASE,
 )
-# A line that a program's end begins with: `Type: message` of Python, or of an exception in C++.
+# A line that a program's end begins with: `Type: message` of Python, also after this package's
+# "error: ", or of an exception in C++.
 _EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\w*(?=[:\n]|$)|terminate called after throwing).*$",
+    r"^(?:(?:error: )?[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)\w*(?=[:\n]|$)"
+    r"|terminate called after throwing).*$",
     re.MULTILINE,
 )
 _WORD = re.compile(r"[^\W_]")  # ruled lines (====) do not match
@@ -106,14 +108,15 @@ def find(text: str, *, foreign: bool = True, killed: bool = False) -> Diagnosis 
 
 def find_in_message(text: str) -> Diagnosis | None:
     """Find the cause in a pasted text, which may be a message without its exception's name."""
-    # joined, because a terminal may have broken a message
-    joined = " ".join(text.split())
+    joined = " ".join(text.split())  # joined, because a terminal may have broken a message
     # later in the text, a message without its exception's name may be a mention
     at_start = {pattern: sign for pattern, sign in _EXCEPTIONS.items() if re.match(pattern, joined)}
     return find(text) or _first(at_start, joined)
 
 
 def _first(clues: Mapping[str, str], text: str) -> Diagnosis | None:
+    """The diagnosis by the first pattern of `clues`, pattern -> sign, that occurs in `text`; of
+    several places the last one counts."""
     for pattern, sign in clues.items():
         matches = list(re.finditer(pattern, text, re.MULTILINE))
         if matches:
@@ -122,17 +125,18 @@ def _first(clues: Mapping[str, str], text: str) -> Diagnosis | None:
 
 
 def _end_by(sign: str, match: re.Match[str]) -> Diagnosis:
-    groups = match.groupdict()
+    groups = match.groupdict()  # `who`, `pid` and `name`, see the tables above
     who = " ".join(filter(None, [groups.get("who"), groups.get("pid")]))
-    if "name" in groups:
+    if "name" in groups:  # of the kernel's line, which has no `who`
         who = f"process {who} ({groups['name']})"
     sizes = {}
-    if sign == "76":
+    if sign == "76":  # out of GPU memory; a terminal may have broken the message into lines
         sizes = oom_sizes(" ".join(match.string[match.start() :].split()))
     return of_sign(sign, Facts(sign, who, _line_of(match), sizes))
 
 
 def _line_of(match: re.Match[str]) -> str:
+    # the whole lines around the match, blanks joined
     begin = match.string.rfind("\n", 0, match.start()) + 1
     tail = match.string[match.end() :].partition("\n")[0]
     return " ".join((match.string[begin : match.end()] + tail).split())
@@ -145,7 +149,7 @@ def cleaned(text: str) -> str:
 
 def job_state(lines: Iterable[str]) -> tuple[str, str]:
     """Return a Slurm job's state and the line of its log that proves it, or two ""."""
-    proofs = [
+    proofs = [  # (state, line), in the log's order
         (state, line.strip())
         for line in lines
         for pattern, state in _JOB_LINES.items()
@@ -155,7 +159,7 @@ def job_state(lines: Iterable[str]) -> tuple[str, str]:
     kills = [proof for proof in proofs if proof[0] == "OUT_OF_MEMORY"]
     if kills and proofs[-1][0] != "REQUEUED":
         return kills[0]
-    return [("", ""), *proofs][-1]
+    return [("", ""), *proofs][-1]  # the last proof, if there is one
 
 
 def job_rows(text: str) -> list[dict[str, str]]:
@@ -163,14 +167,13 @@ def job_rows(text: str) -> list[dict[str, str]]:
     sacct's field names; [] without any."""
     if re.match(r"JobID(Raw)?\|", text):
         return [*csv.DictReader(text.splitlines(), delimiter="|", quoting=csv.QUOTE_NONE)]
+    # scontrol names a task of an array by three numbers, sacct as 123_4
     text = re.sub(r"JobId=\d+ ArrayJobId=(\d+) ArrayTaskId=(\S+)", r"JobId=\1_\2", text)
-    # a value may contain blanks
+    # NAME=VALUE, and a value, which may contain blanks, ends before the next name
     value = re.compile(r"(?:^|\s)([A-Z][\w/:&]*)=(.*?)(?=\s+[A-Z][\w/:&]*=|\s*$)")
-    shown = re.split(r"(?=\bJobId=)", text)[1:]
-    return [
-        {_NAMES.get(name, name): word for name, word in value.findall(" ".join(job.split()))}
-        for job in shown
-    ]
+    jobs = re.split(r"(?=\bJobId=)", text)[1:]  # the first piece is what stands before all jobs
+    pairs = [value.findall(" ".join(job.split())) for job in jobs]
+    return [{_NAMES.get(name, name): word for name, word in job} for job in pairs]
 
 
 # scontrol's names -> sacct's
@@ -191,14 +194,13 @@ def failed_rank(text: str) -> re.Match[str] | None:
     torchrun ends the other ranks by SIGTERM, so code 143 is left out.
     """
     for pattern in _FAILED_RANKS:
-        ranks = list(re.finditer(pattern, text, re.DOTALL))
-        failed = [rank for rank in ranks if code_key(rank["code"]) not in ("0", "143")]
-        if failed:
-            return failed[0]
+        for rank in re.finditer(pattern, text, re.DOTALL):
+            if code_key(rank["code"]) not in ("0", "143"):
+                return rank
     return None
 
 
-def _by_rank(text: str, *, foreign: bool) -> Diagnosis | None:
+def _by_rank(text: str, *, foreign: bool) -> Diagnosis | None:  # by torchrun's report
     rank = failed_rank(text)
     if rank is None:
         return None
@@ -208,32 +210,31 @@ def _by_rank(text: str, *, foreign: bool) -> Diagnosis | None:
     if inner is not None:
         return replace(inner, facts=replace(inner.facts, who=who))
     end = of_code(rank["code"], foreign=foreign, who=who)
+    # the exit code is the rank's, not that of the command, which is unknown
     return replace(end, facts=replace(end.facts, line=_line_of(rank), exit_code=None))
 
 
 def _by_exception(text: str) -> Diagnosis | None:
     """Find the cause in the last exception; if that only reports another process's end, in an
     earlier one."""
+    # each message with all that follows it
     messages = [text[match.start() :] for match in _EXCEPTION.finditer(text)]
-    end = None
+    end = None  # by the last consequence whose message is known
     for message in reversed(messages):
-        first_line = message.partition("\n")[0]
-        is_consequence = _CONSEQUENCES.search(first_line)
         known = _by_message(message)
-        if known and not is_consequence:
-            return known
+        if not _CONSEQUENCES.search(message.partition("\n")[0]):
+            return known or end
         end = end or known
-        if not is_consequence:
-            break
     return end
 
 
 def _by_message(message: str) -> Diagnosis | None:
+    # Only the first line decides; the match in the whole message has the sizes of later lines.
     first_line = message.partition("\n")[0]
     for pattern, sign in _EXCEPTIONS.items():
-        match = re.search(pattern, first_line)
+        match = re.search(pattern, first_line) and re.search(pattern, message)
         if match:
-            return _end_by(sign, re.search(pattern, message) or match)
+            return _end_by(sign, match)
     return None
 
 
@@ -242,7 +243,7 @@ def exception_line(text: str) -> str:
     return ["", *_EXCEPTION.findall(cleaned(text))][-1]
 
 
-def _lines(output: str) -> list[str]:
+def _lines(output: str) -> list[str]:  # without the frames of typer's and rich's boxes
     return [line.strip(" \t│") for line in cleaned(output).splitlines()]
 
 
@@ -259,4 +260,5 @@ def last_words(output: str, *, killed: bool = False) -> str:
     if end:
         return end.facts.line
     raised = "" if killed else exception_line(output)
+    # `_WORD` leaves out lines without a letter or digit
     return raised or ["", *filter(_WORD.search, _lines(output))][-1]

@@ -27,15 +27,15 @@ def record_of(events: Iterable[Event], samples: pd.DataFrame) -> Record:
     """Rebuild the record that the run's own recorder had at its end, from events and samples."""
     record = Record()
     time, *names = SAMPLE_COLUMNS
-    # The order of `Recorder.add`: at the same time, the end of a phase comes after the sample and
-    # other events before it.
+    # (time_s, order, event or sample). `Recorder.add` has this order at the same time: other events
+    # (0), a sample (1), the end of a phase (2).
     moments = ((event["time_s"], 2 if event["event"] == "end" else 0, event) for event in events)
     rows = samples[[time, *names]].itertuples(index=False)
     sampled = ((time_s, 1, dict(zip(names, values, strict=True))) for time_s, *values in rows)
     for time_s, order, item in heapq.merge(moments, sampled, key=lambda moment: moment[:2]):
         if order == 1:
-            stalled_s = item.pop("stalled_s")
-            sizes = {name: int(value) for name, value in item.items() if value == value}
+            stalled_s = item.pop("stalled_s")  # the only value that is no size in bytes
+            sizes = {name: int(value) for name, value in item.items() if value == value}  # no NaN
             if stalled_s == stalled_s:
                 sizes["stalled_s"] = stalled_s
             record.sample(time_s, Reading(**sizes))
@@ -52,12 +52,13 @@ def phase_memory(phases: Sequence[Phase]) -> pd.DataFrame:
     RSS inside the phase minus the RSS at its beginning.
     """
     rows = []
+    needed = ("held_bytes", "rss_bytes", "end_held_bytes", "peak_rss_bytes")
     for phase in phases:
-        needed = ("held_bytes", "rss_bytes", "end_held_bytes", "peak_rss_bytes")
-        held_bytes, rss, end_held, peak = sizes = [phase.info.get(name) or 0 for name in needed]
+        sizes = [phase.info.get(name) or 0 for name in needed]  # 0: not recorded
         if phase.attempt == phases[-1].attempt and phase.end_s is not None and all(sizes):
+            begin_held, begin_rss, end_held, peak_rss = sizes
             duration_s = phase.end_s - phase.start_s
-            rows.append((phase.label, duration_s, end_held - held_bytes, peak - rss))
+            rows.append((phase.label, duration_s, end_held - begin_held, peak_rss - begin_rss))
     return pd.DataFrame(rows, columns=["phase", "duration_s", "kept_bytes", "transient_bytes"])
 
 
@@ -89,7 +90,7 @@ def csv_table(
     if not data:
         return pd.DataFrame(columns=[*columns])
     lines = data.decode("ascii", errors="replace").splitlines(keepends=True)
-    commas = lines[0].count(",")
+    commas = lines[0].count(",")  # of the header
     whole = [
         line
         for line in lines
@@ -102,10 +103,10 @@ def csv_table(
         table = pd.read_csv(io.StringIO("".join(whole)), float_precision="round_trip")
         for name in optional:
             table[name] = table.get(name, np.nan)
-        table[[*columns]].astype(float)
+        table[[*columns]].astype(float)  # raises for missing columns and for texts
         if not np.isfinite(table[columns[0]].astype(float)).all():
             raise ValueError(f"{columns[0]} that is not finite")
-        if torn > len(whole):
+        if torn > len(whole):  # a kill tears one line in an attempt, so the file is another one
             raise ValueError(f"{torn} lines with another number of values")
     except (ValueError, KeyError) as error:
         raise InputError(
@@ -126,8 +127,9 @@ def timeline_table(
     labels = np.full(len(table), "", dtype=object)
     first = np.searchsorted(table["time_s"], [phase.start_s for phase in phases])
     end = np.searchsorted(table["time_s"], [phase.until_s for phase in phases], side="right")
-    for phase, i, j in zip(phases, first, end, strict=True):
+    for phase, i, j in zip(phases, first, end, strict=True):  # rows i to j - 1
         labels[i:j] = phase.label  # inner phases come later and overwrite outer ones
+    # joins to each sample the last reading at or before it
     table = pd.merge_asof(table.assign(phase=labels), cuda, on="time_s")
     return table.dropna(axis="columns", how="all") if len(table) else table
 
@@ -156,6 +158,7 @@ def sketch(held: pd.DataFrame, limit_bytes: float | None) -> str:
     height = 48.0
     sizes = held["anon"] + held["shmem"]
     times = held["time_s"]
+    # bytes at the upper edge; 1.0 and 1e-3 keep a run of a single sample from a division by 0
     top = 1.1 * max(float(sizes.max()), limit_bytes or 0.0, 1.0)
     x = width * times / max(float(times.max()), 1e-3)
     points = " ".join(

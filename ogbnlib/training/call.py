@@ -41,10 +41,11 @@ class Call(NamedTuple):
             for name, parameter in inspect.signature(model.forward).parameters.items()
             if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         }
-        needed = [
+        needed = [  # without a default
             name for name, parameter in parameters.items() if parameter.default is parameter.empty
         ]
         dtype = torch.float32 if isinstance(model, GNN) else DTYPES[precision]
+        # `forward(x)` of a model without edges, or `forward(batch)` of any name
         if len(needed) == 1 and "edge_index" not in parameters:
             return cls({needed[0]: "x" if needed == ["x"] else "batch"}, dtype)
         arguments = {}
@@ -60,7 +61,7 @@ class Call(NamedTuple):
 
     def scores(self, model: nn.Module, batch: Data, device: torch.device) -> Tensor:
         """Return the model's whole output, which may have rows for nodes other than the seeds."""
-        inputs = {
+        inputs = {  # by the names in `arguments`
             "x": batch.x.to(device, non_blocking=True),
             "edge_index": batch.edge_index.to(device, non_blocking=True),
             "num_sampled_nodes": batch.num_sampled_nodes,
@@ -82,14 +83,18 @@ class Call(NamedTuple):
 
 
 def random_batch(hop_nodes: Sequence[int], hop_edges: Sequence[int], num_features: int) -> Data:
-    """Return a random batch with these numbers of nodes (seeds first) and edges per hop."""
+    """Return a random batch in the layout of PyG's loaders, float32 `x`.
+
+    `hop_nodes` has the numbers of new nodes by hop, seeds first. `hop_edges`, one entry shorter,
+    has the numbers of edges from hops up to h + 1 to nodes of hop h.
+    """
     draw = torch.Generator().manual_seed(0)
-    ends = [*itertools.accumulate(hop_nodes)]
+    ends = [*itertools.accumulate(hop_nodes)]  # nodes of hop h are ends[h - 1] to ends[h] - 1
     edges = [torch.empty(2, 0, dtype=torch.int64)]
     for hop, count in enumerate(hop_edges):
         target = torch.randint(ends[hop] - hop_nodes[hop], ends[hop], (count,), generator=draw)
         source = torch.randint(ends[hop + 1], (count,), generator=draw)
-        edges.append(torch.stack([source, target.sort().values]))
+        edges.append(torch.stack([source, target.sort().values]))  # by target, as sampled
     return Data(
         x=torch.randn(ends[-1], num_features, generator=draw),
         y=torch.zeros(hop_nodes[0], dtype=torch.int64),

@@ -25,29 +25,32 @@ from ..files import write_json
 from ..memory.signals import STOP_SIGNALS, Stopped, StopRequest, die_with_parent, take_over
 from ..runs.codes import UNFINISHED, exit_code_of
 
+# Exit code of a rank that lost another one: as if the launcher had terminated it (SIGTERM).
+_LOST_RANK = 143
+
 
 def exit_code(work: Callable[[], object], say: Callable[[object], None] = print) -> int:
-    """Call `work` and return the process's exit code; print expected errors as one sentence, other
-    errors with a traceback."""
-    from ..sampling.workers import WorkerDied
+    """Call `work` and return the process's exit code; print expected errors and refused
+    allocations as one sentence, other errors with a traceback."""
+    from ..runs.diagnosis import sentence_of
 
     try:
         with clear_errors():
             work()
     except (Exception, Stopped, SystemExit) as error:
-        code = exit_code_of(error)
+        sentence = sentence_of(error)
         if isinstance(error, Stopped):
             if os.environ.get("RANK", "0") == "0":
                 say(error)
         elif "RANK" in os.environ and "gloo/transport" in str(error):
             # Another rank has closed its connection, or hangs.
             print(f"rank {os.environ['RANK']} lost another one: {error}", file=sys.stderr)
-            return 143  # as if the launcher had terminated it
-        elif code == 1 and not isinstance(error, WorkerDied):
-            traceback.print_exc()
+            return _LOST_RANK
+        elif sentence:
+            print(f"error: {sentence}", file=sys.stderr)
         else:
-            print(f"error: {error}", file=sys.stderr)
-        return code
+            traceback.print_exc()
+        return exit_code_of(error)
     finally:
         take_over(signal.SIG_IGN)  # a late signal must not change the exit code
     return 0
@@ -74,6 +77,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
 
     def train() -> None:
+        # under `run` the config with changed values; without it, as under torchrun, the folder's
         changed = os.environ.get(CONFIG_VARIABLE)
         config = TrainConfig.create(json.loads(changed)) if changed else Run(folder).config
         prepare_allocator(config)
@@ -94,7 +98,7 @@ def try_model(num_features: str, num_classes: str, shapes: str, file: str, run_d
     """Create a model, measure its steps, and write the result to `file`.
 
     The config is in the environment variable `CONFIG_VARIABLE`. `shapes` is a list of
-    `BatchShape`s as JSON; `run_dir` may be empty.
+    `BatchShape`s as JSON; `run_dir` is the run to resume, with its model's code, or "".
     """
     from ..config import TrainConfig
     from .custom_model import make_model
@@ -102,7 +106,7 @@ def try_model(num_features: str, num_classes: str, shapes: str, file: str, run_d
 
     def work() -> None:
         config = TrainConfig.create(json.loads(os.environ[CONFIG_VARIABLE]))
-        widths = int(num_features), int(num_classes)
+        widths = int(num_features), int(num_classes)  # columns of x, and of the scores
         make = functools.partial(make_model, config, *widths, Path(run_dir) if run_dir else None)
         measured = measure_step(config, make, widths[0], json.loads(shapes))
         write_json(Path(file), measured)
@@ -120,7 +124,7 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
 
     def pass_on() -> None:  # sends the first stop signal to all ranks, also to those started later
         number = signal.sigwait(STOP_SIGNALS)
-        done = {os.getpid()}
+        done = {os.getpid()}  # processes that have the signal, or must not get it
         while True:
             for pid in {*process_tree(os.getpid())} - done:
                 done.add(pid)
@@ -150,26 +154,29 @@ def launch(num_ranks: str, arguments: list[str]) -> int:
 def _first_end(failures: Mapping[int, Any], run_dir: str) -> int:
     """Return the exit code of the first rank that failed, and record which rank it was.
 
-    `failures` has torch's `ProcessFailure` of each rank.
+    `failures` has torch's `ProcessFailure` of each rank, whose `exitcode` is -N after signal N and
+    whose `timestamp` is in whole seconds.
     """
     from ..memory.recorder import EventLog
 
     first_s = min(failure.timestamp for failure in failures.values())
-    # Timestamps are whole seconds. After the first failure the launcher sends the other ranks
-    # SIGTERM, and SIGKILL 30 s later.
-    early = {rank: f for rank, f in failures.items() if f.timestamp <= first_s + 1}
-    codes = {rank: f.exitcode for rank, f in early.items()}
-    rank = min(codes, key=lambda rank: (codes[rank] in (-15, 143), codes[rank] >= 0, rank))
-    code = codes[rank] if codes[rank] >= 0 else 128 - codes[rank]
-    if code == 143 and 143 in codes.values():  # all lost a rank that did not fail
+    # After the first failure the launcher sends the other ranks SIGTERM, and SIGKILL 30 s later.
+    early = {rank: f.exitcode for rank, f in failures.items() if f.timestamp <= first_s + 1}
+    # Ranks that only follow another one's end come last; a signal comes before an exit code.
+    follows = (-signal.SIGTERM, _LOST_RANK)
+    rank = min(early, key=lambda rank: (early[rank] in follows, early[rank] >= 0, rank))
+    # All were terminated or lost another rank, and none is left that failed by itself. Without a
+    # lost rank, somebody else has sent SIGTERM.
+    if early[rank] in follows and _LOST_RANK in early.values():
         print(
             "error: a rank hangs, which `py-spy dump --pid` shows, or ended with exit code 0",
             file=sys.stderr,
             flush=True,
         )
         return UNFINISHED
+    code = early[rank] if early[rank] >= 0 else 128 - early[rank]
     log = EventLog(run_dir)
-    log.mark("rank ended", rank=rank, pid=early[rank].pid, exit_code=code)
+    log.mark("rank ended", rank=rank, pid=failures[rank].pid, exit_code=code)
     log.close()
     return code
 

@@ -51,7 +51,7 @@ def remedies(actions: tuple[Action, ...]) -> list[tuple[dict[str, str], str]]:
         if action.id == "set":
             words = shlex.split(action.arguments["changes"])
             ways.append((dict(word.split("=", 1) for word in words), ""))
-        elif action.id == "raise memory_limit":
+        elif action.id == "raise limit":
             ways.append(({}, action.arguments["limit"]))
     return ways
 
@@ -119,10 +119,10 @@ def test_the_smallest_change_that_the_planner_says_fits_comes_first() -> None:
 def test_the_limit_that_killed_is_the_one_that_changes_fit_and_the_one_to_raise() -> None:
     record = record_of("build test loader", 30 * GB)
     *_, outer = memory_remedy(PAPERS, record, KilledBy(62 * GB, "/sys/fs/cgroup/job_7", 8 * GB))
-    assert (outer.id, outer.arguments["cgroup"]) == ("raise cgroup", "/sys/fs/cgroup/job_7")
+    assert (outer.id, outer.arguments["cgroup"]) == ("raise limit", "/sys/fs/cgroup/job_7")
     need_bytes = parse_bytes(outer.arguments["limit"])
     assert plan(PAPERS, need_bytes - 8 * GB).verdict == FITS
-    assert ids(memory_remedy(PAPERS, record, KilledBy()))[-1] == "larger machine"
+    assert ids(memory_remedy(PAPERS, record, KilledBy()))[-1] == "raise limit"
 
 
 def test_memory_beyond_the_forecast_counts_for_each_suggestion() -> None:
@@ -165,7 +165,7 @@ def test_what_the_planner_can_not_know_is_said(tmp_path: Path) -> None:
 def test_with_no_change_that_fits_the_smallest_limit_is_named(phase: str) -> None:
     config = PAPERS.replace(loading="store", batch_size=16, num_neighbors=[2], num_workers=0)
     actions = memory_remedy(config, record_of(phase, 300 * MB), KilledBy(300 * MB))
-    assert ids(actions) == ["nothing fits", "raise memory_limit"]
+    assert ids(actions) == ["nothing fits", "raise limit"]
     assert plan(config, actions[-1].arguments["limit"]).verdict == FITS
 
 

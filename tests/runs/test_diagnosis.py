@@ -7,13 +7,16 @@ from pathlib import Path
 import pytest
 from conftest import MB, write_run
 
+import ogbnlib.__main__
 from ogbnlib.errors import InputError
 from ogbnlib.memory.signals import Stopped
 from ogbnlib.runs import render
 from ogbnlib.runs.codes import exit_code_of
-from ogbnlib.runs.diagnosis import explain_text
+from ogbnlib.runs.diagnosis import explain_text, sentence_of
 from ogbnlib.runs.folder import Run
 from ogbnlib.runs.sandbox import watch
+from ogbnlib.runs.texts import last_words
+from ogbnlib.training import child
 
 NO_ARRAY = "_ArrayMemoryError: Unable to allocate 53.0 GiB"
 NO_CUDA = "torch.OutOfMemoryError: CUDA out of memory."
@@ -81,6 +84,44 @@ def test_an_exception_and_its_exit_code_are_one_thing() -> None:
 
     errors = [InputError(""), Stopped(""), KeyboardInterrupt(), torch.OutOfMemoryError("x")]
     assert [exit_code_of(error) for error in [*errors, MemoryError()]] == [2, 75, 130, 76, 1]
+
+
+REFUSED = {
+    "numpy": "np.empty(2**50, np.uint8)",
+    "torch": "torch.empty(2**50, dtype=torch.uint8)",
+    "C++": "raise MemoryError('std::bad_alloc')",
+    "a map": "raise OSError(12, 'Cannot allocate memory')",
+    "a worker": "raise MemoryError(f'Caught it\\nOriginal Traceback\\n{NO_ARRAY}')",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("where", ["command", "child"])
+def test_a_refused_allocation_is_one_sentence_with_its_line_and_cause(
+    name: str,
+    where: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    import numpy as np
+    import torch
+
+    def work(*arguments: object) -> None:
+        exec(REFUSED[name], {"np": np, "torch": torch, "NO_ARRAY": NO_ARRAY})
+
+    monkeypatch.setattr(child, "take_over", lambda handler: None)
+    monkeypatch.setattr(ogbnlib.__main__, "app", work)
+    code = child.exit_code(work) if where == "child" else ogbnlib.__main__.main([])
+    output = capsys.readouterr().err
+    assert (code, output.count("\n"), output[:7]) == (1, 1, "error: ")
+    if name == "a worker":
+        assert NO_ARRAY in output
+    assert "line 1: " in output
+    assert " GB" in output
+    found = Run.open(write_run(tmp_path, exit_code=1, last_output=last_words(output))).diagnosis
+    assert (found.cause, found.facts.sign) == ("out of memory", "allocation refused")
+    assert sentence_of(KeyError("MemoryError")) == ""
 
 
 COMMAND = {"time_s": 100.0, "event": "start", "command": ["python", "train.py"]}

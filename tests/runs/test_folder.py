@@ -142,11 +142,13 @@ def test_an_event_of_another_version_is_no_traceback(tmp_path: Path, value: obje
 def test_what_a_newer_version_adds_is_ignored(tmp_path: Path) -> None:
     growth = {**asdict(Growth("climbs", 1.0, 5, 1, 2)), "new": 1}
     facts: dict[str, Any] = {"sign": "killed by kernel", "phase": "later", "outer_limit": None}
-    stored = {"cause": "out of memory", "actions": [{"id": "resume", "new": 1}], "new": 1}
+    actions = [{"id": "a new action"}, {"id": "resume", "new": 1}]
+    stored = {"cause": "out of memory", "actions": actions, "new": 1}
     found = Run.open(write_run(tmp_path, new=1, growth=growth, diagnosis=stored, **facts))
     assert (found.diagnosis.phase, found.diagnosis.facts.parts) == ("later", {})
     assert found.diagnosis.facts.growth == Growth("climbs", 1.0, 5, 1, 2)
     assert found.state == "out of memory, exit code 137"
+    assert found.diagnosis.remedy == "a new action; then go on"
 
 
 def test_a_diagnosis_in_sentences_by_0_2_0_is_made_again(tmp_path: Path) -> None:

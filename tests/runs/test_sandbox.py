@@ -3,6 +3,7 @@ lost."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -202,6 +203,31 @@ def test_a_trainer_asks_for_huge_pages_if_the_kernel_has_them(
     assert (trainer_environment({}).get("THP_MEM_ALLOC_ENABLE") == "1") == asked
     # the user's own value
     assert "THP_MEM_ALLOC_ENABLE" not in trainer_environment({"THP_MEM_ALLOC_ENABLE": "0"})
+
+
+CUTTING = """import os, sys, torch
+class Net(torch.nn.Module):
+    def __init__(self, num_features, num_classes):
+        super().__init__()
+        self.linear = torch.nn.Linear(num_features, num_classes)
+    def forward(self, x, edge_index):
+        if "--try" not in sys.argv:
+            os.truncate({file!r}, 0)
+        return self.linear(x)
+"""
+
+
+def test_a_file_that_was_cut_during_a_pass_is_named(
+    tiny_config: Config, tiny_store: Path, tmp_path: Path
+) -> None:
+    store = shutil.copytree(tiny_store, tmp_path / "store")
+    Path(tmp_path, "cutting.py").write_text(CUTTING.format(file=f"{store}/x.npy"))
+    config = tiny_config(dataset=str(store), loading="store", model=f"{tmp_path}/cutting.py:Net")
+    found = run(config, run_dir=tmp_path / "run", echo=False).diagnosis
+    assert (found.exit_code, found.facts.damage.partition(":")[0]) == (135, f"{store}/x.npy")
+    assert found.facts.damage.rstrip(".") in found.text
+    assert [action.id for action in found.actions] == ["check data"]
+    assert Run.open(tmp_path / "run").diagnosis == found
 
 
 def test_a_sweep_of_runs_ends_with_the_first_signal(tiny_config: Config, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_elsewhere_the_action_says_where_memory_grew(name: str) -> None:
     arguments = {**action.arguments}
     assert "notebooks/guide/memory.md#" in done.remedy
     assert action.id == ("find leak" if "slope_bytes" in expected else "hold less")
-    assert raised.id == "raise memory_limit"
+    assert raised.id == "raise limit"
     assert arguments.pop("held_bytes", 140 * MB) == 140 * MB
     assert 20 * MB <= arguments.pop("grown_bytes", 20 * MB) <= 140 * MB
     arguments["slope_bytes"] = round(arguments.get("slope_bytes", 0), -6)

@@ -50,15 +50,15 @@ def table(*rows: str) -> str:
 # the recorded state, exit code and memory; cause, actions
 ENDINGS = {
     "COMPLETED|0:0|0:0|1000M": ("finished", []),
-    "OUT_OF_MEMORY|0:125|0:0|300M": ("out of memory", ["more memory", "start again"]),
+    "OUT_OF_MEMORY|0:125|0:0|300M": ("out of memory", ["raise limit", "less memory", "resume"]),
     "FAILED|1:0|0:0|1G": ("error", ["read output"]),
-    "FAILED|0:11|0:0|1000M": ("error", ["check libraries"]),
-    "RUNNING|0:0|0:0|1000M": ("running", ["wait"]),
-    "TIMEOUT|0:0|0:0|1000M": ("time limit", ["start again", "more time"]),
-    "CANCELLED by 0|0:0|0:0|1000M": ("cancelled", ["start again"]),
-    "PREEMPTED|0:0|0:0|1G": ("preempted", ["start again"]),
-    "NODE_FAIL|0:0|0:0|1G": ("node failure", ["start again"]),
-    "FAILED|75:0|0:0|1G": ("stopped at a checkpoint", ["start again"]),
+    "FAILED|0:11|0:0|1000M": ("error", ["run without workers"]),
+    "RUNNING|0:0|0:0|1000M": ("running", ["ask Slurm"]),
+    "TIMEOUT|0:0|0:0|1000M": ("time limit", ["resume", "raise limit"]),
+    "CANCELLED by 0|0:0|0:0|1000M": ("cancelled", ["resume"]),
+    "PREEMPTED|0:0|0:0|1G": ("preempted", ["resume"]),
+    "NODE_FAIL|0:0|0:0|1G": ("node failure", ["resume"]),
+    "FAILED|75:0|0:0|1G": ("stopped at a checkpoint", ["resume"]),
 }
 
 
@@ -119,29 +119,29 @@ STEP_CANCELLED = "slurmstepd-n1: error: *** STEP 2.0 ON n1 CANCELLED AT 2026-11-
 REQUEUED = "ogbnlib: stopped at a checkpoint; back in the queue for restart 1 of at most 20\n"
 LOG_FILE = "slurm-train-2.out"
 BEGIN = "ogbnlib: job 2, restart {}, on n0, in /x\n"
-RESUME = "submit to resume"
 FAILED = {"JobState": "FAILED", "ExitCode": "1:0"}
 HIT = "slurmstepd: StepId=2.batch hit memory limit at least once during execution.\n"
 NOT_REQUEUED = "ogbnlib: not requeued, as every attempt would stop so early\n"
 SEEN_THROUGH: dict[str, tuple[dict[str, str] | None, str, int | None, str, str, str, list[str]]] = {
     # what scontrol shows, the log, the run's exit code; cause, sign, process, actions
     "a rank out of memory": (FAILED, RANK_OUT_OF_MEMORY, 1, "out of memory", "OUT_OF_MEMORY", "",
-                             ["more memory", RESUME]),
+                             ["raise limit", "less memory", "resume"]),
     "a rank out of memory, from the log alone": (
-        None, RANK_OUT_OF_MEMORY + STEP_CANCELLED, 1, "out of memory", "OUT_OF_MEMORY", "", ["more memory", RESUME]),
+        None, RANK_OUT_OF_MEMORY + STEP_CANCELLED, 1, "out of memory", "OUT_OF_MEMORY", "",
+        ["raise limit", "less memory", "resume"]),
     "a killed rank": (FAILED, TORCHRUN + STEP_CANCELLED, 1, "SIGKILL, cause unknown", "137", "rank 1",
-                      ["find sender", RESUME]),
+                      ["find sender", "resume"]),
     "a diverged run": ({"JobState": "FAILED", "ExitCode": "77:0"}, "", 77, "diverged", "as run", "",
-                      ["smaller lr", RESUME]),
+                      ["check data", "resume"]),
     "a job that is not requeued": ({"JobState": "FAILED", "ExitCode": "75:0"}, NOT_REQUEUED, 75,
-                                   "stopped at a checkpoint", "as run", "", [RESUME]),
-    "requeued": ({"JobState": "PENDING", "Reason": "BeginTime"}, REQUEUED, 75, "pending", "PENDING", "", ["wait"]),
+                                   "stopped at a checkpoint", "as run", "", ["resume"]),
+    "requeued": ({"JobState": "PENDING", "Reason": "BeginTime"}, REQUEUED, 75, "pending", "PENDING", "", ["ask Slurm"]),
     "a shell's exit code 2": ({"JobState": "FAILED", "ExitCode": "2:0"}, "ls: cannot access '/data'\n", None, "error",
                               "other 2", "", ["read output"]),
     "a killed run in a job with exit code 0": ({"JobState": "COMPLETED"}, "", 137, "SIGKILL, cause unknown",
-                                               "run unfinished", "", ["find sender", RESUME]),
+                                               "run unfinished", "", ["find sender", "resume"]),
     "a killed child in a job with exit code 0": ({"JobState": "COMPLETED"}, "done\n" + OOM_LINE, 0, "out of memory",
-                                                 "OUT_OF_MEMORY", "", ["more memory", RESUME]),
+                                                 "OUT_OF_MEMORY", "", ["raise limit", "less memory", "resume"]),
     "a limit met by the page cache": ({"JobState": "COMPLETED"}, HIT, 0, "finished", "0", "", []),
 }  # fmt: skip
 

@@ -88,7 +88,7 @@ def test_a_script_past_its_limit_is_killed_in_its_named_phase(limit_by: str) -> 
     assert done.returncode == 137
     found = Run.open("run").diagnosis
     assert (found.cause, found.phase) == ("out of memory", "build test loader")
-    assert [action.id for action in found.actions] == ["hold less", "raise memory_limit"]
+    assert [action.id for action in found.actions] == ["hold less", "raise limit"]
     assert found.actions[0].arguments["phase"] == "build test loader"
     assert str(found) in done.stderr
     assert Run.open("run").state == "out of memory, exit code 137"

@@ -214,7 +214,7 @@ def test_a_run_that_diverges_ends_at_once_and_says_so(tiny_config: Config, tmp_p
     ended = run(tiny_config(lr=1e30), run_dir=tmp_path / "run", echo=False)
     assert (ended.exit_code, ended.diagnosis.cause) == (77, "diverged")
     assert "lr=1e+30" in ended.diagnosis.text
-    assert [action.id for action in ended.diagnosis.actions] == ["smaller lr", "resume"]
+    assert [action.id for action in ended.diagnosis.actions] == ["check data", "resume"]
     assert "Traceback" not in (tmp_path / "run" / "output.log").read_text()
     assert not (tmp_path / "run" / "checkpoint.pt").exists()
     assert not len(Run(tmp_path / "run").metrics)
