@@ -133,9 +133,9 @@ def _train_as_rank(config: TrainConfig, run_dir: Path, resume: bool, as_json: bo
 
     die_with_parent()
     code = exit_code(lambda: train_here(config, run_dir, resume=resume, progress=not as_json), say)
-    if os.environ["RANK"] == "0" and code != 2:
+    if os.environ["RANK"] == "0" and code != 2:  # bad input is explained already
         _show_end(Run(run_dir), as_json)
-    end(code)
+    end(code)  # at once: a normal exit would wait for workers and gloo
 
 
 def _show_end(run: Run, as_json: bool, *, err: bool = False) -> None:

@@ -41,7 +41,8 @@ def launch() -> _Launch:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     values = {name: os.environ.get(name, "") for name in names}
     are_numbers = all(map(str.isdecimal, values.values()))
-    here = _Launch(*map(int, values.values())) if are_numbers else _Launch()  # refused below
+    here = _Launch(*map(int, values.values())) if are_numbers else _Launch()  # of 1 rank
+    # Several ranks were announced: a single one means that the values are not numbers.
     if not (here.rank < here.num_ranks > 1 and here.local_rank < here.num_local_ranks):
         raise InputError(
             f"environment: expected ranks below their sizes in {', '.join(names)}, got {values}; "

@@ -1,8 +1,8 @@
 """Named phases and moments of any script, recorded by its watcher: `watch`, `run`, or a notebook's
 `%%memory`.
 
-Without a watcher `with phase("...")` takes 1 us and imports nothing. Only the first process of a run
-that calls them is recorded, because phases of several processes would overlap.
+Without a watcher `with phase("...")` takes 1 us and imports nothing. Only one process of a run
+at a time is recorded, the first that calls them, because phases of several would overlap.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ def attached(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def _claim() -> EventLog | None:
-    """Return the run's open log, after its first call in the first process of the run; None in all
-    other processes, and without a watcher."""
+    """Return the run's log, which the first call opens; None without a watcher, and while another
+    process marks."""
     if _run.folder is None:  # without a watcher
         return None
     with _claiming:
         run = _run
-        if run.log is not None or run.folder is None:  # another thread was here first
+        if run.log is not None or run.folder is None:  # opened before, or given up by a thread
             return run.log
         import fcntl
 
@@ -117,8 +117,8 @@ def _claim() -> EventLog | None:
             run.lock = open_to_write(os.path.join(run.folder, ".marks"))
             fcntl.flock(run.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             run.log = EventLog(run.folder)
-            os.register_at_fork(after_in_child=_forget)  # a fork shares the lock's descriptor
-    return _run.log
+            os.register_at_fork(after_in_child=_forget)  # else a fork with this lock would mark, too
+    return _run.log  # None after an error: `_forget` has replaced `_run`
 
 
 @contextlib.contextmanager

@@ -96,7 +96,7 @@ class StoreWriter:
         }
         if hops is not None:
             meta["hops"] = hops
-        if num_classes == 0:
+        if num_classes == 0:  # targets; a reader of their version, the highest, knows int8, too
             meta["version"] = TARGETS_VERSION
         write_json(self.folder / META, {**meta, "crc32": meta_crc32(meta)})
 

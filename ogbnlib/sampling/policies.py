@@ -321,6 +321,7 @@ class LazyLoaders(_RamLoaders):
             stock = loader.node_sampler
             num_bytes = sum(t.nbytes for t in (stock.colptr, stock.row, stock.perm))
             self.log.part(f"{split} loader's CSC", num_bytes)
+            # In place: PyG's sort is not stable, and columns in another order give other batches.
             restore_input_order(stock.colptr.numpy(), stock.row.numpy(), stock.perm.numpy())
             loader.node_sampler = self._sampler(split, stock.colptr, stock.row, training=shuffle)
             # keeps `perm`, so that the loader uses as much memory as a stock one
