@@ -117,7 +117,7 @@ def _claim() -> EventLog | None:
             run.lock = open_to_write(os.path.join(run.folder, ".marks"))
             fcntl.flock(run.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             run.log = EventLog(run.folder)
-            os.register_at_fork(after_in_child=_forget)  # else a fork with this lock would mark, too
+            os.register_at_fork(after_in_child=_forget)  # a fork must not mark with this lock
     return _run.log  # None after an error: `_forget` has replaced `_run`
 
 

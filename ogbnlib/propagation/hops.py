@@ -213,13 +213,13 @@ def _write(run: _Propagation, work: Path, folder: Path, origin: Mapping[str, obj
         for values in rows:
             x.write(values)
     writer.write("row", np.empty(0, index_dtype(x.length)))  # no edges
-    # of zeros, which take no memory unless they are written to
-    writer.write("colptr", np.zeros(x.length + 1, "<i8"))
+    writer.write("colptr", np.zeros(x.length + 1, "<i8"))  # zeros that take no memory until written
     for name in ("y", "node_id", "node_name", "label_name"):
         if name in store.files:
             nodes = None if name == "label_name" else run.output_nodes  # of all classes
             with writer.create(name, store.files[name].dtype) as out:
                 for first, values in store.chunks(name, checked=True):
+                    # few rows at a time: `pick` takes several int64 arrays of as many nodes
                     for begin in range(0, len(values), SLICE_NODES):
                         out.write(pick(nodes, first + begin, values[begin : begin + SLICE_NODES]))
     if "node_id" not in store.files and run.output_nodes is not None:

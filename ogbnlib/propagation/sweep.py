@@ -233,8 +233,8 @@ class Edges:
         """Yield (first node, means of in-neighbors float32 [m, columns], degrees [m]) of slices.
 
         `values`, float16 or float32 [n, columns], has the rows of `members`. Means outside `wanted`
-        are not initialised. None stands for all nodes. With `loops`, each node is its own neighbor,
-        once.
+        are not initialised, degrees there are 0. None stands for all nodes. With `loops`, each node
+        is its own neighbor, once.
         """
         if values.dtype == np.float16:
             values = values.view(np.uint16)  # numba has no float16
@@ -243,7 +243,7 @@ class Edges:
             rows = _Rows(values, members.words, members.word_ranks, self.num_nodes)
         targets = _NO_WORDS if wanted is None else wanted.words
         width = values.shape[1]
-        # With many columns, a slice of `SLICE_NODES` nodes would be as large as all the columns.
+        # The means of a slice take at most `SLICE_BYTES`, however many the columns.
         step = max(1, min(SLICE_NODES, SLICE_BYTES // (4 * width)))  # nodes of a slice
 
         def compute(first: int) -> tuple[int, Array, Array]:

@@ -83,7 +83,7 @@ def window_bytes(loader_pass: Pass, windows: Windows) -> int:
     return rows_bytes + structure_bytes + node_set_bytes(size.num_nodes)
 
 
-def lookahead() -> str:
+def asked_bytes() -> str:
     """Memory for windows, "auto" or bytes, as `WINDOWS_VARIABLE` sets it."""
     return os.environ.get(WINDOWS_VARIABLE, "auto")
 
@@ -136,7 +136,7 @@ def choose_windows(
 
 def _step_reserve(loader_pass: Pass) -> tuple[int, int]:
     """Bytes of training steps beside windows, and beside the page cache, where workers sample."""
-    if lookahead() != "auto":  # a fixed size is for windows alone
+    if asked_bytes() != "auto":  # a fixed size is for windows alone
         return 0, 0
     size = loader_pass.size
     step_pass = Pass(loader_pass.config, size, "train", Batches.of(loader_pass.batch))
@@ -350,7 +350,7 @@ class Budget:
 
     def bytes_beside(self, training: Windows | None = None) -> int | None:
         """Bytes for a loader's windows, beside the training loader's if it has some; None: no limit."""
-        asked = lookahead()
+        asked = asked_bytes()
         budget = self.available_bytes if asked == "auto" else int(asked) // self.sharers
         if budget is None or training is None or training.window_batches is None:
             return budget

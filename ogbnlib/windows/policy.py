@@ -14,7 +14,7 @@ from ..forecast.run_forecast import Ledger
 from ..graph.store import Store
 from ..launcher import launch, local_ranks
 from ..sampling.policies import STREAM, DiskLoaders
-from .plan import Budget, lookahead, sampled_bytes, spool_bytes, spool_dir, window_bytes
+from .plan import Budget, asked_bytes, sampled_bytes, spool_bytes, spool_dir, window_bytes
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -31,7 +31,7 @@ class StoreLoaders(DiskLoaders):
     @classmethod
     def phases(cls, run: Ledger) -> None:
         cls._forecast(run)
-        if lookahead() == "auto":
+        if asked_bytes() == "auto":
             smallest = Ledger(run.config, run.size, 0)  # without memory: windows of one batch
             cls._forecast(smallest)
             run.least_bytes = min(run.peak_bytes, smallest.peak_bytes)

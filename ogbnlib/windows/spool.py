@@ -202,7 +202,7 @@ class Spool:
         """Return the windows of the shard from `cursor` on, a window of the structure file.
 
         Room was planned for batches without common nodes. A window has each of its nodes once, so
-        more windows may fit. The windows behind are estimated by the mean of the windows so far.
+        more windows may fit. The later windows are estimated by the mean of the windows so far.
         The remaining windows are spread evenly over the shards that they need.
         """
         windows = list(itertools.dropwhile(lambda item: item[0] != cursor, self._structure.items()))
@@ -217,12 +217,13 @@ class Spool:
             batches += len(stored.hops)
             rows += stored.num_rows
             nodes += sum(sum(hop_nodes) for hop_nodes, _ in stored.hops)
-            # All windows have rows * total / batches rows, a shard room * nodes / batches, both
-            # expected. Their quotient rounded up in integers; 0 if all rows are hot.
-            num_shards = -(-rows * total // (room * nodes))
-            is_full = batches > room and rows * batches > room * nodes
+            # Both are expected, and times `batches`, to stay in integers.
+            all_rows = rows * total  # of these and all later windows
+            shard_rows = room * nodes  # that fit into a shard
+            num_shards = -(-all_rows // shard_rows)  # 0 if all rows are hot
+            is_full = rows * batches > shard_rows
             # the windows before this one already have an even share of all rows
-            has_share = rows_before * batches * num_shards >= rows * total
+            has_share = rows_before * batches * num_shards >= all_rows
             if shard and num_shards and (is_full or has_share):
                 break
             shard[window_cursor] = stored
@@ -301,9 +302,9 @@ class Spool:
         index = np.empty(bounds[-1], index_dtype(x.num_rows))
         for target, begin, end in zip(targets, bounds, bounds[1:], strict=False):
             index[begin:end] = target.ids if isinstance(target, HotRows) else target.cold_ids()
-        buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)  # rows on their way
+        buffer_bytes = min(self._spooling.working_bytes // 4, 2 * WINDOW_BYTES)  # as in `_passes`
         x.sweep(index, bounds, buffer_bytes, lambda at, first, rows: targets[at].put(first, rows))
-        for file in filter(None, {stored.file for stored in windows}):
+        for file in filter(None, {stored.file for stored in windows}):  # all have one
             file.finish()
         hot = unread or self._hot
         self._preparation.on_event(

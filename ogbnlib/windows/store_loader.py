@@ -120,15 +120,16 @@ class StoreLoader(NeighborLoader):  # type: ignore[misc]  # PyG ships no types
 
     def _counted_pass(self) -> Iterator[Data]:
         # The epoch is decided with its first batch, because Lightning creates the iterator before
-        # it calls the sampler's `set_epoch`, with epochs counted from 0.
+        # it calls the sampler's `set_epoch`.
         assert self.next_epoch is not None
         shuffle = self.sampler.shuffle
-        chosen = self.sampler.epoch + 1  # counted from 1, as this loader does
+        chosen = self.sampler.epoch + 1  # Lightning counts from 0, this loader from 1
+        # Another epoch begins at 0; the expected one keeps the start that `set_epoch` got.
         if shuffle and self.sampler.is_chosen and chosen != self.next_epoch:
             self.set_epoch(chosen)
         epoch = self.next_epoch
         start = self._next_start
-        self.set_epoch(epoch, start)
+        self.set_epoch(epoch, start)  # fixes the order; this choice is used up
         self.next_epoch = epoch + shuffle  # without shuffling all epochs are the same
         self._next_start = 0
         is_transformed = self.reader is None and self.num_workers > 0  # by workers, in `filter_fn`
