@@ -40,12 +40,12 @@ def read_facts(result: Mapping[str, Any]) -> Facts:
 
 
 def read_diagnosis(result: Mapping[str, Any]) -> Diagnosis | None:
-    """The diagnosis in the content of a result.json; None in one of version 0.2.0, which stored
-    sentences."""
+    """The diagnosis in the content of a result.json; None without one, and in one of version
+    0.2.0, which stored sentences."""
     stored = result.get("diagnosis")
     if not isinstance(stored, dict) or "actions" not in stored:
         return None
-    return _DIAGNOSIS.validate_python({**stored, "facts": result})
+    return _DIAGNOSIS.validate_python({**stored, "facts": result})  # facts stand at the top level
 
 
 def explain_code(code: str) -> Diagnosis:

@@ -192,7 +192,7 @@ class Diagnosis:
 
     @property
     def remedy(self) -> str:
-        """The actions in words: alternatives, and at last how to go on."""
+        """The actions in words, in their order; how to go on follows others with "then"."""
         texts: list[str] = []
         for action in self.actions:
             template = _ACTIONS.get(action.id, action.id)  # an id may be of another version

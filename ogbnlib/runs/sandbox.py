@@ -202,6 +202,10 @@ def _train(
     live: bool,
     num_ranks: int,
 ) -> Run:
+    """Train in `folder`, a new one or that of the run to resume, in a child under the limit.
+
+    A finished run is returned as it is; in a notebook a run that surely won't fit is not started.
+    """
     check_content(folder, resume=resume)  # before kernels are compiled, which takes minutes
     size = check_inputs(config)
     if resume:
@@ -215,12 +219,16 @@ def _train(
         with contextlib.suppress(InputError):  # of a damaged metrics.csv, which is written again
             if before.is_finished and _has_config(before, config):
                 return before
+        # before `Attempt`, which deletes the earlier result: a forecast may raise
         too_large = _too_large_to_start(config, limit_bytes)
         attempt = Attempt(before, config, memory_limit_bytes=limit_bytes, limit_by=limit.name)
         if too_large:
             attempt.recorder.stop()
             return attempt.end(
-                None, with_forecast=True, memory_limit_bytes=limit_bytes, not_started=too_large
+                None,  # no exit code
+                with_forecast=True,
+                memory_limit_bytes=limit_bytes,
+                not_started=too_large,
             )
         argv = [sys.executable, "-m", "ogbnlib.training.child", str(folder)]
         if resume:
@@ -238,6 +246,7 @@ def _train(
         }
         if live:
             stack.enter_context(drawn(lambda: Run(folder)._repr_html_()))
+        # With `lock` the folder stays locked until the trainer, too, has ended.
         return _carry_out(attempt, argv, limit, env=env, echo=echo, inherited=(lock,))
 
 
@@ -263,7 +272,7 @@ def _choose_folder(
             return run
 
 
-def _has_config(run: Run, config: TrainConfig) -> bool:  # but for values that may change on resume
+def _has_config(run: Run, config: TrainConfig) -> bool:  # num_threads="auto" is the run's number
     return run.known_config == config.continuing(run.known_config or config)
 
 

@@ -58,7 +58,7 @@ def exit_code(work: Callable[[], object], say: Callable[[object], None] = print)
 
 def main(arguments: list[str]) -> int:
     """Train in the folder that the parent has prepared; return the exit code."""
-    # Inside native code no handler of Python runs, so the trainer would outlive its parent.
+    # SIGKILL: inside native code no handler of Python runs, and the trainer would stay.
     die_with_parent(signal.SIGKILL)
     thresholds = gc.get_threshold()
     # The imports create a million lasting objects. Garbage collection after every 700 of them took
