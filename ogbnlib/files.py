@@ -109,14 +109,31 @@ def _check_status(status: os.stat_result, path: StrPath, is_kind: Callable[[int]
 
 
 @clear_errors()
-def regular(path: Path) -> Path:
-    """Return the path of a file to read whole; `InputError` for a pipe or a device, which would
-    never end, and for a file above 1 GB."""
+def read_whole(path: Path) -> bytes:
+    """Read a file of a run or a store; `InputError` for a pipe or a device, which would never end,
+    and for a file above 1 GB."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
-        kind = f"{stat.filemode(status.st_mode)} of {status.st_size:,} bytes"
-        raise InputError(f"{path}: expected a file of a run, found {kind}")
-    return path
+        kind = (
+            f"{stat.filemode(status.st_mode)} of {status.st_size:,} bytes"  # such as "prw-r--r--"
+        )
+        raise InputError(f"{path}: expected a file of at most 1 GB, found {kind}")
+    return path.read_bytes()
+
+
+def parse_json(data: bytes, path: StrPath, expected: str, remedy: str = "") -> dict[str, Any]:
+    """Parse the JSON object `data`, the content of the file `path`.
+
+    Raises:
+        InputError: no object, a number that is not finite, or more than 100 levels of lists and
+            objects. The message is made of `path`, `expected` and `remedy`.
+    """
+    with naming(path, expected, remedy):
+        content = {**json.loads(data)}  # fails if it is no object
+        text = json.dumps(content, indent=1, allow_nan=False)  # fails for NaN and infinity
+        if "\n" + 101 * " " in text:  # a line begins with a blank for each level around it
+            raise ValueError("more than 100 levels of lists and objects")
+    return content
 
 
 def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
