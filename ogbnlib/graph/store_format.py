@@ -122,8 +122,11 @@ def read_meta(path: Path) -> dict[str, Any]:
         )
     text = read_whole(file)
     meta = parse_json(text, file, "a JSON object", "convert again")
-    versions = (VERSION, INT8_VERSION, TARGETS_VERSION)
-    if meta.get("format") != FORMAT or meta.get("version") not in versions:
+    if meta.get("format") != FORMAT or meta.get("version") not in (
+        VERSION,
+        INT8_VERSION,
+        TARGETS_VERSION,
+    ):
         raise InputError(
             f"{file}: expected {FORMAT}, version {VERSION} to {TARGETS_VERSION}; "
             "use a newer ogbnlib or convert again"

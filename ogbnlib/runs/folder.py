@@ -160,11 +160,10 @@ class Run:
         data = _content(path)
         if not data:
             return {}
-        expected = "the result of a run"
         remedy = "move the file away to have the rest of the run diagnosed"
-        result = parse_json(data, path, expected, remedy)
-        with naming(path, expected, remedy):
-            read_diagnosis(result) or read_facts(result)  # raises ValueError for other content
+        with naming(path, "the result of a run", remedy):
+            result = parse_json(data, path, "the result of a run", remedy)
+            read_diagnosis(result) or read_facts(result)  # raises ValueError for wrong types
         return result
 
     @cached_property

@@ -72,15 +72,13 @@ class Table:
                 begin += len(batch[0])
 
     def pieces(self, column: str) -> Iterator[Piece]:
-        """Return an iterator over the pieces of one column."""
         return (piece for (piece,) in self.batches([column]))
 
     def all(self, *roles: str) -> list[str]:
         """Return the names of the columns with one of these roles."""
         return [name for name, role in self.roles.items() if role in roles]
 
-    def first(self, *roles: str) -> str | None:
-        """Return the name of the first column with one of these roles; None for no such column."""
+    def first(self, *roles: str) -> str | None:  # None: no column has one of these roles
         return next(iter(self.all(*roles)), None)
 
 

@@ -249,7 +249,7 @@ def _check_disk(
 
 
 def _workspace(source: Source, memory_limit: str | int | None) -> int:
-    """Return the bytes for sorting the edges: the memory limit less all other uses of memory."""
+    # the bytes for sorting the edges: the memory limit less all other uses of memory
     used = own_memory()[0]  # by this process now, bytes
     limit = min(used + _DEFAULT_BYTES, int(0.95 * effective_limit()[0]))
     if memory_limit is not None:
@@ -344,11 +344,10 @@ def convert(
         writer.entries["summary"] = counts
         _Conversion(source, writer, x_dtype, done).write(splits, add_reverse, workspace)
         source.check_unchanged()
-        made_of = {**source.origin, "num_nodes": source.num_nodes}
         writer.finish(
             source.name,
             source.num_classes,
             undirected=add_reverse or source.undirected,
-            origin=made_of,
+            origin={**source.origin, "num_nodes": source.num_nodes},
         )
     return open_store(target)

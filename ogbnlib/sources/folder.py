@@ -106,10 +106,9 @@ def open_official(name: str, folder: Path) -> Source:
     """Open one of OGB's own data sets, streamed: ogb's loader needs more than 128 GB for
     ogbn-papers100M (snap-stanford/ogb#407)."""
     size = KNOWN[name]
-    # True for ogbn-products, to which ogb's reader adds the reverse edges; else as in the files
-    undirected = size.undirected or None
-    source = open_folder(folder, num_classes=size.num_classes, undirected=undirected)
-    return replace(source, name=name)
+    # undirected: True for ogbn-products, to which ogb's reader adds the reverse edges; None: no option
+    known = {"num_classes": size.num_classes, "undirected": size.undirected or None}
+    return replace(open_folder(folder, **known), name=name)
 
 
 def _open_described(description: Description) -> Source:
@@ -247,7 +246,7 @@ class _Folder:
         return (np.concatenate(rows, axis=1) for rows in aligned(streams))
 
     def _labels(self) -> dict[str, Any]:
-        """Return the fields of `Source` about labels or, if a table has values, about targets."""
+        # the fields of `Source` about labels or, without labels, about targets
         label = next((table for table in self.tables if table.first("label")), None)
         num_classes = self.description.options.num_classes
         if label is not None:
@@ -269,8 +268,7 @@ class _Folder:
         folder = self.description.folder
         labels = self._labels()
         splits = read_splits(self.tables, self.nodes)
-        files = [part.table.file for part in self.features]
-        where = str(files[0] if len(files) == 1 else folder)
+        where = self.features[0].table.file if len(self.features) == 1 else folder
         return Source(
             name=folder.name,
             path=folder,
@@ -284,7 +282,7 @@ class _Folder:
             x_chunks=self._x_chunks,
             read_splits=lambda: dict(splits),
             node_names=self.nodes.chunks,
-            features_at=where,
+            features_at=str(where),
             feature_names=[name for part in self.features for name in part.names],
             options=self.description.options,
             **labels,
