@@ -37,7 +37,8 @@ def say(text: object) -> None:
 
 
 def show(value: Mapping[str, object], text: str, as_json: bool, *, err: bool = False) -> None:
-    """Print the text, on standard error with `err`; or with `as_json` print the value as JSON."""
+    """Print the text, on standard error with `err`; or with `as_json` print the value as JSON,
+    always on standard output."""
     typer.echo(json.dumps(value, indent=2) if as_json else printable(text), err=err and not as_json)
 
 
@@ -46,7 +47,7 @@ def read_options(
 ) -> tuple[dict[str, Any], str | None]:
     """Return parameters and memory limit of the options, which override those of the file."""
     values = read_parameters(config) if config else {}
-    limit_in_file = no_value(values.pop("memory_limit", None))
+    limit_in_file = no_value(values.pop("memory_limit", None))  # "none" in YAML is None
     return {**values, **parse_assignments(pairs or [])}, limit_in_file if limit is None else limit
 
 
@@ -85,10 +86,9 @@ def synth(
     """Write a synthetic data set like ogbn-papers100M, in memory bounded by a chunk."""
     from .sources.synth import synthesize, synthesize_store
 
-    progress = not as_json
     if format == "store":
         store = synthesize_store(
-            directory, scale=scale, seed=seed, undirected=undirected, progress=progress
+            directory, scale=scale, seed=seed, undirected=undirected, progress=not as_json
         )
         return _print_store(store, as_json)
     if format != "raw":

@@ -12,6 +12,7 @@ from typing import Any
 MB = 2**20
 GB = 2**30
 _BINARY = {"": 1, "K": 2**10, "M": MB, "G": GB, "T": 2**40}
+# number, prefix, "i" and "B": "1.5 GiB", "8g"
 _SIZE = re.compile(r"^\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmMgGtT]?)(i?)([bB]?)\s*$")
 
 
@@ -19,14 +20,14 @@ class InputError(ValueError):
     """A user's mistake: names the file or parameter, the expected and the actual value, and the
     remedy."""
 
-    def _render_traceback_(self) -> list[str]:  # one line in a notebook
+    def _render_traceback_(self) -> list[str]:  # IPython shows these lines: one in a notebook
         return [printable(f"{type(self).__name__}: {self}")]
 
 
 def shortened(error: BaseException, lines: list[str] | None = None) -> BaseException:
     """Make IPython show these lines, by default one, in place of the error's traceback."""
     shown = lines or [f"{type(error).__name__}: {error}"]
-    error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]  # the hook of IPython
+    error._render_traceback_ = lambda: shown  # type: ignore[attr-defined]  # IPython calls it
     return error
 
 
@@ -47,11 +48,12 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # explained withou
 
 def explained(error: BaseException) -> BaseException:
     """Return a file-system error as `InputError` with path, cause and remedy, others as they are."""
+    # the network, and libraries that raise a plain OSError, explain their errors themselves
     if not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError):
         return error
-    named = isinstance(error.filename, str | bytes | os.PathLike)
-    where = os.fsdecode(error.filename) if named else "a file"
-    if not named and error.errno not in _DISK:
+    has_path = isinstance(error.filename, str | bytes | os.PathLike)  # not None or a descriptor
+    where = os.fsdecode(error.filename) if has_path else "a file"
+    if not has_path and error.errno not in _DISK:
         return error
     remedy = _REMEDIES.get(error.errno, "check the path and its disk")
     return InputError(f"{where}: {os.strerror(error.errno).lower()}; {remedy}")
@@ -65,7 +67,7 @@ def clear_errors() -> Iterator[None]:
     except OSError as error:
         clear = explained(error)
         if clear is error:
-            raise
+            raise  # with its whole traceback
         raise clear from None
 
 
@@ -81,17 +83,16 @@ def naming(path: object, expected: str = "", remedy: str = "") -> Iterator[None]
     except InputError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:
+        if isinstance(error, OSError) and error.errno is not None:  # from the system
             error.filename = error.filename or (path and str(path))
             raise
         if not expected or isinstance(error, MemoryError):
             raise
-        texts = [
-            f"{path}: expected {expected}, found damage or other content "
-            f"({' '.join(str(error).split())})",
-            remedy,
-        ]
-        raise InputError("; ".join(filter(None, texts))) from None
+        problem = " ".join(str(error).split())  # on one line
+        end = f"; {remedy}" if remedy else ""
+        raise InputError(
+            f"{path}: expected {expected}, found damage or other content ({problem}){end}"
+        ) from None
 
 
 def parse_bytes(value: object, name: str = "memory_limit") -> int:
@@ -101,19 +102,19 @@ def parse_bytes(value: object, name: str = "memory_limit") -> int:
     A small number without a unit is an `InputError`, because `8` may mean 8 bytes, 8 MB as in
     Slurm, or 8 GB.
     """
-    example = f'{name}: expected a size such as "8 GB" or "512 MB"'
+    expected = f'{name}: expected a size such as "8 GB" or "512 MB"'
     text = str(value).strip()
     match = _SIZE.match(text)
     if not match:
-        raise InputError(f"{example}, got {value!r}")
-    number, prefix, _, suffix = match.groups()
+        raise InputError(f"{expected}, got {value!r}")
+    number, prefix, _, suffix = match.groups()  # "1.5", "G", "i", "B"
     if not prefix and not suffix and float(number) < 2**20:
         raise InputError(
-            f'{example}, got {value!r}, ambiguous without a unit; write "{text} GB" or "{text} MB"'
+            f'{expected}, got {value!r}, ambiguous without a unit; write "{text} GB" or "{text} MB"'
         )
     count = float(number) * _BINARY[prefix.upper()]
     if not 1 <= count < 2**60:
-        raise InputError(f"{example}, above zero and below 2**60 bytes, got {value!r}")
+        raise InputError(f"{expected}, above zero and below 2**60 bytes, got {value!r}")
     return int(count)
 
 
@@ -146,6 +147,7 @@ def split_name(name: Any) -> Any:
 def unknown_name(name: str, names: Iterable[str], kind: str) -> str:
     """Return the message for a misspelt name, with the closest known name and all of them."""
     names = sorted(names)
+    # 0.5: more tolerant than difflib's 0.6, as names are short
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}"

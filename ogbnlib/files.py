@@ -18,7 +18,8 @@ from typing import Any
 from .errors import InputError, clear_errors, format_bytes, naming, printable
 
 StrPath = str | os.PathLike[str]
-_MOST_BYTES = 2**30  # of a run's file; a year's events and samples have less than 100 MB
+# of a file of a run or a store; a year's events and samples have less than 100 MB
+_MOST_BYTES = 2**30
 
 
 def home(path: StrPath) -> Path:
@@ -67,8 +68,8 @@ def write_atomically(path: StrPath, write: Callable[[Any], object]) -> None:
                 os.fsync(file.fileno())
             os.replace(part, path)
         finally:
-            part.unlink(missing_ok=True)
-        sync(path.parent)
+            part.unlink(missing_ok=True)  # after an error
+        sync(path.parent)  # so that the new name survives a power cut
 
 
 def sibling_path(path: Path, suffix: str) -> Path:
@@ -77,9 +78,10 @@ def sibling_path(path: Path, suffix: str) -> Path:
 
 
 def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> bool:
-    """Return whether `path`, a guessable name, exists; refuse what others may have put there.
+    """Return whether `path`, a name that others can guess, exists.
 
-    Refused are a link, another user's file or folder, and one of another kind.
+    Refused are what they may have put there: a link, a file or folder of theirs, and one of another
+    kind than `is_kind` accepts (a function of the mode, by default for folders).
     """
     try:
         status = os.lstat(path)
@@ -90,7 +92,7 @@ def check_own(path: StrPath, is_kind: Callable[[int], bool] = stat.S_ISDIR) -> b
 
 
 def _check_status(status: os.stat_result, path: StrPath, is_kind: Callable[[int], bool]) -> None:
-    owners = {os.geteuid(), 0}
+    owners = {os.geteuid(), 0}  # this user and root
     if owners == {0}:  # in a container root works in folders of the host's users
         owners.add(os.stat(os.path.dirname(os.path.abspath(path))).st_uid)
     is_file = stat.S_ISREG(status.st_mode)
@@ -112,7 +114,7 @@ def _check_status(status: os.stat_result, path: StrPath, is_kind: Callable[[int]
 def read_whole(path: Path) -> bytes:
     """Read a file of a run or a store; `InputError` for a pipe or a device, which would never end,
     and for a file above 1 GB."""
-    status = path.stat()
+    status = path.stat()  # before `open`, which would wait for the writer of a pipe
     if not stat.S_ISREG(status.st_mode) or status.st_size > _MOST_BYTES:
         kind = (
             f"{stat.filemode(status.st_mode)} of {status.st_size:,} bytes"  # such as "prw-r--r--"
@@ -143,12 +145,13 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
     """
     safe = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe must not block
     try:
-        descriptor = os.open(path, (flags | safe) & ~os.O_TRUNC, 0o666)
+        descriptor = os.open(path, (flags | safe) & ~os.O_TRUNC, 0o666)  # emptied below, if checked
     except OSError as error:
-        if error.errno != errno.EISDIR:
-            check_own(path, stat.S_ISREG)
+        if error.errno != errno.EISDIR:  # "is a directory" says enough
+            check_own(path, stat.S_ISREG)  # raises the reason, such as a link
         raise
     try:
+        # the open file: its name may stand for another file by now
         _check_status(os.fstat(descriptor), path, stat.S_ISREG)
         if flags & os.O_TRUNC:
             os.ftruncate(descriptor, 0)
@@ -161,7 +164,7 @@ def open_to_write(path: StrPath, flags: int = os.O_WRONLY) -> int:
 def write_all(descriptor: int, data: bytes | memoryview, offset: int | None = None) -> None:
     """Write all of `data`, at the descriptor's position or from byte `offset` on."""
     view = memoryview(data)  # a full disk takes a part of it; the next call then fails
-    done = 0
+    done = 0  # bytes
     while done < len(view):
         if offset is None:
             done += os.write(descriptor, view[done:])
@@ -196,14 +199,13 @@ def write_json(path: StrPath, value: Any) -> None:
 def new_folder(path: StrPath) -> Iterator[Path]:
     """Yield the hidden sibling `.NAME.part` of `path` to fill; at the end of the block it is
     renamed to `path`."""
-    # After an error nothing is left behind. After a kill, the next process deletes the remains.
     with naming(path):
-        path = Path(os.path.realpath(home(path)))  # replace the target of a link, not the link
+        path = Path(os.path.realpath(home(path)))  # if it is a link: replace its target
         make_folder(path.parent)
         part = sibling_path(path, "part")
         with locked(sibling_path(path, "lock"), f"{path}: it is being written"):
             check_new(path)
-            if check_own(part):
+            if check_own(part):  # left by a killed process
                 shutil.rmtree(part)
             part.mkdir()
             try:
@@ -211,10 +213,10 @@ def new_folder(path: StrPath) -> Iterator[Path]:
                 for file in part.rglob("*"):
                     sync(file)
                 sync(part)
-                os.replace(part, path)
+                os.replace(part, path)  # also an empty folder `path`
             finally:
-                shutil.rmtree(part, ignore_errors=True)
-            sync(path.parent)
+                shutil.rmtree(part, ignore_errors=True)  # after an error
+            sync(path.parent)  # so that the new name survives a power cut
 
 
 def check_new(path: Path) -> None:
@@ -235,20 +237,22 @@ def file_system(path: StrPath) -> str:
 
     real_path = Path(os.path.realpath(path))
     mounts = {part.mountpoint: part.fstype for part in psutil.disk_partitions(all=True)}
+    # the longest mount point that contains the path
     return mounts.get(max(filter(real_path.is_relative_to, mounts), key=len, default=""), "")
 
 
 def check_space(path: StrPath, needed_bytes: int, expected: str) -> None:
     """Refuse a disk with less than `needed_bytes` free, which the message calls `expected`."""
     path = home(path).absolute()
-    folder = next(folder for folder in (path, *path.parents) if folder.is_dir())
+    folder = next(folder for folder in (path, *path.parents) if folder.is_dir())  # that exists
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise InputError(f"{path}: expected {expected}, found {format_bytes(free)}")
 
 
 def is_held(path: StrPath) -> bool:
-    """Whether a process has this lock; on some network file systems, one of this machine.
+    """Whether a process has the lock file `path`. Some network file systems know only the locks of
+    this machine.
 
     Nothing is written. A link is not followed but raises OSError.
     """
@@ -261,25 +265,26 @@ def is_held(path: StrPath) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(descriptor)
+        os.close(descriptor)  # which releases the lock again
     return False
 
 
-def _hold(path: StrPath) -> int | None:
+def _lock(path: StrPath) -> int | None:
+    """Lock the file and return its descriptor; None while another process has the lock."""
     # A killed process loses the lock. A child that inherits the descriptor shares the lock, which
     # lasts until the last of these processes ends.
     while True:
         descriptor = open_to_write(path, os.O_RDWR)
         with contextlib.ExitStack() as stack:
-            stack.callback(os.close, descriptor)
+            stack.callback(os.close, descriptor)  # unless the lock is taken, see `pop_all`
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 return None
-            if os.fstat(descriptor).st_nlink:  # else its last owner has just removed it
+            if os.fstat(descriptor).st_nlink:  # else the last owner has just deleted it: try again
                 os.ftruncate(descriptor, 0)
                 write_all(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-                stack.pop_all()
+                stack.pop_all()  # keeps the descriptor open
                 return descriptor
 
 
@@ -287,7 +292,7 @@ def _hold(path: StrPath) -> int | None:
 def locked(
     path: StrPath, problem: str, wait: Callable[[], None] | None = None, keep: bool = False
 ) -> Iterator[int]:
-    """Hold a lock file, created if it is missing, and yield its descriptor.
+    """Lock a file, created if it is missing, during the block, and yield its descriptor.
 
     Args:
         problem: Beginning of the `InputError` while another process has the lock.
@@ -298,19 +303,19 @@ def locked(
     path = Path(path)
     tries = 0
     try:
-        while (descriptor := _hold(path)) is None:
+        while (descriptor := _lock(path)) is None:
             if wait is not None:
                 wait()
             elif tries:
                 holder = "another process"
-                with contextlib.suppress(OSError):  # it may end now and remove the file
+                with contextlib.suppress(OSError):  # it may end now and delete the file
                     holder = printable(path.read_text(errors="replace")).strip() or holder
                 raise InputError(f"{problem} by {holder}; wait for it or end it")
             tries += 1
-            # `is_held` in another process may take the lock for a moment
+            # the first failure may be due to `is_held` of another process, which locks for a moment
             time.sleep(0.5 if wait else 0.1)
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):  # no locks there
             raise
         warnings.warn(
             f"{path}: no locks on its file system, so a second process is not refused", stacklevel=3
@@ -320,7 +325,7 @@ def locked(
         yield descriptor
     finally:
         if not keep:
-            path.unlink(missing_ok=True)  # before the release, so that `_hold` can notice
+            path.unlink(missing_ok=True)  # before the release: `_lock` sees that it has no name
             with contextlib.suppress(OSError):  # no locks on this disk
-                fcntl.flock(descriptor, fcntl.LOCK_UN)  # in forks, too
+                fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for forks, which share it
         os.close(descriptor)
